@@ -74,10 +74,10 @@ pub(crate) const INSPECT: &str = r#"JSON (--json), one line:
     remaining  what is left of the capacity (limit) now; allowed, retry_after_us: of a request at cost 1
     state      what is stored, null for nothing, by the field names of the algorithm's state:
                gcra                  tat_us (theoretical arrival time), surplus, timestamp_us
-               token-bucket          tokens, remainder, timestamp_us, since_us
-               fixed-window, first-request-window  start_us, count
+               token-bucket          tokens, remainder, timestamp_us, full_at_us
+               fixed-window, first-request-window  start_us, count, ends_us
                bucketed-window       buckets: start_us, count
-               sliding-counter       start_us, previous, current
+               sliding-counter       start_us, previous, current, window_us
                window-log            start_us, entries: timestamp_us, cost, metadata
                sliding-log           entries: timestamp_us, cost
                concurrency           leases: timestamp_us, cost"#;

@@ -40,7 +40,8 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 /// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and waits are still
 ///   counted from `now`.
 /// - A state written under other parameters never creates more than [`capacity`](Self::capacity), and never locks a
-///   key for longer than these parameters take to recover from empty.
+///   key for longer than these parameters take to recover from empty. A refund or settlement lowers what it holds by no
+///   more than it gives back, and a forced charge lowers nothing; only an acquire takes it over.
 ///
 /// # What to implement
 ///

@@ -91,6 +91,7 @@ mod share;
 mod stack;
 mod store;
 mod timestamp;
+mod work;
 
 pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,

@@ -213,7 +213,11 @@ impl<C: Connection> RedisStore<Multi, C> {
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
             (Now::Store, Some(reply)) => {
-                reply.as_time().ok_or_else(|| self.inner.unexpected(reply))
+                let now = reply.as_time().ok_or_else(|| self.inner.unexpected(reply))?;
+                if now == Timestamp::MAX {
+                    return Err(Refusal::EndOfTime { now_us: now.as_us() }.into());
+                }
+                Ok(now)
             }
             (Now::Store, None) => Err(self.inner.unexpected(&Reply::Nil)),
         }

@@ -177,14 +177,14 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         }),
         Some(PolicyState::TokenBucket(state)) => json!({
             "tokens": state.tokens, "remainder": state.remainder, "timestamp_us": state.timestamp.as_us(),
-            "since_us": state.since_us,
+            "full_at_us": state.full_at_us,
         }),
-        Some(PolicyState::FixedWindow(state)) => {
-            json!({ "start_us": state.start.as_us(), "count": state.count })
-        }
-        Some(PolicyState::FirstRequestWindow(state)) => {
-            json!({ "start_us": state.start.as_us(), "count": state.count })
-        }
+        Some(PolicyState::FixedWindow(state)) => json!({
+            "start_us": state.start.as_us(), "count": state.count, "ends_us": state.ends_us,
+        }),
+        Some(PolicyState::FirstRequestWindow(state)) => json!({
+            "start_us": state.start.as_us(), "count": state.count, "ends_us": state.ends_us,
+        }),
         Some(PolicyState::BucketedWindow(state)) => {
             let buckets = state.buckets.iter();
             let buckets = buckets.map(|b| json!({ "start_us": b.start.as_us(), "count": b.count }));
@@ -192,6 +192,7 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         }
         Some(PolicyState::SlidingCounter(state)) => json!({
             "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
+            "window_us": state.window_us,
         }),
         Some(PolicyState::WindowLog(state)) => {
             let entry = |e: &WindowEntry| {

@@ -401,7 +401,9 @@ impl ChargesAttempts for BucketedWindow {
             let contains = |window: &&BucketWindow| {
                 self.end_us(*bucket, window.span_us) > live.current.as_us()
             };
-            let least = self.windows().iter().filter(contains).map(|window| window.limit).min();
+            // A larger limit may have filled a window further, and still counts it.
+            let full = |window: &BucketWindow| window.limit.max(self.used(live, *window));
+            let least = self.windows().iter().filter(contains).map(full).min();
             bucket.count = bucket.count.min(least.unwrap_or_default().saturating_sub(newer));
             newer += bucket.count;
         }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Batch, Check};
+use super::{Batch, Check, Now};
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::op::Op;
@@ -84,6 +84,10 @@ pub fn decide<A: Algorithm>(
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
     batch.validate()?;
+    // Given times end as well, but the states that they leave outlive them.
+    if now == Timestamp::MAX && batch.now == Now::Store {
+        return Err(Refusal::EndOfTime { now_us: now.as_us() });
+    }
     if let [check] = batch.checks
         && batch.id.is_none()
         && !batch.denied_elsewhere

@@ -238,7 +238,8 @@ function bucketed_window.fill(limit, state, now, charge)
     local bucket, least = buckets[n], MOST
     for _, window in ipairs(seen.windows) do
       if aligned(limit, bucket.start) + window.span_us > seen.current then
-        least = math.min(least, window.limit)
+        -- A larger limit may have filled a window further.
+        least = math.min(least, math.max(window.limit, window.used))
       end
     end
     bucket.count = math.min(bucket.count, math.max(least - newer, 0))

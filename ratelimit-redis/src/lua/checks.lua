@@ -4,6 +4,7 @@ local operation, now, padding_ms, metadata = ARGV[1], tonumber(ARGV[2]), tonumbe
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
+  if now >= MOST then return redis.error_reply('RLTIME ' .. text(now)) end
 end
 -- Whether the operation is only tried, and writes nothing.
 local tried = string.match(operation, '^try%-(.*)$')

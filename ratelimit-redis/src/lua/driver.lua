@@ -19,7 +19,7 @@
 -- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's
 -- error, if something was written before it; RLSETTLED or RLRESERVED with the index of the check and the
 -- settled or reserved cost; RLPENDING or RLUNSUPPORTED with the index of the check; RLOTHERS with the index
--- of the check and the limits that were reserved; or RLUNKNOWN.
+-- of the check and the limits that were reserved; RLUNKNOWN; or RLTIME with a time of the server at which nothing is decided.
 
 local only_looks = tried or (operation == 'peek' and not acquiring)
 local all_allowed = not protocol.denied

@@ -158,6 +158,9 @@ impl<'a> Call<'a> {
         if code == "RLUNKNOWN" {
             return Some(Refusal::UnknownReservation { id: batch.reservation_id()? }.into());
         }
+        if code == "RLTIME" {
+            return Some(Refusal::EndOfTime { now_us: numbers.next()? }.into());
+        }
         let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
         let twin = self.twins.get(place()?)?;
         let limit = batch.checks()[twin.position].limit;

@@ -343,7 +343,9 @@ impl Makes {
                     asks.push(ask);
                 }
             }
-            Request { at: Timestamp::saturating_from_us(at_us), op: draft.op, asks, id: draft.id }
+            // By its own clock a store refuses to decide at the last moment.
+            let at = Timestamp::saturating_from_us(at_us.min(Timestamp::MAX.as_us() - 1));
+            Request { at, op: draft.op, asks, id: draft.id }
         });
         let mut trace = Trace { limits: limits.collect(), requests: requests.collect() };
         self.leave_out(&mut trace);
