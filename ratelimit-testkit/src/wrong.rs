@@ -241,6 +241,9 @@ impl WrongStore {
             }
             (Some(Flaw::GivesBackWhatIsPast), Op::Settle) => reservation.timestamp = now,
             (Some(Flaw::RenewsWhatIsOver), Op::Renew) => reservation.since = now,
+            (Some(Flaw::RenewsByAnother), Op::Renew) if batch.checks().len() > 1 => {
+                reservation.since = now;
+            }
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 let entries = self.entries();
                 let state = entries.get(key).map(|entry| &entry.state);

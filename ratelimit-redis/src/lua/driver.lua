@@ -66,10 +66,13 @@ end
 -- Reading and stepping write nothing. A value that no limit wrote is removed, so the limit recovers and
 -- the error is reported once; a read-only operation leaves it.
 local known, new_reservations = not settling, {}
+-- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+local lease_has_ended = false
 local function read_and_step(check)
   reading = check.reservation_place
   local status, reservation = look_up(check)
   known = known or status ~= 'unknown'
+  if status == 'unknown' and operation == 'renew' and check.algorithm.renew then lease_has_ended = true end
   reading = check.place
   check.state = read(check)
   local charged_at = check.algorithm.charged_at
@@ -144,7 +147,7 @@ for position, check in ipairs(checks) do
   end
   all_allowed = all_allowed and check.decision.allowed
 end
-if not known then return redis.error_reply('RLUNKNOWN no reservation has this id') end
+if not known or lease_has_ended then return redis.error_reply('RLUNKNOWN no reservation has this id') end
 
 local function ttl_ms(expires)
   return math.max(ceil_div(math.max(expires - now, 0), 1000), 1) + padding_ms
