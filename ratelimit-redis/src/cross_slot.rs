@@ -75,7 +75,8 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
             .now(whole.time())
             .metadata(whole.metadata_given());
         let part = self.group.as_ref().map_or(part, |group| part.in_group(group));
-        Ok(whole.reservation_id().map_or(part, |id| part.id(id)))
+        let part = whole.reservation_id().map_or(part, |id| part.id(id));
+        Ok(if whole.is_settled_once() { part.settled_once() } else { part })
     }
 
     /// The checks that `keep` accepts; `None` if there are none.

@@ -234,11 +234,12 @@ impl<A: Algorithm> Batch<'_, A> {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
                     )?;
-                    (step, Some(Reservation { settled: Some(check.cost), ..reservation }))
+                    let once = self.settled_once;
+                    (step, Some(reservation.settled_at(check.cost, now, life_us, once)))
                 }
             };
             let expiring = |reservation: Reservation| {
-                let expires = reservation.since.saturating_add_us(life_us);
+                let expires = reservation.ends(life_us);
                 (reservation, expires)
             };
             steps.push(position, step);

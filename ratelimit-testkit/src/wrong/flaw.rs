@@ -62,6 +62,8 @@ pub enum Flaw {
     RenewsWhatIsOver,
     /// The reservation of another limit of the batch makes the renewal of a lease that has ended succeed.
     RenewsByAnother,
+    /// A settled reservation is kept for an hour, even if its id was drawn for one charge.
+    RemembersDrawnIds,
     /// Reservations are kept forever.
     ReservesForEver,
     /// The store clears every state before a decision at its own time.
