@@ -169,7 +169,8 @@ pub trait Algorithm: Send + Sync {
     }
 
     /// Whether charges are leases, which callers release when they are done, so that a denial usually ends before its
-    /// wait does. `false`, the default, for all but [`Concurrency`]. Caches keep no denial of such a limit.
+    /// wait does. `false`, the default, for all but [`Concurrency`]. Caches keep no denial of such a limit, and a batch is
+    /// not renewed once its lease under such a limit has ended.
     fn has_leases(&self) -> bool {
         false
     }

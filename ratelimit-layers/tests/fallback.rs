@@ -11,7 +11,7 @@ use common::{
 };
 use ratelimit_core::{
     Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
-    RateLimiter, Store, StoreError, SyncStore,
+    RateLimiter, Reservation, Store, StoreError, SyncStore,
 };
 use ratelimit_layers::{BreakerState, Fallback, FallbackError, OutageCount};
 use tokio::time::{Instant, advance, timeout};
@@ -286,10 +286,27 @@ async fn ids_without_the_store_are_bounded() {
     }
     let full = store.apply(&reserve(3)).await.expect_err("full");
     assert!(matches!(full, FallbackError::Ids { most: 2 }), "{full}");
+    let drawn = store.apply(&reserve(3).settled_once()).await.expect("decides");
+    assert!(drawn.allowed() && drawn.is_unrecorded());
     // An hour later both are forgotten.
     advance(Duration::from_secs(3_600)).await;
     down(&store, &limits).await;
     assert!(store.apply(&reserve(3)).await.expect("decides").allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_id_that_was_drawn_is_forgotten_soon_after_its_settlement() {
+    let limits = [burst(OnOutage::Open)];
+    let (store, _) = layered_with(&limits, |settings| settings.capacity(1));
+    down(&store, &limits).await;
+    let checks = checks(&limits, 1);
+    for id in (1..10).map(ratelimit_core::ReservationId::new) {
+        let reserve = Batch::one(&checks[0]).id(id).settled_once();
+        let reserved = store.apply(&reserve).await.expect("decides");
+        assert!(reserved.allowed() && !reserved.is_unrecorded());
+        let _ = store.apply(&reserve.op(Op::Settle)).await.expect("settles");
+        advance(Duration::from_micros(Reservation::REPEAT_US)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -76,8 +76,8 @@
 //! - Every key has a time to live and is gone when its state has stopped to matter.
 //! - Limits whose state is a few numbers share one hash per identifier, and so do the limits of a
 //!   [`Stack`](ratelimit_core::Stack), a field each; a sliding log is a sorted set of its own, a window
-//!   log a list. A reservation is a key of its own. The keys of one identifier have one hash
-//!   tag.
+//!   log a list. A reservation is a key of its own, some 200 bytes, for an hour, or for ten seconds after its
+//!   settlement if the layer drew its id. The keys of one identifier have one hash tag.
 //!
 //! # Clients that a program has already
 //!

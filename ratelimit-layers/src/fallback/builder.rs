@@ -95,9 +95,9 @@ impl<C: Clock> Builder<C> {
     }
 
     /// The most keys that the local limits keep, the most ids that are in use without the store, and the most keys whose
-    /// charges are kept for the recovery: 131,072 of each unless it is set. A local reservation counts as a key. Above that, local keys share one state per
-    /// limit ([`ratelimit_memory::Builder::capacity`]), a request under a new id is an error, and further charges
-    /// are forgotten.
+    /// charges are kept for the recovery: 131,072 of each unless it is set. Above that, local keys share one state per
+    /// limit ([`ratelimit_memory::Builder::capacity`]), and further charges are forgotten. A request under a new id is an error, or
+    /// charged [without a record](ratelimit_core::Verdict::is_unrecorded) if the layer drew the id.
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.max(1);

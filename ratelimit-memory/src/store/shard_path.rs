@@ -254,12 +254,13 @@ impl<A: InMemory, C: Clock> LockedCheck<'_, A, C> {
                     None if self.slot.is_some() => return None,
                     None => self.write_step(algorithm.settle(None, now, &known, check.cost)?),
                 };
-                (decision, Reservation { settled: Some(check.cost), ..known })
+                let once = batch.is_settled_once();
+                (decision, known.settled_at(check.cost, now, life_us, once))
             }
             _ => return None,
         };
         if decision.allowed {
-            let expires = reservation.since.saturating_add_us(life_us);
+            let expires = reservation.ends(life_us);
             self.put_reservation(0, reservation, expires);
         }
         Some(decision)

@@ -9,6 +9,11 @@ end
 -- Whether the operation is only tried, and writes nothing.
 local tried = string.match(operation, '^try%-(.*)$')
 operation = tried or operation
+-- Whether the settled reservation is forgotten early: its id was drawn for one charge.
+local once = operation == 'settle-once'
+if once then operation = 'settle' end
+-- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
+local REPEAT_US = 10000000
 local acquiring, settling = operation == 'acquire', operation == 'settle' or operation == 'renew'
 -- The group of the batch's reservations.
 local group = ARGV[7]
@@ -24,6 +29,12 @@ end
 -- caller learns that the id has it.
 local RESERVED = ' ?'
 
+-- When a reservation ends. A settled one that is forgotten early says so by a timestamp later than `since`.
+local function ends(reservation, life_us)
+  if reservation.settled_text and reservation.timestamp > reservation.since then return reservation.timestamp end
+  return reservation.since + life_us
+end
+
 -- The reservation under the batch's id; nil if there is none or it has ended.
 local function live_reservation(check)
   local stored = redis.call('GET', check.reservation_key)
@@ -35,8 +46,7 @@ local function live_reservation(check)
   local timestamp, since, cost, settled = string.match(stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
   timestamp, since = timestamp and integer(timestamp), since and integer(since)
   if not (timestamp and since) or (settled == '' and not integer(cost)) then error(CORRUPT) end
-  if math.max(now - since, 0) >= check.life_us then return nil end
-  return {
+  local reservation = {
     timestamp = timestamp,
     since = since,
     cost_text = cost,
@@ -45,6 +55,7 @@ local function live_reservation(check)
     reserved = reserved,
     group = its_group or '',
   }
+  if now < ends(reservation, check.life_us) then return reservation end
 end
 
 -- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'live' and the

@@ -2,7 +2,8 @@
 -- everything first and writes last, so a script that fails has written nothing.
 --
 --     KEYS: the keys of the batch, each once.
---     ARGV: the operation; the time in µs, or '' for the server's; the padding in ms; the caller's metadata; the
+--     ARGV: the operation ('settle-once' for an id that was drawn for one charge); the time in µs, or ''
+--           for the server's; the padding in ms; the caller's metadata; the
 --           index in KEYS of the reply cache (0 for none) and its life in ms; the text that ends a reservation (its
 --           group; empty for one check).
 --           Then per check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt
@@ -66,10 +67,13 @@ end
 -- Reading and stepping write nothing. A value that no limit wrote is removed, so the limit recovers and
 -- the error is reported once; a read-only operation leaves it.
 local known, new_reservations = not settling, {}
+-- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+local lease_has_ended = false
 local function read_and_step(check)
   reading = check.reservation_place
   local status, reservation = look_up(check)
   known = known or status ~= 'unknown'
+  if status == 'unknown' and operation == 'renew' and check.algorithm.renew then lease_has_ended = true end
   reading = check.place
   check.state = read(check)
   local charged_at = check.algorithm.charged_at
@@ -84,6 +88,11 @@ local function read_and_step(check)
   elseif status == 'live' then
     check.decision, check.write, check.put, check.expires = settle(check, reservation)
     if operation == 'settle' then
+      if once then
+        -- 2^52 - 1 is the last time.
+        local forgotten = math.min(now + REPEAT_US, ends(reservation, check.life_us), 4503599627370495)
+        reservation.timestamp, reservation.since = forgotten, now
+      end
       reservation.settled_text = check.cost_text
     else
       -- A charge that did not move only lives longer.
@@ -144,7 +153,7 @@ for position, check in ipairs(checks) do
   end
   all_allowed = all_allowed and check.decision.allowed
 end
-if not known then return redis.error_reply('RLUNKNOWN no reservation has this id') end
+if not known or lease_has_ended then return redis.error_reply('RLUNKNOWN no reservation has this id') end
 
 local function ttl_ms(expires)
   return math.max(ceil_div(math.max(expires - now, 0), 1000), 1) + padding_ms
@@ -155,7 +164,7 @@ local function put_reservation(check, reservation)
   if reservation.settled_text then stored = stored .. ' ' .. reservation.settled_text end
   stored = stored .. reservation.group
   if reservation.reserved and not reservation.settled_text then stored = stored .. RESERVED end
-  local life_ms = ttl_ms(reservation.since + check.life_us)
+  local life_ms = ttl_ms(ends(reservation, check.life_us))
   redis.call('SET', check.reservation_key, stored, 'PX', text(life_ms))
 end
 

@@ -25,8 +25,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        let answer =
-            self.run(batch, call, operation(batch.operation()), &call.all(), deadline).await;
+        let answer = self.run(batch, call, operation(batch), &call.all(), deadline).await;
         let answer = answer.map_err(|error| match batch.operation() {
             Op::Peek => error.of_a_lookup(),
             _ => error,
@@ -64,13 +63,14 @@ impl Call<'_> {
 }
 
 /// The name of an operation in the driver.
-pub(super) fn operation(op: Op) -> &'static str {
-    match op {
+pub(super) const fn operation<A: LuaProgram>(batch: &Batch<'_, A>) -> &'static str {
+    match batch.operation() {
         Op::Acquire => "acquire",
         Op::Peek => "peek",
         Op::Force => "force",
         Op::Refund => "refund",
         Op::Reset => "reset",
+        Op::Settle if batch.is_settled_once() => "settle-once",
         Op::Settle => "settle",
         Op::Renew => "renew",
     }
