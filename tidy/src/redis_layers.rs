@@ -34,6 +34,8 @@ const LAYERS: Layers = Layers {
         "multi_mode",
         "cross_slot",
         "apply",
+        "scan",
+        "heal",
         "health",
     ],
 };
