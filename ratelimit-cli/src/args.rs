@@ -42,6 +42,9 @@ pub(crate) enum Command {
     /// List the callers that a limit denies now, by a bounded scan of the store's keys.
     #[command(after_long_help = help::TOP)]
     Top(TopArgs),
+    /// Free callers that are locked by states from the future, after a server's clock was ahead.
+    #[command(after_long_help = help::HEAL)]
+    Heal(HealArgs),
     /// Measure decisions on your own server: decisions per second, latency, processor time.
     #[command(after_long_help = help::BENCH)]
     Bench(BenchArgs),
@@ -213,6 +216,33 @@ pub(crate) struct TopArgs {
     pub(crate) pause: Duration,
 
     /// One line of JSON per caller instead of a table, and one with the totals.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HealArgs {
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+
+    /// The prefix of every key in Redis.
+    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    pub(crate) prefix: String,
+
+    /// List the states, and change nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Stop after this many keys.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(crate) max_keys: u64,
+
+    /// One line of JSON per state instead of a table, and one with the totals.
     #[arg(long)]
     pub(crate) json: bool,
 }

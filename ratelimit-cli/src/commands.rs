@@ -9,6 +9,7 @@ use crate::failure::Failure;
 mod bench;
 mod check;
 mod documents;
+mod heal;
 mod inspect;
 mod replay;
 mod reset;
@@ -24,6 +25,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Reset(args) => reset::run(args),
         Command::Suggest(args) => suggest::run(args),
         Command::Top(args) => top::run(args),
+        Command::Heal(args) => heal::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Schema => documents::schema(),
         Command::Completions { shell } => documents::completions(*shell),

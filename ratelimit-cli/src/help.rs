@@ -103,6 +103,22 @@ JSON (--json), one line per limited caller, then one with the totals:
     callers, keys     how many were looked at; hidden_keys: those with a hash, of which nothing is told
     max_keys_reached  whether --max-keys ended the scan"#;
 
+/// The fields of `heal`, and what it does.
+pub(crate) const HEAL: &str = r#"A server's clock that was ahead and is set back, or a replica that takes over with a clock that is behind, leaves states
+from the future: they lock their callers until the clock reaches their times. Each that holds its caller for longer than
+its limit takes to recover from empty is cut to a full limit as of now: nothing is left, and it recovers from there.
+No limit admits more for it. Requests go on meanwhile. Run it again if servers have changed during the scan.
+
+JSON (--json), one line per state from the future, then one with the totals:
+  {"value":"192.0.2.7","stored_key":"rl:1::{192.0.2.7}","name":"burst","ahead_us":3599800000}
+  {"states":1,"dry_run":false,"keys":812,"skipped":0,"max_keys_reached":false}
+    value             the caller; null where the key holds a hash
+    stored_key, name  the key on the server, and the limit
+    ahead_us          for how much longer than a full limit the state would have held its key
+    states            how many there were; dry_run: whether they were left as they are
+    keys, skipped     how many keys were looked at; and not understood
+    max_keys_reached  whether --max-keys ended the scan"#;
+
 /// The fields of `bench --json`.
 pub(crate) const BENCH: &str = r"JSON (--json OUT.jsonl), one line per run:
   store, mode, limits     what was measured; mode is null in memory

@@ -163,6 +163,13 @@ pub trait Algorithm: Send + Sync {
         self.settle(state, now, reservation, 0)
     }
 
+    /// Charges a new key all that every part of the limit admits: nothing is left as of `now`, and the wait for full
+    /// recovery is the longest that a state from before `now` causes. By default a step of the whole
+    /// [`capacity`](Self::capacity); a limit of several parts charges each of them.
+    fn filled(&self, now: Timestamp) -> Step<Self::State> {
+        self.step(None, now, self.capacity())
+    }
+
     /// Whether denied requests are charged. Only [`Attempts`](crate::Attempts) returns `true`.
     fn charges_denials(&self) -> bool {
         false

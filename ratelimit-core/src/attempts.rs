@@ -126,6 +126,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.undo(state, now, reservation, charged)
     }
 
+    fn filled(&self, now: Timestamp) -> Step<A::State> {
+        self.0.filled(now)
+    }
+
     fn charges_denials(&self) -> bool {
         true
     }

@@ -182,6 +182,11 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         self.joined(state, now, steps.collect())
     }
 
+    /// Fills each of the limits.
+    fn filled(&self, now: Timestamp) -> Step<Self::State> {
+        self.joined(None, now, self.limits.iter().map(|limit| limit.filled(now)).collect())
+    }
+
     /// `false`: a stack charges all of its limits or none.
     fn charges_denials(&self) -> bool {
         false

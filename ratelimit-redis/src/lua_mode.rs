@@ -18,7 +18,7 @@ pub(crate) mod driver_call;
 mod flat_call;
 mod flight;
 mod merged_call;
-mod states;
+pub(crate) mod states;
 
 use call::Call;
 

@@ -325,6 +325,13 @@ impl Algorithm for BucketedWindow {
         Some(self.admitted(now, cost, live, Some(buckets)))
     }
 
+    /// Charges the largest of the windows' limits: no window has anything left until the bucket has left it.
+    fn filled(&self, now: Timestamp) -> Step<BucketedWindowState> {
+        let most = self.windows().iter().map(|window| window.limit).max().unwrap_or_default();
+        let live = self.live(None, now);
+        self.admitted(now, self.capacity(), live, self.charged(live, most))
+    }
+
     /// Takes the charge off its bucket, if that is still the newest one.
     fn undo(
         &self,

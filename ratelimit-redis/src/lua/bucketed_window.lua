@@ -198,6 +198,13 @@ function bucketed_window.force(limit, state, now, cost)
   return charged(limit, now, seen, math.min(cost, left(seen)))
 end
 
+-- Charges the largest of the windows' limits.
+function bucketed_window.filled(limit, _, now)
+  local seen, most = live(limit, nil, now), 0
+  for _, window in ipairs(seen.windows) do most = math.max(most, window.limit) end
+  return charged(limit, now, seen, most)
+end
+
 -- Takes the cost off the newest buckets: a refund undoes the latest charges.
 function bucketed_window.refund(limit, state, now, cost)
   local seen = live(limit, state, now)

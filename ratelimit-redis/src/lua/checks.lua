@@ -15,6 +15,9 @@ if once then operation = 'settle' end
 -- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
 local REPEAT_US = 10000000
 local acquiring, settling = operation == 'acquire', operation == 'settle' or operation == 'renew'
+-- Whether states from the future are looked for. `heal` cuts them.
+local healing = operation == 'heal' or operation == 'ahead'
+if operation == 'ahead' then operation = 'peek' end
 -- The group of the batch's reservations.
 local group = ARGV[7]
 -- The index of the key that is being read.
@@ -103,8 +106,20 @@ local function wait_us(check)
   return algorithm.step(limit, state, now, cost).retry_after_us
 end
 
+-- Cuts a state that would hold its key for longer than a full limit does, as only one from the future does, to a full
+-- limit as of now. The wait of the decision is by how much longer.
+local function heal(check)
+  local algorithm, limit = check.algorithm, check.limit
+  local seen, capacity = untouched(check, check.state), untouched(check, nil).remaining
+  local full, kind, put, expires = (algorithm.filled or algorithm.step)(limit, nil, now, capacity)
+  seen.retry_after_us = math.max(seen.reset_after_us - full.reset_after_us, 0)
+  if seen.retry_after_us > 0 then return seen, kind, put, expires end
+  return seen
+end
+
 -- The result of the operation for a check whose id is new.
 local function apply(check)
+  if healing then return heal(check) end
   if operation == 'reset' then return untouched(check, nil), 'remove' end
   if operation == 'acquire' or operation == 'peek' then return step(check) end
   local apply_it = check.algorithm[operation] or refuse('RLUNSUPPORTED')

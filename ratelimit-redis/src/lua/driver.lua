@@ -12,7 +12,8 @@
 --           returned. A stack of limits is one check per limit.
 --
 -- checks.lua has the operations on one check, and cross_slot.lua those of a batch across slots. 'try-settle'
--- and the like report whether that operation is refused, and write nothing.
+-- and the like report whether that operation is refused, and write nothing. 'heal' cuts states from the future,
+-- and 'ahead' only finds them: the wait in the reply is by how much longer a state would hold its key than a full limit.
 --
 -- Returns six integers per check: allowed (0 or 1), the limit (-1 for the algorithm's capacity), remaining,
 -- retry after (µs, -1 for never), replenish after (µs, 0 for never), reset after (µs). cross_slot.lua says which operations add more.
@@ -186,6 +187,8 @@ local function write_and_reply(check)
   local denied_wait_us = (protocol.asks or protocol.reserves) and counts and wait_us(check)
   if charged and operation ~= 'peek' then
     if check.write == 'put' then
+      -- A log is otherwise changed by what was added to it.
+      if healing then check.algorithm.remove(check.key, check.field) end
       check.algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
     elseif check.write == 'remove' then
       check.algorithm.remove(check.key, check.field)
