@@ -49,9 +49,10 @@ fn print(text: &[u8]) -> Result<(), Failure> {
     out.write_all(text).and_then(|()| out.flush()).map_err(|error| Failure::stdout(&error))
 }
 
-/// What is said where a store has nothing of what is looked for, which a wrong prefix makes look like an unknown caller.
-fn nothing_under(prefix: &str, what: &str) -> String {
-    format!(
-        "nothing is stored {what} under the prefix {prefix:?}; if the service sets another, name it with --prefix"
-    )
+/// The error of a command that makes no sense on a memory store, which lasts only as long as the process.
+fn lasting_store_wanted(command: &str) -> Failure {
+    Failure::input(format!(
+        "--store memory: there is nothing in it to {command}; name one that lasts, such as \
+         redis://host:port"
+    ))
 }

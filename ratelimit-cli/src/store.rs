@@ -91,25 +91,11 @@ impl StoreUrl {
         if text == "memory" {
             return Ok(Self::Memory);
         }
-        Self::parse_redis(text, "; or use --store memory").map(Self::Redis)
-    }
-
-    /// Parses the URL of a store that lasts, for a command that makes no sense on a memory store.
-    pub(crate) fn parse_lasting(text: &str, command: &str) -> Result<Box<Redis>, Failure> {
-        if text == "memory" {
-            return Err(Failure::input(format!(
-                "--store memory: there is nothing in it to {command}; name one that lasts, such as redis://host:port"
-            )));
-        }
-        Self::parse_redis(text, "")
-    }
-
-    fn parse_redis(text: &str, or: &str) -> Result<Box<Redis>, Failure> {
         // The error begins with the part of the URL that may be shown.
-        let refused = |error| Failure::input(format!("--store {error}{or}"));
+        let refused = |error| Failure::input(format!("--store {error}; or use --store memory"));
         let (plain, tag) = split_tag(text)?;
         let url = RedisUrl::parse(&plain).map_err(refused)?;
-        Ok(Box::new(Redis { url, tag }))
+        Ok(Self::Redis(Box::new(Redis { url, tag })))
     }
 
     /// The store's name for people, without user, password and options.

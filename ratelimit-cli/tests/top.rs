@@ -158,33 +158,3 @@ fn a_scan_of_memory_and_a_missing_secret_are_refused() {
     let ran = scene.run(&[&arguments[..], &["--secret-file", "none"]].concat());
     assert!(ran.code == 2 && ran.err.contains("--secret-file none"), "{ran:?}");
 }
-
-#[test]
-fn where_nothing_is_stored_the_prefix_is_named() {
-    let (server, scene) = (RedisServer::start().expect("a server"), scene());
-    charge(&scene, &server.url(), &["--prefix", "mine"]);
-    for (command, caller) in [("top", None), ("inspect", Some("carol"))] {
-        let told = |prefix: &str| {
-            let arguments =
-                ["--policy", "policy.toml", "--store", &server.url(), "--prefix", prefix];
-            let ran = scene.run(&[&[command], caller.as_slice(), &arguments].concat());
-            assert_eq!(ran.code, 0, "{ran:?}");
-            ran.out.contains(&format!("under the prefix {prefix:?}; if the service sets another"))
-        };
-        assert_eq!([told("mine"), told("rl")], [false, true], "{command}");
-    }
-}
-
-#[test]
-fn a_command_that_refuses_a_memory_store_does_not_propose_one() {
-    let scene = scene();
-    for command in ["inspect", "reset", "check"] {
-        let ran = scene.run(&[command, "a", "--policy", "policy.toml", "--store", "nonsense"]);
-        assert_eq!(
-            (ran.code, ran.err.contains("--store memory")),
-            (2, command == "check"),
-            "{}",
-            ran.err
-        );
-    }
-}

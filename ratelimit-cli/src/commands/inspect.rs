@@ -19,13 +19,16 @@ struct Found<'l> {
 
 pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
-    let url = StoreUrl::parse_lasting(&args.store, "inspect")?;
+    let url = StoreUrl::parse(&args.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let secret = Secret::find(args.caller.secret_file.as_deref())?;
     let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
+    let StoreUrl::Redis(address) = &url else {
+        return Err(super::lasting_store_wanted("inspect"));
+    };
     let out = super::block_on(async {
-        let store = store::connect(&url, keys, &limits).await?;
-        let what = format!("--store {url}");
+        let store = store::connect(address, keys, &limits).await?;
+        let what = format!("--store {}", url.display());
         let failed = |error| Failure::store(&what, &error);
         let keyed = caller.keys(&limits);
         // The first peek shows what is available now, the second the decision on a request.
@@ -42,28 +45,19 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
             let state = store.state(limit, key).await.map_err(failed)?;
             found.push(Found { limit, state, decision });
         }
-        Ok(if args.caller.json {
-            json(&caller, &found)
-        } else {
-            sentences(&caller, &found, keys.prefix)
-        })
+        Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
     })?;
     super::print(&out)?;
     Ok(0)
 }
 
-fn sentences(caller: &Caller<'_>, found: &[Found<'_>], prefix: &str) -> Vec<u8> {
+fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
     let mut lines = format!("{}\n", caller.display());
     for Found { limit, state, decision } in found {
         lines.push_str(if limit.is_shadow() { "  in shadow: " } else { "  " });
         lines.push_str(&super::check::sentence(limit, decision));
         lines.push_str("\n    stored: ");
         lines.push_str(&state.as_ref().map_or_else(|| "nothing".to_owned(), described));
-        lines.push('\n');
-    }
-    if found.iter().all(|found| found.state.is_none()) {
-        lines.push_str("note: ");
-        lines.push_str(&super::nothing_under(prefix, "for this caller"));
         lines.push('\n');
     }
     lines.into_bytes()

@@ -46,9 +46,12 @@ struct Limited {
 
 pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
-    let redis = StoreUrl::parse_lasting(&args.store, "list")?;
+    let url = StoreUrl::parse(&args.store)?;
+    let StoreUrl::Redis(redis) = &url else {
+        return Err(super::lasting_store_wanted("list"));
+    };
     let interrupt = Interrupt::catch()?;
-    let mut found = super::block_on(scan(args, &redis, &limits, &interrupt))?;
+    let mut found = super::block_on(scan(args, redis, &limits, &interrupt))?;
     // The longest wait first; a request that never fits has no wait.
     found.limited.sort_unstable_by(|a, b| {
         let wait = |limited: &Limited| limited.decision.retry_after_us.unwrap_or(u64::MAX);
@@ -153,9 +156,6 @@ async fn peek(
 /// What the reader must know before trusting the list.
 fn notes(args: &TopArgs, found: &Found) -> Vec<String> {
     let mut notes = Vec::new();
-    if found.keys == 0 {
-        notes.push(super::nothing_under(&args.prefix, "of any caller"));
-    }
     if found.is_cut {
         notes.push(format!(
             "there are more keys than the {} that were looked at; raise --max-keys to see them",
