@@ -109,9 +109,12 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) strict: bool,
 
-    /// The access log or trace, plain or gzipped; `-` for standard input.
-    #[arg(value_name = "INPUT")]
-    pub(crate) input: PathBuf,
+    /// The access logs or traces, plain or gzipped; `-` for standard input.
+    ///
+    /// Several, such as the logs of several servers or rotated ones, are decided together by their times. The lines of an
+    /// access log are sorted within five minutes; those of a trace keep their order.
+    #[arg(value_name = "INPUT", required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -135,9 +138,9 @@ pub(crate) struct SuggestArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The access log or trace, plain or gzipped. It is read twice.
-    #[arg(value_name = "INPUT")]
-    pub(crate) input: PathBuf,
+    /// The access logs or traces, plain or gzipped. They are read twice, and sorted as `replay` sorts them.
+    #[arg(value_name = "INPUT", required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -27,6 +27,13 @@ pub(crate) struct Entry<'l> {
     pub(crate) op: Op,
 }
 
+impl Entry<'_> {
+    /// The same without the line that it was read from.
+    pub(crate) fn into_owned(self) -> Entry<'static> {
+        Entry { at: self.at, caller: self.caller.into_owned(), cost: self.cost, op: self.op }
+    }
+}
+
 /// Why a line cannot be replayed: the fault, and what would be accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadLine(pub(crate) String);

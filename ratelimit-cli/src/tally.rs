@@ -86,7 +86,7 @@ pub(crate) struct Denials {
 #[derive(Clone, Copy, Debug)]
 struct Spell {
     since: Timestamp,
-    /// The latest end of a denial's wait.
+    /// The end of the last denial's wait.
     until: Timestamp,
 }
 
@@ -114,7 +114,7 @@ impl Denials {
     fn denied(&mut self, at: Timestamp, until: Timestamp) {
         self.requests += 1;
         match &mut self.spell {
-            Some(spell) if at <= spell.until => spell.until = spell.until.max(until),
+            Some(spell) if at <= spell.until => spell.until = until,
             _ => {
                 self.end_spell(at);
                 self.spells += 1;

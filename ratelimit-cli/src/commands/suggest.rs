@@ -1,6 +1,6 @@
 //! `ratelimit suggest`.
 
-use std::io::BufReader;
+use std::io::{self, Write};
 
 use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
@@ -9,11 +9,10 @@ use serde_json::json;
 use crate::args::SuggestArgs;
 use crate::caller::wanted;
 use crate::failure::Failure;
-use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
 use crate::progress::Bar;
-use crate::replay::{Ending, Outcome, Replay};
+use crate::replay::{Ending, Outcome, Replay, Requests};
 use crate::suggest::Recorder;
 use crate::summary::{align, plain_table, push_table};
 use crate::text::{count, share};
@@ -33,7 +32,7 @@ struct Row<'l> {
 }
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
-    if args.input.as_os_str() == "-" {
+    if args.inputs.iter().any(|input| input.as_os_str() == "-") {
         return Err(Failure::input("INPUT -: the log is read twice; name a file"));
     }
     let limits = policy::read(&args.policy)?;
@@ -67,7 +66,16 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             let nearness = counts.nearness.as_ref();
             row.denied_together = nearness.map_or(0, |nearness| nearness.histogram().denied);
         }
-        let out = if args.json { json_lines(&rows) } else { table(args, &rows) };
+        let note = second.order.note();
+        let out = if args.json {
+            if let Some(note) = &note {
+                // Standard output has a line per limit.
+                let _ = writeln!(io::stderr(), "note: {note}");
+            }
+            json_lines(&rows)
+        } else {
+            table(args, note.as_deref(), &rows)
+        };
         super::print(out.as_bytes())?;
         Ok(0)
     })
@@ -80,12 +88,11 @@ async fn replay<S: Store<Policy>>(
     interrupt: &Interrupt,
     again: bool,
 ) -> Result<Outcome, Failure> {
-    let (source, progress) = Source::open(&args.input, interrupt.clone())?;
+    let (requests, progress) = Requests::open(&args.inputs, args.format, interrupt)?;
     let outcome = Replay {
         limiter,
         other: None,
-        name: &args.input,
-        lines: Lines::new(BufReader::new(source)),
+        requests,
         format: args.format,
         strict: false,
         decisions: None,
@@ -145,7 +152,7 @@ fn json_lines(rows: &[Row<'_>]) -> String {
     rows.iter().map(line).collect()
 }
 
-fn table(args: &SuggestArgs, rows: &[Row<'_>]) -> String {
+fn table(args: &SuggestArgs, note: Option<&str>, rows: &[Row<'_>]) -> String {
     let mut table = plain_table();
     table.set_header([
         "name",
@@ -176,7 +183,9 @@ fn table(args: &SuggestArgs, rows: &[Row<'_>]) -> String {
         table.add_row(cells);
     }
     align(&mut table, &[false, true, false, true, true, false, true, true, true, true]);
-    let mut text = format!("{}\n\n", args.input.display());
+    let names: Vec<_> = args.inputs.iter().map(|input| input.display().to_string()).collect();
+    let mut text = format!("{}\n\n", names.join(", "));
+    text.extend(note.map(|note| format!("note: {note}\n\n")));
     push_table(&mut text, &table);
     text.push_str(
         "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\

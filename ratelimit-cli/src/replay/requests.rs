@@ -1,0 +1,349 @@
+//! [`Requests`]: the requests of all inputs, in the order of their times.
+//!
+//! A server writes a line when it has answered, with the time at which the request came. So a long response puts its line
+//! behind those of later requests, and the lines of an access log are sorted here, within a window of time. A trace is
+//! decided in the order of its lines: it says what a store is asked, and a clock may go back.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use ratelimit_core::Timestamp;
+
+use super::Trouble;
+use crate::args::FormatArg;
+use crate::failure::Failure;
+use crate::input::{
+    BadLine, DETECTED_LINES, Detector, Entry, Found, Lines, Parser, Progress, Source, too_long,
+};
+use crate::interrupt::Interrupt;
+use crate::text::{count, plural};
+
+/// How far behind an earlier line a line of an access log is sorted in.
+const WINDOW_US: u64 = 5 * 60 * 1_000_000;
+/// The most lines that wait in the window, of all inputs together.
+const WINDOW_LINES: usize = 1_000_000;
+
+/// One request, and where it stands.
+pub(super) struct Request {
+    /// The position of its input.
+    pub(super) input: usize,
+    /// The number of its line.
+    pub(super) number: u64,
+    pub(super) entry: Entry<'static>,
+}
+
+/// How far the inputs were out of order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// Lines of access logs that were sorted in before an earlier one.
+    pub(crate) sorted: u64,
+    /// Lines of access logs that came too late to be sorted in.
+    pub(crate) late: u64,
+    /// Lines of traces behind an earlier one.
+    pub(crate) back: u64,
+}
+
+impl Order {
+    /// What a reader must know before trusting the rest.
+    pub(crate) fn note(self) -> Option<String> {
+        let mut note = Vec::new();
+        let lines = |number| plural(number, "line", "lines");
+        if self.sorted > 0 {
+            note.push(format!(
+                "{} came after a later one and were sorted by time",
+                lines(self.sorted)
+            ));
+        }
+        if self.late > 0 {
+            note.push(format!(
+                "WARNING: {} came more than {} minutes or {} lines late and were decided late, so the numbers below \
+                 are not exact; name the logs of several servers as inputs of their own, or sort them",
+                lines(self.late),
+                WINDOW_US / 60_000_000,
+                count(WINDOW_LINES as u64),
+            ));
+        }
+        if self.back > 0 {
+            note.push(format!(
+                "{} of a trace are earlier than one before them; a trace is decided in the order of its lines",
+                lines(self.back)
+            ));
+        }
+        (!note.is_empty()).then(|| note.join(". "))
+    }
+}
+
+/// The requests of all inputs, in the order of their times.
+pub(crate) struct Requests {
+    inputs: Vec<Sorted>,
+    interrupt: Interrupt,
+}
+
+impl Requests {
+    /// Opens the inputs of these names; `-` is standard input.
+    pub(crate) fn open(
+        paths: &[PathBuf],
+        format: FormatArg,
+        interrupt: &Interrupt,
+    ) -> Result<(Self, Progress), Failure> {
+        let mut progress = Progress::default();
+        let most_lines = WINDOW_LINES / paths.len().max(1);
+        let mut inputs = Vec::with_capacity(paths.len());
+        let mut total = Some(0_u64);
+        for path in paths {
+            let (source, length) = Source::open(path, interrupt.clone(), &progress)?;
+            total = total.zip(length).map(|(total, length)| total.saturating_add(length));
+            let reader = Reader::new(path, source, format)?;
+            inputs.push(Sorted::new(reader, most_lines));
+        }
+        progress.length = total;
+        Ok((Self { inputs, interrupt: interrupt.clone() }, progress))
+    }
+
+    /// The name of an input.
+    pub(super) fn name(&self, input: usize) -> &Path {
+        self.inputs.get(input).map_or(Path::new(""), |input| &input.reader.name)
+    }
+
+    /// The names of all inputs.
+    pub(super) fn names(&self) -> String {
+        let names: Vec<_> =
+            self.inputs.iter().map(|input| input.reader.name.display().to_string()).collect();
+        names.join(", ")
+    }
+
+    pub(super) fn are_several(&self) -> bool {
+        self.inputs.len() > 1
+    }
+
+    /// The format of the inputs, as far as they are known: of the first that has one.
+    pub(super) fn format(&self) -> Option<&'static str> {
+        self.inputs.iter().find_map(|input| input.reader.parser.as_ref()).map(Parser::name)
+    }
+
+    pub(super) fn order(&self) -> Order {
+        self.inputs.iter().fold(Order::default(), |sum, Sorted { order, .. }| Order {
+            sorted: sum.sorted + order.sorted,
+            late: sum.late + order.late,
+            back: sum.back + order.back,
+        })
+    }
+
+    /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
+    pub(super) fn next(&mut self, trouble: &mut Trouble) -> Result<Option<Request>, Failure> {
+        let mut earliest: Option<(Timestamp, usize)> = None;
+        for (place, input) in self.inputs.iter_mut().enumerate() {
+            let at = input.peek(trouble, &self.interrupt)?;
+            if self.interrupt.is_raised() {
+                return Ok(None);
+            }
+            if let Some(at) = at
+                && earliest.is_none_or(|(least, _)| at < least)
+            {
+                earliest = Some((at, place));
+            }
+        }
+        let Some((_, place)) = earliest else { return Ok(None) };
+        let next = self.inputs.get_mut(place).and_then(|input| input.next.take());
+        Ok(next.map(|(number, entry)| Request { input: place, number, entry }))
+    }
+}
+
+type Numbered = (u64, Entry<'static>);
+
+/// The requests of one input; those of an access log by their times.
+struct Sorted {
+    reader: Reader,
+    most_lines: usize,
+    /// What `peek` has found.
+    next: Option<Numbered>,
+    window: BinaryHeap<Reverse<Waiting>>,
+    /// The latest time that was read.
+    latest: Timestamp,
+    /// The time of the last request that left the window.
+    left: Timestamp,
+    ended: bool,
+    order: Order,
+}
+
+impl Sorted {
+    fn new(reader: Reader, most_lines: usize) -> Self {
+        Self {
+            reader,
+            most_lines,
+            next: None,
+            window: BinaryHeap::new(),
+            latest: Timestamp::ZERO,
+            left: Timestamp::ZERO,
+            ended: false,
+            order: Order::default(),
+        }
+    }
+
+    /// The time of the next request.
+    fn peek(
+        &mut self,
+        trouble: &mut Trouble,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Timestamp>, Failure> {
+        if self.next.is_none() {
+            self.next = self.find(trouble, interrupt)?;
+        }
+        Ok(self.next.as_ref().map(|(_, entry)| entry.at))
+    }
+
+    fn find(
+        &mut self,
+        trouble: &mut Trouble,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Numbered>, Failure> {
+        loop {
+            let is_due = |Reverse(first): &Reverse<Waiting>| {
+                self.ended
+                    || self.window.len() >= self.most_lines
+                    || self.latest.saturating_us_since(first.0.1.at) > WINDOW_US
+            };
+            if self.window.peek().is_some_and(is_due) {
+                let Some(Reverse(Waiting((number, entry)))) = self.window.pop() else { continue };
+                self.left = self.left.max(entry.at);
+                return Ok(Some((number, entry)));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let Some((number, entry)) = self.reader.next(trouble, interrupt)? else {
+                self.ended = true;
+                continue;
+            };
+            let is_behind = entry.at < self.latest;
+            let is_late = entry.at < self.left;
+            self.latest = self.latest.max(entry.at);
+            if !self.reader.is_access_log() {
+                self.order.back += u64::from(is_behind);
+                return Ok(Some((number, entry)));
+            }
+            self.order.late += u64::from(is_late);
+            self.order.sorted += u64::from(is_behind && !is_late);
+            self.window.push(Reverse(Waiting((number, entry))));
+        }
+    }
+}
+
+/// A request in the window: by its time, and then by its line.
+struct Waiting(Numbered);
+
+impl Waiting {
+    const fn key(&self) -> (Timestamp, u64) {
+        (self.0.1.at, self.0.0)
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// The requests of one input, line by line.
+struct Reader {
+    name: PathBuf,
+    lines: Lines<BufReader<Source>>,
+    format: FormatArg,
+    /// `None` until a line tells the format.
+    parser: Option<Parser>,
+    detector: Detector,
+}
+
+impl Reader {
+    fn new(name: &Path, source: Source, format: FormatArg) -> Result<Self, Failure> {
+        let bad_parser = |bad: BadLine| Failure::input(bad.0);
+        let parser = Parser::of(format).map_err(bad_parser)?;
+        let detector = Detector::new(format, super::NAMED_BAD_LINES).map_err(bad_parser)?;
+        let lines = Lines::new(BufReader::new(source));
+        Ok(Self { name: name.to_owned(), lines, format, parser, detector })
+    }
+
+    const fn is_access_log(&self) -> bool {
+        matches!(self.parser, Some(Parser::AccessLog(_)))
+    }
+
+    /// The request of the next line that is one. Others are reported.
+    fn next(
+        &mut self,
+        trouble: &mut Trouble,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Numbered>, Failure> {
+        let name = self.name.as_path();
+        loop {
+            let line = match self.lines.next() {
+                // An interrupted input may end within a line.
+                _ if interrupt.is_raised() => break,
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(error) => {
+                    trouble.before(name, self.detector.give_up())?;
+                    let (name, number) = (name.display(), self.lines.number());
+                    let what = format!("{name}: cannot be read after line {number}: {error}");
+                    return Err(Failure::input(what));
+                }
+            };
+            let number = line.number;
+            trouble.bar.line(number);
+            if line.bytes.is_some_and(|bytes| bytes.trim_ascii().is_empty()) {
+                continue;
+            }
+            let parser = match &mut self.parser {
+                Some(parser) => parser,
+                unknown => {
+                    let bad_header =
+                        |bad| Failure::input(format!("{}: line {number}: {bad}", name.display()));
+                    let Some(found) = self.detector.look(line).map_err(bad_header)? else {
+                        if self.detector.is_at_a_loss() {
+                            break;
+                        }
+                        continue;
+                    };
+                    let Found { parser, header, before } = found;
+                    let parser = unknown.insert(parser);
+                    trouble.before(name, before)?;
+                    if header {
+                        continue;
+                    }
+                    parser
+                }
+            };
+            match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
+                Ok(entry) => return Ok(Some((number, entry.into_owned()))),
+                Err(bad) => trouble.bad(name, number, &bad)?,
+            }
+        }
+        let gave_up = self.detector.is_at_a_loss();
+        trouble.before(name, self.detector.give_up())?;
+        if gave_up {
+            let lines = plural(DETECTED_LINES, "line", "lines");
+            let remedy = match self.format {
+                FormatArg::Csv => "is a CSV header; begin it with one such as at_us,key,cost,op",
+                _ => "tells its format; name it with --format combined, jsonl or csv",
+            };
+            let name = name.display();
+            return Err(Failure::input(format!("{name}: none of its first {lines} {remedy}")));
+        }
+        Ok(None)
+    }
+}
