@@ -33,10 +33,9 @@ pub(crate) struct Replay<'r, S> {
     pub(crate) other: Option<&'r RateLimiter<S>>,
     pub(crate) requests: Requests,
     pub(crate) format: FormatArg,
-    pub(crate) strict: bool,
     pub(crate) decisions: Option<Decisions>,
     pub(crate) interrupt: Interrupt,
-    pub(crate) bar: Bar,
+    pub(crate) trouble: Trouble,
     /// Whether the keys are to be reset at the end.
     pub(crate) forgets: bool,
     /// Whether to count how near callers came to each limit.
@@ -79,9 +78,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         let (nearness, forgets) = (self.nearness, self.forgets);
         let mut decider = Decider::new(self.limiter, self.other, nearness, forgets);
         decider.line = self.decisions.is_some().then(Vec::new);
-        let several = self.requests.are_several();
-        let mut trouble =
-            Trouble { bar: self.bar, strict: self.strict, several, bad_lines: 0, refused: 0 };
+        let mut trouble = self.trouble;
         let decisions = &mut self.decisions;
         let decided = decide_all(&mut self.requests, &mut decider, decisions, &mut trouble).await;
         let mut ending = match decided {
@@ -177,7 +174,7 @@ async fn decide_all<S: Store<Policy>>(
 }
 
 /// The lines that were skipped, and how they are reported.
-struct Trouble {
+pub(crate) struct Trouble {
     bar: Bar,
     strict: bool,
     /// Whether a line is named together with its input.
@@ -188,6 +185,10 @@ struct Trouble {
 }
 
 impl Trouble {
+    pub(crate) const fn new(bar: Bar, strict: bool, several: bool) -> Self {
+        Self { bar, strict, several, bad_lines: 0, refused: 0 }
+    }
+
     const fn skipped(&self) -> u64 {
         self.bad_lines + self.refused
     }
@@ -333,10 +334,9 @@ mod tests {
                 limiter,
                 requests,
                 format: FormatArg::Auto,
-                strict: false,
                 decisions: Some(Decisions { name: output.clone(), out }),
                 interrupt,
-                bar: Bar::new(progress),
+                trouble: Trouble::new(Bar::new(progress), false, false),
                 other: None,
                 forgets: true,
                 nearness: false,

@@ -114,3 +114,22 @@ fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
         ran.out
     );
 }
+
+#[test]
+fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
+    let jobs = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"2/30s\"\n";
+    let scene = Scene::new(&format!("{TWO}{jobs}"));
+    scene.write("log", log().concat());
+    let ran = scene.replay(&["--decisions", "out.jsonl", "log"]);
+    assert!(ran.out.contains("note: jobs: nothing can be said"), "{}", ran.out);
+    let without = Scene::new(TWO);
+    without.write("log", log().concat());
+    assert_eq!(without.replay(&["--decisions", "out.jsonl", "log"]).code, 0);
+    assert_eq!(scene.read("out.jsonl"), without.read("out.jsonl"));
+    let ran = scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "log"]);
+    assert!(ran.out.contains("note: jobs: nothing can be said"), "{}", ran.out);
+    scene.write("policy.toml", jobs);
+    let ran = scene.replay(&["log"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("jobs: nothing can be said"), "{}", ran.err);
+}

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::files::FileId;
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
-use crate::replay::{Decisions, Ending, Outcome, Replay, Requests, forget};
+use crate::replay::{Decisions, Ending, Outcome, Replay, Requests, Trouble, forget};
 use crate::report::Report;
 use crate::store::{self, Keys, Redis, StoreUrl};
 use crate::summary::{Context, Summary};
@@ -31,13 +31,22 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let store = StoreUrl::parse(&args.store)?;
     let interrupt = Interrupt::catch()?;
-    let (requests, progress) = Requests::open(&args.inputs, args.format, &interrupt)?;
-    let bar = Bar::new(progress);
-    let job = Job { args, limits: limits.clone(), other, requests, interrupt, bar };
-    let (outcome, notes, report) = match &store {
+    let (mut requests, progress) = Requests::open(&args.inputs, args.format, &interrupt)?;
+    let mut trouble = Trouble::new(Bar::new(progress), args.strict, args.inputs.len() > 1);
+    let (limits, note) = requests.applicable(limits, &mut trouble)?;
+    let (other, other_note) = match other {
+        None => (None, None),
+        Some(other) => {
+            let (other, note) = requests.applicable(other, &mut trouble)?;
+            (Some(other), note.map(|note| format!("--compare: {note}")))
+        }
+    };
+    let job = Job { args, limits: limits.clone(), other, requests, interrupt, trouble };
+    let (outcome, mut notes, report) = match &store {
         StoreUrl::Memory => super::block_on(job.on_memory())?,
         StoreUrl::Redis(url) => super::block_on(job.on_redis(url))?,
     };
+    notes.splice(0..0, note.into_iter().chain(other_note));
     finish(args, &limits, &store, outcome, notes, report)
 }
 
@@ -49,7 +58,7 @@ struct Job<'a> {
     other: Option<Limits<Policy>>,
     requests: Requests,
     interrupt: Interrupt,
-    bar: Bar,
+    trouble: Trouble,
 }
 
 /// The outcome, the notes, and the file that awaits the report.
@@ -140,10 +149,9 @@ impl Job<'_> {
             other,
             requests: self.requests,
             format: self.args.format,
-            strict: self.args.strict,
             decisions,
             interrupt: self.interrupt,
-            bar: self.bar,
+            trouble: self.trouble,
             forgets,
             nearness: self.args.report.is_some() || self.args.json,
         };

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
 use crate::progress::Bar;
-use crate::replay::{Ending, Outcome, Replay, Requests};
+use crate::replay::{Ending, Outcome, Replay, Requests, Trouble};
 use crate::suggest::Recorder;
 use crate::summary::{align, plain_table, push_table};
 use crate::text::{count, share};
@@ -38,8 +38,10 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
     let interrupt = Interrupt::catch()?;
     super::block_on(async {
+        let (mut requests, mut trouble) = open(args, &interrupt, false)?;
+        let (limits, left_out) = requests.applicable(limits, &mut trouble)?;
         let recording = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
-        let first = replay(args, &recording, &interrupt, false).await?;
+        let first = replay(args, &recording, &interrupt, (requests, trouble), false).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
@@ -58,7 +60,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             .map_err(|error| Failure::input(format!("no proposal: {error}")))?;
         let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
         let together = RateLimiter::new(proposal, store).allow_unlimited();
-        let second = replay(args, &together, &interrupt, true).await?;
+        let again = open(args, &interrupt, true)?;
+        let second = replay(args, &together, &interrupt, again, true).await?;
         if interrupt.is_raised() {
             return Ok(interrupt::EXIT_CODE);
         }
@@ -66,40 +69,49 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             let nearness = counts.nearness.as_ref();
             row.denied_together = nearness.map_or(0, |nearness| nearness.histogram().denied);
         }
-        let note = second.order.note();
+        let notes = second.order.note().into_iter().chain(left_out);
+        let notes: String = notes.map(|note| format!("note: {note}\n\n")).collect();
         let out = if args.json {
-            if let Some(note) = &note {
-                // Standard output has a line per limit.
-                let _ = writeln!(io::stderr(), "note: {note}");
-            }
+            // Standard output has a line per limit.
+            let _ = io::stderr().write_all(notes.as_bytes());
             json_lines(&rows)
         } else {
-            table(args, note.as_deref(), &rows)
+            table(args, &notes, &rows)
         };
         super::print(out.as_bytes())?;
         Ok(0)
     })
 }
 
-/// Reads the log once. The second time, complaints about lines are not repeated.
+/// Opens the log. The second time, complaints about lines are not repeated.
+fn open(
+    args: &SuggestArgs,
+    interrupt: &Interrupt,
+    again: bool,
+) -> Result<(Requests, Trouble), Failure> {
+    let (requests, progress) = Requests::open(&args.inputs, args.format, interrupt)?;
+    let bar = if again { Bar::silent(progress) } else { Bar::new(progress) };
+    Ok((requests, Trouble::new(bar, false, args.inputs.len() > 1)))
+}
+
+/// Reads the log once.
 async fn replay<S: Store<Policy>>(
     args: &SuggestArgs,
     limiter: &RateLimiter<S>,
     interrupt: &Interrupt,
-    again: bool,
+    (requests, trouble): (Requests, Trouble),
+    nearness: bool,
 ) -> Result<Outcome, Failure> {
-    let (requests, progress) = Requests::open(&args.inputs, args.format, interrupt)?;
     let outcome = Replay {
         limiter,
         other: None,
         requests,
         format: args.format,
-        strict: false,
         decisions: None,
         interrupt: interrupt.clone(),
-        bar: if again { Bar::silent(progress) } else { Bar::new(progress) },
+        trouble,
         forgets: false,
-        nearness: again,
+        nearness,
     }
     .run()
     .await;
@@ -152,7 +164,7 @@ fn json_lines(rows: &[Row<'_>]) -> String {
     rows.iter().map(line).collect()
 }
 
-fn table(args: &SuggestArgs, note: Option<&str>, rows: &[Row<'_>]) -> String {
+fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     let mut table = plain_table();
     table.set_header([
         "name",
@@ -185,7 +197,7 @@ fn table(args: &SuggestArgs, note: Option<&str>, rows: &[Row<'_>]) -> String {
     align(&mut table, &[false, true, false, true, true, false, true, true, true, true]);
     let names: Vec<_> = args.inputs.iter().map(|input| input.display().to_string()).collect();
     let mut text = format!("{}\n\n", names.join(", "));
-    text.extend(note.map(|note| format!("note: {note}\n\n")));
+    text.push_str(notes);
     push_table(&mut text, &table);
     text.push_str(
         "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\

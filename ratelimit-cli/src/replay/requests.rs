@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use ratelimit_core::Timestamp;
+use ratelimit_core::{Algorithm, Limit, Limits, Policy, Timestamp};
 
 use super::Trouble;
 use crate::args::FormatArg;
@@ -78,6 +78,8 @@ impl Order {
 /// The requests of all inputs, in the order of their times.
 pub(crate) struct Requests {
     inputs: Vec<Sorted>,
+    /// What ended the reading before the first request was asked for.
+    failed: Option<Failure>,
     interrupt: Interrupt,
 }
 
@@ -99,7 +101,7 @@ impl Requests {
             inputs.push(Sorted::new(reader, most_lines));
         }
         progress.length = total;
-        Ok((Self { inputs, interrupt: interrupt.clone() }, progress))
+        Ok((Self { inputs, failed: None, interrupt: interrupt.clone() }, progress))
     }
 
     /// The name of an input.
@@ -114,8 +116,46 @@ impl Requests {
         names.join(", ")
     }
 
-    pub(super) fn are_several(&self) -> bool {
-        self.inputs.len() > 1
+    /// The limits that can be tried on these inputs, and what must be said of the others.
+    ///
+    /// How many requests are under way follows from how long each takes, which no access log tells.
+    pub(crate) fn applicable(
+        &mut self,
+        limits: Limits<Policy>,
+        trouble: &mut Trouble,
+    ) -> Result<(Limits<Policy>, Option<String>), Failure> {
+        let of_leases = |limit: &&Limit<Policy>| limit.algorithm().has_leases();
+        let names: Vec<_> = limits.iter().filter(of_leases).map(|limit| limit.name()).collect();
+        if names.is_empty() {
+            return Ok((limits, None));
+        }
+        let names = names.join(", ");
+        if !self.has_access_log(trouble) {
+            let note =
+                format!("{names}: each request of a trace holds its place for the whole lease");
+            return Ok((limits, Some(note)));
+        }
+        let note = format!(
+            "{names}: nothing can be said of a limit on requests at the same time, because a log does not tell how \
+             long each took"
+        );
+        let others: Vec<_> = limits.iter().filter(|limit| !of_leases(limit)).cloned().collect();
+        if others.is_empty() {
+            return Err(Failure::input(format!("{note}; name a policy with other limits as well")));
+        }
+        let others = Limits::new(others).map_err(|error| Failure::input(error.to_string()))?;
+        Ok((others, Some(note + ". It is left out here")))
+    }
+
+    fn has_access_log(&mut self, trouble: &mut Trouble) -> bool {
+        for input in &mut self.inputs {
+            // The replay reports the failure, with what was read before.
+            if let Err(failure) = input.peek(trouble, &self.interrupt) {
+                self.failed = Some(failure);
+                break;
+            }
+        }
+        self.inputs.iter().any(|input| input.reader.is_access_log())
     }
 
     /// The format of the inputs, as far as they are known: of the first that has one.
@@ -133,6 +173,9 @@ impl Requests {
 
     /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
     pub(super) fn next(&mut self, trouble: &mut Trouble) -> Result<Option<Request>, Failure> {
+        if let Some(failure) = self.failed.take() {
+            return Err(failure);
+        }
         let mut earliest: Option<(Timestamp, usize)> = None;
         for (place, input) in self.inputs.iter_mut().enumerate() {
             let at = input.peek(trouble, &self.interrupt)?;
