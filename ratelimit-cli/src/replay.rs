@@ -80,8 +80,8 @@ impl<S: Store<Policy>> Replay<'_, S> {
         decider.line = self.decisions.is_some().then(Vec::new);
         let mut trouble = self.trouble;
         let decisions = &mut self.decisions;
-        let decided = decide_all(&mut self.requests, &mut decider, decisions, &mut trouble).await;
-        let mut ending = match decided {
+        let ended = decide_all(&mut self.requests, &mut decider, decisions, &mut trouble).await;
+        let mut ending = match ended {
             Ok(()) if self.interrupt.is_raised() => Ending::Interrupted,
             Ok(()) => Ending::Complete,
             Err(failure) => Ending::Failed(failure),

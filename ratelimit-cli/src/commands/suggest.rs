@@ -70,7 +70,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             row.denied_together = nearness.map_or(0, |nearness| nearness.histogram().denied);
         }
         let notes = second.order.note().into_iter().chain(left_out);
-        let notes: String = notes.map(|note| format!("note: {note}\n\n")).collect();
+        let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
         let out = if args.json {
             // Standard output has a line per limit.
             let _ = io::stderr().write_all(notes.as_bytes());

@@ -125,7 +125,7 @@ impl Requests {
         trouble: &mut Trouble,
     ) -> Result<(Limits<Policy>, Option<String>), Failure> {
         let of_leases = |limit: &&Limit<Policy>| limit.algorithm().has_leases();
-        let names: Vec<_> = limits.iter().filter(of_leases).map(|limit| limit.name()).collect();
+        let names: Vec<_> = limits.iter().filter(of_leases).map(Limit::name).collect();
         if names.is_empty() {
             return Ok((limits, None));
         }
