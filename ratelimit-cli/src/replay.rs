@@ -17,6 +17,7 @@ use crate::text::plural;
 
 mod decider;
 mod judge;
+mod leases;
 mod requests;
 
 use decider::{Decider, Refused};
@@ -327,7 +328,7 @@ mod tests {
         std::fs::write(&input, (0..100).map(line).collect::<String>()).expect("writes");
         let interrupt = Interrupt::default();
         let (requests, progress) =
-            Requests::open(&[input], FormatArg::Auto, &interrupt).expect("opens");
+            Requests::open(&[input], FormatArg::Auto, None, &interrupt).expect("opens");
         let out = Box::new(std::fs::File::create(&output).expect("creates"));
         let outcome = block_on(
             Replay {

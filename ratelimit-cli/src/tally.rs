@@ -389,6 +389,7 @@ mod tests {
                 },
                 cost: 1,
                 op: Op::Acquire,
+                duration_us: None,
             };
             let enforced = [(0, decision(a)), (1, decision(b))];
             let decided =

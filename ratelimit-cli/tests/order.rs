@@ -108,11 +108,7 @@ fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
     let times: Vec<_> =
         scene.read("out.jsonl").lines().map(|line| line[9..10].to_owned()).collect();
     assert_eq!(times, ["9", "5", "7"]);
-    assert!(
-        ran.out.contains("note: 2 lines of a trace are earlier than one before them"),
-        "{}",
-        ran.out
-    );
+    assert!(ran.out.contains("note: 2 lines of a trace came after a later one"), "{}", ran.out);
 }
 
 #[test]
@@ -132,4 +128,79 @@ fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
     let ran = scene.replay(&["log"]);
     assert_eq!(ran.code, 2);
     assert!(ran.err.contains("jobs: nothing can be said"), "{}", ran.err);
+}
+
+/// Requests of one caller that overlap, each with the time that it took: up to 35 s, under leases of 30 s.
+fn jobs() -> Vec<(u64, u64)> {
+    let job = |n: u64| (60_000_000 + n * n * 7_919 % 400_000_000, n * 7_654_321 % 35_000_000);
+    let mut jobs: Vec<_> = (0..300).map(job).collect();
+    jobs.sort_unstable();
+    jobs
+}
+
+#[test]
+fn a_request_holds_its_place_for_as_long_as_it_took() {
+    const JOBS: &str = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"3/30s\"\n";
+    // A limit beside it whose charges cannot be reserved.
+    const LOG: &str = "[[limit]]
+name = \"log\"
+key = [\"ip\"]
+algorithm = \"sliding-log\"
+rate = \"900/s\"
+";
+    let scene = Scene::new(&format!("{LOG}{JOBS}"));
+    let mut places: Vec<u64> = Vec::new();
+    let due = jobs().into_iter().map(|(at, took)| {
+        places.retain(|until| *until > at);
+        let is_free = places.len() < 3;
+        places.extend(is_free.then_some(at + took.min(30_000_000)));
+        is_free
+    });
+    let due: Vec<_> = due.collect();
+    assert!(due.contains(&true) && due.contains(&false));
+
+    let line = |(at, took)| {
+        format!("{{\"at_us\":{at},\"keys\":{{\"ip\":\"a\"}},\"duration_us\":{took}}}\n")
+    };
+    scene.write("trace", jobs().into_iter().map(line).collect::<String>());
+    let ran = scene.replay(&["--decisions", "out.jsonl", "trace"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(!ran.out.contains("note"), "{}", ran.out);
+    let decided = scene.read("out.jsonl");
+    let allowed: Vec<_> =
+        decided.lines().map(|line| line.contains("cost\":1,\"allowed\":true")).collect();
+    assert_eq!(allowed, due);
+
+    // The same in a log, in whole seconds.
+    let (mut named, mut plain) = (String::new(), String::new());
+    for (at, took) in jobs() {
+        let (at, took) = (at / 1_000_000, took / 1_000_000);
+        let (minute, second) = (at / 60, at % 60);
+        let line = format!(
+            "192.0.2.1 - - [17/May/2015:10:{minute:02}:{second:02} +0000] \"GET / HTTP/1.1\" 200 5"
+        );
+        named.push_str(&format!("{line} \"-\" \"x\" {took}.000\n"));
+        plain.push_str(&format!("{line} \"-\" \"x\" {took}\n"));
+    }
+    scene.write("named", named);
+    scene.write("plain", plain);
+    let ran = scene.replay(&["named"]);
+    assert!(ran.out.contains("jobs") && !ran.out.contains("note"), "{}", ran.out);
+    let denied =
+        |ran: &Ran| ran.out.lines().find(|line| line.contains("denied")).map(str::to_owned);
+    assert_eq!(denied(&scene.replay(&["--duration-unit", "s", "plain"])), denied(&ran));
+    let ran = scene.replay(&["plain"]);
+    assert!(ran.out.contains("add --duration-unit us, ms or s"), "{}", ran.out);
+
+    // What is proposed denies nothing, and one less denies.
+    scene.write("policy.toml", JOBS);
+    let ran =
+        scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "--json", "trace"]);
+    let proposed: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let policy = proposed["proposed"]["policy"].as_str().expect("a policy");
+    let most = (0..jobs().len()).map(|n| {
+        let (at, _) = jobs()[n];
+        jobs()[..=n].iter().filter(|(from, took)| from + (*took).min(30_000_000) > at).count()
+    });
+    assert_eq!(policy, format!("concurrency {}/30s", most.max().expect("jobs")));
 }

@@ -31,7 +31,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let store = StoreUrl::parse(&args.store)?;
     let interrupt = Interrupt::catch()?;
-    let (mut requests, progress) = Requests::open(&args.inputs, args.format, &interrupt)?;
+    let (mut requests, progress) =
+        Requests::open(&args.inputs, args.format, args.duration_unit, &interrupt)?;
     let mut trouble = Trouble::new(Bar::new(progress), args.strict, args.inputs.len() > 1);
     let (limits, note) = requests.applicable(limits, &mut trouble)?;
     let (other, other_note) = match other {

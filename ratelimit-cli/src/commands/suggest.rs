@@ -89,7 +89,8 @@ fn open(
     interrupt: &Interrupt,
     again: bool,
 ) -> Result<(Requests, Trouble), Failure> {
-    let (requests, progress) = Requests::open(&args.inputs, args.format, interrupt)?;
+    let (requests, progress) =
+        Requests::open(&args.inputs, args.format, args.duration_unit, interrupt)?;
     let bar = if again { Bar::silent(progress) } else { Bar::new(progress) };
     Ok((requests, Trouble::new(bar, false, args.inputs.len() > 1)))
 }

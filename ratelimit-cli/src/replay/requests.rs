@@ -9,10 +9,10 @@ use std::collections::BinaryHeap;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use ratelimit_core::{Algorithm, Limit, Limits, Policy, Timestamp};
+use ratelimit_core::{Algorithm, Limit, Limits, Op, Policy, Timestamp};
 
 use super::Trouble;
-use crate::args::FormatArg;
+use crate::args::{FormatArg, UnitArg};
 use crate::failure::Failure;
 use crate::input::{
     BadLine, DETECTED_LINES, Detector, Entry, Found, Lines, Parser, Progress, Source, too_long,
@@ -43,6 +43,9 @@ pub(crate) struct Order {
     pub(crate) late: u64,
     /// Lines of traces behind an earlier one.
     pub(crate) back: u64,
+    /// Requests that hold a lease for all of its time, because the input does not tell how long they took, though it
+    /// does of others.
+    pub(crate) endless: u64,
 }
 
 impl Order {
@@ -67,8 +70,14 @@ impl Order {
         }
         if self.back > 0 {
             note.push(format!(
-                "{} of a trace are earlier than one before them; a trace is decided in the order of its lines",
+                "{} of a trace came after a later one; a trace is decided in the order of its lines",
                 lines(self.back)
+            ));
+        }
+        if self.endless > 0 {
+            note.push(format!(
+                "{} with no duration: such a request holds its place for the whole lease",
+                lines(self.endless)
             ));
         }
         (!note.is_empty()).then(|| note.join(". "))
@@ -80,6 +89,8 @@ pub(crate) struct Requests {
     inputs: Vec<Sorted>,
     /// What ended the reading before the first request was asked for.
     failed: Option<Failure>,
+    /// Whether a limit has leases that end with their requests.
+    has_leases: bool,
     interrupt: Interrupt,
 }
 
@@ -88,6 +99,7 @@ impl Requests {
     pub(crate) fn open(
         paths: &[PathBuf],
         format: FormatArg,
+        duration_unit: Option<UnitArg>,
         interrupt: &Interrupt,
     ) -> Result<(Self, Progress), Failure> {
         let mut progress = Progress::default();
@@ -97,11 +109,12 @@ impl Requests {
         for path in paths {
             let (source, length) = Source::open(path, interrupt.clone(), &progress)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-            let reader = Reader::new(path, source, format)?;
+            let reader = Reader::new(path, source, format, duration_unit)?;
             inputs.push(Sorted::new(reader, most_lines));
         }
         progress.length = total;
-        Ok((Self { inputs, failed: None, interrupt: interrupt.clone() }, progress))
+        let interrupt = interrupt.clone();
+        Ok((Self { inputs, failed: None, has_leases: false, interrupt }, progress))
     }
 
     /// The name of an input.
@@ -118,7 +131,7 @@ impl Requests {
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
     ///
-    /// How many requests are under way follows from how long each takes, which no access log tells.
+    /// How many requests are in flight follows from how long each takes, which few access logs tell.
     pub(crate) fn applicable(
         &mut self,
         limits: Limits<Policy>,
@@ -130,14 +143,22 @@ impl Requests {
             return Ok((limits, None));
         }
         let names = names.join(", ");
-        if !self.has_access_log(trouble) {
-            let note =
-                format!("{names}: each request of a trace holds its place for the whole lease");
-            return Ok((limits, Some(note)));
+        self.look_ahead(trouble);
+        let is_told = |input: &Sorted| input.reader.durations > 0 || !input.reader.is_access_log();
+        if self.inputs.iter().any(is_told) {
+            self.has_leases = true;
+            return Ok((limits, None));
         }
+        let lacks_unit =
+            |input: &Sorted| input.reader.parser.as_ref().is_some_and(Parser::lacks_unit);
+        let why = if self.inputs.iter().any(lacks_unit) {
+            "the number at the end of the lines has no unit; if it is how long the request took, add --duration-unit \
+             us, ms or s"
+        } else {
+            "the log does not tell how long each took"
+        };
         let note = format!(
-            "{names}: nothing can be said of a limit on requests at the same time, because a log does not tell how \
-             long each took"
+            "{names}: nothing can be said of a limit on requests at the same time, because {why}"
         );
         let others: Vec<_> = limits.iter().filter(|limit| !of_leases(limit)).cloned().collect();
         if others.is_empty() {
@@ -147,7 +168,8 @@ impl Requests {
         Ok((others, Some(note + ". It is left out here")))
     }
 
-    fn has_access_log(&mut self, trouble: &mut Trouble) -> bool {
+    /// Reads of each input what its first request needs, so that its format is known.
+    fn look_ahead(&mut self, trouble: &mut Trouble) {
         for input in &mut self.inputs {
             // The replay reports the failure, with what was read before.
             if let Err(failure) = input.peek(trouble, &self.interrupt) {
@@ -155,7 +177,6 @@ impl Requests {
                 break;
             }
         }
-        self.inputs.iter().any(|input| input.reader.is_access_log())
     }
 
     /// The format of the inputs, as far as they are known: of the first that has one.
@@ -164,10 +185,11 @@ impl Requests {
     }
 
     pub(super) fn order(&self) -> Order {
-        self.inputs.iter().fold(Order::default(), |sum, Sorted { order, .. }| Order {
+        self.inputs.iter().fold(Order::default(), |sum, Sorted { order, reader, .. }| Order {
             sorted: sum.sorted + order.sorted,
             late: sum.late + order.late,
             back: sum.back + order.back,
+            endless: sum.endless + if self.has_leases { reader.endless } else { 0 },
         })
     }
 
@@ -311,15 +333,25 @@ struct Reader {
     /// `None` until a line tells the format.
     parser: Option<Parser>,
     detector: Detector,
+    /// The requests that tell how long they took, and those that do not.
+    durations: u64,
+    endless: u64,
 }
 
 impl Reader {
-    fn new(name: &Path, source: Source, format: FormatArg) -> Result<Self, Failure> {
+    fn new(
+        name: &Path,
+        source: Source,
+        format: FormatArg,
+        duration_unit: Option<UnitArg>,
+    ) -> Result<Self, Failure> {
         let bad_parser = |bad: BadLine| Failure::input(bad.0);
-        let parser = Parser::of(format).map_err(bad_parser)?;
-        let detector = Detector::new(format, super::NAMED_BAD_LINES).map_err(bad_parser)?;
+        let parser = Parser::of(format, duration_unit).map_err(bad_parser)?;
+        let named = super::NAMED_BAD_LINES;
+        let detector = Detector::new(format, duration_unit, named).map_err(bad_parser)?;
         let lines = Lines::new(BufReader::new(source));
-        Ok(Self { name: name.to_owned(), lines, format, parser, detector })
+        let name = name.to_owned();
+        Ok(Self { name, lines, format, parser, detector, durations: 0, endless: 0 })
     }
 
     const fn is_access_log(&self) -> bool {
@@ -372,7 +404,14 @@ impl Reader {
                 }
             };
             match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
-                Ok(entry) => return Ok(Some((number, entry.into_owned()))),
+                Ok(entry) => {
+                    if entry.op == Op::Acquire {
+                        let is_endless = entry.duration_us.is_none();
+                        self.endless += u64::from(is_endless);
+                        self.durations += u64::from(!is_endless);
+                    }
+                    return Ok(Some((number, entry.into_owned())));
+                }
                 Err(bad) => trouble.bad(name, number, &bad)?,
             }
         }
