@@ -87,6 +87,13 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
+    /// The unit of the number at the end of an access log's lines, which tells how long each request took.
+    ///
+    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Limits on requests at the same time
+    /// are left out where the input tells no durations.
+    #[arg(long, value_enum, value_name = "UNIT")]
+    pub(crate) duration_unit: Option<UnitArg>,
+
     /// Write one decision per line here, as JSON.
     ///
     /// With `-` the decisions go to standard output, and the summary to standard error. The fields are below.
@@ -112,9 +119,12 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) strict: bool,
 
-    /// The access log or trace, plain or gzipped; `-` for standard input.
-    #[arg(value_name = "INPUT")]
-    pub(crate) input: PathBuf,
+    /// The access logs or traces, plain or gzipped; `-` for standard input.
+    ///
+    /// Several, such as the logs of several servers or rotated ones, are decided together by their times. The lines of an
+    /// access log are sorted within five minutes; those of a trace keep their order.
+    #[arg(value_name = "INPUT", required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -134,13 +144,38 @@ pub(crate) struct SuggestArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
+    /// The unit of the number at the end of an access log's lines, as in `replay`.
+    #[arg(long, value_enum, value_name = "UNIT")]
+    pub(crate) duration_unit: Option<UnitArg>,
+
     /// One line of JSON per limit instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The access log or trace, plain or gzipped. It is read twice.
-    #[arg(value_name = "INPUT")]
-    pub(crate) input: PathBuf,
+    /// The access logs or traces, plain or gzipped. They are read twice, and sorted as `replay` sorts them.
+    #[arg(value_name = "INPUT", required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
+}
+
+/// A unit of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnitArg {
+    /// Microseconds, as `%D` of Apache.
+    Us,
+    /// Milliseconds.
+    Ms,
+    /// Seconds, as `%T` of Apache.
+    S,
+}
+
+impl UnitArg {
+    pub(crate) const fn us(self) -> u64 {
+        match self {
+            Self::Us => 1,
+            Self::Ms => 1_000,
+            Self::S => 1_000_000,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

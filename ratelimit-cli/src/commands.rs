@@ -48,11 +48,3 @@ fn print(text: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text).and_then(|()| out.flush()).map_err(|error| Failure::stdout(&error))
 }
-
-/// The error of a command that makes no sense on a memory store, which lasts only as long as the process.
-fn lasting_store_wanted(command: &str) -> Failure {
-    Failure::input(format!(
-        "--store memory: there is nothing in it to {command}; name one that lasts, such as \
-         redis://host:port"
-    ))
-}

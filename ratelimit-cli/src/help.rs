@@ -21,6 +21,7 @@ pub(crate) const REPLAY: &str = r#"Trace lines (JSONL), one request per line:
     cost   a whole number, 0 or more; 1 if left out
     op     acquire (default); peek: decides as acquire and charges nothing; refund: gives the cost back,
            never above the capacity; force: charges whatever is left; reset: full capacity again
+    duration_us  how long the request took: so long it holds its place under a concurrency limit, at most the lease
 Trace lines (CSV): a header at_us,key,cost,op, and a column per further identifier. An empty cell is left out.
 
 Decision lines (--decisions), one per request, in order:

@@ -58,6 +58,26 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
 }
 
 #[test]
+fn a_wrong_prefix_is_told_with_those_that_have_keys() {
+    let server = RedisServer::start().expect("a server");
+    let scene = scene();
+    charge(&scene, &server.url(), &["--prefix", "app"]);
+    let of = |command: &[&str], prefix: &str| {
+        let more = ["--policy", "policy.toml", "--store", &server.url(), "--prefix", prefix];
+        let ran = scene.run(&[command, &more].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.out
+    };
+    let told = of(&["top"], "ap");
+    assert!(told.contains("no key has the prefix \"ap\"; there are keys under \"app\""), "{told}");
+    let told = of(&["inspect", "carol"], "ap");
+    assert!(told.contains("nothing is stored for this caller under the prefix \"ap\""), "{told}");
+    for command in [&["top"][..], &["inspect", "carol"]] {
+        assert!(!of(command, "app").contains("prefix"));
+    }
+}
+
+#[test]
 fn a_cap_on_keys_is_told_when_it_is_reached() {
     let server = RedisServer::start().expect("a server");
     let scene = scene();

@@ -19,16 +19,13 @@ struct Found<'l> {
 
 pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
-    let url = StoreUrl::parse(&args.store)?;
+    let address = StoreUrl::lasting(&args.store, "inspect")?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let secret = Secret::find(args.caller.secret_file.as_deref())?;
     let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
-    let StoreUrl::Redis(address) = &url else {
-        return Err(super::lasting_store_wanted("inspect"));
-    };
     let out = super::block_on(async {
-        let store = store::connect(address, keys, &limits).await?;
-        let what = format!("--store {}", url.display());
+        let store = store::connect(&address, keys, &limits).await?;
+        let what = format!("--store {}", address);
         let failed = |error| Failure::store(&what, &error);
         let keyed = caller.keys(&limits);
         // The first peek shows what is available now, the second the decision on a request.
@@ -45,13 +42,24 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
             let state = store.state(limit, key).await.map_err(failed)?;
             found.push(Found { limit, state, decision });
         }
-        Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
+        if args.caller.json {
+            return Ok(json(&caller, &found));
+        }
+        let mut text = sentences(&caller, &found);
+        if found.iter().all(|found| found.state.is_none()) {
+            text.push_str(&format!(
+                "note: nothing is stored for this caller under the prefix {}; if its service uses another prefix, name it \
+                 with --prefix\n",
+                quoted(&args.caller.prefix, 60)
+            ));
+        }
+        Ok(text.into_bytes())
     })?;
     super::print(&out)?;
     Ok(0)
 }
 
-fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
+fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> String {
     let mut lines = format!("{}\n", caller.display());
     for Found { limit, state, decision } in found {
         lines.push_str(if limit.is_shadow() { "  in shadow: " } else { "  " });
@@ -60,7 +68,7 @@ fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
         lines.push_str(&state.as_ref().map_or_else(|| "nothing".to_owned(), described));
         lines.push('\n');
     }
-    lines.into_bytes()
+    lines
 }
 
 /// A state as people read it.
