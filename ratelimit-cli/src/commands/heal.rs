@@ -22,11 +22,8 @@ const NAME_CHARS: usize = 48;
 
 pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
-    let url = StoreUrl::parse(&args.store)?;
-    let StoreUrl::Redis(redis) = &url else {
-        return Err(super::lasting_store_wanted("heal"));
-    };
-    let mut healed = super::block_on(heal(args, redis, &limits))?;
+    let redis = StoreUrl::lasting(&args.store, "heal")?;
+    let mut healed = super::block_on(heal(args, &redis, &limits))?;
     healed.states.sort_unstable_by(|a, b| {
         Reverse(a.ahead_us)
             .cmp(&Reverse(b.ahead_us))

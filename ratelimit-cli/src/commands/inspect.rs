@@ -1,5 +1,7 @@
 //! `ratelimit inspect`: the stored states of a caller, and the decision that a request would get.
 
+use std::fmt::Write;
+
 use ratelimit_core::{Decision, Limit, LogEntry, Op, Policy, PolicyState, Timestamp, WindowEntry};
 
 use crate::args::InspectArgs;
@@ -47,11 +49,13 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
         }
         let mut text = sentences(&caller, &found);
         if found.iter().all(|found| found.state.is_none()) {
-            text.push_str(&format!(
-                "note: nothing is stored for this caller under the prefix {}; if its service uses another prefix, name it \
-                 with --prefix\n",
-                quoted(&args.caller.prefix, 60)
-            ));
+            let prefix = quoted(&args.caller.prefix, 60);
+            // Writing into memory cannot fail.
+            let _ = writeln!(
+                text,
+                "note: nothing is stored for this caller under the prefix {prefix}; if its service uses another prefix, \
+                 name it with --prefix"
+            );
         }
         Ok(text.into_bytes())
     })?;

@@ -18,7 +18,7 @@ pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
     let keyed = caller.keys(&limits);
     let _ = super::block_on(async {
         let store = store::connect(&address, keys, &limits).await?;
-        let what = format!("--store {}", address);
+        let what = format!("--store {address}");
         store.apply_to(&keyed, Op::Reset, 1).await.map_err(|error| Failure::store(&what, &error))
     })?;
     let names: Vec<&str> = keyed.iter().map(|(limit, _)| limit.name()).collect();
