@@ -10,6 +10,7 @@ mod bench;
 mod check;
 mod documents;
 mod inspect;
+mod lint;
 mod replay;
 mod reset;
 mod suggest;
@@ -22,6 +23,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Check(args) => check::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Reset(args) => reset::run(args),
+        Command::Lint(args) => lint::run(args),
         Command::Suggest(args) => suggest::run(args),
         Command::Top(args) => top::run(args),
         Command::Bench(args) => bench::run(args),

@@ -179,8 +179,8 @@ rate = \"900/s\"
         let line = format!(
             "192.0.2.1 - - [17/May/2015:10:{minute:02}:{second:02} +0000] \"GET / HTTP/1.1\" 200 5"
         );
-        named.push_str(&format!("{line} \"-\" \"x\" {took}.000\n"));
-        plain.push_str(&format!("{line} \"-\" \"x\" {took}\n"));
+        named.extend([&line, " \"-\" \"x\" ", &took.to_string(), ".000\n"]);
+        plain.extend([&line, " \"-\" \"x\" ", &took.to_string(), "\n"]);
     }
     scene.write("named", named);
     scene.write("plain", plain);

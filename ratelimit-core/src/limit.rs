@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
 use crate::algorithm::Algorithm;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, did_you_mean};
 use crate::identifiers::{Identifiers, bare_of, identifier_of};
 use crate::share::Share;
 
@@ -202,6 +202,41 @@ impl<A: Algorithm> Limit<A> {
         })
     }
 
+    /// Checks that it is kept by none but these identifiers; `None` among them is the bare key. A limit that is kept by
+    /// another one would never apply, without a sign of it.
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limit};
+    /// let misspelt = Limit::new("burst", Gcra::per_second(10).build()?)?.by(["kye"])?;
+    /// let refused = misspelt.check_identifiers(&[Some("ip"), Some("key")]).unwrap_err().to_string();
+    /// assert!(refused.ends_with("did you mean \"key\"?"), "{refused}");
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first identifier that is not among them.
+    pub fn check_identifiers(&self, known: &[Option<&str>]) -> Result<(), ConfigError> {
+        let mut wanted: Vec<Option<&str>> = self.identifier_names().map(Some).collect();
+        if wanted.is_empty() {
+            wanted.push(None);
+        }
+        let Some(unknown) = wanted.into_iter().find(|name| !known.contains(name)) else {
+            return Ok(());
+        };
+        let in_words = |name: Option<&str>| match name {
+            Some(name) => format!("{name:?}"),
+            None => "a bare key".into(),
+        };
+        let known_words: Vec<_> = known.iter().copied().map(in_words).collect();
+        let meant = did_you_mean(unknown.unwrap_or_default(), known.iter().copied().flatten());
+        Err(ConfigError::new(format!(
+            "it is kept by {}, for which there is no source; there is one for {}{meant}",
+            in_words(unknown),
+            if known_words.is_empty() { "nothing".into() } else { known_words.join(", ") },
+        ))
+        .in_limit(&*self.name))
+    }
+
     /// Its identifiers, in words.
     pub(crate) fn wanted(&self) -> String {
         if self.identifier_names.is_empty() {
@@ -305,6 +340,11 @@ fn push_escaped(joined: &mut String, part: &str) {
     }
 }
 
+/// The error of two limits of one name.
+pub(crate) fn name_is_taken(name: &str) -> ConfigError {
+    ConfigError::new("two limits have this name; give each a name of its own").in_limit(name)
+}
+
 fn checked_name(name: &str, what: &str) -> Result<(), ConfigError> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
@@ -348,8 +388,7 @@ impl<A: Algorithm> Limits<A> {
         }
         for (place, limit) in limits.iter().enumerate() {
             if limits[..place].iter().any(|earlier| earlier.name == limit.name) {
-                let twice = "two limits have this name; give each a name of its own";
-                return Err(ConfigError::new(twice).in_limit(&*limit.name));
+                return Err(name_is_taken(&limit.name));
             }
         }
         Ok(Self(limits))
