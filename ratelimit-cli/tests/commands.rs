@@ -177,7 +177,7 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
     }
     assert_eq!(lines.last(), Some(&serde_json::json!({ "limits": 4, "problems": 4 })));
 
-    scene.write("policy.toml", &format!("[[limit]]\nname = \"a\"\n{gcra}"));
+    scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}"));
     let ran = lint(&["--identifiers", "key"]);
     assert_eq!((ran.code, &*ran.out), (0, "policy.toml: 1 limit, no problem\n"));
 }

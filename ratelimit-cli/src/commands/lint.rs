@@ -18,15 +18,14 @@ pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
     let out = if args.json {
         lines(limits, &problems)
     } else {
-        let mut out: String =
-            problems.iter().map(|problem| format!("{name}: {}\n", problem.shown())).collect();
         let limits = plural(limits as u64, "limit", "limits");
         let wrong = match problems.len() {
             0 => "no problem".to_owned(),
             some => plural(some as u64, "problem", "problems"),
         };
-        out.push_str(&format!("{name}: {limits}, {wrong}\n"));
-        out
+        let problems = problems.iter().map(|problem| format!("{name}: {}", problem.shown()));
+        let summary = format!("{name}: {limits}, {wrong}");
+        problems.chain([summary]).collect::<Vec<_>>().join("\n") + "\n"
     };
     super::print(out.as_bytes())?;
     Ok(if problems.is_empty() { 0 } else { WRONG })

@@ -140,12 +140,12 @@ async fn keeps_time<H: Harness>(
         }
     }
     if let (Time::Real(_), Some(look)) = (&own.time, looks.last()) {
-        let resets_us = look.decisions.iter().map(|decision| decision.reset_after_us);
-        let reset_us = resets_us.max().unwrap_or(0);
-        let vanishes = vanishes_within(subject.harness, subject.store, reset_us).await;
+        let all_us = look.decisions.iter().map(|decision| decision.reset_after_us);
+        let longest_us = all_us.max().unwrap_or(0);
+        let vanishes = vanishes_within(subject.harness, subject.store, longest_us).await;
         subject.ensure(vanishes.is_none(), || {
             format!(
-                "at the store's own time {} will be full in {reset_us} µs, and the store keeps nothing for \
+                "at the store's own time {} will be full in {longest_us} µs, and the store keeps nothing for \
                  {vanishes:?}: its states vanish too early",
                 listed(long)
             )
