@@ -8,6 +8,7 @@ use ratelimit_core::{
     SnapshotStore, Source, Store, Timestamp, Verdict, WindowEntry, decide,
 };
 use ratelimit_memory::PreciseClock;
+use tokio::runtime::Handle;
 
 use crate::plain::acquires_plainly;
 
@@ -15,14 +16,16 @@ mod kept;
 mod rounds;
 
 use kept::{Kept, KeptState, Key};
-use rounds::{Rounds, Turn};
+use rounds::{Rounds, Turn, UnderWay};
 
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
 const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
-/// How often a request waits at most: for a request that is sent up to a round trip too early, and for the next one. More would
-/// only delay: where a limit refills faster than the store answers, no wait ends with a denial.
+/// How often a request waits at most: for calls that were sent before it came, and for the next ones, whose answers are about
+/// times after it came.
 const MOST_WAITS: u32 = 2;
+/// How far the local clock may go back as readings of several threads do; if it goes back further, it was set.
+const MOST_JITTER_US: u64 = 1_000;
 const DEFAULT_CAPACITY: usize = 1 << 16;
 
 /// A store around a store that answers, without a call, the requests which the inner store would deny.
@@ -112,6 +115,8 @@ pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     rounds: Rounds<A>,
     max_wait: Duration,
     clock: C,
+    /// The latest time of that clock, in microseconds.
+    latest_us: AtomicU64,
     asked: AtomicU64,
     answered: AtomicU64,
 }
@@ -195,6 +200,7 @@ impl<C: Clock> DenialCacheBuilder<C> {
             rounds: Rounds::default(),
             max_wait: self.max_wait,
             clock: self.clock,
+            latest_us: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             answered: AtomicU64::new(0),
         }
@@ -237,23 +243,46 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
 enum Answer<S> {
     /// It cannot pass.
     Denied(Verdict),
-    /// The store is to be asked, and this is what the batch would leave. The kept states admit it, or are too old.
-    MayPass(Snapshot<S>),
+    /// The kept states admit it, or are too old. This is what it would leave, and whether they count as an answer.
+    MayPass { left: Snapshot<S>, is_fresh: bool },
     /// The store is to be asked.
     Unknown,
 }
 
 impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
-    fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Answer<A::State> {
+    /// The local time. If it has gone back, the age of what is kept is unknown, and so is that of what is under way.
+    fn now(&self) -> Timestamp {
+        let latest_us = self.latest_us.load(Ordering::Acquire);
+        let now = self.clock.now();
+        if now.as_us().saturating_add(MOST_JITTER_US) < latest_us {
+            self.latest_us.store(now.as_us(), Ordering::Release);
+            self.kept.clear();
+        } else if now.as_us() > latest_us.saturating_add(MOST_JITTER_US) {
+            self.latest_us.fetch_max(now.as_us(), Ordering::AcqRel);
+        }
+        now
+    }
+
+    /// What is known at a local time of a batch that came at this or an earlier one.
+    ///
+    /// It is denied if it did not pass when it came, or when the store saw the states if that was later. So the store would have
+    /// denied it at a time between its call and its answer, however long it waited.
+    fn answer(
+        &self,
+        batch: &Batch<'_, A>,
+        keys: &[Key],
+        times: [Timestamp; 2],
+    ) -> Answer<A::State> {
         let mut left = Snapshot { now: Timestamp::ZERO, states: Vec::with_capacity(keys.len()) };
-        let mut is_fresh = true;
+        let (mut now, mut is_fresh) = (Timestamp::ZERO, true);
         for (check, key) in batch.checks().iter().zip(keys) {
-            let Some(known) = self.kept.get(*key, check.limit.algorithm(), local) else {
+            let Some(known) = self.kept.get(*key, check.limit.algorithm(), times) else {
                 return Answer::Unknown;
             };
-            // None that is fresh is before its server's time of now, because the server read its clock after the request was
+            // None that is fresh is before its server's time, because the server read its clock after the request was
             // sent. The latest is before no server's: states of a batch across slots may come from several.
-            left.now = left.now.max(known.now);
+            left.now = left.now.max(known.came);
+            now = now.max(known.now);
             left.states.push(known.state);
             is_fresh &= known.is_fresh;
         }
@@ -261,8 +290,46 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
             Ok(verdict) if is_fresh && !verdict.allowed() => {
                 Answer::Denied(verdict.with_source(Source::Cache))
             }
-            Ok(_) => Answer::MayPass(left),
+            Ok(_) => {
+                left.now = now;
+                Answer::MayPass { left, is_fresh }
+            }
             Err(_) => Answer::Unknown,
+        }
+    }
+
+    /// Waits until a batch may go to the store. Returns its keys and the local time then, and what it holds while it is under
+    /// way; or its answer.
+    async fn turn(&self, batch: &Batch<'_, A>) -> Result<Going<'_, A>, Verdict> {
+        let came = self.now();
+        let (mut sent, mut waits_left) = (came, MOST_WAITS);
+        loop {
+            let keys = self.kept.keys(batch);
+            let (left, is_fresh) = match self.answer(batch, &keys, [came, sent]) {
+                Answer::Denied(verdict) => return Err(verdict),
+                Answer::MayPass { left, is_fresh } => (Some(left), is_fresh),
+                Answer::Unknown => (None, false),
+            };
+            let is_silent = left.is_none() && self.kept.is_silent(batch);
+            // On no runtime there is no time to wait by.
+            if is_silent || self.max_wait.is_zero() || Handle::try_current().is_err() {
+                return Ok((keys, sent, None));
+            }
+            let is_unknown = left.is_none();
+            let ending = match self.rounds.turn(batch, &keys, left, waits_left > 0) {
+                Turn::Goes(under_way) => return Ok((keys, sent, under_way)),
+                Turn::Denied(verdict) if is_fresh => return Err(verdict.with_source(Source::Cache)),
+                Turn::Denied(_) => return Ok((keys, sent, None)),
+                Turn::Waits(ending) => ending,
+            };
+            if is_unknown {
+                self.kept.want(&keys);
+            }
+            // Boxed, because few wait.
+            let ended = Box::pin(self.rounds.wait(ending, self.max_wait / MOST_WAITS)).await;
+            // A store that is that slow is waited for once.
+            waits_left = if ended { waits_left - 1 } else { 0 };
+            sent = self.now();
         }
     }
 
@@ -275,6 +342,7 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
         verdict: &Verdict,
         snapshot: Option<Snapshot<A::State>>,
     ) {
+        self.kept.note_silent(batch, snapshot.is_none());
         let Some(Snapshot { now, states }) = snapshot else {
             if verdict.allowed() {
                 self.kept.invalidate(keys);
@@ -283,15 +351,13 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
         };
         for ((check, key), state) in batch.checks().iter().zip(keys).zip(states) {
             let algorithm = check.limit.algorithm().clone();
-            let kept = KeptState::new(algorithm, state, now, sent);
-            if verdict.allowed() {
-                self.kept.refresh(*key, kept);
-            } else {
-                self.kept.put(*key, kept);
-            }
+            self.kept.note(*key, KeptState::new(algorithm, state, now, sent), verdict.allowed());
         }
     }
 }
+
+/// A batch that goes to the store: its keys, the local time, and what it holds while it is under way.
+type Going<'c, A> = (Vec<Key>, Timestamp, Option<UnderWay<'c, A>>);
 
 /// Drops keys when the operation that changes them ends, also by an error or because its caller goes away.
 struct Dropping<'k, A: Algorithm> {
@@ -331,24 +397,11 @@ where
             let _dropping = Dropping { kept, keys, ends_waits };
             return self.store.apply(batch).await;
         }
-        let mut waits_left = if self.max_wait.is_zero() { 0 } else { MOST_WAITS };
-        let (keys, sent, _under_way) = loop {
-            let (keys, sent) = (kept.keys(batch), self.clock.now());
-            let left = match self.answer(batch, &keys, sent) {
-                Answer::Denied(verdict) => {
-                    self.answered.fetch_add(1, Ordering::Relaxed);
-                    return Ok(verdict);
-                }
-                Answer::MayPass(left) => left,
-                Answer::Unknown => break (keys, sent, None),
-            };
-            match self.rounds.turn(batch, &keys, left, waits_left > 0) {
-                Turn::Goes(under_way) => break (keys, sent, under_way),
-                // Boxed, because few wait.
-                Turn::Waits(ending) => {
-                    Box::pin(self.rounds.wait(ending, self.max_wait / MOST_WAITS)).await;
-                    waits_left -= 1;
-                }
+        let (keys, sent, _under_way) = match self.turn(batch).await {
+            Ok(going) => going,
+            Err(verdict) => {
+                self.answered.fetch_add(1, Ordering::Relaxed);
+                return Ok(verdict);
             }
         };
         self.asked.fetch_add(1, Ordering::Relaxed);
@@ -356,6 +409,8 @@ where
         let mut dropping = Dropping { kept, keys, ends_waits: false };
         let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
         let keys = std::mem::take(&mut dropping.keys);
+        // If the clock has gone back meanwhile, all keys have another generation from here on.
+        self.now();
         self.note(batch, &keys, sent, &verdict, snapshot);
         Ok(verdict)
     }

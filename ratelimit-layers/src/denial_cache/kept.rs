@@ -1,7 +1,8 @@
 //! [`Kept`]: the states of denied keys, at most so many, by a hash of the limit and the key.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::Entry;
 use ratelimit_core::{Algorithm, Batch, Timestamp};
@@ -10,7 +11,7 @@ use crate::bounded::{BoundedMap, KeyHasher};
 
 /// How many groups of keys have a generation of their own: enough that few requests which are under way at the same time
 /// share one.
-const GENERATIONS: usize = 4_096;
+const GROUPS: usize = 4_096;
 
 /// A key under a limit, and the generation of its group when the request began.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,9 @@ impl Key {
 
 /// What is kept of a key.
 pub(super) struct Known<S> {
+    /// If it is fresh, the store's time when the request came, or up to a round trip later; or when the store saw the state, if
+    /// that was after the request came.
+    pub(super) came: Timestamp,
     /// If it is fresh, the store's time now, or up to a round trip later.
     pub(super) now: Timestamp,
     pub(super) state: Option<S>,
@@ -56,25 +60,39 @@ impl<A: Algorithm> KeptState<A> {
         Self { algorithm, state, now, sent }
     }
 
-    /// The time of the store at a local time, or up to a round trip later.
+    fn remaining(&self) -> u64 {
+        self.algorithm.step(self.state.as_ref(), self.now, 0).decision.remaining
+    }
+
+    /// The time of the store at a local time, or up to a round trip later. It is never before the store saw the state.
     const fn now_at(&self, local: Timestamp) -> Timestamp {
         self.now.saturating_add_us(local.saturating_us_since(self.sent))
     }
 
-    /// Whether it counts at a local time. A local clock that has gone back tells no age.
+    /// Whether it counts at a local time. Another thread may have sent its request since that time was read.
     fn is_fresh(&self, local: Timestamp, max_age_us: u64) -> bool {
         local.checked_since(self.sent).is_some_and(|age| age.as_us() <= max_age_us)
     }
 }
 
-/// The states of denied keys.
+/// What is known of the keys of a group.
+#[derive(Default)]
+struct Group {
+    /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
+    /// state is kept: what a request saw that was under way then may be from before.
+    generation: AtomicU64,
+    /// Whether a request waits for a state of which none is kept.
+    is_wanted: AtomicBool,
+    /// Whether the store said nothing of what it saw when it was last asked about limits of the group.
+    is_silent: AtomicBool,
+}
+
+/// The states of denied keys, and of those that requests wait for.
 pub(super) struct Kept<A: Algorithm> {
     states: BoundedMap<KeptState<A>>,
     max_age_us: u64,
     hasher: KeyHasher,
-    /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
-    /// state is kept: what a request saw that was under way then may be from before.
-    generations: Box<[AtomicU64]>,
+    groups: Box<[Group]>,
 }
 
 impl<A: Algorithm> fmt::Debug for Kept<A> {
@@ -93,7 +111,7 @@ impl<A: Algorithm> Kept<A> {
             states: BoundedMap::new(capacity),
             max_age_us,
             hasher: KeyHasher::default(),
-            generations: (0..GENERATIONS).map(|_| AtomicU64::new(0)).collect(),
+            groups: (0..GROUPS).map(|_| Group::default()).collect(),
         }
     }
 
@@ -105,83 +123,127 @@ impl<A: Algorithm> Kept<A> {
     pub(super) fn keys(&self, batch: &Batch<'_, A>) -> Vec<Key> {
         let key = |limit: u64, key: &str| {
             let hash = self.hasher.hash((limit, key));
-            Key { hash, generation: self.generation(hash).load(Ordering::Acquire) }
+            Key { hash, generation: self.group(hash).generation.load(Ordering::Acquire) }
         };
         batch.checks().iter().map(|check| key(check.limit.fingerprint(), check.key)).collect()
     }
 
-    fn generation(&self, hash: u128) -> &AtomicU64 {
-        let group = hash % GENERATIONS as u128;
-        &self.generations[usize::try_from(group).unwrap_or_default()]
+    fn group(&self, hash: u128) -> &Group {
+        let group = hash % GROUPS as u128;
+        &self.groups[usize::try_from(group).unwrap_or_default()]
     }
 
-    /// What is known of a key at this local time, if its state is kept and of a limit with these parameters.
-    pub(super) fn get(&self, key: Key, algorithm: &A, local: Timestamp) -> Option<Known<A::State>>
+    /// The group of a batch's limits.
+    fn limits(&self, batch: &Batch<'_, A>) -> &Group {
+        let fingerprints = batch.checks().iter().map(|check| check.limit.fingerprint());
+        self.group(
+            fingerprints.fold(0, |hash: u128, limit| hash.rotate_left(1) ^ u128::from(limit)),
+        )
+    }
+
+    /// Whether the store says nothing of these limits, as far as is known.
+    pub(super) fn is_silent(&self, batch: &Batch<'_, A>) -> bool {
+        self.limits(batch).is_silent.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the store said what it saw of a batch.
+    pub(super) fn note_silent(&self, batch: &Batch<'_, A>, is_silent: bool) {
+        let noted = &self.limits(batch).is_silent;
+        if noted.load(Ordering::Relaxed) != is_silent {
+            noted.store(is_silent, Ordering::Relaxed);
+        }
+    }
+
+    /// What is known of a key at this local time, for a request that came at this or an earlier one, if its state is kept and of
+    /// a limit with these parameters.
+    pub(super) fn get(
+        &self,
+        key: Key,
+        algorithm: &A,
+        [came, local]: [Timestamp; 2],
+    ) -> Option<Known<A::State>>
     where
         A: PartialEq,
     {
         let kept = self.states.get(key.hash)?;
         (kept.algorithm == *algorithm).then(|| Known {
+            came: kept.now_at(came),
             now: kept.now_at(local),
             state: kept.state.clone(),
             is_fresh: kept.is_fresh(local, self.max_age_us),
         })
     }
 
-    /// Keeps a state.
-    pub(super) fn put(&self, key: Key, kept: KeptState<A>) {
+    /// Has the next state of these keys kept, also if it is that of an admitted request.
+    pub(super) fn want(&self, keys: &[Key]) {
+        for key in keys {
+            self.group(key.hash).is_wanted.store(true, Ordering::Release);
+        }
+    }
+
+    /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is kept, that of a denied
+    /// request is, and that of an admitted one if it is waited for.
+    pub(super) fn note(&self, key: Key, kept: KeptState<A>, allowed: bool) {
         let sent = kept.sent;
-        match self.states.entry(key.hash) {
+        let is_wanted = &self.group(key.hash).is_wanted;
+        let came = match self.states.entry(key.hash) {
             Entry::Occupied(mut entry) => {
                 if self.is_newer(key, entry.get(), &kept) {
                     entry.insert(kept);
+                    return;
                 }
-                return;
+                if !allowed || self.is_current(key) {
+                    return;
+                }
+                false
             }
             // An invalidation removes the key after it has changed the generation: either it is seen here, or the
             // invalidation waits for this entry and removes it.
             Entry::Vacant(entry) => {
-                if !self.is_current(key) {
+                let keeps = !allowed || is_wanted.load(Ordering::Acquire);
+                let came = keeps && self.is_current(key);
+                if came {
+                    is_wanted.store(false, Ordering::Release);
+                    entry.insert(kept);
+                } else if allowed {
+                    // What requests saw that are under way may be from before the charge, and is not kept either: they wait for
+                    // this entry, and then find another generation.
+                    self.advance(key);
+                }
+                if !came {
                     return;
                 }
-                entry.insert(kept);
+                true
             }
-        }
-        self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
-    }
-
-    /// Notes the state that an admitted request left: it replaces an earlier one that is kept. Where none is kept, nor will be
-    /// what requests saw that are under way: it may be from before the charge.
-    pub(super) fn refresh(&self, key: Key, kept: KeptState<A>) {
-        match self.states.entry(key.hash) {
-            Entry::Occupied(mut entry) => {
-                if self.is_newer(key, entry.get(), &kept) {
-                    entry.insert(kept);
-                } else if !self.is_current(key) {
-                    // Which of the two is from before an invalidation, no time tells.
-                    self.advance(key);
-                    entry.remove();
-                }
-            }
-            // Whatever is put later waits for this entry, and then finds another generation.
-            Entry::Vacant(_) => self.advance(key),
+        };
+        if came {
+            self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
+        } else {
+            // Which of the two is from before an invalidation, no time tells.
+            self.invalidate(&[key]);
         }
     }
 
     /// From here on, what requests saw that are under way does not count.
     fn advance(&self, key: Key) {
-        self.generation(key.hash).fetch_add(1, Ordering::AcqRel);
+        self.group(key.hash).generation.fetch_add(1, Ordering::AcqRel);
     }
 
     fn is_current(&self, key: Key) -> bool {
-        self.generation(key.hash).load(Ordering::Acquire) == key.generation
+        self.group(key.hash).generation.load(Ordering::Acquire) == key.generation
     }
 
-    /// Whether the store saw `kept` after `before`, as far as that can be told.
+    /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
+    /// the later one, as no refund lies between them.
     fn is_newer(&self, key: Key, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
         let age = kept.sent.checked_since(before.sent);
         let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);
-        (before.now <= kept.now || is_too_old) && self.is_current(key)
+        let is_later = match before.now.cmp(&kept.now) {
+            Less => true,
+            Equal => kept.remaining() <= before.remaining(),
+            Greater => false,
+        };
+        (is_later || is_too_old) && self.is_current(key)
     }
 
     /// Drops keys.
@@ -201,8 +263,8 @@ impl<A: Algorithm> Kept<A> {
 
     /// Drops all keys, and what requests that are under way see.
     pub(super) fn clear(&self) {
-        for generation in &self.generations {
-            generation.fetch_add(1, Ordering::AcqRel);
+        for group in &self.groups {
+            group.generation.fetch_add(1, Ordering::AcqRel);
         }
         self.states.clear();
     }

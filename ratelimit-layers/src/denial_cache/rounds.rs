@@ -1,16 +1,19 @@
-//! [`Rounds`]: which requests go to the store when a wait ends, and which wait for their answers.
+//! [`Rounds`]: which requests go to the store at once, and which wait for their answers.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
-use ratelimit_core::{Algorithm, Batch, Snapshot, decide};
-use tokio::runtime::Handle;
+use ratelimit_core::{Algorithm, Batch, Snapshot, Verdict, decide};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::kept::Key;
+
+/// How many requests of the same checks go to the store at once while no state is known: enough for a caller that makes a few
+/// at once, who then never waits.
+const UNKNOWN_AT_ONCE: usize = 4;
 
 /// The rounds that are open.
 ///
@@ -33,11 +36,11 @@ struct Name {
 /// Requests of the same checks that are under way together.
 struct Round<A: Algorithm> {
     name: Name,
-    /// What they leave, if nothing else changes the states.
-    ahead: Snapshot<A::State>,
+    /// What they leave, if nothing else changes the states; `None` while these are not known.
+    ahead: Option<Snapshot<A::State>>,
     under_way: usize,
-    /// Closes when the round ends, which wakes the requests that wait for it. Once there is one, no request joins the round:
-    /// it lasts no longer than the calls that are under way.
+    /// Is told when the round ends, and closes when it is abandoned: both wake the requests that wait for it. Once there is one,
+    /// no request joins the round that may wait: it lasts no longer than the calls that are under way.
     waited_for: Option<watch::Sender<()>>,
 }
 
@@ -47,6 +50,8 @@ pub(super) enum Turn<'r, A: Algorithm> {
     Goes(Option<UnderWay<'r, A>>),
     /// It waits for the end of a round.
     Waits(Ending),
+    /// It may not wait any more, and does not pass after those under way.
+    Denied(Verdict),
 }
 
 /// The end of a round.
@@ -74,12 +79,12 @@ impl<A: Algorithm> Default for Rounds<A> {
 }
 
 impl<A: Algorithm> Rounds<A> {
-    /// The turn of a request with these keys, which would leave these states. One that may not wait goes in any case.
+    /// The turn of a request with these keys, which would leave these states if they are known.
     pub(super) fn turn(
         &self,
         batch: &Batch<'_, A>,
         keys: &[Key],
-        left: Snapshot<A::State>,
+        left: Option<Snapshot<A::State>>,
         may_wait: bool,
     ) -> Turn<'_, A> {
         // Their order counts, as it does for the states.
@@ -94,33 +99,40 @@ impl<A: Algorithm> Rounds<A> {
             }
         };
         let round = place.get_mut();
-        if round.waited_for.is_none() {
-            let now = round.ahead.now.max(left.now);
-            // The algorithm may be foreign: should it panic, the round is as it was.
-            let mut ahead = Snapshot { now, states: round.ahead.states.clone() };
-            if decide(batch, now, &mut ahead).is_ok_and(|verdict| verdict.allowed()) {
-                round.ahead = ahead;
-                round.under_way += 1;
-                return Turn::Goes(Some(UnderWay { rounds: self, round: round.name }));
+        // Why it does not pass, where states are known; and what the round leaves if it goes.
+        let (mut passes, mut denied, mut ahead) = (true, None, left);
+        match (&mut ahead, &round.ahead) {
+            (Some(left), Some(before)) => {
+                left.now = left.now.max(before.now);
+                left.states.clone_from(&before.states);
+                // The algorithm may be foreign: should it panic, the round is as it was.
+                let verdict = decide(batch, left.now, left).ok();
+                denied = verdict.filter(|verdict| !verdict.allowed());
+                passes = denied.is_none();
             }
+            (Some(_), None) => {}
+            (None, _) => passes = round.under_way < UNKNOWN_AT_ONCE,
         }
-        if !may_wait {
-            return Turn::Goes(None);
+        if passes && !(may_wait && round.waited_for.is_some()) {
+            round.ahead = ahead;
+            round.under_way += 1;
+            return Turn::Goes(Some(UnderWay { rounds: self, round: round.name }));
         }
-        let ended = round.waited_for.get_or_insert_with(|| watch::Sender::new(())).subscribe();
-        Turn::Waits(Ending { round: round.name, ended })
+        if may_wait {
+            let ended = round.waited_for.get_or_insert_with(|| watch::Sender::new(())).subscribe();
+            return Turn::Waits(Ending { round: round.name, ended });
+        }
+        denied.map_or(Turn::Goes(None), Turn::Denied)
     }
 
     /// Waits for the end of a round, and ends one that takes too long: a caller may keep the future of a request under way
-    /// and poll it no more. On no runtime there is no time to wait by.
-    pub(super) async fn wait(&self, Ending { round, mut ended }: Ending, most: Duration) {
-        if Handle::try_current().is_err() {
-            return;
-        }
-        // No value is ever sent.
-        if timeout(most, ended.changed()).await.is_err() {
-            let _ended = self.open.remove_if(&round.checks, |_, open| open.name == round);
-        }
+    /// and poll it no more. Returns whether it ended by itself.
+    pub(super) async fn wait(&self, Ending { round, mut ended }: Ending, most: Duration) -> bool {
+        let Ok(told) = timeout(most, ended.changed()).await else {
+            let _abandoned = self.open.remove_if(&round.checks, |_, open| open.name == round);
+            return false;
+        };
+        told.is_ok()
     }
 }
 
@@ -134,7 +146,10 @@ impl<A: Algorithm> Drop for UnderWay<'_, A> {
         round.under_way -= 1;
         if round.under_way == 0 {
             // Those that wait wake when nothing is locked any more.
-            let _ended = place.remove();
+            let ended = place.remove();
+            if let Some(waited_for) = ended.waited_for {
+                waited_for.send_replace(());
+            }
         }
     }
 }

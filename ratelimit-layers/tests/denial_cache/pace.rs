@@ -1,0 +1,155 @@
+//! An attack on a store that is some milliseconds away: the calls that reach it are those that its limit makes necessary, also
+//! where the limit refills about as fast as the store answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_core::{
+    Batch, Check, Clock, Limit, Policy, PolicyState, SnapshotStore, Store, Timestamp, Verdict,
+    WithSnapshot,
+};
+use ratelimit_layers::DenialCache;
+use ratelimit_memory::{MemoryError, MemoryStore};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::limit;
+use crate::noted::BEGIN;
+
+const TASKS: u64 = 200;
+const LASTS: Duration = Duration::from_secs(5);
+
+/// Tokio's time, which stands still while tasks run.
+#[derive(Clone, Debug)]
+struct Paused(Instant);
+
+impl Clock for Paused {
+    fn now(&self) -> Timestamp {
+        BEGIN.saturating_add_us(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+/// A store that is so many milliseconds away, there and back, at least and at most.
+#[derive(Debug)]
+struct Far {
+    memory: MemoryStore<Policy, Paused>,
+    way_ms: (u64, u64),
+    calls: AtomicU64,
+    under_way: AtomicU64,
+    most_under_way: AtomicU64,
+    /// The last time at which the state was seen to deny.
+    denied_us: AtomicU64,
+}
+
+impl Far {
+    fn new(words: &str, way_ms: (u64, u64), clock: &Paused) -> Self {
+        let memory = MemoryStore::builder().clock(clock.clone()).build();
+        let [calls, under_way, most_under_way, denied_us] = Default::default();
+        let limit = limit("l", words);
+        Self { memory, limit, way_ms, calls, under_way, most_under_way, denied_us }
+    }
+
+    /// Looks whether the state denies. Between two calls it only recovers.
+    fn look(&self) {
+        let one = Check { limit: &self.limit, key: "mallory", cost: 1 };
+        let peek = self.memory.apply_now(&Batch::one(&one).op(Op::Peek)).expect("decides");
+        if !peek.allowed() {
+            self.denied_us.fetch_max(self.memory.clock().now().as_us(), Ordering::SeqCst);
+        }
+    }
+
+    async fn travel(&self) {
+        let way_ms = fastrand::u64(self.way_ms.0..=self.way_ms.1);
+        sleep(Duration::from_millis(way_ms)).await;
+    }
+}
+
+impl Store<Policy> for Far {
+    type Error = MemoryError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+        Ok(self.apply_with_snapshot(batch).await?.0)
+    }
+}
+
+impl SnapshotStore<Policy> for Far {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, Policy>,
+    ) -> Result<WithSnapshot<PolicyState>, MemoryError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let under_way = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_under_way.fetch_max(under_way, Ordering::SeqCst);
+        self.travel().await;
+        let decided = self.memory.apply_with_snapshot(batch).await;
+        self.travel().await;
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
+        decided
+    }
+}
+
+#[derive(Debug)]
+struct Attack {
+    admitted: u64,
+    calls: u64,
+    at_once: u64,
+    slowest: Duration,
+}
+
+/// Attacks a limit for five seconds: each task asks, and asks again after a pause, or at the end of its wait.
+async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Attack {
+    let clock = Paused(Instant::now());
+    let memory = MemoryStore::builder().clock(clock.clone()).build();
+    let [calls, under_way, most_under_way] = Default::default();
+    let far = Far { memory, way_ms, calls, under_way, most_under_way };
+    let store: Arc<DenialCache<_, Policy, _>> =
+        Arc::new(DenialCache::builder().clock(clock.clone()).build(far));
+    let limit: Limit<Policy> = limit("l", words);
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let (store, limit, begin) = (Arc::clone(&store), limit.clone(), clock.0);
+        tasks.spawn(async move {
+            let (mut admitted, mut slowest) = (0, Duration::ZERO);
+            while begin.elapsed() < LASTS {
+                let check = Check { limit: &limit, key: "mallory", cost: 1 };
+                let asked = Instant::now();
+                let verdict = store.apply(&Batch::one(&check)).await.expect("decides");
+                slowest = slowest.max(asked.elapsed());
+                admitted += u64::from(verdict.allowed());
+                sleep(pause.unwrap_or_else(|| verdict.retry_after().unwrap_or_default())).await;
+            }
+            (admitted, slowest)
+        });
+    }
+    let all = tasks.join_all().await;
+    let counted = |count: &AtomicU64| count.load(Ordering::SeqCst);
+    Attack {
+        admitted: all.iter().map(|(admitted, _)| admitted).sum(),
+        calls: counted(&store.store().calls),
+        at_once: counted(&store.store().most_under_way),
+        slowest: all.iter().map(|(_, slowest)| *slowest).max().unwrap_or_default(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_a_limit_refills_about_as_fast_as_the_store_answers_the_calls_stay_near_what_is_due()
+{
+    for (words, way_ms) in [
+        ("gcra 100/s burst 1", (2, 4)),
+        ("gcra 100/s burst 100", (2, 4)),
+        ("gcra 500/s burst 1", (1, 1)),
+        ("gcra 500/s burst 1", (2, 4)),
+        ("gcra 1000/s burst 8", (2, 4)),
+        ("sliding-counter 100/s", (2, 4)),
+        ("fixed-window 1/10ms", (2, 4)),
+        ("gcra 100/s burst 1", (20, 40)),
+    ] {
+        for pause_ms in [Some(1), Some(7), None] {
+            fastrand::seed(7);
+            let pause = pause_ms.map(Duration::from_millis);
+            let attack = attack(words, way_ms, pause).await;
+            eprintln!("{words} {way_ms:?} {pause_ms:?}: {attack:?}");
+        }
+    }
+}
