@@ -1,6 +1,8 @@
 //! [`ConfigError`], for limits, policies and batches that cannot be built, and [`ErrorKind`], for the errors of stores.
 
+use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt;
 
 /// A limit that cannot be built, or a batch that cannot be decided.
@@ -43,6 +45,35 @@ impl fmt::Display for ConfigError {
 }
 
 impl core::error::Error for ConfigError {}
+
+/// `; did you mean "burst"?` for the nearest of these names, or nothing if none is near.
+pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let near = known.into_iter().map(|name| (typing_errors(wrong, name), name));
+    let nearest = near.filter(|(errors, name)| errors * 3 <= name.len().max(3)).min();
+    nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"))
+}
+
+/// How many characters differ: the optimal string alignment distance, in which two swapped neighbours are one error. Upper
+/// and lower case are the same.
+fn typing_errors(a: &str, b: &str) -> usize {
+    let (a, b) = (a.to_ascii_lowercase().into_bytes(), b.to_ascii_lowercase().into_bytes());
+    let mut rows: Vec<Vec<usize>> = Vec::with_capacity(a.len() + 1);
+    rows.push((0..=b.len()).collect());
+    for i in 1..=a.len() {
+        let mut row = Vec::with_capacity(b.len() + 1);
+        row.push(i);
+        for j in 1..=b.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
 
 /// What went wrong, so that a caller can decide what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
 use crate::algorithm::Algorithm;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, did_you_mean};
 use crate::identifiers::{Identifiers, bare_of, identifier_of};
 use crate::share::Share;
 
@@ -202,6 +202,41 @@ impl<A: Algorithm> Limit<A> {
         })
     }
 
+    /// Checks that it is kept by none but these identifiers; `None` among them is the bare key. A limit that is kept by
+    /// another one would never apply, without a sign of it.
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limit};
+    /// let misspelt = Limit::new("burst", Gcra::per_second(10).build()?)?.by(["kye"])?;
+    /// let refused = misspelt.check_identifiers(&[Some("ip"), Some("key")]).unwrap_err().to_string();
+    /// assert!(refused.ends_with("did you mean \"key\"?"), "{refused}");
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first identifier that is not among them.
+    pub fn check_identifiers(&self, known: &[Option<&str>]) -> Result<(), ConfigError> {
+        let mut wanted: Vec<Option<&str>> = self.identifier_names().map(Some).collect();
+        if wanted.is_empty() {
+            wanted.push(None);
+        }
+        let Some(unknown) = wanted.into_iter().find(|name| !known.contains(name)) else {
+            return Ok(());
+        };
+        let in_words = |name: Option<&str>| match name {
+            Some(name) => format!("{name:?}"),
+            None => "a bare key".into(),
+        };
+        let known_words: Vec<_> = known.iter().copied().map(in_words).collect();
+        let meant = did_you_mean(unknown.unwrap_or_default(), known.iter().copied().flatten());
+        Err(ConfigError::new(format!(
+            "it is kept by {}, for which there is no source; there is one for {}{meant}",
+            in_words(unknown),
+            if known_words.is_empty() { "nothing".into() } else { known_words.join(", ") },
+        ))
+        .in_limit(&*self.name))
+    }
+
     /// Its identifiers, in words.
     pub(crate) fn wanted(&self) -> String {
         if self.identifier_names.is_empty() {
@@ -217,6 +252,15 @@ impl<A: Algorithm> Limit<A> {
     #[inline]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether this is its name, or the beginning of its name and `*`.
+    #[must_use]
+    pub fn is_named_by(&self, pattern: &str) -> bool {
+        match pattern.strip_suffix('*') {
+            Some(beginning) => self.name.starts_with(beginning),
+            None => *self.name == *pattern,
+        }
     }
 
     /// The [`fingerprint`] of the name.
@@ -353,6 +397,38 @@ impl<A: Algorithm> Limits<A> {
             }
         }
         Ok(Self(limits))
+    }
+
+    /// Those of these limits that have one of these names, in the order of the policy. A name that ends in `*` stands for
+    /// all that begin with the rest of it, such as `search.*`.
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limits};
+    /// let all = Limits::builder()
+    ///     .limit("burst", Gcra::per_second(10))
+    ///     .limit("search.burst", Gcra::per_second(2))
+    ///     .limit("search.daily", Gcra::per_day(100))
+    ///     .build()?;
+    /// assert_eq!(all.only(&["search.*"])?.iter().count(), 2);
+    /// assert!(all.only(&["brust"]).unwrap_err().to_string().contains("did you mean \"burst\"?"));
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A name that no limit has, so that nothing is unlimited because of a misspelt name; no name at all.
+    pub fn only<N: AsRef<str>>(&self, names: &[N]) -> Result<Self, ConfigError>
+    where
+        A: Clone,
+    {
+        for name in names {
+            if !self.iter().any(|limit| limit.is_named_by(name.as_ref())) {
+                let meant = did_you_mean(name.as_ref(), self.iter().map(Limit::name));
+                let none = format!("the policy has no limit {:?}{meant}", name.as_ref());
+                return Err(ConfigError::new(none));
+            }
+        }
+        let taken = |limit: &&Limit<A>| names.iter().any(|name| limit.is_named_by(name.as_ref()));
+        Self::new(self.iter().filter(taken).cloned())
     }
 
     /// The limits, in the order of the policy.

@@ -104,9 +104,9 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 ///
 /// # With other stores
 ///
-/// It goes around a merging store on one server or on a cluster, and around a [`Fallback`](crate::Fallback), which then sees
-/// the calls to the store alone. Within a `Fallback` its answers neither close nor open the circuit breaker. Put
-/// `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes
+/// It goes around a merging store on one server or on a cluster. Within a [`Fallback`](crate::Fallback) its answers neither
+/// close nor open the circuit breaker; around one it works as well. Put `Metrics`, `Traced` and
+/// [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes
 /// `Arc<dyn DynSnapshotStore<Policy>>`.
 #[derive(Debug)]
 pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {

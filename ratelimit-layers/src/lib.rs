@@ -8,7 +8,7 @@
 //! | [`TopDenied`] | | the callers that are denied most often |
 //! | `Metrics` | `metrics` | decisions, latency and errors, by the crate `metrics` |
 //! | `Traced` | `tracing` | a span per decision, by the crate `tracing` |
-//! | `Reload` | `reload` | a policy that changes while it is in use |
+//! | `Reload`, `Part` | `reload` | a policy that changes while it is in use |
 //!
 //! Put `Metrics` and `Traced` around a [`Fallback`], so that they see what it decides:
 //! `Metrics::new(Traced::new(fallback))`. [`Fallback`] needs a tokio runtime with its time, except where it does not wait
@@ -38,7 +38,7 @@ pub use allotments::{AllotmentCounts, Allotments, AllotmentsBuilder};
 pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
 pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
 #[cfg(feature = "reload")]
-pub use reload::{Changes, Reload, ReloadBuilder, ReloadError, Watch};
+pub use reload::{Changes, Part, Reload, ReloadBuilder, ReloadError, Watch};
 pub use top_denied::{Denied, TopDenied};
 #[cfg(feature = "tracing")]
 pub use traced::Traced;

@@ -9,8 +9,11 @@ use ratelimit_core::{Algorithm, ConfigError, Limits, Policy, RateLimiter, Store}
 
 use crate::lock;
 
+mod part;
 mod watch;
 
+pub use part::Part;
+use part::Requirement;
 pub use watch::Watch;
 
 /// The longest policy document, in bytes.
@@ -54,9 +57,16 @@ struct Shared<S, A> {
     limiter: ArcSwap<RateLimiter<Arc<S>, A>>,
     allows_unlimited: bool,
     validate: Option<Validate<A>>,
-    /// Why the last attempt to replace the limits failed, if it did. Locked while limits are replaced, so that replacements
-    /// come one after the other.
-    last_error: Mutex<Option<Arc<ReloadError>>>,
+    /// Locked while limits are replaced, so that replacements come one after the other.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Why the last attempt to replace the limits failed, if it did.
+    last_error: Option<Arc<ReloadError>>,
+    /// What the users of the limits require of them.
+    requirements: Vec<Requirement>,
 }
 
 impl<S, A> Clone for Reload<S, A> {
@@ -96,7 +106,8 @@ impl<A: Algorithm + Clone + PartialEq> ReloadBuilder<A> {
     }
 
     /// Refuses limits for which this is an error. For a policy over a [`Fallback`](crate::Fallback):
-    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it.
+    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it. A layer of `ratelimit-tower` adds its own checks by
+    /// itself.
     #[must_use]
     pub fn validate(
         mut self,
@@ -125,8 +136,8 @@ impl<A: Algorithm + Clone + PartialEq> ReloadBuilder<A> {
         let Self { allows_unlimited, validate } = self;
         let store = Arc::new(store);
         let limiter = limiter_of(limits, &store, allows_unlimited);
-        let (limiter, last_error) = (ArcSwap::from_pointee(limiter), Mutex::default());
-        let shared = Shared { store, limiter, allows_unlimited, validate, last_error };
+        let (limiter, state) = (ArcSwap::from_pointee(limiter), Mutex::default());
+        let shared = Shared { store, limiter, allows_unlimited, validate, state };
         Reload { shared: Arc::new(shared) }
     }
 }
@@ -170,13 +181,14 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// Why the last attempt to replace the limits failed; `None` if it succeeded, or if there was none.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ReloadError>> {
-        lock(&self.shared.last_error).clone()
+        lock(&self.shared.state).last_error.clone()
     }
 
     /// Replaces the limits.
     ///
     /// # Errors
-    /// Limits that are not [valid](ReloadBuilder::validate). The limits in force stay.
+    /// Limits that are not [valid](ReloadBuilder::validate), or not what a [part](Self::part) requires. The limits in force
+    /// stay.
     pub fn replace(&self, limits: Limits<A>) -> Result<Changes, Arc<ReloadError>> {
         self.attempt(|| Ok(limits))
     }
@@ -185,10 +197,11 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         &self,
         limits: impl FnOnce() -> Result<Limits<A>, ReloadError>,
     ) -> Result<Changes, Arc<ReloadError>> {
-        let mut last_error = lock(&self.shared.last_error);
+        let mut state = lock(&self.shared.state);
         let shared = &*self.shared;
         let valid = limits().and_then(|limits| {
             shared.validate.as_ref().map_or(Ok(()), |validate| validate(&limits))?;
+            part::check(&limits, &state.requirements)?;
             Ok(limits)
         });
         match valid {
@@ -200,14 +213,14 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
                     #[cfg(feature = "tracing")]
                     tracing::info!(%changes, "the policy is replaced");
                 }
-                *last_error = None;
+                state.last_error = None;
                 Ok(changes)
             }
             Err(error) => {
                 #[cfg(feature = "tracing")]
                 tracing::error!(%error, "the policy is not replaced: the one in force stays");
                 let error = Arc::new(error);
-                *last_error = Some(Arc::clone(&error));
+                state.last_error = Some(Arc::clone(&error));
                 Err(error)
             }
         }
@@ -218,7 +231,7 @@ impl<S: Store<Policy>> Reload<S> {
     /// Replaces the limits by those of this document, in TOML.
     ///
     /// # Errors
-    /// A document that is no policy, or whose limits are not [valid](ReloadBuilder::validate). The limits in force stay.
+    /// A document that is no policy; and as [`replace`](Self::replace). The limits in force stay.
     pub fn read(&self, document: &str) -> Result<Changes, Arc<ReloadError>> {
         self.attempt(|| parsed(None, document))
     }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use crate::client::Client;
 use crate::connection::{IntoConnection, RedisConnection};
 use crate::deadline::LONGEST;
@@ -24,6 +26,7 @@ pub struct Builder<M = Lua> {
     deadline: Duration,
     client: Option<Client>,
     merge: Option<bool>,
+    runtime: Option<Handle>,
     mode: PhantomData<M>,
 }
 
@@ -83,8 +86,8 @@ impl<M: Mode> Builder<M> {
     }
 
     fn in_mode<N: Mode>(self) -> Builder<N> {
-        let Self { keys, cross_slot, deadline, client, merge, mode: _ } = self;
-        Builder { keys, cross_slot, deadline, client, merge, mode: PhantomData }
+        let Self { keys, cross_slot, deadline, client, merge, runtime, mode: _ } = self;
+        Builder { keys, cross_slot, deadline, client, merge, runtime, mode: PhantomData }
     }
 
     /// Sets how long a decision may take. The default is 1 second.
@@ -122,6 +125,21 @@ impl<M: Mode> Builder<M> {
         self
     }
 
+    /// Sets the runtime on which the store connects and its connections live. By default that is the one of
+    /// [`connect`](Self::connect), or of the first request to a store that was built lazily. A store
+    /// [over](Self::over) a client of your own leaves it to that client.
+    ///
+    /// Callers of other runtimes depend on it. One of them takes over, with new connections on its own runtime, if this
+    /// one ends, or if none of its threads runs its tasks for half of the deadline (100 ms to 3 s).
+    ///
+    /// Set it in a program that drives a runtime only now and then, as by a `block_on` per request on each of several
+    /// threads: otherwise each change of threads may cost a new connection.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
     /// Connects to the server, the cluster, or the master that Sentinels name at this URL. See
     /// [`RedisUrl`].
     ///
@@ -138,7 +156,8 @@ impl<M: Mode> Builder<M> {
     /// As [`connect`](Self::connect).
     pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
         self.contradicts(url)?;
-        let connection = RedisConnection::at(url, self.client, self.deadline).await?;
+        let runtime = self.runtime.clone();
+        let connection = RedisConnection::at(url, self.client, self.deadline, runtime).await?;
         self.following(url).over(connection)
     }
 
@@ -174,7 +193,8 @@ impl<M: Mode> Builder<M> {
     /// As [`connect_lazy`](Self::connect_lazy).
     pub fn connect_lazy_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
         self.contradicts(url)?;
-        let connection = RedisConnection::lazily_at(url, self.client, self.deadline)?;
+        let runtime = self.runtime.clone();
+        let connection = RedisConnection::lazily_at(url, self.client, self.deadline, runtime)?;
         self.following(url).over(connection)
     }
 
@@ -231,6 +251,7 @@ impl RedisStore {
             deadline: DEFAULT_DEADLINE,
             client: None,
             merge: None,
+            runtime: None,
             mode: PhantomData,
         }
     }

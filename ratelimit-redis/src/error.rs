@@ -192,6 +192,15 @@ impl RedisError {
         if some { self.in_part() } else { self }
     }
 
+    /// The error of a connection whose settings were accepted before. A certificate that has expired or a password that was
+    /// changed is an outage then, not a fault of the program's configuration.
+    pub(crate) fn in_use(self, address: &Arc<str>) -> Self {
+        if self.kind() != ErrorKind::Config {
+            return self;
+        }
+        Self::Unreachable { address: Arc::clone(address), reason: self.to_string() }
+    }
+
     /// The error of a look-up that preceded the request: whatever happened to it, nothing was charged.
     pub(crate) fn of_a_lookup(self) -> Self {
         match self {

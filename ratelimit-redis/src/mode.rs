@@ -42,7 +42,10 @@ pub trait Mode: sealed::Sealed {
     const NAME: &'static str;
     /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides access to the
     /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
-    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info` and, on a cluster, `+cluster|info`.
+    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info +scan` (and `+hgetall` in the Lua mode) and, on a
+    /// cluster, `+cluster|info`; [`RedisStore::heal`](crate::RedisStore::heal) needs `+scan`. The client
+    /// `fred` asks for `CLIENT ID` and `INFO` when it connects; it does without them, but unless the user has
+    /// `+client|id +info`, the server notes each refusal in its `ACL LOG`.
     const COMMANDS: &'static str;
     /// The oldest Redis major version that has all of them.
     const OLDEST: u32;
@@ -50,7 +53,7 @@ pub trait Mode: sealed::Sealed {
 
 impl Mode for Lua {
     const NAME: &'static str = "lua";
-    const COMMANDS: &'static str = "+eval +evalsha +ping +hello +select +time +get +set +del \
+    const COMMANDS: &'static str = "+eval +evalsha +ping +select +time +get +set +del \
         +unlink +hget +hmget +hset +hdel +pttl +pexpire +zadd +zrem +zrange +zcard +zcount +zremrangebyrank +rpush \
         +rpushx +lindex +llen +lrange +lset +ltrim";
     const OLDEST: u32 = 5;
@@ -58,14 +61,13 @@ impl Mode for Lua {
 
 impl Mode for Cas {
     const NAME: &'static str = "cas";
-    const COMMANDS: &'static str =
-        "+eval +evalsha +ping +hello +select +time +get +set +del +exists";
+    const COMMANDS: &'static str = "+eval +evalsha +ping +select +time +get +set +del +exists";
     const OLDEST: u32 = 5;
 }
 
 impl Mode for Multi {
     const NAME: &'static str = "multi";
-    const COMMANDS: &'static str = "+multi +exec +ping +hello +select +time +del +pexpire \
+    const COMMANDS: &'static str = "+multi +exec +ping +select +time +del +pexpire \
         +hincrby +hdel +hgetall +zadd +zrem +zrange +rpush +rpushx +lrem +lrange";
     const OLDEST: u32 = 7;
 }

@@ -20,13 +20,16 @@ use ratelimit_core::{
 use ratelimit_redis::{
     Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };
-use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Longer than any step here takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Of a decision while a runtime stands still, which a caller of another notices after half of it.
+const DEADLINE: Duration = Duration::from_secs(4);
 
 fn limit(name: &str) -> Limit<Policy> {
     let gcra = Gcra::new("3/3650d".parse().expect("a rate"), 3).expect("a limit");
@@ -283,6 +286,106 @@ with_each_client! {
     one_timeout_does_not_end_the_shared_connection,
     a_silent_connection_is_replaced,
     an_expired_request_is_not_sent,
+    a_runtime_that_stands_still_holds_up_no_other,
+    a_look_up_on_a_runtime_that_stands_still_begins_anew,
+    the_given_runtime_connects,
+}
+
+/// A runtime of one thread, which runs its tasks only while a thread drives it.
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Runs this on a thread of its own: the caller's runtime may not block.
+async fn on_its_own<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("no panic")
+}
+
+/// A runtime that is kept and not driven, a driven one that uses the same store meanwhile, and the first one again.
+async fn a_runtime_that_stands_still_holds_up_no_other(client: Client) {
+    on_its_own(move || {
+        let server = RedisServer::start().expect("redis-server");
+        let proxy = FaultProxy::start(server.port()).expect("a proxy");
+        let url = with_client(&proxy.url(), client);
+        let builder = RedisStore::builder().deadline(DEADLINE);
+        let left = |verdict: Result<Verdict, RedisError>| verdict.expect("decided").remaining();
+
+        // Its connection stays on the first caller's runtime.
+        let (idle, driven) = (runtime(), runtime());
+        let store = idle.block_on(builder.clone().connect(&url)).expect("it is up");
+        assert_eq!(left(idle.block_on(acquire(&store, "connected"))), 2);
+        assert_eq!(left(driven.block_on(acquire(&store, "connected"))), 1);
+        assert_eq!(left(idle.block_on(acquire(&store, "connected"))), 0);
+
+        // The attempt to connect began there.
+        let (idle, driven) = (runtime(), runtime());
+        let store = builder.connect_lazy(&url).expect("a URL");
+        proxy.hang(true);
+        let brief = Duration::from_millis(10);
+        idle.block_on(async { timeout(brief, acquire(&store, "lazy")).await })
+            .expect_err("it hangs");
+        proxy.hang(false);
+        assert_eq!(left(driven.block_on(acquire(&store, "lazy"))), 2);
+        drop(idle);
+        // That runtime ends, and another caller's takes over.
+        assert_eq!(left(driven.block_on(acquire(&store, "lazy"))), 1);
+        drop(driven);
+        assert_eq!(left(runtime().block_on(acquire(&store, "lazy"))), 0);
+    })
+    .await;
+}
+
+/// The same for the look-up of a master and of a cluster's slots.
+async fn a_look_up_on_a_runtime_that_stands_still_begins_anew(client: Client) {
+    on_its_own(move || {
+        let binary = &RedisServer::binaries()[0];
+        let node = RedisServer::start_with(binary, &["--cluster-enabled", "yes"]);
+        let node = node.expect("redis-server");
+        let given = node.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        given.expect("it is up").ok().expect("all slots");
+        let sentinels = RedisSentinels::start().expect("sentinels");
+        let service = format!("/{}", sentinels.service());
+        for (kind, port, service) in [
+            ("redis-cluster", node.port(), ""),
+            ("redis-sentinel", sentinels.ports()[0], &*service),
+        ] {
+            let proxy = FaultProxy::start(port).expect("a proxy");
+            let url = proxy.url().replace("redis:", &format!("{kind}:")) + service;
+            let store = RedisStore::builder().deadline(DEADLINE);
+            let store = store.connect_lazy(&with_client(&url, client)).expect("a URL");
+            let (idle, driven) = (runtime(), runtime());
+            proxy.hang(true);
+            let brief = Duration::from_millis(10);
+            idle.block_on(async { timeout(brief, acquire(&store, "a")).await })
+                .expect_err("it hangs");
+            proxy.hang(false);
+            let verdict = driven.block_on(acquire(&store, "a"));
+            assert_eq!(verdict.expect("decided").remaining(), 2, "{url}");
+        }
+    })
+    .await;
+}
+
+/// Shared work starts on the runtime that the builder was given, whoever calls first.
+async fn the_given_runtime_connects(client: Client) {
+    on_its_own(move || {
+        let server = RedisServer::start().expect("redis-server");
+        let proxy = FaultProxy::start(server.port()).expect("a proxy");
+        let mut given = tokio::runtime::Builder::new_multi_thread();
+        let given = given.worker_threads(1).enable_all().build().expect("a runtime");
+        let builder = RedisStore::builder().deadline(DEADLINE).runtime(given.handle().clone());
+        let url = with_client(&proxy.url(), client);
+        let store = runtime().block_on(builder.connect(&url)).expect("it is up");
+        // The runtimes of the callers end, and the connection does not.
+        for due in [2, 1, 0] {
+            let verdict = runtime().block_on(acquire(&store, "a")).expect("decided");
+            assert_eq!((verdict.remaining(), proxy.connections()), (due, 1));
+        }
+        drop(given);
+        let verdict = runtime().block_on(acquire(&store, "a")).expect("decided");
+        assert!(!verdict.allowed());
+    })
+    .await;
 }
 
 /// A server that takes a fixed time per command, and knows no script.

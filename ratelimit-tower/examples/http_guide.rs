@@ -11,17 +11,20 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Extension;
+use axum::middleware::Next;
+use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use http::header::{HeaderName, HeaderValue};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use ratelimit_core::{
     Concurrency, ConfigError, FixedWindow, Gcra, Limits, Policy, RateLimiter, Store,
 };
+use ratelimit_layers::Reload;
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    Advice, Charge, Choice, ClientAddress, Fields, Grpc, HeedAnswers, IdentifyError, Meter,
-    OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer, Waiter,
-    XRateLimit, extension, header, matched_route, optional, path_param,
+    Advice, BusyWait, Charge, Choice, ClientAddress, Fields, Grpc, HeedAnswers, Hold,
+    IdentifyError, Meter, OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError,
+    WaitLayer, Waiter, XRateLimit, extension, header, matched_route, optional, path_param,
 };
 
 /// A customer, as authentication leaves it in the extensions of a request.
@@ -85,6 +88,56 @@ fn by_route(layer_for_searches: Layer, layer_for_all: Layer) -> Router {
         .layer(layer_for_all)
 }
 
+/// Answers 401 to a request without a key.
+async fn authenticate(mut request: Request<Body>, next: Next) -> Response<Body> {
+    let key = request.headers().get("x-api-key").and_then(|key| key.to_str().ok());
+    let Some(name) = key.map(str::to_owned) else {
+        return StatusCode::UNAUTHORIZED.into_response();
+    };
+    request.extensions_mut().insert(Customer { name, pays: false });
+    next.run(request).await
+}
+
+fn in_order(per_address: Layer, per_customer: Layer, other_routes: Router) -> Router {
+    let authentication = axum::middleware::from_fn(authenticate);
+    Router::new()
+        .route("/", get(|| async { "hello" }))
+        .merge(other_routes) // before the layers, which cover what is there
+        .layer(per_customer) // third: it needs the customer
+        .layer(authentication) // second: it refuses with 401
+        .layer(per_address) // first: it limits what authentication refuses, too
+}
+
+type Shared = RateLimitLayer<Arc<MemoryStore<Policy>>>;
+
+fn one_policy(
+    limits: Limits<Policy>,
+    store: MemoryStore<Policy>,
+) -> Result<(Reload<MemoryStore<Policy>>, Shared, Shared), ConfigError> {
+    let reload = Reload::new(limits, store);
+    let all = RateLimitLayer::reloading(reload.part(["address"])?)
+        .by("ip", ClientAddress::peer())
+        .checked()?;
+    let searches = RateLimitLayer::reloading(reload.part(["search.*"])?)
+        .by("free", extension(|c: &Customer| (!c.pays).then(|| c.name.as_str().into())))
+        .by("paid", extension(|c: &Customer| c.pays.then(|| c.name.as_str().into())))
+        .checked()?;
+    reload.check_parts()?; // each limit is in one
+    Ok((reload, all, searches))
+}
+
+/// As a document would have it.
+fn plans() -> Result<Limits<Policy>, ConfigError> {
+    Limits::builder()
+        .limit("address", Gcra::per_day(1).burst(9))
+        .by(["ip"])
+        .limit("search.free", Gcra::per_day(1).burst(1))
+        .by(["free"])
+        .limit("search.paid", Gcra::per_day(1).burst(2))
+        .by(["paid"])
+        .build()
+}
+
 fn fields(layer: Layer) -> Layer {
     layer.fields(
         Fields::new()
@@ -136,6 +189,20 @@ fn parallel() -> Result<Router, Error> {
     Ok(Router::new().route("/report", get(|| async { "a long report" })).layer(layer))
 }
 
+fn connections(layer: Layer) -> Router {
+    async fn chat(Extension(hold): Extension<Hold>, request: Request<Body>) -> StatusCode {
+        let place = hold.keep();
+        tokio::spawn(async move {
+            let connection = hyper::upgrade::on(request).await;
+            // … until the connection ends
+            drop((connection, place));
+        });
+        StatusCode::SWITCHING_PROTOCOLS // with the fields of its protocol
+    }
+    let layer = layer.fields(Fields::new().busy_wait(BusyWait::Estimated));
+    Router::new().route("/chat", get(chat)).layer(layer.reserve(Charge::estimate()))
+}
+
 async fn wait<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), WaitError<S::Error>> {
     let waiter = Waiter::new(limiter).jitter(Duration::from_millis(50));
     waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
@@ -166,7 +233,9 @@ async fn main() -> Result<(), Error> {
     let _by_plan = by_plan(limits()?, limits()?, MemoryStore::new());
     let _by_route = by_route(identify()?, fields(identify()?));
     let _answers = (answers(identify()?), grpc(limiter()?));
-    let _after = (bytes(limiter()?), tokens(limiter()?), parallel()?);
+    let _one_policy = one_policy(plans()?, MemoryStore::new())?;
+    let _in_order = in_order(identify()?, identify()?, Router::new());
+    let _after = (bytes(limiter()?), tokens(limiter()?), parallel()?, connections(identify()?));
     let per_host = Limits::builder().limit("api", Gcra::per_second(10)).build()?;
     wait(RateLimiter::new(per_host.clone(), MemoryStore::new())).await?;
     let _client = client(Waiter::new(RateLimiter::new(per_host, MemoryStore::new())));
@@ -179,7 +248,6 @@ mod tests {
     use std::net::SocketAddr;
 
     use axum::extract::ConnectInfo;
-    use http::StatusCode;
     use ratelimit_core::ManualClock;
     use tower::ServiceExt;
 
@@ -215,6 +283,42 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_authentication_refuses_and_no_route_has_is_limited() -> Result<(), Error> {
+        let other = Router::new().route("/other", get(|| async { "" }));
+        let per_address = || {
+            let limits = Limits::builder().limit("a", Gcra::per_day(1).burst(2)).by(["ip"]);
+            let limiter = RateLimiter::<_, Policy>::new(limits.build()?, MemoryStore::new());
+            Ok::<_, Error>(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()))
+        };
+        for path in ["/", "/other", "/nowhere"] {
+            let app = in_order(per_address()?, identify()?, other.clone());
+            for wanted in [401, 401, 429] {
+                assert_eq!(app.clone().oneshot(request(path)).await?.status(), wanted, "{path}");
+            }
+        }
+        // A router that is merged into a limited one brings its own 404.
+        let unlimited = Router::new().layer(per_address()?).merge(other);
+        for _ in 0..9 {
+            assert_eq!(unlimited.clone().oneshot(request("/nowhere")).await?.status(), 404);
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn layers_and_plans_share_one_policy() -> Result<(), Error> {
+        let (reload, all, searches) = one_policy(plans()?, MemoryStore::new())?;
+        let app = Router::new().route("/", get(|| async { "" })).layer(searches).layer(all);
+        for (pays, wanted) in [(false, 200), (false, 429), (true, 200), (true, 200), (true, 429)] {
+            let mut request = request("/");
+            request.extensions_mut().insert(Customer { name: "bob".into(), pays });
+            assert_eq!(app.clone().oneshot(request).await?.status(), wanted);
+        }
+        let misspelt = Limits::builder().limit("address", Gcra::per_day(1)).by(["pi"]).build()?;
+        assert!(reload.replace(misspelt).is_err());
+        Ok(())
+    }
+
+    #[tokio::test]
     async fn both_limits_of_the_first_layer_are_told() -> Result<(), Error> {
         let app = Router::new().route("/", get(|| async { "" })).layer(fields(identify()?));
         let response = app.oneshot(request("/")).await?;
@@ -239,9 +343,6 @@ mod tests {
             RateLimitLayer::new(limiter.clone()).by("ip", ClientAddress::peer()).cost(4_000);
         let app = Router::new().route("/", get(complete)).layer(layer.reserve(Charge::estimate()));
         drop(app.oneshot(request("/")).await?);
-        for _ in 0..10 {
-            tokio::task::yield_now().await; // the settlement runs
-        }
         assert_eq!(limiter.peek(&[("ip", "192.0.2.7")], 0).await?.remaining(), 10_000 - 17);
         Ok(())
     }

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::reservation::Settlement;
+use crate::reservation::Open;
 
 pin_project! {
     /// A body that settles the reservation of its request when it ends, fails, or is dropped because the client is gone.
@@ -17,13 +18,13 @@ pin_project! {
     pub struct SettledBody<B> {
         #[pin]
         body: B,
-        settlement: Option<Box<dyn Settlement>>,
+        reservation: Option<Arc<dyn Open>>,
     }
 }
 
 impl<B> SettledBody<B> {
-    pub(crate) const fn new(body: B, settlement: Option<Box<dyn Settlement>>) -> Self {
-        Self { body, settlement }
+    pub(crate) const fn new(body: B, reservation: Option<Arc<dyn Open>>) -> Self {
+        Self { body, reservation }
     }
 
     /// The body of the inner service. The reservation is settled now, at what it has cost so far.
@@ -48,16 +49,20 @@ impl<B: Body> Body for SettledBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let this = self.project();
-        let frame = ready!(this.body.poll_frame(cx));
+        let mut this = self.project();
+        let frame = ready!(this.body.as_mut().poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
-                if let (Some(settlement), Some(data)) = (this.settlement, frame.data_ref()) {
-                    settlement.sent(data.remaining());
+                if let (Some(reservation), Some(data)) = (&this.reservation, frame.data_ref()) {
+                    reservation.sent(data.remaining());
+                }
+                // A server that knows that this was the last frame asks for no other, and may hold the body until it is sent.
+                if this.body.is_end_stream() {
+                    drop(this.reservation.take());
                 }
             }
             // Dropping it settles it. A body that failed does not go on.
-            Some(Err(_)) | None => drop(this.settlement.take()),
+            Some(Err(_)) | None => drop(this.reservation.take()),
         }
         Poll::Ready(frame)
     }
@@ -73,7 +78,7 @@ impl<B: Body> Body for SettledBody<B> {
 
 impl<B: fmt::Debug> fmt::Debug for SettledBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let settles = self.settlement.is_some();
+        let settles = self.reservation.is_some();
         f.debug_struct("SettledBody").field("body", &self.body).field("settles", &settles).finish()
     }
 }

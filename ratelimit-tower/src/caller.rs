@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use http::request::Parts;
-use ratelimit_core::{Algorithm, Identifiers, Limit};
+use ratelimit_core::{Algorithm, ConfigError, Identifiers, Limit};
 use smallvec::SmallVec;
 
 use crate::identify::{Found, Identified, Identifier, Identify, IdentifyError};
@@ -28,31 +28,21 @@ impl Sources {
         Self(others.chain([source]).collect())
     }
 
-    /// What one of these limits wants and no source has.
-    pub(crate) fn lacks<'a, A: Algorithm + 'a>(
-        &self,
-        mut limits: impl Iterator<Item = &'a Limit<A>>,
-    ) -> Option<String> {
-        limits.find_map(|limit| {
-            let mut names = limit.identifier_names();
-            if names.len() == 0 && !self.has(None) {
-                return Some(format!(
-                    "limit {:?} is kept by a bare key and the layer has none; add `.key(source)`, or \
-                     name the limit's identifiers with `by`",
-                    limit.name()
-                ));
-            }
-            let name = names.find(|name| !self.has(Some(name)))?;
-            Some(format!(
-                "limit {:?} is kept by {name:?} and the layer has no such identifier; add \
-                 `.by({name:?}, source)`",
-                limit.name()
-            ))
-        })
+    /// The names of the identifiers; `None` for the bare key.
+    pub(crate) fn names(&self) -> Vec<Option<&str>> {
+        self.0.iter().map(|source| source.name.as_deref()).collect()
     }
 
-    fn has(&self, name: Option<&str>) -> bool {
-        self.0.iter().any(|source| source.name.as_deref() == name)
+    /// Checks that each identifier of this limit has a source.
+    pub(crate) fn check<A: Algorithm>(&self, limit: &Limit<A>) -> Result<(), ConfigError> {
+        limit.check_identifiers(&self.names())
+    }
+
+    /// Whether each identifier of this limit has a source.
+    pub(crate) fn has_all_of<A: Algorithm>(&self, limit: &Limit<A>) -> bool {
+        let mut names = limit.identifier_names();
+        let has = |name| self.0.iter().any(|source| source.name.as_deref() == name);
+        if names.len() == 0 { has(None) } else { names.all(|name| has(Some(name))) }
     }
 
     /// Asks all sources. The ones that have to be waited for are asked first to last.

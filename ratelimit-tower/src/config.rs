@@ -1,13 +1,17 @@
 //! What the layers have in common: who asks, which limits apply, and what is told.
 
 use std::borrow::{Borrow, Cow};
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::HeaderMap;
 use http::request::Parts;
 use ratelimit_core::{
-    ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError, Verdict,
+    ConfigError, ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError,
+    Verdict,
 };
 
 use crate::caller::{Caller, CallerFound, Sources, Values};
@@ -70,22 +74,56 @@ pub(crate) enum Cost {
     ByRequest(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
 }
 
+/// Has new limits checked against these sources before they are taken, and checks those in force.
+pub(crate) type Require = dyn Fn(&Sources) -> Result<(), ConfigError> + Send + Sync;
+
 pub(crate) struct Config<S, A> {
     pub(crate) limiters: Limiters<S, A>,
+    /// Where the limits are replaced while they are in use.
+    pub(crate) require: Option<Arc<Require>>,
     pub(crate) sources: Sources,
     pub(crate) cost: Cost,
     pub(crate) fields: Fields,
     pub(crate) on_store_error: OnStoreError,
+    /// The shadow limits whose lack of a source was logged. All clones of a layer log it once.
+    unwired: Arc<Mutex<BTreeSet<Box<str>>>>,
+    hold_time: Arc<HoldTime>,
+}
+
+/// For how long requests hold their places: a running mean in microseconds, to which each adds an eighth of its difference, as TCP
+/// measures its round trips (Jacobson, "Congestion Avoidance and Control", 1988). 0 until a request has ended.
+#[derive(Default)]
+pub(crate) struct HoldTime(AtomicU64);
+
+impl HoldTime {
+    #[cfg(feature = "tokio")]
+    pub(crate) fn add(&self, held: std::time::Duration) {
+        let held_us = u64::try_from(held.as_micros()).unwrap_or(u64::MAX).max(1);
+        let mean = |mean_us: u64| match mean_us {
+            0 => held_us,
+            _ => (mean_us - mean_us / 8).saturating_add(held_us / 8).max(1),
+        };
+        // The function always has an answer.
+        let _before =
+            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |us| Some(mean(us)));
+    }
+
+    fn us(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|us| *us > 0)
+    }
 }
 
 impl<S, A> Clone for Config<S, A> {
     fn clone(&self) -> Self {
         Self {
             limiters: self.limiters.clone(),
+            require: self.require.clone(),
             sources: self.sources.clone(),
             cost: self.cost.clone(),
             fields: self.fields.clone(),
             on_store_error: self.on_store_error,
+            unwired: self.unwired.clone(),
+            hold_time: self.hold_time.clone(),
         }
     }
 }
@@ -94,16 +132,31 @@ impl<S, A: Quota> Config<S, A> {
     pub(crate) fn new(limiters: Limiters<S, A>) -> Self {
         Self {
             limiters,
+            require: None,
             sources: Sources::default(),
             cost: Cost::Fixed(1),
             fields: Fields::new(),
             on_store_error: OnStoreError::default(),
+            unwired: Arc::default(),
+            hold_time: Arc::default(),
         }
     }
 
-    /// A limit whose identifier no source has would never apply, without a sign of it. A shadow limit refuses nothing.
-    fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<String> {
-        self.sources.lacks(limiter.limits().iter().filter(|limit| !limit.is_shadow()))
+    /// What a limit wants and no source has: the limit would never apply, without a sign of it. A shadow limit refuses
+    /// nothing; the log tells of it once.
+    fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<ConfigError> {
+        let mut unwired = limiter.limits().iter().filter(|limit| !self.sources.has_all_of(limit));
+        unwired.find_map(|limit| {
+            let error = self.sources.check(limit).err()?;
+            if !limit.is_shadow() {
+                return Some(error);
+            }
+            let mut told = self.unwired.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.insert(limit.name().into()) {
+                tracing::warn!(%error, "a shadow limit is never tried");
+            }
+            None
+        })
     }
 }
 
@@ -111,7 +164,7 @@ impl<S, A: Quota> Config<S, A> {
 pub(crate) struct Gate<S, A> {
     config: Config<S, A>,
     /// The identifier that the one limiter wants and no source has.
-    lacks: Option<String>,
+    lacks: Option<ConfigError>,
     /// The `RateLimit-Policy` of each limit of the one limiter.
     policies: Vec<Option<PolicyField>>,
 }
@@ -135,6 +188,11 @@ pub(crate) struct Asked<'g, S, A> {
 
 impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     pub(crate) fn new(config: Config<S, A>) -> Self {
+        if let Some(require) = &config.require
+            && let Err(error) = require(&config.sources)
+        {
+            tracing::error!(%error, "a rate limit is configured wrongly; requests are refused");
+        }
         let (lacks, policies) = match &config.limiters {
             Limiters::One(limiter) => {
                 let policy = |limit| PolicyField::new(limit, &config.fields);
@@ -151,11 +209,11 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         let config = &self.config;
         let (limiter, lacks) = match &config.limiters {
             Limiters::One(limiter) => {
-                (Cow::Borrowed(limiter), self.lacks.as_deref().map(Cow::from))
+                (Cow::Borrowed(limiter), self.lacks.as_ref().map(Cow::Borrowed))
             }
             Limiters::Chosen(choose) => match choose(request) {
                 Choice::Limited(limiter) => {
-                    let lacks = config.lacks(&limiter).map(Cow::from);
+                    let lacks = config.lacks(&limiter).map(Cow::Owned);
                     (Cow::Owned(limiter), lacks)
                 }
                 Choice::Exempt => return Arrival::Exempt,
@@ -163,7 +221,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             },
         };
         if let Some(lacks) = lacks {
-            return Arrival::Refused(Rejection::misconfigured(&lacks));
+            return Arrival::Refused(Rejection::misconfigured(&*lacks));
         }
         let cost = match &config.cost {
             Cost::Fixed(cost) => *cost,
@@ -181,10 +239,16 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         Caller { sources: &self.config.sources, values }
     }
 
-    /// The caller with these identifiers, for a reservation that outlives the request.
+    /// The sources, for the caller of a reservation that outlives the request.
     #[cfg(feature = "tokio")]
-    pub(crate) fn owned_caller(&self, values: Values) -> Caller<Sources> {
-        Caller { sources: self.config.sources.clone(), values }
+    pub(crate) const fn sources(&self) -> &Sources {
+        &self.config.sources
+    }
+
+    /// Where to tell for how long a place was held, if that is of use.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn hold_time(&self) -> Option<Arc<HoldTime>> {
+        self.config.fields.tells_hold_time().then(|| self.config.hold_time.clone())
     }
 
     /// What a decision means for the request: admitted, with what is told of it, or refused.
@@ -254,6 +318,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         let entry = |decided: NamedDecision<'a, A>| {
             let limit = decided.configured();
             let mut entry = Entry::new(limit, decided.decision(), fields);
+            if limit.algorithm().has_leases() {
+                entry = entry.busy(self.busy_wait_us(&decided));
+            }
             let place = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
             let policy = place.and_then(|place| self.policies.get(place)?.as_ref());
             entry.policy = policy.and_then(|policy| policy.of(&entry));
@@ -282,22 +349,54 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     ) -> Rejection {
         let denied = limiter.named(verdict).filter(|decided| !decided.allowed);
         let names = denied.clone().map(|decided| decided.name().into()).collect::<Vec<Box<str>>>();
-        let (retry_after, mut headers) = (verdict.retry_after(), HeaderMap::new());
-        tracing::debug!(limits = ?names, ?retry_after, "a request is denied");
-        if let Some(wait_us) = verdict.summary().retry_after_us {
-            write_retry_after(wait_us, &mut headers);
-        }
         // During an outage a limit that closes has counted nothing that a field could tell. One of another choice still
         // denies by a count of its own.
-        let mut closes =
-            denied.map(|decided| decided.configured().outage() == Some(OnOutage::Closed));
-        if verdict.source() == Source::Fallback && closes.any(|closes| closes) {
+        let closes = verdict.source() == Source::Fallback
+            && denied
+                .clone()
+                .any(|decided| decided.configured().outage() == Some(OnOutage::Closed));
+        let is_busy = denied.clone().any(|decided| decided.configured().algorithm().has_leases());
+        let wait_us = if is_busy && !closes {
+            self.wait_of_busy_us(limiter.named(verdict))
+        } else {
+            verdict.summary().retry_after_us
+        };
+        let (retry_after, mut headers) = (wait_us.map(Duration::from_micros), HeaderMap::new());
+        tracing::debug!(limits = ?names, ?retry_after, "a request is denied");
+        if let Some(wait_us) = wait_us {
+            write_retry_after(wait_us, &mut headers);
+        }
+        if closes {
             return Rejection::reduced_capacity(names, retry_after, headers);
         }
         if let Some(told) = self.tell(limiter, caller, verdict) {
-            told.add_to(&mut headers);
+            told.write_to(&mut headers);
         }
         Rejection::denied(names, retry_after, headers)
+    }
+
+    /// How long a request is to wait for the place that this limit denied, if that is told.
+    fn busy_wait_us(&self, denied: &NamedDecision<'_, A>) -> Option<u64> {
+        self.config.fields.busy_wait_us(self.config.hold_time.us(), denied.cost, denied.limit)
+    }
+
+    /// The longest wait of these decisions, of which one has denied a place. `None` if that is never, or not known.
+    fn wait_of_busy_us<'a>(
+        &self,
+        decisions: impl Iterator<Item = NamedDecision<'a, A>>,
+    ) -> Option<u64>
+    where
+        A: 'a,
+    {
+        let mut longest_us = None;
+        for decided in decisions {
+            let mut wait_us = Some(decided.retry_after_us?).filter(|wait_us| *wait_us > 0);
+            if decided.configured().algorithm().has_leases() && wait_us.is_some() {
+                wait_us = self.busy_wait_us(&decided);
+            }
+            longest_us = longest_us.max(wait_us);
+        }
+        longest_us
     }
 }
 

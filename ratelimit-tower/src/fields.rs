@@ -1,14 +1,16 @@
 //! [`Fields`]: the header fields of an answer.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
+use http::{HeaderMap, Response};
 
 pub(crate) mod advice;
 mod draft;
 mod entry;
+
+use crate::rejection::Denied;
 
 pub(crate) use entry::{Entry, PolicyField};
 
@@ -65,10 +67,29 @@ pub enum XRateLimit {
     UnixTime,
 }
 
+/// The wait that clients are told where a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
+///
+/// A place is free as soon as another request ends, which no limit knows. The limit itself knows only when the first lease ends, such
+/// as 30 s later. A client that obeys would come too late by nearly all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BusyWait {
+    /// None: the client tries again when it thinks best, as most do with growing waits. Such a denial has no `Retry-After`, unless
+    /// another limit denied as well.
+    #[default]
+    Untold,
+    /// This one.
+    Hint(Duration),
+    /// By how long requests have held their places of late (a running mean, over all callers), divided by the places: when the next
+    /// one is free, if requests begin at any time. None until a request has ended. Only a layer that
+    /// reserves (`RateLimitLayer::reserve`) knows it.
+    Estimated,
+}
+
 /// Which header fields an answer has.
 ///
 /// By default every answer has `RateLimit` and `RateLimit-Policy`, and every denial has `Retry-After` as well, unless the request
-/// can never be admitted. All waits are rounded up to whole seconds, so that a client that obeys is admitted.
+/// can never be admitted, or lacks a place ([`BusyWait`]). All waits are rounded up to whole seconds, so that a client that obeys is admitted.
 ///
 /// ```
 /// use ratelimit_tower::{Fields, Unit, XRateLimit};
@@ -83,6 +104,7 @@ pub struct Fields {
     draft: Option<Draft>,
     x_ratelimit: Option<XRateLimit>,
     only_denials: bool,
+    busy_wait: BusyWait,
     units: Arc<[(Box<str>, Unit)]>,
     #[cfg(feature = "partition-key")]
     partition_secret: Option<[u8; 32]>,
@@ -101,6 +123,7 @@ impl Fields {
             draft: Some(Draft::V10),
             x_ratelimit: None,
             only_denials: false,
+            busy_wait: BusyWait::Untold,
             units: Arc::default(),
             #[cfg(feature = "partition-key")]
             partition_secret: None,
@@ -129,6 +152,30 @@ impl Fields {
     pub const fn only_on_denials(mut self) -> Self {
         self.only_denials = true;
         self
+    }
+
+    /// The same, with this wait where a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
+    pub const fn busy_wait(mut self, busy_wait: BusyWait) -> Self {
+        self.busy_wait = busy_wait;
+        self
+    }
+
+    /// How long a request is to wait for a place, in microseconds, if that is told. `hold_us` is for how long places are held, and
+    /// `places` is of how many the request wants `cost`.
+    pub(crate) fn busy_wait_us(&self, hold_us: Option<u64>, cost: u64, places: u64) -> Option<u64> {
+        match self.busy_wait {
+            BusyWait::Untold => None,
+            BusyWait::Hint(wait) => u64::try_from(wait.as_micros()).ok(),
+            BusyWait::Estimated => {
+                Some(hold_us?.saturating_mul(cost.max(1)).div_ceil(places.max(1)))
+            }
+        }
+    }
+
+    /// Whether answers tell for how long places are held.
+    #[cfg(feature = "tokio")]
+    pub(crate) const fn tells_hold_time(&self) -> bool {
+        matches!(self.busy_wait, BusyWait::Estimated)
     }
 
     /// The same, where the limit of this name has this unit. Limits of [`Concurrency`](ratelimit_core::Concurrency) have theirs by
@@ -199,10 +246,10 @@ impl Fields {
             None => {}
         }
         if let Some(reset) = self.x_ratelimit {
-            let reset_us = match reset {
-                XRateLimit::Seconds => shown.reset_after_us,
-                XRateLimit::UnixTime => unix_us().saturating_add(shown.reset_after_us),
-            };
+            let reset_us = shown.reset_after_us.map(|after_us| match reset {
+                XRateLimit::Seconds => after_us,
+                XRateLimit::UnixTime => unix_us().saturating_add(after_us),
+            });
             told.older.push(Older::of(shown, &X_RATELIMIT_FIELDS, reset_us));
         }
         Some(told)
@@ -216,8 +263,15 @@ pub(crate) struct Told {
 }
 
 impl Told {
+    /// Adds the fields to an answer of the inner service, unless a layer in between denied the request: then the fields are its own.
+    pub(crate) fn add_to<B>(self, response: &mut Response<B>) {
+        if response.extensions().get::<Denied>().is_none() {
+            self.write_to(response.headers_mut());
+        }
+    }
+
     /// Adds the fields. Those of an inner layer stay.
-    pub(crate) fn add_to(self, headers: &mut HeaderMap) {
+    pub(crate) fn write_to(self, headers: &mut HeaderMap) {
         if let Some(lists) = self.lists {
             lists.append_to(headers);
         }
@@ -230,8 +284,8 @@ impl Told {
 /// Three fields that hold one limit.
 struct Older {
     names: &'static [HeaderName; 3],
-    /// The limit, what remains, and the reset in seconds.
-    values: [u64; 3],
+    /// The limit, what remains, and the reset in seconds, if that is known.
+    values: [Option<u64>; 3],
 }
 
 static RATELIMIT_FIELDS: [HeaderName; 3] = [
@@ -246,19 +300,23 @@ static X_RATELIMIT_FIELDS: [HeaderName; 3] = [
 ];
 
 impl Older {
-    const fn of(entry: &Entry<'_>, names: &'static [HeaderName; 3], reset_us: u64) -> Self {
-        Self { names, values: [entry.limit, entry.remaining, whole_seconds(reset_us)] }
+    fn of(entry: &Entry<'_>, names: &'static [HeaderName; 3], reset_us: Option<u64>) -> Self {
+        let reset = reset_us.map(whole_seconds);
+        Self { names, values: [Some(entry.limit), Some(entry.remaining), reset] }
     }
 
     /// Where an inner layer has written the fields for a limit with less remaining, they stay.
     fn insert_into(self, headers: &mut HeaderMap) {
         let told = headers.get(&self.names[1]);
         let told = told.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if told.is_some_and(|remaining| remaining <= self.values[1]) {
+        if told.is_some_and(|remaining| Some(remaining) <= self.values[1]) {
             return;
         }
         for (name, value) in self.names.iter().zip(self.values) {
-            headers.insert(name, HeaderValue::from(saturated(value)));
+            match value {
+                Some(value) => headers.insert(name, HeaderValue::from(saturated(value))),
+                None => headers.remove(name),
+            };
         }
     }
 }

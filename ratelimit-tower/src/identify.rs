@@ -7,9 +7,9 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 
 use compact_str::{CompactString, ToCompactString};
-use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
+use http::{Method, StatusCode};
 
 #[cfg(feature = "axum")]
 pub(crate) mod axum;
@@ -225,9 +225,26 @@ where
 }
 
 /// Identifies by the method: `GET`, `POST`.
+///
+/// All methods beyond those of RFC 9110 and `PATCH` are one identifier, `*`: a client that invents methods gets no limit of its own
+/// for each.
 #[must_use]
 pub fn method() -> impl Identify {
-    from_fn(|request| Ok(Some(request.method.as_str().into())))
+    const REGISTERED: [Method; 9] = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::PATCH,
+        Method::DELETE,
+        Method::OPTIONS,
+        Method::CONNECT,
+        Method::TRACE,
+    ];
+    from_fn(|request| {
+        let known = REGISTERED.contains(&request.method);
+        Ok(Some(if known { request.method.as_str() } else { "*" }.into()))
+    })
 }
 
 /// Identifies by what this function finds in the request.

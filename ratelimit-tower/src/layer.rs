@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use http::request::Parts;
-use ratelimit_core::{ConfigError, Policy, Quota, RateLimiter, Store, SyncStore};
+use ratelimit_core::{ConfigError, Limits, Policy, Quota, RateLimiter, Store, SyncStore};
 use tower_layer::Layer;
 
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
@@ -98,6 +98,40 @@ impl<S: Store<A>, A: Quota + 'static> RateLimitLayer<S, A> {
     }
 }
 
+#[cfg(feature = "reload")]
+impl<S, A> RateLimitLayer<Arc<S>, A>
+where
+    S: Store<A> + 'static,
+    A: Quota + Clone + PartialEq + 'static,
+{
+    /// A layer whose limits are replaced while it is in use: those of a [`Reload`](ratelimit_layers::Reload), or a
+    /// [part](ratelimit_layers::Reload::part) of them.
+    ///
+    /// From the time when the layer is [checked](Self::checked) or put before a service, a policy with a limit that is kept by an identifier
+    /// without a source is refused, and the one in force stays.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # use ratelimit_layers::Reload;
+    /// use ratelimit_tower::{ClientAddress, RateLimitLayer};
+    ///
+    /// # fn example<S: Store<Policy> + 'static>(limits: Limits<Policy>, store: S) -> Result<(), ConfigError> {
+    /// let reload = Reload::new(limits, store);
+    /// let layer = RateLimitLayer::reloading(&reload).by("ip", ClientAddress::peer()).checked()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reloading(part: impl Into<ratelimit_layers::Part<S, A>>) -> Self {
+        let part = part.into();
+        let requires = part.clone();
+        let mut layer = Self::choosing(move |_| Choice::Limited(part.limiter()));
+        layer.config.require =
+            Some(Arc::new(move |sources| requires.require_identifiers(&sources.names())));
+        layer
+    }
+}
+
 impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// The same layer, which finds the identifier of this name by this source. A limit names the identifiers that it is kept by:
     /// `Limit::by(["ip"])`.
@@ -160,17 +194,25 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
 
     /// Checks that every limit's identifiers have a source. A layer without this check refuses all requests to limits that lack one.
     ///
-    /// A layer that [chooses](Self::choosing) the limits per request checks them per request alone.
+    /// Nothing is known of the limits among which a layer [chooses](Self::choosing): [`check`](Self::check) each of them.
     ///
     /// # Errors
     /// A limit that is kept by an identifier without a source.
     pub fn checked(self) -> Result<Self, ConfigError> {
-        if let Limiters::One(limiter) = &self.config.limiters
-            && let Some(lacks) = self.config.sources.lacks(limiter.limits().iter())
-        {
-            return Err(ConfigError::new(lacks));
+        if let Limiters::One(limiter) = &self.config.limiters {
+            self.check(limiter.limits())?;
         }
+        self.config.require.as_ref().map_or(Ok(()), |require| require(&self.config.sources))?;
         Ok(self)
+    }
+
+    /// Checks that the identifiers of each of these limits have a source: limits among which the layer [chooses](Self::choosing), or
+    /// a new policy, by `ReloadBuilder::validate`.
+    ///
+    /// # Errors
+    /// A limit that is kept by an identifier without a source.
+    pub fn check(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
+        limits.iter().try_for_each(|limit| self.config.sources.check(limit))
     }
 }
 

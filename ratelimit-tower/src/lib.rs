@@ -6,11 +6,11 @@
 //! | [`RateLimitLayer`] | limiting the requests of a service |
 //! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | finding out who asks |
 //! | [`Choice`] | limits that are chosen per request |
-//! | [`Fields`], [`Answer`], [`ProblemJson`] | what clients are told |
+//! | [`Fields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | what clients are told |
 #![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | what clients of tonic are told |")]
 #![cfg_attr(
     feature = "tokio",
-    doc = "| [`ReservationLayer`], [`Charge`], [`Meter`] | costs that are known after the response |"
+    doc = "| [`ReservationLayer`], [`Charge`], [`Meter`], [`Hold`] | costs that are known after the response |"
 )]
 #![cfg_attr(
     feature = "tokio",
@@ -47,7 +47,7 @@
 //! # Contract
 //!
 //! - A request is never unlimited by mistake: see [`RateLimitLayer`].
-//! - Waits are told rounded up: a client that obeys is admitted.
+//! - Waits are told rounded up: a client that obeys is admitted. A [`BusyWait`] is an estimate.
 //! - The inner service that is called is the one that was polled ready.
 //! - A request whose future is dropped before the store has decided may be charged. A reservation is given back.
 //!
@@ -58,6 +58,7 @@
 //! | `axum` | no | the peer's address of `ConnectInfo`, parameters of a path, the matched route |
 //! | `grpc` | no | `Grpc`: denials as gRPC statuses |
 //! | `partition-key` | no | the partition key of the `RateLimit` fields |
+//! | `reload` | no | limits that are replaced while they are in use |
 //! | `tokio` | yes | costs that are settled with the response, and waiting |
 //!
 //! [tower]: https://docs.rs/tower
@@ -89,7 +90,7 @@ pub use address::{ClientAddress, PeerAddress, ProxyHeader};
 pub use body::SettledBody;
 pub use config::{Choice, OnStoreError};
 pub use fields::advice::{Advice, AdvisedLimit, AdvisedPolicy};
-pub use fields::{Draft, Fields, Unit, XRateLimit};
+pub use fields::{BusyWait, Draft, Fields, Unit, XRateLimit};
 #[cfg(feature = "grpc")]
 pub use grpc::Grpc;
 #[cfg(feature = "axum")]
@@ -101,7 +102,9 @@ pub use identify::{
 pub use layer::{Awaited, Immediate, RateLimitLayer};
 pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 #[cfg(feature = "tokio")]
-pub use reservation::{Charge, Meter, ReservationFuture, ReservationLayer, ReservationService};
+pub use reservation::{
+    Charge, Held, Hold, Meter, ReservationFuture, ReservationLayer, ReservationService, Settlements,
+};
 pub use service::{Mode, RateLimitService, ResponseFuture};
 #[cfg(feature = "tokio")]
 pub use wait::{

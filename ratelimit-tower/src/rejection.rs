@@ -24,6 +24,10 @@ pub enum Reason {
     Misconfigured,
 }
 
+/// An extension of an answer: limits denied the request. The fields of the answer are theirs alone, whatever layers are around.
+#[derive(Clone, Copy)]
+pub(crate) struct Denied;
+
 /// A request that is not admitted, for an [`Answer`].
 #[derive(Clone, Debug)]
 pub struct Rejection(Box<Details>);
@@ -145,6 +149,9 @@ impl Rejection {
     /// The answer, with its fields.
     pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
         let mut response = answer.answer(&self);
+        if matches!(self.0.reason, Reason::QuotaExceeded | Reason::ReducedCapacity) {
+            response.extensions_mut().insert(Denied);
+        }
         let headers = response.headers_mut();
         // The map tells a name with its first value alone. `None` for one that the answer has by itself.
         let mut absent = None;

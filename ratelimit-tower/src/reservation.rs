@@ -5,16 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
-use ratelimit_core::{OwnedReservation, Quota, Store};
+use ratelimit_core::{Quota, Store};
 use tower_layer::Layer;
 
-use crate::caller::{Caller, Sources};
 use crate::config::Config;
 use crate::layer::RateLimitLayer;
 
+mod hold;
+mod open;
 mod service;
+mod settlements;
 
+pub use hold::{Held, Hold};
+pub(crate) use open::Open;
 pub use service::{ReservationFuture, ReservationService};
+pub use settlements::Settlements;
 
 /// Reserves the cost of a request when it arrives, and settles it at what the response did cost.
 ///
@@ -29,7 +34,11 @@ pub use service::{ReservationFuture, ReservationService};
 /// | the handler panicked | as above |
 /// | the inner service failed | nothing, if a 500 is free |
 ///
-/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost.
+/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost. The place of a connection that
+/// is upgraded, such as a WebSocket's, is given back with the response 101 unless the handler [holds](Hold) it.
+///
+/// A store that decides without waiting settles before the end of the body is reported, so that the next request finds the capacity. Any
+/// other settles after it: see [`settlements`](Self::settlements).
 ///
 /// The limits must be of algorithms that reserve: [`Gcra`](ratelimit_core::Gcra), [`TokenBucket`](ratelimit_core::TokenBucket),
 /// [`FixedWindow`](ratelimit_core::FixedWindow), [`Concurrency`](ratelimit_core::Concurrency). Others are answered with 500. The service
@@ -53,21 +62,34 @@ pub struct ReservationLayer<S, A, R> {
     config: Config<S, A>,
     answer: R,
     charge: Charge,
+    settlements: Settlements,
 }
 
 impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// A layer that reserves this layer's cost when a request arrives, and settles it by the response. See [`ReservationLayer`].
     #[must_use]
     pub fn reserve(self, charge: Charge) -> ReservationLayer<S, A, R> {
-        ReservationLayer { config: self.config, answer: self.answer, charge }
+        let settlements = Settlements::default();
+        ReservationLayer { config: self.config, answer: self.answer, charge, settlements }
+    }
+}
+
+impl<S, A, R> ReservationLayer<S, A, R> {
+    /// The reservations of this layer and its clones that are not settled yet, for a test or a shutdown that waits for them.
+    #[must_use]
+    pub const fn settlements(&self) -> &Settlements {
+        &self.settlements
     }
 }
 
 impl<S, A, R: Clone> Clone for ReservationLayer<S, A, R> {
     fn clone(&self) -> Self {
-        let (config, answer, charge) =
-            (self.config.clone(), self.answer.clone(), self.charge.clone());
-        Self { config, answer, charge }
+        Self {
+            config: self.config.clone(),
+            answer: self.answer.clone(),
+            charge: self.charge.clone(),
+            settlements: self.settlements.clone(),
+        }
     }
 }
 
@@ -81,18 +103,18 @@ impl<Svc, S: Store<A>, A: Quota + 'static, R: Clone> Layer<Svc> for ReservationL
     type Service = ReservationService<Svc, S, A, R>;
 
     fn layer(&self, inner: Svc) -> Self::Service {
-        let (config, charge) = (self.config.clone(), self.charge.clone());
-        ReservationService::new(inner, config, self.answer.clone(), charge)
+        ReservationService::new(inner, self.clone())
     }
 }
 
 /// What a response costs.
 ///
-/// A handler's word goes before all other rules: see [`Meter`].
+/// A handler's word goes before all other rules, except after [`unmetered`](Self::unmetered): see [`Meter`].
 #[derive(Clone)]
 pub struct Charge {
     by: By,
     free: Option<Arc<dyn Fn(StatusCode) -> bool + Send + Sync>>,
+    unmetered: bool,
 }
 
 #[derive(Clone)]
@@ -103,28 +125,39 @@ enum By {
 }
 
 impl Charge {
+    const fn by(by: By) -> Self {
+        Self { by, free: None, unmetered: false }
+    }
+
     /// The estimate.
     #[must_use]
     pub const fn estimate() -> Self {
-        Self { by: By::Estimate, free: None }
+        Self::by(By::Estimate)
     }
 
     /// The bytes of the body that were handed to the connection.
     #[must_use]
     pub const fn body_bytes() -> Self {
-        Self { by: By::BodyBytes, free: None }
+        Self::by(By::BodyBytes)
     }
 
     /// What this function says of the status.
     #[must_use]
     pub fn by_status(cost: impl Fn(StatusCode) -> u64 + Send + Sync + 'static) -> Self {
-        Self { by: By::Status(Arc::new(cost)), free: None }
+        Self::by(By::Status(Arc::new(cost)))
     }
 
     /// The same, and nothing where this function is true of the status, such as `|s| s == 304 || s.is_server_error()`.
     #[must_use]
     pub fn free(mut self, free: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         self.free = Some(Arc::new(free));
+        self
+    }
+
+    /// The same, whatever the handler's [`Meter`] counts, such as for a layer that counts bytes around one that counts tokens.
+    #[must_use]
+    pub const fn unmetered(mut self) -> Self {
+        self.unmetered = true;
         self
     }
 
@@ -156,7 +189,8 @@ impl fmt::Debug for Charge {
 /// The cost of a request as its handler counts it: an extension of each request that a [`ReservationLayer`] admits.
 ///
 /// Clones count together, so that a stream can count while it is sent. Once a cost is set, it is what the request costs, whatever
-/// [`Charge`] says and whatever the status is.
+/// [`Charge`] says and whatever the status is. Layers inside each other share one meter; one that counts something else is
+/// [`unmetered`](Charge::unmetered).
 ///
 /// ```
 /// use ratelimit_tower::Meter;
@@ -188,40 +222,5 @@ impl Meter {
     #[must_use]
     pub fn cost(&self) -> Option<u64> {
         self.count.load(Ordering::Acquire).checked_sub(1)
-    }
-}
-
-/// A reservation that waits for its cost, without the types of its limiter. It settles when it is dropped.
-pub(crate) trait Settlement: Send + Sync {
-    /// These bytes of the body were handed to the connection.
-    fn sent(&mut self, bytes: usize);
-}
-
-/// The reservation of one request.
-struct Pending<S, A>
-where
-    S: Store<A> + 'static,
-    A: Quota + 'static,
-{
-    /// It settles itself when it is dropped.
-    reservation: OwnedReservation<S, A, Caller<Sources>>,
-    meter: Meter,
-    counts_bytes: bool,
-}
-
-impl<S: Store<A> + 'static, A: Quota + 'static> Settlement for Pending<S, A> {
-    fn sent(&mut self, bytes: usize) {
-        if self.counts_bytes {
-            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-            self.reservation.set_cost(self.reservation.cost().saturating_add(bytes));
-        }
-    }
-}
-
-impl<S: Store<A> + 'static, A: Quota + 'static> Drop for Pending<S, A> {
-    fn drop(&mut self) {
-        if let Some(cost) = self.meter.cost() {
-            self.reservation.set_cost(cost);
-        }
     }
 }

@@ -230,7 +230,7 @@ where
                 StateProjection::Responding { response, told } => {
                     let mut response = ready!(response.poll(cx))?;
                     if let Some(told) = told.take() {
-                        told.add_to(response.headers_mut());
+                        told.add_to(&mut response);
                     }
                     return Poll::Ready(Ok(response));
                 }

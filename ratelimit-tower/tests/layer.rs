@@ -20,7 +20,8 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
     Advice, Choice, ClientAddress, Fields, IdentifyError, OnStoreError, RateLimitLayer, Rejection,
-    Unit, extension, from_async_fn, header, matched_route, method, optional, path_param,
+    Unit, XRateLimit, extension, from_async_fn, header, matched_route, method, optional,
+    path_param,
 };
 use rfc9651::parse_list;
 use tower::ServiceExt;
@@ -146,7 +147,7 @@ async fn what_is_not_wired_is_a_500_and_never_unlimited() {
     assert_eq!(status(&app, without_peer).await, 500);
 
     let refused = layer().by("IP", ClientAddress::peer()).checked().unwrap_err().to_string();
-    assert!(refused.contains("\"burst\"") && refused.contains(".by(\"ip\", source)"), "{refused}");
+    assert!(refused.contains("\"burst\"") && refused.contains("did you mean \"IP\""), "{refused}");
     assert!(layer().by("ip", ClientAddress::peer()).checked().is_ok());
 }
 
@@ -235,6 +236,12 @@ async fn routes_parameters_methods_and_functions_identify() {
     let mut post = request("/one/a");
     *post.method_mut() = http::Method::POST;
     assert_eq!(status(&app, post).await, 200);
+    // A client that invents methods has one limit for all of them.
+    for (invented, wanted) in [("BREW", 405), ("PROPFIND", 405), ("get", 429), ("BREW2", 429)] {
+        let mut request = request("/one/a");
+        *request.method_mut() = invented.parse().unwrap();
+        assert_eq!(status(&app, request).await, wanted, "{invented}");
+    }
 
     let failing =
         from_async_fn(|_| async { Err(IdentifyError::not_wired("the database is away")) });
@@ -316,12 +323,13 @@ async fn a_custom_answer_gets_the_fields_unless_it_has_them() {
 }
 
 #[tokio::test]
-async fn nested_layers_are_all_told() {
+async fn nested_layers_are_all_told_and_a_denial_by_the_one_that_denied() {
     let named = |name: &str, burst: u64| {
         let gcra = Gcra::per_minute(6).burst(burst);
         let limits = Limits::builder().limit(name, gcra).by(["ip"]).build().unwrap();
         let limiter = RateLimiter::<_, Policy>::new(limits, store(&ManualClock::default()));
-        RateLimitLayer::new(limiter).by("ip", ClientAddress::peer())
+        let fields = Fields::new().x_ratelimit(XRateLimit::Seconds);
+        RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()).fields(fields)
     };
     let app = hello().layer(named("inner", 1)).layer(named("outer", 5));
     let told = |response: &Response<Body>| -> Vec<_> {
@@ -331,7 +339,12 @@ async fn nested_layers_are_all_told() {
     };
     let both = |inner, outer| vec![("inner".to_owned(), inner), ("outer".to_owned(), outer)];
     assert_eq!(told(&send(&app, request("/")).await), both(0, 4));
-    assert_eq!(told(&send(&app, request("/")).await), both(0, 3));
+    let denied = send(&app, request("/")).await;
+    assert_eq!(told(&denied), [("inner".to_owned(), 0)]);
+    assert_eq!(
+        (text(&denied, "x-ratelimit-remaining"), text(&denied, "ratelimit-policy")),
+        ("0", r#""inner";q=1;w=10"#)
+    );
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("ratelimit-layers", &["ratelimit-core", "ratelimit-memory"]),
     ("ratelimit-testkit", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("ratelimit-cli", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
-    ("ratelimit-tower", &["ratelimit-core"]),
+    ("ratelimit-tower", &["ratelimit-core", "ratelimit-layers"]),
     (
         "benches",
         &[

@@ -12,6 +12,7 @@ const LAYERS: Layers = Layers {
     order: &[
         "error",
         "deadline",
+        "shared_runtime",
         "client",
         "mode",
         "url",
@@ -34,6 +35,8 @@ const LAYERS: Layers = Layers {
         "multi_mode",
         "cross_slot",
         "apply",
+        "scan",
+        "heal",
         "health",
     ],
 };

@@ -1,7 +1,10 @@
 //! [`OwnedReservation`]: a charge that is settled when its value is dropped, wherever that is.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
+use core::future::Future;
+use core::task::{Context, Waker};
 
 use tokio::runtime::Handle;
 
@@ -52,11 +55,14 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
             charge: Arc::new(charge),
             runtime: Handle::try_current().ok(),
             cost: 0,
+            granted: false,
             done: false,
         };
         match settlement.charge.request().cost(estimate).acquire().await {
             Ok(verdict) if verdict.allowed() => {
                 settlement.cost = estimate;
+                settlement.granted = true;
+                settlement.done = verdict.is_unrecorded();
                 Ok(Reserved::Granted(OwnedReservation { settlement, verdict }))
             }
             Ok(verdict) => {
@@ -109,11 +115,19 @@ where
 ///   otherwise meanwhile. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
 ///   [`cancel`](Self::cancel) gives all of it back.
 ///
-/// Dropping never waits. It spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
+/// Dropping never waits. In a runtime, a store that decides without waiting has settled when the value is dropped. Otherwise
+/// dropping spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
-/// The value is sent to the store once. Sent again, a settlement changes nothing.
+/// The value is sent to the store once. Sent again, a settlement changes nothing. The store forgets it
+/// [ten seconds](crate::Reservation::REPEAT_US) later.
+///
+/// # Without a record
+///
+/// A store that has no room for another reservation charges the estimate all the same, and its verdict
+/// [says so](Verdict::is_unrecorded). The charge then stands: [`commit`](Self::commit) and [`cancel`](Self::cancel) send
+/// nothing and return that verdict. A lease holds its place until its time is over.
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
 pub struct OwnedReservation<S, A, C>
 where
@@ -162,6 +176,9 @@ where
     /// # Errors
     /// What the store could not do; the reservation has expired.
     pub async fn commit(mut self, cost: u64) -> Result<Verdict, S::Error> {
+        if self.verdict.is_unrecorded() {
+            return Ok(self.verdict.clone());
+        }
         self.settlement.cost = cost;
         let answer = self.settlement.charge.request().cost(cost).settle().await;
         self.settlement.done = match &answer {
@@ -213,7 +230,7 @@ struct Charge<S, A, C> {
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers> Charge<S, A, C> {
     fn request(&self) -> Request<'_, S, A, C> {
-        self.limiter.request(&self.caller).id(self.id)
+        self.limiter.request(&self.caller).drawn(self.id)
     }
 }
 
@@ -229,6 +246,8 @@ where
     /// The runtime in which it was made.
     runtime: Option<Handle>,
     cost: u64,
+    /// The store has answered: no request is under way that a settlement could overtake.
+    granted: bool,
     done: bool,
 }
 
@@ -247,6 +266,17 @@ where
         };
         let (charge, cost) = (self.charge.clone(), self.cost);
         // No caller is left to receive an error: the reservation then expires.
-        runtime.spawn(async move { drop(charge.request().cost(cost).settle().await) });
+        let mut settling =
+            Box::pin(async move { drop(charge.request().cost(cost).settle().await) });
+        // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
+        // store while this thread panics already would end the process.
+        if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {
+            let _context = runtime.enter();
+            let mut context = Context::from_waker(Waker::noop());
+            if settling.as_mut().poll(&mut context).is_ready() {
+                return;
+            }
+        }
+        runtime.spawn(settling);
     }
 }

@@ -1,9 +1,11 @@
 //! [`Cluster`]: several servers that share the slots.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::follow::{Next, Route, follow};
 use super::link::{self, Link};
@@ -20,6 +22,9 @@ use crate::error::RedisError;
 pub(crate) struct Cluster {
     inner: Arc<Inner>,
     lookup: Lookup,
+    /// Per slot since when no server was in charge, and when that was last seen. In a planned failover that takes a moment:
+    /// a node that hears of the old master's demotion before it hears of the new one knows no owner.
+    down: Mutex<HashMap<u16, (Instant, Instant)>>,
 }
 
 /// The data that a look-up needs.
@@ -63,11 +68,11 @@ impl Table {
     }
 
     /// The index of the node at this address, which is added if it is new.
-    fn node_or(&mut self, endpoint: impl FnOnce() -> Link, host: &str, port: u16) -> u16 {
+    fn node_or(&mut self, link: impl FnOnce() -> Arc<Link>, host: &str, port: u16) -> u16 {
         if let Some((place, _)) = self.node(host, port) {
             return place;
         }
-        self.nodes.push(Arc::new(endpoint()));
+        self.nodes.push(link());
         u16::try_from(self.nodes.len() - 1).unwrap_or(NO_OWNER)
     }
 }
@@ -86,9 +91,13 @@ impl Cluster {
     ) -> Self {
         let seeds: Vec<_> = seeds.map(|seed| Arc::new(Link::new(seed, limit))).collect();
         let address = link::addresses(&seeds);
-        let lookup = Lookup::new(&address);
+        let lookup = Lookup::new(&address, &settings.runtime);
         let (settings, table) = (Arc::clone(settings), RwLock::new(Table::new()));
-        Self { inner: Arc::new(Inner { seeds, settings, limit, address, table }), lookup }
+        Self {
+            inner: Arc::new(Inner { seeds, settings, limit, address, table }),
+            lookup,
+            down: Mutex::default(),
+        }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -238,6 +247,29 @@ impl Route for ToSlot<'_> {
         self.cluster.lookup.doubt();
     }
 
+    fn may_pass(&self, error: &RedisError) -> bool {
+        let is_down = match error {
+            RedisError::NoServer { .. } => true,
+            RedisError::Server { code, .. } => code == "CLUSTERDOWN",
+            _ => false,
+        };
+        if !is_down {
+            return false;
+        }
+        let (now, limit) = (Instant::now(), self.cluster.inner.limit);
+        let mut down = self.cluster.down.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, seen) = down.entry(self.slot).or_insert((now, now));
+        if now - *seen >= limit {
+            *since = now;
+        }
+        *seen = now;
+        now - *since < limit
+    }
+
+    fn has_passed(&self) {
+        self.cluster.down.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.slot);
+    }
+
     fn astray(&self, last: RedisError) -> RedisError {
         let slot = self.slot;
         self.cluster.inner.no_server(format!(
@@ -273,8 +305,8 @@ impl Inner {
         Arc::clone(&table.nodes[usize::from(place)])
     }
 
-    fn link(&self, host: &str, port: u16) -> Link {
-        Link::new(Endpoint::new(host, port, &self.settings), self.limit)
+    fn link(&self, host: &str, port: u16) -> Arc<Link> {
+        Arc::new(Link::new(Endpoint::new(host, port, &self.settings), self.limit))
     }
 
     /// The servers to ask, each once: the masters, starting with another one each round, then the seeds.
@@ -295,18 +327,25 @@ impl Inner {
         candidates
     }
 
-    /// Takes over a node's slot table. Connections to servers that remain stay open.
+    /// Takes over a node's slot table. Connections to servers that remain stay open. A slot without an owner keeps the known
+    /// one, which redirects if it has a successor.
     fn learn(&self, ranges: &[Range]) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let mut new = Table::new();
         for Range { first, last, host, port } in ranges {
             let known = table.node(host, *port).map(|(_, link)| link);
             let known = known.or_else(|| self.seeds.iter().find(|seed| is_at(seed, host, *port)));
-            if let (None, Some(known)) = (new.node(host, *port), known) {
-                new.nodes.push(Arc::clone(known));
-            }
-            let place = new.node_or(|| self.link(host, *port), host, *port);
+            let link = || known.map_or_else(|| self.link(host, *port), Arc::clone);
+            let place = new.node_or(link, host, *port);
             new.owners[usize::from(*first)..=usize::from(*last)].fill(place);
+        }
+        for (slot, known) in (0..).zip(&table.owners) {
+            if new.owners[slot] == NO_OWNER
+                && let Some(link) = table.nodes.get(usize::from(*known))
+            {
+                let Endpoint { host, port, .. } = link.endpoint();
+                new.owners[slot] = new.node_or(|| Arc::clone(link), host, *port);
+            }
         }
         *table = new;
     }
@@ -350,6 +389,23 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_slot_that_a_table_does_not_name_keeps_its_owner() {
+        let settings = Arc::new(Settings::default());
+        let seeds = [Endpoint::new("h", 1, &settings)].into_iter();
+        let inner = Cluster::new(seeds, &settings, Duration::from_secs(1)).inner;
+        let range = |first, last, port| Range { first, last, host: "h".into(), port };
+        inner.learn(&[range(0, 99, 1), range(100, 199, 2), range(200, 299, 3)]);
+        // As a node sees it for a moment that has heard of the demotion of a master and not of its successor.
+        inner.learn(&[range(0, 149, 1), range(250, 299, 3)]);
+        let owner = |slot| inner.owner(slot).map(|link| link.endpoint().port);
+        assert_eq!(
+            [0, 149, 150, 200, 299, 300].map(owner),
+            [Some(1), Some(1), Some(2), Some(3), Some(3), None]
+        );
+        assert_eq!(inner.masters().len(), 3);
+    }
 
     #[tokio::test]
     async fn a_hanging_look_up_does_not_delay_requests_to_healthy_servers() {

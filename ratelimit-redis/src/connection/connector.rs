@@ -2,7 +2,8 @@
 //!
 //! Callers never connect themselves. They read the [`State`] that the connector publishes and wait for a
 //! change as long as they like; giving up does not affect the connector. A caller that finds no
-//! connection starts the connector. It ends when it has connected, or when its link is dropped.
+//! connection starts the connector. It ends when it has connected, or when its link is dropped. One that runs on a
+//! [`Home`] which callers have left is replaced.
 //!
 //! ```text
 //!            connected                    the connection has ended
@@ -24,6 +25,7 @@ use super::lookup::first;
 use super::node::{Endpoint, Node};
 use super::watchdog::Watchdog;
 use crate::error::RedisError;
+use crate::shared_runtime::Home;
 
 /// How long an attempt may take, including the name's look-up and the login.
 const ATTEMPT: Duration = Duration::from_secs(3);
@@ -66,10 +68,11 @@ impl Down {
     }
 }
 
-/// An established connection: the client's ([`Node`]), and the [`Watchdog`] that enforces deadlines and
-/// detects silence.
+/// An established connection: the client's ([`Node`]), the runtime that drives it, and the [`Watchdog`] that enforces
+/// deadlines and detects silence.
 pub(super) struct Live {
     pub(super) node: Node,
+    pub(super) home: Arc<Home>,
     pub(super) watchdog: Watchdog,
     /// Whether the server has answered a request on it.
     pub(super) has_served: AtomicBool,
@@ -79,14 +82,20 @@ pub(super) struct Live {
 }
 
 impl Live {
-    fn new(node: Node, limit: Duration) -> Self {
+    fn new(node: Node, home: Arc<Home>, limit: Duration) -> Self {
         Self {
             node,
+            home,
             watchdog: Watchdog::new(limit),
             has_served: AtomicBool::new(false),
             #[cfg(feature = "fred")]
             is_in_order: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a request may be sent on it, as far as the caller knows without waiting.
+    pub(super) fn is_usable(&self) -> bool {
+        !self.watchdog.is_silent() && self.home.is_driven()
     }
 }
 
@@ -95,50 +104,61 @@ pub(super) struct Shared {
     pub(super) endpoint: Endpoint,
     /// How long a connection that owes replies may give none.
     limit: Duration,
-    state: watch::Sender<State>,
+    work: watch::Sender<Work>,
     /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
     /// It determines the next pause.
     failures: AtomicU32,
-    /// Whether a connector runs. When both change, it changes together with `state`, under that lock.
-    connecting: AtomicBool,
+}
+
+/// The state, and the home of the connector that runs, if one does. Both change together: in between, either a caller
+/// would start a second connector, or one that drops a new connection at once would start none.
+pub(super) struct Work {
+    pub(super) state: State,
+    connector: Option<Arc<Home>>,
+}
+
+impl Work {
+    fn is_done_on(&self, home: &Arc<Home>) -> bool {
+        self.connector.as_ref().is_some_and(|at| Arc::ptr_eq(at, home))
+    }
 }
 
 impl Shared {
     pub(super) fn new(endpoint: Endpoint, limit: Duration) -> Self {
-        Self {
-            endpoint,
-            limit,
-            state: watch::Sender::new(State::Unknown),
-            failures: AtomicU32::new(0),
-            connecting: AtomicBool::new(false),
+        let work = Work { state: State::Unknown, connector: None };
+        Self { endpoint, limit, work: watch::Sender::new(work), failures: AtomicU32::new(0) }
+    }
+
+    /// The connection.
+    pub(super) fn live(&self) -> Option<Arc<Live>> {
+        match &self.work.borrow().state {
+            State::Up(live) => Some(Arc::clone(live)),
+            State::Unknown | State::Down(_) => None,
         }
     }
 
-    pub(super) fn state(&self) -> watch::Ref<'_, State> {
-        self.state.borrow()
+    pub(super) fn states(&self) -> watch::Receiver<Work> {
+        self.work.subscribe()
     }
 
-    pub(super) fn states(&self) -> watch::Receiver<State> {
-        self.state.subscribe()
-    }
-
-    /// Starts a connector, unless one runs or there is a connection.
-    pub(super) fn connect(self: &Arc<Self>) -> Option<AbortHandle> {
+    /// Starts a connector on this home, unless one runs there or there is a connection.
+    pub(super) fn connect(self: &Arc<Self>, home: &Arc<Home>) -> Option<AbortHandle> {
         let mut starts = false;
-        // Under the lock of the state: a connector that has just succeeded is seen either as running or
-        // by the state that it left, never as neither.
-        self.state.send_if_modified(|state| {
-            let is_up = matches!(state, State::Up(_));
-            starts = !is_up && !self.connecting.swap(true, Ordering::AcqRel);
+        self.work.send_if_modified(|work| {
+            let is_up = matches!(work.state, State::Up(_));
+            starts = !is_up && !work.is_done_on(home) && !home.is_left();
+            if starts {
+                work.connector = Some(Arc::clone(home));
+            }
             false
         });
-        let at_work = starts.then(|| AtWork { shared: Arc::clone(self), ends: true })?;
-        Some(tokio::spawn(run(at_work)).abort_handle())
+        let (shared, of) = (Arc::clone(self), Arc::clone(home));
+        starts.then(|| home.spawn(run(Connector { shared, home: of })))
     }
 
     /// Drops a connection that this error makes useless, unless another one has replaced it.
     pub(super) fn leave(&self, live: &Arc<Live>, error: &RedisError) {
-        self.state.send_if_modified(|state| {
+        self.work.send_if_modified(|Work { state, .. }| {
             let is_this = matches!(state, State::Up(current) if Arc::ptr_eq(current, live));
             if is_this {
                 let has_served = live.has_served.load(Ordering::Acquire);
@@ -159,6 +179,9 @@ impl Shared {
         let failures = self.failures.fetch_add(1, Ordering::AcqRel);
         let now = Instant::now();
         let (quick, due) = (now - begun < QUICK, now + jittered(pause_after(failures)));
+        // Settings that were right once are so still, as far as this program knows.
+        let is_in_use = self.endpoint.settings.has_served.load(Ordering::Acquire);
+        let error = if is_in_use { error.in_use(self.endpoint.address()) } else { error };
         Down { error: error.of_a_lookup(), quick, due, begun: None }
     }
 }
@@ -174,26 +197,36 @@ fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// Keeps [`Shared::connecting`] true. When dropped with `ends` set, it makes it false, even if the
-/// connector panics, is aborted, or loses its runtime.
-struct AtWork {
+/// A running connector. When it is dropped, even by a panic or with its runtime, callers may start another.
+struct Connector {
     shared: Arc<Shared>,
-    ends: bool,
+    home: Arc<Home>,
 }
 
-impl Drop for AtWork {
+impl Drop for Connector {
     fn drop(&mut self) {
-        if self.ends {
-            self.shared.connecting.store(false, Ordering::Release);
-        }
+        self.publish(|work| work.connector = None);
+    }
+}
+
+impl Connector {
+    /// Changes the state, unless another connector has taken over. Returns whether it did.
+    fn publish(&self, change: impl FnOnce(&mut Work)) -> bool {
+        self.shared.work.send_if_modified(|work| {
+            let is_at_work = work.is_done_on(&self.home);
+            if is_at_work {
+                change(work);
+            }
+            is_at_work
+        })
     }
 }
 
 /// Connects, in as many attempts as it takes.
-async fn run(mut at_work: AtWork) {
-    let shared = Arc::clone(&at_work.shared);
+async fn run(connector: Connector) {
+    let shared = Arc::clone(&connector.shared);
     loop {
-        let due = match &*shared.state() {
+        let due = match &shared.work.borrow().state {
             State::Up(_) => return,
             State::Unknown => None,
             State::Down(down) => Some(down.due),
@@ -202,28 +235,24 @@ async fn run(mut at_work: AtWork) {
             sleep_until(due).await;
         }
         let begun = Instant::now();
-        shared.state.send_modify(|state| {
-            if let State::Down(down) = state {
+        connector.publish(|work| {
+            if let State::Down(down) = &mut work.state {
                 down.begun = Some(begun);
             }
         });
         let attempt = timeout(ATTEMPT, attempt(&shared.endpoint)).await;
-        match attempt.unwrap_or_else(|_| Err(no_answer(&shared.endpoint, ATTEMPT))) {
+        let attempt = attempt.unwrap_or_else(|_| Err(no_answer(&shared.endpoint, ATTEMPT)));
+        let is_up = attempt.is_ok();
+        let goes_on = connector.publish(|work| match attempt {
             Ok(node) => {
-                let live = Arc::new(Live::new(node, shared.limit));
-                at_work.ends = false;
-                // The caller that drops this connection starts the next connector. Both fields change
-                // together: in between, either a caller would start a second connector, or a caller that
-                // drops the connection at once would start none.
-                shared.state.send_modify(|state| {
-                    shared.connecting.store(false, Ordering::Release);
-                    *state = State::Up(live);
-                });
-                return;
+                shared.endpoint.settings.has_served.store(true, Ordering::Release);
+                let live = Live::new(node, Arc::clone(&connector.home), shared.limit);
+                *work = Work { state: State::Up(Arc::new(live)), connector: None };
             }
-            Err(error) => {
-                shared.state.send_replace(State::Down(shared.failed(error, begun)));
-            }
+            Err(error) => work.state = State::Down(shared.failed(error, begun)),
+        });
+        if is_up || !goes_on {
+            return;
         }
     }
 }

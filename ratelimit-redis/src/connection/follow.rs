@@ -46,6 +46,15 @@ pub(crate) trait Route: Sync {
     /// Requests a look-up of the owner.
     fn doubt(&self);
 
+    /// Whether a server may be in charge in a moment although this error says that none is: the cluster has been in
+    /// that state for less than a deadline.
+    fn may_pass(&self, _error: &RedisError) -> bool {
+        false
+    }
+
+    /// Notes that a request was answered which had to wait.
+    fn has_passed(&self) {}
+
     /// The error when servers redirect in a circle.
     fn astray(&self, last: RedisError) -> RedisError;
 }
@@ -77,12 +86,17 @@ pub(crate) async fn follow<R: Route, T, F>(
 where
     F: Future<Output = Result<T, RedisError>> + Send,
 {
-    let mut to = route.owner(deadline).await?;
     let (mut asking, mut redirections, mut pause) = (false, 0, FIRST_PAUSE);
+    let mut to = owner(route, &mut pause, deadline).await?;
     loop {
         let seen = route.rounds();
         let error = match ask(to.clone(), asking).await {
-            Ok(answer) => return Ok(answer),
+            Ok(answer) => {
+                if pause != FIRST_PAUSE {
+                    route.has_passed();
+                }
+                return Ok(answer);
+            }
             Err(error) => error,
         };
         let asks = matches!(hint(&error), Hint::Ask(_));
@@ -96,7 +110,10 @@ where
             Hint::Ask(place) => route.sent_to(&place, &to, false),
             Hint::Again if try_again == TryAgain::Return => Next::GiveUp,
             Hint::Again => Next::Again,
-            Hint::Elsewhere => route.instead_of(&to, asking, seen, deadline).await,
+            Hint::Elsewhere => match route.instead_of(&to, asking, seen, deadline).await {
+                Next::GiveUp if route.may_pass(&error) => Next::Again,
+                next => next,
+            },
         };
         match next {
             Next::GiveUp => return Err(error),
@@ -104,7 +121,7 @@ where
                 if !wait(&mut pause, deadline).await {
                     return Err(error);
                 }
-                (to, asking) = (route.owner(deadline).await?, false);
+                (to, asking) = (owner(route, &mut pause, deadline).await?, false);
             }
             Next::Ask(next) => {
                 (to, asking) = (next, asks);
@@ -115,6 +132,20 @@ where
                     return Err(route.astray(error));
                 }
             }
+        }
+    }
+}
+
+/// The server in charge, as soon as there is one.
+async fn owner<R: Route>(
+    route: &R,
+    pause: &mut Duration,
+    deadline: Deadline,
+) -> Result<R::To, RedisError> {
+    loop {
+        match route.owner(deadline).await {
+            Err(error) if route.may_pass(&error) && wait(pause, deadline).await => {}
+            owner => return owner,
         }
     }
 }

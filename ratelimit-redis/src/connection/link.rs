@@ -57,7 +57,7 @@ impl Link {
 
     /// Whether there is a connection.
     pub(crate) fn is_up(&self) -> bool {
-        matches!(&*self.shared.state(), State::Up(_))
+        self.shared.live().is_some()
     }
 
     /// The result of a request.
@@ -123,46 +123,64 @@ impl Link {
 
     /// The current connection, or the next one.
     async fn live(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
-        let current = match &*self.shared.state() {
-            State::Up(live) => Some(Arc::clone(live)),
-            _ => None,
-        };
-        match current {
-            Some(live) if !live.watchdog.is_silent() => return Ok(live),
-            Some(live) => {
-                let error = self.endpoint().peer.unreachable("the connection has gone silent");
-                self.shared.leave(&live, &error);
-            }
-            None => {}
+        match self.shared.live() {
+            Some(live) if live.is_usable() => Ok(live),
+            // Rare and large: unboxed, it would enlarge every request's future.
+            _ => Box::pin(self.connected(deadline)).await,
         }
-        // Rare and large: unboxed, it would enlarge every request's future.
-        Box::pin(self.connected(deadline)).await
     }
 
     /// Waits until there is a connection, or until it is known that there is none.
     async fn connected(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
         let mut states = self.shared.states();
-        if let Some(connector) = self.shared.connect() {
-            *self.connector.lock().unwrap_or_else(PoisonError::into_inner) = Some(connector);
-        }
         loop {
+            let home = self.endpoint().settings.runtime.home();
+            if let Some(live) = self.shared.live() {
+                self.leave_if_useless(&live);
+            }
+            if let Some(connector) = self.shared.connect(&home) {
+                let mut running = self.connector.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(left) = running.replace(connector) {
+                    left.abort();
+                }
+            }
             let now = Instant::now();
-            let (error, until) = match &*states.borrow_and_update() {
-                State::Up(live) => return Ok(Arc::clone(live)),
-                State::Unknown => (None, deadline.at()),
+            let (error, until, is_up) = match &states.borrow_and_update().state {
+                State::Up(live) if live.is_usable() => return Ok(Arc::clone(live)),
+                State::Up(_) => (None, deadline.at(), true),
+                State::Unknown => (None, deadline.at(), false),
                 State::Down(down) => {
                     let (error, until) = down.last_error(now);
-                    (Some(error.clone()), until.min(deadline.at()))
+                    (Some(error.clone()), until.min(deadline.at()), false)
+                }
+            };
+            let news = async {
+                if is_up {
+                    home.beats().await;
+                } else {
+                    home.while_driven(states.changed()).await;
                 }
             };
             if until <= now {
                 // A caller that repeats its request in a loop must not starve the connector.
                 tokio::task::yield_now().await;
-            } else if timeout_at(until, states.changed()).await.is_ok() {
+            } else if timeout_at(until, news).await.is_ok() {
                 continue;
             }
             return Err(error.unwrap_or_else(|| no_answer(self.endpoint(), deadline.given())));
         }
+    }
+
+    /// Drops a connection that has gone silent, or whose runtime was left.
+    fn leave_if_useless(&self, live: &Arc<Live>) {
+        let reason = if live.watchdog.is_silent() {
+            "the connection has gone silent"
+        } else if live.home.is_left() {
+            "the runtime of the connection has ended or stands still"
+        } else {
+            return;
+        };
+        self.shared.leave(live, &self.endpoint().peer.unreachable(reason));
     }
 
     /// Checks once per connection what has to be known before requests are sent on it.

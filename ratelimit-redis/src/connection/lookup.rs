@@ -6,15 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::deadline::Deadline;
 use crate::error::RedisError;
+use crate::shared_runtime::{Home, SharedRuntime};
 
 /// The minimum interval between look-ups: during an outage every request would start one. After a slow
-/// look-up the pause is twice its duration, so that new callers do not spend their time on it.
+/// look-up the pause is twice its duration, so that new callers do not spend their time on it, up to the longest.
 const REST: Duration = Duration::from_millis(50);
+const LONGEST_REST: Duration = Duration::from_secs(1);
 /// How long a look-up may take.
 const LONGEST: Duration = Duration::from_secs(3);
 /// How long to wait for one server before the next is asked as well.
@@ -25,6 +27,7 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 pub(crate) struct Lookup {
     /// The servers that are asked, for messages.
     address: Arc<str>,
+    runtime: Arc<SharedRuntime>,
     state: Arc<Mutex<Look>>,
     /// How many look-ups have ended, whatever the result.
     rounds: watch::Sender<u64>,
@@ -36,7 +39,8 @@ pub(crate) struct Lookup {
 }
 
 struct Look {
-    is_running: bool,
+    /// The home of the look-up that is running, and its task.
+    running: Option<(Arc<Home>, Option<AbortHandle>)>,
     /// No look-up starts before this time.
     rest_until: Option<Instant>,
     /// The result of the last look-up.
@@ -44,10 +48,11 @@ struct Look {
 }
 
 impl Lookup {
-    pub(crate) fn new(address: &Arc<str>) -> Self {
-        let look = Look { is_running: false, rest_until: None, last: Ok(()) };
+    pub(crate) fn new(address: &Arc<str>, runtime: &Arc<SharedRuntime>) -> Self {
+        let look = Look { running: None, rest_until: None, last: Ok(()) };
         Self {
             address: Arc::clone(address),
+            runtime: Arc::clone(runtime),
             state: Arc::new(Mutex::new(look)),
             rounds: watch::Sender::new(0),
             doubts: AtomicU64::new(0),
@@ -81,36 +86,46 @@ impl Lookup {
             && self.soon.swap(false, Ordering::AcqRel)
     }
 
-    /// Starts a look-up, unless one is running or has just ended. Returns the last result if it does not
-    /// start.
-    pub(crate) fn begin<F>(&self, look: impl FnOnce() -> F) -> Option<Result<(), RedisError>>
+    /// Starts a look-up, unless one is running or has just ended. Returns where one runs now.
+    pub(crate) fn begin<F>(&self, look: impl FnOnce() -> F) -> Option<Arc<Home>>
     where
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
     {
+        let home = self.runtime.home();
         let mut state = self.state();
-        if state.is_running {
-            return None;
+        match &state.running {
+            Some((at, _)) if Arc::ptr_eq(at, &home) => return Some(home),
+            // It may never go on, and would then learn what is long over.
+            Some((_, task)) => {
+                task.iter().for_each(AbortHandle::abort);
+            }
+            None if !state.has_rested() => return None,
+            None => {}
         }
-        if !state.has_rested() {
-            return Some(state.last.clone());
-        }
-        state.is_running = true;
+        state.running = Some((Arc::clone(&home), None));
         drop(state);
-        let mut running = Running {
+        let running = Running {
             state: Arc::clone(&self.state),
+            home: Arc::clone(&home),
             rounds: self.rounds.clone(),
             begun: Instant::now(),
-            came_to: Err(self.nothing("the look-up ended with its runtime".into())),
+            came_to: None,
         };
         let (settled, doubts) = (Arc::clone(&self.settled), self.doubts.load(Ordering::Acquire));
         let look = look();
-        tokio::spawn(async move {
-            running.came_to = look.await;
-            if running.came_to.is_ok() {
+        let task = home.spawn(async move {
+            let came_to = look.await;
+            if came_to.is_ok() {
                 settled.store(doubts, Ordering::Release);
             }
+            running.end(came_to);
         });
-        None
+        if let Some((at, of)) = &mut self.state().running
+            && Arc::ptr_eq(at, &home)
+        {
+            *of = Some(task);
+        }
+        Some(home)
     }
 
     /// Waits for a look-up that ends after round `seen`; starts one if necessary.
@@ -118,7 +133,7 @@ impl Lookup {
         &self,
         seen: u64,
         deadline: Deadline,
-        look: impl FnOnce() -> F,
+        look: impl Fn() -> F,
     ) -> Result<(), RedisError>
     where
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
@@ -127,10 +142,12 @@ impl Lookup {
         if *rounds.borrow_and_update() != seen {
             return Ok(());
         }
-        if let Some(last) = self.begin(look) {
-            return last;
-        }
-        let ended = rounds.wait_for(|now| *now != seen);
+        let ended = async {
+            while *rounds.borrow_and_update() == seen {
+                let Some(home) = self.begin(&look) else { return };
+                home.while_driven(rounds.changed()).await;
+            }
+        };
         let is_late = timeout_at(deadline.at(), ended).await.is_err();
         if is_late {
             let given = deadline.given();
@@ -161,22 +178,36 @@ pub(crate) fn deadline() -> Deadline {
     Deadline::within(LONGEST)
 }
 
-/// A running look-up. It ends when this is dropped, even with its runtime.
+/// A running look-up. It ends when this is dropped, even with its runtime: then callers start another.
 struct Running {
     state: Arc<Mutex<Look>>,
+    home: Arc<Home>,
     rounds: watch::Sender<u64>,
     begun: Instant,
-    came_to: Result<(), RedisError>,
+    came_to: Option<Result<(), RedisError>>,
+}
+
+impl Running {
+    fn end(mut self, came_to: Result<(), RedisError>) {
+        self.came_to = Some(came_to);
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let rest = REST.max(self.begun.elapsed() * 2);
-        let last = std::mem::replace(&mut self.came_to, Ok(()));
-        *state = Look { is_running: false, rest_until: Some(Instant::now() + rest), last };
+        if !state.running.as_ref().is_some_and(|(at, _)| Arc::ptr_eq(at, &self.home)) {
+            // Another has taken over.
+            return;
+        }
+        state.running = None;
+        let has_ended = self.came_to.is_some();
+        if let Some(came_to) = self.came_to.take() {
+            let rest = (self.begun.elapsed() * 2).clamp(REST, LONGEST_REST);
+            (state.rest_until, state.last) = (Some(Instant::now() + rest), came_to);
+        }
         drop(state);
-        self.rounds.send_modify(|rounds| *rounds += 1);
+        self.rounds.send_modify(|rounds| *rounds += u64::from(has_ended));
     }
 }
 
@@ -237,7 +268,8 @@ mod tests {
     }
 
     fn lookup() -> Lookup {
-        Lookup::new(&"h:1".into())
+        let runtime = SharedRuntime::new(None, Duration::from_secs(1));
+        Lookup::new(&"h:1".into(), &Arc::new(runtime))
     }
 
     fn patience() -> Deadline {
@@ -255,10 +287,13 @@ mod tests {
             let (lookup, looks) = (Arc::clone(&lookup), Arc::clone(&looks));
             tasks.spawn(async move {
                 assert!(lookup.is_due() || looks.load(Ordering::SeqCst) == 1);
-                let look = || async move {
-                    tokio::task::yield_now().await;
-                    looks.fetch_add(1, Ordering::SeqCst);
-                    Ok(())
+                let look = || {
+                    let looks = Arc::clone(&looks);
+                    async move {
+                        tokio::task::yield_now().await;
+                        looks.fetch_add(1, Ordering::SeqCst);
+                        Ok(())
+                    }
                 };
                 lookup.look(seen, patience(), look).await.expect("found");
             });
@@ -272,10 +307,12 @@ mod tests {
     async fn a_doubt_stays_if_it_arises_during_a_look_up_or_the_look_up_fails() {
         let lookup = Arc::new(self::lookup());
         lookup.doubt();
-        let doubting = Arc::clone(&lookup);
-        let look = || async move {
-            doubting.doubt();
-            Ok(())
+        let look = || {
+            let doubting = Arc::clone(&lookup);
+            async move {
+                doubting.doubt();
+                Ok(())
+            }
         };
         lookup.look(0, patience(), look).await.expect("found");
         assert!(lookup.is_due());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::runtime::Handle;
 use tokio::time::timeout_at;
 
 use super::cluster::Cluster;
@@ -20,6 +21,7 @@ use super::{Argument, Connection, Reply};
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
+use crate::shared_runtime::SharedRuntime;
 use crate::url::{HIDDEN, Place, RedisUrl, Servers};
 
 /// A connection to a server, to the master that Sentinels name, or to a cluster. All callers share it,
@@ -46,7 +48,7 @@ impl RedisConnection {
     /// The URL is invalid, no server can be reached within the deadline, or the servers require another
     /// login.
     pub async fn open(url: &str, deadline: Duration) -> Result<Self, RedisError> {
-        Self::at(&RedisUrl::parse(url)?, None, deadline).await
+        Self::at(&RedisUrl::parse(url)?, None, deadline, None).await
     }
 
     /// Builds the connection without connecting. The first request connects. As long as that fails, each
@@ -58,28 +60,30 @@ impl RedisConnection {
     /// # Errors
     /// The URL is invalid, or files for encryption cannot be read.
     pub fn lazy(url: &str, deadline: Duration) -> Result<Self, RedisError> {
-        Self::lazily_at(&RedisUrl::parse(url)?, None, deadline)
+        Self::lazily_at(&RedisUrl::parse(url)?, None, deadline, None)
     }
 
-    /// The same with this client, or else with the one in the URL.
+    /// The same with this client, or else with the one in the URL, on this runtime.
     pub(crate) fn lazily_at(
         url: &RedisUrl,
         client: Option<Client>,
         limit: Duration,
+        runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
         let shown: Vec<_> = url.places.iter().map(|place| named(place, false)).collect();
-        Ok(Self { topology: Topology::of(url, &shown, client, limit)? })
+        Ok(Self { topology: Topology::of(url, &shown, client, limit, runtime)? })
     }
 
-    /// Connects with this client, or else with the one in the URL.
+    /// Connects with this client, or else with the one in the URL, on this runtime.
     pub(crate) async fn at(
         url: &RedisUrl,
         client: Option<Client>,
         limit: Duration,
+        runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
         let deadline = Deadline::within(limit);
         let shown = join_all(url.places.iter().map(|place| shown(place, deadline))).await;
-        let connection = Self { topology: Topology::of(url, &shown, client, limit)? };
+        let connection = Self { topology: Topology::of(url, &shown, client, limit, runtime)? };
         let opened = match &connection.topology {
             // A server that requires a password accepts the connection and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
@@ -95,7 +99,9 @@ impl RedisConnection {
     /// Managed connections to the cluster of a client that the caller gave.
     #[cfg(feature = "fred")]
     pub(crate) fn given(given: Given, limit: Duration) -> Self {
-        let settings = Settings { client: Client::Fred, in_cluster: true, ..Settings::default() };
+        let runtime = Arc::new(SharedRuntime::new(None, limit));
+        let settings =
+            Settings { client: Client::Fred, in_cluster: true, runtime, ..Settings::default() };
         let hosts = given.hosts();
         let settings = Arc::new(Settings { given: Some(Arc::new(given)), ..settings });
         let seeds = hosts.iter().map(|(host, port)| Endpoint::new(host, *port, &settings));
@@ -157,6 +163,7 @@ impl Topology {
         shown: &[String],
         client: Option<Client>,
         limit: Duration,
+        runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
         let tls = url.tls.as_ref().map(Tls::new).transpose()?;
         let settings = Settings {
@@ -168,6 +175,7 @@ impl Topology {
             #[cfg(feature = "fred")]
             in_cluster: url.servers == Servers::Cluster,
             tls,
+            runtime: Arc::new(SharedRuntime::new(runtime, limit)),
             ..Settings::default()
         };
         let shared = Arc::new(settings.clone());
@@ -186,7 +194,9 @@ impl Topology {
             Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared, limit)),
             Servers::Sentinels { service, user, password } => {
                 let (user, password) = (user.clone(), password.clone());
-                let login = Arc::new(Settings { user, password, database: 0, ..settings });
+                let (database, has_served) = (0, Arc::default());
+                let login = Settings { user, password, database, has_served, ..settings };
+                let login = Arc::new(login);
                 Self::Sentinels(Sentinels::new(at(&login), service, &shared, limit))
             }
         })

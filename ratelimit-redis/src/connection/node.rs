@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use socket2::TcpKeepalive;
@@ -14,6 +15,7 @@ use super::tls::Tls;
 use super::{Argument, Reply};
 use crate::client::Client;
 use crate::error::RedisError;
+use crate::shared_runtime::SharedRuntime;
 
 #[cfg(feature = "fred")]
 pub(super) mod fred;
@@ -36,6 +38,10 @@ pub(crate) struct Settings {
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     pub(crate) resolver: Arc<Resolver>,
+    /// Where the connections live.
+    pub(crate) runtime: Arc<SharedRuntime>,
+    /// Whether one of the servers has accepted all of this once.
+    pub(crate) has_served: Arc<AtomicBool>,
     /// All of this and more, in the configuration of an external client.
     #[cfg(feature = "fred")]
     pub(crate) given: Option<Arc<fred::Given>>,
@@ -53,6 +59,8 @@ impl Default for Settings {
             in_cluster: false,
             tls: None,
             resolver: Resolver::system(),
+            runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
+            has_served: Arc::default(),
             #[cfg(feature = "fred")]
             given: None,
         }
@@ -126,6 +134,17 @@ impl Endpoint {
 
     pub(crate) fn address(&self) -> &Arc<str> {
         self.peer.address()
+    }
+
+    /// The error when what answers there broke off the first login, as a port for TLS does that meets none.
+    fn broken_off(&self, reason: &str) -> RedisError {
+        let settings = &self.settings;
+        let is_first = !settings.has_served.load(Ordering::Acquire);
+        #[cfg(feature = "fred")]
+        let is_first = is_first && settings.given.is_none();
+        let may_be_tls = is_first && settings.tls.is_none();
+        let hint = if may_be_tls { "; if this port is for TLS, use rediss://" } else { "" };
+        self.peer.unreachable(format!("{reason}{hint}"))
     }
 }
 

@@ -177,13 +177,6 @@ impl Peer {
                      user:password@host out of the URL"
                 ));
             }
-            "ERR" if said("without any password configured") || said("no password is set") => {
-                return config(format!(
-                    "Redis at {address} refused {tried}: no password is set for the default user there; \
-                     set one (CONFIG SET requirepass), name another user, or leave user:password@host \
-                     out of the URL"
-                ));
-            }
             "ERR" if said("wrong number of arguments") && settings.logs_in() => {
                 return config(format!(
                     "Redis at {address} refused {tried}: it is older than Redis 6 and knows no users; \

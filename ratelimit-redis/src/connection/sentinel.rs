@@ -44,7 +44,7 @@ impl Sentinels {
     ) -> Self {
         let sentinels: Vec<_> = sentinels.map(|at| Arc::new(Link::new(at, limit))).collect();
         let address = link::addresses(&sentinels);
-        let lookup = Lookup::new(&address);
+        let lookup = Lookup::new(&address, &settings.runtime);
         let inner = Inner {
             sentinels,
             service: service.clone(),

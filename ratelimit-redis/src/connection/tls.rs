@@ -127,9 +127,8 @@ mod with {
     pub(crate) fn refused_as(address: &str, shown: &str, reason: &str) -> Option<RedisError> {
         let message = match shown.split('(').next()? {
             "InvalidCertificate" => format!(
-                "the certificate of Redis at {address} cannot be verified ({reason}); name the \
-                 authority that signed it by ?tls-ca=FILE in the URL, and the server as it is named in \
-                 the certificate"
+                "the certificate of Redis at {address} cannot be verified ({reason}){}",
+                remedy(shown)
             ),
             "AlertReceived" => format!(
                 "Redis at {address} refuses an encrypted connection ({reason}); if it wants a \
@@ -142,6 +141,23 @@ mod with {
             _ => return None,
         };
         Some(RedisError::Config(message))
+    }
+
+    /// What to do about a certificate, by the debug text of the error.
+    fn remedy(shown: &str) -> &'static str {
+        let why = shown.trim_start_matches("InvalidCertificate(");
+        if why.starts_with("Expired") {
+            "; it has expired: give the server a new one, and check the clocks of both sides"
+        } else if why.starts_with("NotValidYet") {
+            "; it is not valid yet: check the clocks of both sides"
+        } else if why.starts_with("NotValidForName") {
+            "; name the server as it is named in the certificate, or issue one for the name in the URL, and for what a \
+             cluster's nodes or sentinels announce"
+        } else if why.starts_with("UnknownIssuer") || why.starts_with("BadSignature") {
+            "; name the authority that signed it by ?tls-ca=FILE in the URL"
+        } else {
+            ""
+        }
     }
 
     fn refused(what: &str) -> RedisError {
@@ -199,6 +215,25 @@ mod with {
                  tls-ca and tls-cert and BEGIN PRIVATE KEY for tls-key"
             )),
             error => refused(&format!("{file} is no PEM: {error}")),
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_remedy_is_for_what_is_wrong_with_the_certificate() {
+            for (shown, says, says_not) in [
+                ("InvalidCertificate(UnknownIssuer)", "tls-ca", "expired"),
+                ("InvalidCertificate(ExpiredContext { time: UnixTime(9) })", "expired", "tls-ca"),
+                ("InvalidCertificate(NotValidYet)", "clocks", "tls-ca"),
+                ("InvalidCertificate(NotValidForName)", "announce", "tls-ca"),
+                ("InvalidCertificate(Revoked)", "(its words)", ";"),
+            ] {
+                let error = refused_as("h:1", shown, "its words").expect("refused").to_string();
+                assert!(error.contains(says) && !error.contains(says_not), "{shown}: {error}");
+            }
         }
     }
 }

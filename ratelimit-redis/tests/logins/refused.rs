@@ -61,10 +61,7 @@ struct Refusing {
     kind: ErrorKind,
 }
 
-/// fred sends `AUTH default PASSWORD`, and any password is accepted.
-const NO_PASSWORD_SET: &str = "no password set";
-
-const REFUSING: [Refusing; 15] = [
+const REFUSING: [Refusing; 14] = [
     Refusing {
         what: "no HELLO",
         args: &["--rename-command", "HELLO", ""],
@@ -97,15 +94,6 @@ const REFUSING: [Refusing; 15] = [
         args: &["--rename-command", "AUTH", ""],
         told: &[],
         login: "us3r:PW@",
-        options: "",
-        says: &["AUTH", "user:password@host"],
-        kind: ErrorKind::Config,
-    },
-    Refusing {
-        what: NO_PASSWORD_SET,
-        args: &[],
-        told: &[],
-        login: ":PW@",
         options: "",
         says: &["AUTH", "user:password@host"],
         kind: ErrorKind::Config,
@@ -221,9 +209,6 @@ impl Refusing {
         let place = format!("127.0.0.1:{}", server.port());
         let url = with_client(&format!("redis://{login}{place}{}", self.options), client);
         let error = RedisStore::builder().deadline(PATIENCE).connect(&url).await;
-        if error.is_ok() && self.what == NO_PASSWORD_SET && client.name() == "fred" {
-            return;
-        }
         let error = error.expect_err(self.what);
         let mut told = Told::default();
         told.error(&error);
@@ -244,6 +229,19 @@ async fn a_refused_login_names_the_server_and_the_remedy(client: Client) {
     }
     logs_no_password(&mut leaks);
     leaks.none();
+}
+
+/// So that clients can be given a password before the server is.
+async fn a_password_that_the_server_does_not_ask_for_is_accepted(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    for login in ["", "default"] {
+        for protocol in ["resp2", "resp3"] {
+            let place = format!("127.0.0.1:{}?protocol={protocol}", server.port());
+            let url = format!("redis://{login}:{ESCAPED}@{place}");
+            let store = RedisStore::connect(&with_client(&url, client)).await;
+            store.unwrap_or_else(|error| panic!("{url}: {error}"));
+        }
+    }
 }
 
 async fn a_missing_permission_is_reported_without_the_user(client: Client) {
@@ -329,5 +327,6 @@ mod given {
 with_each_client! {
     a_servers_words_that_quote_a_login_are_withheld,
     a_refused_login_names_the_server_and_the_remedy,
+    a_password_that_the_server_does_not_ask_for_is_accepted,
     a_missing_permission_is_reported_without_the_user,
 }

@@ -295,7 +295,67 @@ async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: C
     }
 }
 
+/// How often the nodes have said that no server is in charge.
+fn downs(cluster: &RedisCluster) -> u64 {
+    let of = |node: &RedisServer| {
+        let stats = node.command(&["INFO", "errorstats"]).expect("it is up").to_string();
+        let count = stats
+            .split_once("errorstat_CLUSTERDOWN:count=")
+            .map(|(_, rest)| rest.lines().next().unwrap().trim().parse::<u64>().unwrap());
+        count.unwrap_or(0)
+    };
+    cluster.nodes().iter().map(of).sum()
+}
+
+async fn a_slot_that_has_no_owner_for_a_moment_is_waited_for(client: Client) {
+    let cluster = aside(|| {
+        let args = ["--cluster-require-full-coverage", "no"];
+        RedisCluster::start_with(&RedisServer::binaries()[0], 0, &args)
+    });
+    let cluster = cluster.await.expect("a cluster");
+    let slot = cluster.slot_of("{a}");
+    let owner = cluster.master_of(slot).expect("an owner");
+    let all = |command: &str, nodes: &[RedisServer]| {
+        for node in nodes {
+            let done = node.command(&["CLUSTER", command, &slot.to_string()]);
+            done.expect("it is up").ok().expect("OK");
+        }
+    };
+    let known = store(&cluster.url(), client).await;
+    assert_eq!(left(&known, &seldom(), "a").await, 2);
+    all("DELSLOTS", cluster.nodes());
+    // To one of them the owner is known, to the other it is not.
+    let fresh = store(&cluster.url(), client).await;
+    for (store, due) in [(known, 1), (fresh, 0)] {
+        let (refused, looked) = (downs(&cluster), looks(&cluster));
+        let asking = {
+            let store = store.clone();
+            tokio::spawn(async move { left(&store, &seldom(), "a").await })
+        };
+        until(|| async {
+            let told = downs(&cluster) > refused || looks(&cluster) > looked;
+            told.then_some(()).ok_or("no server was asked")
+        })
+        .await;
+        assert!(!asking.is_finished(), "it waits");
+        all("ADDSLOTS", &cluster.nodes()[owner..=owner]);
+        assert_eq!(asking.await.expect("no panic"), due);
+        all("DELSLOTS", &cluster.nodes()[owner..=owner]);
+    }
+    // Once it has lasted as long as the deadline, a request is refused at once: after one question to each.
+    let brief = store_within(DEADLINE, &cluster.url(), client).await.expect("it is up");
+    let error = acquire(&brief, &seldom(), "a").await.expect_err("no server is in charge");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let looked = looks(&cluster);
+    for _ in 0..20 {
+        acquire(&brief, &seldom(), "a").await.expect_err("no server is in charge");
+    }
+    let looks = looks(&cluster) - looked;
+    assert!(looks <= 30, "a request that waits looks again every 50 ms: {looks}");
+}
+
 with_each_client! {
+    a_slot_that_has_no_owner_for_a_moment_is_waited_for,
     a_learnt_owner_is_not_looked_up_again,
     a_hundred_redirected_callers_share_one_look_up,
     a_killed_master_is_replaced_by_its_replica,

@@ -70,8 +70,30 @@ async fn a_tls_mismatch_is_reported(client: Client) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("does it speak TLS"), "{error}");
     let url = secret.url().replace("rediss://", "redis://");
-    let error = store_within(PATIENCE, &url, client).await.expect_err("only in secret");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    for protocol in ["resp2", "resp3"] {
+        let url = format!("{url}?protocol={protocol}");
+        let error = store_within(PATIENCE, &url, client).await.expect_err("only in secret");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("use rediss://"), "{error}");
+    }
+}
+
+async fn a_certificate_that_expires_in_use_is_an_outage(client: Client) {
+    let server = RedisServer::start_tls().expect("a server with TLS");
+    let url = with_ca(&server.url(), server.ca_path());
+    let used = store(&url, client).await;
+    assert!(acquire(&used, &seldom(), "a").await.expect("decided").allowed());
+    server.expire().expect("another certificate");
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]).expect("it is up");
+    let error = super::until(|| async {
+        let error = acquire(&used, &seldom(), "a").await.expect_err("it has expired");
+        assert_ne!(error.kind(), ErrorKind::Config, "{error}");
+        if error.to_string().contains("it has expired") { Ok(error) } else { Err(error) }
+    });
+    assert_eq!(error.await.kind(), ErrorKind::Unavailable);
+    // At the first connection it is a matter of the configuration, and not of the authority.
+    let error = refused(&url, client).await.to_string();
+    assert!(error.contains("it has expired") && !error.contains("tls-ca"), "{error}");
 }
 
 async fn a_cluster_node_without_its_own_address_is_reached_over_tls(client: Client) {
@@ -114,6 +136,7 @@ with_each_client! {
     a_client_certificate_is_sent_on_request,
     a_connection_is_restored_when_the_server_returns,
     a_tls_mismatch_is_reported,
+    a_certificate_that_expires_in_use_is_an_outage,
     a_cluster_node_without_its_own_address_is_reached_over_tls,
     unreadable_certificate_files_are_named,
 }

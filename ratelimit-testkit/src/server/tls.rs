@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, Error, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose,
+    KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 
 use super::keeper::Recipe;
@@ -31,11 +31,14 @@ struct Certificates {
     ca: String,
     server: String,
     server_key: String,
+    /// For the same key, and long over.
+    expired: String,
     client: String,
     client_key: String,
 }
 
 const CA_FILE: &str = "ca.crt";
+const EXPIRED_FILE: &str = "expired.crt";
 const CLIENT_FILE: &str = "client.crt";
 const CLIENT_KEY_FILE: &str = "client.key";
 
@@ -65,6 +68,14 @@ impl RedisServer {
 }
 
 impl TlsServer {
+    /// Gives the server a certificate that has expired. Open connections stay; each new one meets it.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses.
+    pub fn expire(&self) -> Result<(), String> {
+        self.command(&["CONFIG", "SET", "tls-cert-file", EXPIRED_FILE])?.ok().map(drop)
+    }
+
     /// The certificate of the authority that signed the server's: clients must trust it.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
@@ -130,11 +141,12 @@ fn start_tls_on(
     tls_args.extend(["--unixsocket", "side-door"]);
     tls_args.extend(args);
     let mut recipe = Recipe::of_a_server(port.number(), binary, &tls_args);
-    let Certificates { ca, server, server_key, client, client_key } = certificates.clone();
+    let Certificates { ca, server, server_key, expired, client, client_key } = certificates.clone();
     recipe.files = vec![
         (CA_FILE, ca),
         ("server.crt", server),
         ("server.key", server_key),
+        (EXPIRED_FILE, expired),
         (CLIENT_FILE, client),
         (CLIENT_KEY_FILE, client_key),
     ];
@@ -151,26 +163,30 @@ impl Certificates {
         let key = KeyPair::generate()?;
         let ca = authority.self_signed(&key)?.pem();
         let issuer = Issuer::new(authority, key);
-        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let (server, server_key) =
-            signed(names.to_vec(), ExtendedKeyUsagePurpose::ServerAuth, &issuer)?;
-        let (client, client_key) =
-            signed(Vec::new(), ExtendedKeyUsagePurpose::ClientAuth, &issuer)?;
-        Ok(Self { ca, server, server_key, client, client_key })
+        let server = of(ExtendedKeyUsagePurpose::ServerAuth, &["localhost", "127.0.0.1"])?;
+        let client = of(ExtendedKeyUsagePurpose::ClientAuth, &[])?;
+        let (server_key, client_key) = (KeyPair::generate()?, KeyPair::generate()?);
+        let mut expired = server.clone();
+        expired.not_before = date_time_ymd(2000, 1, 1);
+        expired.not_after = date_time_ymd(2001, 1, 1);
+        Ok(Self {
+            ca,
+            server: server.signed_by(&server_key, &issuer)?.pem(),
+            expired: expired.signed_by(&server_key, &issuer)?.pem(),
+            server_key: server_key.serialize_pem(),
+            client: client.signed_by(&client_key, &issuer)?.pem(),
+            client_key: client_key.serialize_pem(),
+        })
     }
 }
 
-/// A certificate for these names, and its key.
-fn signed(
-    names: Vec<String>,
-    purpose: ExtendedKeyUsagePurpose,
-    issuer: &Issuer<'_, KeyPair>,
-) -> Result<(String, String), Error> {
+/// The parameters of a certificate for this purpose.
+fn of(purpose: ExtendedKeyUsagePurpose, names: &[&str]) -> Result<CertificateParams, Error> {
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, "ratelimit-testkit test");
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![purpose];
-    let key = KeyPair::generate()?;
-    Ok((params.signed_by(&key, issuer)?.pem(), key.serialize_pem()))
+    Ok(params)
 }

@@ -1,9 +1,7 @@
 //! What the fields tell of one limit.
 
-use std::any::Any;
-
 use http::header::HeaderValue;
-use ratelimit_core::{Algorithm, Concurrency, Decision, Limit, Policy, Quota, Stack};
+use ratelimit_core::{Decision, Limit, Quota};
 
 use super::{Fields, Unit, draft};
 
@@ -15,9 +13,10 @@ pub(crate) struct Entry<'a> {
     pub(crate) remaining: u64,
     /// The window in whole seconds; `None` if there is none, or none that can be said so.
     pub(crate) window_s: Option<u64>,
-    /// Until there is more quota; `None` if nothing is missing.
+    /// Until there is more quota; `None` if nothing is missing, or it is not known.
     pub(crate) more_after_us: Option<u64>,
-    pub(crate) reset_after_us: u64,
+    /// Until nothing is missing; `None` if it is not known.
+    pub(crate) reset_after_us: Option<u64>,
     pub(crate) unit: &'a Unit,
     pub(crate) partition_key: Option<[u8; 12]>,
     /// The `RateLimit-Policy` of this limit alone, if it was written before.
@@ -66,11 +65,7 @@ impl<'a> Entry<'a> {
         fields: &'a Fields,
     ) -> Self {
         let own = || {
-            if is_concurrency(limit.algorithm()) {
-                &Unit::ConcurrentRequests
-            } else {
-                &Unit::Requests
-            }
+            if limit.algorithm().has_leases() { &Unit::ConcurrentRequests } else { &Unit::Requests }
         };
         let unit = fields.unit_of(limit.name()).unwrap_or_else(own);
         let window_us = limit.algorithm().window_us(decision);
@@ -82,11 +77,19 @@ impl<'a> Entry<'a> {
                 .filter(|_| *unit != Unit::ConcurrentRequests)
                 .and_then(in_whole_seconds),
             more_after_us: Some(decision.replenish_after_us).filter(|wait| *wait > 0),
-            reset_after_us: decision.reset_after_us,
+            reset_after_us: Some(decision.reset_after_us),
             unit,
             partition_key: None,
             policy: None,
         }
+    }
+
+    /// The same of a limit of which places are free when other requests end: after this wait, if that is told.
+    pub(crate) fn busy(mut self, wait_us: Option<u64>) -> Self {
+        if self.reset_after_us != Some(0) {
+            (self.more_after_us, self.reset_after_us) = (wait_us, wait_us);
+        }
+        self
     }
 }
 
@@ -94,11 +97,4 @@ impl<'a> Entry<'a> {
 /// cannot be said.
 const fn in_whole_seconds(window_us: u64) -> Option<u64> {
     if window_us < 1_000_000 { None } else { Some(window_us.div_ceil(1_000_000)) }
-}
-
-fn is_concurrency<A: Algorithm + 'static>(algorithm: &A) -> bool {
-    let algorithm: &dyn Any = algorithm;
-    algorithm.is::<Concurrency>()
-        || algorithm.is::<Stack<Concurrency>>()
-        || matches!(algorithm.downcast_ref(), Some(Policy::Concurrency(_)))
 }

@@ -18,7 +18,7 @@ fn entry(name: &str) -> Entry<'_> {
         remaining: 50,
         window_s: Some(60),
         more_after_us: Some(29_000_001),
-        reset_after_us: 31_000_000,
+        reset_after_us: Some(31_000_000),
         unit: REQUESTS,
         partition_key: None,
         policy: None,
@@ -32,7 +32,7 @@ fn written(fields: &Fields, entries: &[Entry<'_>]) -> HeaderMap {
 }
 
 fn add(fields: &Fields, entries: &[Entry<'_>], headers: &mut HeaderMap) {
-    fields.tell(entries).unwrap().add_to(headers);
+    fields.tell(entries).unwrap().write_to(headers);
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
@@ -89,7 +89,7 @@ fn an_inner_layers_fields_stay_and_all_lines_are_one_list() {
 
 #[test]
 fn older_fields_tell_the_limit_with_the_least_remaining() {
-    let least = Entry { remaining: 3, limit: 7, reset_after_us: 1, ..entry("least") };
+    let least = Entry { remaining: 3, limit: 7, reset_after_us: Some(1), ..entry("least") };
     let fields = Fields::new().draft(Draft::V06).x_ratelimit(XRateLimit::Seconds);
     let mut headers = written(&fields, &[entry("burst"), least]);
     for prefix in ["", "x-"] {
@@ -164,7 +164,7 @@ proptest! {
         partition_key in prop::option::of(any::<[u8; 12]>()),
     ) {
         let one = Entry {
-            name: &name, limit, remaining, window_s, more_after_us, unit: &unit, partition_key, reset_after_us: 0, policy: None,
+            name: &name, limit, remaining, window_s, more_after_us, unit: &unit, partition_key, reset_after_us: Some(0), policy: None,
         };
         let headers = written(&Fields::new(), &[one.clone(), entry("other")]);
         let policies = parse_list(text(&headers, "ratelimit-policy")).unwrap();

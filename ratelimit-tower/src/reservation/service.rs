@@ -4,17 +4,20 @@ use std::fmt;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Context, Poll};
+use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
-use ratelimit_core::{Quota, RateLimiter, Reserved, Store};
+use ratelimit_core::{Limit, Quota, RateLimiter, Reservation as Core, Reserved, Store};
 use tower_service::Service;
 
-use super::{Charge, Meter, Pending};
+use super::open::{Counted, Life, Owned, Reservation};
+use super::{Charge, Hold, Meter, Open, ReservationLayer, Settlements};
 use crate::body::SettledBody;
-use crate::caller::Values;
-use crate::config::{Arrival, Config, Gate};
+use crate::caller::{Caller, Values};
+use crate::config::{Arrival, Gate};
 use crate::fields::Told;
 use crate::rejection::{Answer, Rejection};
 use crate::{BoxFuture, take_ready};
@@ -29,11 +32,17 @@ struct Shared<S, A, R> {
     gate: Gate<S, A>,
     answer: R,
     charge: Charge,
+    settlements: Settlements,
+    /// Whether the log says that a connection was upgraded without a [`Hold`].
+    said_unheld: AtomicBool,
 }
 
 impl<Svc, S: Store<A>, A: Quota + 'static, R> ReservationService<Svc, S, A, R> {
-    pub(super) fn new(inner: Svc, config: Config<S, A>, answer: R, charge: Charge) -> Self {
-        Self { inner, shared: Arc::new(Shared { gate: Gate::new(config), answer, charge }) }
+    pub(super) fn new(inner: Svc, layer: ReservationLayer<S, A, R>) -> Self {
+        let ReservationLayer { config, answer, charge, settlements } = layer;
+        let (gate, said_unheld) = (Gate::new(config), false.into());
+        let shared = Shared { gate, answer, charge, settlements, said_unheld };
+        Self { inner, shared: Arc::new(shared) }
     }
 }
 
@@ -56,7 +65,19 @@ where
     A: Quota + 'static,
 {
     told: Option<Told>,
-    pending: Option<Pending<S, A>>,
+    granted: Option<Granted<S, A>>,
+}
+
+type Granted<S, A> = (Owned<S, A>, Life);
+
+/// What is known of a request that the service answers.
+struct Underway<S, A>
+where
+    S: Store<A> + 'static,
+    A: Quota + 'static,
+{
+    told: Option<Told>,
+    reservation: Option<Arc<Reservation<S, A>>>,
 }
 
 impl<Svc, S, A, R, ReqBody, ResBody> Service<Request<ReqBody>> for ReservationService<Svc, S, A, R>
@@ -78,7 +99,7 @@ where
         let (mut parts, body) = request.into_parts();
         let shared = self.shared.clone();
         let decision: Reserving<S, A> = match self.shared.gate.arrive(&mut parts) {
-            Arrival::Exempt => Box::pin(ready(Ok(Admitted { told: None, pending: None }))),
+            Arrival::Exempt => Box::pin(ready(Ok(Admitted { told: None, granted: None }))),
             Arrival::Refused(rejection) => Box::pin(ready(Err(rejection))),
             Arrival::Identified(asked) => {
                 let limiter = asked.limiter.into_owned();
@@ -103,7 +124,8 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
         values: Values,
         cost: u64,
     ) -> Result<Admitted<S, A>, Rejection> {
-        let caller = self.gate.owned_caller(values);
+        let sources = Counted::new(self.gate.sources().clone(), self.settlements.one());
+        let caller = Caller { sources, values };
         let reserved = limiter.reserve_owned(caller.clone(), cost).await;
         let decided = match &reserved {
             Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
@@ -111,13 +133,37 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
             Err(error) => Err(error),
         };
         let told = self.gate.judge(&limiter, &caller, decided)?;
-        let pending = match reserved {
-            Ok(Reserved::Granted(reservation)) => {
-                Some(Pending { reservation, meter: Meter::default(), counts_bytes: false })
-            }
+        let granted = match reserved {
+            Ok(Reserved::Granted(reservation)) => Some((reservation, life(&limiter))),
             _ => None,
         };
-        Ok(Admitted { told, pending })
+        Ok(Admitted { told, granted })
+    }
+
+    /// Gives the handler its extensions. A request without a reservation has them too, so that a handler can rely on them.
+    fn begin<B>(&self, admitted: Admitted<S, A>, request: &mut Request<B>) -> Underway<S, A> {
+        let Admitted { told, granted } = admitted;
+        let extensions = request.extensions_mut();
+        let meter = extensions.get_or_insert_default::<Meter>();
+        let meter = (!self.charge.unmetered).then(|| meter.clone());
+        let hold = extensions.get_or_insert_default::<Hold>();
+        let reservation = granted.map(|(owned, life)| {
+            Arc::new(Reservation::new(owned, meter, life, self.gate.hold_time()))
+        });
+        if let Some(reservation) = &reservation {
+            hold.also(reservation);
+        }
+        Underway { told, reservation }
+    }
+}
+
+/// How long a reservation of these limits lives: as long as the shortest of their leases.
+fn life<S: Store<A>, A: Quota>(limiter: &RateLimiter<S, A>) -> Life {
+    let algorithms = || limiter.limits().iter().map(Limit::algorithm);
+    let shortest_us = algorithms().filter_map(A::reservation_us).min();
+    Life {
+        length: Duration::from_micros(shortest_us.unwrap_or(Core::LIFE_US)),
+        is_lease: algorithms().any(A::has_leases),
     }
 }
 
@@ -152,7 +198,7 @@ pin_project! {
         /// The reservation is waited for, and this service is called then.
         Reserving { decision: Reserving<S, A>, then: Option<(Svc, Request<ReqBody>)> },
         /// The service answers. Dropped now, the reservation is settled at the estimate.
-        Responding { #[pin] response: F, admitted: Option<Admitted<S, A>> },
+        Responding { #[pin] response: F, underway: Option<Underway<S, A>> },
         /// The future has answered.
         Done,
     }
@@ -174,11 +220,8 @@ where
                 StateProjection::Reserving { decision, then } => {
                     match (task::ready!(decision.as_mut().poll(cx)), then.take()) {
                         (Ok(admitted), Some((mut service, mut request))) => {
-                            if let Some(pending) = &admitted.pending {
-                                request.extensions_mut().insert(pending.meter.clone());
-                            }
-                            let response = service.call(request);
-                            State::Responding { response, admitted: Some(admitted) }
+                            let underway = Some(this.shared.begin(admitted, &mut request));
+                            State::Responding { response: service.call(request), underway }
                         }
                         (Err(rejection), _) => {
                             this.state.set(State::Done);
@@ -188,11 +231,11 @@ where
                         (Ok(_), None) => State::Done,
                     }
                 }
-                StateProjection::Responding { response, admitted } => {
+                StateProjection::Responding { response, underway } => {
                     let response = task::ready!(response.poll(cx));
-                    let admitted = admitted.take();
+                    let underway = underway.take();
                     this.state.set(State::Done);
-                    return Poll::Ready(this.shared.settle(response, admitted));
+                    return Poll::Ready(this.shared.settle(response, underway));
                 }
                 // Polled again after it was ready: a future need not answer then.
                 StateProjection::Done => return Poll::Pending,
@@ -207,28 +250,36 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
     fn settle<B, E>(
         &self,
         response: Result<Response<B>, E>,
-        admitted: Option<Admitted<S, A>>,
+        underway: Option<Underway<S, A>>,
     ) -> Result<Response<SettledBody<B>>, E> {
-        let Admitted { told, mut pending } =
-            admitted.unwrap_or(Admitted { told: None, pending: None });
+        let Underway { told, reservation } =
+            underway.unwrap_or(Underway { told: None, reservation: None });
         // An error of the service is a 500 that another layer makes.
         let status = response.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, Response::status);
-        if let Some(pending) = &mut pending {
-            let estimate = pending.reservation.cost();
-            let (cost, counts_bytes) = match &response {
+        if let Some(reservation) = &reservation {
+            let estimate = reservation.estimate();
+            reservation.set_cost(match &response {
                 Ok(_) => self.charge.of(status, estimate),
                 Err(_) if self.charge.is_free(status) => (0, false),
                 Err(_) => (estimate, false),
-            };
-            pending.reservation.set_cost(cost);
-            pending.counts_bytes = counts_bytes;
+            });
+        }
+        if let Some(reservation) = &reservation
+            && status == StatusCode::SWITCHING_PROTOCOLS
+            && reservation.is_lease()
+            && Arc::strong_count(reservation) == 1
+            && !self.said_unheld.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "a connection is upgraded and its place given back; keep the place by the extension `Hold`"
+            );
         }
         let mut response = response?;
         if let Some(told) = told {
-            told.add_to(response.headers_mut());
+            told.add_to(&mut response);
         }
-        let settlement = pending.map(|pending| -> Box<dyn super::Settlement> { Box::new(pending) });
-        Ok(response.map(|body| SettledBody::new(body, settlement)))
+        let reservation = reservation.map(|reservation| -> Arc<dyn Open> { reservation });
+        Ok(response.map(|body| SettledBody::new(body, reservation)))
     }
 }
 

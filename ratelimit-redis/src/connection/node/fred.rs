@@ -461,8 +461,11 @@ fn not_connected(endpoint: &Endpoint, error: &Error) -> RedisError {
         }
     }
     match error.kind() {
-        ErrorKind::IO | ErrorKind::Protocol | ErrorKind::Parse | ErrorKind::Canceled => {
+        ErrorKind::IO if !["reset", "Broken pipe"].iter().any(|part| said.contains(part)) => {
             endpoint.peer.unreachable(reason(error))
+        }
+        ErrorKind::IO | ErrorKind::Protocol | ErrorKind::Parse | ErrorKind::Canceled => {
+            endpoint.broken_off(&reason(error))
         }
         // The client's description of a reply that does not fit the login.
         _ => login_refused(endpoint, "ERR"),

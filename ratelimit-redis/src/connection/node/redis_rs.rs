@@ -72,7 +72,9 @@ impl Node {
             let answer = redis::parse_redis_value_async(&mut decoder, &mut stream).await;
             let error = match answer {
                 // Of the last command, only the existence of an answer matters.
-                Ok(Value::ServerError(error)) if place < login.len() => error.into(),
+                Ok(Value::ServerError(error)) if place < login.len() && !wants_no_login(&error) => {
+                    error.into()
+                }
                 Ok(_) => continue,
                 Err(error) => error,
             };
@@ -168,8 +170,15 @@ fn login(settings: &Settings) -> redis::Pipeline {
     if settings.database != 0 {
         login.cmd("SELECT").arg(settings.database);
     }
-    login.cmd("CLIENT").arg("SETINFO").arg("LIB-NAME").arg("redis-rs");
+    login.cmd("PING");
     login
+}
+
+/// Whether the server refused a password only because it asks for none. With a user's name before the password, as in
+/// RESP3 and by the client fred, a server says nothing about that.
+fn wants_no_login(error: &redis::ServerError) -> bool {
+    let said = error.details().unwrap_or_default();
+    said.contains("without any password configured") || said.contains("no password is set")
 }
 
 /// A transaction, and its number of replies. The client's own transactions cannot send ASKING first.
@@ -233,7 +242,7 @@ fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
     }
     match io_error(error) {
         Some(cause) => not_connected(endpoint, cause),
-        None => endpoint.peer.unreachable(reason(error)),
+        None => endpoint.broken_off(&reason(error)),
     }
 }
 
@@ -243,11 +252,13 @@ fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     if let Some(refused) = tls::refused_by(endpoint.address(), error) {
         return refused;
     }
-    let reason = match error.kind() {
-        io::ErrorKind::UnexpectedEof => "it ended the connection at once".into(),
-        _ => error.to_string(),
-    };
-    endpoint.peer.unreachable(reason)
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => endpoint.broken_off("it ended the connection at once"),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            endpoint.broken_off(&error.to_string())
+        }
+        _ => endpoint.peer.unreachable(error.to_string()),
+    }
 }
 
 /// The error of the system or of TLS.
