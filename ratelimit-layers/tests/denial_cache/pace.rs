@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Clock, Limit, Policy, PolicyState, SnapshotStore, Store, Timestamp, Verdict,
-    WithSnapshot,
+    Batch, Check, Clock, Limit, Op, Policy, PolicyState, SnapshotStore, Store, SyncStore, Timestamp,
+    Verdict, WithSnapshot,
 };
 use ratelimit_layers::DenialCache;
 use ratelimit_memory::{MemoryError, MemoryStore};
@@ -33,7 +33,9 @@ impl Clock for Paused {
 /// A store that is so many milliseconds away, there and back, at least and at most.
 #[derive(Debug)]
 struct Far {
+    clock: Paused,
     memory: MemoryStore<Policy, Paused>,
+    limit: Limit<Policy>,
     way_ms: (u64, u64),
     calls: AtomicU64,
     under_way: AtomicU64,
@@ -46,8 +48,8 @@ impl Far {
     fn new(words: &str, way_ms: (u64, u64), clock: &Paused) -> Self {
         let memory = MemoryStore::builder().clock(clock.clone()).build();
         let [calls, under_way, most_under_way, denied_us] = Default::default();
-        let limit = limit("l", words);
-        Self { memory, limit, way_ms, calls, under_way, most_under_way, denied_us }
+        let (clock, limit) = (clock.clone(), limit("l", words));
+        Self { clock, memory, limit, way_ms, calls, under_way, most_under_way, denied_us }
     }
 
     /// Looks whether the state denies. Between two calls it only recovers.
@@ -55,7 +57,7 @@ impl Far {
         let one = Check { limit: &self.limit, key: "mallory", cost: 1 };
         let peek = self.memory.apply_now(&Batch::one(&one).op(Op::Peek)).expect("decides");
         if !peek.allowed() {
-            self.denied_us.fetch_max(self.memory.clock().now().as_us(), Ordering::SeqCst);
+            self.denied_us.fetch_max(self.clock.now().as_us(), Ordering::SeqCst);
         }
     }
 
@@ -83,52 +85,60 @@ impl SnapshotStore<Policy> for Far {
         self.most_under_way.fetch_max(under_way, Ordering::SeqCst);
         self.travel().await;
         let decided = self.memory.apply_with_snapshot(batch).await;
+        self.look();
         self.travel().await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);
         decided
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Attack {
     admitted: u64,
     calls: u64,
     at_once: u64,
+    /// How many were denied by the cache though the state denied at no time between their call and its answer.
+    early: u64,
+    denied: u64,
     slowest: Duration,
 }
 
 /// Attacks a limit for five seconds: each task asks, and asks again after a pause, or at the end of its wait.
 async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Attack {
     let clock = Paused(Instant::now());
-    let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let [calls, under_way, most_under_way] = Default::default();
-    let far = Far { memory, way_ms, calls, under_way, most_under_way };
-    let store: Arc<DenialCache<_, Policy, _>> =
-        Arc::new(DenialCache::builder().clock(clock.clone()).build(far));
-    let limit: Limit<Policy> = limit("l", words);
+    let far = Far::new(words, way_ms, &clock);
+    let store: DenialCache<_, Policy, _> = DenialCache::builder().clock(clock.clone()).build(far);
+    let (store, begin) = (Arc::new(store), clock.0);
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
-        let (store, limit, begin) = (Arc::clone(&store), limit.clone(), clock.0);
+        let (store, clock) = (Arc::clone(&store), clock.clone());
         tasks.spawn(async move {
-            let (mut admitted, mut slowest) = (0, Duration::ZERO);
+            let (far, mut seen) = (store.store(), Attack::default());
             while begin.elapsed() < LASTS {
-                let check = Check { limit: &limit, key: "mallory", cost: 1 };
-                let asked = Instant::now();
-                let verdict = store.apply(&Batch::one(&check)).await.expect("decides");
-                slowest = slowest.max(asked.elapsed());
-                admitted += u64::from(verdict.allowed());
+                let one = Check { limit: &far.limit, key: "mallory", cost: 1 };
+                let asked = clock.now();
+                far.look();
+                let verdict = store.apply(&Batch::one(&one)).await.expect("decides");
+                let took_us = clock.now().saturating_us_since(asked);
+                seen.slowest = seen.slowest.max(Duration::from_micros(took_us));
+                seen.admitted += u64::from(verdict.allowed());
+                seen.denied += u64::from(!verdict.allowed());
+                let denied_us = far.denied_us.load(Ordering::SeqCst);
+                seen.early += u64::from(!verdict.allowed() && denied_us < asked.as_us());
                 sleep(pause.unwrap_or_else(|| verdict.retry_after().unwrap_or_default())).await;
             }
-            (admitted, slowest)
+            seen
         });
     }
-    let all = tasks.join_all().await;
+    let seen = tasks.join_all().await;
     let counted = |count: &AtomicU64| count.load(Ordering::SeqCst);
     Attack {
-        admitted: all.iter().map(|(admitted, _)| admitted).sum(),
+        admitted: seen.iter().map(|seen| seen.admitted).sum(),
         calls: counted(&store.store().calls),
         at_once: counted(&store.store().most_under_way),
-        slowest: all.iter().map(|(_, slowest)| *slowest).max().unwrap_or_default(),
+        early: seen.iter().map(|seen| seen.early).sum(),
+        denied: seen.iter().map(|seen| seen.denied).sum(),
+        slowest: seen.iter().map(|seen| seen.slowest).max().unwrap_or_default(),
     }
 }
 
@@ -143,6 +153,7 @@ async fn where_a_limit_refills_about_as_fast_as_the_store_answers_the_calls_stay
         ("gcra 1000/s burst 8", (2, 4)),
         ("sliding-counter 100/s", (2, 4)),
         ("fixed-window 1/10ms", (2, 4)),
+        ("gcra 10/s burst 1", (2, 4)),
         ("gcra 100/s burst 1", (20, 40)),
     ] {
         for pause_ms in [Some(1), Some(7), None] {
