@@ -87,6 +87,9 @@ impl<V> BoundedMap<V> {
     }
 
     pub(crate) fn remove(&self, key: u128) {
+        if !self.values.contains_key(&key) {
+            return;
+        }
         let mut order = lock(&self.order);
         self.values.remove(&key);
         order.remove(key);

@@ -9,6 +9,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use crate::plain::acquires_plainly;
 
@@ -301,11 +302,12 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
     /// Waits until a batch may go to the store. Returns its keys and the local time then, and what it holds while it is under
     /// way; or its answer.
     async fn turn(&self, batch: &Batch<'_, A>) -> Result<Going<'_, A>, Verdict> {
-        let came = self.now();
-        let (mut sent, mut waits_left) = (came, MOST_WAITS);
+        let (mut came, mut waits_left, mut may_take) = (None, MOST_WAITS, self.max_wait);
         loop {
-            let keys = self.kept.keys(batch);
-            let (left, is_fresh) = match self.answer(batch, &keys, [came, sent]) {
+            // The keys first: if the clock has gone back by then, they are of an earlier generation.
+            let (keys, now) = (self.kept.keys(batch), self.now());
+            let came = *came.get_or_insert(now);
+            let (left, is_fresh) = match self.answer(batch, &keys, [came, now]) {
                 Answer::Denied(verdict) => return Err(verdict),
                 Answer::MayPass { left, is_fresh } => (Some(left), is_fresh),
                 Answer::Unknown => (None, false),
@@ -313,23 +315,20 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
             let is_silent = left.is_none() && self.kept.is_silent(batch);
             // On no runtime there is no time to wait by.
             if is_silent || self.max_wait.is_zero() || Handle::try_current().is_err() {
-                return Ok((keys, sent, None));
+                return Ok((keys, now, None));
             }
-            let is_unknown = left.is_none();
-            let ending = match self.rounds.turn(batch, &keys, left, waits_left > 0) {
-                Turn::Goes(under_way) => return Ok((keys, sent, under_way)),
+            let may_wait = waits_left > 0 && !may_take.is_zero();
+            let ending = match self.rounds.turn(batch, &keys, left, may_wait) {
+                Turn::Goes(under_way) => return Ok((keys, now, under_way)),
                 Turn::Denied(verdict) if is_fresh => return Err(verdict.with_source(Source::Cache)),
-                Turn::Denied(_) => return Ok((keys, sent, None)),
+                Turn::Denied(_) => return Ok((keys, now, None)),
                 Turn::Waits(ending) => ending,
             };
-            if is_unknown {
-                self.kept.want(&keys);
-            }
+            let begin = Instant::now();
             // Boxed, because few wait.
-            let ended = Box::pin(self.rounds.wait(ending, self.max_wait / MOST_WAITS)).await;
-            // A store that is that slow is waited for once.
-            waits_left = if ended { waits_left - 1 } else { 0 };
-            sent = self.now();
+            Box::pin(self.rounds.wait(ending, may_take)).await;
+            may_take = may_take.saturating_sub(begin.elapsed());
+            waits_left -= 1;
         }
     }
 
@@ -337,8 +336,7 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
     fn note(
         &self,
         batch: &Batch<'_, A>,
-        keys: &[Key],
-        sent: Timestamp,
+        (keys, sent, under_way): (&[Key], Timestamp, Option<&UnderWay<'_, A>>),
         verdict: &Verdict,
         snapshot: Option<Snapshot<A::State>>,
     ) {
@@ -349,9 +347,12 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
             }
             return;
         };
+        let allowed = verdict.allowed();
+        let is_wanted = !allowed || under_way.is_some_and(UnderWay::is_waited_for);
         for ((check, key), state) in batch.checks().iter().zip(keys).zip(states) {
             let algorithm = check.limit.algorithm().clone();
-            self.kept.note(*key, KeptState::new(algorithm, state, now, sent), verdict.allowed());
+            let kept = KeptState::new(algorithm, state, now, sent);
+            self.kept.note(*key, kept, allowed, is_wanted);
         }
     }
 }
@@ -397,7 +398,7 @@ where
             let _dropping = Dropping { kept, keys, ends_waits };
             return self.store.apply(batch).await;
         }
-        let (keys, sent, _under_way) = match self.turn(batch).await {
+        let (keys, sent, under_way) = match self.turn(batch).await {
             Ok(going) => going,
             Err(verdict) => {
                 self.answered.fetch_add(1, Ordering::Relaxed);
@@ -411,7 +412,7 @@ where
         let keys = std::mem::take(&mut dropping.keys);
         // If the clock has gone back meanwhile, all keys have another generation from here on.
         self.now();
-        self.note(batch, &keys, sent, &verdict, snapshot);
+        self.note(batch, (&keys, sent, under_way.as_ref()), &verdict, snapshot);
         Ok(verdict)
     }
 }

@@ -75,24 +75,16 @@ impl<A: Algorithm> KeptState<A> {
     }
 }
 
-/// What is known of the keys of a group.
-#[derive(Default)]
-struct Group {
-    /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
-    /// state is kept: what a request saw that was under way then may be from before.
-    generation: AtomicU64,
-    /// Whether a request waits for a state of which none is kept.
-    is_wanted: AtomicBool,
-    /// Whether the store said nothing of what it saw when it was last asked about limits of the group.
-    is_silent: AtomicBool,
-}
-
 /// The states of denied keys, and of those that requests wait for.
 pub(super) struct Kept<A: Algorithm> {
     states: BoundedMap<KeptState<A>>,
     max_age_us: u64,
     hasher: KeyHasher,
-    groups: Box<[Group]>,
+    /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
+    /// state is kept: what a request saw that was under way then may be from before.
+    generations: Box<[AtomicU64]>,
+    /// Whether the store said nothing of what it saw when it was last asked about limits of the group.
+    silent: Box<[AtomicBool]>,
 }
 
 impl<A: Algorithm> fmt::Debug for Kept<A> {
@@ -111,7 +103,8 @@ impl<A: Algorithm> Kept<A> {
             states: BoundedMap::new(capacity),
             max_age_us,
             hasher: KeyHasher::default(),
-            groups: (0..GROUPS).map(|_| Group::default()).collect(),
+            generations: (0..GROUPS).map(|_| AtomicU64::default()).collect(),
+            silent: (0..GROUPS).map(|_| AtomicBool::default()).collect(),
         }
     }
 
@@ -123,32 +116,30 @@ impl<A: Algorithm> Kept<A> {
     pub(super) fn keys(&self, batch: &Batch<'_, A>) -> Vec<Key> {
         let key = |limit: u64, key: &str| {
             let hash = self.hasher.hash((limit, key));
-            Key { hash, generation: self.group(hash).generation.load(Ordering::Acquire) }
+            Key { hash, generation: self.generation(hash).load(Ordering::Acquire) }
         };
         batch.checks().iter().map(|check| key(check.limit.fingerprint(), check.key)).collect()
     }
 
-    fn group(&self, hash: u128) -> &Group {
-        let group = hash % GROUPS as u128;
-        &self.groups[usize::try_from(group).unwrap_or_default()]
+    fn generation(&self, hash: u128) -> &AtomicU64 {
+        &self.generations[group(hash)]
     }
 
-    /// The group of a batch's limits.
-    fn limits(&self, batch: &Batch<'_, A>) -> &Group {
-        let fingerprints = batch.checks().iter().map(|check| check.limit.fingerprint());
-        self.group(
-            fingerprints.fold(0, |hash: u128, limit| hash.rotate_left(1) ^ u128::from(limit)),
-        )
+    /// The flag of a batch's limits.
+    fn silent(&self, batch: &Batch<'_, A>) -> &AtomicBool {
+        let limits = batch.checks().iter().map(|check| check.limit.fingerprint());
+        let hash = limits.fold(0, |hash: u128, limit| hash.rotate_left(1) ^ u128::from(limit));
+        &self.silent[group(hash)]
     }
 
     /// Whether the store says nothing of these limits, as far as is known.
     pub(super) fn is_silent(&self, batch: &Batch<'_, A>) -> bool {
-        self.limits(batch).is_silent.load(Ordering::Relaxed)
+        self.silent(batch).load(Ordering::Relaxed)
     }
 
     /// Notes whether the store said what it saw of a batch.
     pub(super) fn note_silent(&self, batch: &Batch<'_, A>, is_silent: bool) {
-        let noted = &self.limits(batch).is_silent;
+        let noted = self.silent(batch);
         if noted.load(Ordering::Relaxed) != is_silent {
             noted.store(is_silent, Ordering::Relaxed);
         }
@@ -174,63 +165,44 @@ impl<A: Algorithm> Kept<A> {
         })
     }
 
-    /// Has the next state of these keys kept, also if it is that of an admitted request.
-    pub(super) fn want(&self, keys: &[Key]) {
-        for key in keys {
-            self.group(key.hash).is_wanted.store(true, Ordering::Release);
-        }
-    }
-
-    /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is kept, that of a denied
-    /// request is, and that of an admitted one if it is waited for.
-    pub(super) fn note(&self, key: Key, kept: KeptState<A>, allowed: bool) {
+    /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is kept, this one is if requests
+    /// are to be answered by it.
+    pub(super) fn note(&self, key: Key, kept: KeptState<A>, allowed: bool, is_wanted: bool) {
         let sent = kept.sent;
-        let is_wanted = &self.group(key.hash).is_wanted;
-        let came = match self.states.entry(key.hash) {
-            Entry::Occupied(mut entry) => {
-                if self.is_newer(key, entry.get(), &kept) {
-                    entry.insert(kept);
-                    return;
+        match self.states.entry(key.hash) {
+            Entry::Occupied(mut entry) if self.is_newer(key, entry.get(), &kept) => {
+                entry.insert(kept);
+            }
+            Entry::Occupied(entry) => {
+                if allowed && !self.is_current(key) {
+                    // Which of the two is from before an invalidation, no time tells.
+                    drop(entry);
+                    self.invalidate(&[key]);
                 }
-                if !allowed || self.is_current(key) {
-                    return;
-                }
-                false
             }
             // An invalidation removes the key after it has changed the generation: either it is seen here, or the
             // invalidation waits for this entry and removes it.
-            Entry::Vacant(entry) => {
-                let keeps = !allowed || is_wanted.load(Ordering::Acquire);
-                let came = keeps && self.is_current(key);
-                if came {
-                    is_wanted.store(false, Ordering::Release);
-                    entry.insert(kept);
-                } else if allowed {
-                    // What requests saw that are under way may be from before the charge, and is not kept either: they wait for
-                    // this entry, and then find another generation.
+            Entry::Vacant(entry) if is_wanted && self.is_current(key) => {
+                drop(entry.insert(kept));
+                self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
+            }
+            Entry::Vacant(_) => {
+                // What requests saw that are under way may be from before the charge, and is not kept either: they wait for
+                // this entry, and then find another generation.
+                if allowed {
                     self.advance(key);
                 }
-                if !came {
-                    return;
-                }
-                true
             }
-        };
-        if came {
-            self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
-        } else {
-            // Which of the two is from before an invalidation, no time tells.
-            self.invalidate(&[key]);
         }
     }
 
     /// From here on, what requests saw that are under way does not count.
     fn advance(&self, key: Key) {
-        self.group(key.hash).generation.fetch_add(1, Ordering::AcqRel);
+        self.generation(key.hash).fetch_add(1, Ordering::AcqRel);
     }
 
     fn is_current(&self, key: Key) -> bool {
-        self.group(key.hash).generation.load(Ordering::Acquire) == key.generation
+        self.generation(key.hash).load(Ordering::Acquire) == key.generation
     }
 
     /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
@@ -263,9 +235,13 @@ impl<A: Algorithm> Kept<A> {
 
     /// Drops all keys, and what requests that are under way see.
     pub(super) fn clear(&self) {
-        for group in &self.groups {
-            group.generation.fetch_add(1, Ordering::AcqRel);
+        for generation in &self.generations {
+            generation.fetch_add(1, Ordering::AcqRel);
         }
         self.states.clear();
     }
+}
+
+fn group(hash: u128) -> usize {
+    usize::try_from(hash % GROUPS as u128).unwrap_or_default()
 }

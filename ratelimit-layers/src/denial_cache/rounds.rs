@@ -1,10 +1,10 @@
 //! [`Rounds`]: which requests go to the store at once, and which wait for their answers.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dashmap::{DashMap, Entry};
+use dashmap::DashMap;
 use ratelimit_core::{Algorithm, Batch, Snapshot, Verdict, decide};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -21,28 +21,20 @@ const UNKNOWN_AT_ONCE: usize = 4;
 /// that would pass after those under way goes as well, any other waits for their answers.
 pub(super) struct Rounds<A: Algorithm> {
     /// By the hash of their requests' checks.
-    open: DashMap<u128, Round<A>>,
-    /// How many were opened.
-    opened: AtomicU64,
+    open: DashMap<u128, Open<A>>,
 }
 
-/// Which round: one that was abandoned has a successor of the same checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name {
-    checks: u128,
-    number: u64,
-}
-
-/// Requests of the same checks that are under way together.
-struct Round<A: Algorithm> {
-    name: Name,
-    /// What they leave, if nothing else changes the states; `None` while these are not known.
+/// The latest round of the same checks.
+struct Open<A: Algorithm> {
+    round: Weak<Round>,
+    /// What this round leaves, and those before it which are under way, if nothing else changes the states; `None` while these are
+    /// not known.
     ahead: Option<Snapshot<A::State>>,
-    under_way: usize,
-    /// Is told when the round ends, and closes when it is abandoned: both wake the requests that wait for it. Once there is one,
-    /// no request joins the round that may wait: it lasts no longer than the calls that are under way.
-    waited_for: Option<watch::Sender<()>>,
 }
+
+/// Requests of the same checks that are under way together, each of which holds it. It closes when the last one ends, which wakes
+/// those that wait for it. From the first that waits on, no request joins it, so that it lasts no longer than their calls.
+type Round = watch::Sender<()>;
 
 /// What a request does next.
 pub(super) enum Turn<'r, A: Algorithm> {
@@ -56,14 +48,16 @@ pub(super) enum Turn<'r, A: Algorithm> {
 
 /// The end of a round.
 pub(super) struct Ending {
-    round: Name,
+    checks: u128,
+    round: Weak<Round>,
     ended: watch::Receiver<()>,
 }
 
-/// A request under way. The round ends with the last of them, however that ends.
+/// A request of a round. Dropping it ends the request's part, however that ends.
 pub(super) struct UnderWay<'r, A: Algorithm> {
     rounds: &'r Rounds<A>,
-    round: Name,
+    checks: u128,
+    round: Option<Arc<Round>>,
 }
 
 impl<A: Algorithm> fmt::Debug for Rounds<A> {
@@ -74,7 +68,7 @@ impl<A: Algorithm> fmt::Debug for Rounds<A> {
 
 impl<A: Algorithm> Default for Rounds<A> {
     fn default() -> Self {
-        Self { open: DashMap::new(), opened: AtomicU64::new(0) }
+        Self { open: DashMap::new() }
     }
 }
 
@@ -84,72 +78,67 @@ impl<A: Algorithm> Rounds<A> {
         &self,
         batch: &Batch<'_, A>,
         keys: &[Key],
-        left: Option<Snapshot<A::State>>,
+        mut left: Option<Snapshot<A::State>>,
         may_wait: bool,
     ) -> Turn<'_, A> {
         // Their order counts, as it does for the states.
         let checks = keys.iter().fold(0, |hash: u128, key| hash.rotate_left(1) ^ key.hash());
-        let mut place = match self.open.entry(checks) {
-            Entry::Occupied(place) => place,
-            Entry::Vacant(place) => {
-                let number = self.opened.fetch_add(1, Ordering::Relaxed);
-                let name = Name { checks, number };
-                place.insert(Round { name, ahead: left, under_way: 1, waited_for: None });
-                return Turn::Goes(Some(UnderWay { rounds: self, round: name }));
+        let new = || Open { round: Weak::new(), ahead: None };
+        let mut open = self.open.entry(checks).or_insert_with(new);
+        let round = open.round.upgrade();
+        if let Some(round) = &round {
+            let mut denied = None;
+            let passes = match (&mut left, &open.ahead) {
+                (Some(left), Some(before)) => {
+                    left.now = left.now.max(before.now);
+                    left.states.clone_from(&before.states);
+                    // The algorithm may be foreign: should it panic, the round is as it was.
+                    denied =
+                        decide(batch, left.now, left).ok().filter(|verdict| !verdict.allowed());
+                    denied.is_none()
+                }
+                (Some(_), None) => true,
+                // This thread holds it as well.
+                (None, _) => Arc::strong_count(round) <= UNKNOWN_AT_ONCE,
+            };
+            if may_wait && (!passes || round.receiver_count() > 0) {
+                let (round, ended) = (Arc::downgrade(round), round.subscribe());
+                return Turn::Waits(Ending { checks, round, ended });
             }
-        };
-        let round = place.get_mut();
-        // Why it does not pass, where states are known; and what the round leaves if it goes.
-        let (mut passes, mut denied, mut ahead) = (true, None, left);
-        match (&mut ahead, &round.ahead) {
-            (Some(left), Some(before)) => {
-                left.now = left.now.max(before.now);
-                left.states.clone_from(&before.states);
-                // The algorithm may be foreign: should it panic, the round is as it was.
-                let verdict = decide(batch, left.now, left).ok();
-                denied = verdict.filter(|verdict| !verdict.allowed());
-                passes = denied.is_none();
+            if !passes {
+                return denied.map_or(Turn::Goes(None), Turn::Denied);
             }
-            (Some(_), None) => {}
-            (None, _) => passes = round.under_way < UNKNOWN_AT_ONCE,
         }
-        if passes && !(may_wait && round.waited_for.is_some()) {
-            round.ahead = ahead;
-            round.under_way += 1;
-            return Turn::Goes(Some(UnderWay { rounds: self, round: round.name }));
-        }
-        if may_wait {
-            let ended = round.waited_for.get_or_insert_with(|| watch::Sender::new(())).subscribe();
-            return Turn::Waits(Ending { round: round.name, ended });
-        }
-        denied.map_or(Turn::Goes(None), Turn::Denied)
+        let round = round.filter(|round| round.receiver_count() == 0).unwrap_or_default();
+        *open = Open { round: Arc::downgrade(&round), ahead: left };
+        Turn::Goes(Some(UnderWay { rounds: self, checks, round: Some(round) }))
     }
 
-    /// Waits for the end of a round, and ends one that takes too long: a caller may keep the future of a request under way
-    /// and poll it no more. Returns whether it ended by itself.
-    pub(super) async fn wait(&self, Ending { round, mut ended }: Ending, most: Duration) -> bool {
-        let Ok(told) = timeout(most, ended.changed()).await else {
-            let _abandoned = self.open.remove_if(&round.checks, |_, open| open.name == round);
-            return false;
-        };
-        told.is_ok()
+    /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the future of a request under way
+    /// and poll it no more.
+    pub(super) async fn wait(&self, Ending { checks, round, mut ended }: Ending, most: Duration) {
+        // No value is ever sent.
+        if timeout(most, ended.changed()).await.is_err() {
+            let _abandoned = self.open.remove_if(&checks, |_, open| open.round.ptr_eq(&round));
+        }
+    }
+}
+
+impl<A: Algorithm> UnderWay<'_, A> {
+    /// Whether requests wait for its round.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.round.as_ref().is_some_and(|round| round.receiver_count() > 0)
     }
 }
 
 impl<A: Algorithm> Drop for UnderWay<'_, A> {
     fn drop(&mut self) {
-        let Entry::Occupied(mut place) = self.rounds.open.entry(self.round.checks) else { return };
-        let round = place.get_mut();
-        if round.name != self.round {
-            return;
-        }
-        round.under_way -= 1;
-        if round.under_way == 0 {
-            // Those that wait wake when nothing is locked any more.
-            let ended = place.remove();
-            if let Some(waited_for) = ended.waited_for {
-                waited_for.send_replace(());
-            }
-        }
+        let mut last = None;
+        let _ended = self.rounds.open.remove_if(&self.checks, |_, open| {
+            last = self.round.take().and_then(Arc::into_inner);
+            open.round.strong_count() == 0
+        });
+        // Those that wait wake when nothing is locked any more.
+        drop(last);
     }
 }

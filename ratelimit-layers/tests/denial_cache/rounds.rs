@@ -352,6 +352,7 @@ async fn where_the_store_says_nothing_of_a_limit_no_later_request_waits() {
     // Until it says something again.
     lab.gate.noted.is_silent(false);
     let _ = lab.decide("carol", 1).await;
+    assert_eq!(lab.gate.begun(), 1);
     assert_eq!(burst(&lab, "dave").await, (4, 8, 4));
 }
 
