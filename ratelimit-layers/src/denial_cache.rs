@@ -23,7 +23,7 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
 const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
 /// How often a request waits at most: for calls that were sent before it came, and for the next ones, whose answers are about
-/// times after it came.
+/// times after it came. More would only delay: where a limit refills faster than the store answers, no wait ends with a denial.
 const MOST_WAITS: u32 = 2;
 /// How far the local clock may go back as readings of several threads do; if it goes back further, it was set.
 const MOST_JITTER_US: u64 = 1_000;
@@ -57,12 +57,13 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 ///
 /// # What it answers
 ///
-/// When the store denies a request, the cache keeps the states that the store [saw](SnapshotStore). It steps them for each
+/// When the store denies a request, or answers one that others wait for, the cache keeps the states that the store
+/// [saw](SnapshotStore). It steps them for each
 /// further request, of any cost, at the time that the store would read now. If the step denies, that is the answer, and its
 /// [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those that the store would give. If the step
 /// admits, the store is asked. Under an attack on one key each process thus sends the store what is admitted, and one denied
 /// request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is shorter, [however
-/// many](#when-a-wait-ends) requests come at once.
+/// many](#how-many-go-at-once) requests come at once.
 ///
 /// The time is counted from the moment at which the denied request was sent, which is before the store read its clock. So a
 /// denial ends at most one round trip early, when the store is asked, and never late.
@@ -78,15 +79,20 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that spans slots has none either,
 ///   but is answered if requests about its parts have told all of its states.
 ///
-/// # When a wait ends
+/// # How many go at once
 ///
-/// As many requests of the same checks as the kept states admit go to the store at once. The first one that would not pass
-/// after them waits for their answers, and so do all that come after it. When these have come, the states that they left
-/// decide, and nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as may pass.
+/// As many requests of the same checks as the kept states admit go to the store at once, and four while no state is known. The
+/// first one that would not pass after them waits for their answers, and so do all that come after it. When these have come, the
+/// states that they left decide, and nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as
+/// may pass.
 ///
-/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. Then it goes to the store if the states
-/// still admit it, as where a limit refills faster than the store answers. So it does if a request ahead fails or its caller
-/// goes away. A batch of whose checks one has no kept state never waits.
+/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. If the states admit it even then, as
+/// where a limit refills faster than the store answers, it goes to the store if it also passes after those under way. Otherwise
+/// it is denied as if these were decided already: only then may an answer be one that the store would have given a call later. A
+/// request whose states are not known by then, or too old, goes to the store. A limit whose burst is smaller than what it refills
+/// during a call admits one burst per call while many requests press.
+///
+/// Where the store's last answer about the same limits had no [`Snapshot`], none waits.
 ///
 /// Waiting takes a Tokio runtime with its timer, as a store on Redis does. On no runtime, all requests go to the store.
 ///
@@ -165,8 +171,8 @@ impl<C: Clock> DenialCacheBuilder<C> {
         self
     }
 
-    /// How long a request [waits](DenialCache#when-a-wait-ends) for the answers to others before it goes to the store itself:
-    /// 50 ms unless it is set. An answer thus takes at most this and the store's own deadline. A
+    /// How long a request [waits](DenialCache#how-many-go-at-once) for the answers to others: 50 ms unless it is set. Then it is
+    /// answered, or goes to the store itself: it takes at most this and the store's own deadline. A
     /// [`Fallback`](crate::Fallback) around the cache needs a deadline longer than this, such as its default of 100 ms. Zero
     /// turns waiting off.
     #[must_use]
@@ -264,26 +270,16 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
         now
     }
 
-    /// What is known at a local time of a batch that came at this or an earlier one.
-    ///
-    /// It is denied if it did not pass when it came, or when the store saw the states if that was later. So the store would have
-    /// denied it at a time between its call and its answer, however long it waited.
-    fn answer(
-        &self,
-        batch: &Batch<'_, A>,
-        keys: &[Key],
-        times: [Timestamp; 2],
-    ) -> Answer<A::State> {
+    fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Answer<A::State> {
         let mut left = Snapshot { now: Timestamp::ZERO, states: Vec::with_capacity(keys.len()) };
-        let (mut now, mut is_fresh) = (Timestamp::ZERO, true);
+        let mut is_fresh = true;
         for (check, key) in batch.checks().iter().zip(keys) {
-            let Some(known) = self.kept.get(*key, check.limit.algorithm(), times) else {
+            let Some(known) = self.kept.get(*key, check.limit.algorithm(), local) else {
                 return Answer::Unknown;
             };
-            // None that is fresh is before its server's time, because the server read its clock after the request was
+            // None that is fresh is before its server's time of now, because the server read its clock after the request was
             // sent. The latest is before no server's: states of a batch across slots may come from several.
-            left.now = left.now.max(known.came);
-            now = now.max(known.now);
+            left.now = left.now.max(known.now);
             left.states.push(known.state);
             is_fresh &= known.is_fresh;
         }
@@ -291,10 +287,7 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
             Ok(verdict) if is_fresh && !verdict.allowed() => {
                 Answer::Denied(verdict.with_source(Source::Cache))
             }
-            Ok(_) => {
-                left.now = now;
-                Answer::MayPass { left, is_fresh }
-            }
+            Ok(_) => Answer::MayPass { left, is_fresh },
             Err(_) => Answer::Unknown,
         }
     }
@@ -302,12 +295,11 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
     /// Waits until a batch may go to the store. Returns its keys and the local time then, and what it holds while it is under
     /// way; or its answer.
     async fn turn(&self, batch: &Batch<'_, A>) -> Result<Going<'_, A>, Verdict> {
-        let (mut came, mut waits_left, mut may_take) = (None, MOST_WAITS, self.max_wait);
+        let (mut waits_left, mut may_take) = (MOST_WAITS, self.max_wait);
         loop {
             // The keys first: if the clock has gone back by then, they are of an earlier generation.
             let (keys, now) = (self.kept.keys(batch), self.now());
-            let came = *came.get_or_insert(now);
-            let (left, is_fresh) = match self.answer(batch, &keys, [came, now]) {
+            let (left, is_fresh) = match self.answer(batch, &keys, now) {
                 Answer::Denied(verdict) => return Err(verdict),
                 Answer::MayPass { left, is_fresh } => (Some(left), is_fresh),
                 Answer::Unknown => (None, false),

@@ -28,9 +28,6 @@ impl Key {
 
 /// What is kept of a key.
 pub(super) struct Known<S> {
-    /// If it is fresh, the store's time when the request came, or up to a round trip later; or when the store saw the state, if
-    /// that was after the request came.
-    pub(super) came: Timestamp,
     /// If it is fresh, the store's time now, or up to a round trip later.
     pub(super) now: Timestamp,
     pub(super) state: Option<S>,
@@ -145,20 +142,13 @@ impl<A: Algorithm> Kept<A> {
         }
     }
 
-    /// What is known of a key at this local time, for a request that came at this or an earlier one, if its state is kept and of
-    /// a limit with these parameters.
-    pub(super) fn get(
-        &self,
-        key: Key,
-        algorithm: &A,
-        [came, local]: [Timestamp; 2],
-    ) -> Option<Known<A::State>>
+    /// What is known of a key at this local time, if its state is kept and of a limit with these parameters.
+    pub(super) fn get(&self, key: Key, algorithm: &A, local: Timestamp) -> Option<Known<A::State>>
     where
         A: PartialEq,
     {
         let kept = self.states.get(key.hash)?;
         (kept.algorithm == *algorithm).then(|| Known {
-            came: kept.now_at(came),
             now: kept.now_at(local),
             state: kept.state.clone(),
             is_fresh: kept.is_fresh(local, self.max_age_us),

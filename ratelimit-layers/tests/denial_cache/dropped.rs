@@ -209,6 +209,22 @@ fn an_answer_counts_no_longer_than_the_maximum_age() {
 }
 
 #[test]
+fn of_two_states_of_one_time_that_with_less_left_counts() {
+    let (store, _) = cached();
+    let limit = limit("l", "gcra 3/h burst 3");
+    assert!(!check(&store, &limit, 4).allowed());
+    let one = Check { limit: &limit, key: "alice", cost: 1 };
+    let batch = Batch::one(&one);
+    store.store().is_slow(true);
+    let [mut first, mut second] = [(); 2].map(|()| Box::pin(store.apply(&batch)));
+    assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
+    store.store().is_slow(false);
+    assert!(poll(second.as_mut()).is_ready() && poll(first.as_mut()).is_ready());
+    let verdict = check(&store, &limit, 2);
+    assert_eq!((verdict.source(), verdict.remaining()), (Source::Cache, 1));
+}
+
+#[test]
 fn a_clock_that_has_gone_back_tells_nothing() {
     let (store, clock) = cached();
     let limit = limit("l", "gcra 3/h burst 3");

@@ -1,5 +1,4 @@
-//! When a wait ends, as many requests go to the store as the state admits. The others wait for their answers, for no longer than
-//! they may.
+//! As many requests go to the store at once as the state admits. The others wait for their answers, for no longer than they may.
 
 use std::mem::ManuallyDrop;
 use std::pin::{Pin, pin};
