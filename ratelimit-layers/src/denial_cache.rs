@@ -58,12 +58,11 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// # What it answers
 ///
 /// When the store denies a request, or answers one that others wait for, the cache keeps the states that the store
-/// [saw](SnapshotStore). It steps them for each
-/// further request, of any cost, at the time that the store would read now. If the step denies, that is the answer, and its
-/// [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those that the store would give. If the step
-/// admits, the store is asked. Under an attack on one key each process thus sends the store what is admitted, and one denied
-/// request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is shorter, [however
-/// many](#how-many-go-at-once) requests come at once.
+/// [saw](SnapshotStore). It steps them for each further request, of any cost, at the time that the store would read now. If the
+/// step denies, that is the answer, and its [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those
+/// that the store would give. If the step admits, the store is asked. Under an attack on one key each process thus sends the
+/// store what is admitted, and one denied request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is
+/// shorter, [however many](#how-many-go-at-once) requests come at once.
 ///
 /// The time is counted from the moment at which the denied request was sent, which is before the store read its clock. So a
 /// denial ends at most one round trip early, when the store is asked, and never late.
