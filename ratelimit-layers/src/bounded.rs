@@ -1,6 +1,6 @@
 //! [`BoundedMap`]: at most so many values by a hash of a limit and a key, and [`KeyHasher`], which makes the hashes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Mutex;
 
@@ -24,9 +24,39 @@ impl KeyHasher {
 #[derive(Debug)]
 pub(crate) struct BoundedMap<V> {
     values: DashMap<u128, V>,
-    /// The keys in the order in which they came. A key that was removed and came again stands here twice.
-    order: Mutex<VecDeque<u128>>,
+    /// Locked before a value, never while one is held.
+    order: Mutex<Order>,
     capacity: usize,
+}
+
+/// The keys in the order in which they came, each once.
+#[derive(Debug, Default)]
+struct Order {
+    keys: BTreeMap<u64, u128>,
+    places: HashMap<u128, u64>,
+    came: u64,
+}
+
+impl Order {
+    /// Puts a key at the end.
+    fn push(&mut self, key: u128) {
+        self.remove(key);
+        self.came += 1;
+        self.keys.insert(self.came, key);
+        self.places.insert(key, self.came);
+    }
+
+    fn remove(&mut self, key: u128) {
+        if let Some(place) = self.places.remove(&key) {
+            self.keys.remove(&place);
+        }
+    }
+
+    fn pop(&mut self) -> Option<u128> {
+        let (_, key) = self.keys.pop_first()?;
+        self.places.remove(&key);
+        Some(key)
+    }
 }
 
 impl<V> BoundedMap<V> {
@@ -50,17 +80,25 @@ impl<V> BoundedMap<V> {
         self.values.get_mut(&key)
     }
 
-    /// The place of a key. A caller that fills a vacant one calls [`make_room`](Self::make_room) afterwards, without holding it.
+    /// The place of a key. A caller that fills a vacant one calls [`make_room`](Self::make_room) afterwards, without holding it;
+    /// one that would empty it calls [`remove`](Self::remove).
     pub(crate) fn entry(&self, key: u128) -> Entry<'_, u128, V> {
         self.values.entry(key)
     }
 
     pub(crate) fn remove(&self, key: u128) {
+        if !self.values.contains_key(&key) {
+            return;
+        }
+        let mut order = lock(&self.order);
         self.values.remove(&key);
+        order.remove(key);
     }
 
     pub(crate) fn clear(&self) {
+        let mut order = lock(&self.order);
         self.values.clear();
+        *order = Order::default();
     }
 
     /// Calls `each` for every value.
@@ -76,13 +114,16 @@ impl<V> BoundedMap<V> {
         is_stale: impl Fn(&V) -> bool,
     ) -> [Option<(u128, V)>; 2] {
         let mut order = lock(&self.order);
-        order.push_back(came);
+        // It may have been removed again.
+        if self.values.contains_key(&came) {
+            order.push(came);
+        }
         [(); 2].map(|()| {
-            let oldest = order.pop_front()?;
-            let is_full = order.len() >= self.capacity;
+            let is_full = order.keys.len() > self.capacity;
+            let oldest = order.pop()?;
             let removed = self.values.remove_if(&oldest, |_, value| is_full || is_stale(value));
-            if removed.is_none() && self.values.contains_key(&oldest) {
-                order.push_back(oldest);
+            if removed.is_none() {
+                order.push(oldest);
             }
             removed
         })

@@ -8,6 +8,8 @@ use ratelimit_core::{
     SnapshotStore, Source, Store, Timestamp, Verdict, WindowEntry, decide,
 };
 use ratelimit_memory::PreciseClock;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use crate::plain::acquires_plainly;
 
@@ -15,14 +17,16 @@ mod kept;
 mod rounds;
 
 use kept::{Kept, KeptState, Key};
-use rounds::{Rounds, Turn};
+use rounds::{Rounds, Turn, UnderWay};
 
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
 const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
-/// How often a request waits at most: for a request that is sent up to a round trip too early, and for the next one. More would
-/// only delay: where a limit refills faster than the store answers, no wait ends with a denial.
+/// How often a request waits at most: for calls that were sent before it came, and for the next ones, whose answers are about
+/// times after it came. More would only delay: where a limit refills faster than the store answers, no wait ends with a denial.
 const MOST_WAITS: u32 = 2;
+/// How far the local clock may go back as readings of several threads do; if it goes back further, it was set.
+const MOST_JITTER_US: u64 = 1_000;
 const DEFAULT_CAPACITY: usize = 1 << 16;
 
 /// A store around a store that answers, without a call, the requests which the inner store would deny.
@@ -53,12 +57,12 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 ///
 /// # What it answers
 ///
-/// When the store denies a request, the cache keeps the states that the store [saw](SnapshotStore). It steps them for each
-/// further request, of any cost, at the time that the store would read now. If the step denies, that is the answer, and its
-/// [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those that the store would give. If the step
-/// admits, the store is asked. Under an attack on one key each process thus sends the store what is admitted, and one denied
-/// request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is shorter, [however
-/// many](#when-a-wait-ends) requests come at once.
+/// When the store denies a request, or answers one that others wait for, the cache keeps the states that the store
+/// [saw](SnapshotStore). It steps them for each further request, of any cost, at the time that the store would read now. If the
+/// step denies, that is the answer, and its [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those
+/// that the store would give. If the step admits, the store is asked. Under an attack on one key each process thus sends the
+/// store what is admitted, and one denied request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is
+/// shorter, [however many](#how-many-go-at-once) requests come at once.
 ///
 /// The time is counted from the moment at which the denied request was sent, which is before the store read its clock. So a
 /// denial ends at most one round trip early, when the store is asked, and never late.
@@ -74,15 +78,20 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that spans slots has none either,
 ///   but is answered if requests about its parts have told all of its states.
 ///
-/// # When a wait ends
+/// # How many go at once
 ///
-/// As many requests of the same checks as the kept states admit go to the store at once. The first one that would not pass
-/// after them waits for their answers, and so do all that come after it. When these have come, the states that they left
-/// decide, and nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as may pass.
+/// As many requests of the same checks as the kept states admit go to the store at once, and four while no state is known. The
+/// first one that would not pass after them waits for their answers, and so do all that come after it. When these have come, the
+/// states that they left decide, and nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as
+/// may pass.
 ///
-/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. Then it goes to the store if the states
-/// still admit it, as where a limit refills faster than the store answers. So it does if a request ahead fails or its caller
-/// goes away. A batch of whose checks one has no kept state never waits.
+/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. If the states admit it even then, as
+/// where a limit refills faster than the store answers, it goes to the store if it also passes after those under way. Otherwise
+/// it is denied as if these were decided already: only then may an answer be one that the store would have given a call later. A
+/// request whose states are not known by then, or too old, goes to the store. A limit whose burst is smaller than what it refills
+/// during a call admits one burst per call while many requests press.
+///
+/// Where the store's last answer about the same limits had no [`Snapshot`], none waits.
 ///
 /// Waiting takes a Tokio runtime with its timer, as a store on Redis does. On no runtime, all requests go to the store.
 ///
@@ -112,6 +121,8 @@ pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     rounds: Rounds<A>,
     max_wait: Duration,
     clock: C,
+    /// The latest time of that clock, in microseconds.
+    latest_us: AtomicU64,
     asked: AtomicU64,
     answered: AtomicU64,
 }
@@ -159,8 +170,8 @@ impl<C: Clock> DenialCacheBuilder<C> {
         self
     }
 
-    /// How long a request [waits](DenialCache#when-a-wait-ends) for the answers to others before it goes to the store itself:
-    /// 50 ms unless it is set. An answer thus takes at most this and the store's own deadline. A
+    /// How long a request [waits](DenialCache#how-many-go-at-once) for the answers to others: 50 ms unless it is set. Then it is
+    /// answered, or goes to the store itself: it takes at most this and the store's own deadline. A
     /// [`Fallback`](crate::Fallback) around the cache needs a deadline longer than this, such as its default of 100 ms. Zero
     /// turns waiting off.
     #[must_use]
@@ -195,6 +206,7 @@ impl<C: Clock> DenialCacheBuilder<C> {
             rounds: Rounds::default(),
             max_wait: self.max_wait,
             clock: self.clock,
+            latest_us: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             answered: AtomicU64::new(0),
         }
@@ -237,13 +249,26 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
 enum Answer<S> {
     /// It cannot pass.
     Denied(Verdict),
-    /// The store is to be asked, and this is what the batch would leave. The kept states admit it, or are too old.
-    MayPass(Snapshot<S>),
+    /// The kept states admit it, or are too old. This is what it would leave, and whether they count as an answer.
+    MayPass { left: Snapshot<S>, is_fresh: bool },
     /// The store is to be asked.
     Unknown,
 }
 
 impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
+    /// The local time. If it has gone back, the age of what is kept is unknown, and so is that of what is under way.
+    fn now(&self) -> Timestamp {
+        let latest_us = self.latest_us.load(Ordering::Acquire);
+        let now = self.clock.now();
+        if now.as_us().saturating_add(MOST_JITTER_US) < latest_us {
+            self.latest_us.store(now.as_us(), Ordering::Release);
+            self.kept.clear();
+        } else if now.as_us() > latest_us.saturating_add(MOST_JITTER_US) {
+            self.latest_us.fetch_max(now.as_us(), Ordering::AcqRel);
+        }
+        now
+    }
+
     fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Answer<A::State> {
         let mut left = Snapshot { now: Timestamp::ZERO, states: Vec::with_capacity(keys.len()) };
         let mut is_fresh = true;
@@ -261,8 +286,40 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
             Ok(verdict) if is_fresh && !verdict.allowed() => {
                 Answer::Denied(verdict.with_source(Source::Cache))
             }
-            Ok(_) => Answer::MayPass(left),
+            Ok(_) => Answer::MayPass { left, is_fresh },
             Err(_) => Answer::Unknown,
+        }
+    }
+
+    /// Waits until a batch may go to the store. Returns its keys and the local time then, and what it holds while it is under
+    /// way; or its answer.
+    async fn turn(&self, batch: &Batch<'_, A>) -> Result<Going<'_, A>, Verdict> {
+        let (mut waits_left, mut may_take) = (MOST_WAITS, self.max_wait);
+        loop {
+            // The keys first: if the clock has gone back by then, they are of an earlier generation.
+            let (keys, now) = (self.kept.keys(batch), self.now());
+            let (left, is_fresh) = match self.answer(batch, &keys, now) {
+                Answer::Denied(verdict) => return Err(verdict),
+                Answer::MayPass { left, is_fresh } => (Some(left), is_fresh),
+                Answer::Unknown => (None, false),
+            };
+            let is_silent = left.is_none() && self.kept.is_silent(batch);
+            // On no runtime there is no time to wait by.
+            if is_silent || self.max_wait.is_zero() || Handle::try_current().is_err() {
+                return Ok((keys, now, None));
+            }
+            let may_wait = waits_left > 0 && !may_take.is_zero();
+            let ending = match self.rounds.turn(batch, &keys, left, may_wait) {
+                Turn::Goes(under_way) => return Ok((keys, now, under_way)),
+                Turn::Denied(verdict) if is_fresh => return Err(verdict.with_source(Source::Cache)),
+                Turn::Denied(_) => return Ok((keys, now, None)),
+                Turn::Waits(ending) => ending,
+            };
+            let begin = Instant::now();
+            // Boxed, because few wait.
+            Box::pin(self.rounds.wait(ending, may_take)).await;
+            may_take = may_take.saturating_sub(begin.elapsed());
+            waits_left -= 1;
         }
     }
 
@@ -270,28 +327,29 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
     fn note(
         &self,
         batch: &Batch<'_, A>,
-        keys: &[Key],
-        sent: Timestamp,
+        (keys, sent, under_way): (&[Key], Timestamp, Option<&UnderWay<'_, A>>),
         verdict: &Verdict,
         snapshot: Option<Snapshot<A::State>>,
     ) {
+        self.kept.note_silent(batch, snapshot.is_none());
         let Some(Snapshot { now, states }) = snapshot else {
             if verdict.allowed() {
                 self.kept.invalidate(keys);
             }
             return;
         };
+        let allowed = verdict.allowed();
+        let is_wanted = !allowed || under_way.is_some_and(UnderWay::is_waited_for);
         for ((check, key), state) in batch.checks().iter().zip(keys).zip(states) {
             let algorithm = check.limit.algorithm().clone();
             let kept = KeptState::new(algorithm, state, now, sent);
-            if verdict.allowed() {
-                self.kept.refresh(*key, kept);
-            } else {
-                self.kept.put(*key, kept);
-            }
+            self.kept.note(*key, kept, allowed, is_wanted);
         }
     }
 }
+
+/// A batch that goes to the store: its keys, the local time, and what it holds while it is under way.
+type Going<'c, A> = (Vec<Key>, Timestamp, Option<UnderWay<'c, A>>);
 
 /// Drops keys when the operation that changes them ends, also by an error or because its caller goes away.
 struct Dropping<'k, A: Algorithm> {
@@ -331,24 +389,11 @@ where
             let _dropping = Dropping { kept, keys, ends_waits };
             return self.store.apply(batch).await;
         }
-        let mut waits_left = if self.max_wait.is_zero() { 0 } else { MOST_WAITS };
-        let (keys, sent, _under_way) = loop {
-            let (keys, sent) = (kept.keys(batch), self.clock.now());
-            let left = match self.answer(batch, &keys, sent) {
-                Answer::Denied(verdict) => {
-                    self.answered.fetch_add(1, Ordering::Relaxed);
-                    return Ok(verdict);
-                }
-                Answer::MayPass(left) => left,
-                Answer::Unknown => break (keys, sent, None),
-            };
-            match self.rounds.turn(batch, &keys, left, waits_left > 0) {
-                Turn::Goes(under_way) => break (keys, sent, under_way),
-                // Boxed, because few wait.
-                Turn::Waits(ending) => {
-                    Box::pin(self.rounds.wait(ending, self.max_wait / MOST_WAITS)).await;
-                    waits_left -= 1;
-                }
+        let (keys, sent, under_way) = match self.turn(batch).await {
+            Ok(going) => going,
+            Err(verdict) => {
+                self.answered.fetch_add(1, Ordering::Relaxed);
+                return Ok(verdict);
             }
         };
         self.asked.fetch_add(1, Ordering::Relaxed);
@@ -356,7 +401,9 @@ where
         let mut dropping = Dropping { kept, keys, ends_waits: false };
         let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
         let keys = std::mem::take(&mut dropping.keys);
-        self.note(batch, &keys, sent, &verdict, snapshot);
+        // If the clock has gone back meanwhile, all keys have another generation from here on.
+        self.now();
+        self.note(batch, (&keys, sent, under_way.as_ref()), &verdict, snapshot);
         Ok(verdict)
     }
 }

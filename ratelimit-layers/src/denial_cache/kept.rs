@@ -1,7 +1,8 @@
 //! [`Kept`]: the states of denied keys, at most so many, by a hash of the limit and the key.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::Entry;
 use ratelimit_core::{Algorithm, Batch, Timestamp};
@@ -10,7 +11,7 @@ use crate::bounded::{BoundedMap, KeyHasher};
 
 /// How many groups of keys have a generation of their own: enough that few requests which are under way at the same time
 /// share one.
-const GENERATIONS: usize = 4_096;
+const GROUPS: usize = 4_096;
 
 /// A key under a limit, and the generation of its group when the request began.
 #[derive(Clone, Copy, Debug)]
@@ -56,18 +57,22 @@ impl<A: Algorithm> KeptState<A> {
         Self { algorithm, state, now, sent }
     }
 
-    /// The time of the store at a local time, or up to a round trip later.
+    fn remaining(&self) -> u64 {
+        self.algorithm.step(self.state.as_ref(), self.now, 0).decision.remaining
+    }
+
+    /// The time of the store at a local time, or up to a round trip later. It is never before the store saw the state.
     const fn now_at(&self, local: Timestamp) -> Timestamp {
         self.now.saturating_add_us(local.saturating_us_since(self.sent))
     }
 
-    /// Whether it counts at a local time. A local clock that has gone back tells no age.
+    /// Whether it counts at a local time. Another thread may have sent its request since that time was read.
     fn is_fresh(&self, local: Timestamp, max_age_us: u64) -> bool {
         local.checked_since(self.sent).is_some_and(|age| age.as_us() <= max_age_us)
     }
 }
 
-/// The states of denied keys.
+/// The states of denied keys, and of those that requests wait for.
 pub(super) struct Kept<A: Algorithm> {
     states: BoundedMap<KeptState<A>>,
     max_age_us: u64,
@@ -75,6 +80,8 @@ pub(super) struct Kept<A: Algorithm> {
     /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
     /// state is kept: what a request saw that was under way then may be from before.
     generations: Box<[AtomicU64]>,
+    /// Whether the store said nothing of what it saw when it was last asked about limits of the group.
+    silent: Box<[AtomicBool]>,
 }
 
 impl<A: Algorithm> fmt::Debug for Kept<A> {
@@ -93,7 +100,8 @@ impl<A: Algorithm> Kept<A> {
             states: BoundedMap::new(capacity),
             max_age_us,
             hasher: KeyHasher::default(),
-            generations: (0..GENERATIONS).map(|_| AtomicU64::new(0)).collect(),
+            generations: (0..GROUPS).map(|_| AtomicU64::default()).collect(),
+            silent: (0..GROUPS).map(|_| AtomicBool::default()).collect(),
         }
     }
 
@@ -111,8 +119,27 @@ impl<A: Algorithm> Kept<A> {
     }
 
     fn generation(&self, hash: u128) -> &AtomicU64 {
-        let group = hash % GENERATIONS as u128;
-        &self.generations[usize::try_from(group).unwrap_or_default()]
+        &self.generations[group(hash)]
+    }
+
+    /// The flag of a batch's limits.
+    fn silent(&self, batch: &Batch<'_, A>) -> &AtomicBool {
+        let limits = batch.checks().iter().map(|check| check.limit.fingerprint());
+        let hash = limits.fold(0, |hash: u128, limit| hash.rotate_left(1) ^ u128::from(limit));
+        &self.silent[group(hash)]
+    }
+
+    /// Whether the store says nothing of these limits, as far as is known.
+    pub(super) fn is_silent(&self, batch: &Batch<'_, A>) -> bool {
+        self.silent(batch).load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the store said what it saw of a batch.
+    pub(super) fn note_silent(&self, batch: &Batch<'_, A>, is_silent: bool) {
+        let noted = self.silent(batch);
+        if noted.load(Ordering::Relaxed) != is_silent {
+            noted.store(is_silent, Ordering::Relaxed);
+        }
     }
 
     /// What is known of a key at this local time, if its state is kept and of a limit with these parameters.
@@ -128,43 +155,34 @@ impl<A: Algorithm> Kept<A> {
         })
     }
 
-    /// Keeps a state.
-    pub(super) fn put(&self, key: Key, kept: KeptState<A>) {
+    /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is kept, this one is if requests
+    /// are to be answered by it.
+    pub(super) fn note(&self, key: Key, kept: KeptState<A>, allowed: bool, is_wanted: bool) {
         let sent = kept.sent;
         match self.states.entry(key.hash) {
-            Entry::Occupied(mut entry) => {
-                if self.is_newer(key, entry.get(), &kept) {
-                    entry.insert(kept);
+            Entry::Occupied(mut entry) if self.is_newer(key, entry.get(), &kept) => {
+                entry.insert(kept);
+            }
+            Entry::Occupied(entry) => {
+                if allowed && !self.is_current(key) {
+                    // Which of the two is from before an invalidation, no time tells.
+                    drop(entry);
+                    self.invalidate(&[key]);
                 }
-                return;
             }
             // An invalidation removes the key after it has changed the generation: either it is seen here, or the
             // invalidation waits for this entry and removes it.
-            Entry::Vacant(entry) => {
-                if !self.is_current(key) {
-                    return;
-                }
-                entry.insert(kept);
+            Entry::Vacant(entry) if is_wanted && self.is_current(key) => {
+                drop(entry.insert(kept));
+                self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
             }
-        }
-        self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
-    }
-
-    /// Notes the state that an admitted request left: it replaces an earlier one that is kept. Where none is kept, nor will be
-    /// what requests saw that are under way: it may be from before the charge.
-    pub(super) fn refresh(&self, key: Key, kept: KeptState<A>) {
-        match self.states.entry(key.hash) {
-            Entry::Occupied(mut entry) => {
-                if self.is_newer(key, entry.get(), &kept) {
-                    entry.insert(kept);
-                } else if !self.is_current(key) {
-                    // Which of the two is from before an invalidation, no time tells.
+            Entry::Vacant(_) => {
+                // What requests saw that are under way may be from before the charge, and is not kept either: they wait for
+                // this entry, and then find another generation.
+                if allowed {
                     self.advance(key);
-                    entry.remove();
                 }
             }
-            // Whatever is put later waits for this entry, and then finds another generation.
-            Entry::Vacant(_) => self.advance(key),
         }
     }
 
@@ -177,11 +195,17 @@ impl<A: Algorithm> Kept<A> {
         self.generation(key.hash).load(Ordering::Acquire) == key.generation
     }
 
-    /// Whether the store saw `kept` after `before`, as far as that can be told.
+    /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
+    /// the later one, as no refund lies between them.
     fn is_newer(&self, key: Key, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
         let age = kept.sent.checked_since(before.sent);
         let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);
-        (before.now <= kept.now || is_too_old) && self.is_current(key)
+        let is_later = match before.now.cmp(&kept.now) {
+            Less => true,
+            Equal => kept.remaining() <= before.remaining(),
+            Greater => false,
+        };
+        (is_later || is_too_old) && self.is_current(key)
     }
 
     /// Drops keys.
@@ -206,4 +230,8 @@ impl<A: Algorithm> Kept<A> {
         }
         self.states.clear();
     }
+}
+
+fn group(hash: u128) -> usize {
+    usize::try_from(hash % GROUPS as u128).unwrap_or_default()
 }

@@ -1,16 +1,19 @@
-//! [`Rounds`]: which requests go to the store when a wait ends, and which wait for their answers.
+//! [`Rounds`]: which requests go to the store at once, and which wait for their answers.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dashmap::{DashMap, Entry};
-use ratelimit_core::{Algorithm, Batch, Snapshot, decide};
-use tokio::runtime::Handle;
+use dashmap::DashMap;
+use ratelimit_core::{Algorithm, Batch, Snapshot, Verdict, decide};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::kept::Key;
+
+/// How many requests of the same checks go to the store at once while no state is known: enough for a caller that makes a few
+/// at once, who then never waits.
+const UNKNOWN_AT_ONCE: usize = 4;
 
 /// The rounds that are open.
 ///
@@ -18,28 +21,20 @@ use super::kept::Key;
 /// that would pass after those under way goes as well, any other waits for their answers.
 pub(super) struct Rounds<A: Algorithm> {
     /// By the hash of their requests' checks.
-    open: DashMap<u128, Round<A>>,
-    /// How many were opened.
-    opened: AtomicU64,
+    open: DashMap<u128, Open<A>>,
 }
 
-/// Which round: one that was abandoned has a successor of the same checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name {
-    checks: u128,
-    number: u64,
+/// The latest round of the same checks.
+struct Open<A: Algorithm> {
+    round: Weak<Round>,
+    /// What this round leaves, and those before it which are under way, if nothing else changes the states; `None` while these are
+    /// not known.
+    ahead: Option<Snapshot<A::State>>,
 }
 
-/// Requests of the same checks that are under way together.
-struct Round<A: Algorithm> {
-    name: Name,
-    /// What they leave, if nothing else changes the states.
-    ahead: Snapshot<A::State>,
-    under_way: usize,
-    /// Closes when the round ends, which wakes the requests that wait for it. Once there is one, no request joins the round:
-    /// it lasts no longer than the calls that are under way.
-    waited_for: Option<watch::Sender<()>>,
-}
+/// Requests of the same checks that are under way together, each of which holds it. It closes when the last one ends, which wakes
+/// those that wait for it. From the first that waits on, no request joins it, so that it lasts no longer than their calls.
+type Round = watch::Sender<()>;
 
 /// What a request does next.
 pub(super) enum Turn<'r, A: Algorithm> {
@@ -47,18 +42,22 @@ pub(super) enum Turn<'r, A: Algorithm> {
     Goes(Option<UnderWay<'r, A>>),
     /// It waits for the end of a round.
     Waits(Ending),
+    /// It may not wait any more, and does not pass after those under way.
+    Denied(Verdict),
 }
 
 /// The end of a round.
 pub(super) struct Ending {
-    round: Name,
+    checks: u128,
+    round: Weak<Round>,
     ended: watch::Receiver<()>,
 }
 
-/// A request under way. The round ends with the last of them, however that ends.
+/// A request of a round. Dropping it ends the request's part, however that ends.
 pub(super) struct UnderWay<'r, A: Algorithm> {
     rounds: &'r Rounds<A>,
-    round: Name,
+    checks: u128,
+    round: Option<Arc<Round>>,
 }
 
 impl<A: Algorithm> fmt::Debug for Rounds<A> {
@@ -69,72 +68,77 @@ impl<A: Algorithm> fmt::Debug for Rounds<A> {
 
 impl<A: Algorithm> Default for Rounds<A> {
     fn default() -> Self {
-        Self { open: DashMap::new(), opened: AtomicU64::new(0) }
+        Self { open: DashMap::new() }
     }
 }
 
 impl<A: Algorithm> Rounds<A> {
-    /// The turn of a request with these keys, which would leave these states. One that may not wait goes in any case.
+    /// The turn of a request with these keys, which would leave these states if they are known.
     pub(super) fn turn(
         &self,
         batch: &Batch<'_, A>,
         keys: &[Key],
-        left: Snapshot<A::State>,
+        mut left: Option<Snapshot<A::State>>,
         may_wait: bool,
     ) -> Turn<'_, A> {
         // Their order counts, as it does for the states.
         let checks = keys.iter().fold(0, |hash: u128, key| hash.rotate_left(1) ^ key.hash());
-        let mut place = match self.open.entry(checks) {
-            Entry::Occupied(place) => place,
-            Entry::Vacant(place) => {
-                let number = self.opened.fetch_add(1, Ordering::Relaxed);
-                let name = Name { checks, number };
-                place.insert(Round { name, ahead: left, under_way: 1, waited_for: None });
-                return Turn::Goes(Some(UnderWay { rounds: self, round: name }));
+        let new = || Open { round: Weak::new(), ahead: None };
+        let mut open = self.open.entry(checks).or_insert_with(new);
+        let round = open.round.upgrade();
+        if let Some(round) = &round {
+            let mut denied = None;
+            let passes = match (&mut left, &open.ahead) {
+                (Some(left), Some(before)) => {
+                    left.now = left.now.max(before.now);
+                    left.states.clone_from(&before.states);
+                    // The algorithm may be foreign: should it panic, the round is as it was.
+                    denied =
+                        decide(batch, left.now, left).ok().filter(|verdict| !verdict.allowed());
+                    denied.is_none()
+                }
+                (Some(_), None) => true,
+                // This thread holds it as well.
+                (None, _) => Arc::strong_count(round) <= UNKNOWN_AT_ONCE,
+            };
+            if may_wait && (!passes || round.receiver_count() > 0) {
+                let (round, ended) = (Arc::downgrade(round), round.subscribe());
+                return Turn::Waits(Ending { checks, round, ended });
             }
-        };
-        let round = place.get_mut();
-        if round.waited_for.is_none() {
-            let now = round.ahead.now.max(left.now);
-            // The algorithm may be foreign: should it panic, the round is as it was.
-            let mut ahead = Snapshot { now, states: round.ahead.states.clone() };
-            if decide(batch, now, &mut ahead).is_ok_and(|verdict| verdict.allowed()) {
-                round.ahead = ahead;
-                round.under_way += 1;
-                return Turn::Goes(Some(UnderWay { rounds: self, round: round.name }));
+            if !passes {
+                return denied.map_or(Turn::Goes(None), Turn::Denied);
             }
         }
-        if !may_wait {
-            return Turn::Goes(None);
-        }
-        let ended = round.waited_for.get_or_insert_with(|| watch::Sender::new(())).subscribe();
-        Turn::Waits(Ending { round: round.name, ended })
+        let round = round.filter(|round| round.receiver_count() == 0).unwrap_or_default();
+        *open = Open { round: Arc::downgrade(&round), ahead: left };
+        Turn::Goes(Some(UnderWay { rounds: self, checks, round: Some(round) }))
     }
 
-    /// Waits for the end of a round, and ends one that takes too long: a caller may keep the future of a request under way
-    /// and poll it no more. On no runtime there is no time to wait by.
-    pub(super) async fn wait(&self, Ending { round, mut ended }: Ending, most: Duration) {
-        if Handle::try_current().is_err() {
-            return;
-        }
+    /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the future of a request under way
+    /// and poll it no more.
+    pub(super) async fn wait(&self, Ending { checks, round, mut ended }: Ending, most: Duration) {
         // No value is ever sent.
         if timeout(most, ended.changed()).await.is_err() {
-            let _ended = self.open.remove_if(&round.checks, |_, open| open.name == round);
+            let _abandoned = self.open.remove_if(&checks, |_, open| open.round.ptr_eq(&round));
         }
+    }
+}
+
+impl<A: Algorithm> UnderWay<'_, A> {
+    /// Whether requests wait for its round.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.round.as_ref().is_some_and(|round| round.receiver_count() > 0)
     }
 }
 
 impl<A: Algorithm> Drop for UnderWay<'_, A> {
     fn drop(&mut self) {
-        let Entry::Occupied(mut place) = self.rounds.open.entry(self.round.checks) else { return };
-        let round = place.get_mut();
-        if round.name != self.round {
-            return;
-        }
-        round.under_way -= 1;
-        if round.under_way == 0 {
-            // Those that wait wake when nothing is locked any more.
-            let _ended = place.remove();
-        }
+        let mut last = None;
+        let _ended = self.rounds.open.remove_if(&self.checks, |_, open| {
+            last = self.round.take().and_then(Arc::into_inner);
+            open.round.strong_count() == 0
+        });
+        // Those that wait wake when nothing is locked any more.
+        drop(last);
     }
 }

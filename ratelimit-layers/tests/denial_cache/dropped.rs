@@ -209,12 +209,65 @@ fn an_answer_counts_no_longer_than_the_maximum_age() {
 }
 
 #[test]
+fn of_two_states_of_one_time_that_with_less_left_counts() {
+    let (store, _) = cached();
+    let limit = limit("l", "gcra 3/h burst 3");
+    assert!(!check(&store, &limit, 4).allowed());
+    let one = Check { limit: &limit, key: "alice", cost: 1 };
+    let batch = Batch::one(&one);
+    store.store().is_slow(true);
+    let [mut first, mut second] = [(); 2].map(|()| Box::pin(store.apply(&batch)));
+    assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
+    store.store().is_slow(false);
+    assert!(poll(second.as_mut()).is_ready() && poll(first.as_mut()).is_ready());
+    let verdict = check(&store, &limit, 2);
+    assert_eq!((verdict.source(), verdict.remaining()), (Source::Cache, 1));
+}
+
+#[test]
 fn a_clock_that_has_gone_back_tells_nothing() {
     let (store, clock) = cached();
     let limit = limit("l", "gcra 3/h burst 3");
     exhaust(&store, &limit);
     clock.set(ratelimit_core::Timestamp::saturating_from_us(BEGIN.as_us() - 1));
     assert_eq!(check(&store, &limit, 1).source(), Source::Store);
+}
+
+#[test]
+fn after_a_clock_has_gone_back_what_it_timed_before_counts_no_more() {
+    let (store, clock) = cached();
+    let limit = limit("l", "gcra 3/h burst 3");
+    exhaust(&store, &limit);
+    let late = Check { limit: &limit, key: "late", cost: 4 };
+    let batch = Batch::one(&late);
+    store.store().is_slow(true);
+    let mut late = pin!(store.apply(&batch));
+    assert!(poll(late.as_mut()).is_pending());
+    store.store().is_slow(false);
+    clock.set(ratelimit_core::Timestamp::saturating_from_us(BEGIN.as_us() - 5_000_000));
+    assert!(poll(late.as_mut()).is_ready());
+    // It passes the time at which both were sent.
+    clock.advance(Duration::from_millis(5_500));
+    assert_eq!(apply(&store, &batch).source(), Source::Store);
+    assert_eq!(check(&store, &limit, 1).source(), Source::Store);
+}
+
+#[test]
+fn keys_that_are_dropped_and_come_again_take_no_room() {
+    let clock = ManualClock::new(BEGIN);
+    let store: Cached = lasting(&clock).capacity(100).build(Noted::new(&clock));
+    let limit = limit("l", "gcra 1/h burst 1");
+    let keys: Vec<_> = (0..50).map(|n| n.to_string()).collect();
+    for _ in 0..10 {
+        for key in &keys {
+            let one = Check { limit: &limit, key, cost: 1 };
+            let batch = Batch::one(&one);
+            let _ = apply(&store, &batch.op(Op::Reset));
+            assert!(apply(&store, &batch).allowed());
+            assert_eq!(apply(&store, &batch).source(), Source::Store);
+        }
+        assert_eq!(store.counts().keys, 50);
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod laws;
 #[path = "../common/memory.rs"]
 mod memory;
 mod noted;
+mod pace;
 #[cfg(unix)]
 mod redis;
 mod rounds;

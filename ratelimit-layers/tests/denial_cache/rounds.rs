@@ -1,5 +1,4 @@
-//! When a wait ends, as many requests go to the store as the state admits. The others wait for their answers, for no longer than
-//! they may.
+//! As many requests go to the store at once as the state admits. The others wait for their answers, for no longer than they may.
 
 use std::mem::ManuallyDrop;
 use std::pin::{Pin, pin};
@@ -314,6 +313,60 @@ async fn a_cache_that_waits_for_none_or_for_ever_or_one_by_one_or_never_frees_is
     let never_frees = Lab::new(patient, |cached| NeverFrees(Arc::new(cached)));
     let caught = others_go_on(never_frees, Ending::IsDropped).await;
     assert_eq!(caught.expect_err("is caught"), "another hangs");
+}
+
+/// How many calls of a burst begin at once, and how many admitted requests and later calls come of it.
+async fn burst<S>(lab: &Lab<S>, key: &'static str) -> (u64, u64, u64)
+where
+    S: Store<Policy, Error = MemoryError> + 'static,
+{
+    lab.gate.open(false);
+    let tasks: Vec<_> = (0..TASKS).map(|_| lab.spawn(key, 1)).collect();
+    settled().await;
+    let begun = lab.gate.begun();
+    lab.gate.open(true);
+    let mut admitted = 0;
+    for task in tasks {
+        admitted += u64::from(task.await.expect("no panic").expect("decides").allowed());
+    }
+    (begun, admitted, lab.gate.begun())
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_requests_for_a_key_that_is_not_kept_few_go_and_their_answers_decide_the_others() {
+    let lab = Lab::new(|settings| settings, |cached| cached);
+    assert_eq!(burst(&lab, "new").await, (4, 8, 4));
+    // Another process has spent all.
+    let check = Check { limit: &lab.limit, key: "mallory", cost: 8 };
+    assert!(lab.gate.noted.apply(&Batch::one(&check)).await.expect("decides").allowed());
+    assert_eq!(burst(&lab, "mallory").await, (4, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_store_says_nothing_of_a_limit_no_later_request_waits() {
+    let lab = Lab::new(|settings| settings, |cached| cached);
+    lab.gate.noted.is_silent(true);
+    assert_eq!(burst(&lab, "alice").await, (4, 8, TASKS - 4));
+    assert_eq!(burst(&lab, "bob").await, (TASKS, 8, 0));
+    // Until it says something again.
+    lab.gate.noted.is_silent(false);
+    let _ = lab.decide("carol", 1).await;
+    assert_eq!(lab.gate.begun(), 1);
+    assert_eq!(burst(&lab, "dave").await, (4, 8, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_store_hangs_as_many_go_as_may_pass_and_the_others_are_answered() {
+    let lab = Lab::new(|settings| settings, |cached| cached);
+    lab.exhaust("mallory").await;
+    lab.refill(2);
+    let mut tasks: Vec<_> = (0..TASKS).map(|_| lab.spawn("mallory", 1)).collect();
+    tokio::time::sleep(MAX_WAIT + Duration::from_millis(1)).await;
+    // Those that have no answer for too long do not count any more.
+    assert_eq!(lab.gate.begun(), 4);
+    tasks.retain(|task| !task.is_finished());
+    assert_eq!(tasks.len(), 4);
+    assert_eq!(lab.store.counts().answered, TASKS - 4);
 }
 
 #[tokio::test(start_paused = true)]
