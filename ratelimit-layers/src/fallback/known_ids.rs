@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Batch, Reservation, ReservationId};
+use ratelimit_core::{Algorithm, Batch, Reservation, ReservationId, Timestamp};
 use tokio::time::Instant;
 
 use crate::lock;
@@ -60,7 +60,7 @@ impl KnownIds {
             batch.checks().iter().filter_map(|check| check.limit.algorithm().reservation_us());
         let life_us = lives.fold(Reservation::LIFE_US, u64::max);
         let now = Instant::now();
-        let ends = now + Duration::from_micros(life_us);
+        let ends = now + Duration::from_micros(life_us.min(Timestamp::MAX.as_us()));
         let mut ids = lock(&self.ids);
         if let Some(known) = ids.get_mut(&entry) {
             let live = now < *known;
