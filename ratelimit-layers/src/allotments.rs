@@ -251,6 +251,17 @@ where
             Afterwards::AsksAgain => self.inner.store.apply(batch).await,
         }
     }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        let AllotmentCounts { asked, served, draws, given_back, forfeited, slots } = self.counts();
+        report("ratelimit_allotment_asked_total", asked);
+        report("ratelimit_allotment_served_total", served);
+        report("ratelimit_allotment_draws_total", draws);
+        report("ratelimit_allotment_units_given_back_total", given_back);
+        report("ratelimit_allotment_units_forfeited_total", forfeited);
+        report("ratelimit_allotment_slots", slots as u64);
+        self.inner.store.report_counts(report);
+    }
 }
 
 /// What is served from an allotment, and what draws, has no snapshot.

@@ -311,6 +311,7 @@ impl<A: Algorithm> Drop for Dropping<'_, A> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<S, A, C> Store<A> for DenialCache<S, A, C>
 where
     S: SnapshotStore<A>,
@@ -358,6 +359,14 @@ where
         let keys = std::mem::take(&mut dropping.keys);
         self.note(batch, &keys, sent, &verdict, snapshot);
         Ok(verdict)
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        let CacheCounts { asked, answered, keys } = self.counts();
+        report("ratelimit_cache_asked_total", asked);
+        report("ratelimit_cache_answered_total", answered);
+        report("ratelimit_cache_keys", keys as u64);
+        self.store.report_counts(report);
     }
 }
 

@@ -176,6 +176,7 @@ fn shown(key: &str) -> &str {
     &key[..end.unwrap_or(0)]
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
     type Error = S::Error;
 
@@ -183,6 +184,10 @@ impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
         let verdict = self.store.apply(batch).await?;
         self.note(batch, &verdict);
         Ok(verdict)
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.store.report_counts(report);
     }
 }
 

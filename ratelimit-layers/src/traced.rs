@@ -112,6 +112,10 @@ impl<A: Algorithm, S: Store<A>> Store<A> for Traced<S> {
         note(&span, batch, said.as_ref());
         said
     }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.store.report_counts(report);
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]
