@@ -42,6 +42,9 @@ pub(crate) enum Command {
     /// List the callers that a limit denies now, by a bounded scan of the store's keys.
     #[command(after_long_help = help::TOP)]
     Top(TopArgs),
+    /// Free callers that are locked by states from the future, after a server's clock was ahead.
+    #[command(after_long_help = help::HEAL)]
+    Heal(HealArgs),
     /// Measure decisions on your own server: decisions per second, latency, processor time.
     #[command(after_long_help = help::BENCH)]
     Bench(BenchArgs),
@@ -84,6 +87,13 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
+    /// The unit of the number at the end of an access log's lines, which tells how long each request took.
+    ///
+    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Limits on requests at the same time
+    /// are left out where the input tells no durations.
+    #[arg(long, value_enum, value_name = "UNIT")]
+    pub(crate) duration_unit: Option<UnitArg>,
+
     /// Write one decision per line here, as JSON.
     ///
     /// With `-` the decisions go to standard output, and the summary to standard error. The fields are below.
@@ -109,9 +119,12 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) strict: bool,
 
-    /// The access log or trace, plain or gzipped; `-` for standard input.
-    #[arg(value_name = "INPUT")]
-    pub(crate) input: PathBuf,
+    /// The access logs or traces, plain or gzipped; `-` for standard input.
+    ///
+    /// Several, such as the logs of several servers or rotated ones, are decided together by their times. The lines of an
+    /// access log are sorted within five minutes; those of a trace keep their order.
+    #[arg(value_name = "INPUT", required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -131,13 +144,38 @@ pub(crate) struct SuggestArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
+    /// The unit of the number at the end of an access log's lines, as in `replay`.
+    #[arg(long, value_enum, value_name = "UNIT")]
+    pub(crate) duration_unit: Option<UnitArg>,
+
     /// One line of JSON per limit instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The access log or trace, plain or gzipped. It is read twice.
-    #[arg(value_name = "INPUT")]
-    pub(crate) input: PathBuf,
+    /// The access logs or traces, plain or gzipped. They are read twice, and sorted as `replay` sorts them.
+    #[arg(value_name = "INPUT", required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
+}
+
+/// A unit of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnitArg {
+    /// Microseconds, as `%D` of Apache.
+    Us,
+    /// Milliseconds.
+    Ms,
+    /// Seconds, as `%T` of Apache.
+    S,
+}
+
+impl UnitArg {
+    pub(crate) const fn us(self) -> u64 {
+        match self {
+            Self::Us => 1,
+            Self::Ms => 1_000,
+            Self::S => 1_000_000,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -213,6 +251,33 @@ pub(crate) struct TopArgs {
     pub(crate) pause: Duration,
 
     /// One line of JSON per caller instead of a table, and one with the totals.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HealArgs {
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+
+    /// The prefix of every key in Redis.
+    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    pub(crate) prefix: String,
+
+    /// List the states, and change nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Stop after this many keys.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(crate) max_keys: u64,
+
+    /// One line of JSON per state instead of a table, and one with the totals.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -69,6 +69,13 @@ impl<'a> Caller<'a> {
         Ok(caller)
     }
 
+    /// The same without the text that it was read from.
+    pub(crate) fn into_owned(self) -> Caller<'static> {
+        let owned = |text: Cow<'_, str>| Cow::Owned(text.into_owned());
+        let named = self.named.into_iter().map(|(name, value)| (owned(name), owned(value)));
+        Caller { bare: self.bare.map(owned), named: named.collect(), bare_only: self.bare_only }
+    }
+
     /// The limits that apply to the caller, shadow limits too, each with its key.
     pub(crate) fn keys<'l>(
         &'l self,

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 mod bench;
 mod check;
 mod documents;
+mod heal;
 mod inspect;
 mod replay;
 mod reset;
@@ -24,6 +25,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Reset(args) => reset::run(args),
         Command::Suggest(args) => suggest::run(args),
         Command::Top(args) => top::run(args),
+        Command::Heal(args) => heal::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Schema => documents::schema(),
         Command::Completions { shell } => documents::completions(*shell),
@@ -45,12 +47,4 @@ fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Fa
 fn print(text: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text).and_then(|()| out.flush()).map_err(|error| Failure::stdout(&error))
-}
-
-/// The error of a command that makes no sense on a memory store, which lasts only as long as the process.
-fn lasting_store_wanted(command: &str) -> Failure {
-    Failure::input(format!(
-        "--store memory: there is nothing in it to {command}; name one that lasts, such as \
-         redis://host:port"
-    ))
 }

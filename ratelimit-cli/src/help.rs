@@ -21,6 +21,7 @@ pub(crate) const REPLAY: &str = r#"Trace lines (JSONL), one request per line:
     cost   a whole number, 0 or more; 1 if left out
     op     acquire (default); peek: decides as acquire and charges nothing; refund: gives the cost back,
            never above the capacity; force: charges whatever is left; reset: full capacity again
+    duration_us  how long the request took: so long it holds its place under a concurrency limit, at most the lease
 Trace lines (CSV): a header at_us,key,cost,op, and a column per further identifier. An empty cell is left out.
 
 Decision lines (--decisions), one per request, in order:
@@ -74,10 +75,10 @@ pub(crate) const INSPECT: &str = r#"JSON (--json), one line:
     remaining  what is left of the capacity (limit) now; allowed, retry_after_us: of a request at cost 1
     state      what is stored, null for nothing, by the field names of the algorithm's state:
                gcra                  tat_us (theoretical arrival time), surplus, timestamp_us
-               token-bucket          tokens, remainder, timestamp_us, since_us
-               fixed-window, first-request-window  start_us, count
+               token-bucket          tokens, remainder, timestamp_us, full_at_us
+               fixed-window, first-request-window  start_us, count, ends_us
                bucketed-window       buckets: start_us, count
-               sliding-counter       start_us, previous, current
+               sliding-counter       start_us, previous, current, window_us
                window-log            start_us, entries: timestamp_us, cost, metadata
                sliding-log           entries: timestamp_us, cost
                concurrency           leases: timestamp_us, cost"#;
@@ -101,6 +102,22 @@ JSON (--json), one line per limited caller, then one with the totals:
     limit, remaining  the capacity, and what is left of it
     limited           how many callers and limits are limited now; --most cuts the list, not this number
     callers, keys     how many were looked at; hidden_keys: those with a hash, of which nothing is told
+    max_keys_reached  whether --max-keys ended the scan"#;
+
+/// The fields of `heal`, and what it does.
+pub(crate) const HEAL: &str = r#"A server's clock that was ahead and is set back, or a replica that takes over with a clock that is behind, leaves states
+from the future: they lock their callers until the clock reaches their times. Each that holds its caller for longer than
+its limit takes to recover from empty is cut to a full limit as of now: nothing is left, and it recovers from there.
+No limit admits more for it. Requests go on meanwhile. Run it again if servers have changed during the scan.
+
+JSON (--json), one line per state from the future, then one with the totals:
+  {"value":"192.0.2.7","stored_key":"rl:1::{192.0.2.7}","name":"burst","ahead_us":3599800000}
+  {"states":1,"dry_run":false,"keys":812,"skipped":0,"max_keys_reached":false}
+    value             the caller; null where the key holds a hash
+    stored_key, name  the key on the server, and the limit
+    ahead_us          for how much longer than a full limit the state would have held its key
+    states            how many there were; dry_run: whether they were left as they are
+    keys, skipped     how many keys were looked at; and not understood
     max_keys_reached  whether --max-keys ended the scan"#;
 
 /// The fields of `bench --json`.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ratelimit_core::{Op, Timestamp};
 
-use crate::args::FormatArg;
+use crate::args::{FormatArg, UnitArg};
 use crate::caller::Caller;
 
 mod access_log;
@@ -25,6 +25,15 @@ pub(crate) struct Entry<'l> {
     pub(crate) caller: Caller<'l>,
     pub(crate) cost: u64,
     pub(crate) op: Op,
+    /// How long the request took, if the input tells.
+    pub(crate) duration_us: Option<u64>,
+}
+
+impl Entry<'_> {
+    /// The same without the line that it was read from.
+    pub(crate) fn into_owned(self) -> Entry<'static> {
+        Entry { caller: self.caller.into_owned(), ..self }
+    }
 }
 
 /// Why a line cannot be replayed: the fault, and what would be accepted.
@@ -53,10 +62,10 @@ pub(crate) enum Parser {
 
 impl Parser {
     /// The parser of a format; `None` if the format depends on the input.
-    pub(crate) fn of(format: FormatArg) -> Result<Option<Self>, BadLine> {
+    pub(crate) fn of(format: FormatArg, unit: Option<UnitArg>) -> Result<Option<Self>, BadLine> {
         Ok(match format {
             FormatArg::Jsonl => Some(Self::Jsonl(jsonl::Jsonl::default())),
-            FormatArg::Combined => Some(Self::AccessLog(access_log::AccessLog::new()?)),
+            FormatArg::Combined => Some(Self::AccessLog(access_log::AccessLog::new(unit)?)),
             FormatArg::Csv | FormatArg::Auto => None,
         })
     }
@@ -68,6 +77,11 @@ impl Parser {
             Self::Jsonl(parser) => parser.parse(line),
             Self::Csv(parser) => parser.parse(line),
         }
+    }
+
+    /// Whether lines of an access log end with a number that has no unit.
+    pub(crate) const fn lacks_unit(&self) -> bool {
+        matches!(self, Self::AccessLog(log) if log.lacks_unit)
     }
 
     /// The format's name, for the summary.
@@ -140,13 +154,13 @@ mod tests {
         #[test]
         fn no_bytes_panic_a_parser(lines in prop::collection::vec(bytes(), 1..4)) {
             for format in [FormatArg::Combined, FormatArg::Jsonl] {
-                let mut parser = Parser::of(format).expect("a parser").expect("no header");
+                let mut parser = Parser::of(format, None).expect("a parser").expect("no header");
                 for line in &lines {
                     let _ = parser.parse(line);
                 }
             }
             for format in [FormatArg::Auto, FormatArg::Csv] {
-                let mut detector = Detector::new(format, 2).expect("a detector");
+                let mut detector = Detector::new(format, None, 2).expect("a detector");
                 for (number, line) in (1..).zip(&lines) {
                     let _ = detector.look(Line { number, bytes: Some(line) });
                 }

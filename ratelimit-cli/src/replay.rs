@@ -1,6 +1,6 @@
 //! The replay: decides every request of the input at its own time, strictly in sequence.
 
-use std::io::{BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use ratelimit_core::{Policy, RateLimiter, Store};
 use crate::args::FormatArg;
 use crate::compare::Comparison;
 use crate::failure::Failure;
-use crate::input::{BadLine, Before, DETECTED_LINES, Detector, Found, Lines, Parser, Source};
+use crate::input::{BadLine, Before};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
 use crate::tally::Tally;
@@ -17,9 +17,12 @@ use crate::text::plural;
 
 mod decider;
 mod judge;
+mod leases;
+mod requests;
 
 use decider::{Decider, Refused};
 pub(crate) use judge::{Touched, forget};
+pub(crate) use requests::{Order, Requests};
 
 /// The number of bad lines that are reported one by one; the rest are only counted.
 const NAMED_BAD_LINES: u64 = 20;
@@ -29,13 +32,11 @@ pub(crate) struct Replay<'r, S> {
     pub(crate) limiter: &'r RateLimiter<S>,
     /// The limits to compare with.
     pub(crate) other: Option<&'r RateLimiter<S>>,
-    pub(crate) name: &'r Path,
-    pub(crate) lines: Lines<BufReader<Source>>,
+    pub(crate) requests: Requests,
     pub(crate) format: FormatArg,
-    pub(crate) strict: bool,
     pub(crate) decisions: Option<Decisions>,
     pub(crate) interrupt: Interrupt,
-    pub(crate) bar: Bar,
+    pub(crate) trouble: Trouble,
     /// Whether the keys are to be reset at the end.
     pub(crate) forgets: bool,
     /// Whether to count how near callers came to each limit.
@@ -53,6 +54,7 @@ pub(crate) struct Outcome {
     pub(crate) tally: Tally,
     /// The input's format; `None` if no line decided it.
     pub(crate) format: Option<&'static str>,
+    pub(crate) order: Order,
     pub(crate) ending: Ending,
     pub(crate) elapsed: Duration,
     pub(crate) touched: Touched,
@@ -77,194 +79,157 @@ impl<S: Store<Policy>> Replay<'_, S> {
         let (nearness, forgets) = (self.nearness, self.forgets);
         let mut decider = Decider::new(self.limiter, self.other, nearness, forgets);
         decider.line = self.decisions.is_some().then(Vec::new);
-        let mut format = None;
-        let mut ending = match self.decide_all(&mut decider, &mut format).await {
+        let mut trouble = self.trouble;
+        let decisions = &mut self.decisions;
+        let ended = decide_all(&mut self.requests, &mut decider, decisions, &mut trouble).await;
+        let mut ending = match ended {
             Ok(()) if self.interrupt.is_raised() => Ending::Interrupted,
             Ok(()) => Ending::Complete,
             Err(failure) => Ending::Failed(failure),
         };
         let elapsed = started.elapsed();
-        let (tally, touched, other) = decider.finish();
-        let skipped = tally.bad_lines + tally.refused_operations;
+        let (format, order) = (self.requests.format(), self.requests.order());
+        let (mut tally, touched, other) = decider.finish();
+        (tally.bad_lines, tally.refused_operations) = (trouble.bad_lines, trouble.refused);
+        let skipped = trouble.skipped();
         if matches!(ending, Ending::Complete) && tally.decisions() == 0 && skipped > 0 {
+            let name = self.requests.names();
             ending = Ending::Failed(match tally.refused_operations {
-                0 => self.no_request(format, tally.bad_lines),
-                refused => self.all_refused(refused, tally.bad_lines),
+                0 => no_request(&name, self.format, format, tally.bad_lines),
+                refused => all_refused(&name, refused, tally.bad_lines),
             });
         }
-        self.bar.finish();
+        let bar = trouble.bar;
+        bar.finish();
         if skipped > NAMED_BAD_LINES {
             let lines = match tally.refused_operations {
                 0 => ["bad line", "bad lines"],
                 _ => ["skipped line", "skipped lines"],
             };
             let more = plural(skipped - NAMED_BAD_LINES, lines[0], lines[1]);
-            self.bar.say(&format!("… and {more} more"));
+            bar.say(&format!("… and {more} more"));
         }
         if let Some(decisions) = &mut self.decisions
             && let Err(error) = decisions.out.flush()
         {
             ending = Ending::Failed(Failure::writing(&decisions.name, &error));
         }
-        Outcome { tally, format, ending, elapsed, touched, other }
-    }
-
-    /// The error of an input without a request: it is not a log, or it was read in the wrong format.
-    fn no_request(&self, format: Option<&str>, bad_lines: u64) -> Failure {
-        let bad_lines = plural(bad_lines, "bad line", "bad lines");
-        let (as_format, remedy) = match (self.format, format) {
-            (FormatArg::Auto, None) => (
-                String::new(),
-                "its format is not known; name it with --format combined, jsonl or csv",
-            ),
-            (_, Some(format)) => (
-                format!(" as {format}"),
-                "mend them, or name its format with --format if it is another",
-            ),
-            (_, None) => (" as CSV trace".to_owned(), "begin it with a header: at_us,key,cost,op"),
-        };
-        let name = self.name.display();
-        Failure::input(format!(
-            "{name}: no line of it is a request{as_format} ({bad_lines}); {remedy}"
-        ))
-    }
-
-    /// The error of an input whose operations the store refuses without exception.
-    fn all_refused(&self, refused: u64, bad_lines: u64) -> Failure {
-        let name = self.name.display();
-        let refused = plural(refused, "operation", "operations");
-        let bad_lines = match bad_lines {
-            0 => String::new(),
-            some => format!(", and {} skipped", plural(some, "bad line", "bad lines")),
-        };
-        Failure::input(format!(
-            "{name}: no line of it was decided: the store refused {refused}{bad_lines}; choose a store that has \
-             them, such as memory or ?mode=lua"
-        ))
-    }
-
-    /// Decides all lines. `format` is set as soon as the input's format is known.
-    async fn decide_all(
-        &mut self,
-        decider: &mut Decider<'_, S>,
-        format: &mut Option<&'static str>,
-    ) -> Result<(), Failure> {
-        let name = self.name.display();
-        let bad_parser = |bad: BadLine| Failure::input(bad.0);
-        let mut parser = Parser::of(self.format).map_err(bad_parser)?;
-        *format = parser.as_ref().map(Parser::name);
-        let mut detector = Detector::new(self.format, NAMED_BAD_LINES).map_err(bad_parser)?;
-        let trouble = Trouble { name: self.name, strict: self.strict };
-        loop {
-            let line = match self.lines.next() {
-                // An interrupted input may end within a line.
-                _ if self.interrupt.is_raised() => break,
-                Ok(Some(line)) => line,
-                Ok(None) => break,
-                Err(error) => {
-                    trouble.before(detector.give_up(), &mut decider.this.tally, &self.bar)?;
-                    let number = self.lines.number();
-                    let what = format!("{name}: cannot be read after line {number}: {error}");
-                    return Err(Failure::input(what));
-                }
-            };
-            let number = line.number;
-            self.bar.line(number);
-            if line.bytes.is_some_and(|bytes| bytes.trim_ascii().is_empty()) {
-                continue;
-            }
-            let parser = match &mut parser {
-                Some(parser) => parser,
-                unknown => {
-                    let bad_header = |bad| Failure::input(format!("{name}: line {number}: {bad}"));
-                    let Some(found) = detector.look(line).map_err(bad_header)? else {
-                        if detector.is_at_a_loss() {
-                            break;
-                        }
-                        continue;
-                    };
-                    let Found { parser, header, before } = found;
-                    *format = Some(parser.name());
-                    let parser = unknown.insert(parser);
-                    trouble.before(before, &mut decider.this.tally, &self.bar)?;
-                    if header {
-                        continue;
-                    }
-                    parser
-                }
-            };
-            match decider.decide(parser, line.bytes).await {
-                Ok(()) => {
-                    if let Some((decisions, line)) =
-                        self.decisions.as_mut().zip(decider.line.as_ref())
-                    {
-                        let written = decisions.out.write_all(line);
-                        written.map_err(|error| Failure::writing(&decisions.name, &error))?;
-                    }
-                }
-                Err(Refused::Line(bad)) => {
-                    trouble.bad(number, &bad, &mut decider.this.tally, &self.bar)?;
-                }
-                Err(Refused::Operation(bad)) => {
-                    trouble.skipped(number, &bad, &decider.this.tally, &self.bar)?;
-                    decider.this.tally.refused_operations += 1;
-                }
-                Err(Refused::ByStore(error)) => {
-                    let what = format!("{name}: line {number}: the store failed");
-                    return Err(Failure::store(&what, &error));
-                }
-            }
-        }
-        let gave_up = detector.is_at_a_loss();
-        trouble.before(detector.give_up(), &mut decider.this.tally, &self.bar)?;
-        if gave_up {
-            let lines = plural(DETECTED_LINES, "line", "lines");
-            let remedy = match self.format {
-                FormatArg::Csv => "is a CSV header; begin it with one such as at_us,key,cost,op",
-                _ => "tells its format; name it with --format combined, jsonl or csv",
-            };
-            return Err(Failure::input(format!("{name}: none of its first {lines} {remedy}")));
-        }
-        Ok(())
+        Outcome { tally, format, order, ending, elapsed, touched, other }
     }
 }
 
-/// How bad lines are handled.
-struct Trouble<'r> {
-    name: &'r Path,
+/// The error of an input without a request: it is not a log, or it was read in the wrong format.
+fn no_request(name: &str, asked: FormatArg, format: Option<&str>, bad_lines: u64) -> Failure {
+    let bad_lines = plural(bad_lines, "bad line", "bad lines");
+    let (as_format, remedy) = match (asked, format) {
+        (FormatArg::Auto, None) => {
+            (String::new(), "its format is not known; name it with --format combined, jsonl or csv")
+        }
+        (_, Some(format)) => (
+            format!(" as {format}"),
+            "mend them, or name its format with --format if it is another",
+        ),
+        (_, None) => (" as CSV trace".to_owned(), "begin it with a header: at_us,key,cost,op"),
+    };
+    Failure::input(format!("{name}: no line of it is a request{as_format} ({bad_lines}); {remedy}"))
+}
+
+/// The error of an input whose operations the store refuses without exception.
+fn all_refused(name: &str, refused: u64, bad_lines: u64) -> Failure {
+    let refused = plural(refused, "operation", "operations");
+    let bad_lines = match bad_lines {
+        0 => String::new(),
+        some => format!(", and {} skipped", plural(some, "bad line", "bad lines")),
+    };
+    Failure::input(format!(
+        "{name}: no line of it was decided: the store refused {refused}{bad_lines}; choose a store that has \
+         them, such as memory or ?mode=lua"
+    ))
+}
+
+/// Decides all requests, one after the other.
+async fn decide_all<S: Store<Policy>>(
+    requests: &mut Requests,
+    decider: &mut Decider<'_, S>,
+    decisions: &mut Option<Decisions>,
+    trouble: &mut Trouble,
+) -> Result<(), Failure> {
+    while let Some(request) = requests.next(trouble)? {
+        let (name, number) = (requests.name(request.input), request.number);
+        match decider.decide(&request.entry).await {
+            Ok(()) => {
+                if let Some((decisions, line)) = decisions.as_mut().zip(decider.line.as_ref()) {
+                    let written = decisions.out.write_all(line);
+                    written.map_err(|error| Failure::writing(&decisions.name, &error))?;
+                }
+            }
+            Err(Refused::Line(bad)) => trouble.bad(name, number, &bad)?,
+            Err(Refused::Operation(bad)) => trouble.refused(name, number, &bad)?,
+            Err(Refused::ByStore(error)) => {
+                let what = format!("{}: line {number}: the store failed", name.display());
+                return Err(Failure::store(&what, &error));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The lines that were skipped, and how they are reported.
+pub(crate) struct Trouble {
+    bar: Bar,
     strict: bool,
+    /// Whether a line is named together with its input.
+    several: bool,
+    bad_lines: u64,
+    /// Operations that the store does not support.
+    refused: u64,
 }
 
-impl Trouble<'_> {
+impl Trouble {
+    pub(crate) const fn new(bar: Bar, strict: bool, several: bool) -> Self {
+        Self { bar, strict, several, bad_lines: 0, refused: 0 }
+    }
+
+    const fn skipped(&self) -> u64 {
+        self.bad_lines + self.refused
+    }
+
     /// Reports and counts a bad line; with `--strict` the replay ends.
-    fn bad(&self, number: u64, bad: &BadLine, tally: &mut Tally, bar: &Bar) -> Result<(), Failure> {
-        self.skipped(number, bad, tally, bar)?;
-        tally.bad_lines += 1;
+    fn bad(&mut self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
+        self.report(name, number, bad)?;
+        self.bad_lines += 1;
         Ok(())
     }
 
-    /// Reports a skipped line; with `--strict` the replay ends.
-    fn skipped(&self, number: u64, bad: &BadLine, tally: &Tally, bar: &Bar) -> Result<(), Failure> {
+    /// Reports and counts an operation that the store refused; with `--strict` the replay ends.
+    fn refused(&mut self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
+        self.report(name, number, bad)?;
+        self.refused += 1;
+        Ok(())
+    }
+
+    fn report(&self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
+        let name = name.display();
         if self.strict {
             return Err(Failure::input(format!(
-                "{}: line {number}: {bad} (without --strict it would be skipped)",
-                self.name.display()
+                "{name}: line {number}: {bad} (without --strict it would be skipped)",
             )));
         }
-        if tally.bad_lines + tally.refused_operations < NAMED_BAD_LINES {
-            bar.say(&format!("line {number}: {bad}"));
+        if self.skipped() < NAMED_BAD_LINES {
+            let name = if self.several { format!("{name}: ") } else { String::new() };
+            self.bar.say(&format!("{name}line {number}: {bad}"));
         }
         Ok(())
     }
 
     /// Handles the bad lines before the line that decided the format.
-    fn before(&self, before: Before, tally: &mut Tally, bar: &Bar) -> Result<(), Failure> {
+    fn before(&mut self, name: &Path, before: Before) -> Result<(), Failure> {
         let Before { named, count } = before;
         let unnamed = count - named.len() as u64;
         for (number, bad) in named {
-            self.bad(number, &bad, tally, bar)?;
+            self.bad(name, number, &bad)?;
         }
-        tally.bad_lines += unnamed;
+        self.bad_lines += unnamed;
         Ok(())
     }
 }
@@ -362,18 +327,17 @@ mod tests {
         };
         std::fs::write(&input, (0..100).map(line).collect::<String>()).expect("writes");
         let interrupt = Interrupt::default();
-        let (source, progress) = Source::open(&input, interrupt.clone()).expect("opens");
+        let (requests, progress) =
+            Requests::open(&[input], FormatArg::Auto, None, &interrupt).expect("opens");
         let out = Box::new(std::fs::File::create(&output).expect("creates"));
         let outcome = block_on(
             Replay {
                 limiter,
-                name: &input,
-                lines: Lines::new(BufReader::new(source)),
+                requests,
                 format: FormatArg::Auto,
-                strict: false,
                 decisions: Some(Decisions { name: output.clone(), out }),
                 interrupt,
-                bar: Bar::new(progress),
+                trouble: Trouble::new(Bar::new(progress), false, false),
                 other: None,
                 forgets: true,
                 nearness: false,

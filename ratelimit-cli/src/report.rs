@@ -148,7 +148,7 @@ fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
         }
         @if shown > 0 {
             p.faint {
-                "A time of denials lasts from a denied request to the caller's next admitted one, or to its last denial."
+                "A spell of denials begins with a denied request. It ends with the wait of its last denial, or with an admitted request before that."
             }
             (table(
                 &format!("Most denied first, {} of {}", count(shown as u64), plural(offenders.len() as u64, "caller", "callers")),

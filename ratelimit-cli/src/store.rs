@@ -35,6 +35,16 @@ pub(crate) struct Redis {
     pub(crate) tag: Tag,
 }
 
+impl Redis {
+    /// Parses a URL. The error ends with `or`.
+    fn parse(text: &str, or: &str) -> Result<Box<Self>, Failure> {
+        let (plain, tag) = split_tag(text)?;
+        // The error begins with the part of the URL that may be shown.
+        let refused = |error| Failure::input(format!("--store {error}{or}"));
+        Ok(Box::new(Self { url: RedisUrl::parse(&plain).map_err(refused)?, tag }))
+    }
+}
+
 impl Deref for Redis {
     type Target = RedisUrl;
 
@@ -91,11 +101,18 @@ impl StoreUrl {
         if text == "memory" {
             return Ok(Self::Memory);
         }
-        // The error begins with the part of the URL that may be shown.
-        let refused = |error| Failure::input(format!("--store {error}; or use --store memory"));
-        let (plain, tag) = split_tag(text)?;
-        let url = RedisUrl::parse(&plain).map_err(refused)?;
-        Ok(Self::Redis(Box::new(Redis { url, tag })))
+        Redis::parse(text, "; or use --store memory").map(Self::Redis)
+    }
+
+    /// A store that lasts, which this command needs: there is nothing in a new memory store to work on.
+    pub(crate) fn lasting(text: &str, command: &str) -> Result<Box<Redis>, Failure> {
+        match text {
+            "memory" => Err(Failure::input(format!(
+                "--store memory: there is nothing in it to {command}; name one that lasts, such as \
+                 redis://host:port"
+            ))),
+            text => Redis::parse(text, ""),
+        }
     }
 
     /// The store's name for people, without user, password and options.
@@ -318,6 +335,9 @@ mod tests {
             assert!(error.to_string().contains(says), "{text} → {error}");
             assert_eq!(error.exit_code(), 2);
         }
+        let lasting = |text| StoreUrl::lasting(text, "list").expect_err(text).to_string();
+        assert!(!lasting("memcached://h:1").contains("memory"));
+        assert!(lasting("memory").contains("nothing in it to list; name one that lasts"));
     }
 
     #[test]

@@ -14,6 +14,15 @@ pub(crate) enum StoredKey {
 }
 
 impl StoredKey {
+    /// The prefix of a key that looks like one of a limiter.
+    pub(crate) fn prefix(key: &str) -> Option<&str> {
+        let (head, _) = key.split_once(":{")?;
+        let (head, _limit) = head.rsplit_once(':')?;
+        let (prefix, version) = head.rsplit_once(':')?;
+        let is_version = !version.is_empty() && version.bytes().all(|b| b.is_ascii_digit());
+        is_version.then_some(prefix)
+    }
+
     /// Reads a key that begins with this prefix.
     pub(crate) fn read(key: &str, prefix: &str, tag: &Tag) -> Self {
         let parts = || {
@@ -58,6 +67,18 @@ fn unescape(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_tells_its_prefix() {
+        for (key, prefix) in [
+            ("rl:1::{1.2.3.4}", Some("rl")),
+            ("my:app:1:login#17:{bob}", Some("my:app")),
+            ("rl:x:login:{bob}", None),
+            ("session:{bob}", None),
+        ] {
+            assert_eq!(StoredKey::prefix(key), prefix, "{key}");
+        }
+    }
 
     #[test]
     fn a_key_tells_its_identifier() {

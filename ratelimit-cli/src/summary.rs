@@ -104,6 +104,9 @@ impl Summary {
         if let Some((first, last)) = &self.span {
             let _ = writeln!(text, "{first} to {last}");
         }
+        for note in &self.notes {
+            let _ = writeln!(text, "\nnote: {note}");
+        }
         text.push('\n');
         let mut totals = plain_table();
         for (name, number, share) in &self.totals {
@@ -137,9 +140,6 @@ impl Summary {
             let _ = writeln!(text, "\n{compared}");
         }
         let _ = writeln!(text, "\n{}", self.speed);
-        for note in &self.notes {
-            let _ = writeln!(text, "\nnote: {note}");
-        }
         text
     }
 }

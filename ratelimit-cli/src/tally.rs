@@ -74,11 +74,26 @@ pub(crate) struct Denials {
     pub(crate) requests: u64,
     /// Those denials by limit, in the order of the policy.
     pub(crate) by_limit: Vec<u64>,
-    /// The spells of denials: from a denied request to the caller's next admitted one, or to its last denial.
+    /// The spells of denials. A spell begins with a denied request, and ends when the wait of its last denial does, or
+    /// when a request is admitted before that.
     pub(crate) spells: u64,
     ended_us: u64,
     longest_us: u64,
-    since: Option<Timestamp>,
+    spell: Option<Spell>,
+}
+
+/// A spell of denials that no admitted request has ended yet.
+#[derive(Clone, Copy, Debug)]
+struct Spell {
+    since: Timestamp,
+    /// The end of the last denial's wait.
+    until: Timestamp,
+}
+
+impl Spell {
+    const fn lasted_us(self) -> u64 {
+        self.until.saturating_us_since(self.since)
+    }
 }
 
 impl Denials {
@@ -91,29 +106,33 @@ impl Denials {
             spells: 0,
             ended_us: 0,
             longest_us: 0,
-            since: None,
+            spell: None,
         }
     }
 
-    fn denied(&mut self, at: Timestamp) {
+    /// Counts a denial that lasts until `until`.
+    fn denied(&mut self, at: Timestamp, until: Timestamp) {
         self.requests += 1;
-        if self.since.is_none() {
-            self.spells += 1;
-            self.since = Some(at);
+        match &mut self.spell {
+            Some(spell) if at <= spell.until => spell.until = until,
+            _ => {
+                self.end_spell(at);
+                self.spells += 1;
+                self.spell = Some(Spell { since: at, until });
+            }
         }
     }
 
-    fn admitted(&mut self, at: Timestamp) {
-        if let Some(since) = self.since.take() {
-            let spell = at.as_us().saturating_sub(since.as_us());
-            self.ended_us = self.ended_us.saturating_add(spell);
-            self.longest_us = self.longest_us.max(spell);
+    fn end_spell(&mut self, at: Timestamp) {
+        if let Some(spell) = self.spell.take() {
+            let us = Spell { until: spell.until.min(at), ..spell }.lasted_us();
+            self.ended_us = self.ended_us.saturating_add(us);
+            self.longest_us = self.longest_us.max(us);
         }
     }
 
-    /// The spell that has not ended, up to the last denial.
     fn open_us(&self) -> u64 {
-        self.since.map_or(0, |since| self.last.as_us().saturating_sub(since.as_us()))
+        self.spell.map_or(0, Spell::lasted_us)
     }
 
     /// How long the caller was denied, all spells together.
@@ -218,7 +237,7 @@ impl Tally {
             let Some(name) = identifier(&entry.caller, &kind.name) else { continue };
             match kind.callers.get_mut(name) {
                 None => drop(kind.callers.insert(name.into(), None)),
-                Some(Some(denials)) if allowed => denials.admitted(entry.at),
+                Some(Some(denials)) if allowed => denials.end_spell(entry.at),
                 Some(_) => {}
             }
         }
@@ -243,7 +262,11 @@ impl Tally {
     fn count_denial(&mut self, entry: &Entry<'_>, enforced: &[(usize, Decision)]) {
         let mut blamed: Vec<usize> = Vec::new();
         let limits = self.limits.len();
-        for (place, _) in enforced.iter().filter(|(_, decision)| !decision.allowed) {
+        let denying = || enforced.iter().filter(|(_, decision)| !decision.allowed);
+        // A request that never fits has no wait.
+        let wait_us = denying().filter_map(|(_, decision)| decision.retry_after_us).max();
+        let until = entry.at.saturating_add_us(wait_us.unwrap_or(0));
+        for (place, _) in denying() {
             for (nth, &kind) in self.limits[*place].identifiers.iter().enumerate() {
                 let identifiers = &mut self.identifiers[kind];
                 let Some(name) = identifier(&entry.caller, &identifiers.name) else {
@@ -258,7 +281,7 @@ impl Tally {
                     denials.by_limit[*place] += 1;
                     if !blamed.contains(&kind) {
                         blamed.push(kind);
-                        denials.denied(entry.at);
+                        denials.denied(entry.at, until);
                     }
                 }
             }
@@ -346,7 +369,7 @@ mod tests {
             cost: 1,
             limit: 1,
             remaining: 0,
-            retry_after_us: Some(0),
+            retry_after_us: Some(if allowed { 0 } else { 6 }),
             replenish_after_us: 0,
             reset_after_us: 0,
         }
@@ -366,6 +389,7 @@ mod tests {
                 },
                 cost: 1,
                 op: Op::Acquire,
+                duration_us: None,
             };
             let enforced = [(0, decision(a)), (1, decision(b))];
             let decided =
@@ -380,8 +404,9 @@ mod tests {
         assert_eq!(count(12, "x", true, true), 0);
         assert_eq!(count(20, "x", true, false), 1);
         assert_eq!(count(25, "x", true, false), 1);
-        assert_eq!((tally.requests, tally.admitted(), tally.denied), (7, 2, 5));
-        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!(count(1_000, "y", false, true), 1);
+        assert_eq!((tally.requests, tally.admitted(), tally.denied), (8, 2, 6));
+        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [3, 4]);
         let identifiers: Vec<_> =
             tally.identifiers.iter().map(|k| (&*k.name, k.callers.len(), k.denied())).collect();
         assert_eq!(identifiers, [("ip", 2, 2), ("user", 1, 1)]);
@@ -391,9 +416,12 @@ mod tests {
         assert_eq!((worst.name, worst.value), ("ip", "x"));
         assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (4, &[1, 4][..]));
         assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 25));
-        // From 9 to its admission at 12, and from 20 to its last denial at 25.
+        // From 9 to its admission at 12, and from 20 to the end of the wait of the denial at 25.
         let spells = (worst.denials.spells, worst.denials.denied_us(), worst.denials.longest_us());
-        assert_eq!(spells, (2, 8, 5));
+        assert_eq!(spells, (2, 14, 11));
+        // No request came when the wait ended: the spell ended all the same, and the later denial is another.
+        let other = offenders[1].denials;
+        assert_eq!((other.spells, other.denied_us(), other.longest_us()), (2, 12, 6));
         let histogram = tally.limits[0].nearness.as_ref().expect("asked for").histogram();
         assert_eq!((histogram.denied, histogram.bins.iter().sum::<u64>()), (2, 0));
     }

@@ -98,8 +98,18 @@ fn no_command_shows_a_password() {
     }
 }
 
-const COMMANDS: [&str; 9] =
-    ["replay", "suggest", "check", "inspect", "reset", "top", "bench", "completions", "man"];
+const COMMANDS: [&str; 10] = [
+    "replay",
+    "suggest",
+    "check",
+    "inspect",
+    "reset",
+    "top",
+    "heal",
+    "bench",
+    "completions",
+    "man",
+];
 
 #[test]
 fn every_shell_completes_every_command() {

@@ -67,7 +67,7 @@ fn modes(server: &RedisServer) -> [String; 2] {
 const REQUESTS: usize = 66;
 
 /// Requests of three keys and two addresses, back and forth in time, in which each operation meets each cost, key and
-/// address; `mix`, a prime, selects how the operations are mixed.
+/// address; `mix`, a prime, selects how the operations are mixed. Each takes up to 1.5 s, the lease of a second and more.
 fn trace(ops: [&str; 6], mix: usize) -> String {
     let request = |n: usize| (ops[n * 3 % mix % ops.len()], n % 5, n % 3, n % 2);
     for op in ops {
@@ -78,9 +78,10 @@ fn trace(ops: [&str; 6], mix: usize) -> String {
     }
     let line = |n: usize| {
         let (at, (op, cost, key, ip)) = (5_000_000 + n * 77_777 - n % 3 * 400_000, request(n));
+        let took = n * 262_144 % 1_500_001;
         format!(
             "{{\"at_us\":{at},\"key\":\"k{key}\",\"keys\":{{\"ip\":\"{ip}\"}},\
-             \"cost\":{cost},\"op\":\"{op}\"}}\n"
+             \"cost\":{cost},\"op\":\"{op}\",\"duration_us\":{took}}}\n"
         )
     };
     (0..REQUESTS).map(line).collect()

@@ -183,31 +183,39 @@ fn callers_are_those_of_the_decisions() {
 
     // Both enforced limits name the address first.
     let mut due: BTreeMap<String, [u64; 6]> = BTreeMap::new();
-    let mut since: BTreeMap<String, u64> = BTreeMap::new();
+    // The begin and the end of each caller's spell: at the end of the last wait, or at an earlier admission.
+    let mut spell: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let ends = |due: &mut BTreeMap<String, [u64; 6]>, ip: &str, (begun, until): (u64, u64)| {
+        let [.., all, longest] = due.get_mut(ip).expect("denied before");
+        *all += until - begun;
+        *longest = (*longest).max(until - begun);
+    };
     for line in &lines {
         let (ip, at_us) = (key(line, "per-ip"), number(line, "at_us"));
-        let start = since.get(&ip).copied();
         if allowed(line) {
-            if let Some(start) = since.remove(&ip) {
-                let [.., all, longest] = due.get_mut(&ip).expect("denied before");
-                *all += at_us - start;
-                *longest = (*longest).max(at_us - start);
+            if let Some((begun, until)) = spell.remove(&ip) {
+                ends(&mut due, &ip, (begun, until.min(at_us)));
             }
             continue;
         }
+        let until = at_us + number(line, "retry_after_us");
+        let begun = match spell.get(&ip) {
+            Some((begun, end)) if at_us <= *end => Some(*begun),
+            Some(over) => {
+                ends(&mut due, &ip, *over);
+                None
+            }
+            None => None,
+        };
         let [denied, first, last, spells, ..] = due.entry(ip.clone()).or_default();
         *denied += 1;
         *first = if *denied == 1 { at_us } else { *first };
         *last = at_us;
-        if start.is_none() {
-            *spells += 1;
-            since.insert(ip, at_us);
-        }
+        *spells += u64::from(begun.is_none());
+        spell.insert(ip, (begun.unwrap_or(at_us), until));
     }
-    for (ip, start) in since {
-        let [_, _, last, _, all, longest] = due.get_mut(&ip).expect("denied before");
-        *all += *last - start;
-        *longest = (*longest).max(*last - start);
+    for (ip, last) in spell {
+        ends(&mut due, &ip, last);
     }
     let fields = ["denied", "first_us", "last_us", "spells", "denied_for_us", "longest_us"];
     let shown: BTreeMap<String, [u64; 6]> = data["denied_callers"]

@@ -58,6 +58,26 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
 }
 
 #[test]
+fn a_wrong_prefix_is_told_with_those_that_have_keys() {
+    let server = RedisServer::start().expect("a server");
+    let scene = scene();
+    charge(&scene, &server.url(), &["--prefix", "app"]);
+    let of = |command: &[&str], prefix: &str| {
+        let more = ["--policy", "policy.toml", "--store", &server.url(), "--prefix", prefix];
+        let ran = scene.run(&[command, &more].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.out
+    };
+    let told = of(&["top"], "ap");
+    assert!(told.contains("no key has the prefix \"ap\"; there are keys under \"app\""), "{told}");
+    let told = of(&["inspect", "carol"], "ap");
+    assert!(told.contains("nothing is stored for this caller under the prefix \"ap\""), "{told}");
+    for command in [&["top"][..], &["inspect", "carol"]] {
+        assert!(!of(command, "app").contains("prefix"));
+    }
+}
+
+#[test]
 fn a_cap_on_keys_is_told_when_it_is_reached() {
     let server = RedisServer::start().expect("a server");
     let scene = scene();
@@ -115,6 +135,38 @@ fn a_tag_and_a_secret_find_the_states_of_a_store_that_has_them() {
     let reset = ["reset", "carol", "--policy", "policy.toml", "--store", &url];
     assert_eq!(scene.run(&[&reset[..], &secret].concat()).code, 0);
     assert_eq!(remaining(&secret, None), 5);
+}
+
+#[test]
+fn a_caller_that_a_state_from_the_future_locks_is_freed_by_heal() {
+    let (scene, server) = (scene(), RedisServer::start().expect("a server"));
+    let url = server.url();
+    let secret = ["--secret-file", "secret"];
+    scene.write("secret", "open sesame\n");
+    charge(&scene, &url, &secret);
+    charge(&scene, &url, &[]);
+    let key = "rl:1::{carol}";
+    let future = "token-bucket 0 0 3999999999999999 3999999999999999";
+    for key in [key, "rl:1::{#0123456789abcdef0123456789abcdef}"] {
+        server.command(&["HSET", key, "bucket", future]).expect("it answers");
+    }
+    let heal = |more: &[&str]| {
+        let arguments = ["heal", "--policy", "policy.toml", "--store", &url];
+        let ran = scene.run(&[&arguments[..], more].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.out
+    };
+    for (more, done) in [(&["--dry-run"][..], "none healed"), (&[], "cut to a full limit")] {
+        let out = heal(more);
+        for part in ["carol ", "{#0123456789abcdef", "2 states from the future", done, "in 9 keys"]
+        {
+            assert!(out.contains(part), "{part}: {out}");
+        }
+    }
+    assert_eq!(heal(&[]), "0 states from the future, cut to a full limit as of now, in 9 keys\n");
+    let lines = top(&scene, &url, &[]);
+    let carol = lines.iter().find(|line| line["value"] == "carol").expect("denied for an hour");
+    assert!(carol["retry_after_us"].as_u64().expect("a wait") <= 3_600_000_000, "{carol}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::timestamp::Timestamp;
 /// # The rule: attempts fill, never overfill
 ///
 /// An attempt that fits is charged as usual. An attempt that does not fit is charged as far as there is room, which
-/// leaves a full limit as of now. A state never owes more than its capacity. In particular:
+/// leaves a full limit as of now. A state never owes more than its capacity, unless a larger limit wrote it. In particular:
 ///
 /// - Buckets drain to 0 left.
 /// - Both fixed windows and the window log count up to the limit. A full window log adds no entry.
@@ -124,6 +124,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         charged: &A::State,
     ) -> Option<Step<A::State>> {
         self.0.undo(state, now, reservation, charged)
+    }
+
+    fn filled(&self, now: Timestamp) -> Step<A::State> {
+        self.0.filled(now)
     }
 
     fn charges_denials(&self) -> bool {

@@ -52,6 +52,7 @@ pub struct Batch<'a, A> {
     op: Op,
     now: Now,
     id: Option<ReservationId>,
+    settled_once: bool,
     metadata: &'a [u8],
     denied_elsewhere: bool,
     without_store: bool,
@@ -100,6 +101,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             op: Op::Acquire,
             now: Now::Store,
             id: None,
+            settled_once: false,
             metadata: &[],
             denied_elsewhere: false,
             without_store: false,
@@ -126,6 +128,18 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     #[must_use]
     pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
+        self
+    }
+
+    /// The same checks under an id that was drawn for this one charge: no client chose it, and its settlement is sent at
+    /// most a few times, within seconds. Every batch under the id says so.
+    ///
+    /// A store then forgets the settled reservation after [`REPEAT_US`](crate::Reservation::REPEAT_US). A store that has no
+    /// room for another reservation charges the batch [without a record](crate::Verdict::is_unrecorded), where it refuses
+    /// an id of a caller.
+    #[must_use]
+    pub const fn settled_once(mut self) -> Self {
+        self.settled_once = true;
         self
     }
 
@@ -233,6 +247,12 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     #[must_use]
     pub const fn reservation_id(&self) -> Option<ReservationId> {
         self.id
+    }
+
+    /// Whether its id is [settled once](Self::settled_once).
+    #[must_use]
+    pub const fn is_settled_once(&self) -> bool {
+        self.settled_once
     }
 
     /// The caller's metadata.

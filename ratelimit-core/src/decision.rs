@@ -87,6 +87,7 @@ struct Rare {
     /// The decisions of shadow limits, with their places in the policy.
     shadow: Vec<(usize, Decision)>,
     source: Source,
+    is_unrecorded: bool,
 }
 
 /// Where a [`Verdict`] comes from.
@@ -163,6 +164,11 @@ impl Verdict {
         if source == self.source() { self } else { self.rare(|rare| rare.source = source) }
     }
 
+    /// The same verdict, of a charge [without a record](Self::is_unrecorded).
+    pub fn unrecorded(self) -> Self {
+        self.rare(|rare| rare.is_unrecorded = true)
+    }
+
     /// The same verdict beside the decisions of shadow limits, each with its place in the policy.
     pub(crate) fn with_shadow(self, shadow: Vec<(usize, Decision)>) -> Self {
         if shadow.is_empty() { self } else { self.rare(|rare| rare.shadow = shadow) }
@@ -199,6 +205,13 @@ impl Verdict {
     #[must_use]
     pub fn source(&self) -> Source {
         self.rarely().map_or(Source::Store, |rare| rare.source)
+    }
+
+    /// Whether the store charged the request without a record of its reservation, for which it had no room. The charge
+    /// stands as it is: settling it changes nothing, and a lease ends with its time.
+    #[must_use]
+    pub fn is_unrecorded(&self) -> bool {
+        self.rarely().is_some_and(|rare| rare.is_unrecorded)
     }
 
     /// What each [shadow limit](crate::Limit::shadow) would have decided. They have no part in anything else that the

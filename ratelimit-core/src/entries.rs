@@ -276,7 +276,8 @@ impl Entries {
         Step { decision, write }
     }
 
-    /// Adds `cost` and drops the oldest entries, the last one in part, until the entries are exactly full.
+    /// Adds `cost` and drops the oldest entries, the last one in part, until the entries are exactly full; or as full as
+    /// they were, if a larger limit wrote them.
     pub(crate) fn fill(
         &self,
         entries: &[LogEntry],
@@ -286,8 +287,10 @@ impl Entries {
         if cost == 0 {
             return Write::Keep;
         }
-        let mut entries = with_entry(self.live(entries, now), cost.min(self.limit));
-        let mut excess = used(&entries).saturating_sub(self.limit);
+        let live = self.live(entries, now);
+        let full = self.limit.max(live.used);
+        let mut entries = with_entry(live, cost.min(self.limit));
+        let mut excess = used(&entries).saturating_sub(full);
         let first_kept = entries.iter_mut().position(|entry| {
             let dropped = excess.min(entry.cost);
             entry.cost -= dropped;

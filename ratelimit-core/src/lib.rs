@@ -23,6 +23,7 @@
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
 //! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`] and [`DynError`]: a store chosen at run time |
 //! | `serde` | no | `Limits<Policy>` read from a document |
+//! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped |
 //!
 //! # Examples
 //!
@@ -90,6 +91,7 @@ mod share;
 mod stack;
 mod store;
 mod timestamp;
+mod work;
 
 pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,

@@ -132,7 +132,8 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         &'a self,
         caller: &'a C,
     ) -> Request<'a, S, A, C> {
-        Request { limiter: self, caller, cost: 1, now: Now::Store, id: None, metadata: &[] }
+        let (id, settled_once) = (None, false);
+        Request { limiter: self, caller, cost: 1, now: Now::Store, id, settled_once, metadata: &[] }
     }
 }
 

@@ -21,7 +21,8 @@ pub enum Op {
     Reset,
     /// Settle the reservation under the batch's id at the cost of the checks. A lease ends.
     Settle,
-    /// Renew the reservation under the batch's id: it lives longer, and a lease starts again.
+    /// Renew the reservation under the batch's id: it lives longer, and a lease starts again. Refused if a lease of the
+    /// batch has ended, because another caller may have its place.
     Renew,
 }
 

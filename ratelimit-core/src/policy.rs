@@ -344,6 +344,10 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.renew(own(state), now, reservation).map(wrap))
     }
 
+    fn filled(&self, now: Timestamp) -> Step<PolicyState> {
+        dispatched!(self, |algorithm, wrap| algorithm.filled(now).map(wrap))
+    }
+
     fn charges_denials(&self) -> bool {
         dispatched!(self, |algorithm, wrap| algorithm.charges_denials())
     }

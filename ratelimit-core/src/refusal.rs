@@ -52,6 +52,12 @@ pub enum Refusal {
         /// The operation.
         op: Op,
     },
+    /// The store's own clock stands at the end of time, or past it: states written now would never count.
+    EndOfTime {
+        /// What the clock says, in microseconds since the Unix epoch; at most [`MAX_INTEGER`](crate::MAX_INTEGER) where
+        /// the clock is cut there.
+        now_us: u64,
+    },
     /// The metadata is longer than a limit keeps.
     Metadata {
         /// The limit's name.
@@ -108,6 +114,7 @@ impl Refusal {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Unsupported { .. } | Self::CannotReserve { .. } => ErrorKind::Unsupported,
+            Self::EndOfTime { .. } => ErrorKind::Config,
             _ => ErrorKind::Invalid,
         }
     }
@@ -137,6 +144,11 @@ impl fmt::Display for Refusal {
                 write!(f, "limit {limit:?}: a cost of 0 reserves nothing; reserve at least 1")
             }
             Self::NoId { op } => write!(f, "a {op} needs the id of the reservation"),
+            Self::EndOfTime { now_us } => write!(
+                f,
+                "the store's clock says {now_us} µs since the Unix epoch, which is the year 2112 or later; set the clock, \
+                 which may count in another unit than microseconds"
+            ),
             Self::Metadata { limit, bytes, most } => write!(
                 f,
                 "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of \

@@ -67,13 +67,14 @@ pub struct ReservationGroup {
 /// What a store keeps of a reservation or a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// When its charge counts as made. Renewing a lease moves this time; renewing any other reservation does not.
+    /// When its charge counts as made. Renewing a lease moves this time; renewing any other reservation does not. In a
+    /// settled reservation that is forgotten [early](Self::settled_at), when it is forgotten: later than `since`.
     pub timestamp: Timestamp,
     /// The charge.
     pub cost: u64,
     /// The cost at which it was settled, if it was. A settled reservation does not change.
     pub settled: Option<u64>,
-    /// When it was charged or renewed last: it lives from then.
+    /// When it was charged or renewed last, or settled to be forgotten early: it lives from then.
     pub since: Timestamp,
     /// The batch that it was charged in; `None` for a single check.
     pub group: Option<Arc<ReservationGroup>>,
@@ -90,9 +91,41 @@ impl Reservation {
     /// microseconds.
     pub const LIFE_US: u64 = 3_600_000_000;
 
+    /// How long a store remembers a settlement under an id that is [settled once](crate::Batch::settled_once): ten seconds,
+    /// in microseconds. A settlement that is sent twice has come twice by then.
+    pub const REPEAT_US: u64 = 10_000_000;
+
+    /// This reservation, which lives for `life_us` microseconds, settled at `cost`. One that is settled `once` is forgotten
+    /// after [`REPEAT_US`](Self::REPEAT_US), if it does not end earlier.
+    #[must_use]
+    pub fn settled_at(mut self, cost: u64, now: Timestamp, life_us: u64, once: bool) -> Self {
+        if once {
+            self.timestamp = self.ends(life_us).min(now.saturating_add_us(Self::REPEAT_US));
+            self.since = now;
+        }
+        self.settled = Some(cost);
+        self
+    }
+
+    const fn is_forgotten_early(&self) -> bool {
+        self.settled.is_some() && self.timestamp.as_us() > self.since.as_us()
+    }
+
+    /// When a store forgets it, if it lives for `life_us` microseconds.
+    #[must_use]
+    pub const fn ends(&self, life_us: u64) -> Timestamp {
+        if self.is_forgotten_early() {
+            return self.timestamp;
+        }
+        self.since.saturating_add_us(life_us)
+    }
+
     /// Whether a store still knows it at `now`, if it lives for `life_us` microseconds.
     #[must_use]
     pub const fn is_live(&self, now: Timestamp, life_us: u64) -> bool {
+        if self.is_forgotten_early() {
+            return now.as_us() < self.timestamp.as_us();
+        }
         now.saturating_us_since(self.since) < life_us
     }
 }

@@ -20,6 +20,10 @@ use crate::rate::{Rate, Refill};
 /// In a span of any length, `nodes` independent shares of one key together admit at most what the algorithm by itself
 /// may admit in a span of that length. Where the numbers cannot be divided exactly, each share is rounded down.
 ///
+/// A [`SlidingCounter`] is excepted: each share rounds what counts of its previous window down, so that all of them
+/// together may admit up to `nodes` − 1 more. Among 100 nodes, 100/s admits 200 in 2 µs at the boundary of two windows,
+/// where the limit by itself admits 101. [`SlidingLog`] and [`Gcra`] keep the contract.
+///
 /// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s. Windows and leases divide
 /// their count, rounded down. A [`Stack`](crate::Stack) divides each of its limits.
 pub trait Share: Algorithm + Sized {

@@ -139,6 +139,35 @@ impl<A: Algorithm> Stack<A> {
     }
 }
 
+impl<A: Algorithm> Stack<A> {
+    /// [`joined`](Self::joined), for refunds and forced charges. A stack of more limits, which may have written the state,
+    /// keeps the states of those that this one has not.
+    fn beside(
+        &self,
+        state: Option<&StackState<A::State>>,
+        now: Timestamp,
+        steps: Vec<Step<A::State>>,
+    ) -> Step<StackState<A::State>> {
+        let Step { decision, write } = self.joined(state, now, steps);
+        let more = state.and_then(|state| state.states.get(self.limits.len()..));
+        let more = more.filter(|more| more.iter().flatten().any(|stacked| stacked.expires > now));
+        let (mut states, Some(more)) = (
+            match &write {
+                Write::Put { state, .. } => state.states.clone(),
+                Write::Remove => Vec::new(),
+                Write::Keep => return Step { decision, write },
+            },
+            more,
+        ) else {
+            return Step { decision, write };
+        };
+        states.resize(self.limits.len(), None);
+        states.extend_from_slice(more);
+        let expires = states.iter().flatten().map(|stacked| stacked.expires).max().unwrap_or(now);
+        Step { decision, write: Write::Put { state: StackState { states }, expires } }
+    }
+}
+
 #[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm> Algorithm for Stack<A> {
     type State = StackState<A::State>;
@@ -151,6 +180,11 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let steps = self.each(state, |limit, state| limit.step(state, now, cost));
         self.joined(state, now, steps.collect())
+    }
+
+    /// Fills each of the limits.
+    fn filled(&self, now: Timestamp) -> Step<Self::State> {
+        self.joined(None, now, self.limits.iter().map(|limit| limit.filled(now)).collect())
     }
 
     /// `false`: a stack charges all of its limits or none.
@@ -217,7 +251,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         cost: u64,
     ) -> Option<Step<Self::State>> {
         let steps = self.each(state, |limit, state| limit.refund(state, now, cost));
-        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
+        Some(self.beside(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// `None` if a limit has no forced charges.
@@ -228,7 +262,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         cost: u64,
     ) -> Option<Step<Self::State>> {
         let steps = self.each(state, |limit, state| limit.force(state, now, cost));
-        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
+        Some(self.beside(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// Takes the charge off each limit whose state can tell it apart.

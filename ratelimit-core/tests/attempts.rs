@@ -112,14 +112,17 @@ fn a_sliding_log_of_attempts_denies_a_caller_that_keeps_trying() {
 fn a_sliding_counter_weights_the_previous_window_as_cloudflare_does() {
     let counter = SlidingCounter::new(rate("50/m")).expect("a limit");
     let start = at(60 * SECOND_US);
-    let state = SlidingCounterState { start, previous: 42, current: 18 };
+    let state = SlidingCounterState { start, previous: 42, current: 18, window_us: 60 * SECOND_US };
     let mut key = Key { algorithm: counter, state: Some(state) };
     key.replays(&[(75_000, 0, true, 1), (75_000, 2, false, 1), (75_000, 1, true, 0)]);
     assert!(!key.acquire(75 * SECOND_US, 1).allowed);
     // A counter of attempts fills its window with them, and counts no further.
     let mut key = Key { algorithm: Attempts::new(counter), state: Some(state) };
     key.replays(&[(75_000, 2, false, 0), (75_000, 40, false, 0), (119_999, 1, false, 0)]);
-    assert_eq!(key.state, Some(SlidingCounterState { start, previous: 42, current: 50 }));
+    assert_eq!(
+        key.state,
+        Some(SlidingCounterState { start, previous: 42, current: 50, window_us: 60 * SECOND_US })
+    );
     // In the next window 50 fade, and the attempt itself counts 1: 50 · 58.8/60 is 49, and 48 must be left.
     assert_eq!(key.acquire(120 * SECOND_US, 1).retry_after_us, Some(1_200_001));
 }

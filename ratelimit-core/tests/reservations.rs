@@ -107,6 +107,22 @@ impl Memory {
 }
 
 #[test]
+fn an_ended_lease_is_not_renewed_by_another_reservation_of_its_batch() {
+    let (mut memory, limits) = (Memory::default(), [&leases(), &gcra()]);
+    let ended = 30 * SECOND_US;
+    let mut apply = |asked, at_us| memory.apply(&limits, asked, at_us);
+    apply((Op::Acquire, Some(ID), 3), 0).expect("fits");
+    // Another caller takes the places of the lease.
+    let next = apply((Op::Acquire, Some(ReservationId::new(8)), 3), ended).expect("fits");
+    assert!(next[0].allowed);
+    let unknown = Err(Refusal::UnknownReservation { id: ID });
+    assert_eq!(apply((Op::Renew, Some(ID), 0), ended), unknown);
+    // The rest is settled nevertheless.
+    let settled = apply((Op::Settle, Some(ID), 0), ended).expect("gcra still has it");
+    assert_eq!((settled[0].remaining, settled[1].remaining), (0, 7));
+}
+
+#[test]
 fn a_charge_under_an_id_is_made_once_and_settled_once() {
     for limit in [gcra(), fixed(), leases()] {
         let mut memory = Memory::default();

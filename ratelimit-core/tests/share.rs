@@ -194,3 +194,55 @@ proptest! {
         prop_assert!(admits_a_node_times_nodes(&stack, &share, nodes, &requests), "{stack:?}");
     }
 }
+
+/// A counter's shares at the boundary of two windows, and at random: whatever they admit, the limit and one less than a
+/// unit per node admits.
+#[test]
+fn shares_of_a_sliding_counter_admit_less_than_one_per_node_more_than_the_limit() {
+    let (whole, share) = (policy("sliding-counter 100/s"), shared("sliding-counter 100/s", 100));
+    let share = share.expect("a share");
+    let admitted = |limit: &Policy| {
+        let (mut state, mut admitted) = (None, 0);
+        for us in [BEGIN_US - 1, BEGIN_US + 1] {
+            let now = Timestamp::from_us(us).expect("a time");
+            let left = limit.step(state.as_ref(), now, 0).decision.remaining;
+            state = limit.step(state.as_ref(), now, left).write.after(state.as_ref()).cloned();
+            admitted += left;
+        }
+        admitted
+    };
+    assert_eq!((admitted(&whole), 100 * admitted(&share)), (101, 200));
+}
+
+proptest! {
+    #[test]
+    fn nodes_exceed_a_sliding_counter_by_less_than_one_each(
+        nodes in 1_usize..6,
+        requests in prop::collection::vec((0_u64..700_000, 0_usize..6, 1_u64..4), 1..60),
+    ) {
+        let limit = policy("sliding-counter 12/s");
+        let share = limit.share(NonZeroU64::new(nodes as u64).expect("not 0")).expect("a share");
+        let mut states = vec![None; nodes];
+        let mut now_us = BEGIN_US;
+        let mut admitted: Vec<(u64, u64)> = Vec::new();
+        for (gap_us, node, cost) in requests {
+            now_us += gap_us;
+            let now = Timestamp::from_us(now_us).expect("a time");
+            let state = &mut states[node % nodes];
+            let step = share.step(state.as_ref(), now, cost);
+            *state = step.write.after(state.as_ref()).cloned();
+            if !step.decision.allowed {
+                continue;
+            }
+            admitted.push((now_us, cost));
+            let sum = |window: u64| -> u64 {
+                let of = admitted.iter().filter(|(us, _)| us / 1_000_000 == window);
+                of.map(|(_, cost)| cost).sum()
+            };
+            let window = now_us / 1_000_000;
+            let overlap_us = 1_000_000 - now_us % 1_000_000;
+            let used = sum(window) + sum(window - 1) * overlap_us / 1_000_000;
+            prop_assert!(used < 12 + nodes as u64, "{} used among {}", used, nodes);
+        }
+    }
+}

@@ -107,7 +107,8 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// It goes around a store on one server or on a cluster and around a [`DenialCache`](crate::DenialCache), which answers what is denied; put
 /// a [`Fallback`](crate::Fallback), `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied) around it. While the store is away, what is left
-/// of allotments is still spent. Each draw leaves a reservation in the store, which it keeps for an hour.
+/// of allotments is still spent. Each draw leaves a reservation in the store, which forgets it ten seconds after the rest was given back, and
+/// after an hour if nothing was left.
 ///
 /// It needs a tokio runtime with its time. Without one, what is left goes back with the next request that asks about the same keys.
 pub struct Allotments<S, A: Algorithm = Policy, C = PreciseClock> {

@@ -1,7 +1,6 @@
 //! [`Fallback`]: a store around a store that keeps deciding while the inner store is away.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{
@@ -11,7 +10,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 mod breaker;
 mod builder;
@@ -22,6 +21,7 @@ mod known_ids;
 mod outage;
 mod report;
 
+use crate::lock;
 pub use breaker::BreakerState;
 use breaker::{Breaker, Call};
 pub use builder::{Builder, OnRecovery};
@@ -116,8 +116,8 @@ struct Inner<S, A: InMemory, C> {
     deadline: Duration,
     breaker: Breaker,
     outage: Outage<A, C>,
-    /// Whether a task charges what was admitted locally.
-    is_charging: AtomicBool,
+    /// The task that charges what was admitted locally.
+    charging: Mutex<Charger>,
 }
 
 impl<S, A: InMemory, C> Clone for Fallback<S, A, C> {
@@ -165,8 +165,9 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
 }
 
 impl<S, A: InMemory + Share + Clone, C: Clock> Fallback<S, A, C> {
-    /// Checks that these limits can be decided without the store, as [`Builder::build`] does: for limits that
-    /// replace those of the beginning.
+    /// Checks that these limits can be decided without the store, as [`Builder::build`] does: for limits of another limiter
+    /// over this store, and for those that replace them. A request whose limits do not say what an outage means is an error
+    /// from the first one on, whether there is an outage or not.
     ///
     /// # Errors
     /// As [`Builder::build`].
@@ -197,6 +198,16 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
         } else {
             None
         }
+    }
+
+    /// Refuses a limit that could not be decided during an outage, so that it is known before there is one.
+    fn validate(&self, batch: &Batch<'_, A>) -> Result<(), ConfigError> {
+        for check in batch.checks() {
+            if choice(check.limit)? == OnOutage::Local && self.outage.nodes.is_none() {
+                let _share = self.outage.share_of(check.limit)?;
+            }
+        }
+        Ok(())
     }
 
     /// Decides a batch without the store.
@@ -302,7 +313,7 @@ where
 
     /// Starts a task that charges what was admitted locally, if there is something, and a runtime to do it on.
     fn recover(&self) {
-        if self.pending_charges() == 0 || self.inner.is_charging.load(Ordering::SeqCst) {
+        if self.pending_charges() == 0 || lock(&self.inner.charging).is_under_way() {
             return;
         }
         if let Ok(runtime) = Handle::try_current() {
@@ -316,23 +327,25 @@ where
     pub async fn charge_pending(&self) {
         let inner = &*self.inner;
         // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
-        // more when the task has ended: both sides' accesses are sequentially consistent, so that one sees the other's.
+        // more when the task has ended: both sides take the lock between, so that one sees the other's.
         while self.pending_charges() > 0 && self.breaker() == BreakerState::Closed {
-            if inner.is_charging.swap(true, Ordering::SeqCst) {
-                return;
-            }
-            let _charging = Charging(&inner.is_charging);
-            while self.breaker() == BreakerState::Closed && !self.charge_some().await {
+            let Some(charging) = Charging::begin(inner) else { return };
+            while self.breaker() == BreakerState::Closed && !self.charge_some(&charging).await {
+                if !charging.goes_on(inner.breaker.pause()) {
+                    return;
+                }
                 tokio::time::sleep(inner.breaker.pause()).await;
             }
         }
     }
 
     /// Charges until nothing is left, which returns `true`, or the store fails.
-    async fn charge_some(&self) -> bool {
+    async fn charge_some(&self, charging: &Charging<'_>) -> bool {
         let inner = &*self.inner;
         let Some(journal) = &inner.outage.journal else { return true };
-        while let Some(mut pending) = journal.pop() {
+        while charging.goes_on(Duration::ZERO)
+            && let Some(mut pending) = journal.pop()
+        {
             let still = inner.outage.counts_still(&pending.limit, &pending.key, pending.now);
             pending.cost = pending.cost.min(still);
             if pending.cost == 0 {
@@ -359,12 +372,60 @@ where
     }
 }
 
-/// Ends [`Fallback::charge_pending`], also if its future is dropped.
-struct Charging<'c>(&'c AtomicBool);
+/// Which task charges what was admitted locally, and until when another leaves it to that. A program may keep the future of
+/// [`Fallback::charge_pending`] and not poll it, and no thread may drive a task's runtime.
+#[derive(Debug, Default)]
+struct Charger {
+    task: u64,
+    until: Option<Instant>,
+}
+
+impl Charger {
+    fn is_under_way(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+}
+
+/// The turn of a task, which ends with it, also if its future is dropped.
+struct Charging<'c> {
+    charger: &'c Mutex<Charger>,
+    task: u64,
+    /// How long a charge may take.
+    deadline: Duration,
+}
+
+impl<'c> Charging<'c> {
+    fn begin<S, A: InMemory, C>(inner: &'c Inner<S, A, C>) -> Option<Self> {
+        let mut charger = lock(&inner.charging);
+        if charger.is_under_way() {
+            return None;
+        }
+        charger.task = charger.task.wrapping_add(1);
+        let charging =
+            Self { charger: &inner.charging, task: charger.task, deadline: inner.deadline };
+        drop(charger);
+        charging.goes_on(Duration::ZERO);
+        Some(charging)
+    }
+
+    /// Announces a pause and a charge. Returns `false` if another task has taken over.
+    fn goes_on(&self, pause: Duration) -> bool {
+        let mut charger = lock(self.charger);
+        let is_its = charger.task == self.task;
+        if is_its {
+            // A pause that never ends is none: then nothing is charged either.
+            charger.until = Instant::now().checked_add(pause.saturating_add(2 * self.deadline));
+        }
+        is_its
+    }
+}
 
 impl Drop for Charging<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
+        let mut charger = lock(self.charger);
+        if charger.task == self.task {
+            charger.until = None;
+        }
     }
 }
 
@@ -379,6 +440,7 @@ where
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
         let inner = &*self.inner;
+        inner.validate(batch)?;
         if let Some(cause) = inner.not_for_store(batch) {
             return inner.without_store(batch, cause);
         }
@@ -406,6 +468,7 @@ where
         batch: &Batch<'_, A>,
     ) -> Result<WithSnapshot<A::State>, Self::Error> {
         let inner = &*self.inner;
+        inner.validate(batch)?;
         let cause = match inner.not_for_store(batch) {
             Some(cause) => cause,
             None => match self.ask(|| inner.store.apply_with_snapshot(batch)).await {
@@ -426,6 +489,7 @@ where
 {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
         let inner = &*self.inner;
+        inner.validate(batch)?;
         if let Some(cause) = inner.not_for_store(batch) {
             return inner.without_store(batch, cause);
         }
@@ -434,8 +498,11 @@ where
 
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, Self::Error> {
         let inner = &*self.inner;
+        let check = Check { limit, key, cost };
+        let batch = Batch::one(&check);
+        inner.validate(&batch)?;
         let told = self.ask_now(|| inner.store.acquire_now(limit, key, cost));
-        inner.decided(&Batch::one(&Check { limit, key, cost }), told)
+        inner.decided(&batch, told)
     }
 
     fn acquire_each_now(
@@ -446,7 +513,9 @@ where
         mut report: impl FnMut(usize, Result<Verdict, Self::Error>),
     ) {
         let inner = &*self.inner;
-        let Some(call) = inner.breaker.admit_several() else {
+        let check = Check { limit, key: "", cost };
+        let is_valid = inner.validate(&Batch::one(&check)).is_ok();
+        let Some(call) = inner.breaker.admit_several().filter(|_| is_valid) else {
             for (place, key) in keys.iter().enumerate() {
                 report(place, self.acquire_now(limit, key, cost));
             }

@@ -11,10 +11,10 @@ use common::{
 };
 use ratelimit_core::{
     Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
-    RateLimiter, Store, StoreError, SyncStore,
+    RateLimiter, Reservation, Store, StoreError, SyncStore,
 };
 use ratelimit_layers::{BreakerState, Fallback, FallbackError, OnRecovery, OutageCount};
-use tokio::time::{Instant, advance};
+use tokio::time::{Instant, advance, timeout};
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
@@ -304,10 +304,27 @@ async fn ids_without_the_store_are_bounded() {
     }
     let full = store.apply(&reserve(3)).await.expect_err("full");
     assert!(matches!(full, FallbackError::Ids { most: 2 }), "{full}");
+    let drawn = store.apply(&reserve(3).settled_once()).await.expect("decides");
+    assert!(drawn.allowed() && drawn.is_unrecorded());
     // An hour later both are forgotten.
     advance(Duration::from_secs(3_600)).await;
     down(&store, &limits).await;
     assert!(store.apply(&reserve(3)).await.expect("decides").allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_id_that_was_drawn_is_forgotten_soon_after_its_settlement() {
+    let limits = [burst(OnOutage::Open)];
+    let (store, _) = layered_with(&limits, |settings| settings.capacity(1));
+    down(&store, &limits).await;
+    let checks = checks(&limits, 1);
+    for id in (1..10).map(ratelimit_core::ReservationId::new) {
+        let reserve = Batch::one(&checks[0]).id(id).settled_once();
+        let reserved = store.apply(&reserve).await.expect("decides");
+        assert!(reserved.allowed() && !reserved.is_unrecorded());
+        let _ = store.apply(&reserve.op(Op::Settle)).await.expect("settles");
+        advance(Duration::from_micros(Reservation::REPEAT_US)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -415,4 +432,45 @@ fn limits_without_a_choice_or_a_share_are_refused_by_name() {
     let (name, told) = build(small, Some(nodes(3))).expect("no share");
     assert!(name.is_some(), "{told}");
     assert!(build(burst(OnOutage::Open), None).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_is_kept_and_not_polled_holds_up_no_other() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    down(&store, &limits).await;
+    advance(PAUSE).await;
+    store.store().set(Mode::Hangs);
+    let checks = checks(&limits, 1);
+    let batch = Batch::new(&checks).expect("a batch");
+    let mut kept = Box::pin(store.apply(&batch));
+    assert!(timeout(Duration::from_millis(1), &mut kept).await.is_err());
+    assert_eq!(store.breaker(), BreakerState::HalfOpen);
+    store.store().set(Mode::Answers);
+    advance(DEADLINE).await;
+    assert!(ask(&store, &limits, 1).await.allowed());
+    assert_eq!(store.breaker(), BreakerState::Closed);
+    drop(kept);
+    assert_eq!(store.breaker(), BreakerState::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_whose_limits_say_nothing_of_outages_is_refused_before_there_is_one() {
+    let (store, _) = layered(&[burst(OnOutage::Open)]);
+    let silent = Limit::new("silent", *burst(OnOutage::Open).algorithm()).expect("a name");
+    let check = Check { limit: &silent, key: "alice", cost: 1 };
+    let batch = Batch::one(&check);
+    let refused = [
+        store.apply(&batch).await.expect_err("no choice"),
+        store.apply_now(&batch).expect_err("no choice"),
+        store.acquire_now(&silent, "alice", 1).expect_err("no choice"),
+    ];
+    for error in refused {
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("silent") && error.to_string().contains("on_outage"));
+    }
+    store.acquire_each_now(&silent, &["alice", "bob"], 1, |_, said| {
+        assert_eq!(said.expect_err("no choice").kind(), ErrorKind::Config);
+    });
+    assert_eq!(store.store().calls(), 0);
 }

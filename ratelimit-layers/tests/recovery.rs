@@ -12,7 +12,7 @@ use ratelimit_core::{
     Batch, ErrorKind, Limit, ManualClock, OnOutage, Op, Policy, Store, SyncStore,
 };
 use ratelimit_layers::{BreakerState, OnRecovery};
-use tokio::time::{advance, sleep};
+use tokio::time::{advance, sleep, timeout};
 
 fn local() -> [Limit<Policy>; 1] {
     [burst(OnOutage::Local)]
@@ -171,4 +171,27 @@ async fn a_request_that_the_store_may_have_charged_is_not_charged_once_more() {
     up(&store, &limits).await;
     settle().await;
     assert_eq!(recovered(&store, &limits), (0, 0, 52));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recovery_that_is_kept_and_not_polled_holds_up_no_other() {
+    let limits = local();
+    let (store, _) = charging(&limits);
+    down(&store, &limits).await;
+    assert!(ask(&store, &limits, 2).await.allowed());
+    up(&store, &limits).await;
+    // Polled once, before the task: it waits for a charge that is never answered.
+    store.store().set(Mode::Hangs);
+    let kept = store.clone();
+    let mut kept = Box::pin(kept.charge_pending());
+    assert!(timeout(Duration::from_millis(1), &mut kept).await.is_err());
+    store.store().set(Mode::Answers);
+    assert!(ask_as(&store, &limits, "bob", 1).await.allowed());
+    down(&store, &limits).await;
+    assert!(ask_as(&store, &limits, "bob", 3).await.allowed());
+    up(&store, &limits).await;
+    settle().await;
+    assert_eq!(store.pending_charges(), 0);
+    assert_eq!(store.store().left(&limits[0], "bob"), 56);
+    drop(kept);
 }

@@ -13,8 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let verdict = limiter.check_now("alice")?;
         if verdict.allowed() {
             println!("welcome; {} attempts left", verdict.remaining());
-        } else {
-            println!("come back in {:?}", verdict.retry_after());
+        } else if let Some(wait) = verdict.retry_after() {
+            println!("come back in {wait:.1?}");
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! [`Capacity`]: how many keys and entries a store has, and may have; [`Reserved`]: room that is counted before
-//! it is used.
+//! [`Capacity`]: how many keys, reservations and entries a store has, and may have; [`Reserved`]: room that is
+//! counted before it is used.
 
 use ratelimit_core::Timestamp;
 
@@ -12,24 +12,24 @@ const SHARED_PART: usize = 16;
 /// The counters of a store.
 #[derive(Debug)]
 pub(crate) struct Capacity {
-    /// Keys in the store, and places reserved for new ones; reservations count as keys. Never above
-    /// `most_keys`.
+    /// Keys in the store, and places reserved for new ones. Never above `most_keys`.
     keys: AtomicUsize,
     /// How many of the keys have states in shards.
     in_shards: AtomicUsize,
-    /// How many of the keys are reservations.
+    /// Reservations in the store, and places reserved for new ones. Never above `most_reservations`.
     reservations: AtomicUsize,
     /// Entries of the states in shards, and room reserved for new ones. With the entries of shared states,
     /// never above `most_entries`.
     entries: AtomicUsize,
     most_keys: usize,
+    most_reservations: usize,
     most_entries: usize,
 }
 
 impl Capacity {
-    pub(crate) fn new(most_keys: usize, most_entries: usize) -> Self {
+    pub(crate) fn new(most_keys: usize, most_reservations: usize, most_entries: usize) -> Self {
         let [keys, in_shards, reservations, entries] = std::array::from_fn(|_| AtomicUsize::new(0));
-        Self { keys, in_shards, reservations, entries, most_keys, most_entries }
+        Self { keys, in_shards, reservations, entries, most_keys, most_reservations, most_entries }
     }
 
     pub(crate) fn keys(&self) -> usize {
@@ -53,6 +53,10 @@ impl Capacity {
         self.most_keys
     }
 
+    pub(crate) const fn most_reservations(&self) -> usize {
+        self.most_reservations
+    }
+
     pub(crate) const fn most_entries(&self) -> usize {
         self.most_entries
     }
@@ -69,6 +73,11 @@ impl Capacity {
     /// Whether there is no room for `new_keys` more keys.
     pub(crate) fn is_full(&self, new_keys: usize) -> bool {
         self.keys().saturating_add(new_keys) > self.most_keys
+    }
+
+    /// Whether there is no room for `more` reservations.
+    pub(crate) fn is_full_of_reservations(&self, more: usize) -> bool {
+        self.reservations().saturating_add(more) > self.most_reservations
     }
 
     pub(crate) fn has_room_for(&self, entries: usize) -> bool {
@@ -90,7 +99,6 @@ impl Capacity {
     fn release_reservations(&self, reservations: usize) {
         if reservations > 0 {
             self.reservations.fetch_sub(reservations, Ordering::Relaxed);
-            self.release(reservations);
         }
     }
 
@@ -173,26 +181,23 @@ pub(crate) struct Reserved<'c> {
 }
 
 impl Reserved<'_> {
-    fn add_place(&self) -> bool {
-        let one_more = |keys| (keys < self.of.most_keys).then_some(keys + 1);
-        self.of.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
-    }
-
     /// Reserves a place for one more key. Returns `false` if there is none.
     pub(crate) fn add_key(&mut self) -> bool {
-        let added = self.add_place();
+        let added = one_more(&self.of.keys, self.of.most_keys);
         self.keys += usize::from(added);
         added
     }
 
     /// Reserves a place for one more reservation. Returns `false` if there is none.
     pub(crate) fn add_reservation(&mut self) -> bool {
-        let added = self.add_place();
-        if added {
-            self.of.reservations.fetch_add(1, Ordering::Relaxed);
-            self.reservations += 1;
-        }
+        let added = one_more(&self.of.reservations, self.of.most_reservations);
+        self.reservations += usize::from(added);
         added
+    }
+
+    /// Gives back the places for reservations.
+    pub(crate) fn release_reservations(&mut self) {
+        self.of.release_reservations(std::mem::take(&mut self.reservations));
     }
 
     /// Reserves room for so many more entries. Returns `false` if there is not as much.
@@ -240,6 +245,12 @@ impl Reserved<'_> {
         }
         self.entries = spare.saturating_sub(now);
     }
+}
+
+/// Counts one more. Returns `false` if there are `most` already.
+fn one_more(counter: &AtomicUsize, most: usize) -> bool {
+    let add = |count| (count < most).then_some(count + 1);
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
 }
 
 impl Drop for Reserved<'_> {

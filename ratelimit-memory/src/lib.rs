@@ -61,6 +61,8 @@
 //!   keys share one state per limit, which [`MemoryStore::overflowed`] counts, even if there are idle states elsewhere.
 //!   [`Builder::capacity`] says what a key can get then. With one idle state in two hundred, 256 buckets hold about three,
 //!   and the next call looks at the next buckets. Give a store that is often full a larger [capacity](Builder::capacity).
+//! - **A hard cap on reservations**, apart from keys: [`Builder::reservations`] says what each costs, and what becomes of
+//!   requests at the cap. [`MemoryStore::reservations`] and [`MemoryStore::unrecorded`] count them.
 //! - **A hard cap on entries.** All logs and leases together keep [at most so many entries](Builder::entries). At that cap, new
 //!   keys share a state as well, from a sixteenth of the entries that is reserved for it. A known key that needs one more
 //!   gets [`MemoryError::Entries`] and is charged nothing. Denials, refunds and releases need no entry, and go on.

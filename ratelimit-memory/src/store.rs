@@ -49,6 +49,7 @@ pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
     clock: C,
     capacity: Capacity,
     overflowed: AtomicU64,
+    unrecorded: AtomicU64,
     /// The shard that the next sweep looks into.
     next_to_sweep: AtomicUsize,
     /// How many buckets the next sweep of a full store looks into.
@@ -78,8 +79,8 @@ impl MemoryStore {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Returns the number of keys in the store, including expired keys that no call has swept yet. Reservations
-    /// count as keys.
+    /// Returns the number of keys in the store, including expired keys that no call has swept yet, without
+    /// [reservations](Self::reservations).
     #[must_use]
     pub fn len(&self) -> usize {
         self.capacity.keys()
@@ -96,6 +97,21 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     #[must_use]
     pub fn overflowed(&self) -> u64 {
         self.overflowed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of reservations and leases in the store: those that wait for their settlement, those that are
+    /// settled and not yet forgotten, and expired ones that no call has swept yet. It never exceeds
+    /// [the cap](Builder::reservations).
+    #[must_use]
+    pub fn reservations(&self) -> usize {
+        self.capacity.reservations()
+    }
+
+    /// Returns how many requests were charged [without a record](Verdict::is_unrecorded) of their reservation, because the
+    /// store had no room for it. If it is more than 0, the store needs room for more [reservations](Builder::reservations).
+    #[must_use]
+    pub fn unrecorded(&self) -> u64 {
+        self.unrecorded.load(Ordering::Relaxed)
     }
 
     /// Returns how many entries all logs together keep, including expired entries that no call has swept yet.
@@ -347,6 +363,7 @@ impl<A: InMemory, C> fmt::Debug for MemoryStore<A, C> {
         f.debug_struct("MemoryStore")
             .field("keys", &self.capacity.keys())
             .field("capacity", &self.capacity.most_keys())
+            .field("reservations", &self.capacity.reservations())
             .field("overflowed", &self.overflowed.load(Ordering::Relaxed))
             .finish_non_exhaustive()
     }

@@ -11,7 +11,7 @@ async fn log_in(url: &str) -> Result<(), Box<dyn std::error::Error>> {
 
     let verdict = limiter.check("alice").await?;
     if !verdict.allowed() {
-        println!("come back in {:?}", verdict.retry_after());
+        println!("come back in {:.1?}", verdict.retry_after().unwrap_or_default());
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ use crate::mode::Cas;
 use crate::reservation;
 use crate::rounds::Rounds;
 use crate::script::Script;
-use crate::store::{RedisStore, SingleSlot, evalsha, ttl_ms};
+use crate::store::{RedisStore, SingleSlot, cut, evalsha, ttl_ms};
 use crate::turns::Taken;
 
 /// How many times a batch is decided before it fails as contended.
@@ -297,6 +297,38 @@ impl<C: Connection> RedisStore<Cas, C> {
     ) -> Result<Option<Reservation>, RedisError> {
         let deadline = self.inner.deadline();
         self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
+    }
+
+    /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
+    /// would hold its key than a full limit; 0 if it is not.
+    pub(crate) async fn heal_at<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<u64, RedisError>
+    where
+        A::State: Codec,
+    {
+        let deadline = self.inner.deadline();
+        let mut attempts = Attempts::new(deadline);
+        loop {
+            let read = self.inner.get(limit, key, deadline).await?;
+            let mut slot = Slot { key: key.to_owned(), read, change: Write::Keep };
+            let decoded =
+                self.decoded(limit, &mut slot, Foreign::Leave, A::State::decode, deadline).await?;
+            let now = self.inner.now(key, Now::Store, deadline).await?;
+            let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
+                return Ok(0);
+            };
+            slot.change = write.map(|state| state.encode());
+            let slots = [slot];
+            attempts.next(&slots)?;
+            if dry_run || self.write(&slots, now, Now::Store, deadline).await? {
+                return Ok(ahead_us);
+            }
+            attempts.pause(deadline).await;
+        }
     }
 
     /// Waits until no other caller of this store works on the keys of a batch.

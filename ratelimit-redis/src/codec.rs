@@ -75,22 +75,22 @@ impl Codec for PolicyState {
             Self::Gcra(GcraState { tat_us, surplus, timestamp }) => {
                 ("gcra", vec![*tat_us, *surplus, timestamp.as_us()])
             }
-            Self::TokenBucket(TokenBucketState { tokens, remainder, timestamp, since_us }) => {
-                ("token-bucket", vec![*tokens, *remainder, timestamp.as_us(), *since_us])
+            Self::TokenBucket(TokenBucketState { tokens, remainder, timestamp, full_at_us }) => {
+                ("token-bucket", vec![*tokens, *remainder, timestamp.as_us(), *full_at_us])
             }
-            Self::FixedWindow(FixedWindowState { start, count }) => {
-                ("fixed-window", vec![start.as_us(), *count])
+            Self::FixedWindow(FixedWindowState { start, count, ends_us }) => {
+                ("fixed-window", vec![start.as_us(), *count, *ends_us])
             }
-            Self::FirstRequestWindow(FirstRequestState { start, count }) => {
-                ("first-request-window", vec![start.as_us(), *count])
+            Self::FirstRequestWindow(FirstRequestState { start, count, ends_us }) => {
+                ("first-request-window", vec![start.as_us(), *count, *ends_us])
             }
             Self::BucketedWindow(BucketedWindowState { buckets }) => {
                 let numbers =
                     buckets.iter().flat_map(|bucket| [bucket.start.as_us(), bucket.count]);
                 ("bucketed-window", numbers.collect())
             }
-            Self::SlidingCounter(SlidingCounterState { start, previous, current }) => {
-                ("sliding-counter", vec![start.as_us(), *previous, *current])
+            Self::SlidingCounter(SlidingCounterState { start, previous, current, window_us }) => {
+                ("sliding-counter", vec![start.as_us(), *previous, *current, *window_us])
             }
             Self::SlidingLog(SlidingLogState { entries }) => ("sliding-log", of_entries(entries)),
             Self::Concurrency(ConcurrencyState { leases }) => ("concurrency", of_entries(leases)),
@@ -116,24 +116,28 @@ impl Codec for PolicyState {
             ("gcra", [tat_us, surplus, at]) => {
                 GcraState { tat_us: *tat_us, surplus: *surplus, timestamp: timestamp(at)? }.into()
             }
-            ("token-bucket", [tokens, remainder, at, since_us]) => {
-                let (tokens, remainder, since_us) = (*tokens, *remainder, *since_us);
-                TokenBucketState { tokens, remainder, timestamp: timestamp(at)?, since_us }.into()
+            ("token-bucket", [tokens, remainder, at, full_at_us]) => {
+                let (tokens, remainder, full_at_us) = (*tokens, *remainder, *full_at_us);
+                let timestamp = timestamp(at)?;
+                TokenBucketState { tokens, remainder, timestamp, full_at_us }.into()
             }
-            ("fixed-window", [start, count]) => {
-                FixedWindowState { start: timestamp(start)?, count: *count }.into()
+            ("fixed-window", [start, count, ends_us]) => {
+                let (count, ends_us) = (*count, *ends_us);
+                FixedWindowState { start: timestamp(start)?, count, ends_us }.into()
             }
-            ("first-request-window", [start, count]) => {
-                FirstRequestState { start: timestamp(start)?, count: *count }.into()
+            ("first-request-window", [start, count, ends_us]) => {
+                let (count, ends_us) = (*count, *ends_us);
+                FirstRequestState { start: timestamp(start)?, count, ends_us }.into()
             }
             ("bucketed-window", pairs @ [_, ..]) => {
                 let bucket = |(start, count)| Some(Bucket { start: timestamp(&start)?, count });
                 let buckets = in_pairs(pairs)?.map(bucket).collect::<Option<_>>()?;
                 BucketedWindowState { buckets }.into()
             }
-            ("sliding-counter", [start, previous, current]) => {
-                let (previous, current) = (*previous, *current);
-                SlidingCounterState { start: timestamp(start)?, previous, current }.into()
+            ("sliding-counter", [start, previous, current, window_us]) => {
+                let (previous, current, window_us) = (*previous, *current, *window_us);
+                let start = timestamp(start)?;
+                SlidingCounterState { start, previous, current, window_us }.into()
             }
             ("sliding-log", pairs @ [_, ..]) => SlidingLogState { entries: entries(pairs)? }.into(),
             ("concurrency", pairs @ [_, ..]) => ConcurrencyState { leases: entries(pairs)? }.into(),

@@ -75,7 +75,8 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
             .now(whole.time())
             .metadata(whole.metadata_given());
         let part = self.group.as_ref().map_or(part, |group| part.in_group(group));
-        Ok(whole.reservation_id().map_or(part, |id| part.id(id)))
+        let part = whole.reservation_id().map_or(part, |id| part.id(id));
+        Ok(if whole.is_settled_once() { part.settled_once() } else { part })
     }
 
     /// The checks that `keep` accepts; `None` if there are none.
@@ -121,7 +122,13 @@ pub(crate) async fn each<A: Algorithm>(
         // An earlier request under the id in one slot may refuse the whole batch.
         Some(id) => {
             let known = knows_id(store, whole, parts, deadline).await?;
-            if settles && !known.contains(&true) {
+            // As on one server, no lease of a renewal may have ended.
+            let has_lease = |part: &InSlot<'_, A>| {
+                part.checks.iter().any(|check| check.limit.algorithm().has_leases())
+            };
+            let lease_has_ended = whole.operation() == Op::Renew
+                && parts.iter().zip(&known).any(|(part, known)| !known && has_lease(part));
+            if settles && (lease_has_ended || !known.contains(&true)) {
                 return Err(Refusal::UnknownReservation { id }.into());
             }
             known

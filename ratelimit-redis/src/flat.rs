@@ -73,6 +73,7 @@ local ceil, floor = math.ceil, math.floor
 const ITS_TIME: &str = "\
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
+if now >= 2^52 - 1 then return redis.error_reply('RLTIME ' .. format('%d', now)) end
 ";
 /// Returns this if this program did not write the state.
 const UNKNOWN: &str = "return '?'";
@@ -276,18 +277,28 @@ impl Check {
             none if none.is_empty() => FILL.to_owned(),
             fill => fill,
         };
-        let _ = match (role, counts_attempts) {
-            (Role::Attempt, _) => {
-                writeln!(
-                    text,
-                    "if after > capacity then\ndenied = true\n{fill}\nend\nif after ~= used then"
-                )
-            }
-            (_, true) => writeln!(text, "if after > capacity then\ndenied = true\nelse"),
-            (_, false) => writeln!(text, "if after > capacity then {deny} end"),
+        let written = program.written();
+        let move_ = |carry: &str| {
+            format!("{}{carry}put{n}, us{n} = {written}, expires - now\n", program.section("move"))
         };
-        text.push_str(&program.section("move"));
-        let _ = writeln!(text, "put{n}, us{n} = {}, expires - now", program.written());
-        text.push_str(if counts_attempts { "end\nend\n" } else { "end\n" });
+        let _ = match (role, counts_attempts) {
+            (Role::Attempt, _) => writeln!(
+                text,
+                "if after > capacity then\ndenied = true\n{held}{fill}\n\
+                 if after ~= used then\nlocal gone\n{filled}end\n\
+                 elseif after ~= used then\n{charged}end\nend",
+                held = program.section("held"),
+                filled = move_(&program.section("carry")),
+                charged = move_(""),
+            ),
+            (_, true) => writeln!(
+                text,
+                "if after > capacity then\ndenied = true\nelse\n{}end\nend",
+                move_("")
+            ),
+            (_, false) => {
+                writeln!(text, "if after > capacity then {deny} end\n{}end", move_(""))
+            }
+        };
     }
 }

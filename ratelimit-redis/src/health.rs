@@ -9,10 +9,14 @@ use ratelimit_core::{
     Store, WindowLog,
 };
 
-use crate::connection::{Argument, Connection, Reply, slot};
+use crate::connection::{Argument, Connection, Reply};
 use crate::error::{RedisError, is_denied};
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::store::RedisStore;
+
+mod clock;
+
+use clock::NewestCharge;
 
 /// What [`RedisStore::health`] found.
 ///
@@ -111,9 +115,6 @@ impl fmt::Display for Finding {
 /// The oldest major version of Redis that the tests run on.
 const TRIED: u32 = 7;
 
-/// How many identifiers to try in search of one per master.
-const TRIES: u32 = 200_000;
-
 /// The permissions that a cluster needs besides those of a mode.
 const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
@@ -145,15 +146,22 @@ const HARMLESS: [(&str, &[&str], &[&str]); 22] = [
 
 impl<M: Mode, C: Connection> RedisStore<M, C>
 where
-    Self: Trial,
+    Self: Trial + NewestCharge,
 {
-    /// Checks every server that stores keys: whether it can do what the mode needs, and whether it keeps
-    /// what it stores. Call it at start; it decides a few requests on limits of its own.
+    /// Checks every server that stores keys: whether it can do what the mode needs, whether it keeps
+    /// what it stores, whether its clock is within a second of the program's, and whether some of its states, a hundred
+    /// at most, are from its future: [`heal`](Self::heal) frees those. Call it at start; it decides a few requests on
+    /// limits of its own.
     pub async fn health(&self) -> Health {
         let mut health = self.looked_at().await;
-        for (address, identifier) in self.one_of_each(&mut health).await {
+        let each = self.one_of_each().await.unwrap_or_else(|error| {
+            health.find(self.inner.connection.address(), Severity::Error, error.to_string());
+            Vec::new()
+        });
+        for (address, identifier) in each {
             self.note(&mut health, &address, self.trial(&identifier).await);
             self.look_at_rights(&mut health, &address, &identifier).await;
+            self.look_at_clock(&mut health, &address, &identifier).await;
         }
         health.sorted()
     }
@@ -327,39 +335,6 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         }
     }
 
-    /// One identifier per server.
-    async fn one_of_each(&self, health: &mut Health) -> Vec<(Arc<str>, String)> {
-        const ANY: &str = "health-check";
-        let connection = &self.inner.connection;
-        let any = || vec![(Arc::clone(connection.address()), ANY.to_owned())];
-        if !connection.is_cluster() || !self.inner.keys.are_spread() {
-            return any();
-        }
-        let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
-        let ranges = match connection.send("", &words, self.inner.deadline()).await {
-            Ok(reply) => ranges(&reply),
-            Err(error) => {
-                health.find(connection.address(), Severity::Error, error.to_string());
-                return Vec::new();
-            }
-        };
-        let mut found = BTreeMap::new();
-        let masters: std::collections::BTreeSet<_> = ranges.iter().map(|(_, _, of)| of).collect();
-        for n in 0..TRIES {
-            // The number stands first: what follows it may be outside of the tag.
-            let identifier = format!("{n}-{ANY}");
-            let slot = slot::of(&self.inner.keys.shared(&identifier));
-            let owner = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
-            if let Some((_, _, master)) = owner {
-                found.entry(Arc::<str>::from(&**master)).or_insert(identifier);
-            }
-            if found.len() == masters.len() {
-                break;
-            }
-        }
-        if found.is_empty() { any() } else { found.into_iter().collect() }
-    }
-
     /// What an operator can do about an error.
     fn described(&self, address: Arc<str>, error: RedisError) -> (Arc<str>, String) {
         let error = match error {
@@ -393,26 +368,6 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         };
         (address, said)
     }
-}
-
-/// Parses `CLUSTER SLOTS`: the first and the last slot of each range, and its master.
-fn ranges(reply: &Reply) -> Vec<(u16, u16, String)> {
-    let Reply::Array(ranges) = reply else { return Vec::new() };
-    let number = |reply: &Reply| match reply {
-        Reply::Integer(number) => u16::try_from(*number).ok(),
-        _ => None,
-    };
-    let range = |range: &Reply| {
-        let Reply::Array(parts) = range else { return None };
-        let [first, last, Reply::Array(master), ..] = &parts[..] else { return None };
-        let [host, port, ..] = &master[..] else { return None };
-        let host = match host {
-            Reply::Text(host) => String::from_utf8_lossy(host).into_owned(),
-            _ => String::new(),
-        };
-        Some((number(first)?, number(last)?, format!("{host}:{}", number(port)?)))
-    };
-    ranges.iter().filter_map(range).collect()
 }
 
 /// The fields of `INFO` and `CLUSTER INFO`.

@@ -101,6 +101,31 @@ impl Keys {
         Ok(())
     }
 
+    /// A pattern of `SCAN` for the keys of the store, and hardly any other.
+    pub(crate) fn pattern(&self) -> String {
+        let mut pattern = String::new();
+        for c in self.prefix.chars() {
+            if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+                pattern.push('\\');
+            }
+            pattern.push(c);
+        }
+        format!("{pattern}:{VERSION}:*")
+    }
+
+    /// What the key says about its limit: the part between the version and the tag; `None` if the store has no such
+    /// key.
+    pub(crate) fn limit_of<'k>(&self, key: &'k str) -> Option<&'k str> {
+        let rest = key.strip_prefix(&self.prefix)?.strip_prefix(':')?;
+        let rest = rest.strip_prefix(VERSION)?.strip_prefix(':')?;
+        Some(rest.split_once(":{")?.0)
+    }
+
+    /// Whether these keys are of the same limits, and differ in the identifier only.
+    pub(crate) fn lie_alike(&self, one: &str, other: &str) -> bool {
+        self.limit_of(one).is_some_and(|limit| self.limit_of(other) == Some(limit))
+    }
+
     /// The key that all limits of an identifier share.
     pub(crate) fn shared(&self, identifier: &str) -> String {
         self.of_limit("", identifier)

@@ -11,7 +11,7 @@
 //!
 //! let verdict = limiter.check("alice").await?;
 //! if !verdict.allowed() {
-//!     println!("come back in {:?}", verdict.retry_after());
+//!     println!("come back in {:.1?}", verdict.retry_after().unwrap_or_default());
 //! }
 //! # Ok(())
 //! # }
@@ -76,8 +76,8 @@
 //! - Every key has a time to live and is gone when its state has stopped to matter.
 //! - Limits whose state is a few numbers share one hash per identifier, and so do the limits of a
 //!   [`Stack`](ratelimit_core::Stack), a field each; a sliding log is a sorted set of its own, a window
-//!   log a list. A reservation is a key of its own. The keys of one identifier have one hash
-//!   tag.
+//!   log a list. A reservation is a key of its own, some 200 bytes, for an hour, or for ten seconds after its
+//!   settlement if the layer drew its id. The keys of one identifier have one hash tag.
 //!
 //! # Clients that a program has already
 //!
@@ -100,6 +100,7 @@ mod cross_slot;
 mod deadline;
 mod error;
 mod flat;
+mod heal;
 mod health;
 mod key;
 mod lua_mode;
@@ -110,6 +111,7 @@ mod native;
 mod program;
 mod reservation;
 mod rounds;
+mod scan;
 mod script;
 mod scripts;
 mod shared_runtime;
@@ -129,6 +131,7 @@ pub use connection::WithoutRetries;
 pub use connection::{Argument, Connection, IntoConnection, RedisConnection, Reply};
 pub use deadline::Deadline;
 pub use error::RedisError;
+pub use heal::{HealOptions, Healed, HealedState};
 pub use health::{Finding, Health, Server, Severity};
 pub use key::Tag;
 pub use mode::{Cas, Lua, Mode, Multi};

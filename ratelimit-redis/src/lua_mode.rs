@@ -18,7 +18,7 @@ pub(crate) mod driver_call;
 mod flat_call;
 mod flight;
 mod merged_call;
-mod states;
+pub(crate) mod states;
 
 use call::Call;
 
@@ -37,7 +37,7 @@ impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
         deadline: Deadline,
     ) -> Result<(), RedisError> {
         let call = Call::of(&self.inner.keys, batch)?;
-        let trying = format!("try-{}", driver_call::operation(batch.operation()));
+        let trying = format!("try-{}", driver_call::operation(batch));
         self.run(batch, &call, &trying, &call.all(), deadline).await.map(drop)
     }
 }

@@ -42,7 +42,8 @@ pub trait Mode: sealed::Sealed {
     const NAME: &'static str;
     /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides access to the
     /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
-    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info` and, on a cluster, `+cluster|info`. The client
+    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info +scan` (and `+hgetall` in the Lua mode) and, on a
+    /// cluster, `+cluster|info`; [`RedisStore::heal`](crate::RedisStore::heal) needs `+scan`. The client
     /// `fred` asks for `CLIENT ID` and `INFO` when it connects; it does without them, but unless the user has
     /// `+client|id +info`, the server notes each refusal in its `ACL LOG`.
     const COMMANDS: &'static str;

@@ -97,6 +97,31 @@ impl<C: Connection> RedisStore<Multi, C> {
         Ok(limit.algorithm().state(&pending[0].found.entries()))
     }
 
+    /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
+    /// would hold its key than a full limit; 0 if it is not.
+    pub(crate) async fn heal_at<A: MultiProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<u64, RedisError> {
+        let deadline = self.inner.deadline();
+        let check = Check { limit, key: "", cost: 0 };
+        let mut pending = [PendingCheck::new(&check, key.to_owned(), native(limit)?)];
+        let mut longest_us = 0;
+        // A charge under way may bring the entry back that it was made in.
+        for _ in 0..ATTEMPTS {
+            let now = self.read(Now::Store, &mut pending, false, deadline).await?;
+            let (ahead_us, commands) = pending[0].healing(now);
+            longest_us = ahead_us.max(longest_us);
+            if ahead_us == 0 || dry_run {
+                return Ok(longest_us);
+            }
+            self.send_all(key, &commands, deadline).await?;
+        }
+        Err(RedisError::Contended { attempts: ATTEMPTS })
+    }
+
     /// Runs a batch whose keys all lie on one server.
     pub(crate) async fn apply_in_slot<A: MultiProgram>(
         &self,
@@ -213,7 +238,11 @@ impl<C: Connection> RedisStore<Multi, C> {
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
             (Now::Store, Some(reply)) => {
-                reply.as_time().ok_or_else(|| self.inner.unexpected(reply))
+                let now = reply.as_time().ok_or_else(|| self.inner.unexpected(reply))?;
+                if now == Timestamp::MAX {
+                    return Err(Refusal::EndOfTime { now_us: now.as_us() }.into());
+                }
+                Ok(now)
             }
             (Now::Store, None) => Err(self.inner.unexpected(&Reply::Nil)),
         }

@@ -206,7 +206,9 @@ impl NativeState for FixedWindow {
     fn state(&self, entries: &[Entry]) -> Option<FixedWindowState> {
         let latest = entries.last()?.since;
         let first = entries.partition_point(|entry| !self.is_same(entry.since, latest));
-        Some(FixedWindowState { start: entries[first].since, count: sum(&entries[first..]) })
+        let start = entries[first].since;
+        let ends_us = aligned(start, self.window_us()).as_us() + self.window_us();
+        Some(FixedWindowState { start, count: sum(&entries[first..]), ends_us })
     }
 
     /// A window that began under another length keeps its start.
@@ -239,7 +241,8 @@ impl NativeState for FirstRequestWindow {
 
     fn state(&self, entries: &[Entry]) -> Option<FirstRequestState> {
         let (start, window) = last_window(entries, self.window_us())?;
-        Some(FirstRequestState { start, count: sum(window) })
+        let ends_us = start.as_us() + self.window_us();
+        Some(FirstRequestState { start, count: sum(window), ends_us })
     }
 
     /// Clients that begin a window concurrently may disagree on its start.

@@ -262,6 +262,7 @@ impl Program {
              return fits_us\n\
              end\n\
              local after, expires = used + charge\n\
+             {held}\
              if operation == 'give' then\n\
              {give}\
              after = used > charge and used - charge or 0\n\
@@ -270,11 +271,16 @@ impl Program {
              elseif operation == 'force' and after > capacity then\n\
              after = used > capacity and used or capacity\n\
              end\n\
-             if after == used or after == 0 or (operation == 'acquire' and after > capacity) then\n\
+             if after == used or (operation == 'acquire' and after > capacity) then\n\
              return used, after, at\n\
              end\n\
+             local gone = after == 0\n\
+             {ends}\
              {move_}\
-             return used, after, at, {{ {names} }}, expires\n\
+             if operation ~= 'acquire' then\n\
+             {carry}\
+             end\n\
+             return used, after, at, not gone and {{ {names} }}, expires\n\
              end, {refunds}, {marks})",
             name = self.name,
             quoted_state = quoted(state),
@@ -288,6 +294,12 @@ impl Program {
             wait = self.section("wait"),
             give = self.section("give"),
             fill = or("fill", FILL),
+            held = self.section("held"),
+            carry = self.section("carry"),
+            ends = match self.section("carry") {
+                none if none.is_empty() => "if gone then return used, after, at end\n",
+                _ => "",
+            },
             move_ = self.section("move"),
             refunds = !self.section("give").is_empty(),
             marks = !self.section("mark").is_empty(),

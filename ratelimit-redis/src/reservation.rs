@@ -1,5 +1,6 @@
 //! Encodes a [`Reservation`] under a key of its own, in every mode: `TIMESTAMP SINCE COST`, and after
-//! the settlement `TIMESTAMP SINCE COST SETTLED`. `driver.lua` reads and writes the same text.
+//! the settlement `TIMESTAMP SINCE COST SETTLED`. One that is then forgotten early has the time at which it is as its
+//! TIMESTAMP, later than SINCE. `driver.lua` reads and writes the same text.
 //!
 //! In a batch with several checks the [group](ReservationGroup) follows: ` @FINGERPRINT LIMIT,LIMIT`.
 //!

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Batch, KeepsEntries, Limit, MAX_INTEGER, Now, Reservation, ReservationId, Timestamp,
-    Verdict, WindowEntry,
+    Verdict, WindowEntry, Write,
 };
 
 use crate::connection::{self, Argument, Connection, RedisConnection, Reply, TryAgain};
@@ -280,6 +280,19 @@ fn reply_cache_ms(deadline: Duration) -> u64 {
 /// The time to live of a key whose state stops to matter at `expires`.
 pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
+}
+
+/// By how much longer a state holds its key than a full limit does, and the full limit as of `now` to cut it to;
+/// `None` for a state that is not from the future.
+pub(crate) fn cut<A: Algorithm>(
+    algorithm: &A,
+    state: Option<&A::State>,
+    now: Timestamp,
+) -> Option<(u64, Write<A::State>)> {
+    let full = algorithm.filled(now);
+    let held_us = algorithm.step(state, now, 0).decision.reset_after_us;
+    let ahead_us = held_us.saturating_sub(full.decision.reset_after_us);
+    (ahead_us > 0).then_some((ahead_us, full.write))
 }
 
 // By hand: a derive would require `Clone` and `Debug` of the mode.

@@ -210,6 +210,19 @@ macro_rules! cases_that_failed_once {
             }
 
             #[test]
+            fn an_ended_lease_is_not_renewed_by_another_reservation_of_its_batch() {
+                any(
+                    Property::ReservationsAgree,
+                    r#"
+                    limit l0: concurrency 2/30s
+                    limit l1: gcra 100/d burst 100
+                    at 0 acquire 1 of "a" in l0, 1 of "b" in l1 under 00000000000000000000000000000001
+                    at 30000000 renew 0 of "a" in l0, 0 of "b" in l1 under 00000000000000000000000000000001
+                    "#,
+                );
+            }
+
+            #[test]
             fn an_attempt_that_fits_is_charged_beside_one_that_is_denied() {
                 for limit in [
                     "fixed-window 1/s",

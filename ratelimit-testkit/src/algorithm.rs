@@ -15,6 +15,7 @@ use crate::suite::announce;
 use crate::trace::text::raw;
 use walk::{Path, Walk, paths};
 
+mod beside;
 mod laws;
 mod macros;
 mod shortcuts;
@@ -193,6 +194,8 @@ properties! {
     ShortcutsAgreeWithTheStep by OneAnswerEverywhere = shortcuts::shortcuts_agree_with_the_step,
     /// Law 11: a state left by another limit creates no capacity and blocks no longer than one recovery.
     ChangingALimitIsSafe by ChangingALimit = laws::changing_a_limit_is_safe,
+    /// Law 11: refunds, forced charges and settlements of another limit forgive nothing that this one charged.
+    AnotherLimitForgivesNothing by ChangingALimit = beside::another_limit_forgives_nothing,
     /// Law 13: a reservation is settled, renewed and refunded for exactly what it charged.
     AReservationIsSettledOnce by SettledOnce = shortcuts::a_reservation_is_settled_once,
     ;
@@ -262,7 +265,10 @@ pub fn test_algorithm<T: AlgorithmHarness>(
         {
             Some("its charges cannot be reserved")
         }
-        AlgorithmProperty::ChangingALimitIsSafe if limits.len() == 1 => {
+        AlgorithmProperty::ChangingALimitIsSafe
+        | AlgorithmProperty::AnotherLimitForgivesNothing
+            if limits.len() == 1 =>
+        {
             Some("there is only one limit, and none to change it to")
         }
         AlgorithmProperty::RefundsAndForcedChargesAreExact

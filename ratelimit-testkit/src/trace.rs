@@ -122,7 +122,11 @@ impl Request {
         metadata: &'a [u8],
     ) -> Result<Batch<'a, Policy>, ConfigError> {
         let batch = Batch::new(checks)?.op(self.op).now(Now::At(self.at)).metadata(metadata);
-        Ok(self.id.map_or(batch, |id| batch.id(id)))
+        Ok(match self.id {
+            Some(id) if id == made::DRAWN => batch.id(id).settled_once(),
+            Some(id) => batch.id(id),
+            None => batch,
+        })
     }
 }
 

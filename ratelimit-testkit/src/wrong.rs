@@ -241,6 +241,9 @@ impl WrongStore {
             }
             (Some(Flaw::GivesBackWhatIsPast), Op::Settle) => reservation.timestamp = now,
             (Some(Flaw::RenewsWhatIsOver), Op::Renew) => reservation.since = now,
+            (Some(Flaw::RenewsByAnother), Op::Renew) if batch.checks().len() > 1 => {
+                reservation.since = now;
+            }
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 let entries = self.entries();
                 let state = entries.get(key).map(|entry| &entry.state);
@@ -497,6 +500,8 @@ impl WrongStore {
             if self.cannot(Capability::Metadata) { &[][..] } else { batch.metadata_given() };
         let believed = believed.metadata(metadata);
         let believed = batch.reservation_id().map_or(believed, |id| believed.id(id));
+        let forgets = batch.is_settled_once() && !self.is(Flaw::RemembersDrawnIds);
+        let believed = if forgets { believed.settled_once() } else { believed };
 
         let states = read.unwrap_or_else(|| self.read_all(batch));
         let reservations = keys.iter().map(|key| self.read_reservation(key, batch, now)).collect();

@@ -221,8 +221,14 @@ fn the_readme_names_every_example_of_the_libraries() {
     let libraries = examples().into_iter().filter(|file| {
         !file.path.starts_with("benches/") && !file.path.starts_with("ratelimit-cli/")
     });
-    let unnamed = libraries.filter(|file| !readme.contains(&format!("]({})", file.path)));
-    assert_none(unnamed.map(|file| format!("README.md: a row for {}", file.path)));
+    let libraries: Vec<_> = libraries.collect();
+    let row = |file: &File| format!("[`{}`]({})", file.stem(), file.path);
+    let unnamed = libraries.iter().filter(|file| !readme.contains(&row(file)));
+    assert_none(unnamed.map(|file| format!("README.md: a row for {}", row(file))));
+    // The README runs each as `--example NAME`.
+    let is_twice = |file: &&File| libraries.iter().filter(|f| f.stem() == file.stem()).count() > 1;
+    let twice = libraries.iter().filter(is_twice);
+    assert_none(twice.map(|file| format!("{}: another example has this name", file.path)));
 }
 
 #[test]

@@ -35,6 +35,8 @@ const LAYERS: Layers = Layers {
         "multi_mode",
         "cross_slot",
         "apply",
+        "scan",
+        "heal",
         "health",
     ],
 };

@@ -26,6 +26,7 @@ const LAYERS: Layers = Layers {
         "algorithm",
         "in_memory",
         "entries",
+        "work",
         "algorithm/",
         "builder",
         "attempts",

@@ -1,5 +1,7 @@
 //! `ratelimit inspect`: the stored states of a caller, and the decision that a request would get.
 
+use std::fmt::Write;
+
 use ratelimit_core::{Decision, Limit, LogEntry, Op, Policy, PolicyState, Timestamp, WindowEntry};
 
 use crate::args::InspectArgs;
@@ -19,16 +21,13 @@ struct Found<'l> {
 
 pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
-    let url = StoreUrl::parse(&args.store)?;
+    let address = StoreUrl::lasting(&args.store, "inspect")?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let secret = Secret::find(args.caller.secret_file.as_deref())?;
     let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
-    let StoreUrl::Redis(address) = &url else {
-        return Err(super::lasting_store_wanted("inspect"));
-    };
     let out = super::block_on(async {
-        let store = store::connect(address, keys, &limits).await?;
-        let what = format!("--store {}", url.display());
+        let store = store::connect(&address, keys, &limits).await?;
+        let what = format!("--store {}", address);
         let failed = |error| Failure::store(&what, &error);
         let keyed = caller.keys(&limits);
         // The first peek shows what is available now, the second the decision on a request.
@@ -45,13 +44,26 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
             let state = store.state(limit, key).await.map_err(failed)?;
             found.push(Found { limit, state, decision });
         }
-        Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
+        if args.caller.json {
+            return Ok(json(&caller, &found));
+        }
+        let mut text = sentences(&caller, &found);
+        if found.iter().all(|found| found.state.is_none()) {
+            let prefix = quoted(&args.caller.prefix, 60);
+            // Writing into memory cannot fail.
+            let _ = writeln!(
+                text,
+                "note: nothing is stored for this caller under the prefix {prefix}; if its service uses another prefix, \
+                 name it with --prefix"
+            );
+        }
+        Ok(text.into_bytes())
     })?;
     super::print(&out)?;
     Ok(0)
 }
 
-fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
+fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> String {
     let mut lines = format!("{}\n", caller.display());
     for Found { limit, state, decision } in found {
         lines.push_str(if limit.is_shadow() { "  in shadow: " } else { "  " });
@@ -60,7 +72,7 @@ fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
         lines.push_str(&state.as_ref().map_or_else(|| "nothing".to_owned(), described));
         lines.push('\n');
     }
-    lines.into_bytes()
+    lines
 }
 
 /// A state as people read it.
@@ -171,14 +183,14 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         }),
         Some(PolicyState::TokenBucket(state)) => json!({
             "tokens": state.tokens, "remainder": state.remainder, "timestamp_us": state.timestamp.as_us(),
-            "since_us": state.since_us,
+            "full_at_us": state.full_at_us,
         }),
-        Some(PolicyState::FixedWindow(state)) => {
-            json!({ "start_us": state.start.as_us(), "count": state.count })
-        }
-        Some(PolicyState::FirstRequestWindow(state)) => {
-            json!({ "start_us": state.start.as_us(), "count": state.count })
-        }
+        Some(PolicyState::FixedWindow(state)) => json!({
+            "start_us": state.start.as_us(), "count": state.count, "ends_us": state.ends_us,
+        }),
+        Some(PolicyState::FirstRequestWindow(state)) => json!({
+            "start_us": state.start.as_us(), "count": state.count, "ends_us": state.ends_us,
+        }),
         Some(PolicyState::BucketedWindow(state)) => {
             let buckets = state.buckets.iter();
             let buckets = buckets.map(|b| json!({ "start_us": b.start.as_us(), "count": b.count }));
@@ -186,6 +198,7 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         }
         Some(PolicyState::SlidingCounter(state)) => json!({
             "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
+            "window_us": state.window_us,
         }),
         Some(PolicyState::WindowLog(state)) => {
             let entry = |e: &WindowEntry| {

@@ -1,7 +1,7 @@
 //! `ratelimit replay`.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use ratelimit_core::{Limits, Policy, RateLimiter, Store};
@@ -11,10 +11,9 @@ use crate::args::ReplayArgs;
 use crate::caller::wanted;
 use crate::failure::Failure;
 use crate::files::FileId;
-use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
-use crate::replay::{Decisions, Ending, Outcome, Replay, forget};
+use crate::replay::{Decisions, Ending, Outcome, Replay, Requests, Trouble, forget};
 use crate::report::Report;
 use crate::store::{self, Keys, Redis, StoreUrl};
 use crate::summary::{Context, Summary};
@@ -32,14 +31,23 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let store = StoreUrl::parse(&args.store)?;
     let interrupt = Interrupt::catch()?;
-    let (source, progress) = Source::open(&args.input, interrupt.clone())?;
-    let lines = Lines::new(BufReader::new(source));
-    let bar = Bar::new(progress);
-    let job = Job { args, limits: limits.clone(), other, lines, interrupt, bar };
-    let (outcome, notes, report) = match &store {
+    let (mut requests, progress) =
+        Requests::open(&args.inputs, args.format, args.duration_unit, &interrupt)?;
+    let mut trouble = Trouble::new(Bar::new(progress), args.strict, args.inputs.len() > 1);
+    let (limits, note) = requests.applicable(limits, &mut trouble)?;
+    let (other, other_note) = match other {
+        None => (None, None),
+        Some(other) => {
+            let (other, note) = requests.applicable(other, &mut trouble)?;
+            (Some(other), note.map(|note| format!("--compare: {note}")))
+        }
+    };
+    let job = Job { args, limits: limits.clone(), other, requests, interrupt, trouble };
+    let (outcome, mut notes, report) = match &store {
         StoreUrl::Memory => super::block_on(job.on_memory())?,
         StoreUrl::Redis(url) => super::block_on(job.on_redis(url))?,
     };
+    notes.splice(0..0, note.into_iter().chain(other_note));
     finish(args, &limits, &store, outcome, notes, report)
 }
 
@@ -49,9 +57,9 @@ struct Job<'a> {
     limits: Limits<Policy>,
     /// The limits to compare with.
     other: Option<Limits<Policy>>,
-    lines: Lines<BufReader<Source>>,
+    requests: Requests,
     interrupt: Interrupt,
-    bar: Bar,
+    trouble: Trouble,
 }
 
 /// The outcome, the notes, and the file that awaits the report.
@@ -140,13 +148,11 @@ impl Job<'_> {
         let replay = Replay {
             limiter,
             other,
-            name: &self.args.input,
-            lines: self.lines,
+            requests: self.requests,
             format: self.args.format,
-            strict: self.args.strict,
             decisions,
             interrupt: self.interrupt,
-            bar: self.bar,
+            trouble: self.trouble,
             forgets,
             nearness: self.args.report.is_some() || self.args.json,
         };
@@ -163,7 +169,8 @@ fn finish(
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let Outcome { tally, format, ending, elapsed, other, .. } = outcome;
+    let Outcome { tally, format, order, ending, elapsed, other, .. } = outcome;
+    notes.splice(0..0, order.note());
     let comparison = other.as_ref().map(|(comparison, _)| comparison);
     if let Some(other) = comparison.and_then(|comparison| comparison.tally.as_ref())
         && other.nothing_applied()
@@ -211,7 +218,7 @@ fn finish(
         }
     };
     let context = Context {
-        input: shown(&args.input),
+        input: args.inputs.iter().map(|input| shown(input)).collect::<Vec<_>>().join(", "),
         format: format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" }),
         policy: shown(&args.policy),
         store: store.display(),
@@ -262,13 +269,12 @@ fn open_decisions(path: &Path) -> Result<Decisions, Failure> {
 /// Refuses to overwrite an input, or to write two outputs to one file.
 fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
     let stdin = |path: &Path| path.as_os_str() == "-";
-    let named = [
-        ("--policy -", Some(args.policy.as_path())),
-        ("--compare -", args.compare.as_deref()),
-        ("INPUT -", Some(args.input.as_path())),
-    ];
+    let named =
+        [("--policy -", Some(args.policy.as_path())), ("--compare -", args.compare.as_deref())];
+    let inputs = args.inputs.iter().map(|input| ("INPUT -", Some(input.as_path())));
+    let named = named.into_iter().chain(inputs);
     let twice: Vec<_> =
-        named.iter().filter(|(_, path)| path.is_some_and(stdin)).map(|(name, _)| *name).collect();
+        named.filter(|(_, path)| path.is_some_and(stdin)).map(|(name, _)| name).collect();
     if let [one, other, ..] = twice[..] {
         return Err(Failure::input(format!(
             "{one} and {other} are both standard input; name a file for one of them"
@@ -282,7 +288,8 @@ fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
     let read = |path: &PathBuf| {
         FileId::of(if stdin(path) { Path::new("/dev/stdin") } else { path.as_path() })
     };
-    let inputs = [read(&args.input), read(&args.policy), args.compare.as_ref().and_then(read)];
+    let policies = std::iter::once(&args.policy).chain(&args.compare);
+    let inputs: Vec<_> = args.inputs.iter().chain(policies).filter_map(read).collect();
     let mut written: Option<FileId> = None;
     for (option, output) in [("--decisions", &args.decisions), ("--report", &args.report)] {
         let Some(output) = output.as_deref().filter(|path| !is_stdout(path)) else { continue };
@@ -293,7 +300,7 @@ fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
                 "{option} {output} would overwrite {why}; name another file"
             )))
         };
-        if inputs.iter().flatten().any(|input| *input == id) {
+        if inputs.contains(&id) {
             return refuse("what is to be read");
         }
         if written.as_ref() == Some(&id) {

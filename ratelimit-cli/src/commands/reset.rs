@@ -11,17 +11,14 @@ use crate::store::{self, Keys, Secret, StoreUrl};
 
 pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
-    let url = StoreUrl::parse(&args.store)?;
+    let address = StoreUrl::lasting(&args.store, "reset")?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let secret = Secret::find(args.caller.secret_file.as_deref())?;
     let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
-    let StoreUrl::Redis(address) = &url else {
-        return Err(super::lasting_store_wanted("reset"));
-    };
     let keyed = caller.keys(&limits);
     let _ = super::block_on(async {
-        let store = store::connect(address, keys, &limits).await?;
-        let what = format!("--store {}", url.display());
+        let store = store::connect(&address, keys, &limits).await?;
+        let what = format!("--store {address}");
         store.apply_to(&keyed, Op::Reset, 1).await.map_err(|error| Failure::store(&what, &error))
     })?;
     let names: Vec<&str> = keyed.iter().map(|(limit, _)| limit.name()).collect();

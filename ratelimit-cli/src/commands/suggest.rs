@@ -1,6 +1,6 @@
 //! `ratelimit suggest`.
 
-use std::io::BufReader;
+use std::io::{self, Write};
 
 use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
@@ -9,11 +9,10 @@ use serde_json::json;
 use crate::args::SuggestArgs;
 use crate::caller::wanted;
 use crate::failure::Failure;
-use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
 use crate::progress::Bar;
-use crate::replay::{Ending, Outcome, Replay};
+use crate::replay::{Ending, Outcome, Replay, Requests, Trouble};
 use crate::suggest::Recorder;
 use crate::summary::{align, plain_table, push_table};
 use crate::text::{count, share};
@@ -33,14 +32,16 @@ struct Row<'l> {
 }
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
-    if args.input.as_os_str() == "-" {
+    if args.inputs.iter().any(|input| input.as_os_str() == "-") {
         return Err(Failure::input("INPUT -: the log is read twice; name a file"));
     }
     let limits = policy::read(&args.policy)?;
     let interrupt = Interrupt::catch()?;
     super::block_on(async {
+        let (mut requests, mut trouble) = open(args, &interrupt, false)?;
+        let (limits, left_out) = requests.applicable(limits, &mut trouble)?;
         let recording = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
-        let first = replay(args, &recording, &interrupt, false).await?;
+        let first = replay(args, &recording, &interrupt, (requests, trouble), false).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
@@ -59,7 +60,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             .map_err(|error| Failure::input(format!("no proposal: {error}")))?;
         let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
         let together = RateLimiter::new(proposal, store).allow_unlimited();
-        let second = replay(args, &together, &interrupt, true).await?;
+        let again = open(args, &interrupt, true)?;
+        let second = replay(args, &together, &interrupt, again, true).await?;
         if interrupt.is_raised() {
             return Ok(interrupt::EXIT_CODE);
         }
@@ -67,32 +69,50 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             let nearness = counts.nearness.as_ref();
             row.denied_together = nearness.map_or(0, |nearness| nearness.histogram().denied);
         }
-        let out = if args.json { json_lines(&rows) } else { table(args, &rows) };
+        let notes = second.order.note().into_iter().chain(left_out);
+        let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
+        let out = if args.json {
+            // Standard output has a line per limit.
+            let _ = io::stderr().write_all(notes.as_bytes());
+            json_lines(&rows)
+        } else {
+            table(args, &notes, &rows)
+        };
         super::print(out.as_bytes())?;
         Ok(0)
     })
 }
 
-/// Reads the log once. The second time, complaints about lines are not repeated.
+/// Opens the log. The second time, complaints about lines are not repeated.
+fn open(
+    args: &SuggestArgs,
+    interrupt: &Interrupt,
+    again: bool,
+) -> Result<(Requests, Trouble), Failure> {
+    let (requests, progress) =
+        Requests::open(&args.inputs, args.format, args.duration_unit, interrupt)?;
+    let bar = if again { Bar::silent(progress) } else { Bar::new(progress) };
+    Ok((requests, Trouble::new(bar, false, args.inputs.len() > 1)))
+}
+
+/// Reads the log once.
 async fn replay<S: Store<Policy>>(
     args: &SuggestArgs,
     limiter: &RateLimiter<S>,
     interrupt: &Interrupt,
-    again: bool,
+    (requests, trouble): (Requests, Trouble),
+    nearness: bool,
 ) -> Result<Outcome, Failure> {
-    let (source, progress) = Source::open(&args.input, interrupt.clone())?;
     let outcome = Replay {
         limiter,
         other: None,
-        name: &args.input,
-        lines: Lines::new(BufReader::new(source)),
+        requests,
         format: args.format,
-        strict: false,
         decisions: None,
         interrupt: interrupt.clone(),
-        bar: if again { Bar::silent(progress) } else { Bar::new(progress) },
+        trouble,
         forgets: false,
-        nearness: again,
+        nearness,
     }
     .run()
     .await;
@@ -145,7 +165,7 @@ fn json_lines(rows: &[Row<'_>]) -> String {
     rows.iter().map(line).collect()
 }
 
-fn table(args: &SuggestArgs, rows: &[Row<'_>]) -> String {
+fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     let mut table = plain_table();
     table.set_header([
         "name",
@@ -176,7 +196,9 @@ fn table(args: &SuggestArgs, rows: &[Row<'_>]) -> String {
         table.add_row(cells);
     }
     align(&mut table, &[false, true, false, true, true, false, true, true, true, true]);
-    let mut text = format!("{}\n\n", args.input.display());
+    let names: Vec<_> = args.inputs.iter().map(|input| input.display().to_string()).collect();
+    let mut text = format!("{}\n\n", names.join(", "));
+    text.push_str(notes);
     push_table(&mut text, &table);
     text.push_str(
         "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\

@@ -1,7 +1,7 @@
 //! `ratelimit top`: who is limited now.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 
 use futures_util::future::join_all;
@@ -18,7 +18,7 @@ use crate::policy;
 use crate::store::{self, Keys, Redis, Remote, StoreUrl};
 use crate::stored_key::StoredKey;
 use crate::summary::{align, plain_table, push_table};
-use crate::text::{count, duration, plural, printable};
+use crate::text::{count, duration, plural, printable, quoted};
 
 /// How many callers are asked about at the same time.
 const AT_ONCE: usize = 32;
@@ -34,6 +34,8 @@ struct Found {
     /// Whether there may be more keys than were looked at.
     is_cut: bool,
     limited: Vec<Limited>,
+    /// Where there are no keys: the prefixes of keys that may be another limiter's.
+    other_prefixes: BTreeSet<String>,
 }
 
 /// A caller that a limit denies now.
@@ -46,10 +48,7 @@ struct Limited {
 
 pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
-    let url = StoreUrl::parse(&args.store)?;
-    let StoreUrl::Redis(redis) = &url else {
-        return Err(super::lasting_store_wanted("list"));
-    };
+    let redis = &*StoreUrl::lasting(&args.store, "list")?;
     let interrupt = Interrupt::catch()?;
     let mut found = super::block_on(scan(args, redis, &limits, &interrupt))?;
     // The longest wait first; a request that never fits has no wait.
@@ -120,7 +119,38 @@ async fn scan(
             sleep(args.pause).await;
         }
     }
+    if found.keys == 0 {
+        found.other_prefixes = other_prefixes(args, &servers, interrupt).await.map_err(failed)?;
+    }
     Ok(found)
+}
+
+/// The prefixes of the first keys that look like a limiter's.
+async fn other_prefixes(
+    args: &TopArgs,
+    servers: &Servers,
+    interrupt: &Interrupt,
+) -> Result<BTreeSet<String>, String> {
+    let mut prefixes = BTreeSet::new();
+    for node in servers.nodes().await? {
+        let (mut cursor, mut examined) = ("0".to_owned(), 0);
+        loop {
+            let (next, keys) = node.scan(&cursor, "*:[0-9]:*{", args.count).await?;
+            prefixes
+                .extend(keys.iter().filter_map(|key| StoredKey::prefix(key)).map(str::to_owned));
+            examined += args.count;
+            if next == "0"
+                || !prefixes.is_empty()
+                || examined >= args.max_keys
+                || interrupt.is_raised()
+            {
+                break;
+            }
+            cursor = next;
+            sleep(args.pause).await;
+        }
+    }
+    Ok(prefixes)
 }
 
 /// A pattern of SCAN that matches this text only.
@@ -161,6 +191,17 @@ fn notes(args: &TopArgs, found: &Found) -> Vec<String> {
             "there are more keys than the {} that were looked at; raise --max-keys to see them",
             count(args.max_keys)
         ));
+    }
+    if found.keys == 0 {
+        let others: Vec<_> = found.other_prefixes.iter().map(|prefix| quoted(prefix, 60)).collect();
+        notes.push(match &others[..] {
+            [] => format!("no key has the prefix {}", quoted(&args.prefix, 60)),
+            _ => format!(
+                "no key has the prefix {}; there are keys under {}, which --prefix would name",
+                quoted(&args.prefix, 60),
+                others.join(", ")
+            ),
+        });
     }
     if found.hidden > 0 {
         notes.push(format!(

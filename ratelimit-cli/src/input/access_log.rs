@@ -4,7 +4,8 @@
 //! 192.0.2.7 - bob [17/May/2015:10:05:03 +0000] "GET /a?b HTTP/1.1" 200 203 "referrer" "user agent"
 //! ```
 //!
-//! Lines in real logs may be truncated: everything after the status is optional.
+//! Lines in real logs may be truncated: everything after the status is optional. A number at the end tells how long the
+//! request took: `%D` or `%T` of Apache, `$request_time` of nginx.
 
 use std::borrow::Cow;
 
@@ -13,6 +14,7 @@ use ratelimit_core::{Op, Timestamp};
 use regex::bytes::Regex;
 
 use super::{BadLine, Entry};
+use crate::args::UnitArg;
 use crate::caller::Caller;
 use crate::text::quoted;
 
@@ -23,8 +25,13 @@ const LINE: &str = r#"(?x-u)
     (\S+)\x20           # 2: the authenticated user
     \[([^\]]*)\]\x20    # 3: when
     "((?:[^"\\]|\\.)*)" # 4: the request line, with quotes escaped
-    \x20(?:\d{3}|-)     #    the status; the rest is not looked at
+    \x20(?:\d{3}|-)     #    the status
     (?:\x20|$)"#;
+
+/// What may follow the status: the size, then at least one more field, of which the last is a number.
+const DURATION: &str = r#"(?x-u)
+    ^\S+(?:\x20(?:"(?:[^"\\]|\\.)*"|[^"\x20]+))*?
+    \x20(\d+)(?:\.(\d+))?\s*$"#;
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
 
@@ -34,22 +41,28 @@ pub(crate) struct AccessLog {
     line: Regex,
     /// The same expression for user names that contain blanks.
     spaced: Regex,
+    duration: Regex,
+    /// The unit of a duration, unless it has decimals and is in seconds.
+    unit: Option<UnitArg>,
+    /// Whether a line ended with a number that has no unit.
+    pub(super) lacks_unit: bool,
     /// The last timestamp, as written and as parsed: most lines repeat it.
     last: (Vec<u8>, Timestamp),
 }
 
 impl AccessLog {
-    pub(crate) fn new() -> Result<Self, BadLine> {
+    pub(crate) fn new(unit: Option<UnitArg>) -> Result<Self, BadLine> {
         let regex = |text: &str| Regex::new(text).map_err(|e| BadLine::new(e.to_string()));
         let spaced = LINE.replacen(r"(\S+)\x20           # 2", r"(.+?)\x20           # 2", 1);
-        let (line, spaced) = (regex(LINE)?, regex(&spaced)?);
-        Ok(Self { line, spaced, last: (Vec::new(), Timestamp::ZERO) })
+        let (line, spaced, duration) = (regex(LINE)?, regex(&spaced)?, regex(DURATION)?);
+        let last = (Vec::new(), Timestamp::ZERO);
+        Ok(Self { line, spaced, duration, unit, lacks_unit: false, last })
     }
 
     pub(crate) fn parse<'l>(&mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
         let captures = self.line.captures(line).or_else(|| self.spaced.captures(line));
         let captures = captures.ok_or_else(|| reason(line))?;
-        let (_, [ip, user, time, request]) = captures.extract();
+        let (whole, [ip, user, time, request]) = captures.extract();
         if user.starts_with(b"- ") {
             // Accepted literally, this would attribute all requests of a site to one caller.
             return Err(BadLine::new(format!(
@@ -69,7 +82,33 @@ impl AccessLog {
             named.push((Cow::Borrowed("path"), String::from_utf8_lossy(path)));
         }
         let caller = Caller { bare: Some(ip), named, bare_only: true };
-        Ok(Entry { at: self.last.1, caller, cost: 1, op: Op::Acquire })
+        let duration_us = self.duration_us(line.get(whole.len()..).unwrap_or_default());
+        Ok(Entry { at: self.last.1, caller, cost: 1, op: Op::Acquire, duration_us })
+    }
+
+    /// How long the request took, from what follows the status.
+    fn duration_us(&mut self, rest: &[u8]) -> Option<u64> {
+        if !rest.trim_ascii_end().last()?.is_ascii_digit() {
+            return None;
+        }
+        let captures = self.duration.captures(rest)?;
+        let number = |digits: &[u8]| str::from_utf8(digits).ok()?.parse::<u64>().ok();
+        let whole = number(&captures[1])?;
+        let decimals = captures.get(2).map(|decimals| decimals.as_bytes());
+        let unit_us = match (self.unit, decimals) {
+            (Some(unit), _) => unit.us(),
+            (None, Some(_)) => UnitArg::S.us(),
+            (None, None) => {
+                self.lacks_unit = true;
+                return None;
+            }
+        };
+        let mut millionths = [b'0'; 6];
+        for (digit, given) in millionths.iter_mut().zip(decimals.unwrap_or_default()) {
+            *digit = *given;
+        }
+        let part_us = number(&millionths)? * unit_us / 1_000_000;
+        Some(whole.saturating_mul(unit_us).saturating_add(part_us))
     }
 }
 
@@ -135,7 +174,7 @@ mod tests {
     const START: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] ";
 
     fn parse(line: &str) -> Result<Entry<'_>, BadLine> {
-        AccessLog::new().expect("a regex").parse(line.as_bytes())
+        AccessLog::new(None).expect("a regex").parse(line.as_bytes())
     }
 
     #[test]
@@ -155,6 +194,29 @@ mod tests {
             assert_eq!(entry.caller.identifier("path"), Some("/a"));
             assert_eq!(entry.caller.identifier("user"), None);
             assert_eq!(entry.caller.bare(), Some("192.0.2.7"));
+        }
+    }
+
+    #[test]
+    fn a_number_behind_the_size_is_how_long_the_request_took() {
+        let (with, ua) = (|unit| AccessLog::new(unit).expect("a regex"), "\"-\" \"X (1) \\\" 2\"");
+        for (unit, end, us) in [
+            (None, "5", None),
+            (None, "5 0.25", Some(250_000)),
+            (None, &format!("5 {ua} 12.0345678"), Some(12_034_567)),
+            (None, &format!("5 {ua} \"-\" 0.000"), Some(0)),
+            (None, &format!("5 {ua} 7"), None),
+            (None, &format!("5 {ua} -"), None),
+            (None, "5 \"-\" \"X 0.5", None),
+            (None, "5 \"-\" \"X 0.5\"", None),
+            (Some(UnitArg::Us), &format!("5 {ua} 7"), Some(7)),
+            (Some(UnitArg::Ms), &format!("5 {ua} 7.25"), Some(7_250)),
+            (Some(UnitArg::S), "- 7", Some(7_000_000)),
+        ] {
+            let mut log = with(unit);
+            let line = format!("{START}\"GET / HTTP/1.1\" 200 {end}");
+            assert_eq!(log.parse(line.as_bytes()).expect(&line).duration_us, us, "{line}");
+            assert_eq!(log.lacks_unit, end.ends_with(" 7") && unit.is_none(), "{line}");
         }
     }
 
@@ -225,7 +287,7 @@ mod tests {
 
     #[test]
     fn an_invalid_time_is_not_cached() {
-        let mut parser = AccessLog::new().expect("a regex");
+        let mut parser = AccessLog::new(None).expect("a regex");
         let bad = b"192.0.2.7 - - [x] \"GET / HTTP/1.1\" 200 5";
         assert!(parser.parse(bad).is_err());
         assert!(parser.parse(bad).is_err());
@@ -233,7 +295,7 @@ mod tests {
 
     #[test]
     fn invalid_utf8_is_replaced_not_refused() {
-        let mut parser = AccessLog::new().expect("a regex");
+        let mut parser = AccessLog::new(None).expect("a regex");
         let line = b"192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /\xff HTTP/1.1\" 200 5";
         let entry = parser.parse(line).expect("a line");
         assert_eq!(entry.caller.identifier("path"), Some("/\u{fffd}"));

@@ -26,6 +26,7 @@ enum Column {
     Key,
     Cost,
     Op,
+    Duration,
     Identifier(String),
 }
 
@@ -70,6 +71,7 @@ impl Csv {
                 BARE_NAME => Column::Key,
                 "cost" => Column::Cost,
                 "op" => Column::Op,
+                "duration_us" => Column::Duration,
                 name => Column::Identifier(name.to_owned()),
             };
             if columns.contains(&column) {
@@ -93,6 +95,7 @@ impl Csv {
             return Err(BadLine::new(format!("has {found} cells, and the header has {expected}")));
         }
         let (mut at, mut cost, mut operation) = (None, 1, Op::Acquire);
+        let mut duration_us = None;
         let mut caller = Caller::default();
         for (column, cell) in self.columns.iter().zip(self.cells.iter()) {
             if cell.is_empty() {
@@ -102,6 +105,7 @@ impl Csv {
                 Column::AtUs => at = Some(timestamp(integer("at_us", cell)?)?),
                 Column::Cost => cost = integer("cost", cell)?,
                 Column::Op => operation = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
+                Column::Duration => duration_us = Some(integer("duration_us", cell)?),
                 Column::Key => caller.bare = Some(String::from_utf8_lossy(cell)),
                 Column::Identifier(name) => {
                     caller.named.push((Cow::Borrowed(name), String::from_utf8_lossy(cell)));
@@ -112,7 +116,7 @@ impl Csv {
             return Err(BadLine::new("names no caller; fill in key or a column such as ip"));
         }
         let at = at.ok_or_else(|| BadLine::new("has no at_us"))?;
-        Ok(Entry { at, caller, cost, op: operation })
+        Ok(Entry { at, caller, cost, op: operation, duration_us })
     }
 }
 

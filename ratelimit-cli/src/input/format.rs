@@ -5,7 +5,7 @@ use super::access_log::AccessLog;
 use super::csv::{self, Csv};
 use super::jsonl::Jsonl;
 use super::{BadLine, Line, Parser, too_long};
-use crate::args::FormatArg;
+use crate::args::{FormatArg, UnitArg};
 
 /// The number of lines after which the format counts as unknown.
 pub(crate) const LINES: u64 = 1_000;
@@ -15,6 +15,8 @@ pub(crate) const LINES: u64 = 1_000;
 pub(crate) struct Detector {
     /// Whether the input is declared as CSV, which still needs a header.
     csv_only: bool,
+    /// The unit of an access log's durations.
+    unit: Option<UnitArg>,
     access_log: AccessLog,
     jsonl: Jsonl,
     /// The format that the lines so far resemble, if any.
@@ -62,10 +64,15 @@ pub(crate) struct Before {
 
 impl Detector {
     /// A detector that keeps the errors of this many bad lines.
-    pub(crate) fn new(format: FormatArg, named: u64) -> Result<Self, BadLine> {
+    pub(crate) fn new(
+        format: FormatArg,
+        unit: Option<UnitArg>,
+        named: u64,
+    ) -> Result<Self, BadLine> {
         Ok(Self {
             csv_only: format == FormatArg::Csv,
-            access_log: AccessLog::new()?,
+            unit,
+            access_log: AccessLog::new(unit)?,
             jsonl: Jsonl::default(),
             likely: if format == FormatArg::Csv { Likely::Csv } else { Likely::AccessLog },
             bad: Vec::new(),
@@ -85,7 +92,7 @@ impl Detector {
         // The order matters: a request in a log may contain commas, and so may text in JSON.
         let access_log = match self.access_log.parse(bytes) {
             Ok(_) if !self.csv_only => {
-                return Ok(Some(self.found(Parser::AccessLog(AccessLog::new()?), false)));
+                return Ok(Some(self.found(Parser::AccessLog(AccessLog::new(self.unit)?), false)));
             }
             parsed => parsed.err(),
         };
@@ -166,7 +173,7 @@ mod tests {
 
     /// Examines these lines: the format found, and the errors of the lines before.
     fn look(format: FormatArg, lines: &[&str]) -> (Option<&'static str>, Vec<(u64, String)>) {
-        let mut detector = Detector::new(format, 20).expect("a regex");
+        let mut detector = Detector::new(format, None, 20).expect("a regex");
         let said = |before: Before| {
             assert_eq!(before.count, before.named.len() as u64);
             before.named.into_iter().map(|(number, bad)| (number, bad.0)).collect()
@@ -228,7 +235,7 @@ mod tests {
 
     #[test]
     fn an_unusable_header_is_refused_at_once() {
-        let mut detector = Detector::new(FormatArg::Auto, 20).expect("a regex");
+        let mut detector = Detector::new(FormatArg::Auto, None, 20).expect("a regex");
         let line = Line { number: 1, bytes: Some(b"at_us,ip,ip") };
         assert!(detector.look(line).expect_err("twice").0.contains("twice"));
     }

@@ -30,6 +30,8 @@ struct Record<'l> {
     cost: Option<Cost>,
     #[serde(borrow, default)]
     op: Option<Text<'l>>,
+    #[serde(default)]
+    duration_us: Option<Duration>,
 }
 
 impl Jsonl {
@@ -61,6 +63,7 @@ impl Jsonl {
             caller: Caller { bare: record.key.map(|key| key.0), named, bare_only: false },
             cost: record.cost.map_or(1, |cost| cost.0),
             op: record.op.map_or(Ok(Op::Acquire), |name| op(&name.0))?,
+            duration_us: record.duration_us.map(|duration| duration.0),
         })
     }
 }
@@ -95,6 +98,15 @@ impl<'de> Deserialize<'de> for Cost {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let integer = Integer("cost as a whole number, 0 or more");
         deserializer.deserialize_any(integer).map(Cost)
+    }
+}
+
+struct Duration(u64);
+
+impl<'de> Deserialize<'de> for Duration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let integer = Integer("duration_us as a whole number of microseconds, 0 or more");
+        deserializer.deserialize_any(integer).map(Duration)
     }
 }
 
@@ -241,6 +253,7 @@ mod tests {
                 "above 18446744073709551615",
             ),
             (r#"{"at_us": 1, "key": "k", "cost": 2.5}"#, "cost as a whole number"),
+            (r#"{"at_us": 1, "key": "k", "duration_us": 0.5}"#, "duration_us as a whole number"),
             (r#"{"at_us": 1, "key": 5}"#, "a text in quotes"),
             (r#"{"at_us": 1, "keys": ["ip"]}"#, "keys as an object"),
             (r#"{"at_us": 1, "keys": {"ip": "a", "ip": "b"}}"#, "twice"),

@@ -20,16 +20,16 @@ const CHUNKS: usize = 8;
 /// How often a reader that waits for input checks the interrupt.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
-/// How far the file has been read, in bytes before decompression, like the file's length.
-#[derive(Clone, Debug)]
+/// How far the inputs have been read, in bytes before decompression, like their length.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
-    /// The file's length, if it has one.
+    /// The length of all files together, if each has one.
     pub(crate) length: Option<u64>,
     read: Arc<AtomicU64>,
 }
 
 impl Progress {
-    /// The number of bytes read from the file.
+    /// The number of bytes read.
     pub(crate) fn bytes(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
@@ -47,12 +47,15 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Opens the input of this name; `-` is standard input.
-    pub(crate) fn open(path: &Path, interrupt: Interrupt) -> Result<(Self, Progress), Failure> {
-        let read = Arc::new(AtomicU64::new(0));
+    /// Opens the input of this name; `-` is standard input. Returns its length, too, if it has one.
+    pub(crate) fn open(
+        path: &Path,
+        interrupt: Interrupt,
+        progress: &Progress,
+    ) -> Result<(Self, Option<u64>), Failure> {
+        let read = Arc::clone(&progress.read);
         if path.as_os_str() == "-" {
-            let progress = Progress { length: None, read: Arc::clone(&read) };
-            return Ok((Self::spawn(Counted { inner: io::stdin(), read }, interrupt)?, progress));
+            return Ok((Self::spawn(Counted { inner: io::stdin(), read }, interrupt)?, None));
         }
         let refuse = |error: io::Error| {
             Failure::input(format!(
@@ -66,8 +69,7 @@ impl Source {
             return Err(refuse(io::Error::from(io::ErrorKind::IsADirectory)));
         }
         let length = metadata.is_file().then_some(metadata.len());
-        let progress = Progress { length, read: Arc::clone(&read) };
-        Ok((Self::spawn(Counted { inner: file, read }, interrupt)?, progress))
+        Ok((Self::spawn(Counted { inner: file, read }, interrupt)?, length))
     }
 
     fn spawn(input: impl Read + Send + 'static, interrupt: Interrupt) -> Result<Self, Failure> {

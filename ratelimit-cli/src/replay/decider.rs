@@ -5,7 +5,7 @@ use ratelimit_core::{Op, Policy, RateLimiter, Store};
 use super::judge::{Judge, Touched};
 use crate::compare::Comparison;
 use crate::decision_line::DecisionLine;
-use crate::input::{BadLine, Entry, Parser, too_long};
+use crate::input::{BadLine, Entry};
 use crate::tally::Tally;
 
 /// Decides lines, and reuses its buffers from line to line.
@@ -40,19 +40,13 @@ impl<'r, S: Store<Policy>> Decider<'r, S> {
         Self { this: Judge::new(limiter, nearness, forgets), other, line: None }
     }
 
-    pub(super) async fn decide(
-        &mut self,
-        parser: &mut Parser,
-        line: Option<&[u8]>,
-    ) -> Result<(), Refused<S::Error>> {
-        let line = line.ok_or_else(|| Refused::Line(too_long()))?;
-        let entry = parser.parse(line).map_err(Refused::Line)?;
-        self.this.validate(&entry).map_err(Refused::Line)?;
+    pub(super) async fn decide(&mut self, entry: &Entry<'_>) -> Result<(), Refused<S::Error>> {
+        self.this.validate(entry).map_err(Refused::Line)?;
         if let Some((other, _)) = &self.other {
             let refused = |BadLine(told)| Refused::Line(BadLine(format!("--compare: {told}")));
-            other.validate(&entry).map_err(refused)?;
+            other.validate(entry).map_err(refused)?;
         }
-        let verdict = self.this.decide(&entry).await?;
+        let verdict = self.this.decide(entry).await?;
         if let Some(line) = &mut self.line {
             line.clear();
             let (at, cost) = (Some(entry.at.as_us()), entry.cost);
@@ -60,7 +54,7 @@ impl<'r, S: Store<Policy>> Decider<'r, S> {
             let writer = DecisionLine::new(limits).shadow(&self.this.shadow);
             writer.write(line, at, &entry.caller, cost, &verdict, &self.this.applied);
         }
-        self.compare(&entry, verdict.allowed()).await
+        self.compare(entry, verdict.allowed()).await
     }
 
     /// Decides the request by the other policy as well, and counts the difference.

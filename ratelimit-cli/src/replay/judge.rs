@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 
 use ratelimit_core::{
-    Batch, Check, Decision, ErrorKind, Op, Policy, RateLimiter, Store, StoreError, Verdict,
+    Algorithm, Batch, Check, Decision, ErrorKind, Op, Policy, RateLimiter, Store, StoreError,
+    Verdict,
 };
 
 use super::Refused;
+use super::leases::Leases;
 use crate::input::{BadLine, Entry};
 use crate::tally::{Decided, Tally};
 
@@ -22,6 +24,8 @@ pub(super) struct Judge<'r, S> {
     pub(super) tally: Tally,
     /// The keys used so far, if they are to be reset at the end.
     pub(super) touched: Option<Touched>,
+    /// The leases, if a limit has any.
+    leases: Option<Leases>,
     /// The positions of the enforced limits that applied to the last request.
     pub(super) applied: Vec<usize>,
     /// What they decided.
@@ -32,10 +36,12 @@ pub(super) struct Judge<'r, S> {
 
 impl<'r, S: Store<Policy>> Judge<'r, S> {
     pub(super) fn new(limiter: &'r RateLimiter<S>, nearness: bool, forgets: bool) -> Self {
+        let has_leases = limiter.limits().iter().any(|limit| limit.algorithm().has_leases());
         Self {
             limiter,
             tally: Tally::new(limiter.limits(), nearness),
             touched: forgets.then(Touched::new),
+            leases: has_leases.then(Leases::default),
             applied: Vec::new(),
             enforced: Vec::new(),
             shadow: Vec::new(),
@@ -52,6 +58,9 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
     pub(super) async fn decide(&mut self, entry: &Entry<'_>) -> Result<Verdict, Refused<S::Error>> {
         let limits = self.limiter.limits().as_slice();
         let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
+        if let Some(leases) = &mut self.leases {
+            leases.end_until(self.limiter, entry.at).await.map_err(Refused::ByStore)?;
+        }
         self.applied.clear();
         self.applied.extend(request.applicable());
         if let Some(touched) = &mut self.touched {
@@ -75,6 +84,12 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
             let named = self.limiter.named(&verdict);
             let shadow = named.shadow().filter_map(|d| Some((place(d.name())?, *d.decision())));
             self.shadow.extend(shadow);
+        }
+        if let Some(leases) = &mut self.leases {
+            for (place, decision) in self.enforced.iter().chain(&self.shadow) {
+                let limit = (*place, &limits[*place]);
+                leases.count(limit, entry, decision, verdict.allowed());
+            }
         }
         let decided = Decided {
             entry,

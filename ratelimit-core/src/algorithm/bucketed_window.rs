@@ -325,6 +325,13 @@ impl Algorithm for BucketedWindow {
         Some(self.admitted(now, cost, live, Some(buckets)))
     }
 
+    /// Charges the largest of the windows' limits: no window has anything left until the bucket has left it.
+    fn filled(&self, now: Timestamp) -> Step<BucketedWindowState> {
+        let most = self.windows().iter().map(|window| window.limit).max().unwrap_or_default();
+        let live = self.live(None, now);
+        self.admitted(now, self.capacity(), live, self.charged(live, most))
+    }
+
     /// Takes the charge off its bucket, if that is still the newest one.
     fn undo(
         &self,
@@ -401,7 +408,9 @@ impl ChargesAttempts for BucketedWindow {
             let contains = |window: &&BucketWindow| {
                 self.end_us(*bucket, window.span_us) > live.current.as_us()
             };
-            let least = self.windows().iter().filter(contains).map(|window| window.limit).min();
+            // A larger limit may have filled a window further, and still counts it.
+            let full = |window: &BucketWindow| window.limit.max(self.used(live, *window));
+            let least = self.windows().iter().filter(contains).map(full).min();
             bucket.count = bucket.count.min(least.unwrap_or_default().saturating_sub(newer));
             newer += bucket.count;
         }

@@ -13,7 +13,7 @@ use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
-use crate::timestamp::Timestamp;
+use crate::timestamp::{MAX_INTEGER, Timestamp};
 
 /// A count per window, which begins with the first request that it admits.
 ///
@@ -39,6 +39,18 @@ pub struct FirstRequestState {
     pub start: Timestamp,
     /// What the window has admitted.
     pub count: u64,
+    /// When the window ends, by the length that it was written with, in microseconds since the Unix epoch. It may lie
+    /// past [`Timestamp::MAX`], but below 2^53.
+    pub ends_us: u64,
+}
+
+/// A request's window, as this limit sees it.
+#[derive(Clone, Copy)]
+struct Window {
+    start: Timestamp,
+    /// At most the limit.
+    count: u64,
+    ends_us: u64,
 }
 
 impl FirstRequestWindow {
@@ -57,24 +69,29 @@ impl FirstRequestWindow {
     }
 
     /// The window of a request at `now`. A request before its start, because the clock went back, counts in it too.
-    fn window(&self, state: Option<&FirstRequestState>, now: Timestamp) -> FirstRequestState {
+    fn window(&self, state: Option<&FirstRequestState>, now: Timestamp) -> Window {
         match state {
-            // A state written under a larger limit counts up to this one.
-            Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
-                FirstRequestState { count: state.count.min(self.limit), ..*state }
+            // A window of another length is past when it ends, or when one of this length would. A state written under
+            // a larger limit counts up to this one.
+            Some(state)
+                if now.as_us() < state.ends_us
+                    && now.as_us() < state.start.as_us() + self.window_us =>
+            {
+                let own = self.begun(state.start);
+                let ends_us = own.ends_us.min(state.ends_us);
+                Window { count: state.count.min(self.limit), ends_us, ..own }
             }
-            _ => FirstRequestState { start: now, count: 0 },
+            _ => self.begun(now),
         }
     }
 
-    fn decision(
-        &self,
-        now: Timestamp,
-        cost: u64,
-        window: FirstRequestState,
-        fits: bool,
-    ) -> Decision {
-        let end_us = window.start.as_us() + self.window_us - now.as_us();
+    /// A window of this limit's length, with nothing counted.
+    const fn begun(&self, start: Timestamp) -> Window {
+        Window { start, count: 0, ends_us: start.as_us() + self.window_us }
+    }
+
+    fn decision(&self, now: Timestamp, cost: u64, window: Window, fits: bool) -> Decision {
+        let end_us = window.ends_us - now.as_us();
         let reset_after_us = if window.count == 0 { 0 } else { end_us };
         Decision {
             allowed: fits,
@@ -92,26 +109,35 @@ impl FirstRequestWindow {
         }
     }
 
-    fn admitted(
-        &self,
-        now: Timestamp,
-        cost: u64,
-        window: FirstRequestState,
-        count: u64,
-    ) -> Step<FirstRequestState> {
-        let state = FirstRequestState { count, ..window };
-        let write = if count == window.count {
-            Write::Keep
-        } else if count == 0 {
-            Write::Remove
-        } else {
-            self.written(state)
-        };
-        Step { decision: self.decision(now, cost, state, true), write }
+    fn written(&self, Window { start, count, .. }: Window) -> Write<FirstRequestState> {
+        let ends_us = start.as_us() + self.window_us;
+        let expires = Timestamp::saturating_from_us(ends_us);
+        Write::Put { state: FirstRequestState { start, count, ends_us }, expires }
     }
 
-    fn written(&self, state: FirstRequestState) -> Write<FirstRequestState> {
-        Write::Put { state, expires: state.start.saturating_add_us(self.window_us) }
+    /// A refund or a forced charge. Another limit may have written the state, and count more, or for longer: the charge
+    /// or refund then counts in the window of that limit.
+    fn changed(
+        &self,
+        state: Option<&FirstRequestState>,
+        (now, cost): (Timestamp, u64),
+        window: Window,
+        change: impl Fn(u64) -> u64,
+    ) -> Step<FirstRequestState> {
+        let count = change(window.count);
+        let write = match state.filter(|state| now.as_us() < state.ends_us) {
+            _ if count == window.count => Write::Keep,
+            None => self.written(Window { count, ..window }),
+            Some(state) => match change(state.count).min(MAX_INTEGER) {
+                0 => Write::Remove,
+                count => Write::Put {
+                    state: FirstRequestState { count, ..*state },
+                    expires: Timestamp::saturating_from_us(state.ends_us),
+                },
+            },
+        };
+        let after = self.window(write.after(state), now);
+        Step { decision: self.decision(now, cost, after, true), write }
     }
 }
 
@@ -133,7 +159,11 @@ impl Algorithm for FirstRequestWindow {
             let decision = self.decision(now, cost, window, false);
             return Step { decision, write: Write::Keep };
         }
-        self.admitted(now, cost, window, window.count + cost)
+        if cost == 0 {
+            return Step { decision: self.decision(now, cost, window, true), write: Write::Keep };
+        }
+        let after = Window { count: window.count + cost, ..self.begun(window.start) };
+        Step { decision: self.decision(now, cost, after, true), write: self.written(after) }
     }
 
     fn refund(
@@ -143,7 +173,7 @@ impl Algorithm for FirstRequestWindow {
         cost: u64,
     ) -> Option<Step<FirstRequestState>> {
         let window = self.window(state, now);
-        Some(self.admitted(now, cost, window, window.count.saturating_sub(cost)))
+        Some(self.changed(state, (now, cost), window, |count| count.saturating_sub(cost)))
     }
 
     /// Takes the charge off its window, if that is still the current one.
@@ -165,8 +195,8 @@ impl Algorithm for FirstRequestWindow {
         cost: u64,
     ) -> Option<Step<FirstRequestState>> {
         let window = self.window(state, now);
-        let left = self.limit - window.count;
-        Some(self.admitted(now, cost, window, window.count + cost.min(left)))
+        let charge = cost.min(self.limit - window.count);
+        Some(self.changed(state, (now, cost), window, |count| count.saturating_add(charge)))
     }
 }
 

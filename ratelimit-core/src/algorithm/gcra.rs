@@ -20,19 +20,19 @@
 //! chooses it so that the capacity in units and the time from empty to full stay below 2^52. The sum of a time and such
 //! a span stays below 2^53, and so does every number here.
 //!
-//! `gcra.lua` in `ratelimit-redis` is the same algorithm in Lua, with the same names in the same order. `gcra/fast.rs`
-//! is the fast path for stores in memory.
+//! The steps are in `work.rs`, which the token bucket shares. `gcra.lua` in `ratelimit-redis` is the same algorithm in
+//! Lua, with the same names in the same order. `gcra/fast.rs` is the fast path for stores in memory.
 
 mod fast;
 #[cfg(test)]
 mod tests;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step, Write};
-use crate::decision::Decision;
+use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step};
 use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
+use crate::work::Work;
 
 /// The generic cell rate algorithm: `rate` in the long run, `burst` at once.
 ///
@@ -69,19 +69,6 @@ pub struct GcraState {
     pub timestamp: Timestamp,
 }
 
-/// A state as one moment sees it.
-#[derive(Clone, Copy)]
-struct Level {
-    /// The moment: `now`, or the time of the state if that is later.
-    at: Timestamp,
-    /// The theoretical arrival time; `at` if that has passed.
-    tat_us: u64,
-    /// Refill ticks from `at` to `tat_us`, including the tick under way.
-    ticks: u64,
-    /// Units of admitted work still to do at `at`.
-    used: u64,
-}
-
 impl Gcra {
     /// `rate` in the long run and up to `burst` at once.
     ///
@@ -97,107 +84,24 @@ impl Gcra {
     pub const fn refill(&self) -> &Refill {
         &self.refill
     }
+}
 
-    /// The level of a state at `now`.
+impl From<GcraState> for Work {
     #[inline]
-    fn level(&self, state: Option<&GcraState>, now: Timestamp) -> Level {
-        let Refill { tick_units, tick_us, .. } = self.refill;
-        let unused = |at: Timestamp| Level { at, tat_us: at.as_us(), ticks: 0, used: 0 };
-        let Some(state) = state else { return unused(now) };
-        // A time before the state's own counts as the state's.
-        let at = now.max(state.timestamp);
-        // A state written under a larger limit owes at most this limit's whole burst.
-        let latest_us = state.timestamp.as_us() + self.refill.full_us();
-        let (tat_us, surplus) = match state.tat_us {
-            tat_us if tat_us > latest_us => (latest_us, 0),
-            tat_us => (tat_us, state.surplus.min(tick_units - 1)),
-        };
-        if tat_us <= at.as_us() {
-            return unused(at);
-        }
-        let (whole, is_under_way) = self.refill.ticks_in(tat_us - at.as_us());
-        let ticks = whole + u64::from(is_under_way);
-        // The last tick of a whole burst may do more than the burst needs.
-        let surplus = if tat_us + tick_us > latest_us {
-            surplus.max(self.refill.full_ticks() * tick_units - self.refill.capacity_units())
-        } else {
-            surplus
-        };
-        Level { at, tat_us, ticks, used: ticks * tick_units - surplus }
+    fn from(GcraState { tat_us, surplus, timestamp }: GcraState) -> Self {
+        Self { tat_us, surplus, timestamp }
     }
+}
 
-    /// The state that follows a move from this level to `after` units: a charge or a refund that leaves some.
+impl From<Work> for GcraState {
     #[inline]
-    fn moved(&self, mut level: Level, after: u64) -> GcraState {
-        let Refill { tick_units, tick_us, .. } = self.refill;
-        // Work counts as done at the end of each tick, so a tick under way may have run out of work already. The rest
-        // of that tick must not do the work of a new charge: a new tick begins with it. (A tick of a microsecond ends
-        // in the moment it begins: there this changes nothing.)
-        if after > level.used && level.used > 0 && level.used < tick_units {
-            level = Level { tat_us: level.at.as_us() + tick_us, ticks: 1, ..level };
-        }
-        // The TAT moves by the difference in ticks.
-        let ticks_after = self.refill.ticks_for(after);
-        GcraState {
-            tat_us: level.tat_us + ticks_after * tick_us - level.ticks * tick_us,
-            surplus: ticks_after * tick_units - after,
-            timestamp: level.at,
-        }
+    fn from(Work { tat_us, surplus, timestamp }: Work) -> Self {
+        Self { tat_us, surplus, timestamp }
     }
+}
 
-    /// When at most `room` units will be used, at a level that uses more.
-    #[inline]
-    fn fits_us(&self, level: Level, room: u64) -> u64 {
-        let Refill { tick_us, .. } = self.refill;
-        level.tat_us + self.refill.ticks_for(level.used - room) * tick_us - level.ticks * tick_us
-    }
-
-    /// The decision that leaves `used` units, which are done at `tat_us`.
-    #[inline]
-    fn decision(
-        &self,
-        (now, cost): (Timestamp, u64),
-        used: u64,
-        tat_us: u64,
-        retry_after_us: Option<u64>,
-    ) -> Decision {
-        let Refill { burst, token_units, tick_us, .. } = self.refill;
-        let left = self.refill.capacity_units() - used;
-        let remaining = left / token_units;
-        // The tick under way began when the first of the used units was still to do.
-        let grown_us = |missing| {
-            tat_us + self.refill.ticks_for(missing) * tick_us
-                - self.refill.ticks_for(used) * tick_us
-        };
-        let replenish_after_us = match used {
-            0 => 0,
-            _ => grown_us((remaining + 1) * token_units - left) - now.as_us(),
-        };
-        Decision {
-            allowed: retry_after_us == Some(0),
-            cost,
-            limit: burst,
-            remaining,
-            retry_after_us,
-            replenish_after_us,
-            reset_after_us: if used == 0 { 0 } else { tat_us - now.as_us() },
-        }
-    }
-
-    /// An allowed step from this level to `after` units.
-    #[inline]
-    fn step_to(&self, (now, cost): (Timestamp, u64), level: Level, after: u64) -> Step<GcraState> {
-        let (tat_us, write) = if after == level.used {
-            (level.tat_us, Write::Keep)
-        } else if after == 0 {
-            (level.tat_us, Write::Remove)
-        } else {
-            let state = self.moved(level, after);
-            let expires = Timestamp::saturating_from_us(state.tat_us);
-            (state.tat_us, Write::Put { state, expires })
-        };
-        Step { decision: self.decision((now, cost), after, tat_us, Some(0)), write }
-    }
+fn work(state: Option<&GcraState>) -> Option<Work> {
+    state.copied().map(Work::from)
 }
 
 impl Algorithm for Gcra {
@@ -210,21 +114,7 @@ impl Algorithm for Gcra {
 
     #[inline]
     fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
-        let level = self.level(state, now);
-        let capacity = self.refill.capacity_units();
-        let denied = |retry_after_us| {
-            let decision = self.decision((now, cost), level.used, level.tat_us, retry_after_us);
-            Step { decision, write: Write::Keep }
-        };
-        if cost > self.refill.burst {
-            return denied(None);
-        }
-        let charge = cost * self.refill.token_units;
-        let after = level.used + charge;
-        if after > capacity {
-            return denied(Some(self.fits_us(level, capacity - charge) - now.as_us()));
-        }
-        self.step_to((now, cost), level, after)
+        self.refill.step(work(state), now, cost).map(GcraState::from)
     }
 
     fn refund(
@@ -233,9 +123,7 @@ impl Algorithm for Gcra {
         now: Timestamp,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        let level = self.level(state, now);
-        let charge = cost.min(self.refill.burst) * self.refill.token_units;
-        Some(self.step_to((now, cost), level, level.used.saturating_sub(charge)))
+        Some(self.refill.refund(work(state), now, cost).map(GcraState::from))
     }
 
     fn force(
@@ -244,10 +132,7 @@ impl Algorithm for Gcra {
         now: Timestamp,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        let level = self.level(state, now);
-        let charge = cost.min(self.refill.burst) * self.refill.token_units;
-        let after = (level.used + charge).min(self.refill.capacity_units());
-        Some(self.step_to((now, cost), level, after))
+        Some(self.refill.force(work(state), now, cost).map(GcraState::from))
     }
 
     fn recovery(&self) -> Option<Recovery> {
@@ -273,13 +158,7 @@ impl Algorithm for Gcra {
         reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        if cost >= reservation.cost {
-            return Some(self.force(state, now, cost - reservation.cost)?.costing(cost));
-        }
-        let level = self.level(state, now);
-        let last_charged = state.map(|state| state.timestamp);
-        let charge = self.refill.units_given_back(reservation, cost, now, last_charged);
-        Some(self.step_to((now, cost), level, level.used.saturating_sub(charge)))
+        Some(self.refill.settle(work(state), now, reservation, cost).map(GcraState::from))
     }
 }
 

@@ -14,13 +14,15 @@
 //!
 //! `sliding_counter.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
+use alloc::format;
+
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
-use crate::timestamp::Timestamp;
+use crate::timestamp::{MAX_INTEGER, Timestamp};
 
 /// A count in any span of one window's length, estimated from two aligned windows.
 ///
@@ -28,7 +30,7 @@ use crate::timestamp::Timestamp;
 /// use ratelimit_core::{Algorithm, SlidingCounter, SlidingCounterState, Timestamp};
 ///
 /// let counter = SlidingCounter::new("100/m".parse()?)?;
-/// let state = SlidingCounterState { start: Timestamp::ZERO, previous: 0, current: 80 };
+/// let state = SlidingCounterState { start: Timestamp::ZERO, previous: 0, current: 80, window_us: 60_000_000 };
 /// // A quarter into the next minute, three quarters of the 80 still count.
 /// let at = Timestamp::from_us(75_000_000).expect("a time");
 /// assert_eq!(counter.step(Some(&state), at, 0).decision.remaining, 40);
@@ -49,15 +51,24 @@ pub struct SlidingCounterState {
     pub previous: u64,
     /// What the current window has admitted.
     pub current: u64,
+    /// The length of the windows that the state was written with, in microseconds.
+    pub window_us: u64,
 }
 
 impl SlidingCounter {
     /// The count of the rate in any span of the rate's period.
     ///
     /// # Errors
-    /// None today; a `Result` so that all algorithms are built alike.
+    /// A window of 2^51 microseconds (71 years) or more: the end of the next window would not be exact.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
-        Ok(Self { limit: rate.count(), window_us: rate.period_us() })
+        let window_us = rate.period_us();
+        if window_us >= 1 << 51 {
+            return Err(ConfigError::new(format!(
+                "a window of {window_us} µs is too long for a sliding counter, which also counts the window before; \
+                 write less than 2^51 µs (71 years), or use sliding-log"
+            )));
+        }
+        Ok(Self { limit: rate.count(), window_us })
     }
 
     /// The length of a window in microseconds.
@@ -66,26 +77,41 @@ impl SlidingCounter {
         self.window_us
     }
 
-    fn aligned(&self, timestamp: Timestamp) -> Timestamp {
-        Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.window_us)
-    }
-
     /// The two windows that count at `now`.
     fn windows(&self, state: Option<&SlidingCounterState>, now: Timestamp) -> SlidingCounterState {
-        let start = self.aligned(now);
-        let empty = SlidingCounterState { start, previous: 0, current: 0 };
+        let start = aligned(now, self.window_us);
+        let empty =
+            SlidingCounterState { start, previous: 0, current: 0, window_us: self.window_us };
         let Some(state) = state else { return empty };
-        // The start is aligned again: the state may have been written for windows of another length. A count written
-        // under a larger limit counts up to this one.
-        let written = self.aligned(state.start);
+        // Windows of another length are past when they are for the limit that counted in them.
+        if now.as_us() >= self.until_us(Some(state)) {
+            return empty;
+        }
+        // The start is aligned again, for the same reason. A count written under a larger limit counts up to this one.
+        let written = aligned(state.start, self.window_us);
         let (previous, current) = (state.previous.min(self.limit), state.current.min(self.limit));
         if written >= start {
             // The current window, or a later one because the clock went back.
-            SlidingCounterState { start: written, previous, current }
+            SlidingCounterState { start: written, previous, current, ..empty }
         } else if written.as_us() + self.window_us == start.as_us() {
-            SlidingCounterState { start, previous: current, current: 0 }
+            SlidingCounterState { previous: current, ..empty }
         } else {
             empty
+        }
+    }
+
+    /// When windows of another length are past; never for this one's.
+    fn until_us(&self, state: Option<&SlidingCounterState>) -> u64 {
+        state.filter(|state| state.window_us != self.window_us).map_or(u64::MAX, |it| empty_us(*it))
+    }
+
+    /// The windows of the limit that wrote the state, as it counts them at `now`; this limit's if there are none.
+    fn held(&self, state: Option<&SlidingCounterState>, now: Timestamp) -> SlidingCounterState {
+        match state {
+            Some(state) if state.window_us > 0 && now.as_us() < self.until_us(Some(state)) => {
+                Self { limit: MAX_INTEGER, window_us: state.window_us }.windows(Some(state), now)
+            }
+            _ => self.windows(None, now),
         }
     }
 
@@ -105,46 +131,28 @@ impl SlidingCounter {
         self.weighted(windows, now) + windows.current
     }
 
-    /// When at most `room` of a window's `count` will count, in the next window, which begins at `start_us`.
-    fn faded_us(&self, start_us: u64, count: u64, room: u64) -> u64 {
-        if count <= room {
-            return start_us;
-        }
-        // count · overlap / window < room + 1 holds up to this overlap.
-        let (overlap_us, rest) = multiplied_divided(room + 1, self.window_us, count);
-        start_us + self.window_us - (overlap_us - u64::from(rest == 0))
-    }
-
     /// When `cost` will fit, if it ever does.
     fn fits_us(&self, windows: SlidingCounterState, cost: u64) -> Option<u64> {
         let start_us = windows.start.as_us();
         let room = self.limit.checked_sub(cost)?;
         Some(match room.checked_sub(windows.current) {
-            Some(room) => self.faded_us(start_us, windows.previous, room),
+            Some(room) => faded_us(start_us, self.window_us, windows.previous, room),
             // It fits in the next window at the earliest.
-            None => self.faded_us(start_us + self.window_us, windows.current, room),
+            None => faded_us(start_us + self.window_us, self.window_us, windows.current, room),
         })
     }
 
-    /// When nothing will count.
-    fn empty_us(&self, windows: SlidingCounterState) -> u64 {
-        let start_us = windows.start.as_us();
-        match windows.current {
-            0 => self.faded_us(start_us, windows.previous, 0),
-            current => self.faded_us(start_us + self.window_us, current, 0),
-        }
-    }
-
+    /// The decision on windows that count until `until_us` at most.
     fn decision(
         &self,
-        now: Timestamp,
-        cost: u64,
+        (now, cost): (Timestamp, u64),
         windows: SlidingCounterState,
+        until_us: u64,
         retry_after_us: Option<u64>,
     ) -> Decision {
         let used = self.used(windows, now);
         let remaining = self.limit.saturating_sub(used);
-        let wait_us = |us: u64| us.saturating_sub(now.as_us());
+        let wait_us = |us: u64| us.min(until_us).saturating_sub(now.as_us());
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
@@ -152,26 +160,30 @@ impl SlidingCounter {
             remaining,
             retry_after_us,
             replenish_after_us: self.fits_us(windows, remaining + 1).map_or(0, wait_us),
-            reset_after_us: if used == 0 { 0 } else { wait_us(self.empty_us(windows)) },
+            reset_after_us: if used == 0 { 0 } else { wait_us(empty_us(windows)) },
         }
     }
 
-    fn admitted(
+    /// A refund or a forced charge. Another limit may have written the state, and count more, or for longer: the charge
+    /// or refund then counts in the windows of that limit.
+    fn changed(
         &self,
-        now: Timestamp,
-        cost: u64,
+        state: Option<&SlidingCounterState>,
+        (now, cost): (Timestamp, u64),
         windows: SlidingCounterState,
-        current: u64,
+        change: impl Fn(u64) -> u64,
     ) -> Step<SlidingCounterState> {
-        let state = SlidingCounterState { current, ..windows };
-        let write = if current == windows.current {
-            Write::Keep
-        } else if self.used(state, now) == 0 {
-            Write::Remove
-        } else {
-            Write::Put { state, expires: Timestamp::saturating_from_us(self.empty_us(state)) }
-        };
-        Step { decision: self.decision(now, cost, state, Some(0)), write }
+        if change(windows.current) == windows.current {
+            let until_us = self.until_us(state);
+            let decision = self.decision((now, cost), windows, until_us, Some(0));
+            return Step { decision, write: Write::Keep };
+        }
+        let held = self.held(state, now);
+        let current = change(held.current).min(MAX_INTEGER);
+        let write = written(SlidingCounterState { current, ..held }, now);
+        let left = write.after(state);
+        let (after, until_us) = (self.windows(left, now), self.until_us(left));
+        Step { decision: self.decision((now, cost), after, until_us, Some(0)), write }
     }
 }
 
@@ -189,12 +201,21 @@ impl Algorithm for SlidingCounter {
         cost: u64,
     ) -> Step<SlidingCounterState> {
         let windows = self.windows(state, now);
+        let until_us = self.until_us(state);
+        let keep = |retry_after_us| {
+            let decision = self.decision((now, cost), windows, until_us, retry_after_us);
+            Step { decision, write: Write::Keep }
+        };
         if cost > self.limit.saturating_sub(self.used(windows, now)) {
-            let retry_after_us = self.fits_us(windows, cost).map(|us| us - now.as_us());
-            let decision = self.decision(now, cost, windows, retry_after_us);
-            return Step { decision, write: Write::Keep };
+            let fits_us = self.fits_us(windows, cost).map(|us| us.min(until_us));
+            return keep(fits_us.map(|us| us - now.as_us()));
         }
-        self.admitted(now, cost, windows, windows.current + cost)
+        if cost == 0 {
+            return keep(Some(0));
+        }
+        let after = SlidingCounterState { current: windows.current + cost, ..windows };
+        let decision = self.decision((now, cost), after, u64::MAX, Some(0));
+        Step { decision, write: written(after, now) }
     }
 
     /// Takes the cost off the current window; the previous one stays as it is.
@@ -205,7 +226,7 @@ impl Algorithm for SlidingCounter {
         cost: u64,
     ) -> Option<Step<SlidingCounterState>> {
         let windows = self.windows(state, now);
-        Some(self.admitted(now, cost, windows, windows.current.saturating_sub(cost)))
+        Some(self.changed(state, (now, cost), windows, |current| current.saturating_sub(cost)))
     }
 
     /// Takes the charge off its window, if that is still the current one.
@@ -227,8 +248,8 @@ impl Algorithm for SlidingCounter {
         cost: u64,
     ) -> Option<Step<SlidingCounterState>> {
         let windows = self.windows(state, now);
-        let left = self.limit.saturating_sub(self.used(windows, now));
-        Some(self.admitted(now, cost, windows, windows.current + cost.min(left)))
+        let charge = cost.min(self.limit.saturating_sub(self.used(windows, now)));
+        Some(self.changed(state, (now, cost), windows, |current| current.saturating_add(charge)))
     }
 }
 
@@ -244,8 +265,40 @@ impl ChargesAttempts for SlidingCounter {
         cost: u64,
     ) -> Write<SlidingCounterState> {
         let windows = self.windows(state, now);
-        let current = self.limit.min(windows.current.saturating_add(cost));
-        self.admitted(now, cost, windows, current).write
+        let charge = cost.min(self.limit - windows.current);
+        self.changed(state, (now, cost), windows, |current| current.saturating_add(charge)).write
+    }
+}
+
+fn aligned(timestamp: Timestamp, window_us: u64) -> Timestamp {
+    Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % window_us)
+}
+
+/// When at most `room` of a window's `count` will count, in the next window, which begins at `start_us`.
+fn faded_us(start_us: u64, window_us: u64, count: u64, room: u64) -> u64 {
+    if count <= room {
+        return start_us;
+    }
+    // count · overlap / window < room + 1 holds up to this overlap.
+    let (overlap_us, rest) = multiplied_divided(room + 1, window_us, count);
+    start_us.saturating_add(window_us) - (overlap_us - u64::from(rest == 0))
+}
+
+/// When nothing of these windows will count.
+fn empty_us(windows: SlidingCounterState) -> u64 {
+    let SlidingCounterState { start, previous, current, window_us } = windows;
+    match current {
+        0 => faded_us(start.as_us(), window_us, previous, 0),
+        current => faded_us(start.as_us().saturating_add(window_us), window_us, current, 0),
+    }
+}
+
+fn written(state: SlidingCounterState, now: Timestamp) -> Write<SlidingCounterState> {
+    let ends_us = empty_us(state);
+    if ends_us > now.as_us() && (state.previous, state.current) != (0, 0) {
+        Write::Put { state, expires: Timestamp::saturating_from_us(ends_us) }
+    } else {
+        Write::Remove
     }
 }
 

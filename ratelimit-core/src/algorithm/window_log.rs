@@ -251,8 +251,7 @@ impl Algorithm for WindowLog {
             return Some(self.unchanged(now, cost, window));
         }
         let mut entries = window.entries.to_vec();
-        let left = self.used(window).saturating_sub(cost);
-        let mut owed = charged_in(window) - left;
+        let mut owed = cost;
         while let Some(last) = entries.last_mut() {
             let back = owed.min(last.cost);
             last.cost -= back;

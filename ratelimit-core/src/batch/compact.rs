@@ -23,14 +23,14 @@ pub trait CompactStates {
 /// states of all checks.
 ///
 /// The store then applies the last write that was noted for each check. Returns `None`, and decides nothing, if the
-/// batch is not plain or a state has no compact form.
+/// batch is not plain, a state has no compact form, or `now` is the last moment.
 #[inline]
 pub fn decide_compact<A: InMemory>(
     batch: &Batch<'_, A>,
     now: Timestamp,
     states: &mut impl CompactStates,
 ) -> Option<Verdict> {
-    if !batch.is_plain() {
+    if !batch.is_plain() || now == Timestamp::MAX {
         return None;
     }
     let mut decisions = Vec::with_capacity(batch.checks.len());

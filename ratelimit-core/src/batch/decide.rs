@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Batch, Check};
+use super::{Batch, Check, Now};
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::op::Op;
@@ -84,6 +84,10 @@ pub fn decide<A: Algorithm>(
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
     batch.validate()?;
+    // Given times end as well, but the states that they leave outlive them.
+    if now == Timestamp::MAX && batch.now == Now::Store {
+        return Err(Refusal::EndOfTime { now_us: now.as_us() });
+    }
     if let [check] = batch.checks
         && batch.id.is_none()
         && !batch.denied_elsewhere
@@ -180,6 +184,8 @@ impl<A: Algorithm> Batch<'_, A> {
         };
         let group = self.reservation_group(|| states.fingerprint());
         let mut known = !matches!(self.op, Op::Settle | Op::Renew);
+        // Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+        let mut lease_has_ended = false;
         for (position, check) in self.checks.iter().enumerate() {
             let algorithm = check.limit.algorithm();
             let life_us = algorithm.reservation_us().unwrap_or(Reservation::LIFE_US);
@@ -195,7 +201,9 @@ impl<A: Algorithm> Batch<'_, A> {
                 return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
             }
             let about = self.known(check, id, known_as)?;
-            known |= !matches!(about, Known::Unknown);
+            let is_known = !matches!(about, Known::Unknown);
+            known |= is_known;
+            lease_has_ended |= !is_known && self.op == Op::Renew && algorithm.has_leases();
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
             let (step, left) = match about {
@@ -230,17 +238,18 @@ impl<A: Algorithm> Batch<'_, A> {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
                     )?;
-                    (step, Some(Reservation { settled: Some(check.cost), ..reservation }))
+                    let once = self.settled_once;
+                    (step, Some(reservation.settled_at(check.cost, now, life_us, once)))
                 }
             };
             let expiring = |reservation: Reservation| {
-                let expires = reservation.since.saturating_add_us(life_us);
+                let expires = reservation.ends(life_us);
                 (reservation, expires)
             };
             steps.push(position, step);
             steps.reservations.push(left.map(expiring));
         }
-        if known { Ok(()) } else { Err(Refusal::UnknownReservation { id }) }
+        if known && !lease_has_ended { Ok(()) } else { Err(Refusal::UnknownReservation { id }) }
     }
 
     /// What the check knows about the id, from its live reservation.

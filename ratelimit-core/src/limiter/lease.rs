@@ -28,7 +28,10 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     /// # Errors
     /// The store's error; a limit without reservations. A denial is not an error.
     pub fn lease_now(self) -> Result<Leased<'a, S, A, C>, S::Error> {
-        let request = self.id(self.id.unwrap_or_else(ReservationId::random));
+        let request = match self.id {
+            Some(_) => self,
+            None => self.drawn(ReservationId::random()),
+        };
         let verdict = request.apply_now(Op::Acquire)?;
         Ok(if verdict.allowed() {
             Leased::Granted(Lease { request, verdict })
@@ -51,7 +54,8 @@ pub enum Leased<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
 /// A lease that is released when it is dropped.
 ///
 /// Without a renewal it also ends by itself after the length of a lease. A failed release is not reported: the lease then
-/// ends by itself.
+/// ends by itself. So does one that the store granted [without a record](Verdict::is_unrecorded), which can be neither
+/// renewed nor released.
 #[must_use = "a lease that is dropped is released"]
 #[derive(Debug)]
 pub struct Lease<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
@@ -82,6 +86,8 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> 
 
 impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Drop for Lease<'_, S, A, C> {
     fn drop(&mut self) {
-        drop(self.request.cost(0).apply_now(Op::Settle));
+        if !self.verdict.is_unrecorded() {
+            drop(self.request.cost(0).apply_now(Op::Settle));
+        }
     }
 }

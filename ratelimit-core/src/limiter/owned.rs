@@ -62,6 +62,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
             Ok(verdict) if verdict.allowed() => {
                 settlement.cost = estimate;
                 settlement.granted = true;
+                settlement.done = verdict.is_unrecorded();
                 Ok(Reserved::Granted(OwnedReservation { settlement, verdict }))
             }
             Ok(verdict) => {
@@ -119,7 +120,14 @@ where
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
-/// The value is sent to the store once. Sent again, a settlement changes nothing.
+/// The value is sent to the store once. Sent again, a settlement changes nothing. The store forgets it
+/// [ten seconds](crate::Reservation::REPEAT_US) later.
+///
+/// # Without a record
+///
+/// A store that has no room for another reservation charges the estimate all the same, and its verdict
+/// [says so](Verdict::is_unrecorded). The charge then stands: [`commit`](Self::commit) and [`cancel`](Self::cancel) send
+/// nothing and return that verdict. A lease holds its place until its time is over.
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
 pub struct OwnedReservation<S, A, C>
 where
@@ -168,6 +176,9 @@ where
     /// # Errors
     /// What the store could not do; the reservation has expired.
     pub async fn commit(mut self, cost: u64) -> Result<Verdict, S::Error> {
+        if self.verdict.is_unrecorded() {
+            return Ok(self.verdict.clone());
+        }
         self.settlement.cost = cost;
         let answer = self.settlement.charge.request().cost(cost).settle().await;
         self.settlement.done = match &answer {
@@ -219,7 +230,7 @@ struct Charge<S, A, C> {
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers> Charge<S, A, C> {
     fn request(&self) -> Request<'_, S, A, C> {
-        self.limiter.request(&self.caller).id(self.id)
+        self.limiter.request(&self.caller).drawn(self.id)
     }
 }
 

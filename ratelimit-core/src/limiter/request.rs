@@ -24,6 +24,8 @@ pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) cost: u64,
     pub(super) now: Now,
     pub(super) id: Option<ReservationId>,
+    /// Whether the limiter drew the id for this charge.
+    pub(super) settled_once: bool,
     pub(super) metadata: &'a [u8],
 }
 
@@ -53,6 +55,15 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// [settled](Op::Settle) and [renewed](Op::Renew) under the id.
     pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
+        self.settled_once = false;
+        self
+    }
+
+    /// The same request under an id that the limiter drew for it.
+    #[cfg(feature = "std")]
+    pub(super) const fn drawn(mut self, id: ReservationId) -> Self {
+        self.id = Some(id);
+        self.settled_once = true;
         self
     }
 
@@ -90,6 +101,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     {
         let batch = batch.op(op).now(self.now).metadata(self.metadata);
         match self.id {
+            Some(id) if self.settled_once => batch.id(id).settled_once(),
             Some(id) => batch.id(id),
             None => batch,
         }

@@ -75,6 +75,7 @@ pub(super) struct State {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Server {
     start: u64,
+    ends: u64,
     count: u64,
     /// When each reservation was charged, at what cost, and whether it is settled.
     reservations: BTreeMap<u128, (u64, u64, bool)>,
@@ -139,13 +140,15 @@ fn at(us: u64) -> Timestamp {
 
 impl Server {
     fn state(&self) -> Option<FixedWindowState> {
-        (self.count > 0).then(|| FixedWindowState { start: at(self.start), count: self.count })
+        let (start, count, ends_us) = (at(self.start), self.count, self.ends);
+        (count > 0).then_some(FixedWindowState { start, count, ends_us })
     }
 
     fn write(&mut self, write: &Write<FixedWindowState>) {
         let before = self.state();
         let after = write.after(before.as_ref());
-        (self.start, self.count) = after.map_or((0, 0), |state| (state.start.as_us(), state.count));
+        (self.start, self.ends, self.count) =
+            after.map_or((0, 0, 0), |state| (state.start.as_us(), state.ends_us, state.count));
     }
 }
 

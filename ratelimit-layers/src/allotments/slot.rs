@@ -52,8 +52,17 @@ pub(super) struct Slot {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct UnderWay {
     id: ReservationId,
+    since: Timestamp,
     /// What becomes of it, if it was to end since.
     ends: Option<Ending>,
+}
+
+impl UnderWay {
+    /// Whether its answer can still serve requests. A caller may keep the future of a draw and not poll it: the answer then
+    /// comes to a slot that no longer knows of it, and its units stay charged.
+    fn is_awaited(&self, terms: &Terms, now: Timestamp) -> bool {
+        self.since <= now && now.saturating_us_since(self.since) < terms.lifetime_us
+    }
 }
 
 /// What becomes of the unused part of an allotment that ends early.
@@ -178,7 +187,7 @@ impl Slot {
             return Answer::Serve(decisions);
         }
         // No request waits for a draw of another.
-        if self.draw.is_some() {
+        if self.draw.as_ref().is_some_and(|draw| draw.is_awaited(terms, now)) {
             return Answer::Ask { ended: None, draw: None };
         }
         let ended = self.take_ended(now);
@@ -187,7 +196,7 @@ impl Slot {
         self.asked = Some(now);
         let may_draw = self.size > 1 && self.rests_until.is_none_or(|until| until <= now);
         let draw = may_draw.then(|| Draw { id: id(), times: self.size });
-        self.draw = draw.map(|draw| UnderWay { id: draw.id, ends: None });
+        self.draw = draw.map(|draw| UnderWay { id: draw.id, since: now, ends: None });
         Answer::Ask { ended, draw }
     }
 
@@ -334,7 +343,9 @@ impl Slot {
     /// Whether nothing would be lost if it were forgotten at `now`.
     pub(super) fn is_idle(&self, terms: &Terms, now: Timestamp) -> bool {
         let is_recent = |then: Timestamp| now.saturating_us_since(then) <= terms.lifetime_us;
-        self.is_empty() && !self.asked.is_some_and(is_recent) && !self.lapsed.is_some_and(is_recent)
+        let is_awaited = self.draw.as_ref().is_some_and(|draw| draw.is_awaited(terms, now));
+        let is_empty = self.allotment.is_none() && !is_awaited;
+        is_empty && !self.asked.is_some_and(is_recent) && !self.lapsed.is_some_and(is_recent)
     }
 }
 

@@ -178,7 +178,10 @@ where
             Ending::GivenBack => {
                 let checks = checks.costing(&ended.used);
                 match Batch::new(&checks) {
-                    Ok(batch) => self.store.apply(&batch.op(Op::Settle).id(ended.id)).await.is_ok(),
+                    Ok(batch) => {
+                        let settling = batch.op(Op::Settle).id(ended.id).settled_once();
+                        self.store.apply(&settling).await.is_ok()
+                    }
                     Err(_) => false,
                 }
             }
@@ -272,7 +275,7 @@ where
         self.units = Some(checks.iter().map(|check| check.cost).collect());
         inner.tally.draws.fetch_add(1, Relaxed);
         let sent = inner.clock.now();
-        match inner.store.apply(&batch.with_checks(&checks).id(draw.id)).await {
+        match inner.store.apply(&batch.with_checks(&checks).id(draw.id).settled_once()).await {
             Ok(verdict) if verdict.allowed() => {
                 Ok(Some(self.drawn(batch, costs, sent, &verdict).await))
             }

@@ -46,9 +46,17 @@ impl fmt::Display for BreakerState {
 
 #[derive(Debug)]
 enum State {
-    Closed { failures: u32 },
-    HalfOpen,
-    Open { until: Instant },
+    Closed {
+        failures: u32,
+    },
+    /// A probe is under way. From `overdue` on, another call may probe: a caller may keep a future and not poll it.
+    HalfOpen {
+        probe: u64,
+        overdue: Option<Instant>,
+    },
+    Open {
+        until: Option<Instant>,
+    },
 }
 
 #[derive(Debug)]
@@ -57,6 +65,8 @@ pub(super) struct Breaker {
     most_failures: u32,
     /// How long it stays open before a probe.
     pause: Duration,
+    /// How long a probe may take.
+    probe_time: Duration,
     state: Mutex<State>,
     /// Even while it is closed. It changes, under the lock, when the breaker opens or closes: the outcome of a call from
     /// before says nothing about the store of now.
@@ -75,15 +85,22 @@ pub(super) struct Breaker {
 pub(super) struct Call<'b> {
     breaker: &'b Breaker,
     generation: u64,
-    is_probe: bool,
+    /// The number of the probe, if it is one.
+    probe: Option<u64>,
 }
 
 impl Breaker {
-    pub(super) fn new(most_failures: u32, pause: Duration, report: Report) -> Self {
+    pub(super) fn new(
+        most_failures: u32,
+        pause: Duration,
+        probe_time: Duration,
+        report: Report,
+    ) -> Self {
         report.state(BreakerState::Closed);
         Self {
             most_failures,
             pause,
+            probe_time,
             state: Mutex::new(State::Closed { failures: 0 }),
             generation: AtomicU64::new(0),
             has_failures: AtomicBool::new(false),
@@ -96,7 +113,7 @@ impl Breaker {
     pub(super) fn state(&self) -> BreakerState {
         match *lock(&self.state) {
             State::Closed { .. } => BreakerState::Closed,
-            State::HalfOpen => BreakerState::HalfOpen,
+            State::HalfOpen { .. } => BreakerState::HalfOpen,
             State::Open { .. } => BreakerState::Open,
         }
     }
@@ -113,43 +130,56 @@ impl Breaker {
     pub(super) fn admit(&self) -> Result<Call<'_>, Duration> {
         let generation = self.generation.load(Ordering::Acquire);
         if generation.is_multiple_of(2) {
-            return Ok(Call { breaker: self, generation, is_probe: false });
+            return Ok(Call { breaker: self, generation, probe: None });
         }
         let mut state = lock(&self.state);
         let generation = self.generation.load(Ordering::Acquire);
-        match *state {
-            State::Closed { .. } => Ok(Call { breaker: self, generation, is_probe: false }),
+        let now = Instant::now();
+        let last = match *state {
+            State::Closed { .. } => return Ok(Call { breaker: self, generation, probe: None }),
             #[cfg(test)]
-            State::HalfOpen if self.flaw == Some(tests::Flaw::EveryCallProbes) => {
-                Ok(Call { breaker: self, generation, is_probe: true })
+            State::HalfOpen { probe, .. } if self.flaw == Some(tests::Flaw::EveryCallProbes) => {
+                return Ok(Call { breaker: self, generation, probe: Some(probe) });
             }
-            State::HalfOpen => Err(self.pause),
+            State::HalfOpen { probe, overdue } => {
+                if overdue.is_none_or(|overdue| now < overdue) {
+                    return Err(self.pause);
+                }
+                probe
+            }
             State::Open { until } => {
-                let left = until.saturating_duration_since(Instant::now());
+                let left =
+                    until.map_or(Duration::MAX, |until| until.saturating_duration_since(now));
                 if !left.is_zero() {
                     return Err(left);
                 }
-                *state = State::HalfOpen;
-                self.report.state(BreakerState::HalfOpen);
-                Ok(Call { breaker: self, generation, is_probe: true })
+                0
             }
-        }
+        };
+        let probe = last.wrapping_add(1);
+        *state = State::HalfOpen { probe, overdue: now.checked_add(self.probe_time) };
+        self.report.state(BreakerState::HalfOpen);
+        Ok(Call { breaker: self, generation, probe: Some(probe) })
     }
 
     /// Admits several calls that are sent as one, while it is closed. A probe is a single call.
     pub(super) fn admit_several<'b>(&'b self) -> Option<impl Fn() -> Call<'b>> {
         let generation = self.generation.load(Ordering::Acquire);
-        let call = move || Call { breaker: self, generation, is_probe: false };
+        let call = move || Call { breaker: self, generation, probe: None };
         generation.is_multiple_of(2).then_some(call)
     }
 
     fn open(&self, state: &mut State) {
-        *state = State::Open { until: Instant::now() + self.pause };
+        *state = State::Open { until: Instant::now().checked_add(self.pause) };
         self.report.state(BreakerState::Open);
     }
 
-    fn probe_failed(&self) {
-        self.open(&mut lock(&self.state));
+    /// The state that a probe leaves, unless another call has probed since.
+    fn after_probe(&self, number: u64, next: impl FnOnce(&Self, &mut State)) {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::HalfOpen { probe, .. } if probe == number) {
+            next(self, &mut state);
+        }
     }
 }
 
@@ -161,13 +191,13 @@ impl Call<'_> {
         if breaker.flaw == Some(tests::Flaw::NeverCloses) {
             return;
         }
-        if self.is_probe {
-            self.is_probe = false;
-            let mut state = lock(&breaker.state);
-            *state = State::Closed { failures: 0 };
-            breaker.has_failures.store(false, Ordering::Relaxed);
-            breaker.generation.fetch_add(1, Ordering::Release);
-            breaker.report.state(BreakerState::Closed);
+        if let Some(probe) = self.probe.take() {
+            breaker.after_probe(probe, |breaker, state| {
+                *state = State::Closed { failures: 0 };
+                breaker.has_failures.store(false, Ordering::Relaxed);
+                breaker.generation.fetch_add(1, Ordering::Release);
+                breaker.report.state(BreakerState::Closed);
+            });
             return;
         }
         if breaker.has_failures.load(Ordering::Relaxed) {
@@ -183,20 +213,19 @@ impl Call<'_> {
 
     /// The store was not asked after all. The next call probes in place of this one.
     pub(super) fn not_sent(mut self) {
-        if self.is_probe {
-            self.is_probe = false;
-            let mut state = lock(&self.breaker.state);
-            *state = State::Open { until: Instant::now() };
-            self.breaker.report.state(BreakerState::Open);
+        if let Some(probe) = self.probe.take() {
+            self.breaker.after_probe(probe, |breaker, state| {
+                *state = State::Open { until: Some(Instant::now()) };
+                breaker.report.state(BreakerState::Open);
+            });
         }
     }
 
     /// The store did not answer, or could not decide.
     pub(super) fn failed(mut self) {
         let breaker = self.breaker;
-        if self.is_probe {
-            self.is_probe = false;
-            return breaker.probe_failed();
+        if let Some(probe) = self.probe.take() {
+            return breaker.after_probe(probe, Breaker::open);
         }
         let mut state = lock(&breaker.state);
         if breaker.generation.load(Ordering::Acquire) != self.generation {
@@ -215,8 +244,8 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if self.is_probe {
-            self.breaker.probe_failed();
+        if let Some(probe) = self.probe {
+            self.breaker.after_probe(probe, Breaker::open);
         }
     }
 }
@@ -227,6 +256,7 @@ mod tests {
     use tokio::time::advance;
 
     const PAUSE: Duration = Duration::from_secs(1);
+    const PROBE_TIME: Duration = Duration::from_millis(100);
 
     /// Breakers that are wrong on purpose: a test must catch each.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,7 +266,7 @@ mod tests {
     }
 
     fn breaker(most_failures: u32) -> Breaker {
-        Breaker::new(most_failures, PAUSE, Report::new("test"))
+        Breaker::new(most_failures, PAUSE, PROBE_TIME, Report::new("test"))
     }
 
     fn fail(breaker: &Breaker) {
@@ -308,6 +338,31 @@ mod tests {
         );
         advance(PAUSE).await;
         assert!(breaker.admit().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_is_kept_and_never_ends_gives_way_to_another() {
+        let breaker = breaker(1);
+        fail(&breaker);
+        advance(PAUSE).await;
+        let kept = breaker.admit().expect("the probe");
+        advance(Duration::from_millis(99)).await;
+        assert!(breaker.admit().is_err());
+        advance(Duration::from_millis(1)).await;
+        let second = breaker.admit().expect("another probe");
+        assert!(breaker.admit().is_err(), "one probe at a time");
+        kept.failed();
+        assert_eq!(breaker.state(), BreakerState::HalfOpen, "it says nothing of the second");
+        second.answered();
+        assert_eq!(breaker.state(), BreakerState::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_without_an_end_never_probes() {
+        let breaker = Breaker::new(1, Duration::MAX, PROBE_TIME, Report::new("test"));
+        fail(&breaker);
+        advance(Duration::from_secs(1 << 30)).await;
+        assert_eq!(breaker.admit().expect_err("open"), Duration::MAX);
     }
 
     #[tokio::test(start_paused = true)]

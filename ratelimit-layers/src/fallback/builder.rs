@@ -1,8 +1,7 @@
 //! [`Builder`]: the settings of a [`Fallback`].
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{Clock, ConfigError, InMemory, Limits, OnOutage, Share};
@@ -100,9 +99,9 @@ impl<C: Clock> Builder<C> {
     }
 
     /// The most keys that the local limits keep, the most ids that are in use without the store, and the most keys whose
-    /// charges are kept for the recovery: 131,072 of each unless it is set. A local reservation counts as a key. Above that, local keys share one state per
-    /// limit ([`ratelimit_memory::Builder::capacity`]), a request under a new id is an error, and further charges
-    /// are forgotten.
+    /// charges are kept for the recovery: 131,072 of each unless it is set. Above that, local keys share one state per
+    /// limit ([`ratelimit_memory::Builder::capacity`]), and further charges are forgotten. A request under a new id is an error, or
+    /// charged [without a record](ratelimit_core::Verdict::is_unrecorded) if the layer drew the id.
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.max(1);
@@ -149,9 +148,10 @@ impl<C: Clock> Builder<C> {
         };
         let ids = KnownIds::new(self.capacity);
         let outage = Outage { local, nodes, ids, counts: Counts::default(), journal };
-        let breaker = Breaker::new(self.failures, self.pause, Report::new(&self.name));
-        let (deadline, is_charging) = (self.deadline, AtomicBool::new(false));
-        let inner = Inner { store, deadline, breaker, outage, is_charging };
+        let breaker =
+            Breaker::new(self.failures, self.pause, self.deadline, Report::new(&self.name));
+        let inner =
+            Inner { store, deadline: self.deadline, breaker, outage, charging: Mutex::default() };
         Ok(Fallback { inner: Arc::new(inner) })
     }
 }

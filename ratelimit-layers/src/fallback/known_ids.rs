@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Batch, Reservation, ReservationId, Timestamp};
+use ratelimit_core::{Algorithm, Batch, Op, Reservation, ReservationId, Timestamp};
 use tokio::time::Instant;
 
 use crate::lock;
@@ -53,12 +53,16 @@ impl KnownIds {
         lock(&self.ids).get(&entry).is_some_and(|ends| Instant::now() < *ends)
     }
 
-    /// Notes the id of this batch, for as long as a store remembers it from now.
+    /// Notes the id of this batch, for at least as long as a store remembers it from now.
     pub(super) fn note<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Noted {
         let Some(entry) = self.entry(batch) else { return Noted::Known };
         let lives =
             batch.checks().iter().filter_map(|check| check.limit.algorithm().reservation_us());
-        let life_us = lives.fold(Reservation::LIFE_US, u64::max);
+        let life_us = if batch.is_settled_once() && batch.operation() == Op::Settle {
+            Reservation::REPEAT_US
+        } else {
+            lives.fold(Reservation::LIFE_US, u64::max)
+        };
         let now = Instant::now();
         let ends = now + Duration::from_micros(life_us.min(Timestamp::MAX.as_us()));
         let mut ids = lock(&self.ids);

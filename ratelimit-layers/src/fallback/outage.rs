@@ -96,12 +96,15 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         }
         let refuses = asks && closed && !known;
         let noted = if refuses || op == Op::Peek { Noted::Known } else { self.ids.note(batch) };
-        if noted == Noted::Full {
+        // What is settled later would be settled in the store.
+        let is_unrecorded = noted == Noted::Full && batch.is_settled_once() && op == Op::Acquire;
+        if noted == Noted::Full && !is_unrecorded {
             return Err(FallbackError::Ids { most: self.ids.most() });
         }
         let undetermined = cause.undetermined();
         let decided = self.decide_by(batch, &choices, refuses, cause.retry_after());
-        if noted == Noted::New && !matches!(&decided, Ok(verdict) if verdict.allowed()) {
+        let is_kept = |verdict: &Verdict| verdict.allowed() && !verdict.is_unrecorded();
+        if noted == Noted::New && !decided.as_ref().is_ok_and(is_kept) {
             self.ids.forget(batch);
         }
         let verdict = decided?;
@@ -119,6 +122,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         if !undetermined {
             self.note_charges(batch, &choices, &verdict);
         }
+        let verdict = if is_unrecorded { verdict.unrecorded() } else { verdict };
         Ok(verdict.with_source(Source::Fallback))
     }
 
@@ -156,7 +160,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
             // An id that was decided without the store had no closed limit then.
             OnOutage::Open | OnOutage::Closed => Some(open(check, charged)),
         });
-        Ok(Verdict::several(decisions.flatten().collect()))
+        let verdict = Verdict::several(decisions.flatten().collect());
+        Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
     }
 
     /// This node's share of a limit.

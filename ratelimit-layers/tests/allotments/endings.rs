@@ -4,8 +4,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, ErrorKind, Limit, ManualClock, Op, Policy, Refusal, ReservationId, Source, Store,
-    SyncStore, Verdict,
+    Batch, Check, ErrorKind, Limit, ManualClock, Op, Policy, Refusal, Reservation, ReservationId,
+    Source, Store, SyncStore, Verdict,
 };
 use ratelimit_layers::Allotments;
 use ratelimit_memory::{MemoryError, MemoryStore};
@@ -13,7 +13,7 @@ use ratelimit_testkit::block_on;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use crate::{BEGIN, ask, greedy, limit};
+use crate::{BEGIN, ask, greedy, left, limit};
 
 #[path = "../common/mod.rs"]
 pub(crate) mod common;
@@ -118,6 +118,24 @@ async fn giving_back_to_a_store_that_hangs_ends_and_says_what_did_not_go_back() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_reservation_of_a_draw_is_forgotten_soon_after_it_was_given_back() {
+    let (limit, clock) = (daily(), ManualClock::new(BEGIN));
+    let memory = MemoryStore::builder().clock(clock.clone()).build::<Policy>();
+    let store = greedy(&clock).build(memory);
+    for _ in 0..8 {
+        assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    }
+    store.give_back().await;
+    let before = store.store().reservations();
+    clock.advance(Duration::from_micros(Reservation::REPEAT_US));
+    for n in 0..200 {
+        let _ = left(store.store(), &limit, &n.to_string()).await;
+    }
+    // The draws that were spent whole were not settled.
+    assert_eq!(before - store.store().reservations(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_reply_is_never_spent_and_its_units_go_back() {
     let (limit, clock) = (daily(), ManualClock::new(BEGIN));
     let store = scripted(&clock);
@@ -166,6 +184,24 @@ async fn a_future_that_is_dropped_before_its_draw_is_answered_leaves_the_slot_fr
     }
     assert!(ask(&store, &limit, "alice", 1).await.allowed());
     assert_eq!(store.counts().draws, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draw_that_is_kept_and_not_polled_ends_no_serving() {
+    let (limit, clock) = (daily(), ManualClock::new(BEGIN));
+    let store = scripted(&clock);
+    seven(&store, &limit).await;
+    store.store().set(Mode::Hangs);
+    let mut kept = Box::pin(ask(&store, &limit, "alice", 1));
+    assert!(timeout(Duration::from_millis(1), &mut kept).await.is_err());
+    store.store().set(Mode::Answers);
+    clock.advance(LIFETIME);
+    for _ in 0..8 {
+        assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    }
+    let counts = store.counts();
+    assert!(counts.draws > 3 && counts.served > 0, "{counts:?}");
+    drop(kept);
 }
 
 #[tokio::test(start_paused = true)]

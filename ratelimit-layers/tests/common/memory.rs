@@ -29,9 +29,9 @@ pub(crate) fn leaks_of(
         let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
         let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
     }
-    match memory.len() {
+    match memory.len() + memory.reservations() {
         0 => Vec::new(),
-        held => vec![format!("{held} keys after {CALLS_TO_SWEEP} more calls")],
+        held => vec![format!("{held} keys and reservations after {CALLS_TO_SWEEP} more calls")],
     }
 }
 

@@ -61,6 +61,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let mut pair = table.lock(address);
         // Only now: a thread that locks the bucket later must not decide by an earlier time.
         let now = self.clock.now();
+        if now == Timestamp::MAX {
+            return Attempt::Fallback;
+        }
         let place = pair.find();
         if place.is_none() && pair.has_spilled() && self.capacity.in_shards() > 0 {
             return Attempt::Fallback;

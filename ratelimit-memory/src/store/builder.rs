@@ -22,6 +22,7 @@ const LEAST_ENTRIES: usize = 1 << 16;
 #[derive(Clone, Debug)]
 pub struct Builder<C = PreciseClock> {
     pub(super) capacity: usize,
+    pub(super) reservations: Option<usize>,
     pub(super) entries: Option<usize>,
     pub(super) shards: usize,
     pub(super) clock: ClockSource<C>,
@@ -48,7 +49,8 @@ impl Builder<PreciseClock> {
     pub(super) fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
         let clock = ClockSource::Made(PreciseClock::new);
-        Self { capacity: DEFAULT_CAPACITY, entries: None, shards: threads * 16, clock }
+        let capacity = DEFAULT_CAPACITY;
+        Self { capacity, reservations: None, entries: None, shards: threads * 16, clock }
     }
 }
 
@@ -65,6 +67,23 @@ impl<C: Clock> Builder<C> {
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.clamp(1, MOST_SLOTS);
+        self
+    }
+
+    /// The most reservations and leases that the store may have: at least 1, and by default as many as
+    /// [keys](Self::capacity). They take no places of keys. Each takes some 130 bytes for every limit of its request,
+    /// until it is settled or an hour has passed; a lease until it is released or over. What the layer reserves under an
+    /// id of its own (such as [`RateLimiter::reserve_owned`](ratelimit_core::RateLimiter)) is forgotten
+    /// [ten seconds](ratelimit_core::Reservation::REPEAT_US) after its settlement; an id of a caller after an hour.
+    ///
+    /// # At the cap
+    /// A request under an id of a caller gets [`MemoryError::Full`](super::MemoryError::Full). One under an id that the layer drew is charged
+    /// [without a record](ratelimit_core::Verdict::is_unrecorded), which
+    /// [`MemoryStore::unrecorded`](super::MemoryStore::unrecorded) counts: its estimate stands, and a lease holds its place
+    /// until its time is over.
+    #[must_use]
+    pub fn reservations(mut self, reservations: usize) -> Self {
+        self.reservations = Some(reservations.clamp(1, MOST_SLOTS));
         self
     }
 
@@ -91,7 +110,8 @@ impl<C: Clock> Builder<C> {
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
         let clock = ClockSource::Given(clock);
-        Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
+        let Self { capacity, reservations, entries, shards, .. } = self;
+        Builder { capacity, reservations, entries, shards, clock }
     }
 
     /// Builds the store.
@@ -101,6 +121,7 @@ impl<C: Clock> Builder<C> {
         let hasher = KeyHasher::random();
         let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
         let most_entries = self.entries.unwrap_or(in_proportion);
+        let most_reservations = self.reservations.unwrap_or(self.capacity);
         let nothing = Compact { at: Timestamp::ZERO, span_us: 0, extra: 0 };
         let has_compact_states = A::from_compact(nothing).is_some();
         let clock = self.clock.into_clock();
@@ -113,8 +134,9 @@ impl<C: Clock> Builder<C> {
             shared_hash: hasher.hash(""),
             hasher,
             clock,
-            capacity: Capacity::new(self.capacity, most_entries),
+            capacity: Capacity::new(self.capacity, most_reservations, most_entries),
             overflowed: AtomicU64::new(0),
+            unrecorded: AtomicU64::new(0),
             next_to_sweep: AtomicUsize::new(0),
             buckets_when_full: AtomicUsize::new(sweep::MOST_BUCKETS_WHEN_FULL),
         }

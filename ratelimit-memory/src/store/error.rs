@@ -11,11 +11,11 @@ pub enum MemoryError {
     Refused(#[from] Refusal),
     /// The store has no place for another reservation.
     #[error(
-        "the store has no place for another reservation: it is full with {capacity} keys and reservations; \
-         give it a larger capacity"
+        "the store has no place for another reservation: it is full with {capacity}; give it room for more \
+         (Builder::reservations)"
     )]
     Full {
-        /// The most keys and reservations that the store may have.
+        /// The most reservations that the store may have.
         capacity: usize,
     },
     /// The logs have no room for the entries that the request needs.

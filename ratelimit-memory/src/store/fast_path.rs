@@ -134,6 +134,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             let probe = Probe::new(table, Address::new(hash));
             probe.prefetch();
             let now = self.clock.now();
+            if now == Timestamp::MAX {
+                return None;
+            }
             match probe.decide(check.limit.algorithm(), now, check.cost, charges) {
                 Ok(decision) => return Some(decision),
                 Err(Fallback::Busy) if waited < TRIES => wait(&mut waited),

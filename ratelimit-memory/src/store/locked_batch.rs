@@ -81,6 +81,8 @@ struct LockedBatch<'s, 'h, A: InMemory, C> {
     time: Now,
     op: Op,
     reserved: Reserved<'s>,
+    /// Whether there is no room for its reservations, and it is charged without them.
+    is_unrecorded: bool,
     /// Whether the exact number of entries is still to be found and reserved.
     is_tight: bool,
     /// Whether the shards were locked only to write to them, so that they are to be swept afterwards.
@@ -118,12 +120,16 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             time: batch.time(),
             op: batch.operation(),
             reserved: self.capacity.reserve(),
+            is_unrecorded: false,
             is_tight: false,
             is_swept_at_the_end: false,
             crowded: SmallVec::new(),
             moved: Vec::new(),
         };
-        let decided = locked.decide(batch);
+        let mut decided = locked.decide(batch);
+        if locked.is_unrecorded {
+            decided = decided.map(|verdict| self.without_record(verdict));
+        }
         if locked.overflow.is_some() {
             let shared = locked.placed.iter().filter(|placed| placed.place == Place::Overflow);
             self.overflowed.fetch_add(shared.count() as u64, Ordering::Relaxed);
@@ -136,6 +142,17 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         locked.end();
         decided
+    }
+}
+
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
+    /// The verdict of a request for whose reservations there is no room.
+    fn without_record(&self, verdict: Verdict) -> Verdict {
+        if !verdict.allowed() {
+            return verdict;
+        }
+        self.unrecorded.fetch_add(1, Ordering::Relaxed);
+        verdict.unrecorded()
     }
 }
 
@@ -312,11 +329,17 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         reservations.sweep(&store.capacity, self.own);
         if adds_reservations(batch.operation()) {
             let new_keys = reservations.new_keys();
-            if store.capacity.is_full(new_keys) {
+            if store.capacity.is_full_of_reservations(new_keys) {
                 store.sweep_elsewhere(self.own);
             }
             if !(0..new_keys).all(|_| self.reserved.add_reservation()) {
-                return Err(MemoryError::Full { capacity: store.capacity.most_keys() });
+                if !batch.is_settled_once() || batch.operation() != Op::Acquire {
+                    let capacity = store.capacity.most_reservations();
+                    return Err(MemoryError::Full { capacity });
+                }
+                // All of its reservations or none, because they are settled together.
+                self.reserved.release_reservations();
+                self.is_unrecorded = true;
             }
         }
         self.reservations = Some(reservations);

@@ -47,7 +47,7 @@ enum Next<S> {
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Decides one check on the state in its shard. Returns `None` if the state lies in a bucket or belongs
-    /// there, or if there is no room for all that the operation may need.
+    /// there, if there is no room for all that the operation may need, or at the end of time.
     pub(super) fn decide_in_shard(
         &self,
         batch: &Batch<'_, A>,
@@ -87,6 +87,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             id.map(|id| ReservationGuard::lock(&self.reservations, self.id_hasher, id, hash));
         // Read with all locks held: a thread that locks them later must not decide by an earlier time.
         let own = self.clock.now();
+        if own == Timestamp::MAX {
+            return None;
+        }
         let mut locked = LockedCheck {
             store: self,
             batch,
@@ -132,7 +135,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     }
 
     /// Decides a request without an id and metadata on the state in a slot, and steps it in place. Returns
-    /// `None` if there may be no room for the entries that the step adds.
+    /// `None` if there may be no room for the entries that the step adds, or at the end of time.
     #[inline]
     fn decide_in_place(
         &self,
@@ -145,6 +148,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let state = shard.state(slot)?;
         // Reading the time waits for all earlier reads.
         let own = self.clock.now();
+        if own == Timestamp::MAX {
+            return None;
+        }
         let now = Self::time_of(batch, own);
         if batch.operation() == Op::Peek {
             return Some(algorithm.decision(Some(state), now, check.cost));
@@ -248,12 +254,13 @@ impl<A: InMemory, C: Clock> LockedCheck<'_, A, C> {
                     None if self.slot.is_some() => return None,
                     None => self.write_step(algorithm.settle(None, now, &known, check.cost)?),
                 };
-                (decision, Reservation { settled: Some(check.cost), ..known })
+                let once = batch.is_settled_once();
+                (decision, known.settled_at(check.cost, now, life_us, once))
             }
             _ => return None,
         };
         if decision.allowed {
-            let expires = reservation.since.saturating_add_us(life_us);
+            let expires = reservation.ends(life_us);
             self.put_reservation(0, reservation, expires);
         }
         Some(decision)

@@ -126,59 +126,48 @@ fn reserve_and_settle(
 fn reservations_are_counted_and_swept() {
     let (limiter, clock) = limiter(100);
     reserve_and_settle(&limiter, 0..20);
-    assert_eq!((limiter.store().len(), limiter.store().capacity.reservations()), (20, 20));
+    assert_eq!((limiter.store().len(), limiter.store().reservations()), (0, 20));
     clock.advance(Duration::from_secs(3_600));
     for n in 0..100 {
         let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
     }
-    assert_eq!((limiter.store().len(), limiter.store().capacity.reservations()), (0, 0));
+    assert_eq!((limiter.store().len(), limiter.store().reservations()), (0, 0));
 }
 
 #[test]
-fn expired_reservations_make_room_for_keys_and_for_reservations() {
-    for with_id in [false, true] {
-        let (limiter, clock) = limiter(12);
-        reserve_and_settle(&limiter, 0..11);
-        clock.advance(Duration::from_secs(3_600));
-        for n in 0..12 {
-            let request = limiter.request(["a", "b", "c", "d"][n % 4]);
-            let id = ratelimit_core::ReservationId::new(1_000 + n as u128);
-            let request = if with_id { request.id(id) } else { request };
-            let _ = request.apply_now(ratelimit_core::Op::Acquire).expect("a place");
-            if with_id {
-                clock.advance(Duration::from_secs(1_800));
-            }
-        }
-        assert_eq!(limiter.store().overflowed(), 0);
+fn expired_reservations_make_room_for_others() {
+    let (limiter, clock) = limiter(12);
+    reserve_and_settle(&limiter, 0..12);
+    clock.advance(Duration::from_secs(3_600));
+    for n in 0..12 {
+        let id = ratelimit_core::ReservationId::new(1_000 + n as u128);
+        let request = limiter.request(["a", "b", "c", "d"][n % 4]).id(id);
+        let _ = request.apply_now(ratelimit_core::Op::Acquire).expect("a place");
+        clock.advance(Duration::from_secs(1_800));
     }
 }
 
 #[test]
 fn a_reservation_without_a_place_is_an_error_and_charges_nothing() {
     use ratelimit_core::{ErrorKind, ReservationId, StoreError};
-    let (limiter, clock) = limiter(3);
-    let _ = limiter.check_now("a").expect("decides");
-    assert!(limiter.reserve_now("b", ReservationId::new(1), 1).expect("a place").allowed());
+    let (limiter, clock) = limiter(1);
+    assert!(limiter.reserve_now("a", ReservationId::new(1), 1).expect("a place").allowed());
     let before = limiter.peek_now("a", 0).expect("decides");
     let full = limiter.reserve_now("a", ReservationId::new(2), 1).expect_err("no place");
-    assert_eq!(full, MemoryError::Full { capacity: 3 });
+    assert_eq!(full, MemoryError::Full { capacity: 1 });
     assert_eq!(full.kind(), ErrorKind::Unavailable);
     assert_eq!(
         full.to_string(),
-        "the store has no place for another reservation: it is full with 3 keys and reservations; \
-         give it a larger capacity"
+        "the store has no place for another reservation: it is full with 1; give it room for more \
+         (Builder::reservations)"
     );
     assert_eq!(limiter.peek_now("a", 0).expect("decides"), before);
-    assert!(limiter.reserve_now("new", ReservationId::new(3), 1).is_err());
-    assert_eq!(limiter.store().len(), 3);
-    // An existing reservation can be settled, and the place of the state that this removes can be used.
-    let _ = limiter.commit_now("b", ReservationId::new(1), 0).expect("held");
+    assert_eq!((limiter.store().len(), limiter.store().reservations()), (1, 1));
+    // It can be settled, and counts until the hour is over.
+    let _ = limiter.commit_now("a", ReservationId::new(1), 0).expect("held");
+    assert!(limiter.reserve_now("a", ReservationId::new(2), 1).is_err());
+    clock.advance(Duration::from_secs(3_600));
     assert!(limiter.reserve_now("a", ReservationId::new(2), 1).expect("a place").allowed());
-    clock.advance(Duration::from_secs(7_200));
-    for n in 0..100 {
-        let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
-    }
-    assert!(limiter.store().is_empty());
 }
 
 #[test]
@@ -274,7 +263,7 @@ fn a_shard_in_which_a_call_panicked_is_swept() {
     for _ in 0..4 {
         store.sweep_elsewhere(clock.now());
     }
-    assert_eq!((store.len(), store.capacity.reservations()), (0, 0));
+    assert_eq!((store.len(), store.reservations()), (0, 0));
 }
 
 /// Making a system clock panics where the system has no time.
@@ -294,8 +283,9 @@ fn a_clock_is_made_when_the_store_is_built() {
         ManualClock::new(Timestamp::ZERO)
     }
     thread_local!(static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
-    let Builder { capacity, entries, shards, .. } = MemoryStore::builder();
-    let builder = Builder { capacity, entries, shards, clock: ClockSource::Made(counted) };
+    let Builder { capacity, reservations, entries, shards, .. } = MemoryStore::builder();
+    let clock = ClockSource::Made(counted);
+    let builder = Builder { capacity, reservations, entries, shards, clock };
     assert_eq!(MADE.get(), 0);
     drop(builder.build::<Gcra>());
     assert_eq!(MADE.get(), 1);

@@ -7,6 +7,7 @@ mod check_each;
 mod clocks;
 mod common;
 mod drift;
+mod end_of_states;
 mod expiry;
 mod growth;
 mod kinds;

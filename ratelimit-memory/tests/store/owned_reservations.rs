@@ -198,6 +198,32 @@ async fn a_commit_that_is_dropped_or_unanswered_is_sent_again_and_done_once() {
     assert_eq!(left(&limiter).await, 80);
 }
 
+/// Several limits, of which one has no room for a reservation: none is recorded.
+#[tokio::test]
+async fn without_room_for_a_reservation_the_estimate_stands_and_the_commit_says_so() {
+    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
+    let limits =
+        [Limit::new("l", bucket()).expect("a name"), Limit::new("m", bucket()).expect("a name")];
+    let store = MemoryStore::builder().reservations(3).clock(clock).build::<Gcra>();
+    let limiter = Arc::new(RateLimiter::new(Limits::new(limits).expect("limits"), store));
+    let reserve = async || match limiter.reserve_owned("alice", 10).await.expect("decides") {
+        Reserved::Granted(reservation) => reservation,
+        Reserved::Denied(verdict) => panic!("denied: {verdict:?}"),
+    };
+    let recorded = reserve().await;
+    assert!(!recorded.verdict().is_unrecorded());
+    let dropped = reserve().await;
+    let reservation = reserve().await;
+    assert_eq!((limiter.store().reservations(), limiter.store().unrecorded()), (2, 2));
+    let answer = reservation.commit(1).await.expect("no error");
+    assert!(answer.is_unrecorded() && answer.allowed());
+    drop(dropped);
+    yield_now().await;
+    assert_eq!(limiter.peek_now("alice", 0).expect("decides").remaining(), 70);
+    let answer = recorded.commit(1).await.expect("settles");
+    assert_eq!((answer.is_unrecorded(), answer.remaining()), (false, 79));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lease_lives_on_while_it_is_renewed_and_expires_otherwise() {
     let (limiter, clock) = limiter(leases());

@@ -111,7 +111,7 @@ fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Tra
     let builder = MemoryStore::builder().shards(2).clock(TrappedClock(ManualClock::new(BEGIN)));
     let builder = match room {
         Room::Plenty => builder,
-        Room::NoKeys => builder.capacity(HELD.len() * if can_reserve { 2 } else { 1 }),
+        Room::NoKeys => builder.capacity(HELD.len()),
         // One more entry is for shared states.
         Room::NoEntries => builder.entries(store(algorithm, Room::Plenty).0.entry_count() + 1),
     };
@@ -129,6 +129,7 @@ fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Tra
 struct Seen<S> {
     states: Vec<Option<S>>,
     len: usize,
+    reservations: usize,
     entries: usize,
     /// The decision on the next new key.
     next: Decision,
@@ -139,7 +140,8 @@ fn seen<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::Sta
     let states = HELD.iter().chain(&NEW).map(|key| store.state(limit.name(), key)).collect();
     let check = Check { limit, key: "next", cost: 1 };
     let next = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
-    Seen { states, len, entries, next: *next.summary() }
+    let reservations = store.reservations();
+    Seen { states, len, reservations, entries, next: *next.summary() }
 }
 
 /// Whether the algorithm may write the state in place, and is asked for its entries afterwards. A panic of that
@@ -305,7 +307,8 @@ fn panics_leak_no_capacity() {
             let (part, after) =
                 if n % 7 == 0 { (Part::Clock, 0) } else { (Part::Step, keys.len() - 1) };
             assert!(trapped(part, after, || call.make(&store, &limit)).is_none(), "{n}");
-            assert_eq!((store.len(), store.entry_count()), (0, 0), "{n}");
+            let counts = (store.len(), store.reservations(), store.entry_count());
+            assert_eq!(counts, (0, 0, 0), "{n}");
         }
         for n in 0..CAPACITY {
             let key = format!("new {n}");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Attempts, Concurrency, ErrorKind, FixedWindow, Gcra, Leased, Limit, Limits, ManualClock, Op,
-    Policy, RateLimiter, ReservationId, SlidingLog, StoreError, Timestamp,
+    Policy, RateLimiter, Reservation, ReservationId, SlidingLog, StoreError, Timestamp,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
@@ -204,6 +204,84 @@ fn a_denied_reservation_names_the_limit_and_reserves_nothing() {
     assert!(limiter.store().is_empty());
     assert!(limiter.commit_now("a", ID, 0).is_err());
     assert!(limiter.reserve_now("a", ID, 2).expect("decides").allowed());
-    // Three states and three reservations.
-    assert_eq!(limiter.store().len(), 6);
+    assert_eq!((limiter.store().len(), limiter.store().reservations()), (3, 3));
+}
+
+fn logins() -> (&'static str, Policy) {
+    ("logins", Gcra::new("5/m".parse().expect("a rate"), 5).expect("a limit").into())
+}
+
+fn limiter_of(capacity: usize, (name, policy): (&str, Policy)) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new(Timestamp::ZERO);
+    let store = MemoryStore::builder().capacity(capacity).clock(clock.clone()).build();
+    let limits = Limits::new([Limit::new(name, policy).expect("a name")]).expect("limits");
+    (RateLimiter::new(limits, store), clock)
+}
+
+#[test]
+fn settled_reservations_crowd_out_no_keys() {
+    let (limiter, _clock) = limiter_of(1_000, logins());
+    for id in (0..999).map(ReservationId::new) {
+        assert!(limiter.reserve_now("busy", id, 1).expect("room").allowed());
+        let _ = limiter.commit_now("busy", id, 0).expect("reserved");
+    }
+    assert_eq!((limiter.store().len(), limiter.store().reservations()), (0, 999));
+    for n in 0..100 {
+        let verdict = limiter.check_now(&format!("user {n}")).expect("decides");
+        assert_eq!((verdict.allowed(), verdict.remaining()), (true, 4));
+    }
+    assert_eq!(limiter.store().overflowed(), 0);
+}
+
+#[test]
+fn what_the_limiter_reserved_under_an_id_of_its_own_is_forgotten_soon_after_its_settlement() {
+    let (limiter, clock) = limiter_of(1_000, slots());
+    let grant = |caller: &str| match limiter.lease_now(caller).expect("decides") {
+        Leased::Granted(lease) => lease.id().expect("a lease has one"),
+        Leased::Denied(verdict) => panic!("denied: {verdict:?}"),
+    };
+    let ids: Vec<_> = (0..100).map(|_| grant("a")).collect();
+    // Each has been released, and can be released again for a while.
+    assert_eq!(limiter.store().reservations(), 100);
+    clock.advance(Duration::from_micros(Reservation::REPEAT_US - 1));
+    let _ = limiter.commit_now("a", ids[0], 0).expect("released again");
+    clock.advance(Duration::from_micros(1));
+    assert_eq!(
+        limiter.commit_now("a", ids[0], 0).expect_err("forgotten").kind(),
+        ErrorKind::Invalid
+    );
+    for n in 0..1_000 {
+        let _ = grant(&n.to_string());
+    }
+    assert!(limiter.store().reservations() < 1_100);
+    clock.advance(Duration::from_micros(Reservation::REPEAT_US));
+    for n in 0..2_000 {
+        let _ = limiter.check_now(&n.to_string()).expect("decides");
+    }
+    assert_eq!(limiter.store().reservations(), 0);
+}
+
+#[test]
+fn without_room_for_a_reservation_a_lease_of_the_limiter_is_granted_and_ends_by_itself() {
+    let (limiter, clock) = limiter_of(1, slots());
+    let Leased::Granted(first) = limiter.lease_now("a").expect("decides") else {
+        panic!("two are free")
+    };
+    assert!(!first.verdict().is_unrecorded());
+    let Leased::Granted(second) = limiter.lease_now("a").expect("decides") else {
+        panic!("one is free")
+    };
+    assert!(second.verdict().is_unrecorded());
+    assert_eq!(limiter.store().unrecorded(), 1);
+    assert!(matches!(limiter.reserve_now("b", ID, 1), Err(MemoryError::Full { capacity: 1 })));
+    assert_eq!(second.renew_now().expect_err("there is no record").kind(), ErrorKind::Invalid);
+    // A denial is the limit's, and needs no record.
+    assert!(matches!(limiter.lease_now("a").expect("decides"), Leased::Denied(_)));
+    drop(second);
+    assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 0);
+    drop(first);
+    assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 1);
+    clock.advance(Duration::from_secs(30));
+    assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 2);
+    assert_eq!(limiter.store().unrecorded(), 1);
 }

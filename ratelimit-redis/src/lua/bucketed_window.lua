@@ -198,6 +198,13 @@ function bucketed_window.force(limit, state, now, cost)
   return charged(limit, now, seen, math.min(cost, left(seen)))
 end
 
+-- Charges the largest of the windows' limits.
+function bucketed_window.filled(limit, _, now)
+  local seen, most = live(limit, nil, now), 0
+  for _, window in ipairs(seen.windows) do most = math.max(most, window.limit) end
+  return charged(limit, now, seen, most)
+end
+
 -- Takes the cost off the newest buckets: a refund undoes the latest charges.
 function bucketed_window.refund(limit, state, now, cost)
   local seen = live(limit, state, now)
@@ -238,7 +245,8 @@ function bucketed_window.fill(limit, state, now, charge)
     local bucket, least = buckets[n], MOST
     for _, window in ipairs(seen.windows) do
       if aligned(limit, bucket.start) + window.span_us > seen.current then
-        least = math.min(least, window.limit)
+        -- A larger limit may have filled a window further.
+        least = math.min(least, math.max(window.limit, window.used))
       end
     end
     bucket.count = math.min(bucket.count, math.max(least - newer, 0))

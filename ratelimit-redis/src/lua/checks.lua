@@ -4,11 +4,20 @@ local operation, now, padding_ms, metadata = ARGV[1], tonumber(ARGV[2]), tonumbe
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
+  if now >= MOST then return redis.error_reply('RLTIME ' .. text(now)) end
 end
 -- Whether the operation is only tried, and writes nothing.
 local tried = string.match(operation, '^try%-(.*)$')
 operation = tried or operation
+-- Whether the settled reservation is forgotten early: its id was drawn for one charge.
+local once = operation == 'settle-once'
+if once then operation = 'settle' end
+-- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
+local REPEAT_US = 10000000
 local acquiring, settling = operation == 'acquire', operation == 'settle' or operation == 'renew'
+-- Whether states from the future are looked for. `heal` cuts them.
+local healing = operation == 'heal' or operation == 'ahead'
+if operation == 'ahead' then operation = 'peek' end
 -- The group of the batch's reservations.
 local group = ARGV[7]
 -- The index of the key that is being read.
@@ -23,6 +32,12 @@ end
 -- caller learns that the id has it.
 local RESERVED = ' ?'
 
+-- When a reservation ends. A settled one that is forgotten early says so by a timestamp later than `since`.
+local function ends(reservation, life_us)
+  if reservation.settled_text and reservation.timestamp > reservation.since then return reservation.timestamp end
+  return reservation.since + life_us
+end
+
 -- The reservation under the batch's id; nil if there is none or it has ended.
 local function live_reservation(check)
   local stored = redis.call('GET', check.reservation_key)
@@ -34,8 +49,7 @@ local function live_reservation(check)
   local timestamp, since, cost, settled = string.match(stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
   timestamp, since = timestamp and integer(timestamp), since and integer(since)
   if not (timestamp and since) or (settled == '' and not integer(cost)) then error(CORRUPT) end
-  if math.max(now - since, 0) >= check.life_us then return nil end
-  return {
+  local reservation = {
     timestamp = timestamp,
     since = since,
     cost_text = cost,
@@ -44,6 +58,7 @@ local function live_reservation(check)
     reserved = reserved,
     group = its_group or '',
   }
+  if now < ends(reservation, check.life_us) then return reservation end
 end
 
 -- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'live' and the
@@ -91,8 +106,20 @@ local function wait_us(check)
   return algorithm.step(limit, state, now, cost).retry_after_us
 end
 
+-- Cuts a state that would hold its key for longer than a full limit does, as only one from the future does, to a full
+-- limit as of now. The wait of the decision is by how much longer.
+local function heal(check)
+  local algorithm, limit = check.algorithm, check.limit
+  local seen, capacity = untouched(check, check.state), untouched(check, nil).remaining
+  local full, kind, put, expires = (algorithm.filled or algorithm.step)(limit, nil, now, capacity)
+  seen.retry_after_us = math.max(seen.reset_after_us - full.reset_after_us, 0)
+  if seen.retry_after_us > 0 then return seen, kind, put, expires end
+  return seen
+end
+
 -- The result of the operation for a check whose id is new.
 local function apply(check)
+  if healing then return heal(check) end
   if operation == 'reset' then return untouched(check, nil), 'remove' end
   if operation == 'acquire' or operation == 'peek' then return step(check) end
   local apply_it = check.algorithm[operation] or refuse('RLUNSUPPORTED')

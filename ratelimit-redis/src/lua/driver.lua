@@ -2,7 +2,8 @@
 -- everything first and writes last, so a script that fails has written nothing.
 --
 --     KEYS: the keys of the batch, each once.
---     ARGV: the operation; the time in µs, or '' for the server's; the padding in ms; the caller's metadata; the
+--     ARGV: the operation ('settle-once' for an id that was drawn for one charge); the time in µs, or ''
+--           for the server's; the padding in ms; the caller's metadata; the
 --           index in KEYS of the reply cache (0 for none) and its life in ms; the text that ends a reservation (its
 --           group; empty for one check).
 --           Then per check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt
@@ -11,7 +12,8 @@
 --           returned. A stack of limits is one check per limit.
 --
 -- checks.lua has the operations on one check, and cross_slot.lua those of a batch across slots. 'try-settle'
--- and the like report whether that operation is refused, and write nothing.
+-- and the like report whether that operation is refused, and write nothing. 'heal' cuts states from the future,
+-- and 'ahead' only finds them: the wait in the reply is by how much longer a state would hold its key than a full limit.
 --
 -- Returns six integers per check: allowed (0 or 1), the limit (-1 for the algorithm's capacity), remaining,
 -- retry after (µs, -1 for never), replenish after (µs, 0 for never), reset after (µs). cross_slot.lua says which operations add more.
@@ -19,7 +21,7 @@
 -- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's
 -- error, if something was written before it; RLSETTLED or RLRESERVED with the index of the check and the
 -- settled or reserved cost; RLPENDING or RLUNSUPPORTED with the index of the check; RLOTHERS with the index
--- of the check and the limits that were reserved; or RLUNKNOWN.
+-- of the check and the limits that were reserved; RLUNKNOWN; or RLTIME with a time of the server at which nothing is decided.
 
 local only_looks = tried or (operation == 'peek' and not acquiring)
 local all_allowed = not protocol.denied
@@ -66,10 +68,13 @@ end
 -- Reading and stepping write nothing. A value that no limit wrote is removed, so the limit recovers and
 -- the error is reported once; a read-only operation leaves it.
 local known, new_reservations = not settling, {}
+-- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+local lease_has_ended = false
 local function read_and_step(check)
   reading = check.reservation_place
   local status, reservation = look_up(check)
   known = known or status ~= 'unknown'
+  if status == 'unknown' and operation == 'renew' and check.algorithm.renew then lease_has_ended = true end
   reading = check.place
   check.state = read(check)
   local charged_at = check.algorithm.charged_at
@@ -84,6 +89,11 @@ local function read_and_step(check)
   elseif status == 'live' then
     check.decision, check.write, check.put, check.expires = settle(check, reservation)
     if operation == 'settle' then
+      if once then
+        -- 2^52 - 1 is the last time.
+        local forgotten = math.min(now + REPEAT_US, ends(reservation, check.life_us), 4503599627370495)
+        reservation.timestamp, reservation.since = forgotten, now
+      end
       reservation.settled_text = check.cost_text
     else
       -- A charge that did not move only lives longer.
@@ -144,7 +154,7 @@ for position, check in ipairs(checks) do
   end
   all_allowed = all_allowed and check.decision.allowed
 end
-if not known then return redis.error_reply('RLUNKNOWN no reservation has this id') end
+if not known or lease_has_ended then return redis.error_reply('RLUNKNOWN no reservation has this id') end
 
 local function ttl_ms(expires)
   return math.max(ceil_div(math.max(expires - now, 0), 1000), 1) + padding_ms
@@ -155,7 +165,7 @@ local function put_reservation(check, reservation)
   if reservation.settled_text then stored = stored .. ' ' .. reservation.settled_text end
   stored = stored .. reservation.group
   if reservation.reserved and not reservation.settled_text then stored = stored .. RESERVED end
-  local life_ms = ttl_ms(reservation.since + check.life_us)
+  local life_ms = ttl_ms(ends(reservation, check.life_us))
   redis.call('SET', check.reservation_key, stored, 'PX', text(life_ms))
 end
 
@@ -177,6 +187,8 @@ local function write_and_reply(check)
   local denied_wait_us = (protocol.asks or protocol.reserves) and counts and wait_us(check)
   if charged and operation ~= 'peek' then
     if check.write == 'put' then
+      -- A log is otherwise changed by what was added to it.
+      if healing then check.algorithm.remove(check.key, check.field) end
       check.algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
     elseif check.write == 'remove' then
       check.algorithm.remove(check.key, check.field)

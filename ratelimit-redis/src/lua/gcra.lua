@@ -18,9 +18,9 @@
 -- write it and answer. They set `now`, the `capacity` and all charges in units of work, and `at`, the moment to
 -- decide at: `now`, unless a section moves it. `level` finds what is `used` at that moment; `move` makes the state
 -- in which `after` units are used, and `expires`, when that state stops to matter; `wait` finds when at most `room`
--- units are used; `give` reduces a `charge` made at the time `made` to what a refund may return. README.md beside
--- this file has the whole contract. gcra.rs in ratelimit-core is the same algorithm in Rust, with the same names in
--- the same order.
+-- units are used; `give` reduces a `charge` made at the time `made` to what a refund may return; `carry` keeps what
+-- another limit wrote beyond this one's burst. README.md beside this file has the whole contract. gcra.rs and work.rs in
+-- ratelimit-core are the same algorithm in Rust, with the same names in the same order.
 
 --- fresh
 tat_us, surplus, timestamp = now, 0, now
@@ -32,7 +32,7 @@ timestamp < 2^52
 -- A time before the state's own counts as the state's.
 if timestamp > at then at = timestamp end
 -- A state written under a larger limit owes at most this limit's whole burst.
-local latest_us = timestamp + full_us
+local latest_us, written_us, timestamp_us = timestamp + full_us, tat_us, timestamp
 if tat_us > latest_us then tat_us, surplus = latest_us, 0 end
 if surplus >= tick_units then surplus = tick_units - 1 end
 local ticks, used = 0, 0
@@ -74,4 +74,13 @@ if made and timestamp ~= made then
   local ago_us = now > made and now - made or 0
   local flowed = ago_us < full_us and ceil(ago_us / tick_us) * tick_units or charge
   charge = charge > flowed and charge - flowed or 0
+end
+
+--- carry
+-- Another limit wrote more than this one can hold, and still counts it: its TAT moves by as much. A refund keeps the time
+-- of the write: by a later one, the burst would be used again.
+if written_us > latest_us and written_us > at then
+  tat_us, surplus = written_us + (ticks_after - ticks) * tick_us, 0
+  if after < used then timestamp = timestamp_us end
+  expires, gone = tat_us, tat_us <= at
 end

@@ -135,7 +135,7 @@ local function of_numbers(name, names, parameters, run, refunds, mark)
   local function moved(limit, state, now, operation, charge, made)
     local used, after, _, put, expires = run(limit, state, now, operation, charge, made)
     if after == used then return decision(limit, state, now, 0) end
-    if after == 0 then return decision(limit, nil, now, 0), 'remove' end
+    if not put then return decision(limit, nil, now, 0), 'remove' end
     return decision(limit, put, now, 0), 'put', put, expires
   end
 

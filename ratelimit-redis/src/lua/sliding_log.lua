@@ -190,11 +190,12 @@ function sliding_log.wait_us(limit, log, now, cost)
 end
 
 -- Records the charge at its time and drops the oldest cost, entries in part if necessary, down to
--- exactly full.
+-- exactly full, or to as much as a larger limit wrote.
 function sliding_log.fill(limit, log, now, charge, cost)
   if charge == 0 then return nil end
   local entries = live(limit, log, now)
-  local excess = entries.used + charge - limit.limit
+  local full = math.max(limit.limit, entries.used)
+  local excess = entries.used + charge - full
   local count = entries.last and redis.call('ZCARD', entries.key) or 0
   local change = { entries = entries, charge = charge, filled = true }
   change.first = rank_of(entries, excess + 1, count)
@@ -202,9 +203,13 @@ function sliding_log.fill(limit, log, now, charge, cost)
   if change.oldest then
     change.rest = around(change.oldest.total - entries.before) - excess
   end
-  local retry_us = cost <= limit.limit and wait_us(limit, entries, now, excess + cost) or NEVER
+  local retry_us = cost <= limit.limit and wait_us(limit, entries, now, excess + full - limit.limit + cost) or NEVER
   local next = change.oldest and change.oldest.timestamp or entries.at
-  local answer = decision(limit, now, limit.limit, next, entries.at, retry_us)
+  if full > limit.limit then
+    local rank = rank_of(entries, excess + full - limit.limit + 1, count)
+    next = rank < count and entry_at(entries.key, rank).timestamp or entries.at
+  end
+  local answer = decision(limit, now, full, next, entries.at, retry_us)
   return 'put', change, entries.at + limit.window_us, answer
 end
 

@@ -36,6 +36,7 @@ end
 local function window(limit, log, now)
   if log and now < log.start + limit.window_us then
     -- A state written under a larger limit uses at most this limit: its first requests used it up.
+    log.total = log.used
     log.used = math.min(log.used, limit.limit)
     return log
   end
@@ -99,8 +100,8 @@ function window_log.refund(limit, log, now, cost)
   if cost == 0 or now_window.used == 0 then
     return decision(limit, now, cost, now_window, true)
   end
-  local left = math.max(now_window.used - cost, 0)
-  local after = { start = now_window.start, used = left }
+  local left = math.max(now_window.total - cost, 0)
+  local after = { start = now_window.start, used = math.min(left, limit.limit), total = left }
   local answer = decision(limit, now, cost, after, true)
   if left == 0 then return answer, 'remove' end
   local last, index = element_of_total(now_window.key, left)
@@ -127,9 +128,9 @@ end
 function window_log.put(key, _, after, ttl_ms, metadata)
   local last = after.last
   if last then
-    local cost = last.cost - (last.total - after.used)
+    local cost = last.cost - (last.total - after.total)
     redis.call('LTRIM', key, 0, after.index)
-    redis.call('LSET', key, -1, element(last.timestamp, cost, after.used, last.start, last.metadata))
+    redis.call('LSET', key, -1, element(last.timestamp, cost, after.total, last.start, last.metadata))
   else
     local added = element(after.timestamp, after.added, after.used, after.start, metadata)
     if after.goes_on then

@@ -54,6 +54,22 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
+    /// The call for those twins of a batch whose states lie under keys like this one, about this key.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub(super) fn at_key<A: LuaProgram>(
+        keys: &Keys,
+        batch: &Batch<'a, A>,
+        key: &str,
+    ) -> Result<Self, RedisError> {
+        let Self { keys: of_batch, twins, group } = Self::of(keys, batch)?;
+        let lies_there = |twin: &TwinCheck<'_>| keys.lie_alike(&of_batch[twin.key - 1], key);
+        let twins = twins.into_iter().filter(lies_there);
+        let twins = twins.map(|twin| TwinCheck { key: 1, ..twin }).collect();
+        Ok(Self { keys: SmallVec::from_iter([key.to_owned()]), twins, group })
+    }
+
     /// The index of a key, adding it if it is new.
     fn index(&mut self, key: String) -> usize {
         let known = self.keys.iter().position(|known| *known == key);
@@ -157,6 +173,9 @@ impl<'a> Call<'a> {
     ) -> Option<RedisError> {
         if code == "RLUNKNOWN" {
             return Some(Refusal::UnknownReservation { id: batch.reservation_id()? }.into());
+        }
+        if code == "RLTIME" {
+            return Some(Refusal::EndOfTime { now_us: numbers.next()? }.into());
         }
         let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
         let twin = self.twins.get(place()?)?;

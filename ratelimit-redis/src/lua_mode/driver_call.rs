@@ -1,7 +1,7 @@
 //! Calls the driver (`driver.lua`), which decides what no [flat script](super::flat_call) does, and answers
 //! numbers.
 
-use ratelimit_core::{Batch, Decision, Now, Op, Verdict};
+use ratelimit_core::{Batch, Check, Decision, Limit, Now, Op, Verdict};
 
 use super::call::{Call, TwinCheck};
 use crate::connection::{Argument, Connection, Reply, TryAgain};
@@ -25,8 +25,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        let answer =
-            self.run(batch, call, operation(batch.operation()), &call.all(), deadline).await;
+        let answer = self.run(batch, call, operation(batch), &call.all(), deadline).await;
         let answer = answer.map_err(|error| match batch.operation() {
             Op::Peek => error.of_a_lookup(),
             _ => error,
@@ -56,6 +55,34 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 }
 
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Cuts the states from the future under a key, or only finds them: the position of each limit that has one,
+    /// and by how much longer the state would hold its key than a full limit.
+    pub(crate) async fn heal_at<A: LuaProgram>(
+        &self,
+        limits: &[Limit<A>],
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>, RedisError> {
+        let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: "", cost: 1 }).collect();
+        let (op, operation) = if dry_run { (Op::Peek, "ahead") } else { (Op::Force, "heal") };
+        let batch = Batch::new(&checks)?.op(op);
+        let call = Call::at_key(&self.inner.keys, &batch, key)?;
+        if call.twins.is_empty() {
+            return Ok(Vec::new());
+        }
+        let deadline = self.inner.deadline();
+        let answer = self.run(&batch, &call, operation, &call.all(), deadline).await?;
+        let decisions = decisions(&batch, &call.all(), &answer);
+        let decisions = decisions.ok_or_else(|| self.inner.unexpected(&answer))?;
+        let found =
+            call.twins.iter().zip(decisions).map(|(twin, decision)| {
+                (twin.position, decision.retry_after_us.unwrap_or_default())
+            });
+        Ok(found.filter(|(_, ahead_us)| *ahead_us > 0).collect())
+    }
+}
+
 impl Call<'_> {
     /// All twins, without further numbers.
     pub(crate) fn all(&self) -> Vec<Run<'_>> {
@@ -64,13 +91,14 @@ impl Call<'_> {
 }
 
 /// The name of an operation in the driver.
-pub(super) fn operation(op: Op) -> &'static str {
-    match op {
+pub(super) const fn operation<A: LuaProgram>(batch: &Batch<'_, A>) -> &'static str {
+    match batch.operation() {
         Op::Acquire => "acquire",
         Op::Peek => "peek",
         Op::Force => "force",
         Op::Refund => "refund",
         Op::Reset => "reset",
+        Op::Settle if batch.is_settled_once() => "settle-once",
         Op::Settle => "settle",
         Op::Renew => "renew",
     }

@@ -198,7 +198,9 @@ fn snapshot<A: LuaProgram>(
 pub(super) fn time(text: &str) -> Option<Timestamp> {
     let (seconds, us) = text.split_once(' ')?;
     let seconds = seconds.parse::<u64>().ok()?;
-    Timestamp::from_us(seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?)
+    let us = seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?;
+    // The end of time is refused by name.
+    Some(Timestamp::saturating_from_us(us))
 }
 
 /// Parses the state of each twin, a line each. `None` if a twin did not write its state.

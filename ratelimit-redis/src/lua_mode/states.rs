@@ -177,7 +177,7 @@ fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
 }
 
 /// Parses a score. Servers write large ones as `1.7e+15`.
-fn score_us(text: &str) -> Option<u64> {
+pub(crate) fn score_us(text: &str) -> Option<u64> {
     if let Ok(number) = text.parse() {
         return Some(number);
     }

@@ -5,7 +5,7 @@ use ratelimit_core::{Batch, Check, Decision, Now, ReservationId, Timestamp, Wind
 
 use super::stored::{Command, Cut, Found, StoredEntry, addition, command, removal};
 use crate::native::{Entry, EntryStorage, MultiProgram, Native};
-use crate::store::ttl_ms;
+use crate::store::{cut, ttl_ms};
 
 /// How long expired entries stay stored, for charges that arrive late and are decided as of the time of
 /// their request.
@@ -220,6 +220,25 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         commands.push(self.reading());
         self.own = Some(Own { since: charge.since, cost: charge.cost, changes });
         commands
+    }
+
+    /// By how much longer the entries hold their key than a full limit does, and the commands that replace them by a
+    /// full limit as of `now`; none unless they are from the future.
+    pub(super) fn healing(&self, now: Timestamp) -> (u64, Vec<Command>) {
+        let algorithm = self.check.limit.algorithm();
+        let before = algorithm.state(&self.found.entries());
+        let Some((ahead_us, Write::Put { state, expires })) = cut(algorithm, before.as_ref(), now)
+        else {
+            return (0, Vec::new());
+        };
+        let mut commands = vec![command(["DEL", &self.key])];
+        for Entry { since, charged } in algorithm.entries(&state) {
+            let WindowEntry { timestamp, cost, .. } = charged;
+            commands.push(self.adding(&Charge { since, timestamp, cost, expires }, since, &[]));
+        }
+        let ttl_ms = (ttl_ms(expires, now, Now::Store) + LATENESS_US / 1_000).to_string();
+        commands.push(command(["PEXPIRE", &self.key, &ttl_ms]));
+        (ahead_us, commands)
     }
 
     /// The commands that remove entries which no longer count, even for a late charge.

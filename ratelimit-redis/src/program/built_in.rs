@@ -32,21 +32,21 @@ static GCRA: Program = of_numbers!(
 static TOKEN_BUCKET: Program = of_numbers!(
     "token-bucket",
     "token_bucket.lua",
-    &["tokens", "remainder", "timestamp", "since_us"],
+    &["tokens", "remainder", "timestamp", "full_at_us"],
     &["unit", "tick_units", "tick_us"]
 );
 static FIXED_WINDOW: Program =
-    of_numbers!("fixed-window", "fixed_window.lua", &["start", "count"], &["window_us"]);
+    of_numbers!("fixed-window", "fixed_window.lua", &["start", "count", "ends_us"], &["window_us"]);
 static FIRST_REQUEST_WINDOW: Program = of_numbers!(
     "first-request-window",
     "first_request_window.lua",
-    &["start", "count"],
+    &["start", "count", "ends_us"],
     &["window_us"]
 );
 static SLIDING_COUNTER: Program = of_numbers!(
     "sliding-counter",
     "sliding_counter.lua",
-    &["start", "previous", "current"],
+    &["start", "previous", "current", "span_us"],
     &["window_us"]
 );
 static WINDOW_LOG: Program = program!("window-log", "window_log.lua", List);
@@ -128,12 +128,12 @@ impl LuaProgram for TokenBucket {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<TokenBucketState> {
-        let [tokens, remainder, timestamp, since_us] = numbers(stored, &TOKEN_BUCKET)?;
+        let [tokens, remainder, timestamp, full_at_us] = numbers(stored, &TOKEN_BUCKET)?;
         Some(TokenBucketState {
             tokens,
             remainder,
             timestamp: Timestamp::from_us(timestamp)?,
-            since_us,
+            full_at_us,
         })
     }
 }
@@ -145,8 +145,8 @@ impl LuaProgram for FixedWindow {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FixedWindowState> {
-        let [start, count] = numbers(stored, &FIXED_WINDOW)?;
-        Some(FixedWindowState { start: Timestamp::from_us(start)?, count })
+        let [start, count, ends_us] = numbers(stored, &FIXED_WINDOW)?;
+        Some(FixedWindowState { start: Timestamp::from_us(start)?, count, ends_us })
     }
 }
 
@@ -157,8 +157,8 @@ impl LuaProgram for FirstRequestWindow {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FirstRequestState> {
-        let [start, count] = numbers(stored, &FIRST_REQUEST_WINDOW)?;
-        Some(FirstRequestState { start: Timestamp::from_us(start)?, count })
+        let [start, count, ends_us] = numbers(stored, &FIRST_REQUEST_WINDOW)?;
+        Some(FirstRequestState { start: Timestamp::from_us(start)?, count, ends_us })
     }
 }
 
@@ -226,8 +226,9 @@ impl LuaProgram for SlidingCounter {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingCounterState> {
-        let [start, previous, current] = numbers(stored, &SLIDING_COUNTER)?;
-        Some(SlidingCounterState { start: Timestamp::from_us(start)?, previous, current })
+        let [start, previous, current, window_us] = numbers(stored, &SLIDING_COUNTER)?;
+        let start = Timestamp::from_us(start)?;
+        Some(SlidingCounterState { start, previous, current, window_us })
     }
 }
 

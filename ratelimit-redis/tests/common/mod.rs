@@ -31,6 +31,8 @@ pub(crate) struct Meddled {
     connection: RedisConnection,
     is_cluster: bool,
     may_repeat: bool,
+    /// By how many seconds the clock that it reports is ahead.
+    clock_ahead_s: i64,
     /// Runs before each command is sent, and may report the connection as lost instead.
     before: Before,
 }
@@ -58,7 +60,7 @@ pub(crate) enum Meddling {
 impl Meddled {
     pub(crate) fn new(connection: RedisConnection) -> Self {
         let before = Box::new(|_: &[Argument<'_>]| Meddling::None);
-        Self { connection, is_cluster: false, may_repeat: false, before }
+        Self { connection, is_cluster: false, may_repeat: false, clock_ahead_s: 0, before }
     }
 
     /// Reports that it is a cluster.
@@ -71,6 +73,24 @@ impl Meddled {
     pub(crate) fn repeating(mut self, may_repeat: bool) -> Self {
         self.may_repeat = may_repeat;
         if may_repeat { self.before(|_| Meddling::Twice) } else { self }
+    }
+
+    /// Reports a clock that is so far ahead of the server's.
+    pub(crate) fn clock_ahead(mut self, seconds: i64) -> Self {
+        self.clock_ahead_s = seconds;
+        self
+    }
+
+    fn seen(&self, words: &[Argument<'_>], reply: Reply) -> Reply {
+        let (Some(Argument::Text("TIME")), Reply::Array(parts)) = (words.first(), &reply) else {
+            return reply;
+        };
+        let text = |part: &Reply| match part {
+            Reply::Text(text) => String::from_utf8_lossy(text).parse::<i64>().expect("a number"),
+            other => panic!("{other:?}"),
+        };
+        let seconds = text(&parts[0]) + self.clock_ahead_s;
+        Reply::Array(vec![Reply::Text(seconds.to_string().into()), parts[1].clone()])
     }
 
     pub(crate) fn before(
@@ -93,7 +113,10 @@ impl Connection for Meddled {
         let address = || Arc::clone(self.connection.address());
         let reason = || "meddled with".to_owned();
         match (self.before)(words) {
-            Meddling::None => self.connection.send(key, words, deadline).await,
+            Meddling::None => {
+                let reply = self.connection.send(key, words, deadline).await?;
+                Ok(self.seen(words, reply))
+            }
             Meddling::Twice => {
                 // Whatever the reply was.
                 drop(self.connection.send(key, words, deadline).await);

@@ -97,6 +97,8 @@ fn in_a_field() -> Vec<Policy> {
     let counter = SlidingCounter::new(rate("5/s")).expect("a limit");
     let buckets = BucketedWindow::new(250_000, &[rate("3/s"), rate("7/3s")]).expect("a limit");
     let largest = rate("4503599627370495/h");
+    let longest = rate("3/4503599627370495us");
+    let long_counter = SlidingCounter::new(rate("3/2251799813685247us")).expect("a limit");
     vec![
         gcra("3/s", 4).into(),
         gcra("3/s", 9).into(),
@@ -116,6 +118,15 @@ fn in_a_field() -> Vec<Policy> {
         Attempts::new(buckets).into(),
         Attempts::new(BucketedWindow::new(60_000_000, &[largest]).expect("a limit")).into(),
         Attempts::new(FixedWindow::new(largest).expect("a limit")).into(),
+        gcra("1/us", 4_503_599_627_370_494).into(),
+        bucket("1/4503599627370494us", 1).into(),
+        FixedWindow::new(longest).expect("a limit").into(),
+        FirstRequestWindow::new(longest).expect("a limit").into(),
+        BucketedWindow::new(longest.period_us(), &[longest]).expect("a limit").into(),
+        Concurrency::new(longest).expect("a limit").into(),
+        long_counter.into(),
+        Attempts::new(long_counter).into(),
+        Attempts::new(SlidingCounter::new(largest).expect("a limit")).into(),
         concurrency("3/2s").into(),
         concurrency("9/2h").into(),
     ]
@@ -123,7 +134,8 @@ fn in_a_field() -> Vec<Policy> {
 
 fn window_logs() -> Vec<Policy> {
     let log = |text| WindowLog::new(rate(text)).expect(text);
-    vec![log("3/s").into(), log("9/90m").into(), Attempts::new(log("3/s")).into()]
+    let longest = log("3/4503599627370495us");
+    vec![log("3/s").into(), log("9/90m").into(), longest.into(), Attempts::new(log("3/s")).into()]
 }
 
 fn sliding_logs() -> Vec<Policy> {
@@ -169,6 +181,7 @@ fn advances() -> impl Strategy<Value = i64> {
         4 => 1_i64..400_000,
         3 => 400_000_i64..3_000_000,
         1 => select(vec![1_800_000_000, 3_599_999_999, 3_600_000_000, 7_200_000_000]),
+        1 => select(vec![1 << 50, (1 << 51) - 1, 1 << 51]),
         1 => -2_000_000_i64..0,
     ]
 }
@@ -207,10 +220,15 @@ fn requests(names: usize) -> impl Strategy<Value = Vec<Request>> {
     let asks = vec((0..names, 0_usize..99, key, costs()), 1..4);
     let id = prop_oneof![2 => Just(None), 5 => (0_u128..3).prop_map(Some)];
     let request = (advances(), ops(), id, metadata(), asks);
-    vec(request, 1..40).prop_map(|drafts| {
-        let mut at_us: u64 = 1_795_218_392_123_456;
+    // The present, and the ends of all times.
+    let begin_us = prop_oneof![
+        6 => Just(1_795_218_392_123_456),
+        1 => Just(0),
+        1 => Just(Timestamp::MAX.as_us() - 5_000_000),
+    ];
+    (begin_us, vec(request, 1..40)).prop_map(|(mut at_us, drafts)| {
         let resolve = |(advance, op, id, metadata, mut asks): (_, _, _, _, Vec<_>)| {
-            at_us = at_us.saturating_add_signed(advance);
+            at_us = u64::saturating_add_signed(at_us, advance).min(Timestamp::MAX.as_us());
             asks.sort_by_key(|(name, _, key, _)| (*name, *key));
             asks.dedup_by_key(|(name, _, key, _)| (*name, *key));
             Request { at_us, op, id, metadata, asks }
@@ -288,7 +306,7 @@ async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
     }
     for (key, ttl_ms) in server.lifetimes(lua.prefix()).await {
         // An emptied key has a millisecond left, or has expired since: then this is -2.
-        let lives = ttl_ms == -2 || (0..=31 * 86_400_000).contains(&ttl_ms);
+        let lives = ttl_ms == -2 || (0..1 << 43).contains(&ttl_ms);
         assert!(lives, "{key} lives for {ttl_ms} ms");
     }
 }

@@ -67,10 +67,11 @@ async fn a_fresh_server_is_ready_for_every_mode_and_reports_its_version(client: 
 
 async fn each_mode_is_ready_with_the_permissions_that_it_names(client: Client) {
     for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
-        let health = &found(&format!("{rights} +info"), client).await[mode];
+        let health = &found(&format!("{rights} +info +scan +hgetall"), client).await[mode];
         assert!(health.findings().is_empty(), "{}", says(health));
         let health = &found(rights, client).await[mode];
         assert!(health.is_ready() && says(health).contains("+info"), "{}", says(health));
+        assert!(says(health).contains("+scan"), "{}", says(health));
         assert_eq!(health.findings()[0].severity, Severity::Warning);
     }
 }
@@ -239,9 +240,9 @@ async fn the_permissions_for_a_cluster_suffice(client: Client) {
         let (cluster, url) = cluster_for(&rights, client);
         let store = RedisStore::connect(&url).await.expect("the user may come in").in_mode::<M>();
         let message = says(&M::health(&store).await);
-        // The two things that it may not read, on each of three masters.
+        // The three things that it may not read, on each of three masters.
         assert!(
-            message.lines().count() == 6 && !message.contains("error"),
+            message.lines().count() == 9 && !message.contains("error"),
             "{}: {message}",
             M::NAME
         );

@@ -14,6 +14,7 @@ mod cas;
 mod cross_slot;
 mod flat;
 mod foreign_states;
+mod heal;
 mod health;
 mod in_part;
 mod late_charges;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::common::{aside, query};
 use ratelimit_core::{
     Attempts, Batch, Check, Concurrency, DynError, DynStore, EntryStore, ErrorKind, FixedWindow,
-    Gcra, Limit, Now, Op, Policy, Rate, Refusal, ReservationId, SlidingLog, Store, StoreError,
-    Timestamp, TokenBucket, Verdict, WindowEntry, WindowLog,
+    Gcra, Limit, Now, Op, Policy, Rate, Refusal, Reservation, ReservationId, SlidingLog, Store,
+    StoreError, Timestamp, TokenBucket, Verdict, WindowEntry, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Cas, RedisStore};
@@ -140,6 +140,30 @@ async fn a_reservation_is_committed_or_cancelled_once() {
     // Three compare-and-set states, one hash for the three Lua states, and four reservations of each in
     // both modes.
     assert_eq!(keys.len(), 3 + 1 + 2 * 3 * 4, "{keys:?}");
+}
+
+#[tokio::test]
+async fn settled_reservations_under_drawn_ids_leave_keys_that_expire_soon() {
+    let backends = Backends::start().await;
+    let [gcra, ..] = reserving();
+    let leases = leases();
+    let checks = [check(&gcra, 1), check(&leases, 1)];
+    for id in (0..20).map(ReservationId::new) {
+        let batch = Batch::new(&checks).expect("distinct").id(id).settled_once();
+        assert!(backends.decide(&batch).await.allowed());
+        let back = [check(&gcra, 0), check(&leases, 0)];
+        let _ = backends.decide(&batch.with_checks(&back).op(Op::Settle)).await;
+    }
+    let longest_ms = i64::try_from(Reservation::REPEAT_US / 1_000).expect("ten seconds");
+    let mut aside = aside(&backends.server);
+    let reservations: Vec<_> =
+        backends.keys().into_iter().filter(|key| key.contains('#')).collect();
+    // Two limits, in two modes.
+    assert_eq!(reservations.len(), 20 * 2 * 2, "{reservations:?}");
+    for key in reservations {
+        let ttl_ms: i64 = query(&mut aside, &["PTTL", &key]);
+        assert!(ttl_ms <= longest_ms, "{key} lives for {ttl_ms} ms");
+    }
 }
 
 #[tokio::test]

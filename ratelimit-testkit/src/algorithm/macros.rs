@@ -125,6 +125,7 @@ macro_rules! __algorithm_tests {
             (a_step_depends_on_nothing_else, AStepDependsOnNothingElse)
             (shortcuts_agree_with_the_step, ShortcutsAgreeWithTheStep)
             (changing_a_limit_is_safe, ChangingALimitIsSafe)
+            (another_limit_forgives_nothing, AnotherLimitForgivesNothing)
             (a_reservation_is_settled_once, AReservationIsSettledOnce)
         ]);
     };

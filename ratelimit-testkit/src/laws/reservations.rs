@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use ratelimit_core::{
-    Algorithm, Decision, ErrorKind, Op, Policy, Reservation, ReservationId, StoreError, Timestamp,
+    Algorithm, Decision, ErrorKind, Limit, Op, Policy, Reservation, ReservationId, StoreError,
+    Timestamp,
 };
 
 use crate::capability::Capability;
@@ -12,7 +13,7 @@ use crate::laws::agreement::states_agree;
 use crate::laws::{Kept, Said, Subject, capacity_of, checks};
 use crate::pure::PureStore;
 use crate::seeds::{AlgorithmKind, Scale, refill};
-use crate::trace::made::IDS;
+use crate::trace::made::{DRAWN, IDS};
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 10 for reservations: the store answers as the pure step does, errors and their messages included, and
@@ -48,7 +49,8 @@ pub async fn reservations_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Tr
 /// Law 13: a repeated request with an id changes nothing and gets the same answer. A reservation settled at 0
 /// at once leaves the key as if nothing had been charged. Concurrent reservations never exceed the limit, and a
 /// settlement makes no more room than the reservation took. A lease that is never released expires by itself;
-/// after that it can be neither released nor renewed. An expired reservation cannot be settled.
+/// after that it can be neither released nor renewed, whatever else its batch reserved. An expired reservation
+/// cannot be settled. An id that was drawn for one charge is forgotten soon after its settlement.
 ///
 /// # Errors
 /// How the store breaks the law.
@@ -99,7 +101,9 @@ pub async fn a_reservation_is_settled_once<H: Harness>(
             })?;
         }
     }
-    everything_ends(subject, trace).await
+    everything_ends(subject, trace).await?;
+    a_lease_ends_beside_other_reservations(subject, trace).await?;
+    a_drawn_id_is_forgotten_soon(subject, trace).await
 }
 
 /// Checks that a reservation settled at 0 at once counts as never charged, and stays settled.
@@ -214,6 +218,77 @@ async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
         if !leases && Scale::of(policy).full_us < Reservation::LIFE_US {
             nothing_past_is_given_back(subject, trace, &ask, at).await?;
         }
+    }
+    Ok(())
+}
+
+/// Checks that a lease which has ended is not renewed while another limit of its batch still has its reservation.
+async fn a_lease_ends_beside_other_reservations<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+) -> Kept {
+    let life_us = |limit: &Limit<Policy>| limit.algorithm().reservation_us();
+    let place = |leases: bool| {
+        trace.limits.iter().position(|limit| {
+            limit.algorithm().has_leases() == leases
+                && life_us(limit).is_some_and(|us| leases == (us < Reservation::LIFE_US))
+        })
+    };
+    let (Some(lease), Some(other)) = (place(true), place(false)) else { return Ok(()) };
+    if subject.able().lacks([Capability::Batches, Capability::SeveralKeys]).is_some() {
+        return Ok(());
+    }
+    let begin = trace.latest().saturating_add_us(2 * Reservation::LIFE_US);
+    let lease_us = life_us(&trace.limits[lease]).unwrap_or_default();
+    let ask = |limit, key: &str| Ask { limit, key: key.to_owned(), cost: 1 };
+    let asked = |op, after_us| Request {
+        at: begin.saturating_add_us(after_us),
+        op,
+        asks: vec![ask(lease, "a lease"), ask(other, "and more")],
+        id: Some(ReservationId::new(998)),
+    };
+    for (request, is_there) in [
+        (asked(Op::Acquire, 0), true),
+        (asked(Op::Renew, lease_us - 1), true),
+        (asked(Op::Renew, 2 * lease_us - 1), false),
+        (asked(Op::Settle, 2 * lease_us - 1), true),
+    ] {
+        let said = subject.answer(&trace.limits, &request).await?;
+        let due = if is_there { None } else { Some(ErrorKind::Invalid) };
+        let refused = said.as_ref().err().map(|(kind, _)| *kind);
+        subject.ensure(refused == due, || {
+            format!(
+                "a lease of {lease_us} µs and another reservation came to {request:?}: {said:?}"
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Checks that a settlement under an id that was drawn for one charge can be sent again for a while, and is then
+/// forgotten.
+async fn a_drawn_id_is_forgotten_soon<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let can = |limit: &Limit<Policy>| limit.algorithm().reservation_us();
+    let found =
+        trace.limits.iter().enumerate().find_map(|(place, limit)| Some((place, can(limit)?)));
+    let Some((limit, life_us)) = found else { return Ok(()) };
+    let begin = trace.latest().saturating_add_us(3 * Reservation::LIFE_US);
+    let known_us = life_us.min(Reservation::REPEAT_US);
+    for (op, after_us, is_known) in [
+        (Op::Acquire, 0, true),
+        (Op::Settle, 0, true),
+        (Op::Settle, known_us - 1, true),
+        (Op::Settle, known_us, false),
+    ] {
+        let at = begin.saturating_add_us(after_us);
+        let asks = vec![Ask { limit, key: "drawn".to_owned(), cost: 1 }];
+        let request = Request { at, op, asks, id: Some(DRAWN) };
+        let said = subject.answer(&trace.limits, &request).await?;
+        let due = if is_known { None } else { Some(ErrorKind::Invalid) };
+        let refused = said.as_ref().err().map(|(kind, _)| *kind);
+        subject.ensure(refused == due, || {
+            format!("{request:?}, {after_us} µs after its reservation was settled, got {said:?}")
+        })?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{Algorithm, Op, Policy, ReservationId, Timestamp};
+use ratelimit_core::{Algorithm, Op, Policy, Reservation, ReservationId, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::seeds::{AlgorithmKind, BEGINNINGS_US, Scale, limit};
@@ -146,6 +146,9 @@ fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
 pub(crate) const IDS: [ReservationId; 3] =
     [ReservationId::new(1), ReservationId::new(0x2a << 64), ReservationId::new(u128::MAX)];
 
+/// An id that is [settled once](ratelimit_core::Batch::settled_once).
+pub(crate) const DRAWN: ReservationId = ReservationId::new(0xd);
+
 /// Generates traces for a scope within a store's capabilities.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Makes {
@@ -224,8 +227,9 @@ impl Makes {
             _ => self.policies(),
         };
         let advances = prop_oneof![
-            8 => advances(),
-            1 => (-1_i64..=1).prop_map(Advance::ReservationEnd),
+            16 => advances(),
+            2 => (-1_i64..=1).prop_map(Advance::ReservationEnd),
+            1 => (0_u64..=1).prop_map(|off| Advance::Us(Reservation::REPEAT_US - off)),
         ];
         let asks = prop_oneof![2 => Just(1), 1 => 1..=3_usize].prop_flat_map(|count| {
             prop::collection::vec((0_usize..12, 0_usize..8, costs()), count)
@@ -237,6 +241,10 @@ impl Makes {
         };
         let draft = (back, advances, ops_of_reservations(), asks)
             .prop_map(|(back, advance, (op, id), asks)| Draft { back, advance, op, asks, id });
+        let draft = draft.prop_map(|draft| match draft.id {
+            Some(id) if id == IDS[2] => Draft { id: Some(DRAWN), ..draft },
+            _ => draft,
+        });
         (policies, select(BEGINNINGS_US), prop::collection::vec(draft, 1..=24))
             .prop_map(move |(policies, begin_us, drafts)| {
                 self.resolve(&policies, begin_us, &drafts)
@@ -343,7 +351,9 @@ impl Makes {
                     asks.push(ask);
                 }
             }
-            Request { at: Timestamp::saturating_from_us(at_us), op: draft.op, asks, id: draft.id }
+            // By its own clock a store refuses to decide at the last moment.
+            let at = Timestamp::saturating_from_us(at_us.min(Timestamp::MAX.as_us() - 1));
+            Request { at, op: draft.op, asks, id: draft.id }
         });
         let mut trace = Trace { limits: limits.collect(), requests: requests.collect() };
         self.leave_out(&mut trace);

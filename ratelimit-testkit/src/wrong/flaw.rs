@@ -60,6 +60,10 @@ pub enum Flaw {
     LeasesNeverEnd,
     /// Renewing an expired lease revives it, even if another lease has taken its place.
     RenewsWhatIsOver,
+    /// The reservation of another limit of the batch makes the renewal of a lease that has ended succeed.
+    RenewsByAnother,
+    /// A settled reservation is kept for an hour, even if its id was drawn for one charge.
+    RemembersDrawnIds,
     /// Reservations are kept forever.
     ReservesForEver,
     /// The store clears every state before a decision at its own time.

@@ -40,6 +40,8 @@ enum Wrong {
     PanicsWhenChanged,
     /// The window keeps the length of the limit that opened it.
     KeepsTheOldWindow,
+    /// A forced charge writes back no more than this limit can hold.
+    ForgivesTheOther,
     /// A refund creates capacity.
     RefundsMore,
     /// A forced charge that does not fit is not made.
@@ -229,7 +231,7 @@ impl Algorithm for Window {
                 write: Write::Keep,
             });
         }
-        let most = self.limit.max(used);
+        let most = if self.is(Wrong::ForgivesTheOther) { self.limit } else { self.limit.max(used) };
         Some(self.charged(open, now, cost, used.saturating_add(cost).min(most)))
     }
 
@@ -353,7 +355,7 @@ macro_rules! harness {
             type Algorithm = Window;
 
             fn limits() -> Vec<Instance<Window>> {
-                [(1, 3), (4, 7_000), (7, 300_000_000)]
+                [(1, 3), (4, 7_000), (2, 300_000_000), (7, 300_000_000)]
                     .map(|(limit, us)| {
                         let text = format!("{limit} per {us} us");
                         Instance::new(text, Window::new(Wrong::$wrong, limit, us))
@@ -380,7 +382,7 @@ macro_rules! harness {
 harness! {
     Nothing OneTooMany ToldOneShort WaitsInMilliseconds WaitsForWhatNeverFits ReplenishesEarly ResetsLate WritesDenials
     ChargesDenials OutlivesItself MintsWhenTimeGoesBack PanicsWhenTimeGoesBack PeeksBeginWindows
-    PanicsWhenChanged KeepsTheOldWindow RefundsMore ForcesNothing Remembers DecidesOtherwise
+    PanicsWhenChanged KeepsTheOldWindow ForgivesTheOther RefundsMore ForcesNothing Remembers DecidesOtherwise
     WritesNothingInPlace FastStepLosesTheCount FastStepByTheEpoch SettlesWhatIsPast SettlesNothing
     RenewsAndGivesBack GrowsUnannounced CountsMetadata
 }
@@ -449,6 +451,7 @@ fn a_peek_that_writes_is_caught_by_law_8() {
 fn a_change_of_limits_is_caught_by_law_11() {
     caught::<PanicsWhenChanged>(&[Property::ChangingALimitIsSafe]);
     caught::<KeepsTheOldWindow>(&[Property::ChangingALimitIsSafe]);
+    caught::<ForgivesTheOther>(&[Property::AnotherLimitForgivesNothing]);
 }
 
 #[test]

@@ -134,6 +134,17 @@ fn a_lease_that_comes_back_is_caught_by_law_13() {
 }
 
 #[test]
+fn a_lease_renewed_by_another_reservation_of_its_batch_is_caught_by_law_13() {
+    caught(Flaw::RenewsByAnother, &[Property::AReservationIsSettledOnce], &[Scope::Mixed]);
+}
+
+#[test]
+fn a_drawn_id_that_is_remembered_is_caught_by_law_13() {
+    let by = [Property::AReservationIsSettledOnce];
+    caught(Flaw::RemembersDrawnIds, &by, &[GCRA, BUCKET, FIXED, Scope::Mixed]);
+}
+
+#[test]
 fn a_reservation_without_an_end_is_caught_by_nothing_leaks() {
     let by = [Property::ReservationsLeakNothing];
     caught(Flaw::ReservesForEver, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);

@@ -127,6 +127,11 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         self.0.undo(state, now, reservation, charged)
     }
 
+    fn filled(&self, now: Timestamp) -> Step<A::State> {
+        passes(Part::Step);
+        self.0.filled(now)
+    }
+
     fn charges_denials(&self) -> bool {
         self.0.charges_denials()
     }

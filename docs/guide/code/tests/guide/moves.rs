@@ -16,7 +16,7 @@ fn from_governor() -> Result<(), Error> {
 
     let verdict = limiter.check_now("cus_1")?;
     if !verdict.allowed() {
-        println!("come back in {:?}", verdict.retry_after());
+        println!("come back in {:.1?}", verdict.retry_after().unwrap_or_default());
     }
     assert_eq!((verdict.limit(), verdict.remaining()), (50, 49));
 

@@ -1,0 +1,126 @@
+//! [`Leases`]: ends the leases of requests when these are over, where the input tells how long each took.
+//!
+//! A lease is ended without an id, because the record of an id would stay in the store, and not every limit of a policy
+//! has such records. A refund ends the newest leases of a key; those among them that go on are granted again at their
+//! own times.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, Decision, Limit, Now, Op, Policy, RateLimiter, Store, Timestamp,
+};
+
+use crate::input::Entry;
+
+/// The leases of a policy's limits, as the store has them.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    /// By the position of the limit and the key, in the order in which they were granted.
+    granted: HashMap<(usize, Box<str>), Vec<Lease>>,
+    /// The ends of requests that hold a lease.
+    ends: BinaryHeap<Reverse<(Timestamp, usize, Box<str>)>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    since: Timestamp,
+    cost: u64,
+    /// When its request is over; `None` if the input does not tell.
+    ends: Option<Timestamp>,
+}
+
+impl Leases {
+    /// Records what a request did to the leases of one limit.
+    pub(super) fn count(
+        &mut self,
+        (place, limit): (usize, &Limit<Policy>),
+        entry: &Entry<'_>,
+        decision: &Decision,
+        allowed: bool,
+    ) {
+        let Some(key) = limit.key_for(&entry.caller) else { return };
+        let Some(lease_us) = lease_us(limit) else { return };
+        let leases = self.granted.entry((place, key.into())).or_default();
+        let at = forget_ended(leases, entry.at, lease_us);
+        let held = || leases.iter().fold(0_u64, |sum, lease| sum.saturating_add(lease.cost));
+        let cost = match entry.op {
+            Op::Acquire if allowed && decision.allowed => entry.cost,
+            Op::Force => entry.cost.min(limit.algorithm().capacity().saturating_sub(held())),
+            Op::Refund => {
+                end_newest(leases, entry.cost);
+                return;
+            }
+            Op::Reset => {
+                leases.clear();
+                return;
+            }
+            _ => return,
+        };
+        if cost == 0 {
+            return;
+        }
+        let ends = entry.duration_us.filter(|us| *us < lease_us && entry.op == Op::Acquire);
+        let ends = ends.map(|us| entry.at.saturating_add_us(us));
+        leases.push(Lease { since: at, cost, ends });
+        if let Some(ends) = ends
+            && let Some(key) = limit.key_for(&entry.caller)
+        {
+            self.ends.push(Reverse((ends, place, key.into())));
+        }
+    }
+
+    /// Ends the leases of all requests that are over at this time.
+    pub(super) async fn end_until<S: Store<Policy>>(
+        &mut self,
+        limiter: &RateLimiter<S>,
+        now: Timestamp,
+    ) -> Result<(), S::Error> {
+        while self.ends.peek().is_some_and(|Reverse((ends, ..))| *ends <= now) {
+            let Some(Reverse((at, place, key))) = self.ends.pop() else { break };
+            let Some(limit) = limiter.limits().as_slice().get(place) else { continue };
+            let name = (place, key);
+            let Some(leases) = self.granted.get_mut(&name) else { continue };
+            forget_ended(leases, at, lease_us(limit).unwrap_or(0));
+            if let Some(first) = leases.iter().position(|lease| lease.ends == Some(at)) {
+                let ended = leases.remove(first);
+                let later = leases.get(first..).unwrap_or_default();
+                let cost = later.iter().fold(ended.cost, |sum, l| sum.saturating_add(l.cost));
+                let again = later.iter().map(|lease| (Op::Force, lease.since, lease.cost));
+                for (op, at, cost) in std::iter::once((Op::Refund, at, cost)).chain(again) {
+                    let check = Check { limit, key: &name.1, cost };
+                    let _ =
+                        limiter.store().apply(&Batch::one(&check).op(op).now(Now::At(at))).await?;
+                }
+            }
+            if leases.is_empty() {
+                self.granted.remove(&name);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long a lease of this limit lasts; `None` if it has none.
+fn lease_us(limit: &Limit<Policy>) -> Option<u64> {
+    limit.algorithm().reservation_us().filter(|_| limit.algorithm().has_leases())
+}
+
+/// Drops what the store counts no longer at this time, and returns the time that it takes this for: a clock that goes
+/// back stands still.
+fn forget_ended(leases: &mut Vec<Lease>, at: Timestamp, lease_us: u64) -> Timestamp {
+    let at = leases.last().map_or(at, |newest| at.max(newest.since));
+    leases.retain(|lease| at.saturating_us_since(lease.since) < lease_us);
+    at
+}
+
+fn end_newest(leases: &mut Vec<Lease>, mut cost: u64) {
+    while let Some(newest) = leases.last_mut() {
+        if newest.cost > cost {
+            newest.cost -= cost;
+            return;
+        }
+        cost -= newest.cost;
+        leases.pop();
+    }
+}

@@ -1,0 +1,431 @@
+//! [`Requests`]: the requests of all inputs, in the order of their times.
+//!
+//! A server writes a line when it has answered, with the time at which the request came. So a long response puts its line
+//! behind those of later requests, and the lines of an access log are sorted here, within a window of time. A trace is
+//! decided in the order of its lines: it says what a store is asked, and a clock may go back.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use ratelimit_core::{Algorithm, Limit, Limits, Op, Policy, Timestamp};
+
+use super::Trouble;
+use crate::args::{FormatArg, UnitArg};
+use crate::failure::Failure;
+use crate::input::{
+    BadLine, DETECTED_LINES, Detector, Entry, Found, Lines, Parser, Progress, Source, too_long,
+};
+use crate::interrupt::Interrupt;
+use crate::text::{count, plural};
+
+/// How far behind an earlier line a line of an access log is sorted in.
+const WINDOW_US: u64 = 5 * 60 * 1_000_000;
+/// The most lines that wait in the window, of all inputs together.
+const WINDOW_LINES: usize = 1_000_000;
+
+/// One request, and where it stands.
+pub(super) struct Request {
+    /// The position of its input.
+    pub(super) input: usize,
+    /// The number of its line.
+    pub(super) number: u64,
+    pub(super) entry: Entry<'static>,
+}
+
+/// How far the inputs were out of order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// Lines of access logs that were sorted in before an earlier one.
+    pub(crate) sorted: u64,
+    /// Lines of access logs that came too late to be sorted in.
+    pub(crate) late: u64,
+    /// Lines of traces behind an earlier one.
+    pub(crate) back: u64,
+    /// Requests that hold a lease for all of its time, because the input does not tell how long they took, though it
+    /// does of others.
+    pub(crate) endless: u64,
+}
+
+impl Order {
+    /// What a reader must know before trusting the rest.
+    pub(crate) fn note(self) -> Option<String> {
+        let mut note = Vec::new();
+        let lines = |number| plural(number, "line", "lines");
+        if self.sorted > 0 {
+            note.push(format!(
+                "{} came after a later one and were sorted by time",
+                lines(self.sorted)
+            ));
+        }
+        if self.late > 0 {
+            note.push(format!(
+                "WARNING: {} came more than {} minutes or {} lines late and were decided late, so the numbers below \
+                 are not exact; name the logs of several servers as inputs of their own, or sort them",
+                lines(self.late),
+                WINDOW_US / 60_000_000,
+                count(WINDOW_LINES as u64),
+            ));
+        }
+        if self.back > 0 {
+            note.push(format!(
+                "{} of a trace came after a later one; a trace is decided in the order of its lines",
+                lines(self.back)
+            ));
+        }
+        if self.endless > 0 {
+            note.push(format!(
+                "{} with no duration: such a request holds its place for the whole lease",
+                lines(self.endless)
+            ));
+        }
+        (!note.is_empty()).then(|| note.join(". "))
+    }
+}
+
+/// The requests of all inputs, in the order of their times.
+pub(crate) struct Requests {
+    inputs: Vec<Sorted>,
+    /// What ended the reading before the first request was asked for.
+    failed: Option<Failure>,
+    /// Whether a limit has leases that end with their requests.
+    has_leases: bool,
+    interrupt: Interrupt,
+}
+
+impl Requests {
+    /// Opens the inputs of these names; `-` is standard input.
+    pub(crate) fn open(
+        paths: &[PathBuf],
+        format: FormatArg,
+        duration_unit: Option<UnitArg>,
+        interrupt: &Interrupt,
+    ) -> Result<(Self, Progress), Failure> {
+        let mut progress = Progress::default();
+        let most_lines = WINDOW_LINES / paths.len().max(1);
+        let mut inputs = Vec::with_capacity(paths.len());
+        let mut total = Some(0_u64);
+        for path in paths {
+            let (source, length) = Source::open(path, interrupt.clone(), &progress)?;
+            total = total.zip(length).map(|(total, length)| total.saturating_add(length));
+            let reader = Reader::new(path, source, format, duration_unit)?;
+            inputs.push(Sorted::new(reader, most_lines));
+        }
+        progress.length = total;
+        let interrupt = interrupt.clone();
+        Ok((Self { inputs, failed: None, has_leases: false, interrupt }, progress))
+    }
+
+    /// The name of an input.
+    pub(super) fn name(&self, input: usize) -> &Path {
+        self.inputs.get(input).map_or(Path::new(""), |input| &input.reader.name)
+    }
+
+    /// The names of all inputs.
+    pub(super) fn names(&self) -> String {
+        let names: Vec<_> =
+            self.inputs.iter().map(|input| input.reader.name.display().to_string()).collect();
+        names.join(", ")
+    }
+
+    /// The limits that can be tried on these inputs, and what must be said of the others.
+    ///
+    /// How many requests are in flight follows from how long each takes, which few access logs tell.
+    pub(crate) fn applicable(
+        &mut self,
+        limits: Limits<Policy>,
+        trouble: &mut Trouble,
+    ) -> Result<(Limits<Policy>, Option<String>), Failure> {
+        let of_leases = |limit: &&Limit<Policy>| limit.algorithm().has_leases();
+        let names: Vec<_> = limits.iter().filter(of_leases).map(Limit::name).collect();
+        if names.is_empty() {
+            return Ok((limits, None));
+        }
+        let names = names.join(", ");
+        self.look_ahead(trouble);
+        let is_told = |input: &Sorted| input.reader.durations > 0 || !input.reader.is_access_log();
+        if self.inputs.iter().any(is_told) {
+            self.has_leases = true;
+            return Ok((limits, None));
+        }
+        let lacks_unit =
+            |input: &Sorted| input.reader.parser.as_ref().is_some_and(Parser::lacks_unit);
+        let why = if self.inputs.iter().any(lacks_unit) {
+            "the number at the end of the lines has no unit; if it is how long the request took, add --duration-unit \
+             us, ms or s"
+        } else {
+            "the log does not tell how long each took"
+        };
+        let note = format!(
+            "{names}: nothing can be said of a limit on requests at the same time, because {why}"
+        );
+        let others: Vec<_> = limits.iter().filter(|limit| !of_leases(limit)).cloned().collect();
+        if others.is_empty() {
+            return Err(Failure::input(format!("{note}; name a policy with other limits as well")));
+        }
+        let others = Limits::new(others).map_err(|error| Failure::input(error.to_string()))?;
+        Ok((others, Some(note + ". It is left out here")))
+    }
+
+    /// Reads of each input what its first request needs, so that its format is known.
+    fn look_ahead(&mut self, trouble: &mut Trouble) {
+        for input in &mut self.inputs {
+            // The replay reports the failure, with what was read before.
+            if let Err(failure) = input.peek(trouble, &self.interrupt) {
+                self.failed = Some(failure);
+                break;
+            }
+        }
+    }
+
+    /// The format of the inputs, as far as they are known: of the first that has one.
+    pub(super) fn format(&self) -> Option<&'static str> {
+        self.inputs.iter().find_map(|input| input.reader.parser.as_ref()).map(Parser::name)
+    }
+
+    pub(super) fn order(&self) -> Order {
+        self.inputs.iter().fold(Order::default(), |sum, Sorted { order, reader, .. }| Order {
+            sorted: sum.sorted + order.sorted,
+            late: sum.late + order.late,
+            back: sum.back + order.back,
+            endless: sum.endless + if self.has_leases { reader.endless } else { 0 },
+        })
+    }
+
+    /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
+    pub(super) fn next(&mut self, trouble: &mut Trouble) -> Result<Option<Request>, Failure> {
+        if let Some(failure) = self.failed.take() {
+            return Err(failure);
+        }
+        let mut earliest: Option<(Timestamp, usize)> = None;
+        for (place, input) in self.inputs.iter_mut().enumerate() {
+            let at = input.peek(trouble, &self.interrupt)?;
+            if self.interrupt.is_raised() {
+                return Ok(None);
+            }
+            if let Some(at) = at
+                && earliest.is_none_or(|(least, _)| at < least)
+            {
+                earliest = Some((at, place));
+            }
+        }
+        let Some((_, place)) = earliest else { return Ok(None) };
+        let next = self.inputs.get_mut(place).and_then(|input| input.next.take());
+        Ok(next.map(|(number, entry)| Request { input: place, number, entry }))
+    }
+}
+
+type Numbered = (u64, Entry<'static>);
+
+/// The requests of one input; those of an access log by their times.
+struct Sorted {
+    reader: Reader,
+    most_lines: usize,
+    /// What `peek` has found.
+    next: Option<Numbered>,
+    window: BinaryHeap<Reverse<Waiting>>,
+    /// The latest time that was read.
+    latest: Timestamp,
+    /// The time of the last request that left the window.
+    left: Timestamp,
+    ended: bool,
+    order: Order,
+}
+
+impl Sorted {
+    fn new(reader: Reader, most_lines: usize) -> Self {
+        Self {
+            reader,
+            most_lines,
+            next: None,
+            window: BinaryHeap::new(),
+            latest: Timestamp::ZERO,
+            left: Timestamp::ZERO,
+            ended: false,
+            order: Order::default(),
+        }
+    }
+
+    /// The time of the next request.
+    fn peek(
+        &mut self,
+        trouble: &mut Trouble,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Timestamp>, Failure> {
+        if self.next.is_none() {
+            self.next = self.find(trouble, interrupt)?;
+        }
+        Ok(self.next.as_ref().map(|(_, entry)| entry.at))
+    }
+
+    fn find(
+        &mut self,
+        trouble: &mut Trouble,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Numbered>, Failure> {
+        loop {
+            let is_due = |Reverse(first): &Reverse<Waiting>| {
+                self.ended
+                    || self.window.len() >= self.most_lines
+                    || self.latest.saturating_us_since(first.0.1.at) > WINDOW_US
+            };
+            if self.window.peek().is_some_and(is_due) {
+                let Some(Reverse(Waiting((number, entry)))) = self.window.pop() else { continue };
+                self.left = self.left.max(entry.at);
+                return Ok(Some((number, entry)));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let Some((number, entry)) = self.reader.next(trouble, interrupt)? else {
+                self.ended = true;
+                continue;
+            };
+            let is_behind = entry.at < self.latest;
+            let is_late = entry.at < self.left;
+            self.latest = self.latest.max(entry.at);
+            if !self.reader.is_access_log() {
+                self.order.back += u64::from(is_behind);
+                return Ok(Some((number, entry)));
+            }
+            self.order.late += u64::from(is_late);
+            self.order.sorted += u64::from(is_behind && !is_late);
+            self.window.push(Reverse(Waiting((number, entry))));
+        }
+    }
+}
+
+/// A request in the window: by its time, and then by its line.
+struct Waiting(Numbered);
+
+impl Waiting {
+    const fn key(&self) -> (Timestamp, u64) {
+        (self.0.1.at, self.0.0)
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// The requests of one input, line by line.
+struct Reader {
+    name: PathBuf,
+    lines: Lines<BufReader<Source>>,
+    format: FormatArg,
+    /// `None` until a line tells the format.
+    parser: Option<Parser>,
+    detector: Detector,
+    /// The requests that tell how long they took, and those that do not.
+    durations: u64,
+    endless: u64,
+}
+
+impl Reader {
+    fn new(
+        name: &Path,
+        source: Source,
+        format: FormatArg,
+        duration_unit: Option<UnitArg>,
+    ) -> Result<Self, Failure> {
+        let bad_parser = |bad: BadLine| Failure::input(bad.0);
+        let parser = Parser::of(format, duration_unit).map_err(bad_parser)?;
+        let named = super::NAMED_BAD_LINES;
+        let detector = Detector::new(format, duration_unit, named).map_err(bad_parser)?;
+        let lines = Lines::new(BufReader::new(source));
+        let name = name.to_owned();
+        Ok(Self { name, lines, format, parser, detector, durations: 0, endless: 0 })
+    }
+
+    const fn is_access_log(&self) -> bool {
+        matches!(self.parser, Some(Parser::AccessLog(_)))
+    }
+
+    /// The request of the next line that is one. Others are reported.
+    fn next(
+        &mut self,
+        trouble: &mut Trouble,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Numbered>, Failure> {
+        let name = self.name.as_path();
+        loop {
+            let line = match self.lines.next() {
+                // An interrupted input may end within a line.
+                _ if interrupt.is_raised() => break,
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(error) => {
+                    trouble.before(name, self.detector.give_up())?;
+                    let (name, number) = (name.display(), self.lines.number());
+                    let what = format!("{name}: cannot be read after line {number}: {error}");
+                    return Err(Failure::input(what));
+                }
+            };
+            let number = line.number;
+            trouble.bar.line(number);
+            if line.bytes.is_some_and(|bytes| bytes.trim_ascii().is_empty()) {
+                continue;
+            }
+            let parser = match &mut self.parser {
+                Some(parser) => parser,
+                unknown => {
+                    let bad_header =
+                        |bad| Failure::input(format!("{}: line {number}: {bad}", name.display()));
+                    let Some(found) = self.detector.look(line).map_err(bad_header)? else {
+                        if self.detector.is_at_a_loss() {
+                            break;
+                        }
+                        continue;
+                    };
+                    let Found { parser, header, before } = found;
+                    let parser = unknown.insert(parser);
+                    trouble.before(name, before)?;
+                    if header {
+                        continue;
+                    }
+                    parser
+                }
+            };
+            match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
+                Ok(entry) => {
+                    if entry.op == Op::Acquire {
+                        let is_endless = entry.duration_us.is_none();
+                        self.endless += u64::from(is_endless);
+                        self.durations += u64::from(!is_endless);
+                    }
+                    return Ok(Some((number, entry.into_owned())));
+                }
+                Err(bad) => trouble.bad(name, number, &bad)?,
+            }
+        }
+        let gave_up = self.detector.is_at_a_loss();
+        trouble.before(name, self.detector.give_up())?;
+        if gave_up {
+            let lines = plural(DETECTED_LINES, "line", "lines");
+            let remedy = match self.format {
+                FormatArg::Csv => "is a CSV header; begin it with one such as at_us,key,cost,op",
+                _ => "tells its format; name it with --format combined, jsonl or csv",
+            };
+            let name = name.display();
+            return Err(Failure::input(format!("{name}: none of its first {lines} {remedy}")));
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,206 @@
+//! The order of a log's lines decides nothing: neither that of a server which writes a line when it has answered, nor that
+//! of several servers and rotated files.
+#![allow(missing_docs, clippy::expect_used)]
+
+mod common;
+
+use common::{Ran, Scene, TWO, gzip};
+use serde_json::Value;
+
+/// A line per second, of a few callers in bursts.
+fn log() -> Vec<String> {
+    let line = |second: u32| {
+        let (hour, minute) = (10 + second / 3_600, second / 60 % 60);
+        let caller = second * second / 7 % 5;
+        format!(
+            "192.0.2.{caller} - - [17/May/2015:{hour}:{minute:02}:{:02} +0000] \"GET / HTTP/1.1\" 200 5\n",
+            second % 60
+        )
+    };
+    (0..2_000).map(line).collect()
+}
+
+/// The same lines, each up to 59 places later.
+fn shuffled() -> Vec<String> {
+    let mut lines: Vec<_> = log().into_iter().enumerate().collect();
+    lines.sort_by_key(|(place, _)| place + place * 37 % 60);
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+/// The decisions of these inputs, and what was printed.
+fn decided(inputs: &[(&str, Vec<u8>)]) -> (String, Ran) {
+    let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
+    for (name, contents) in inputs {
+        scene.write(name, contents);
+    }
+    let names: Vec<_> = inputs.iter().map(|(name, _)| *name).collect();
+    let ran = scene.replay(&[&["--decisions", "out.jsonl"], &*names].concat());
+    assert_eq!(ran.code, 0, "{ran:?}");
+    (scene.read("out.jsonl"), ran)
+}
+
+#[test]
+fn a_log_decides_alike_in_whatever_order_its_servers_and_files_come() {
+    let lines = log();
+    let (due, ran) = decided(&[("log", lines.concat().into())]);
+    assert!(!ran.out.contains("note"), "{}", ran.out);
+    assert!(due.contains("\"allowed\":false") && due.contains("\"allowed\":true"));
+
+    let (found, ran) = decided(&[("log", shuffled().concat().into())]);
+    assert_eq!(found, due);
+    let note = ran.out.lines().find(|line| line.starts_with("note: ")).expect("a note");
+    assert!(note.contains("came after a later one and were sorted by time"), "{note}");
+    assert!(ran.out.find("note: ") < ran.out.find("requests"), "{}", ran.out);
+
+    let of_host =
+        |host: usize| lines.iter().skip(host).step_by(3).map(String::as_str).collect::<String>();
+    let hosts =
+        [("a", of_host(0).into()), ("b", gzip(of_host(1).as_bytes())), ("c", of_host(2).into())];
+    assert_eq!(decided(&hosts).0, due);
+
+    let (first, last) = lines.split_at(900);
+    let rotated = [
+        ("access.log", last.concat().into()),
+        ("access.log.1.gz", gzip(first.concat().as_bytes())),
+    ];
+    let (found, ran) = decided(&rotated);
+    assert_eq!(found, due);
+    assert!(!ran.out.contains("note"), "{}", ran.out);
+}
+
+#[test]
+fn a_line_that_comes_too_late_to_be_sorted_is_counted_and_said_first() {
+    let mut lines = log();
+    let late = lines.remove(0);
+    lines.push(late);
+    let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
+    scene.write("log", lines.concat());
+    let ran = scene.replay(&["--json", "log"]);
+    let numbers: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!((&numbers["requests"], &numbers["bad_lines"]), (&2_000.into(), &0.into()));
+    let note = numbers["notes"][0].as_str().expect("a note");
+    assert!(note.starts_with("WARNING: 1 line came more than 5 minutes"), "{note}");
+}
+
+#[test]
+fn a_proposal_is_the_same_whether_a_log_is_sorted_or_not() {
+    let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
+    scene.write("sorted", log().concat());
+    scene.write("shuffled", shuffled().concat());
+    let suggested = |input| {
+        let ran =
+            scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "--json", input]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran
+    };
+    let (sorted, shuffled) = (suggested("sorted"), suggested("shuffled"));
+    assert_eq!(sorted.out, shuffled.out);
+    assert_eq!(sorted.err, "");
+    assert!(shuffled.err.starts_with("note: "), "{}", shuffled.err);
+}
+
+#[test]
+fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
+    let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
+    let line = |at| format!("{{\"at_us\": {at}, \"keys\": {{\"ip\": \"a\"}}}}\n");
+    scene.write("trace", [9, 5, 7].map(line).concat());
+    let ran = scene.replay(&["--decisions", "out.jsonl", "trace"]);
+    let times: Vec<_> =
+        scene.read("out.jsonl").lines().map(|line| line[9..10].to_owned()).collect();
+    assert_eq!(times, ["9", "5", "7"]);
+    assert!(ran.out.contains("note: 2 lines of a trace came after a later one"), "{}", ran.out);
+}
+
+#[test]
+fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
+    let jobs = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"2/30s\"\n";
+    let scene = Scene::new(&format!("{TWO}{jobs}"));
+    scene.write("log", log().concat());
+    let ran = scene.replay(&["--decisions", "out.jsonl", "log"]);
+    assert!(ran.out.contains("note: jobs: nothing can be said"), "{}", ran.out);
+    let without = Scene::new(TWO);
+    without.write("log", log().concat());
+    assert_eq!(without.replay(&["--decisions", "out.jsonl", "log"]).code, 0);
+    assert_eq!(scene.read("out.jsonl"), without.read("out.jsonl"));
+    let ran = scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "log"]);
+    assert!(ran.out.contains("note: jobs: nothing can be said"), "{}", ran.out);
+    scene.write("policy.toml", jobs);
+    let ran = scene.replay(&["log"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("jobs: nothing can be said"), "{}", ran.err);
+}
+
+/// Requests of one caller that overlap, each with the time that it took: up to 35 s, under leases of 30 s.
+fn jobs() -> Vec<(u64, u64)> {
+    let job = |n: u64| (60_000_000 + n * n * 7_919 % 400_000_000, n * 7_654_321 % 35_000_000);
+    let mut jobs: Vec<_> = (0..300).map(job).collect();
+    jobs.sort_unstable();
+    jobs
+}
+
+#[test]
+fn a_request_holds_its_place_for_as_long_as_it_took() {
+    const JOBS: &str = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"3/30s\"\n";
+    // A limit beside it whose charges cannot be reserved.
+    const LOG: &str = "[[limit]]
+name = \"log\"
+key = [\"ip\"]
+algorithm = \"sliding-log\"
+rate = \"900/s\"
+";
+    let scene = Scene::new(&format!("{LOG}{JOBS}"));
+    let mut places: Vec<u64> = Vec::new();
+    let due = jobs().into_iter().map(|(at, took)| {
+        places.retain(|until| *until > at);
+        let is_free = places.len() < 3;
+        places.extend(is_free.then_some(at + took.min(30_000_000)));
+        is_free
+    });
+    let due: Vec<_> = due.collect();
+    assert!(due.contains(&true) && due.contains(&false));
+
+    let line = |(at, took)| {
+        format!("{{\"at_us\":{at},\"keys\":{{\"ip\":\"a\"}},\"duration_us\":{took}}}\n")
+    };
+    scene.write("trace", jobs().into_iter().map(line).collect::<String>());
+    let ran = scene.replay(&["--decisions", "out.jsonl", "trace"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(!ran.out.contains("note"), "{}", ran.out);
+    let decided = scene.read("out.jsonl");
+    let allowed: Vec<_> =
+        decided.lines().map(|line| line.contains("cost\":1,\"allowed\":true")).collect();
+    assert_eq!(allowed, due);
+
+    // The same in a log, in whole seconds.
+    let (mut named, mut plain) = (String::new(), String::new());
+    for (at, took) in jobs() {
+        let (at, took) = (at / 1_000_000, took / 1_000_000);
+        let (minute, second) = (at / 60, at % 60);
+        let line = format!(
+            "192.0.2.1 - - [17/May/2015:10:{minute:02}:{second:02} +0000] \"GET / HTTP/1.1\" 200 5"
+        );
+        named.extend([&*line, " \"-\" \"x\" ", &took.to_string(), ".000\n"]);
+        plain.extend([&*line, " \"-\" \"x\" ", &took.to_string(), "\n"]);
+    }
+    scene.write("named", named);
+    scene.write("plain", plain);
+    let ran = scene.replay(&["named"]);
+    assert!(ran.out.contains("jobs") && !ran.out.contains("note"), "{}", ran.out);
+    let denied =
+        |ran: &Ran| ran.out.lines().find(|line| line.contains("denied")).map(str::to_owned);
+    assert_eq!(denied(&scene.replay(&["--duration-unit", "s", "plain"])), denied(&ran));
+    let ran = scene.replay(&["plain"]);
+    assert!(ran.out.contains("add --duration-unit us, ms or s"), "{}", ran.out);
+
+    // What is proposed denies nothing, and one less denies.
+    scene.write("policy.toml", JOBS);
+    let ran =
+        scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "--json", "trace"]);
+    let proposed: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let policy = proposed["proposed"]["policy"].as_str().expect("a policy");
+    let most = (0..jobs().len()).map(|n| {
+        let (at, _) = jobs()[n];
+        jobs()[..=n].iter().filter(|(from, took)| from + (*took).min(30_000_000) > at).count()
+    });
+    assert_eq!(policy, format!("concurrency {}/30s", most.max().expect("jobs")));
+}

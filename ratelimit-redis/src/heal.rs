@@ -1,0 +1,200 @@
+//! [`RedisStore::heal`]: frees the keys whose states are from the future.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Limits, StoreError};
+
+use crate::codec::Codec;
+use crate::connection::Connection;
+use crate::error::RedisError;
+use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::native::MultiProgram;
+use crate::program::LuaProgram;
+use crate::scan::START;
+use crate::store::RedisStore;
+
+/// How many keys are looked at concurrently.
+const AT_ONCE: usize = 32;
+
+/// How [`RedisStore::heal`] looks through the keys of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealOptions {
+    /// Find the states, and change nothing.
+    pub dry_run: bool,
+    /// Stop after this many keys of the store.
+    pub max_keys: u64,
+    /// How many keys a server looks at in one step.
+    pub count: u64,
+    /// The pause between two steps, in which the server serves other clients.
+    pub pause: Duration,
+}
+
+impl Default for HealOptions {
+    /// Heals, and stops after 100,000 keys: 500 per step, with pauses of 5 ms.
+    fn default() -> Self {
+        Self { dry_run: false, max_keys: 100_000, count: 500, pause: Duration::from_millis(5) }
+    }
+}
+
+/// What [`RedisStore::heal`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Healed {
+    /// The states from the future, each healed unless it was a dry run.
+    pub states: Vec<HealedState>,
+    /// How many keys were looked at.
+    pub keys: u64,
+    /// How many of them hold what no limit wrote, or could not be changed for all that others charge.
+    pub skipped: u64,
+    /// Whether there may be more keys than were looked at.
+    pub is_cut: bool,
+}
+
+/// A state from the future.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HealedState {
+    /// The key on the server.
+    pub key: String,
+    /// The limit's name.
+    pub limit: String,
+    /// By how much longer the state would have held its key than a full limit does, in microseconds.
+    pub ahead_us: u64,
+}
+
+impl<M: Mode, C: Connection> RedisStore<M, C> {
+    /// Looks through the keys of the store for states of these limits that are from the future of their server's
+    /// clock, and cuts each to a full limit as of now: nothing is left, and it recovers as from empty.
+    ///
+    /// Such states come about when a server's clock is set back, or when a replica takes over whose clock is
+    /// behind. Each locks its key until the clock reaches its time. Cutting one never admits more than the limit.
+    /// Requests go on meanwhile: each key is cut in one piece. A state that holds its key no longer than the limit
+    /// takes to recover from empty stays as it is.
+    ///
+    /// The user needs `+scan` besides the permissions of the mode. Keys that appear, move to another server or are
+    /// past `max_keys` during the scan can be missed: run it again.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use ratelimit_core::{Limits, Policy};
+    /// use ratelimit_redis::{HealOptions, RedisStore};
+    ///
+    /// let limits = Limits::<Policy>::new([ratelimit_core::Limit::new("api", "gcra 10/s".parse()?)?])?;
+    /// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+    /// let healed = store.heal(&limits, HealOptions::default()).await?;
+    /// println!("{} of {} keys were locked", healed.states.len(), healed.keys);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of a server. What was healed before it stays healed.
+    pub async fn heal<A: Algorithm>(
+        &self,
+        limits: &Limits<A>,
+        options: HealOptions,
+    ) -> Result<Healed, RedisError>
+    where
+        Self: HealKey<A>,
+    {
+        let mut healed = Healed::default();
+        for (_, identifier) in self.one_of_each().await? {
+            let mut cursor = START.to_owned();
+            loop {
+                let (next, mut keys) = self.scanned(&identifier, &cursor, options.count).await?;
+                let room = options.max_keys.saturating_sub(healed.keys);
+                let room = usize::try_from(room).unwrap_or(usize::MAX);
+                healed.is_cut |= keys.len() > room;
+                keys.truncate(room);
+                healed.keys += keys.len() as u64;
+                for keys in keys.chunks(AT_ONCE) {
+                    let found = keys.iter().map(|key| self.heal_key(limits, key, options.dry_run));
+                    for (key, found) in keys.iter().zip(join_all(found).await) {
+                        healed.add(limits.as_slice(), key, found)?;
+                    }
+                }
+                if next == START {
+                    break;
+                }
+                if healed.keys >= options.max_keys {
+                    healed.is_cut = true;
+                    return Ok(healed);
+                }
+                cursor = next;
+                tokio::time::sleep(options.pause).await;
+            }
+        }
+        Ok(healed)
+    }
+}
+
+/// The limits by their positions that have a state from the future under a key, and by how much longer each would hold
+/// it than a full limit.
+type Found = Result<Vec<(usize, u64)>, RedisError>;
+
+impl Healed {
+    fn add<A: Algorithm>(
+        &mut self,
+        limits: &[Limit<A>],
+        key: &str,
+        found: Found,
+    ) -> Result<(), RedisError> {
+        match found {
+            Ok(found) => {
+                let named = |(position, ahead_us): (usize, u64)| {
+                    let limit = limits.get(position)?.name().to_owned();
+                    Some(HealedState { key: key.to_owned(), limit, ahead_us })
+                };
+                self.states.extend(found.into_iter().filter_map(named));
+                Ok(())
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Contended) => {
+                self.skipped += 1;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A mode that can cut a state from the future.
+pub trait HealKey<A: Algorithm> {
+    /// Cuts the states of these limits under a key, or only finds them.
+    #[doc(hidden)]
+    fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> impl Future<Output = Found> + Send;
+}
+
+impl<A: LuaProgram, C: Connection> HealKey<A> for RedisStore<Lua, C> {
+    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> Found {
+        self.heal_at(limits.as_slice(), key, dry_run).await
+    }
+}
+
+impl<A: Algorithm, C: Connection> HealKey<A> for RedisStore<Cas, C>
+where
+    A::State: Codec,
+{
+    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> Found {
+        let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
+        let position = limits.iter().position(|limit| lies_there(self.key(limit, "")));
+        let Some(position) = position else { return Ok(Vec::new()) };
+        let ahead_us = self.heal_at(&limits.as_slice()[position], key, dry_run).await?;
+        Ok(Vec::from_iter((ahead_us > 0).then_some((position, ahead_us))))
+    }
+}
+
+impl<A: MultiProgram, C: Connection> HealKey<A> for RedisStore<Multi, C> {
+    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> Found {
+        let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
+        let position = limits.iter().position(|limit| self.key(limit, "").is_some_and(lies_there));
+        let Some(position) = position else { return Ok(Vec::new()) };
+        let ahead_us = self.heal_at(&limits.as_slice()[position], key, dry_run).await?;
+        Ok(Vec::from_iter((ahead_us > 0).then_some((position, ahead_us))))
+    }
+}

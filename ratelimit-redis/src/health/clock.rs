@@ -1,0 +1,274 @@
+//! Looks at a server's clock, and for states from its future.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use ratelimit_core::{Clock, Now, SystemClock, Timestamp};
+
+use super::{Health, Severity};
+use crate::connection::{Argument, Connection, Reply};
+use crate::error::RedisError;
+use crate::lua_mode::states::score_us;
+use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::scan::START;
+use crate::store::RedisStore;
+
+/// How far a server's clock may be from the program's, and a state ahead of the server's clock, in microseconds.
+const MOST_APART_US: u64 = 1_000_000;
+/// No clock is right before 2020 or after 2100: it was never set, or counts something else than time.
+const EARLIEST_US: u64 = 1_577_836_800_000_000;
+const LATEST_US: u64 = 4_102_444_800_000_000;
+
+/// How many keys of each server are looked at, and in how many steps of as many of the server's keys.
+const SAMPLED: usize = 100;
+const STEPS: usize = 10;
+
+/// Reads when the newest charge of a state was made, whatever its limit.
+pub trait NewestCharge {
+    /// In microseconds; `None` if the key holds no state of the mode, or one of an algorithm that is not built in.
+    #[doc(hidden)]
+    fn newest_us(&self, key: &str) -> impl Future<Output = Result<Option<u64>, RedisError>> + Send;
+}
+
+impl<C: Connection> NewestCharge for RedisStore<Lua, C> {
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        match self.inner.keys.limit_of(key) {
+            Some("") => {
+                let texts = self.texts(key, &["HGETALL"], &[]).await?;
+                Ok(texts.iter().skip(1).step_by(2).filter_map(|text| newest_in(text)).max())
+            }
+            Some(part) if part.ends_with('+') => self.newest_element(key).await,
+            Some(part) if !part.contains(['#', '!', '+']) => {
+                let texts = self.texts(key, &["ZRANGE"], &["-1", "-1", "WITHSCORES"]).await?;
+                Ok(texts.last().and_then(|score| score_us(score)))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl<C: Connection> NewestCharge for RedisStore<Cas, C> {
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        match self.inner.keys.limit_of(key) {
+            Some(part) if part.ends_with('!') => {
+                let texts = self.texts(key, &["GET"], &[]).await?;
+                Ok(texts.iter().find_map(|text| newest_in(text)))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl<C: Connection> NewestCharge for RedisStore<Multi, C> {
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        match self.inner.keys.limit_of(key).and_then(|part| part.split_once('+')) {
+            Some((_, "window-log")) => self.newest_element(key).await,
+            Some((_, "sliding-log")) => {
+                let texts = self.texts(key, &["ZRANGE"], &["-1", "-1"]).await?;
+                Ok(texts.first().and_then(|text| leading_number(text)))
+            }
+            Some((_, "")) | None => Ok(None),
+            Some(_) => {
+                let texts = self.texts(key, &["HGETALL"], &[]).await?;
+                Ok(texts.iter().step_by(2).filter_map(|text| leading_number(text)).max())
+            }
+        }
+    }
+}
+
+/// The number that a text begins with.
+fn leading_number(text: &str) -> Option<u64> {
+    text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
+}
+
+/// When the newest charge of a state was made that is stored as a name and numbers.
+fn newest_in(text: &str) -> Option<u64> {
+    let (name, numbers) = text.split_once(' ')?;
+    let numbers: Vec<u64> = numbers.split(' ').map_while(|word| word.parse().ok()).collect();
+    let place = match name {
+        "gcra" | "token-bucket" => 2,
+        "fixed-window" | "first-request-window" | "sliding-counter" | "window-log" => 0,
+        // Pairs of a time and a count.
+        "bucketed-window" | "sliding-log" | "concurrency" => numbers.len().checked_sub(2)?,
+        _ => return None,
+    };
+    numbers.get(place).copied()
+}
+
+impl<M: Mode, C: Connection> RedisStore<M, C>
+where
+    Self: NewestCharge,
+{
+    /// Compares the clock of the server that keeps this identifier with the program's, and with a sample of states.
+    pub(super) async fn look_at_clock(
+        &self,
+        health: &mut Health,
+        address: &Arc<str>,
+        identifier: &str,
+    ) {
+        let sample = self.sample(identifier).await;
+        let key = self.inner.keys.shared(identifier);
+        let before = SystemClock::new().now();
+        // A server that does not answer is found otherwise.
+        let Ok(now) = self.inner.now(&key, Now::Store, self.inner.deadline()).await else { return };
+        if let Some((severity, message)) = judge(now, before, SystemClock::new().now()) {
+            health.find(address, severity, message);
+        }
+        match sample {
+            Ok(newest) => {
+                if let Some(message) = from_the_future(&newest, now) {
+                    health.find(address, Severity::Warning, message);
+                }
+            }
+            Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
+                let and = if M::NAME == Lua::NAME { " +hgetall" } else { "" };
+                let message = format!(
+                    "no states from the future were looked for, because the user may not SCAN; allow it: \
+                     ACL SETUSER … +scan{and}"
+                );
+                health.find(address, Severity::Warning, message);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// When the newest charges were made of a bounded number of states.
+    async fn sample(&self, identifier: &str) -> Result<Vec<u64>, RedisError> {
+        let (mut sampled, mut cursor) = (Vec::new(), START.to_owned());
+        for _ in 0..STEPS {
+            let (next, mut keys) = self.scanned(identifier, &cursor, SAMPLED as u64).await?;
+            keys.truncate(SAMPLED - sampled.len());
+            for newest in join_all(keys.iter().map(|key| self.newest_us(key))).await {
+                match newest {
+                    Ok(newest) => sampled.push(newest),
+                    Err(error) if error.is_wrong_type() => sampled.push(None),
+                    Err(error) => return Err(error),
+                }
+            }
+            if next == START || sampled.len() >= SAMPLED {
+                break;
+            }
+            cursor = next;
+        }
+        Ok(sampled.into_iter().flatten().collect())
+    }
+
+    /// When the newest element of a list was made.
+    async fn newest_element(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        let texts = self.texts(key, &["LRANGE"], &["-1", "-1"]).await?;
+        Ok(texts.first().and_then(|text| leading_number(text)))
+    }
+
+    /// The texts that a command about a key answers, without what is no text.
+    async fn texts(
+        &self,
+        key: &str,
+        command: &[&str],
+        more: &[&str],
+    ) -> Result<Vec<String>, RedisError> {
+        let words: Vec<_> =
+            [command, &[key], more].concat().into_iter().map(Argument::Text).collect();
+        let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;
+        let mut texts = Vec::new();
+        push_texts(reply, &mut texts);
+        Ok(texts)
+    }
+}
+
+fn push_texts(reply: Reply, texts: &mut Vec<String>) {
+    match reply {
+        Reply::Text(bytes) => texts.push(String::from_utf8_lossy(&bytes).into_owned()),
+        Reply::Array(items) => items.into_iter().for_each(|item| push_texts(item, texts)),
+        _ => {}
+    }
+}
+
+/// What is wrong with a server's clock that read `now` between these times of the program's.
+fn judge(now: Timestamp, before: Timestamp, after: Timestamp) -> Option<(Severity, String)> {
+    if !(EARLIEST_US..LATEST_US).contains(&now.as_us()) {
+        let message = format!(
+            "its clock reads {} s since 1970, which cannot be; set it, and keep it by NTP",
+            now.as_us() / 1_000_000
+        );
+        return Some((Severity::Error, message));
+    }
+    let (ahead_us, behind_us) = (now.saturating_us_since(after), before.saturating_us_since(now));
+    let (apart_us, side) =
+        if ahead_us > 0 { (ahead_us, "ahead of") } else { (behind_us, "behind") };
+    (apart_us > MOST_APART_US).then(|| {
+        let message = format!(
+            "its clock is {} s {side} this program's; set whichever is wrong, and keep both by NTP. A server that \
+             takes over from one whose clock is ahead denies callers until it reaches the same time",
+            apart_us / 1_000_000
+        );
+        (Severity::Warning, message)
+    })
+}
+
+/// The finding about states of these times, if some are from the future.
+fn from_the_future(newest: &[u64], now: Timestamp) -> Option<String> {
+    let ahead = newest.iter().map(|us| us.saturating_sub(now.as_us()));
+    let ahead: Vec<_> = ahead.filter(|us| *us > MOST_APART_US).collect();
+    let most_us = ahead.iter().max()?;
+    Some(format!(
+        "{} of {} states that were sampled are from the future, by up to {} s: its clock was set back, or it took \
+         over from a server whose clock is ahead. They lock their keys until the clock reaches their times; free \
+         them: ratelimit heal --policy POLICY --store URL, or RedisStore::heal",
+        ahead.len(),
+        newest.len(),
+        most_us / 1_000_000
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Codec;
+    use ratelimit_core::{Algorithm, Policy, Write};
+
+    const NOON: Timestamp = Timestamp::saturating_from_us(1_795_348_800_000_000);
+
+    #[test]
+    fn the_newest_charge_of_every_built_in_algorithm_is_read() {
+        let mut names = Vec::new();
+        for text in [
+            "gcra 10/s",
+            "token-bucket 10/s",
+            "fixed-window 10/s",
+            "first-request-window 10/s",
+            "window-log 10/s",
+            "bucketed-window bucket 1s rates 10/10s",
+            "sliding-counter 10/s",
+            "sliding-log 10/s",
+            "concurrency 10/30s",
+        ] {
+            let policy: Policy = text.parse().expect(text);
+            let Write::Put { state, .. } = policy.step(None, NOON, 3).write else {
+                panic!("{text}")
+            };
+            let bytes = state.encode();
+            let stored = std::str::from_utf8(&bytes).expect("text");
+            assert_eq!(newest_in(stored), Some(NOON.as_us()), "{stored}");
+            names.push(policy.name());
+        }
+        assert_eq!(names, Policy::NAMES);
+    }
+
+    #[test]
+    fn a_clock_is_judged_by_what_the_program_reads_before_and_after() {
+        let judged = |now_us: u64, before_us: u64, after_us: u64| {
+            let at = |us| Timestamp::saturating_from_us(us);
+            judge(at(now_us), at(before_us), at(after_us)).map(|(severity, _)| severity)
+        };
+        let (noon, second) = (NOON.as_us(), 1_000_000);
+        assert_eq!(judged(noon, noon, noon), None);
+        assert_eq!(judged(noon + second, noon, noon), None);
+        assert_eq!(judged(noon + second + 1, noon, noon), Some(Severity::Warning));
+        assert_eq!(judged(noon - second - 1, noon, noon), Some(Severity::Warning));
+        // A slow answer says nothing about the clock.
+        assert_eq!(judged(noon + 5 * second, noon, noon + 9 * second), None);
+        assert_eq!(judged(0, noon, noon), Some(Severity::Error));
+        assert_eq!(judged(noon * 1_000, noon, noon), Some(Severity::Error));
+    }
+}
