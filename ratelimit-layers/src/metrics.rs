@@ -1,7 +1,6 @@
 //! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/operations.md` lists the names and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
@@ -14,6 +13,7 @@ use ratelimit_core::{
 use crate::by_limit::ByLimit;
 use crate::fallback::BreakerState;
 use crate::fallback::counts::Outcome;
+use crate::pace::Pace;
 use crate::{lock, source_name};
 
 const DECISIONS: &str = "ratelimit_decisions_total";
@@ -26,8 +26,6 @@ const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 const OUTCOMES: usize = Outcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
 const OPS: usize = 7;
-/// How often the counts of the store are recorded, at most.
-const COUNTS_EVERY_MS: u64 = 1_000;
 
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {
@@ -81,9 +79,7 @@ pub struct Metrics<S> {
     durations: [[OnceLock<Duration>; SOURCES]; OPS],
     /// The names of the counts that were ever more than 0.
     counted: Mutex<BTreeSet<&'static str>>,
-    made: Instant,
-    /// When the counts are due, from when this was made.
-    counts_due_ms: AtomicU64,
+    counts_due: Pace,
 }
 
 /// The counters of one limit: by source, then by outcome.
@@ -116,8 +112,7 @@ impl<S> Metrics<S> {
             by_limit: ByLimit::default(),
             durations: Default::default(),
             counted: Mutex::default(),
-            made: Instant::now(),
-            counts_due_ms: AtomicU64::new(0),
+            counts_due: Pace::new(),
         }
     }
 
@@ -155,22 +150,6 @@ impl<S> Metrics<S> {
         }
     }
 
-    /// Records the counts if they are due.
-    fn record_due_counts<A: Algorithm>(&self, now: Instant)
-    where
-        S: Store<A>,
-    {
-        let now = now.saturating_duration_since(self.made).as_millis();
-        let now_ms = u64::try_from(now).unwrap_or(u64::MAX);
-        let due_ms = self.counts_due_ms.load(Ordering::Relaxed);
-        let (next_ms, order) = (now_ms.saturating_add(COUNTS_EVERY_MS), Ordering::Relaxed);
-        if due_ms <= now_ms
-            && self.counts_due_ms.compare_exchange(due_ms, next_ms, order, order).is_ok()
-        {
-            self.record_counts();
-        }
-    }
-
     fn counter(&self, limit: &str, source: Source, outcome: Outcome) -> Cached<Counter> {
         Cached(counter!(
             DECISIONS,
@@ -201,7 +180,9 @@ impl<S> Metrics<S> {
     ) where
         S: Store<A>,
     {
-        self.record_due_counts(since);
+        if self.counts_due.due(since).is_some() {
+            self.record_counts();
+        }
         let op = batch.operation();
         let verdict = match said {
             Ok(verdict) => verdict,

@@ -322,7 +322,8 @@ impl<A: InMemory, C: Clock> Store<A> for MemoryStore<A, C> {
     }
 
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        report("ratelimit_reservations", self.capacity.reservations() as u64);
+        report("ratelimit_reservations", self.reservations() as u64);
+        report("ratelimit_reservations_unrecorded_total", self.unrecorded());
     }
 }
 

@@ -209,9 +209,8 @@ fn is_above_capacity<S, A: Algorithm, C: Identifiers + ?Sized>(
     caller: &C,
     cost: u64,
 ) -> bool {
-    let limits = limiter.limits().as_slice();
-    let mut applicable = limiter.request(caller).applicable();
-    applicable.any(|place| limits[place].algorithm().capacity() < cost)
+    let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
+    request.applicable().any(|place| limits[place].algorithm().capacity() < cost)
 }
 
 /// The queue of a caller: the keys that its limits are kept by.
