@@ -36,6 +36,9 @@ pub(crate) enum Command {
     /// Forget a caller: full capacity in every limit that applies.
     #[command(after_long_help = help::RESET)]
     Reset(ResetArgs),
+    /// Say what is wrong with a policy. Exits with 2 if anything is.
+    #[command(after_long_help = help::LINT)]
+    Lint(LintArgs),
     /// Propose limits that would have denied no more than a share of their callers in a log.
     #[command(after_long_help = help::SUGGEST)]
     Suggest(SuggestArgs),
@@ -125,6 +128,27 @@ pub(crate) struct ReplayArgs {
     /// access log are sorted within five minutes; those of a trace keep their order.
     #[arg(value_name = "INPUT", required = true)]
     pub(crate) inputs: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LintArgs {
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
+    #[arg(value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// The identifiers that the service gives, such as `ip,user`: a limit that is kept by another one is a problem.
+    ///
+    /// `key` stands for the bare key, which a limit without `key = […]` is kept by.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) identifiers: Option<Vec<String>>,
+
+    /// Require of each limit that it says what becomes of requests in an outage, as a `Fallback` does.
+    #[arg(long)]
+    pub(crate) fallback: bool,
+
+    /// One line of JSON per problem instead of sentences.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

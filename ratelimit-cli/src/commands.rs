@@ -11,6 +11,7 @@ mod check;
 mod documents;
 mod heal;
 mod inspect;
+mod lint;
 mod replay;
 mod reset;
 mod suggest;
@@ -23,6 +24,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Check(args) => check::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Reset(args) => reset::run(args),
+        Command::Lint(args) => lint::run(args),
         Command::Suggest(args) => suggest::run(args),
         Command::Top(args) => top::run(args),
         Command::Heal(args) => heal::run(args),

@@ -57,6 +57,15 @@ pub(crate) const SUGGEST: &str = r#"JSON (--json), one line per limit:
     callers_denied           how many callers the limit alone denies at least once
     callers_denied_together  the same in a replay of all proposed limits together"#;
 
+/// The fields of `lint --json`.
+pub(crate) const LINT: &str = r#"Of a limit that cannot be read, the first mistake is named.
+
+JSON (--json), one line per problem, then one with the totals:
+  {"line":7,"column":9,"message":"limit \"burst\": a burst of 0 admits nothing; write at least 1"}
+  {"limits":3,"problems":1}
+    line, column  where, from 1; null if the whole document is at fault
+    message       what is wrong, and what is accepted"#;
+
 /// The fields of `check --json`.
 pub(crate) const CHECK: &str = r#"JSON (--json), one line:
   {"key":"alice","cost":1,"allowed":true,"limit":5,"remaining":4,"retry_after_us":0,"reset_after_us":1000000}

@@ -1,21 +1,119 @@
-//! Reads the policy.
+//! Reads the policy, and says where it is wrong.
 
+use std::fmt;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
-use ratelimit_core::{Limits, Policy};
+use ratelimit_core::{Limit, Limits, Policy};
+use serde::Deserialize as _;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::failure::Failure;
+use crate::text::printable;
+
+/// The most characters of a line that an error shows.
+const SHOWN_CHARS: usize = 100;
 
 /// Reads the limits from the document at this path; `-` is standard input.
 pub(crate) fn read(path: &Path) -> Result<Limits<Policy>, Failure> {
+    let (name, text) = text(path)?;
+    toml::from_str(&text)
+        .map_err(|error| Failure::input(format!("{name}: {}", Problem::of(&text, &error).shown())))
+}
+
+/// The document at this path, and its name for people.
+pub(crate) fn text(path: &Path) -> Result<(String, String), Failure> {
     let stdin = path.as_os_str() == "-";
-    let name = if stdin { Path::new("standard input") } else { path }.display();
+    let name = if stdin { Path::new("standard input") } else { path }.display().to_string();
     let text = if stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
     let text = text.map_err(|error| {
         Failure::input(format!("{name}: the policy cannot be read: {error}; name a TOML file"))
     })?;
-    toml::from_str(&text)
-        .map_err(|error| Failure::input(format!("{name}: {}", error.to_string().trim_end())))
+    Ok((name, text))
+}
+
+/// What is wrong with a document, and where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Problem {
+    /// The line and the column, from 1; `None` if the whole document is at fault.
+    pub(crate) place: Option<(usize, usize)>,
+    pub(crate) message: String,
+    /// The line itself.
+    line: String,
+}
+
+impl Problem {
+    fn of(text: &str, error: &toml::de::Error) -> Self {
+        Self::at(text, error.span(), error.message())
+    }
+
+    fn at(text: &str, span: Option<Range<usize>>, message: &str) -> Self {
+        // A span of everything, such as that of a document without limits, is no place.
+        let start = span.filter(|span| span.len() < text.len()).map(|span| span.start);
+        let before = start.and_then(|start| text.get(..start));
+        let place = before.map(|before| {
+            let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+            (before.matches('\n').count() + 1, column)
+        });
+        let line = place.and_then(|(line, _)| text.lines().nth(line - 1)).unwrap_or_default();
+        Self { place, message: message.to_owned(), line: printable(line, SHOWN_CHARS) }
+    }
+
+    /// The problem, and below it the line that it is about.
+    pub(crate) fn shown(&self) -> String {
+        match self.place {
+            Some((line, column)) => {
+                let (number, under) = (line.to_string(), " ".repeat(column - 1));
+                let margin = " ".repeat(number.len());
+                format!("{self}\n  {number} | {}\n  {margin} | {under}^", self.line)
+            }
+            None => self.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            Some((line, column)) => write!(f, "line {line}, column {column}: {}", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
+/// The number of limits of a document, and what is wrong with them: of each the first mistake that keeps it from being
+/// read, or what `check` refuses.
+pub(crate) fn problems(
+    text: &str,
+    check: impl Fn(&Limit<Policy>) -> Vec<String>,
+) -> (usize, Vec<Problem>) {
+    let document = match DeTable::parse(text) {
+        Ok(document) => document.into_inner(),
+        Err(error) => return (0, vec![Problem::of(text, &error)]),
+    };
+    let limits = document.get("limit").and_then(|limits| limits.get_ref().as_array());
+    let limits: Vec<_> = limits.into_iter().flatten().cloned().collect();
+    let mut problems = Vec::new();
+    for limit in &limits {
+        let span = match limit.get_ref() {
+            // The header [[limit]] is the place of the limit.
+            DeValue::Table(_) => limit.span(),
+            _ => continue,
+        };
+        match Limit::<Policy>::deserialize(ValueDeserializer::from(limit.clone())) {
+            Ok(limit) => problems.extend(
+                check(&limit).iter().map(|wrong| Problem::at(text, Some(span.clone()), wrong)),
+            ),
+            Err(error) => problems.push(Problem::of(text, &error)),
+        }
+    }
+    // What is wrong with the document as a whole, such as two limits of one name.
+    if let Err(error) = toml::from_str::<Limits<Policy>>(text) {
+        problems.push(Problem::of(text, &error));
+    }
+    problems.sort();
+    problems.dedup();
+    (limits.len(), problems)
 }

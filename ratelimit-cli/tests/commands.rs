@@ -98,8 +98,9 @@ fn no_command_shows_a_password() {
     }
 }
 
-const COMMANDS: [&str; 10] = [
+const COMMANDS: [&str; 11] = [
     "replay",
+    "lint",
     "suggest",
     "check",
     "inspect",
@@ -142,4 +143,41 @@ fn every_command_has_a_man_page() {
     scene.write("file", "");
     let ran = scene.run(&["man", "file"]);
     assert!(ran.code == 2 && ran.err.contains("file: cannot be written"), "{ran:?}");
+}
+
+#[test]
+fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
+    let gcra = "algorithm = \"gcra\"\nrate = \"1/s\"\n";
+    let scene = Scene::new(&format!(
+        "[[limit]]\nname = \"a\"\n{gcra}\n[[limit]]\nname = \"b\"\n{gcra}brust = 3\n\n[[limit]]\nname = \"c\"\nkey = [\"usr\"]\n\
+         {gcra}on_outage = \"open\"\n\n[[limit]]\nname = \"a\"\n{gcra}burst = 0\n"
+    ));
+    scene.write("input", "");
+    let ran = scene.replay(&["input"]);
+    assert_eq!(ran.code, 2);
+    assert!(!ran.err.contains("TOML parse error"), "{}", ran.err);
+    let place = "policy.toml: line 10, column 1: unknown field `brust`";
+    let below = "; did you mean \"burst\"?\n  10 | brust = 3\n     | ^";
+    assert!(ran.err.contains(place) && ran.err.contains(below), "{}", ran.err);
+
+    let lint = |more: &[&str]| scene.run(&[&["lint", "policy.toml"], more].concat());
+    let ran = lint(&[]);
+    assert!(ran.code == 2 && ran.out.contains(place), "{ran:?}");
+    assert!(ran.out.contains("line 23, column 9: limit \"a\": a burst of 0"), "{}", ran.out);
+    assert!(ran.out.ends_with("policy.toml: 4 limits, 2 problems\n"), "{}", ran.out);
+
+    let ran = lint(&["--identifiers", "key,user", "--fallback", "--json"]);
+    let lines: Vec<serde_json::Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let told: Vec<_> = lines.iter().map(|line| (&line["line"], line["message"].as_str())).collect();
+    for (line, says) in [(1, "on_outage"), (12, "did you mean \"user\"?")] {
+        let is_told =
+            |(at, told): &(_, Option<&str>)| *at == line && told.is_some_and(|t| t.contains(says));
+        assert!(told.iter().any(is_told), "{told:?}");
+    }
+    assert_eq!(lines.last(), Some(&serde_json::json!({ "limits": 4, "problems": 4 })));
+
+    scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}"));
+    let ran = lint(&["--identifiers", "key"]);
+    assert_eq!((ran.code, &*ran.out), (0, "policy.toml: 1 limit, no problem\n"));
 }

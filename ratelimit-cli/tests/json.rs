@@ -90,6 +90,9 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
     );
     let out = with_policy("replay", &["--decisions", "-", "input"]);
     is_described(&scene, "replay", &out, &["at_us", "retry_after_us", "shadow", "limits"]);
+    scene.write("wrong.toml", "[[limit]]\nname = \"a\"\nbrust = 1\n");
+    let out = scene.run(&["lint", "wrong.toml", "--json"]).out;
+    is_described(&scene, "lint", &out, &["line", "column", "message", "limits", "problems"]);
     let out = with_policy("suggest", &["--json", "--target", "0%", "input"]);
     is_described(&scene, "suggest", &out, &["now", "proposed", "callers_denied_together"]);
 

@@ -349,6 +349,11 @@ fn push_escaped(joined: &mut String, part: &str) {
     }
 }
 
+/// The error of two limits of one name.
+pub(crate) fn name_is_taken(name: &str) -> ConfigError {
+    ConfigError::new("two limits have this name; give each a name of its own").in_limit(name)
+}
+
 fn checked_name(name: &str, what: &str) -> Result<(), ConfigError> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
@@ -392,8 +397,7 @@ impl<A: Algorithm> Limits<A> {
         }
         for (place, limit) in limits.iter().enumerate() {
             if limits[..place].iter().any(|earlier| earlier.name == limit.name) {
-                let twice = "two limits have this name; give each a name of its own";
-                return Err(ConfigError::new(twice).in_limit(&*limit.name));
+                return Err(name_is_taken(&limit.name));
             }
         }
         Ok(Self(limits))

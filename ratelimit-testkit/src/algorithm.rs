@@ -11,7 +11,7 @@ use ratelimit_core::{Algorithm, InMemory, Timestamp};
 use crate::capability::{Able, Capability};
 use crate::harness::Harness;
 use crate::law::{Law, Violation};
-use crate::suite::announce;
+use crate::suite::{MAX_SHRINK_ITERS, MAX_SHRINK_MS, announce, guard};
 use crate::trace::text::raw;
 use walk::{Path, Walk, paths};
 
@@ -241,6 +241,8 @@ fn config(cases: u32, regressions: &'static str) -> Config {
     Config {
         cases: more.unwrap_or(cases),
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
+        max_shrink_iters: MAX_SHRINK_ITERS,
+        max_shrink_time: MAX_SHRINK_MS,
         ..Config::default()
     }
 }
@@ -296,7 +298,7 @@ pub fn test_algorithm<T: AlgorithmHarness>(
 ///
 /// # Panics
 /// If the property does not hold.
-pub fn test_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
+pub fn test_algorithm_on<T: AlgorithmHarness + 'static, H: Harness<T::Algorithm> + 'static>(
     property: AlgorithmProperty,
     name: &'static str,
     regressions: &'static str,
@@ -310,11 +312,13 @@ pub fn test_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
             lacking.join(", ")
         ));
     }
-    let runner = TestRunner::new(config(H::CASES, regressions));
-    if let Err((violation, case)) = property.kept::<T, H>(&H::new(), runner) {
-        let failure = AlgorithmFailure { violation, case, property };
-        panic!("{failure}\n(kept in {regressions})");
-    }
+    guard::run(move || {
+        let runner = TestRunner::new(config(H::CASES, regressions));
+        if let Err((violation, case)) = property.kept::<T, H>(&H::new(), runner) {
+            let failure = AlgorithmFailure { violation, case, property };
+            panic!("{failure}\n(kept in {regressions})");
+        }
+    });
 }
 
 /// Tries a property of an algorithm alone on the same `cases` walks every time.

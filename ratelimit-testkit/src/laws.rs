@@ -48,6 +48,7 @@ use crate::capability::{Able, Capability};
 use crate::harness::Harness;
 use crate::law::{Law, Violation};
 use crate::seeds::AlgorithmKind;
+use crate::suite::guard::note_request;
 use crate::trace::{Ask, Request, Trace};
 
 /// How often a request is repeated while the store reports contention.
@@ -138,6 +139,7 @@ impl<H: Harness> Subject<'_, H> {
         let mut asked = 0;
         let verdict = loop {
             asked += 1;
+            note_request();
             match self.store.apply(&batch).await {
                 Ok(verdict) => break verdict,
                 // Contention charges nothing, and callers ask again.

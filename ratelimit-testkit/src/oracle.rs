@@ -390,11 +390,11 @@ impl NaiveStore {
     /// Decides a batch.
     pub fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
         let op = batch.operation();
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let now_us = match batch.time() {
             Now::Store => self.clock.now().as_us(),
             Now::At(now) => now.as_us(),
         };
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answers = Vec::new();
         for check in batch.checks() {
             let key = (check.limit.name().to_owned(), check.key.to_owned());

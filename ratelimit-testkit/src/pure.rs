@@ -66,11 +66,11 @@ impl<A: Algorithm> PureStore<A> {
     /// # Errors
     /// The request is invalid or unsupported.
     pub fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
+        let mut kept = self.kept();
         let now = match batch.time() {
             Now::Store => self.clock.now(),
             Now::At(now) => now,
         };
-        let mut kept = self.kept();
         let mut view = View { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
         decide(batch, now, &mut view)
     }

@@ -22,6 +22,7 @@ use crate::trace::Scope;
 use crate::trace::made::{Makes, Shape};
 use crate::trace::text::{Case, raw};
 
+pub(crate) mod guard;
 mod macros;
 
 /// A property: a law, or a special case of one, as a test.
@@ -215,8 +216,9 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The most attempts to shrink a failing case: enough, and bounded on a slow server.
-const MAX_SHRINK_ITERS: u32 = 4_096;
+/// The most attempts to shrink a failing case, and the most time: enough, and bounded on a slow server.
+pub(crate) const MAX_SHRINK_ITERS: u32 = 4_096;
+pub(crate) const MAX_SHRINK_MS: u32 = 20_000;
 
 /// A harness with fewer cases has a slow store and gets shorter traces at the store's own time.
 const MANY_CASES: u32 = 64;
@@ -229,8 +231,9 @@ const MANY_CASES: u32 = 64;
 /// `PROPTEST_CASES` in the environment, sets the number of new cases.
 ///
 /// # Panics
-/// If the property does not hold.
-pub fn test<H: Harness>(
+/// If the property does not hold, if the store does not answer a request within a minute, or if the test takes ten. Once
+/// one test has ended so, the others of the process end after two seconds without an answer.
+pub fn test<H: Harness + 'static>(
     property: Property,
     scope: Scope,
     name: &'static str,
@@ -254,11 +257,14 @@ pub fn test<H: Harness>(
         cases: more.unwrap_or(H::CASES),
         failure_persistence: Some(Box::new(persistence)),
         max_shrink_iters: MAX_SHRINK_ITERS,
+        max_shrink_time: MAX_SHRINK_MS,
         ..Config::default()
     };
-    if let Err(failure) = try_property(&H::new(), property, scope, TestRunner::new(config)) {
-        panic!("{failure}\n(kept in {regressions})");
-    }
+    guard::run(move || {
+        if let Err(failure) = try_property(&H::new(), property, scope, TestRunner::new(config)) {
+            panic!("{failure}\n(kept in {regressions})");
+        }
+    });
 }
 
 /// Prints a line that the test runner does not capture, as it does the output of a passing test.

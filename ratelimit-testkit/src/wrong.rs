@@ -307,7 +307,13 @@ impl WrongStore {
 
     /// When a state with this expiry is removed, by the store's own clock.
     fn sweep_at(&self, now: Now, expires: Timestamp) -> Timestamp {
-        let us = expires.saturating_us_since(self.written_at(now)) + now.padding_us();
+        let mut us = expires.saturating_us_since(self.written_at(now));
+        if self.is(Flaw::SweepsEarly) && now == Now::Store {
+            us = us / 5 * 4;
+        }
+        if !self.is(Flaw::SweepsWithoutGrace) {
+            us += now.padding_us();
+        }
         self.clock.now().saturating_add_us(us)
     }
 
@@ -410,6 +416,14 @@ impl Store<Policy> for WrongStore {
         if races || self.is(Flaw::ReadThenWrite) {
             read_before = Some(self.read_all(batch));
             let_others_run().await;
+        }
+        if self.is(Flaw::ReadsTheClockFirst) && batch.time() == Now::Store {
+            let now = Now::At(self.own_now(batch.operation()));
+            for _ in 0..self.calls.fetch_add(1, Ordering::SeqCst) % 3 {
+                let_others_run().await;
+            }
+            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            return self.decide(&batch.now(now), None).map_err(Refused);
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.refuse_what_it_cannot(batch)?;

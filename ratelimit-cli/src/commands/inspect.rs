@@ -27,7 +27,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
     let out = super::block_on(async {
         let store = store::connect(&address, keys, &limits).await?;
-        let what = format!("--store {}", address);
+        let what = format!("--store {address}");
         let failed = |error| Failure::store(&what, &error);
         let keyed = caller.keys(&limits);
         // The first peek shows what is available now, the second the decision on a request.

@@ -1,18 +1,24 @@
 //! Policies read from a document. Every mistake is named with its limit and what is accepted.
+//!
+//! A limit is checked after each of its fields, while the format still knows where the field stands: an error has the
+//! place of the first field with which the limit is wrong. In a format that sorts the fields (the crate `toml` without
+//! its feature `preserve_order`) this may be another field of the same limit.
 
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 
 use super::Policy;
 use super::text::{accepted, counting_attempts, of_rate, unknown};
 use crate::algorithm::BucketedWindow;
 use crate::builder::without_burst;
-use crate::error::ConfigError;
-use crate::limit::{Limit, Limits};
+use crate::error::{ConfigError, did_you_mean};
+use crate::limit::{Limit, Limits, name_is_taken};
 use crate::rate::{Rate, period_us};
 
 /// The whole document: `[[limit]]` tables.
@@ -30,9 +36,23 @@ struct Document {
 #[derive(Default)]
 struct Tables(Vec<Limit<Policy>>);
 
-/// One `[[limit]]` as written, with values of any type, so that an error can name its limit.
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The fields of a `[[limit]]`.
+const FIELDS: [&str; 11] = [
+    "name",
+    "key",
+    "algorithm",
+    "rate",
+    "burst",
+    "count",
+    "required",
+    "shadow",
+    "on_outage",
+    "bucket",
+    "rates",
+];
+
+/// One `[[limit]]` as written so far, with values of any type, so that an error can name its limit.
+#[derive(Default)]
 struct Entry {
     name: Option<Given>,
     key: Option<Given>,
@@ -47,12 +67,46 @@ struct Entry {
     rates: Option<Given>,
 }
 
+/// Why an entry is no limit.
+enum Fault {
+    /// A field is missing, which may follow.
+    Missing(ConfigError),
+    /// What is there is wrong.
+    Wrong(ConfigError),
+}
+
+impl From<ConfigError> for Fault {
+    fn from(error: ConfigError) -> Self {
+        Self::Wrong(error)
+    }
+}
+
+impl Fault {
+    fn in_limit(self, name: &str) -> Self {
+        match self {
+            Self::Missing(error) => Self::Missing(error.in_limit(name)),
+            Self::Wrong(error) => Self::Wrong(error.in_limit(name)),
+        }
+    }
+
+    fn error(self) -> ConfigError {
+        let (Self::Missing(error) | Self::Wrong(error)) = self;
+        error
+    }
+
+    fn missing(message: impl Into<String>) -> Self {
+        Self::Missing(ConfigError::new(message))
+    }
+}
+
 /// A value as written.
 enum Given {
     Text(String),
     Number(u64),
     Truth(bool),
     List(Vec<Given>),
+    /// `null`: the field counts as absent.
+    Nothing,
     /// A value that no field accepts, as text.
     Other(String),
 }
@@ -63,10 +117,77 @@ impl<'de> Deserialize<'de> for Limits<Policy> {
     }
 }
 
-/// Limit by limit, so that a format that knows its lines names the line of the limit at fault.
 impl<'de> Deserialize<'de> for Limit<Policy> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Entry::deserialize(deserializer)?.build().map_err(D::Error::custom)
+        After(&[]).deserialize(deserializer)
+    }
+}
+
+/// Reads a limit that follows these.
+struct After<'l>(&'l [Limit<Policy>]);
+
+impl<'de> DeserializeSeed<'de> for After<'_> {
+    type Value = Limit<Policy>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for After<'_> {
+    type Value = Limit<Policy>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a [[limit]] with a name, an algorithm and a rate")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
+        let mut entry = Entry::default();
+        while let Some(Field(field)) = map.next_key()? {
+            map.next_value_seed(Then(|given| {
+                let place = entry.field(field);
+                if place.is_some() {
+                    return Err(ConfigError::new(format!("{field} is there twice; write it once")));
+                }
+                *place = Some(given).filter(|given| !matches!(given, Given::Nothing));
+                // An error waits until it can name its limit.
+                let Some(name) = entry.name_so_far() else { return Ok(()) };
+                match entry.build() {
+                    Err(Fault::Wrong(error)) => Err(error),
+                    _ if self.0.iter().any(|limit| limit.name() == name) => {
+                        Err(name_is_taken(&name))
+                    }
+                    _ => Ok(()),
+                }
+            }))?;
+        }
+        entry.build().map_err(|fault| M::Error::custom(fault.error()))
+    }
+}
+
+/// The name of a field.
+struct Field(&'static str);
+
+impl<'de> Deserialize<'de> for Field {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+
+        impl Visitor<'_> for Name {
+            type Value = Field;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a field")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<Field, E> {
+                FIELDS.into_iter().find(|field| *field == name).map(Field).ok_or_else(|| {
+                    let (fields, meant) = (FIELDS.join("`, `"), did_you_mean(name, FIELDS));
+                    E::custom(format!("unknown field `{name}`, expected one of `{fields}`{meant}"))
+                })
+            }
+        }
+
+        deserializer.deserialize_identifier(Name)
     }
 }
 
@@ -83,7 +204,7 @@ impl<'de> Deserialize<'de> for Tables {
 
             fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Tables, S::Error> {
                 let mut limits = Vec::new();
-                while let Some(limit) = seq.next_element()? {
+                while let Some(limit) = seq.next_element_seed(After(&limits))? {
                     limits.push(limit);
                 }
                 Ok(Tables(limits))
@@ -96,59 +217,78 @@ impl<'de> Deserialize<'de> for Tables {
 
 impl<'de> Deserialize<'de> for Given {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Anything;
+        Then(Ok).deserialize(deserializer)
+    }
+}
 
-        impl<'de> Visitor<'de> for Anything {
-            type Value = Given;
+/// Reads a value of any type, and does this with it while the format knows its place.
+struct Then<F>(F);
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a value")
-            }
+impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> DeserializeSeed<'de> for Then<F> {
+    type Value = T;
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Given, E> {
-                Ok(Given::Text(text.into()))
-            }
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
 
-            fn visit_u64<E: Error>(self, number: u64) -> Result<Given, E> {
-                Ok(Given::Number(number))
-            }
+impl<T, F: FnOnce(Given) -> Result<T, ConfigError>> Then<F> {
+    fn with<E: Error>(self, given: Given) -> Result<T, E> {
+        (self.0)(given).map_err(E::custom)
+    }
+}
 
-            fn visit_i64<E: Error>(self, number: i64) -> Result<Given, E> {
-                Ok(u64::try_from(number).map_or_else(|_| other(&number), Given::Number))
-            }
+impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> Visitor<'de> for Then<F> {
+    type Value = T;
 
-            fn visit_i128<E: Error>(self, number: i128) -> Result<Given, E> {
-                Ok(other(&number))
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
 
-            fn visit_u128<E: Error>(self, number: u128) -> Result<Given, E> {
-                Ok(other(&number))
-            }
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        self.with(Given::Text(text.into()))
+    }
 
-            fn visit_f64<E: Error>(self, number: f64) -> Result<Given, E> {
-                // As `20.0`: an error that says "burst is 20" would name no mistake.
-                Ok(Given::Other(format!("{number:?}")))
-            }
+    fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
+        self.with(Given::Number(number))
+    }
 
-            fn visit_bool<E: Error>(self, value: bool) -> Result<Given, E> {
-                Ok(Given::Truth(value))
-            }
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+        self.with(u64::try_from(number).map_or_else(|_| other(&number), Given::Number))
+    }
 
-            fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Given, S::Error> {
-                let mut list = Vec::new();
-                while let Some(item) = seq.next_element()? {
-                    list.push(item);
-                }
-                Ok(Given::List(list))
-            }
+    fn visit_i128<E: Error>(self, number: i128) -> Result<T, E> {
+        self.with(other(&number))
+    }
 
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Given, M::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(other(&"a table"))
-            }
+    fn visit_u128<E: Error>(self, number: u128) -> Result<T, E> {
+        self.with(other(&number))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<T, E> {
+        // As `20.0`: an error that says "burst is 20" would name no mistake.
+        self.with(Given::Other(format!("{number:?}")))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<T, E> {
+        self.with(Given::Truth(value))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<T, E> {
+        self.with(Given::Nothing)
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<T, S::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            list.push(item);
         }
+        self.with(Given::List(list))
+    }
 
-        deserializer.deserialize_any(Anything)
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<T, M::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        self.with(other(&"a table"))
     }
 }
 
@@ -163,6 +303,7 @@ impl fmt::Display for Given {
             Self::Number(number) => write!(f, "{number}"),
             Self::Truth(truth) => write!(f, "{truth}"),
             Self::List(_) => f.write_str("a list"),
+            Self::Nothing => f.write_str("null"),
             Self::Other(message) => f.write_str(message),
         }
     }
@@ -220,12 +361,46 @@ fn truth(field: &str, given: Option<&Given>) -> Result<bool, ConfigError> {
 }
 
 impl Entry {
-    fn build(self) -> Result<Limit<Policy>, ConfigError> {
-        let Some(name) = text("name", self.name.as_ref(), "\"burst\"")? else {
-            return Err(ConfigError::new("a [[limit]] has no name; add name = \"…\""));
+    fn field(&mut self, name: &str) -> &mut Option<Given> {
+        match name {
+            "name" => &mut self.name,
+            "key" => &mut self.key,
+            "algorithm" => &mut self.algorithm,
+            "rate" => &mut self.rate,
+            "burst" => &mut self.burst,
+            "count" => &mut self.count,
+            "required" => &mut self.required,
+            "shadow" => &mut self.shadow,
+            "on_outage" => &mut self.on_outage,
+            "bucket" => &mut self.bucket,
+            _ => &mut self.rates,
+        }
+    }
+
+    fn name_so_far(&self) -> Option<String> {
+        match &self.name {
+            Some(Given::Text(name)) => Some(name.clone()),
+            _ => None,
+        }
+    }
+
+    /// The limit of what is there so far.
+    fn build(&self) -> Result<Limit<Policy>, Fault> {
+        let name = text("name", self.name.as_ref(), "\"burst\"")?;
+        let policy = match (self.policy(), name) {
+            (Err(fault), Some(name)) => Err(fault.in_limit(name)),
+            (policy, _) => policy,
+        };
+        // What is missing keeps nothing else from being checked.
+        let (policy, missing) = match policy {
+            Ok(policy) => (policy, None),
+            Err(Fault::Missing(error)) => (of_rate("gcra", "1/s".parse()?, None)?, Some(error)),
+            Err(wrong) => return Err(wrong),
+        };
+        let Some(name) = name else {
+            return Err(Fault::missing("a [[limit]] has no name; add name = \"…\""));
         };
         let in_limit = |error: ConfigError| error.in_limit(name);
-        let policy = self.policy().map_err(in_limit)?;
         let identifier_names = texts("key", self.key.as_ref(), "[\"ip\"]").map_err(in_limit)?;
         let mut limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
         if truth("required", self.required.as_ref()).map_err(in_limit)? {
@@ -236,19 +411,19 @@ impl Entry {
         }
         let on_outage =
             text("on_outage", self.on_outage.as_ref(), "\"closed\"").map_err(in_limit)?;
-        Ok(match on_outage {
-            Some(on_outage) => limit.on_outage(on_outage.parse().map_err(in_limit)?),
-            None => limit,
-        })
+        if let Some(on_outage) = on_outage {
+            limit = limit.on_outage(on_outage.parse().map_err(in_limit)?);
+        }
+        missing.map_or(Ok(limit), |error| Err(Fault::Missing(error)))
     }
 
-    fn policy(&self) -> Result<Policy, ConfigError> {
+    fn policy(&self) -> Result<Policy, Fault> {
         let algorithm =
             text("algorithm", self.algorithm.as_ref(), "\"gcra\"")?.ok_or_else(|| {
-                ConfigError::new(format!("no algorithm; add algorithm = one of {}", accepted()))
+                Fault::missing(format!("no algorithm; add algorithm = one of {}", accepted()))
             })?;
         if !Policy::NAMES.contains(&algorithm) {
-            return Err(unknown(algorithm));
+            return Err(unknown(algorithm).into());
         }
         let policy = match algorithm {
             "bucketed-window" => self.bucketed_window()?,
@@ -256,54 +431,54 @@ impl Entry {
         };
         match text("count", self.count.as_ref(), "\"admitted\"")? {
             None | Some("admitted") => Ok(policy),
-            Some("attempts") => counting_attempts(policy),
-            Some(count) => Err(ConfigError::new(format!(
+            Some("attempts") => Ok(counting_attempts(policy)?),
+            Some(count) => Err(Fault::Wrong(ConfigError::new(format!(
                 "count = {count:?} is not known; write count = \"admitted\" or count = \"attempts\""
-            ))),
+            )))),
         }
     }
 
-    fn of_one_rate(&self, algorithm: &str) -> Result<Policy, ConfigError> {
+    fn of_one_rate(&self, algorithm: &str) -> Result<Policy, Fault> {
         for (field, given) in [("bucket", self.bucket.is_some()), ("rates", self.rates.is_some())] {
             if given {
-                return Err(ConfigError::new(format!(
+                return Err(Fault::Wrong(ConfigError::new(format!(
                     "{field} has no meaning for {algorithm}; leave it out, or use bucketed-window"
-                )));
+                ))));
             }
         }
-        let rate = text("rate", self.rate.as_ref(), "\"10/s\"")?.ok_or_else(|| {
-            ConfigError::new("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
-        })?;
-        let rate: Rate = rate.parse()?;
         let burst = match &self.burst {
             None => None,
             Some(Given::Number(burst)) => Some(*burst),
             Some(wrong) => {
-                return Err(ConfigError::new(format!(
+                return Err(Fault::Wrong(ConfigError::new(format!(
                     "burst is {wrong}; write a whole number of at least 1, without quotes"
-                )));
+                ))));
             }
         };
-        of_rate(algorithm, rate, burst)
+        let rate = text("rate", self.rate.as_ref(), "\"10/s\"")?.ok_or_else(|| {
+            Fault::missing("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
+        })?;
+        Ok(of_rate(algorithm, rate.parse()?, burst)?)
     }
 
-    fn bucketed_window(&self) -> Result<Policy, ConfigError> {
+    fn bucketed_window(&self) -> Result<Policy, Fault> {
         without_burst("bucketed-window", self.burst.as_ref().map(|_| 0))?;
         if self.rate.is_some() {
-            return Err(ConfigError::new(
+            return Err(Fault::Wrong(ConfigError::new(
                 "rate has no meaning for bucketed-window; write rates = [\"1000/1s\", \"5000/10s\"]",
-            ));
+            )));
         }
         let missing = || {
-            ConfigError::new(
+            Fault::missing(
                 "a bucketed-window needs bucket = \"1s\" and rates = [\"1000/1s\", \"5000/10s\"]",
             )
         };
         let bucket = text("bucket", self.bucket.as_ref(), "\"1s\"")?.ok_or_else(missing)?;
+        let bucket_us = period_us(bucket)?;
         let rates = texts("rates", self.rates.as_ref(), "[\"1000/1s\", \"5000/10s\"]")?;
         let rates = rates.ok_or_else(missing)?;
         let rates = rates.iter().map(|rate| rate.parse()).collect::<Result<Vec<Rate>, _>>()?;
-        Ok(BucketedWindow::new(period_us(bucket)?, &rates)?.into())
+        Ok(BucketedWindow::new(bucket_us, &rates)?.into())
     }
 }
 
@@ -387,20 +562,20 @@ mod tests {
             (format!("[[limit]]\n{gcra}rate = \"1000000007/30d\"\nburst = 999999999999999"), &["\"burst\"", "2^52", "smaller"]),
             (
                 "[[limit]]\nname = \"burst\"\nalgorithm = \"leaky\"\nrate = \"1/s\"".into(),
-                &["\"burst\"", "unknown algorithm \"leaky\"", "gcra, token-bucket"],
+                &["\"burst\"", "unknown algorithm \"leaky\"", "gcra, token-bucket", "line 3, column 13"],
             ),
             (
                 "[[limit]]\nname = \"burst\"\nalgorithm = \"sliding-log\"\nrate = \"1/s\"\nburst = 2".into(),
-                &["\"burst\"", "burst has no meaning"],
+                &["\"burst\"", "burst has no meaning", "line 5, column 9"],
             ),
-            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = -1"), &["\"burst\"", "burst is -1", "at least 1", "line 1"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = -1"), &["\"burst\"", "burst is -1", "at least 1", "line 5, column 9"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 1.5"), &["\"burst\"", "burst is 1.5", "whole number"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 20.0"), &["\"burst\"", "burst is 20.0", "whole number"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = \"5\""), &["\"burst\"", "without quotes"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 99999999999999999999"), &["\"burst\"", "whole number"]),
             (format!("[[limit]]\n{gcra}rate = 5"), &["\"burst\"", "rate is 5", "rate = \"10/s\""]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = \"ip\""), &["\"burst\"", "key = [\"ip\"]"]),
-            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = [1]"), &["\"burst\"", "key = [\"ip\"]"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = [1]"), &["\"burst\"", "key = [\"ip\"]", "line 5, column 7"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nrequired = \"yes\""), &["\"burst\"", "required = true"]),
             (format!("[limit]\n{gcra}rate = \"1/s\""), &["[[limit]]", "two brackets"]),
             (
@@ -431,9 +606,9 @@ mod tests {
             ),
             (
                 format!("[[limit]]\n{gcra}rate = \"1/s\"\n[[limit]]\n{gcra}rate = \"2/s\""),
-                &["\"burst\"", "two limits have this name"],
+                &["\"burst\"", "two limits have this name", "line 6, column 8"],
             ),
-            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nbrust = 3"), &["brust", "line 5", "burst"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nbrust = 3"), &["brust", "line 5, column 1", "did you mean \"burst\"?"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = [\"\"]"), &["\"burst\"", "identifier"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\ncount = \"all\""), &["\"burst\"", "\"admitted\"", "\"attempts\""]),
             (
@@ -442,6 +617,15 @@ mod tests {
                     .into(),
                 &["\"busy\"", "no meaning for concurrency"],
             ),
+            // The second limit is wrong, and a field before its algorithm.
+            (
+                format!(
+                    "[[limit]]\n{gcra}rate = \"1/s\"\n[[limit]]\nname = \"b\"\nkey = [\"i p\"]\nalgorithm = \"gcra\"\n\
+                     rate = \"1/s\""
+                ),
+                &["\"b\"", "identifier", "line 7, column 7"],
+            ),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\n\n[[limit]]\nname = \"b\""), &["\"b\"", "no algorithm", "line 6"]),
             (
                 "[[limit]]\nname = \"who\"\nalgorithm = \"window-log\"\nrate = \"10001/h\"".into(),
                 &["\"who\"", "10000", "first-request-window"],

@@ -11,7 +11,7 @@ use crate::algorithm::{
     TokenBucket, WindowLog,
 };
 use crate::builder::{self, FromRate, without_burst};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, did_you_mean};
 use crate::rate::{Period, Rate, Refill};
 
 /// The name of the algorithm, its numbers, and `count attempts` if it charges attempts.
@@ -99,7 +99,8 @@ pub(super) fn of_rate(name: &str, rate: Rate, burst: Option<u64>) -> Result<Poli
 
 /// The error for an algorithm of an unknown name.
 pub(super) fn unknown(name: &str) -> ConfigError {
-    ConfigError::new(format!("unknown algorithm {name:?}; accepted are {}", accepted()))
+    let meant = did_you_mean(name, Policy::NAMES.iter().copied());
+    ConfigError::new(format!("unknown algorithm {name:?}; accepted are {}{meant}", accepted()))
 }
 
 /// The names of all algorithms.

@@ -31,3 +31,4 @@ mod reservations;
 mod same_state;
 mod server;
 mod split_slots;
+mod wrong_twin;

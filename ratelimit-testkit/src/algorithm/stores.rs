@@ -19,8 +19,9 @@ use crate::algorithm::AlgorithmHarness;
 use crate::capability::{Able, Capability};
 use crate::harness::{Harness, StoreClock, join_all};
 use crate::law::{Law, Violation};
-use crate::laws::own_clock::{HINT, WAIT_US, how_wrong};
+use crate::laws::own_clock::{HINT, WAIT_US, how_wrong, vanishes_within};
 use crate::pure::PureStore;
+use crate::suite::guard::note_request;
 
 /// A broken law, and the case that broke it.
 type Broken = (Violation, String);
@@ -193,6 +194,7 @@ async fn ask<A: Algorithm, S: Store<A>>(
     let batch = Batch::new(&checks).map_err(|error| error.to_string())?.op(request.op).now(now);
     let batch = request.id.map_or(batch, |id| batch.id(id));
     for _ in 0..CONTENDED {
+        note_request();
         match store.apply(&batch).await.map_err(|error| error.kind()) {
             Err(ErrorKind::Contended) => {}
             said => return Ok(said),
@@ -386,7 +388,7 @@ pub(crate) fn decides_by_its_own_clock<T: AlgorithmHarness, H: Harness<T::Algori
 ) -> Result<(), Broken> {
     let store = harness.store();
     let StoreClock::Settable(_) = harness.clock(&store) else {
-        return harness.block_on(counts::<T, H>(&store, law));
+        return harness.block_on(counts::<T, H>(harness, &store, law));
     };
     on_traces::<T, H>(harness, law, runner, false, async |store, limits, trace| {
         let StoreClock::Settable(set) = harness.clock(store) else {
@@ -411,6 +413,7 @@ const LOOKS: usize = 3;
 /// Law 14 on a running clock: a charge at the store's own time counts, and it is returned when the decision
 /// promised. Only limits that take longer to recover than the test runs can show this.
 async fn counts<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
+    harness: &H,
     store: &H::Store,
     law: Law,
 ) -> Result<(), Broken> {
@@ -449,5 +452,26 @@ async fn counts<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
             looks[n].push((from_us, to_us, reset_us));
         }
     }
-    Ok(())
+    let mut longest: Option<(u64, String)> = None;
+    for (n, instance) in T::limits().into_iter().enumerate() {
+        let asks = vec![(n, "kept", instance.algorithm.capacity())];
+        let request = Request { at: Timestamp::ZERO, op: Op::Acquire, id: None, asks };
+        let said = ask(store, &limits, &request, Now::Store).await;
+        let Ok(Ok(said)) = said else { continue };
+        let reset_us = said.summary().reset_after_us;
+        if longest.as_ref().is_none_or(|(longest_us, _)| *longest_us < reset_us) {
+            longest = Some((reset_us, instance.text));
+        }
+    }
+    let Some((reset_us, text)) = longest else { return Ok(()) };
+    match vanishes_within(harness, store, reset_us).await {
+        None => Ok(()),
+        Some(within) => {
+            let message = format!(
+                "at the store's own time it is full in {reset_us} µs, and the store keeps nothing for {within:?}: its \
+                 states vanish too early"
+            );
+            Err((Violation { law, message }, format!("limit {text}\n")))
+        }
+    }
 }

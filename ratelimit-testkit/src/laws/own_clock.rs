@@ -55,10 +55,10 @@ pub async fn decides_by_its_own_clock<H: Harness>(subject: &Subject<'_, H>, trac
 }
 
 /// The period after which the windows of all trace limits begin together again.
-const MONTH_US: u64 = 2_592_000_000_000;
+pub(crate) const MONTH_US: u64 = 2_592_000_000_000;
 /// The time to which settable clocks are set first: later than the beginning of any store's clock, and long
 /// before the last representable moment.
-const BEGIN_US: u64 = 1_350 * MONTH_US;
+pub(crate) const BEGIN_US: u64 = 1_350 * MONTH_US;
 
 /// The time of a trace, shifted to begin at `begin_us` so that no clock has to go back for it.
 fn later_on(begin_us: u64, at: Timestamp) -> Timestamp {
@@ -139,6 +139,18 @@ async fn keeps_time<H: Harness>(
             }
         }
     }
+    if let (Time::Real(_), Some(look)) = (&own.time, looks.last()) {
+        let all_us = look.decisions.iter().map(|decision| decision.reset_after_us);
+        let longest_us = all_us.max().unwrap_or(0);
+        let vanishes = vanishes_within(subject.harness, subject.store, longest_us).await;
+        subject.ensure(vanishes.is_none(), || {
+            format!(
+                "at the store's own time {} will be full in {longest_us} µs, and the store keeps nothing for \
+                 {vanishes:?}: its states vanish too early",
+                listed(long)
+            )
+        })?;
+    }
     let again = own.ask(short, Op::Peek, CAPACITY, None).await?;
     subject.ensure(again.allowed, || {
         format!(
@@ -147,6 +159,22 @@ async fn keeps_time<H: Harness>(
         )
     })?;
     own.settles(long).await
+}
+
+/// Long enough that the eighth part of it is no time for which a test stops.
+const LONG_ENOUGH_US: u64 = 60_000_000;
+
+/// On a clock that cannot be set: for how long a store was to keep something and does not, where a limit that was just
+/// charged takes this time to recover; `None` if all is well, or if the harness does not report what is kept.
+pub(crate) async fn vanishes_within<A: Algorithm, H: Harness<A>>(
+    harness: &H,
+    store: &H::Store,
+    reset_us: u64,
+) -> Option<Duration> {
+    let within = Duration::from_micros(reset_us / 8 * 7);
+    let kept = async |within| !harness.leaks(store, within).await.is_empty();
+    let is_wrong = reset_us >= LONG_ENOUGH_US && kept(Duration::ZERO).await && !kept(within).await;
+    is_wrong.then_some(within)
 }
 
 /// A store that is asked at its own time.

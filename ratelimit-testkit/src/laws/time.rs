@@ -129,8 +129,12 @@ async fn drain_in_the_past<H: Harness>(
 /// How much longer than needed a store may keep a state.
 const SLACK: Duration = Duration::from_secs(2);
 
+/// The part of the hour of grace for which what was written at a given time must be kept, however slow the test is.
+const GRACE: Duration = Duration::from_micros(Now::PADDING_US / 16 * 15);
+
 /// Law 9: everything that is written disappears by itself soon after it stops to matter. That includes
-/// reservations, which are known for as long as they can be settled.
+/// reservations, which are known for as long as they can be settled. What was written at a given time is kept for an
+/// hour longer, if the harness reports what is kept.
 ///
 /// # Errors
 /// How the store breaks the law.
@@ -138,6 +142,7 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
     // Covers both rounds: the states of the first are still there in the second.
     let mut longest_us = 0;
     for (by_own_clock, padding_us) in [(true, 0), (false, Now::PADDING_US)] {
+        let kept = if by_own_clock { Vec::new() } else { leaks(subject, GRACE).await };
         for request in &trace.requests {
             let mut request = request.clone();
             // The two rounds run on different clocks, so their keys must differ.
@@ -163,11 +168,44 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
                 })?;
             }
         }
+        if !by_own_clock && kept.is_empty() {
+            keeps_for_the_grace(subject, trace, padding_us).await?;
+        }
         let within = Duration::from_micros(longest_us) + SLACK;
-        let leaks = subject.harness.leaks(subject.store, within).await;
+        let leaks = leaks(subject, within).await;
         subject.ensure(leaks.is_empty(), || {
             format!("after {within:?} nothing can matter, and still there is: {}", leaks.join("; "))
         })?;
     }
     Ok(())
+}
+
+async fn leaks<H: Harness>(subject: &Subject<'_, H>, within: Duration) -> Vec<String> {
+    subject.harness.leaks(subject.store, within).await
+}
+
+/// Fails if a state of a trace at given times is there, and gone within the hour of grace. Nothing else is kept so long.
+async fn keeps_for_the_grace<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    padding_us: u64,
+) -> Kept {
+    let mut used = None;
+    for ask in trace.everybody() {
+        let ask = Ask { key: format!("{}{padding_us}", ask.key), ..ask };
+        let account = subject.peek(&trace.limits, &ask, 0, trace.latest()).await?;
+        if account.reset_after_us > 0 {
+            used = Some(ask);
+        }
+    }
+    let Some(used) = used else { return Ok(()) };
+    if leaks(subject, Duration::ZERO).await.is_empty() || !leaks(subject, GRACE).await.is_empty() {
+        return Ok(());
+    }
+    subject.broken(format!(
+        "{:?} was charged at {}, a given time, and the store keeps nothing for {GRACE:?}: it has to keep the state for \
+         an hour after its expiry, so that a slow run loses none",
+        used.key,
+        trace.latest()
+    ))
 }

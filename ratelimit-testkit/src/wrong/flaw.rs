@@ -82,6 +82,13 @@ pub enum Flaw {
     KeepsTimesApart,
     /// Reservations are forgotten at the store's own time.
     HoldsNothingByItsOwnClock,
+    /// A state written at a given time is removed when it expires, without the hour of grace.
+    SweepsWithoutGrace,
+    /// A request reads the store's own clock before it waits for the lock, so that one which came later may be decided
+    /// before it, at a later time.
+    ReadsTheClockFirst,
+    /// A state written at the store's own time is removed when four fifths of its time have passed.
+    SweepsEarly,
     /// Decisions at the store's own time have this flaw; those at given times are right.
     AtItsOwnTime(OwnTimeFlaw),
     /// Different keys share a state if they fold to the same key.

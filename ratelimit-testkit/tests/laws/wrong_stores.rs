@@ -65,6 +65,28 @@ fn a_lost_ttl_is_caught_by_nothing_leaks() {
 }
 
 #[test]
+fn a_sweep_without_the_hour_of_grace_is_caught_by_nothing_leaks() {
+    let by = [Property::NothingLeaks];
+    caught(Flaw::SweepsWithoutGrace, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES]);
+}
+
+#[test]
+fn a_clock_that_is_read_before_the_lock_is_caught_by_many_tasks() {
+    let by = [Property::ManyTasksAreAdmittedExactlyTheLimit];
+    caught(Flaw::ReadsTheClockFirst, &by, &[GCRA, BUCKET, FIRST, LOG, LIST, LEASES, DRAINED]);
+}
+
+#[test]
+fn a_state_that_vanishes_early_on_a_running_clock_is_caught_by_law_14() {
+    for scope in [GCRA, BUCKET, FIRST, LOG, LIST, LEASES, DRAINED] {
+        let (harness, property) =
+            (WrongInRealTime(Some(Flaw::SweepsEarly)), Property::DecidesByItsOwnClock);
+        let failure = try_same(&harness, property, scope, 1).expect_err("it is wrong");
+        assert!(failure.violation.message.contains("vanish too early"), "{scope:?}: {failure}");
+    }
+}
+
+#[test]
 fn a_denial_that_charges_a_sibling_is_caught_by_laws_4_and_7() {
     let by = [Property::ADenialChargesNothing, Property::AllOrNothing];
     caught(Flaw::ChargesTheSiblings, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);

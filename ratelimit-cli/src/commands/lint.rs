@@ -1,0 +1,61 @@
+//! `ratelimit lint`: what is wrong with a policy.
+
+use ratelimit_core::{Limit, Policy};
+use serde_json::json;
+
+use crate::args::LintArgs;
+use crate::caller::BARE_NAME;
+use crate::failure::Failure;
+use crate::policy::{self, Problem};
+use crate::text::plural;
+
+/// The exit code of a policy that has problems: as wherever it is read.
+const WRONG: u8 = 2;
+
+pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
+    let (name, text) = policy::text(&args.policy)?;
+    let (limits, problems) = policy::problems(&text, |limit| refused(args, limit));
+    let out = if args.json {
+        lines(limits, &problems)
+    } else {
+        let limits = plural(limits as u64, "limit", "limits");
+        let wrong = match problems.len() {
+            0 => "no problem".to_owned(),
+            some => plural(some as u64, "problem", "problems"),
+        };
+        let problems = problems.iter().map(|problem| format!("{name}: {}", problem.shown()));
+        let summary = format!("{name}: {limits}, {wrong}");
+        problems.chain([summary]).collect::<Vec<_>>().join("\n") + "\n"
+    };
+    super::print(out.as_bytes())?;
+    Ok(if problems.is_empty() { 0 } else { WRONG })
+}
+
+/// Why a limit that can be read does not fit the service.
+fn refused(args: &LintArgs, limit: &Limit<Policy>) -> Vec<String> {
+    let mut refused = Vec::new();
+    if let Some(identifiers) = &args.identifiers {
+        let known = identifiers.iter().map(|name| Some(&**name).filter(|name| *name != BARE_NAME));
+        if let Err(error) = limit.check_identifiers(&known.collect::<Vec<_>>()) {
+            refused.push(error.to_string());
+        }
+    }
+    if args.fallback && limit.outage().is_none() {
+        refused.push(format!(
+            "limit {:?}: it does not say what becomes of requests in an outage; add on_outage = \"open\", \"closed\" or \
+             \"local\"",
+            limit.name()
+        ));
+    }
+    refused
+}
+
+fn lines(limits: usize, problems: &[Problem]) -> String {
+    let problem = |problem: &Problem| {
+        let (line, column) = problem.place.unzip();
+        json!({ "line": line, "column": column, "message": problem.message }).to_string() + "\n"
+    };
+    let mut text: String = problems.iter().map(problem).collect();
+    text.push_str(&json!({ "limits": limits, "problems": problems.len() }).to_string());
+    text + "\n"
+}
