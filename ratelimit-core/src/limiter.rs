@@ -6,8 +6,12 @@
               measured, some nanoseconds a call"
 )]
 
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::vec::Vec;
+use core::future::{Future, poll_fn};
+use core::pin::Pin;
+use core::task::Poll;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
 use crate::decision::Verdict;
@@ -294,17 +298,38 @@ impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
         caller: &C,
     ) -> Result<Vec<(&str, Vec<WindowEntry>)>, S::Error> {
         self.has_required(caller)?;
-        let mut found = Vec::new();
-        for limit in &self.limits {
-            if let Some(key) = limit.key_for(caller) {
-                found.push((limit.name(), self.store.entries(limit, &key, Now::Store).await?));
-            }
-        }
+        let keys = self.limits.iter().filter_map(|limit| Some((limit, limit.key_for(caller)?)));
+        // All at once: one after the other, each could take as long as its store may.
+        let asked = keys.map(|(limit, key)| async move {
+            let entries = self.store.entries(limit, &key, Now::Store).await?;
+            Ok::<_, S::Error>((limit.name(), entries))
+        });
+        let found = all_or_error(asked.map(Box::pin).collect()).await?;
         if found.is_empty() {
             let _unlimited = self.unlimited(caller)?;
         }
         Ok(found)
     }
+}
+
+/// What these futures come to, in their order, or the first error.
+async fn all_or_error<T, E>(
+    mut all: Vec<Pin<Box<impl Future<Output = Result<T, E>>>>>,
+) -> Result<Vec<T>, E> {
+    let mut found: Vec<Option<T>> = all.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        for (future, found) in all.iter_mut().zip(&mut found).filter(|(_, found)| found.is_none()) {
+            if let Poll::Ready(said) = future.as_mut().poll(cx) {
+                match said {
+                    Ok(said) => *found = Some(said),
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+        }
+        if found.iter().any(Option::is_none) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    })
+    .await?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {

@@ -38,6 +38,14 @@ pub trait Store<A: Algorithm>: Send + Sync {
         &self,
         batch: &Batch<'_, A>,
     ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
+
+    /// Reports what this store counts of its own work, for metrics: nothing by default. A store around a store also reports
+    /// what the inner one counts.
+    ///
+    /// Each count has the name of its metric. One that only grows has a name that ends in `_total`; any other rises and falls.
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        let _ = report;
+    }
 }
 
 /// A store that decides without waiting, so that it needs no runtime.
@@ -162,6 +170,7 @@ impl StoreError for Refusal {
 /// A store behind a pointer is a store.
 macro_rules! stores_behind {
     ($($pointer:ty),+) => { $(
+        #[deny(clippy::missing_trait_methods)]
         impl<A: Algorithm, S: Store<A> + ?Sized> Store<A> for $pointer {
             type Error = S::Error;
 
@@ -170,6 +179,10 @@ macro_rules! stores_behind {
                 batch: &Batch<'_, A>,
             ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send {
                 (**self).apply(batch)
+            }
+
+            fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+                (**self).report_counts(report);
             }
         }
 

@@ -3,12 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Batch, Clock, EntryStore, KeepsEntries, Limit, Now, Policy, SnapshotStore, Store,
     Verdict, WindowEntry, WithSnapshot,
 };
 use ratelimit_memory::PreciseClock;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 mod builder;
 mod ledger;
@@ -21,6 +24,9 @@ pub use builder::AllotmentsBuilder;
 use ledger::Ledger;
 use slot::Terms;
 use spending::{Afterwards, Begun};
+
+/// Programs that end have some seconds: Kubernetes gives them 30, `docker stop` 10.
+const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 
 /// A store around a store that spends budget which the inner store has charged in advance, without a call per request.
 ///
@@ -206,10 +212,22 @@ where
     C: Clock + 'static,
 {
     /// Ends all allotments and gives back what is left of them, also of draws that are under way when their answers come.
+    /// Returns how many units, over all limits, did not go back: the store failed, or did not answer within 5 seconds. What it
+    /// has not answered by then still goes back if the runtime lives on. Draws that are under way are not counted.
     ///
-    /// For a program that ends: call it after the last request. Requests that come later draw again.
-    pub async fn give_back(&self) {
-        self.inner.settle(self.inner.ledger.end_all()).await;
+    /// For a program that ends: call it after the last request. Requests that come later draw again. Without a runtime it waits
+    /// for as long as the store takes.
+    pub async fn give_back(&self) -> u64 {
+        let all = self.inner.ledger.end_all();
+        let unused: u64 = all.iter().map(|(ended, _)| ended.unused).sum();
+        let back = Arc::default();
+        let settling = self.inner.settle_counting(all, &back);
+        if Handle::try_current().is_ok() {
+            let _is_late = timeout(LONGEST_GIVE_BACK, settling).await;
+        } else {
+            settling.await;
+        }
+        unused.saturating_sub(back.load(Relaxed))
     }
 }
 
@@ -233,6 +251,17 @@ where
             Afterwards::Served(verdict) => Ok(verdict),
             Afterwards::AsksAgain => self.inner.store.apply(batch).await,
         }
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        let AllotmentCounts { asked, served, draws, given_back, forfeited, slots } = self.counts();
+        report("ratelimit_allotment_asked_total", asked);
+        report("ratelimit_allotment_served_total", served);
+        report("ratelimit_allotment_draws_total", draws);
+        report("ratelimit_allotment_units_given_back_total", given_back);
+        report("ratelimit_allotment_units_forfeited_total", forfeited);
+        report("ratelimit_allotment_slots", slots as u64);
+        self.inner.store.report_counts(report);
     }
 }
 

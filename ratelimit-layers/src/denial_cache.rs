@@ -369,6 +369,7 @@ impl<A: Algorithm> Drop for Dropping<'_, A> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<S, A, C> Store<A> for DenialCache<S, A, C>
 where
     S: SnapshotStore<A>,
@@ -405,6 +406,14 @@ where
         self.now();
         self.note(batch, (&keys, sent, under_way.as_ref()), &verdict, snapshot);
         Ok(verdict)
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        let CacheCounts { asked, answered, keys } = self.counts();
+        report("ratelimit_cache_asked_total", asked);
+        report("ratelimit_cache_answered_total", answered);
+        report("ratelimit_cache_keys", keys as u64);
+        self.store.report_counts(report);
     }
 }
 

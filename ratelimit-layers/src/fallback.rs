@@ -446,6 +446,13 @@ where
         }
         inner.decided(batch, self.ask(|| inner.store.apply(batch)).await)
     }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        report("ratelimit_journal_keys", self.pending_charges() as u64);
+        report("ratelimit_journal_forgotten_total", self.forgotten_charges());
+        self.inner.outage.local.report_counts(report);
+        self.inner.store.report_counts(report);
+    }
 }
 
 /// What is decided without the store has no snapshot.

@@ -25,6 +25,8 @@ mod denial_cache;
 mod fallback;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+mod pace;
 mod plain;
 #[cfg(feature = "reload")]
 mod reload;

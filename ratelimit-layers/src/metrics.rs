@@ -1,6 +1,7 @@
 //! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/operations.md` lists the names and labels.
 
-use std::sync::OnceLock;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
@@ -12,7 +13,8 @@ use ratelimit_core::{
 use crate::by_limit::ByLimit;
 use crate::fallback::BreakerState;
 use crate::fallback::counts::Outcome;
-use crate::source_name;
+use crate::pace::Pace;
+use crate::{lock, source_name};
 
 const DECISIONS: &str = "ratelimit_decisions_total";
 const ERRORS: &str = "ratelimit_errors_total";
@@ -21,11 +23,8 @@ const BREAKER_STATE: &str = "ratelimit_breaker_state";
 const BREAKER_TRANSITIONS: &str = "ratelimit_breaker_transitions_total";
 const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 
-/// In the order of the variants.
-const OUTCOMES: [Outcome; 4] =
-    [Outcome::Allowed, Outcome::Denied, Outcome::Spared, Outcome::ShadowDenied];
-/// In the order of the variants.
-const SOURCES: [Source; 4] = [Source::Store, Source::Fallback, Source::Cache, Source::Allotment];
+const OUTCOMES: usize = Outcome::ShadowDenied as usize + 1;
+const SOURCES: usize = Source::Allotment as usize + 1;
 const OPS: usize = 7;
 
 /// The circuit breaker of this store is now in this state.
@@ -53,7 +52,10 @@ pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: Outcom
 /// A limit that would have allowed a request that another limit denied is counted as `spared`, not as `denied`, and a shadow limit that would have
 /// denied as `shadow-denied`. Only
 /// [`Op::Acquire`] counts as a decision; latency and errors are reported of every operation. Install the recorder before
-/// the first decision: a limit's counters are looked up once.
+/// the first decision: a limit's counters are looked up once. A series begins when what it counts has happened.
+///
+/// It also reports what the stores within it [count](Store::report_counts) of their own work, at most once per second, with
+/// a request: [`record_counts`](Self::record_counts) does it at once.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
@@ -74,12 +76,14 @@ pub struct Metrics<S> {
     name: Box<str>,
     by_limit: ByLimit<LimitCounters>,
     /// By operation and source.
-    durations: [[OnceLock<Duration>; SOURCES.len()]; OPS],
+    durations: [[OnceLock<Duration>; SOURCES]; OPS],
+    /// The names of the counts that were ever more than 0.
+    counted: Mutex<BTreeSet<&'static str>>,
+    counts_due: Pace,
 }
 
 /// The counters of one limit: by source, then by outcome.
-#[derive(Debug)]
-struct LimitCounters([[Cached<Counter>; OUTCOMES.len()]; SOURCES.len()]);
+type LimitCounters = [[OnceLock<Cached<Counter>>; OUTCOMES]; SOURCES];
 
 type Duration = Cached<Histogram>;
 
@@ -102,8 +106,14 @@ impl<S> Metrics<S> {
     /// Reports the decisions of this store under this name, the label `store`, which tells several in one process apart.
     #[must_use]
     pub fn named(store: S, name: &str) -> Self {
-        let (by_limit, durations) = (ByLimit::default(), Default::default());
-        Self { store, name: name.into(), by_limit, durations }
+        Self {
+            store,
+            name: name.into(),
+            by_limit: ByLimit::default(),
+            durations: Default::default(),
+            counted: Mutex::default(),
+            counts_due: Pace::new(),
+        }
     }
 
     /// Returns the wrapped store.
@@ -112,17 +122,42 @@ impl<S> Metrics<S> {
         &self.store
     }
 
-    fn counters(&self, limit: &str) -> LimitCounters {
-        let new = |source: Source, outcome: Outcome| {
-            Cached(counter!(
-                DECISIONS,
-                "store" => String::from(&*self.name),
-                "limit" => limit.to_owned(),
-                "outcome" => outcome.name(),
-                "source" => source_name(source),
-            ))
-        };
-        LimitCounters(SOURCES.map(|source| OUTCOMES.map(|outcome| new(source, outcome))))
+    /// Records what the stores within this one count of their own work, now: before a program ends, or when an exporter asks
+    /// while there are no requests.
+    pub fn record_counts<A: Algorithm>(&self)
+    where
+        S: Store<A>,
+    {
+        // Two stores of one type count together.
+        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+        self.store.report_counts(&mut |name, count| {
+            let sum = counts.entry(name).or_default();
+            *sum = sum.saturating_add(count);
+        });
+        let mut counted = lock(&self.counted);
+        for (name, count) in counts {
+            if count > 0 {
+                counted.insert(name);
+            } else if !counted.contains(name) {
+                continue;
+            }
+            let store = String::from(&*self.name);
+            if name.ends_with("_total") {
+                counter!(name, "store" => store).absolute(count);
+            } else {
+                gauge!(name, "store" => store).set(u32::try_from(count).unwrap_or(u32::MAX));
+            }
+        }
+    }
+
+    fn counter(&self, limit: &str, source: Source, outcome: Outcome) -> Cached<Counter> {
+        Cached(counter!(
+            DECISIONS,
+            "store" => String::from(&*self.name),
+            "limit" => limit.to_owned(),
+            "outcome" => outcome.name(),
+            "source" => source_name(source),
+        ))
     }
 
     fn took(&self, op: Op, source: Source, since: Instant) {
@@ -137,12 +172,17 @@ impl<S> Metrics<S> {
         duration.0.record(since.elapsed());
     }
 
-    fn note<A: Algorithm, E: StoreError>(
+    fn note<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         since: Instant,
-        said: Result<&Verdict, &E>,
-    ) {
+        said: Result<&Verdict, &S::Error>,
+    ) where
+        S: Store<A>,
+    {
+        if self.counts_due.due(since).is_some() {
+            self.record_counts();
+        }
         let op = batch.operation();
         let verdict = match said {
             Ok(verdict) => verdict,
@@ -165,11 +205,10 @@ impl<S> Metrics<S> {
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
             let outcome = Outcome::of(check.limit, decision, verdict.allowed());
             let limit = check.limit.name();
-            self.by_limit.with(
-                limit,
-                || self.counters(limit),
-                |counters| counters.0[source as usize][outcome as usize].0.increment(1),
-            );
+            self.by_limit.with(limit, LimitCounters::default, |counters| {
+                let counter = &counters[source as usize][outcome as usize];
+                counter.get_or_init(|| self.counter(limit, source, outcome)).0.increment(1);
+            });
         }
     }
 }
@@ -209,6 +248,10 @@ impl<A: Algorithm, S: Store<A>> Store<A> for Metrics<S> {
         let said = self.store.apply(batch).await;
         self.note(batch, since, said.as_ref());
         said
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.store.report_counts(report);
     }
 }
 

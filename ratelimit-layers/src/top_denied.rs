@@ -24,7 +24,8 @@ const SHOWN_BYTES: usize = 128;
 /// It counts a fixed number of keys by the *space-saving* algorithm (Metwally, Agrawal and El Abbadi, 2005): a
 /// new key replaces the key with the fewest denials, and starts at that key's count. Keys are spread over 16
 /// lists. A key that receives more than one in `keys / 16` denials of its list is therefore always listed, and
-/// a count is too high by at most [`Denied::over`]. Requests that are allowed cost nothing extra.
+/// a count is too high by at most [`Denied::over`]. Requests that are allowed cost nothing extra. What only a
+/// [shadow limit](Limit::shadow) would have denied was allowed, and is not counted.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Limit, Limits, RateLimiter};
@@ -146,10 +147,9 @@ impl<S> TopDenied<S> {
         if verdict.allowed() || batch.operation() != Op::Acquire {
             return;
         }
-        for position in verdict.denied_by() {
-            if let Some(check) = batch.checks().get(position) {
-                self.count(check);
-            }
+        let denied = verdict.denied_by().filter_map(|position| batch.checks().get(position));
+        for check in denied.filter(|check| !check.limit.is_shadow()) {
+            self.count(check);
         }
     }
 
@@ -176,6 +176,7 @@ fn shown(key: &str) -> &str {
     &key[..end.unwrap_or(0)]
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
     type Error = S::Error;
 
@@ -183,6 +184,10 @@ impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
         let verdict = self.store.apply(batch).await?;
         self.note(batch, &verdict);
         Ok(verdict)
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.store.report_counts(report);
     }
 }
 

@@ -1,5 +1,7 @@
 //! [`Traced`]: a store that reports its decisions to the crate `tracing`.
 
+use std::time::Instant;
+
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, SnapshotStore, Store,
     StoreError, SyncStore, Verdict, WindowEntry, WithSnapshot,
@@ -8,6 +10,7 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span, debug_span, info, warn};
 
 use crate::fallback::BreakerState;
+use crate::pace::Pace;
 use crate::source_name;
 
 /// The circuit breaker of this store is now in this state.
@@ -27,7 +30,7 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
 ///
 /// Each call is a span `ratelimit` of level `DEBUG`. Its fields are `op`, `limits` (names, separated by commas), `allowed`,
 /// `denied_by` (the names of the limits that denied), `retry_after_us` and `source`. An error is an event of level `WARN`
-/// within the span, with `kind` and `error`. Keys are not recorded: they identify callers.
+/// within the span, with `kind`, `error` and `requests`: at most once per second, and for so many requests. Keys are not recorded: they identify callers.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
@@ -42,19 +45,49 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
 #[derive(Debug)]
 pub struct Traced<S> {
     store: S,
+    warns: Pace,
 }
 
 impl<S> Traced<S> {
     /// Traces the decisions of this store.
     #[must_use]
-    pub const fn new(store: S) -> Self {
-        Self { store }
+    pub fn new(store: S) -> Self {
+        Self { store, warns: Pace::new() }
     }
 
     /// Returns the wrapped store.
     #[must_use]
     pub const fn store(&self) -> &S {
         &self.store
+    }
+
+    /// Records what was said of a batch.
+    fn note<A: Algorithm, E: StoreError>(
+        &self,
+        span: &Span,
+        batch: &Batch<'_, A>,
+        said: Result<&Verdict, &E>,
+    ) {
+        match said {
+            Ok(verdict) if !span.is_disabled() => {
+                span.record("allowed", verdict.allowed());
+                span.record("source", source_name(verdict.source()));
+                if !verdict.allowed() {
+                    let denied = verdict.denied_by().filter_map(|place| batch.checks().get(place));
+                    span.record("denied_by", names(denied));
+                    if let Some(wait_us) = verdict.summary().retry_after_us {
+                        span.record("retry_after_us", wait_us);
+                    }
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                if let Some(requests) = self.warns.due(Instant::now()) {
+                    let kind = error.kind();
+                    span.in_scope(|| warn!(?kind, %error, requests, "the request was not decided"));
+                }
+            }
+        }
     }
 }
 
@@ -78,30 +111,6 @@ fn span_of<A: Algorithm>(batch: &Batch<'_, A>) -> Span {
     span
 }
 
-fn note<A: Algorithm, E: StoreError>(
-    span: &Span,
-    batch: &Batch<'_, A>,
-    said: Result<&Verdict, &E>,
-) {
-    match said {
-        Ok(verdict) if !span.is_disabled() => {
-            span.record("allowed", verdict.allowed());
-            span.record("source", source_name(verdict.source()));
-            if !verdict.allowed() {
-                let denied = verdict.denied_by().filter_map(|place| batch.checks().get(place));
-                span.record("denied_by", names(denied));
-                if let Some(wait_us) = verdict.summary().retry_after_us {
-                    span.record("retry_after_us", wait_us);
-                }
-            }
-        }
-        Ok(_) => {}
-        Err(error) => {
-            span.in_scope(|| warn!(kind = ?error.kind(), %error, "the request was not decided"));
-        }
-    }
-}
-
 #[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm, S: Store<A>> Store<A> for Traced<S> {
     type Error = S::Error;
@@ -109,8 +118,12 @@ impl<A: Algorithm, S: Store<A>> Store<A> for Traced<S> {
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let span = span_of(batch);
         let said = self.store.apply(batch).instrument(span.clone()).await;
-        note(&span, batch, said.as_ref());
+        self.note(&span, batch, said.as_ref());
         said
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.store.report_counts(report);
     }
 }
 
@@ -122,7 +135,7 @@ impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for Traced<S> {
     ) -> Result<WithSnapshot<A::State>, S::Error> {
         let span = span_of(batch);
         let said = self.store.apply_with_snapshot(batch).instrument(span.clone()).await;
-        note(&span, batch, said.as_ref().map(|(verdict, _)| verdict));
+        self.note(&span, batch, said.as_ref().map(|(verdict, _)| verdict));
         said
     }
 }
@@ -132,7 +145,7 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let span = span_of(batch);
         let said = span.in_scope(|| self.store.apply_now(batch));
-        note(&span, batch, said.as_ref());
+        self.note(&span, batch, said.as_ref());
         said
     }
 
@@ -141,7 +154,7 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
         let batch = Batch::one(&check);
         let span = span_of(&batch);
         let said = span.in_scope(|| self.store.acquire_now(limit, key, cost));
-        note(&span, &batch, said.as_ref());
+        self.note(&span, &batch, said.as_ref());
         said
     }
 
@@ -156,7 +169,7 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
         self.store.acquire_each_now(limit, keys, cost, |place, said| {
             let check = Check { limit, key: keys.get(place).copied().unwrap_or_default(), cost };
             let batch = Batch::one(&check);
-            note(&span_of(&batch), &batch, said.as_ref());
+            self.note(&span_of(&batch), &batch, said.as_ref());
             told(place, said);
         });
     }

@@ -13,7 +13,7 @@ use ratelimit_core::{
     Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
     RateLimiter, Reservation, Store, StoreError, SyncStore,
 };
-use ratelimit_layers::{BreakerState, Fallback, FallbackError, OutageCount};
+use ratelimit_layers::{BreakerState, Fallback, FallbackError, OnRecovery, OutageCount};
 use tokio::time::{Instant, advance, timeout};
 
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -55,6 +55,24 @@ async fn while_the_store_hangs_a_handful_of_calls_wait_and_no_more() {
     assert_eq!(store.store().calls(), 5);
     // The share of one node of three.
     assert_eq!(counted(&store), [(OnOutage::Local, 20, 85, 0, 5)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_setting_is_too_long_for_a_clock() {
+    let limits = [burst(OnOutage::Local), burst(OnOutage::Closed)];
+    let (store, _) = layered_with(&limits, |settings| {
+        settings.deadline(Duration::MAX).probe_after(Duration::MAX).on_recovery(OnRecovery::Charge)
+    });
+    assert!(ask(&store, &limits[..1], 1).await.allowed());
+    down(&store, &limits).await;
+    assert!(ask(&store, &limits[..1], 1).await.allowed());
+    let wait = ask(&store, &limits, 1).await.retry_after().expect("a probe, some day");
+    assert!(wait > Duration::from_secs(86_400), "{wait:?}");
+    assert_eq!(store.pending_charges(), 1);
+    store.charge_pending().await;
+    advance(Duration::from_secs(400 * 86_400)).await;
+    store.store().set(Mode::Answers);
+    assert!(ask(&store, &limits, 1).await.allowed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -361,6 +379,20 @@ async fn several_keys_at_once_are_decided_one_by_one_while_the_store_fails() {
     });
     assert_eq!(left, [19, 19, 18, 17, 18, 19, 16]);
     assert_eq!(store.breaker(), BreakerState::Open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn entries_of_several_limits_wait_for_one_deadline() {
+    let limits = ["one", "two", "three"].map(|name| limit(name, "window-log 9/m", OnOutage::Local));
+    let (store, _) = layered(&limits);
+    let limiter = RateLimiter::new(Limits::new(limits).expect("limits"), store);
+    let _ = limiter.check("alice").await.expect("decides");
+    limiter.store().store().set(Mode::Hangs);
+    let begin = Instant::now();
+    let entries = limiter.entries("alice").await.expect("lists");
+    let names: Vec<_> = entries.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["local.one", "local.two", "local.three"]);
+    assert_eq!(begin.elapsed(), DEADLINE);
 }
 
 #[tokio::test(start_paused = true)]

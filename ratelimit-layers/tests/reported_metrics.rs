@@ -6,11 +6,14 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use common::{Mode, checks, layered, limit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use ratelimit_core::{Batch, ErrorKind, Limits, OnOutage, Op, Policy, RateLimiter, Store};
-use ratelimit_layers::Metrics;
+use ratelimit_core::{
+    Batch, DynStore, ErrorKind, Limit, Limits, OnOutage, Op, Policy, RateLimiter, Store,
+};
+use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied};
 use ratelimit_memory::MemoryStore;
 use serde_json::Value;
 
@@ -126,12 +129,66 @@ fn a_shadow_limit_that_would_have_denied_is_counted_as_such() {
     assert_eq!(outcomes, BTreeMap::from([("allowed", 1), ("shadow-denied", 1)]));
 }
 
+fn daily() -> Limit<Policy> {
+    limit("daily", "fixed-window 3/d", OnOutage::Open)
+}
+
+/// Each store that counts, around each other.
+fn counting() -> impl Store<Policy> {
+    let limits = Limits::new([daily()]).expect("limits");
+    let fallback = Fallback::builder().build(MemoryStore::<Policy>::new(), &limits);
+    DenialCache::new(Allotments::new(fallback.expect("choices")))
+}
+
+/// The name of each count, also of what has not happened.
+fn counts() -> BTreeMap<&'static str, u64> {
+    let mut counts = BTreeMap::new();
+    counting().report_counts(&mut |name, count| {
+        counts.insert(name, count);
+    });
+    counts
+}
+
+#[test]
+fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
+    let recorded = recorded(async || {
+        let store: Arc<dyn DynStore<Policy>> = Arc::new(counting());
+        let store = Metrics::new(TopDenied::new(store, 10));
+        let ask = async || {
+            let limits = [daily()];
+            let checks = checks(&limits, 1);
+            store.apply(&Batch::one(&checks[0])).await.expect("decides")
+        };
+        while ask().await.allowed() {}
+        assert!(!ask().await.allowed());
+        store.record_counts();
+    });
+    let told: BTreeMap<_, _> =
+        recorded.iter().map(|((name, labels), value)| (&**name, (labels.len(), *value))).collect();
+    assert_eq!(told["ratelimit_cache_asked_total"], (1, 4));
+    assert_eq!(told["ratelimit_cache_answered_total"], (1, 1));
+    assert_eq!(told["ratelimit_cache_keys"], (1, 1));
+    assert!(!told.contains_key("ratelimit_journal_keys"));
+}
+
+#[test]
+fn a_series_begins_when_what_it_counts_has_happened() {
+    let recorded = recorded(async || {
+        let limits = Limits::new([daily()]).expect("limits");
+        let limiter = RateLimiter::new(limits, Metrics::new(MemoryStore::<Policy>::new()));
+        assert!(limiter.check("alice").await.expect("decides").allowed());
+    });
+    let names: Vec<_> = recorded.keys().map(|(name, _)| &**name).collect();
+    assert_eq!(names, ["ratelimit_decisions_total", "ratelimit_duration_seconds"]);
+}
+
 /// The names that the code emits, with their labels.
 fn emitted() -> BTreeMap<String, BTreeSet<String>> {
     let mut emitted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for ((name, labels), _) in recorded(one_of_everything) {
         emitted.entry(name).or_default().extend(labels.into_keys());
     }
+    emitted.extend(counts().into_keys().map(|name| (name.to_owned(), ["store".to_owned()].into())));
     emitted
 }
 

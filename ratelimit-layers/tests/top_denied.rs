@@ -6,7 +6,9 @@ use std::collections::HashMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ratelimit_core::{Batch, Check, FixedWindow, Limit, ManualClock, Op, SyncStore, Timestamp};
+use ratelimit_core::{
+    Batch, Check, FixedWindow, Limit, Limits, ManualClock, Op, RateLimiter, SyncStore, Timestamp,
+};
 use ratelimit_layers::TopDenied;
 use ratelimit_memory::MemoryStore;
 
@@ -42,6 +44,18 @@ fn only_denials_are_counted_and_only_for_the_limit_that_denied() {
     assert_eq!((&*top[0].limit, &*top[0].key, top[0].count, top[0].over), ("strict", "bob", 3, 0));
     store.forget();
     assert!(store.top(10).is_empty());
+}
+
+#[test]
+fn a_caller_that_only_a_shadow_limit_would_have_denied_is_not_listed() {
+    let limits = Limits::new([limit("shadow", "1/h").shadow(), limit("live", "3/h")]);
+    let limiter = RateLimiter::new(limits.expect("limits"), counting(100));
+    for nth in 0..5 {
+        assert_eq!(limiter.check_now("bob").expect("decides").allowed(), nth < 3);
+    }
+    let top = limiter.store().top(10);
+    let listed: Vec<_> = top.iter().map(|denied| (&*denied.limit, denied.count)).collect();
+    assert_eq!(listed, [("live", 2)]);
 }
 
 #[test]

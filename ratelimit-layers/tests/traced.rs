@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
-use common::{Mode, checks, layered, limit};
-use ratelimit_core::{Batch, ErrorKind, OnOutage, Store, SyncStore};
+use common::{BEGIN, Mode, Scripted, checks, layered, limit};
+use ratelimit_core::{Batch, ErrorKind, ManualClock, OnOutage, Store, SyncStore};
 use ratelimit_layers::Traced;
+use ratelimit_testkit::block_on;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber};
@@ -122,4 +123,22 @@ fn each_of_several_keys_is_a_span() {
     let spans = log.spans.lock().expect("no panic");
     let allowed: Vec<_> = spans.iter().map(|(_, fields)| &*fields["allowed"]).collect();
     assert_eq!(allowed, ["true", "true", "false"]);
+}
+
+#[test]
+fn errors_do_not_fill_the_log() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::registry().with(log.clone());
+    let begin = std::time::Instant::now();
+    tracing::subscriber::with_default(subscriber, || {
+        let store = Traced::new(Scripted::new(&ManualClock::new(BEGIN)));
+        store.store().set(Mode::Fails(ErrorKind::Config));
+        let limits = [limit("narrow", "fixed-window 1/d", OnOutage::Closed)];
+        for _ in 0..1_000 {
+            let checks = checks(&limits, 1);
+            assert!(block_on(store.apply(&Batch::one(&checks[0]))).is_err());
+        }
+    });
+    let lines = log.events.lock().expect("no panic").len();
+    assert!(lines >= 1 && lines as u64 <= 1 + begin.elapsed().as_secs(), "{lines}");
 }

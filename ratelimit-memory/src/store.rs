@@ -320,6 +320,11 @@ impl<A: InMemory, C: Clock> Store<A> for MemoryStore<A, C> {
     ) -> impl Future<Output = Result<Verdict, MemoryError>> + Send {
         ready(self.apply_now(batch))
     }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        report("ratelimit_reservations", self.reservations() as u64);
+        report("ratelimit_reservations_unrecorded_total", self.unrecorded());
+    }
 }
 
 /// By the locked batch, which decides and copies the states under one set of locks: slower than [`Store::apply`]. The

@@ -17,6 +17,7 @@ use ratelimit_core::{
 use crate::caller::{Caller, CallerFound, Sources, Values};
 use crate::fields::{Entry, Fields, PolicyField, Told, write_retry_after};
 use crate::identify::IdentifyError;
+use crate::log::Log;
 use crate::rejection::Rejection;
 
 /// The limits for one request, which a [chooser](crate::RateLimitLayer::choosing) returns.
@@ -87,6 +88,8 @@ pub(crate) struct Config<S, A> {
     pub(crate) on_store_error: OnStoreError,
     /// The shadow limits whose lack of a source was logged. All clones of a layer log it once.
     unwired: Arc<Mutex<BTreeSet<Box<str>>>>,
+    /// All clones of a layer share it, as they do the next.
+    log: Arc<Log>,
     hold_time: Arc<HoldTime>,
 }
 
@@ -123,6 +126,7 @@ impl<S, A> Clone for Config<S, A> {
             fields: self.fields.clone(),
             on_store_error: self.on_store_error,
             unwired: self.unwired.clone(),
+            log: self.log.clone(),
             hold_time: self.hold_time.clone(),
         }
     }
@@ -138,6 +142,7 @@ impl<S, A: Quota> Config<S, A> {
             fields: Fields::new(),
             on_store_error: OnStoreError::default(),
             unwired: Arc::default(),
+            log: Arc::default(),
             hold_time: Arc::default(),
         }
     }
@@ -217,11 +222,11 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                     (Cow::Owned(limiter), lacks)
                 }
                 Choice::Exempt => return Arrival::Exempt,
-                Choice::Refused(error) => return Arrival::Refused(Rejection::unidentified(error)),
+                Choice::Refused(error) => return Arrival::Refused(self.unidentified(error)),
             },
         };
         if let Some(lacks) = lacks {
-            return Arrival::Refused(Rejection::misconfigured(&*lacks));
+            return Arrival::Refused(self.misconfigured(&*lacks));
         }
         let cost = match &config.cost {
             Cost::Fixed(cost) => *cost,
@@ -229,7 +234,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         };
         match config.sources.identify(request) {
             CallerFound::Now(Ok(values)) => Arrival::Identified(Asked { limiter, values, cost }),
-            CallerFound::Now(Err(error)) => Arrival::Refused(Rejection::unidentified(error)),
+            CallerFound::Now(Err(error)) => Arrival::Refused(self.unidentified(error)),
             CallerFound::Later(found) => Arrival::Identifying(limiter.into_owned(), cost, found),
         }
     }
@@ -251,6 +256,24 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         self.config.fields.tells_hold_time().then(|| self.config.hold_time.clone())
     }
 
+    /// The service is at fault. The reason is for the log.
+    #[cold]
+    fn misconfigured(&self, reason: &dyn fmt::Display) -> Rejection {
+        self.config.log.misconfigured(reason);
+        Rejection::misconfigured()
+    }
+
+    /// The request has no identifier.
+    #[cold]
+    pub(crate) fn unidentified(&self, error: IdentifyError) -> Rejection {
+        match error {
+            IdentifyError::NotWired(reason) => self.misconfigured(&reason),
+            IdentifyError::Missing { status, what, challenge } => {
+                Rejection::unidentified(status, what, challenge)
+            }
+        }
+    }
+
     /// What a decision means for the request: admitted, with what is told of it, or refused.
     #[inline]
     pub(crate) fn judge<P: Borrow<Sources>>(
@@ -261,7 +284,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     ) -> Result<Option<Told>, Rejection> {
         match decided {
             Ok(verdict) => {
-                log_shadow_denials(limiter, verdict);
+                self.log_shadow_denials(limiter, verdict);
                 if verdict.allowed() {
                     Ok(self.tell(limiter, caller, verdict))
                 } else {
@@ -283,17 +306,18 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             // The client did not send an identifier that it may lack, and without it no limit applies.
             ErrorKind::Invalid if caller.lacks_some() => {
                 let what = "the request lacks what its rate limits are kept by";
-                Err(Rejection::unidentified(IdentifyError::missing(what)))
+                Err(self.unidentified(IdentifyError::missing(what)))
             }
             ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::CrossSlot => {
-                Err(Rejection::misconfigured(error))
-            }
-            _ if self.config.on_store_error == OnStoreError::Admit => {
-                tracing::warn!(%error, "the store of a rate limit cannot decide; the request is admitted");
-                Ok(None)
+                Err(self.misconfigured(error))
             }
             _ => {
-                tracing::warn!(%error, "the store of a rate limit cannot decide; the request is refused");
+                let admits = self.config.on_store_error == OnStoreError::Admit;
+                let first = limiter.limits().iter().next().map_or("", |limit| limit.name());
+                self.config.log.undecided(first, error, admits);
+                if admits {
+                    return Ok(None);
+                }
                 let limits = limiter.limits().iter();
                 let applies =
                     limits.filter(|limit| !limit.is_shadow() && limit.key_for(caller).is_some());
@@ -398,14 +422,14 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         }
         longest_us
     }
-}
 
-/// A shadow limit refuses nothing. What it would have denied is for the log.
-fn log_shadow_denials<S, A: Quota>(limiter: &RateLimiter<S, A>, verdict: &Verdict) {
-    if verdict.shadow_decisions().any(|decision| !decision.allowed) {
-        let shadow = limiter.named(verdict);
-        for denied in shadow.shadow().filter(|decided| !decided.allowed) {
-            tracing::info!(limit = denied.name(), "a shadow limit would deny a request");
+    /// A shadow limit refuses nothing. What it would have denied is for the log.
+    fn log_shadow_denials(&self, limiter: &RateLimiter<S, A>, verdict: &Verdict) {
+        if verdict.shadow_decisions().any(|decision| !decision.allowed) {
+            let shadow = limiter.named(verdict);
+            for denied in shadow.shadow().filter(|decided| !decided.allowed) {
+                self.config.log.shadow_denial(denied.name());
+            }
         }
     }
 }

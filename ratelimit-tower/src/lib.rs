@@ -77,6 +77,7 @@ mod fields;
 mod grpc;
 mod identify;
 mod layer;
+mod log;
 mod rejection;
 #[cfg(feature = "tokio")]
 mod reservation;

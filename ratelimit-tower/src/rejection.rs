@@ -8,8 +8,6 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde::Serialize;
 
-use crate::identify::IdentifyError;
-
 /// Why a request is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -88,25 +86,23 @@ impl Rejection {
         rejection.by(violated_policies, retry_after, headers)
     }
 
-    /// The service is at fault. The reason is logged here, and not kept.
-    pub(crate) fn misconfigured(reason: &dyn std::fmt::Display) -> Self {
-        tracing::error!(%reason, "a rate limit is configured wrongly; the request is refused");
+    /// The service is at fault.
+    pub(crate) fn misconfigured() -> Self {
         Self::new(Reason::Misconfigured, StatusCode::INTERNAL_SERVER_ERROR)
     }
 
     /// The request has no identifier.
-    pub(crate) fn unidentified(error: IdentifyError) -> Self {
-        match error {
-            IdentifyError::NotWired(reason) => Self::misconfigured(&reason),
-            IdentifyError::Missing { status, what, challenge } => {
-                let mut rejection = Self::new(Reason::Unidentified, status);
-                rejection.0.detail = Some(what);
-                if let Some(challenge) = challenge {
-                    rejection.0.headers.insert(WWW_AUTHENTICATE, challenge);
-                }
-                rejection
-            }
+    pub(crate) fn unidentified(
+        status: StatusCode,
+        what: Cow<'static, str>,
+        challenge: Option<HeaderValue>,
+    ) -> Self {
+        let mut rejection = Self::new(Reason::Unidentified, status);
+        rejection.0.detail = Some(what);
+        if let Some(challenge) = challenge {
+            rejection.0.headers.insert(WWW_AUTHENTICATE, challenge);
         }
+        rejection
     }
 
     /// Why the request is not admitted.

@@ -129,7 +129,7 @@ where
                 let deciding = async move {
                     match found.await {
                         Ok(values) => decide(shared, limiter, values, cost).await,
-                        Err(error) => Err((Rejection::unidentified(error), shared)),
+                        Err(error) => Err((shared.gate.unidentified(error), shared)),
                     }
                 };
                 return self.deciding(Box::pin(deciding), Request::from_parts(parts, body));

@@ -122,7 +122,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// Waits until a request of this cost is admitted.
     ///
     /// # Errors
-    /// The wait would be longer than `max_wait`; a cost above the capacity; the store's error.
+    /// The wait would be longer than `max_wait`; a cost above the capacity, at once; the store's error.
     pub async fn until_n_allowed<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -136,6 +136,13 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         let place = queues.enter(queue_of(limiter, caller));
         // Those who would wait for too long need not queue up for it.
         place.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
+        if is_above_capacity(limiter, caller, cost) {
+            // Only the store can say so in a verdict. During an outage it may admit the request in its turn.
+            let verdict = limiter.request(caller).cost(cost).peek().await?;
+            if !verdict.allowed() && verdict.retry_after().is_none() {
+                return Err(WaitError::Never { verdict });
+            }
+        }
         let turn = place.turn.lock();
         let _turn = match deadline {
             Some(deadline) => timeout_at(deadline, turn).await.map_err(|_| too_long(None))?,
@@ -194,6 +201,16 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         let jittered = at.checked_add(jitter).unwrap_or(at);
         sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
     }
+}
+
+/// Whether a limit of this caller is too small for the cost, whatever its state.
+fn is_above_capacity<S, A: Algorithm, C: Identifiers + ?Sized>(
+    limiter: &RateLimiter<S, A>,
+    caller: &C,
+    cost: u64,
+) -> bool {
+    let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
+    request.applicable().any(|place| limits[place].algorithm().capacity() < cost)
 }
 
 /// The queue of a caller: the keys that its limits are kept by.

@@ -21,6 +21,9 @@ use crate::store::{SnapshotStore, Store, StoreError, WithSnapshot};
 pub trait DynStore<A: Algorithm>: Send + Sync {
     /// As [`Store::apply`].
     async fn apply_boxed(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError>;
+
+    /// As [`Store::report_counts`].
+    fn report_counts_dyn(&self, report: &mut dyn FnMut(&'static str, u64));
 }
 
 #[async_trait]
@@ -28,13 +31,22 @@ impl<A: Algorithm, S: Store<A>> DynStore<A> for S {
     async fn apply_boxed(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
         self.apply(batch).await.map_err(DynError::new)
     }
+
+    fn report_counts_dyn(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.report_counts(report);
+    }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm> Store<A> for dyn DynStore<A> + '_ {
     type Error = DynError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
         self.apply_boxed(batch).await
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.report_counts_dyn(report);
     }
 }
 
@@ -59,11 +71,16 @@ impl<A: Algorithm, S: SnapshotStore<A>> DynSnapshotStore<A> for S {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm> Store<A> for dyn DynSnapshotStore<A> + '_ {
     type Error = DynError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
         self.apply_boxed(batch).await
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.report_counts_dyn(report);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use ratelimit_core::{
@@ -124,16 +124,25 @@ where
 
     /// Settles allotments that have ended, some at once, and waits for them. A caller that goes away does not end this.
     pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>) {
+        self.settle_counting(all, &Arc::default()).await;
+    }
+
+    /// [`settle`](Self::settle), which adds up how many units are back.
+    pub(super) async fn settle_counting(
+        self: &Arc<Self>,
+        all: Vec<EndedOf<A>>,
+        back: &Arc<AtomicU64>,
+    ) {
         if all.is_empty() {
             return;
         }
         let Ok(runtime) = Handle::try_current() else {
             for ended in all {
-                self.settle_here(ended).await;
+                back.fetch_add(self.settle_here(ended).await, Relaxed);
             }
             return;
         };
-        let inner = self.clone();
+        let (inner, back) = (self.clone(), back.clone());
         let settling = async move {
             let mut settlements = JoinSet::new();
             for ended in all {
@@ -141,8 +150,10 @@ where
                     // Its panic is that of the store, and the units stay charged.
                     drop(settlements.join_next().await);
                 }
-                let inner = inner.clone();
-                settlements.spawn(async move { inner.settle_here(ended).await });
+                let (inner, back) = (inner.clone(), back.clone());
+                settlements.spawn(async move {
+                    back.fetch_add(inner.settle_here(ended).await, Relaxed);
+                });
             }
             while settlements.join_next().await.is_some() {}
         };
@@ -159,8 +170,9 @@ where
         drop(runtime.spawn(async move { inner.settle_here(ended).await }));
     }
 
-    /// Settles an allotment that has ended. If that fails, its units stay charged until the limit recovers.
-    async fn settle_here(&self, (ended, checks): EndedOf<A>) {
+    /// Settles an allotment that has ended, and returns how many units are back. If it fails, they stay charged until the
+    /// limit recovers.
+    async fn settle_here(&self, (ended, checks): EndedOf<A>) -> u64 {
         let is_back = match ended.ending {
             Ending::Forfeited => false,
             Ending::GivenBack => {
@@ -176,6 +188,7 @@ where
         };
         let tally = if is_back { &self.tally.given_back } else { &self.tally.forfeited };
         tally.fetch_add(ended.unused, Relaxed);
+        if is_back { ended.unused } else { 0 }
     }
 
     /// Gives back what is left of an allotment when its time is over, in a task that watches the slot from then on.
@@ -204,9 +217,10 @@ where
         });
     }
 
-    /// When this time of the local clock comes.
+    /// When this time of the local clock comes: after a lifetime at the latest, also if the clock went back.
     fn instant(&self, until: Timestamp) -> Instant {
-        Instant::now() + Duration::from_micros(until.saturating_us_since(self.clock.now()))
+        let left_us = until.saturating_us_since(self.clock.now());
+        Instant::now() + Duration::from_micros(left_us.min(self.terms.lifetime_us))
     }
 }
 

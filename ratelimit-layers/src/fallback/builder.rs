@@ -18,6 +18,10 @@ use super::{Fallback, Inner};
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_FAILURES: u32 = 5;
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
+/// Longer than any caller waits for an answer.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(3_600);
+/// As good as never, and short enough to add to any time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 const DEFAULT_CAPACITY: usize = 1 << 17;
 
 /// What becomes of the requests that were admitted locally during an outage, when the store is back.
@@ -59,14 +63,14 @@ impl Builder<PreciseClock> {
 }
 
 impl<C: Clock> Builder<C> {
-    /// How long the store may take for a decision: 100 ms unless it is set, at least 1 ms. What takes longer is decided
+    /// How long the store may take for a decision: 100 ms unless it is set, at least 1 ms, at most an hour. What takes longer is decided
     /// without the store, and counts as a failure. It has no effect on calls that do not wait
     /// ([`SyncStore`](ratelimit_core::SyncStore)).
     ///
     /// Set the store's own deadline a little lower, where it has one: its error then says whether the request was sent.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline.max(Duration::from_millis(1));
+        self.deadline = deadline.clamp(Duration::from_millis(1), LONGEST_DEADLINE);
         self
     }
 
@@ -79,10 +83,10 @@ impl<C: Clock> Builder<C> {
     }
 
     /// How long the circuit breaker stays open before a single call, the probe, tries the store again: 1 s unless it is
-    /// set.
+    /// set, at most a year.
     #[must_use]
     pub fn probe_after(mut self, pause: Duration) -> Self {
-        self.pause = pause;
+        self.pause = pause.min(LONGEST_PAUSE);
         self
     }
 

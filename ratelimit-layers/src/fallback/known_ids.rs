@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Batch, Op, Reservation, ReservationId};
+use ratelimit_core::{Algorithm, Batch, Op, Reservation, ReservationId, Timestamp};
 use tokio::time::Instant;
 
 use crate::lock;
@@ -64,7 +64,7 @@ impl KnownIds {
             lives.fold(Reservation::LIFE_US, u64::max)
         };
         let now = Instant::now();
-        let ends = now + Duration::from_micros(life_us);
+        let ends = now + Duration::from_micros(life_us.min(Timestamp::MAX.as_us()));
         let mut ids = lock(&self.ids);
         if let Some(known) = ids.get_mut(&entry) {
             let live = now < *known;

@@ -103,6 +103,21 @@ async fn before_a_process_ends_it_gives_back_all_that_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn giving_back_to_a_store_that_hangs_ends_and_says_what_did_not_go_back() {
+    let (limit, clock) = (daily(), ManualClock::new(BEGIN));
+    let store = scripted(&clock);
+    two_of_eight(&store, &limit).await;
+    store.store().set(Mode::Hangs);
+    let waits = timeout(Duration::from_secs(3_600), store.give_back()).await;
+    assert_eq!(waits, Ok(6));
+    // Later requests draw again, and what they leave goes back.
+    store.store().set(Mode::Answers);
+    assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    assert_eq!((store.give_back().await, store.counts().given_back), (0, 14));
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_reservation_of_a_draw_is_forgotten_soon_after_it_was_given_back() {
     let (limit, clock) = (daily(), ManualClock::new(BEGIN));
     let memory = MemoryStore::builder().clock(clock.clone()).build::<Policy>();

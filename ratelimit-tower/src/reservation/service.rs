@@ -106,7 +106,7 @@ where
                 Box::pin(async move { shared.reserve(limiter, asked.values, asked.cost).await })
             }
             Arrival::Identifying(limiter, cost, found) => Box::pin(async move {
-                let values = found.await.map_err(Rejection::unidentified)?;
+                let values = found.await.map_err(|error| shared.gate.unidentified(error))?;
                 shared.reserve(limiter, values, cost).await
             }),
         };

@@ -79,6 +79,19 @@ async fn a_wait_that_would_be_too_long_is_refused_at_once_and_charges_nothing() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cost_above_the_capacity_is_refused_before_its_turn() {
+    let (waiter, start) = (waiter(), Instant::now());
+    waiter.until_n_allowed("a", 2, SECOND).await.unwrap();
+    let first = waiter.clone();
+    let first = tokio::spawn(async move { first.until_n_allowed("a", 2, 10 * SECOND).await });
+    tokio::task::yield_now().await; // it waits in front
+    let never = waiter.until_n_allowed("a", 3, 60 * SECOND).await;
+    assert!(matches!(never, Err(WaitError::Never { .. })), "{never:?}");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    first.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn those_behind_give_up_after_their_own_maximum() {
     let waiter = waiter();
     waiter.until_n_allowed("a", 2, SECOND).await.unwrap();

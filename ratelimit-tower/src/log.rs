@@ -1,0 +1,81 @@
+//! [`Log`]: what a layer logs of requests, at most once per second for each limit, so that an attack does not fill the log.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Lines by the name of a limit. Each tells how many requests it stands for: its own, and those since the line before.
+#[derive(Default)]
+pub(crate) struct Log {
+    shadow: Lines,
+    undecided: Lines,
+    misconfigured: Lines,
+}
+
+impl Log {
+    pub(crate) fn shadow_denial(&self, limit: &str) {
+        if let Some(requests) = self.shadow.due(limit, Instant::now()) {
+            tracing::info!(limit, requests, "a shadow limit would deny a request");
+        }
+    }
+
+    /// The store could not decide by limits of which this is the first.
+    pub(crate) fn undecided(&self, limit: &str, error: &dyn Display, admits: bool) {
+        let Some(requests) = self.undecided.due(limit, Instant::now()) else { return };
+        if admits {
+            tracing::warn!(%error, requests, "the store of a rate limit cannot decide; the request is admitted");
+        } else {
+            tracing::warn!(%error, requests, "the store of a rate limit cannot decide; the request is refused");
+        }
+    }
+
+    pub(crate) fn misconfigured(&self, reason: &dyn Display) {
+        if let Some(requests) = self.misconfigured.due("", Instant::now()) {
+            tracing::error!(%reason, requests, "a rate limit is configured wrongly; the request is refused");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Lines(Mutex<HashMap<Box<str>, Line>>);
+
+struct Line {
+    next: Instant,
+    /// How many requests no line has told of.
+    untold: u64,
+}
+
+impl Lines {
+    /// Counts a request. Returns for how many a line stands, if one is due.
+    fn due(&self, limit: &str, now: Instant) -> Option<u64> {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(line) = lines.get_mut(limit) else {
+            lines.insert(limit.into(), Line { next: now + EVERY, untold: 0 });
+            return Some(1);
+        };
+        line.untold += 1;
+        if now < line.next {
+            return None;
+        }
+        line.next = now + EVERY;
+        Some(std::mem::take(&mut line.untold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_has_one_line_per_second_which_tells_for_how_many_requests_it_stands() {
+        let (lines, begin) = (Lines::default(), Instant::now());
+        let told =
+            (0..3_000).filter_map(|ms| lines.due("login", begin + Duration::from_millis(ms)));
+        assert_eq!(told.collect::<Vec<_>>(), [1, 1_000, 1_000]);
+        assert_eq!(lines.due("search", begin), Some(1));
+        assert_eq!(lines.due("login", begin + Duration::from_secs(60)), Some(1_000));
+    }
+}
