@@ -210,7 +210,7 @@ fn invalid_arguments_and_input_exit_with_2_and_the_remedy() {
         (vec!["replay", "--policy", "none.toml", "input"], &["none.toml", "name a TOML file"][..]),
         (
             vec!["replay", "--policy", "broken.toml", "input"],
-            &["broken.toml", "line 1", "at least 1"],
+            &["broken.toml", "line 4, column 8", "at least 1"],
         ),
         (vec!["replay", "input"], &["--policy"]),
         (vec!["replai"], &["replay"]),

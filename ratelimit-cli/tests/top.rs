@@ -146,7 +146,7 @@ fn a_caller_that_a_state_from_the_future_locks_is_freed_by_heal() {
     charge(&scene, &url, &secret);
     charge(&scene, &url, &[]);
     let key = "rl:1::{carol}";
-    let future = "token-bucket 0 0 3999999999999999 3999999999999999";
+    let future = "token-bucket 0 0 3999999999999999 4000003599999999";
     for key in [key, "rl:1::{#0123456789abcdef0123456789abcdef}"] {
         server.command(&["HSET", key, "bucket", future]).expect("it answers");
     }

@@ -31,7 +31,7 @@ const SLACK: Duration = Duration::from_secs(2);
 
 /// What a transaction cannot do: it gives nothing back.
 const NOTHING_BACK: &[Capability] =
-    &[Capability::Refund, Capability::Force, Capability::Reservations];
+    &[Capability::Refund, Capability::Force, Capability::Reservations, Capability::TimesInOrder];
 
 /// Where the keys lie.
 trait Servers: Sync {

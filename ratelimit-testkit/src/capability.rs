@@ -38,6 +38,9 @@ pub enum Capability {
     /// such as the oracle, may lack it. Such a store may also interpret a state left by another limit in its
     /// own way, as long as that is safe.
     States,
+    /// Reading its own clock once the key is locked. A transaction that sets times to live reads it before, and may decide a
+    /// request at a time before the state's.
+    TimesInOrder,
     /// Limits of this algorithm.
     Algorithm(AlgorithmKind),
 }
@@ -69,6 +72,7 @@ impl fmt::Display for Capability {
             Self::SeveralKeys => f.write_str("batches over several keys"),
             Self::PastTimes => f.write_str("past times"),
             Self::States => f.write_str("a look at its states"),
+            Self::TimesInOrder => f.write_str("times in order"),
             Self::Algorithm(kind) => write!(f, "{kind}"),
         }
     }

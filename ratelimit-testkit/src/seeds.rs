@@ -7,7 +7,7 @@ use std::fmt;
 
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
-    Limit, Policy, Rate, Reservation, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Limit, OnOutage, Policy, Rate, Reservation, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 /// An algorithm by name.
@@ -221,7 +221,9 @@ pub(crate) fn rate(count: u64, period_us: u64) -> Rate {
 
 /// A limit with a name that the testkit chose.
 pub(crate) fn limit(name: &str, policy: Policy) -> Limit<Policy> {
-    Limit::new(name, policy).expect("the testkit's names are plain")
+    // A store that needs to know what becomes of requests in an outage can be tested too.
+    let limit = Limit::new(name, policy).expect("the testkit's names are plain");
+    limit.on_outage(OnOutage::Open)
 }
 
 /// The time scale of a policy, on which traces move.

@@ -10,17 +10,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Limit, LogEntry, ManualClock, Now, Op, Policy,
-    PolicyState, Refusal, Reservation, ReservationId, States, Store, SystemClock, Timestamp,
-    Verdict, Write, decide,
+    Algorithm, Batch, Check, Decision, Limit, LogEntry, ManualClock, Now, Op, Policy, PolicyState,
+    Refusal, Reservation, ReservationId, States, Store, SystemClock, Timestamp, Verdict, Write,
+    decide,
 };
 
 use crate::capability::Capability;
 use crate::pure::{Refused, fingerprint};
+use crate::seeds::{AlgorithmKind, Scale, by_attempts, limit, rate, refill};
 use attempts::{attempted, overfilled, still_overfilled};
 pub use flaw::Flaw;
 pub use fold::Fold;
 pub use harness::{WrongHarness, WrongInRealTime};
+use own_time::OwnClock;
 pub use own_time::OwnTimeFlaw;
 
 mod attempts;
@@ -28,22 +30,6 @@ mod flaw;
 mod fold;
 mod harness;
 mod own_time;
-use crate::seeds::{AlgorithmKind, Scale, by_attempts, limit, rate, refill};
-
-/// The clock that a [`WrongStore`] reads.
-enum OwnClock {
-    Manual(ManualClock),
-    System(SystemClock),
-}
-
-impl OwnClock {
-    fn now(&self) -> Timestamp {
-        match self {
-            Self::Manual(clock) => clock.now(),
-            Self::System(clock) => clock.now(),
-        }
-    }
-}
 
 struct Entry {
     state: PolicyState,
@@ -450,7 +436,7 @@ impl WrongStore {
                 Now::Store => false,
                 Now::At(at) => self.latest_us.fetch_max(at.as_us(), Ordering::SeqCst) > at.as_us(),
             },
-            Capability::States | Capability::Metadata => false,
+            Capability::States | Capability::Metadata | Capability::TimesInOrder => false,
             Capability::Refund | Capability::Force | Capability::Reset => {
                 Capability::of(op) == Some(*capability)
             }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, EntryStore, Limit, ManualClock, Now, Op, Policy, Store, SyncStore, Timestamp,
-    Verdict, WindowEntry,
+    Batch, Check, EntryStore, Limit, ManualClock, Now, OnOutage, Op, Policy, Store, SyncStore,
+    Timestamp, Verdict, WindowEntry,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -25,6 +25,7 @@ pub(crate) fn leaks_of(
 ) -> Vec<String> {
     clock.advance(within);
     let other = Limit::new("other", "fixed-window 1/s".parse().expect("a policy")).expect("a name");
+    let other = other.on_outage(OnOutage::Open);
     for n in 0..CALLS_TO_SWEEP {
         let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
         let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");

@@ -78,7 +78,7 @@ async fn each_mode_is_ready_with_the_permissions_that_it_names(client: Client) {
 
 /// The client fred asks more when it connects.
 async fn the_named_permissions_leave_no_refusal_in_the_servers_log(client: Client) {
-    let rights = format!("{} +client|id +info", Lua::COMMANDS);
+    let rights = format!("{} +client|id +info +scan +hgetall", Lua::COMMANDS);
     for protocol in ["resp2", "resp3"] {
         let (server, url) = server_for(&rights, client);
         let store = RedisStore::connect(&format!("{url}&protocol={protocol}")).await;
@@ -404,7 +404,7 @@ with_each_client!(
 
 /// What a transaction cannot do.
 const NOTHING_BACK: &[Capability] =
-    &[Capability::Refund, Capability::Force, Capability::Reservations];
+    &[Capability::Refund, Capability::Force, Capability::Reservations, Capability::TimesInOrder];
 
 /// A user with exactly the permissions that a mode names, on a server of its own.
 struct Restricted<M> {

@@ -24,7 +24,7 @@ const CASES: u32 = 2;
 
 /// What a transaction cannot do.
 const NOTHING_BACK: &[Capability] =
-    &[Capability::Refund, Capability::Force, Capability::Reservations];
+    &[Capability::Refund, Capability::Force, Capability::Reservations, Capability::TimesInOrder];
 
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
 

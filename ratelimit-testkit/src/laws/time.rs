@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ratelimit_core::{Now, Op, Policy, Timestamp};
 
+use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, capacity_of};
 use crate::seeds::Scale;
@@ -168,7 +169,9 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
                 })?;
             }
         }
-        if !by_own_clock && kept.is_empty() {
+        // One that decides by its own clock alone promises no grace.
+        let promises = subject.able().can(Capability::PastTimes);
+        if promises && !by_own_clock && kept.is_empty() {
             keeps_for_the_grace(subject, trace, padding_us).await?;
         }
         let within = Duration::from_micros(longest_us) + SLACK;

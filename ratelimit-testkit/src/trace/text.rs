@@ -10,7 +10,7 @@
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
-use ratelimit_core::{Limit, Op, Policy, ReservationId, Timestamp};
+use ratelimit_core::{Limit, OnOutage, Op, Policy, ReservationId, Timestamp};
 
 use crate::trace::{Ask, Request, Trace};
 
@@ -144,7 +144,9 @@ pub(crate) fn read_limit(line: &str) -> Result<Option<Limit<Policy>>, Unreadable
         wrong("write `limit NAME: POLICY`, such as `limit l0: gcra 10/s burst 20`".into())
     })?;
     let policy = text.parse::<Policy>().map_err(|error| wrong(error.to_string()))?;
-    Limit::new(name.trim(), policy).map(Some).map_err(|error| wrong(error.to_string()))
+    // As of every limit of the testkit.
+    let limit = Limit::new(name.trim(), policy).map(|limit| limit.on_outage(OnOutage::Open));
+    limit.map(Some).map_err(|error| wrong(error.to_string()))
 }
 
 impl FromStr for Trace {

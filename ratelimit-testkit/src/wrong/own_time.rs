@@ -1,6 +1,21 @@
 //! Flaws that show only at the store's own time.
 
-use ratelimit_core::Op;
+use ratelimit_core::{Clock, ManualClock, Op, SystemClock, Timestamp};
+
+/// The clock that a wrong store reads.
+pub(super) enum OwnClock {
+    Manual(ManualClock),
+    System(SystemClock),
+}
+
+impl OwnClock {
+    pub(super) fn now(&self) -> Timestamp {
+        match self {
+            Self::Manual(clock) => clock.now(),
+            Self::System(clock) => clock.now(),
+        }
+    }
+}
 
 /// The flaw of a store that is wrong at its own time, and right at given times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
