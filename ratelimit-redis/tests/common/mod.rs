@@ -93,6 +93,18 @@ impl Meddled {
         Reply::Array(vec![Reply::Text(seconds.to_string().into()), parts[1].clone()])
     }
 
+    /// The text of a script, which reads the clock that is ahead.
+    fn script_ahead(&self, words: &[Argument<'_>]) -> Option<String> {
+        let [Argument::Text("EVAL"), Argument::Text(script), ..] = words else { return None };
+        let ahead_s = self.clock_ahead_s;
+        let time = format!(
+            "(function(t) t[1] = string.format('%d', t[1] + {ahead_s}) return t end)(TIME)"
+        );
+        let plain = script.replace("redis.call('TIME')", "call('TIME')");
+        let plain = plain.replace("call('TIME')", &time.replace("TIME", "redis.call('TIME')"));
+        (ahead_s != 0).then_some(plain)
+    }
+
     pub(crate) fn before(
         mut self,
         before: impl Fn(&[Argument<'_>]) -> Meddling + Send + Sync + 'static,
@@ -114,8 +126,13 @@ impl Connection for Meddled {
         let reason = || "meddled with".to_owned();
         match (self.before)(words) {
             Meddling::None => {
-                let reply = self.connection.send(key, words, deadline).await?;
-                Ok(self.seen(words, reply))
+                let mut words = words.to_vec();
+                let script = self.script_ahead(&words);
+                if let Some(script) = &script {
+                    words[1] = Argument::Text(script);
+                }
+                let reply = self.connection.send(key, &words, deadline).await?;
+                Ok(self.seen(&words, reply))
             }
             Meddling::Twice => {
                 // Whatever the reply was.
@@ -143,7 +160,14 @@ impl Connection for Meddled {
         let reason = || "meddled with".to_owned();
         let words: Vec<_> = commands.iter().flatten().copied().collect();
         match (self.before)(&words) {
-            Meddling::None => self.connection.transaction(key, commands, deadline).await,
+            Meddling::None => {
+                let replies = self.connection.transaction(key, commands, deadline).await?;
+                Ok(commands
+                    .iter()
+                    .zip(replies)
+                    .map(|(words, reply)| self.seen(words, reply))
+                    .collect())
+            }
             Meddling::Twice => {
                 self.connection.transaction(key, commands, deadline).await?;
                 self.connection.transaction(key, commands, deadline).await

@@ -3,11 +3,12 @@
 
 #![cfg(unix)]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{url, with_client};
+use crate::common::{Meddled, url, with_client};
 use ratelimit_core::{Batch, Check, ErrorKind, Gcra, Limit, Policy, Store, StoreError, Verdict};
-use ratelimit_redis::{Client, RedisError, RedisStore};
+use ratelimit_redis::{Client, RedisConnection, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -190,4 +191,35 @@ with_each_client! {
     a_loading_server_is_unavailable_until_it_has_loaded,
     a_server_with_an_endless_script_is_unavailable_until_it_is_killed,
     a_missing_permission_is_a_configuration_error,
+}
+
+#[tokio::test]
+async fn a_servers_clock_at_the_end_of_time_is_refused_by_name_in_every_mode() {
+    /// Past the end by half the time that is left.
+    const AHEAD_S: i64 = 3_000_000_000;
+    let server = RedisServer::start().expect("redis-server");
+    let meddled = async || {
+        let connection = RedisConnection::open(&server.url(), Duration::from_secs(20)).await;
+        Arc::new(Meddled::new(connection.expect("it is up")).clock_ahead(AHEAD_S))
+    };
+    let lua = RedisStore::builder().over(meddled().await).expect("a prefix");
+    let cas = RedisStore::builder().cas().over(meddled().await).expect("a prefix");
+    let multi = RedisStore::builder().multi().over(meddled().await).expect("a prefix");
+    for words in
+        ["gcra 3/s", "fixed-window 3/s", "sliding-log 3/s", "fixed-window 3/s count attempts"]
+    {
+        let limit = Limit::new("l", words.parse::<Policy>().expect("a policy")).expect("a name");
+        let check = Check { limit: &limit, key: "k", cost: 1 };
+        let batch = Batch::one(&check);
+        let counts_attempts = words.contains("attempts");
+        let said = [
+            Some(lua.apply(&batch).await),
+            Some(cas.apply(&batch).await),
+            if counts_attempts { Some(multi.apply(&batch).await) } else { None },
+        ];
+        for error in said.into_iter().flatten().map(|said| said.expect_err(words)) {
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains("4503599627370495"), "{error}");
+        }
+    }
 }
