@@ -82,9 +82,12 @@ impl Meddled {
     }
 
     fn seen(&self, words: &[Argument<'_>], reply: Reply) -> Reply {
-        let (Some(Argument::Text("TIME")), Reply::Array(parts)) = (words.first(), &reply) else {
+        let is_time =
+            matches!(words.first(), Some(Argument::Text("TIME") | Argument::Bytes(b"TIME")));
+        let Reply::Array(parts) = &reply else { return reply };
+        if !is_time {
             return reply;
-        };
+        }
         let text = |part: &Reply| match part {
             Reply::Text(text) => String::from_utf8_lossy(text).parse::<i64>().expect("a number"),
             other => panic!("{other:?}"),

@@ -211,15 +211,14 @@ async fn a_servers_clock_at_the_end_of_time_is_refused_by_name_in_every_mode() {
         let limit = Limit::new("l", words.parse::<Policy>().expect("a policy")).expect("a name");
         let check = Check { limit: &limit, key: "k", cost: 1 };
         let batch = Batch::one(&check);
-        let counts_attempts = words.contains("attempts");
-        let said = [
-            Some(lua.apply(&batch).await),
-            Some(cas.apply(&batch).await),
-            if counts_attempts { Some(multi.apply(&batch).await) } else { None },
-        ];
-        for error in said.into_iter().flatten().map(|said| said.expect_err(words)) {
+        let mut said = vec![lua.apply(&batch).await, cas.apply(&batch).await];
+        if words.contains("attempts") {
+            said.push(multi.apply(&batch).await);
+        }
+        for said in said {
+            let error = said.expect_err(words);
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-            assert!(error.to_string().contains("4503599627370495"), "{error}");
+            assert!(error.to_string().contains("set the clock"), "{error}");
         }
     }
 }
