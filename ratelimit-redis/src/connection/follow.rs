@@ -5,6 +5,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use ratelimit_core::{ErrorKind, StoreError as _};
 use tokio::time::sleep;
 
 use super::route::{Hint, MAX_REDIRECTIONS, Place, hint};
@@ -88,6 +89,8 @@ where
 {
     let (mut asking, mut redirections, mut pause) = (false, 0, FIRST_PAUSE);
     let mut to = owner(route, &mut pause, deadline).await?;
+    // Why the last server did not execute it.
+    let mut refused: Option<RedisError> = None;
     loop {
         let seen = route.rounds();
         let error = match ask(to.clone(), asking).await {
@@ -97,7 +100,13 @@ where
                 }
                 return Ok(answer);
             }
-            Err(error) => error,
+            Err(error) => match refused.take() {
+                // That no time was left for another attempt says less than the answer to the last.
+                Some(refused) if deadline.is_over() && error.kind() == ErrorKind::Unavailable => {
+                    return Err(refused);
+                }
+                _ => error,
+            },
         };
         let asks = matches!(hint(&error), Hint::Ask(_));
         let next = match hint(&error) {
@@ -121,7 +130,12 @@ where
                 if !wait(&mut pause, deadline).await {
                     return Err(error);
                 }
-                (to, asking) = (owner(route, &mut pause, deadline).await?, false);
+                let owner = owner(route, &mut pause, deadline).await;
+                (to, asking) = match owner {
+                    Err(_) if deadline.is_over() => return Err(error),
+                    owner => (owner?, false),
+                };
+                refused = Some(error);
             }
             Next::Ask(next) => {
                 (to, asking) = (next, asks);
@@ -158,4 +172,64 @@ async fn wait(pause: &mut Duration, deadline: Deadline) -> bool {
     sleep(*pause).await;
     *pause = (*pause * 2).min(LAST_PAUSE);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A cluster that is down for longer than any deadline.
+    struct Down;
+
+    impl Route for Down {
+        type To = ();
+
+        async fn owner(&self, _: Deadline) -> Result<(), RedisError> {
+            Ok(())
+        }
+
+        fn sent_to(&self, _: &Place<'_>, (): &(), _: bool) -> Next<()> {
+            Next::GiveUp
+        }
+
+        async fn instead_of(&self, (): &(), _: bool, _: u64, _: Deadline) -> Next<()> {
+            Next::GiveUp
+        }
+
+        fn rounds(&self) -> u64 {
+            0
+        }
+
+        fn doubt(&self) {}
+
+        fn may_pass(&self, _: &RedisError) -> bool {
+            true
+        }
+
+        fn astray(&self, last: RedisError) -> RedisError {
+            last
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_time_runs_out_the_error_is_the_servers_last_word() {
+        let address: Arc<str> = "node".into();
+        // Wherever in an attempt the time runs out.
+        for within_ms in 2..200 {
+            let deadline = Deadline::within(Duration::from_millis(within_ms));
+            let asked = follow(&Down, TryAgain::Wait, deadline, async |(), _| {
+                sleep(Duration::from_micros(700)).await;
+                if deadline.is_over() {
+                    let reason = "no time was left".to_owned();
+                    return Err(RedisError::Unreachable { address: Arc::clone(&address), reason });
+                }
+                let (code, message) = ("CLUSTERDOWN".to_owned(), String::new());
+                Err::<(), _>(RedisError::Server { address: Arc::clone(&address), code, message })
+            });
+            let error = asked.await.expect_err("it is down");
+            assert!(matches!(error, RedisError::Server { .. }), "{within_ms}: {error}");
+        }
+    }
 }
