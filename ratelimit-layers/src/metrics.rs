@@ -180,7 +180,7 @@ impl<S> Metrics<S> {
     ) where
         S: Store<A>,
     {
-        if self.counts_due.due(since).is_some() {
+        if self.counts_due.is_due(since) {
             self.record_counts();
         }
         let op = batch.operation();

@@ -1,5 +1,6 @@
 //! [`Traced`]: a store that reports its decisions to the crate `tracing`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use ratelimit_core::{
@@ -46,13 +47,15 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
 pub struct Traced<S> {
     store: S,
     warns: Pace,
+    /// Errors that no event has told of.
+    untold: AtomicU64,
 }
 
 impl<S> Traced<S> {
     /// Traces the decisions of this store.
     #[must_use]
     pub fn new(store: S) -> Self {
-        Self { store, warns: Pace::new() }
+        Self { store, warns: Pace::new(), untold: AtomicU64::new(0) }
     }
 
     /// Returns the wrapped store.
@@ -82,7 +85,9 @@ impl<S> Traced<S> {
             }
             Ok(_) => {}
             Err(error) => {
-                if let Some(requests) = self.warns.due(Instant::now()) {
+                self.untold.fetch_add(1, Ordering::Relaxed);
+                if self.warns.is_due(Instant::now()) {
+                    let requests = self.untold.swap(0, Ordering::Relaxed);
                     let kind = error.kind();
                     span.in_scope(|| warn!(?kind, %error, requests, "the request was not decided"));
                 }
