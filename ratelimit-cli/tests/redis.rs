@@ -406,18 +406,18 @@ fn a_real_log_gives_the_same_bytes_everywhere() {
     let limit = |name: &str, key: &str, more: &str| {
         format!("[[limit]]\nname = \"{name}\"\nkey = [{key}]\n{more}\n")
     };
-    let admissions = limit("burst", "\"ip\"", "algorithm = \"gcra\"\nrate = \"2/s\"\nburst = 5")
-        + &limit("path", "\"path\"", "algorithm = \"sliding-log\"\nrate = \"20/m\"")
+    let admissions = limit("burst", "\"ip\"", "algorithm = \"gcra\"\nrate = \"2/s\"\nburst = 3")
+        + &limit("path", "\"path\"", "algorithm = \"sliding-log\"\nrate = \"5/m\"")
         + &limit("both", "\"ip\", \"path\"", "algorithm = \"fixed-window\"\nrate = \"30/h\"");
     let attempts = "count = \"attempts\"";
     let attempts = limit(
         "ip",
         "\"ip\"",
-        &format!("algorithm = \"fixed-window\"\nrate = \"20/h\"\n{attempts}"),
+        &format!("algorithm = \"fixed-window\"\nrate = \"9/h\"\n{attempts}"),
     ) + &limit(
         "path",
         "\"path\"",
-        &format!("algorithm = \"sliding-log\"\nrate = \"20/m\"\n{attempts}"),
+        &format!("algorithm = \"sliding-log\"\nrate = \"5/m\"\n{attempts}"),
     );
     let runs = [(&admissions, ["lua", "cas"].as_slice(), "redis"), (&attempts, &["multi"], "fred")];
     for (policy, modes, client) in runs {
