@@ -11,6 +11,9 @@
 /// [increment-first](crate::AlgorithmKind::INCREMENT_FIRST): it tests these algorithms only, and batches over
 /// several of them.
 ///
+/// `conformance!(name, Harness, mixed);` and `conformance!(name, Harness, mixed_attempts);` test batches over several algorithms only:
+/// for another way to a store that is tested as a whole elsewhere, such as by another client.
+///
 /// A failing test prints its case as a call of [`regression`](crate::regression): paste it as a named test. Until the case
 /// is fixed, its seed under `proptest-regressions/` of the calling crate tries it first.
 #[macro_export]
@@ -51,6 +54,24 @@ macro_rules! conformance {
             type Harnessed = $harness;
 
             $crate::__tests!(@increment_first $name, [each keys attempts small]);
+            $crate::__tests!($name, mixed_attempts, [MixedAttempts], [each attempts]);
+        }
+    };
+    ($name:ident, $harness:ty, mixed) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the harness may be named by a path")]
+            use super::*;
+            type Harnessed = $harness;
+
+            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts reservations]);
+        }
+    };
+    ($name:ident, $harness:ty, mixed_attempts) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the harness may be named by a path")]
+            use super::*;
+            type Harnessed = $harness;
+
             $crate::__tests!($name, mixed_attempts, [MixedAttempts], [each attempts]);
         }
     };
