@@ -410,15 +410,13 @@ fn a_real_log_gives_the_same_bytes_everywhere() {
         + &limit("path", "\"path\"", "algorithm = \"sliding-log\"\nrate = \"5/m\"")
         + &limit("both", "\"ip\", \"path\"", "algorithm = \"fixed-window\"\nrate = \"30/h\"");
     let attempts = "count = \"attempts\"";
-    let attempts = limit(
-        "ip",
-        "\"ip\"",
-        &format!("algorithm = \"fixed-window\"\nrate = \"9/h\"\n{attempts}"),
-    ) + &limit(
-        "path",
-        "\"path\"",
-        &format!("algorithm = \"sliding-log\"\nrate = \"5/m\"\n{attempts}"),
-    );
+    let attempts =
+        limit("ip", "\"ip\"", &format!("algorithm = \"fixed-window\"\nrate = \"9/h\"\n{attempts}"))
+            + &limit(
+                "path",
+                "\"path\"",
+                &format!("algorithm = \"sliding-log\"\nrate = \"5/m\"\n{attempts}"),
+            );
     let runs = [(&admissions, ["lua", "cas"].as_slice(), "redis"), (&attempts, &["multi"], "fred")];
     for (policy, modes, client) in runs {
         let scene = Scene::new(policy);
