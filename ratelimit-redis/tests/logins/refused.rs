@@ -1,6 +1,6 @@
 //! Servers that refuse a login and explain it in their own words.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use ratelimit_core::{ErrorKind, StoreError};
@@ -202,9 +202,19 @@ impl Refusing {
             let told = server.command(&words).expect("it is up").ok();
             told.unwrap_or_else(|error| panic!("{}: {error}", self.what));
         }
-        // The only connection of a server whose connection limit is one.
-        let mut watching = server.client().expect("it is up");
-        let _ = watching.send(&["PING"]);
+        // The only connection of a server whose connection limit is one, once the server has noticed that the
+        // connection that found it ready is closed.
+        let begun = Instant::now();
+        let _watching = loop {
+            let answered = server.client().and_then(|mut client| {
+                client.command(&["PING"])?.ok()?;
+                Ok(client)
+            });
+            match answered {
+                Ok(client) => break client,
+                Err(error) => assert!(begun.elapsed() < PATIENCE, "{}: {error}", self.what),
+            }
+        };
         let login = self.login.replace("PW", ESCAPED);
         let place = format!("127.0.0.1:{}", server.port());
         let url = with_client(&format!("redis://{login}{place}{}", self.options), client);
