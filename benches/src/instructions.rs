@@ -1,252 +1,189 @@
-//! Repeats one kind of decision, so that callgrind can count its instructions: a count does not depend on the load of
-//! the machine. `scripts/callgrind` runs it and prints the instructions per decision.
+//! Instructions per decision, counted under valgrind by gungraun: unlike nanoseconds they do not depend on the load of the
+//! machine, so that a regression shows anywhere. `cargo bench -p benches` runs it and prints each row beside the run before;
+//! `-- 'http*'` names some rows.
+//!
+//! Each row repeats one decision ten thousand times, the loop included: without its last four digits, a count is the
+//! instructions per decision. All but `precise` and `http` read a clock that stands still and costs next to nothing, because the cost of an operating
+//! system's clock depends on the machine, and differs under valgrind.
 
-use std::error::Error;
+#![allow(clippy::expect_used, missing_docs)]
+#![allow(dead_code, unused_imports, reason = "its modules are those of `main.rs`")]
+
+mod keys;
+mod measure;
+mod peers;
+mod requests;
+
 use std::hint::black_box;
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
 use governor::clock::FakeRelativeClock;
-use http::StatusCode;
+use gungraun::prelude::*;
+use gungraun::{Callgrind, CallgrindMetrics, EventKind};
 use ratelimit_core::{
-    Clock, Concurrency, FixedWindow, InMemory, Leased, Limit, Limits, ManualClock, Rate,
+    Concurrency, FixedWindow, Gcra, InMemory, Leased, Limit, Limits, ManualClock, Rate,
     RateLimiter, Timestamp, Verdict,
 };
-use ratelimit_memory::MemoryStore;
+use ratelimit_memory::{MemoryStore, PreciseClock};
 
-use crate::clocks::precise;
-use crate::http::{Requests, Sender};
-use crate::keys::Key;
-use crate::peers::{Allowance, BATCH, Governor, Ours, Subject, gcra};
+use keys::Key;
+use peers::{Allowance, BATCH, By, Governor, Ours, Subject};
+use requests::{OUTCOMES, Sender, bare};
 
-/// The decision, and how often to repeat it.
-#[derive(Args)]
-pub(crate) struct Options {
-    /// The decision to repeat.
-    #[arg(value_enum)]
-    kind: Kind,
-    /// The number of decisions: a multiple of 8.
-    #[arg(long, default_value_t = 8_000)]
-    decisions: usize,
+const DECISIONS: usize = 10_000;
+
+const MANY: Allowance = Allowance { period: Duration::from_secs(1), burst: NonZeroU32::MAX };
+const FEW: Allowance = Allowance { period: Duration::from_secs(10_000), burst: NonZeroU32::MIN };
+const HOUR_US: u64 = 3_600_000_000;
+
+/// The decisions; how many of them admitted.
+type Run = Box<dyn FnMut() -> usize>;
+
+/// The keys of the decisions: one known key.
+fn known() -> Vec<Key> {
+    vec![Key::new(0); DECISIONS]
 }
 
-/// A decision on one known key. All but one read a clock that stands still and costs next to nothing: the cost
-/// of an operating system's clock depends on the machine, and differs under valgrind.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// None: the loop alone.
-    Loop,
-    /// Ours, allowed.
-    Allowed,
-    /// Ours, denied.
-    Denied,
-    /// Ours, allowed, eight at a time.
-    Batch,
-    /// Ours, allowed, with the precise clock.
-    Precise,
-    /// governor, allowed.
-    Governor,
-    /// Ours, allowed, each time a new key.
-    New,
-    /// Ours, a peek.
-    Peek,
-    /// Three of our limits on one key.
-    Limits,
-    /// Three of our limits, each time on a new key.
-    NewLimits,
-    /// Our fixed window, whose states lie in shards.
-    Window,
-    /// Our fixed window, each time a new key.
-    NewWindow,
-    /// A lease of ours and its release, which are two decisions.
-    Lease,
-    /// No decision: a request through a service without a layer.
-    Http,
-    /// A request that our layer admits, with header fields; the store's clock is the precise one, as in the next six.
-    HttpLayer,
-    /// The same without fields.
-    HttpPlain,
-    /// The same with fields, and awaited.
-    HttpAwaited,
-    /// A request that our layer denies, with fields.
-    HttpDenied,
-    /// A request of an IPv6 client that our layer admits, without fields.
-    HttpPlainV6,
-    /// A request that `tower_governor` admits, with fields.
-    HttpGovernor,
-    /// The same without fields.
-    HttpGovernorPlain,
+/// The keys of the decisions: new ones.
+fn new() -> Vec<Key> {
+    (1..=DECISIONS).map(Key::new).collect()
 }
 
-impl Kind {
-    /// The keys to decide on, none of which is key 0 if they are to be new.
-    fn keys(self, count: usize) -> Vec<Key> {
-        match self {
-            Self::New | Self::NewLimits | Self::NewWindow => (1..=count).map(Key::new).collect(),
-            _ => vec![Key::new(0); count],
-        }
-    }
-
-    /// The requests of the rows whose names begin with `http`.
-    fn requests(self) -> Result<Option<Requests>, Box<dyn Error>> {
-        Ok(Some(match self {
-            Self::Http => Requests::bare(),
-            Self::HttpLayer => Requests::ours(true, true, true)?,
-            Self::HttpPlain | Self::HttpPlainV6 => Requests::ours(true, false, true)?,
-            Self::HttpAwaited => Requests::ours(true, true, false)?,
-            Self::HttpDenied => Requests::ours(false, true, true)?,
-            Self::HttpGovernor => Requests::governor(true)?,
-            Self::HttpGovernorPlain => Requests::governor(false)?,
-            _ => return Ok(None),
-        }))
-    }
+/// Decides by a limiter that knows the key 0. So many go in one call.
+fn decide(subject: impl Subject + 'static, batch: usize, keys: Vec<Key>) -> Run {
+    assert!(subject.check(&Key::new(0)), "the first charge is admitted");
+    Box::new(move || match batch {
+        1 => keys.iter().filter(|key| subject.check(key)).count(),
+        _ => keys.chunks(batch).map(|keys| subject.check_all(keys)).sum(),
+    })
 }
 
-/// Decides by a function.
-struct Call<F>(F);
+fn still() -> ManualClock {
+    ManualClock::new(Timestamp::saturating_from_us(1_000_000))
+}
 
-impl<F: Fn(&str) -> bool + Sync> Subject for Call<F> {
-    fn check(&self, key: &Key) -> bool {
-        (self.0)(key.as_str())
-    }
+fn ours(allowance: Allowance) -> Ours<ManualClock> {
+    Ours::new(allowance, still(), 1_000).expect("a limit")
+}
 
-    fn charge(&self, key: &Key, _: NonZeroU32) -> bool {
-        self.check(key)
-    }
+fn precise() -> Run {
+    let ours = Ours::new(MANY, PreciseClock::new(), 1_000).expect("a limit");
+    decide(ours, 1, known())
+}
+
+fn governor() -> Run {
+    let governor = Governor::with_clock(MANY, FakeRelativeClock::default()).expect("a limit");
+    decide(governor, 1, known())
 }
 
 type Limiter<A> = RateLimiter<MemoryStore<A, ManualClock>, A>;
 
 /// Ours with limits of any kind, all of which apply to every key, and with room for new keys.
-fn limiter<A: InMemory>(
-    algorithms: impl IntoIterator<Item = A>,
-    clock: ManualClock,
-) -> Result<Limiter<A>, Box<dyn Error>> {
+fn limiter<A: InMemory>(algorithms: impl IntoIterator<Item = A>) -> Limiter<A> {
     let names = ["first", "second", "third"];
     let limits = names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
-    let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
-    let store = MemoryStore::builder().capacity(100_000).clock(clock);
-    Ok(RateLimiter::new(limits, store.build()))
+    let limits = limits.collect::<Result<Vec<_>, _>>().and_then(Limits::new).expect("limits");
+    RateLimiter::new(limits, MemoryStore::builder().capacity(100_000).clock(still()).build())
 }
 
-fn charge<A: InMemory>(limiter: &Limiter<A>, key: &str) -> bool {
-    black_box(&limiter.check_now(key)).as_ref().is_ok_and(Verdict::allowed)
+fn charge<A: InMemory + 'static>(algorithms: impl IntoIterator<Item = A>, keys: Vec<Key>) -> Run {
+    let limiter = limiter(algorithms);
+    let charge = move |key: &Key| {
+        black_box(&limiter.check_now(key.as_str())).as_ref().is_ok_and(Verdict::allowed)
+    };
+    decide(By(charge), 1, keys)
 }
 
-/// Answers without deciding.
-struct Nothing;
-
-impl Subject for Nothing {
-    fn check(&self, key: &Key) -> bool {
-        !key.as_str().is_empty()
-    }
-
-    fn charge(&self, _: &Key, _: NonZeroU32) -> bool {
-        true
-    }
+fn gcra() -> Gcra {
+    Gcra::new(Rate::per_us(1, 1_000_000).expect("a rate"), u32::MAX.into()).expect("a limit")
 }
 
-const MANY: Allowance = Allowance { period: Duration::from_secs(1), burst: NonZeroU32::MAX };
-const HOUR_US: u64 = 3_600_000_000;
-/// More than a window ever admits here.
-const MOST: u64 = 4_000_000_000;
-const FEW: Allowance = Allowance { period: Duration::from_secs(10_000), burst: NonZeroU32::MIN };
-
-fn ours<C: Clock>(allowance: Allowance, clock: C) -> Result<Ours<C>, Box<dyn Error>> {
-    Ours::new(allowance, clock, 1_000)
+fn window() -> FixedWindow {
+    FixedWindow::new(Rate::per_us(4_000_000_000, HOUR_US).expect("a rate")).expect("a limit")
 }
 
-/// Decides this often.
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let still = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-    let Options { kind, decisions } = *options;
-    if let Some(requests) = kind.requests()? {
-        let peer: SocketAddr = match kind {
-            Kind::HttpPlainV6 => "[2001:db8:85a3:12::7]:4711".parse()?,
-            _ => "198.51.100.77:4711".parse()?,
-        };
-        return requests.repeat(peer, decisions, counted_decisions_of_requests);
-    }
-    match kind {
-        Kind::Loop => decide(kind, &Nothing, decisions),
-        Kind::Allowed | Kind::Batch => decide(kind, &ours(MANY, still)?, decisions),
-        Kind::Denied => decide(kind, &ours(FEW, still)?, decisions),
-        Kind::Precise => decide(kind, &ours(MANY, precise())?, decisions),
-        Kind::Governor => {
-            let governor = Governor::with_clock(MANY, FakeRelativeClock::default())?;
-            decide(kind, &governor, decisions)
-        }
-        Kind::New | Kind::Peek => {
-            let limiter = limiter([gcra(MANY)?], still)?;
-            let _ = limiter.check_now(Key::new(0).as_str())?;
-            if kind == Kind::New {
-                return decide(kind, &Call(|key: &str| charge(&limiter, key)), decisions);
-            }
-            let peek = |key: &str| {
-                black_box(&limiter.peek_now(key, 1)).as_ref().is_ok_and(Verdict::allowed)
-            };
-            decide(kind, &Call(peek), decisions)
-        }
-        Kind::Limits | Kind::NewLimits => {
-            let limiter = limiter([gcra(MANY)?, gcra(MANY)?, gcra(MANY)?], still)?;
-            decide(kind, &Call(|key: &str| charge(&limiter, key)), decisions)
-        }
-        Kind::Window | Kind::NewWindow => {
-            let limiter = limiter([FixedWindow::new(Rate::per_us(MOST, HOUR_US)?)?], still)?;
-            decide(kind, &Call(|key: &str| charge(&limiter, key)), decisions)
-        }
-        Kind::Lease => {
-            let limiter = limiter([Concurrency::new(Rate::per_us(100, HOUR_US)?)?], still)?;
-            let lease = |key: &str| {
-                let leased = black_box(limiter.lease_now(key));
-                leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
-            };
-            decide(kind, &Call(lease), decisions)
-        }
-        // Their requests have returned above.
-        Kind::Http
-        | Kind::HttpLayer
-        | Kind::HttpPlain
-        | Kind::HttpAwaited
-        | Kind::HttpDenied
-        | Kind::HttpPlainV6
-        | Kind::HttpGovernor
-        | Kind::HttpGovernorPlain => Ok(()),
-    }
+fn peek() -> Run {
+    let limiter = limiter([gcra()]);
+    let _admitted = limiter.check_now(Key::new(0).as_str()).expect("decides");
+    let peek = move |key: &Key| {
+        black_box(&limiter.peek_now(key.as_str(), 1)).as_ref().is_ok_and(Verdict::allowed)
+    };
+    decide(By(peek), 1, known())
 }
 
-fn decide(kind: Kind, subject: &impl Subject, decisions: usize) -> Result<(), Box<dyn Error>> {
-    let keys = kind.keys(decisions);
-    let expected = if kind == Kind::Denied { 0 } else { decisions };
-    // Charged first, so that the key is known.
-    subject.charge(&Key::new(0), NonZeroU32::MIN);
-    let allowed = counted_decisions(subject, &keys, if kind == Kind::Batch { BATCH } else { 1 });
-    if allowed == expected {
-        Ok(())
-    } else {
-        Err(format!("{allowed} of {decisions} decisions allowed, not {expected}").into())
-    }
+fn lease() -> Run {
+    let rate = Rate::per_us(100, HOUR_US).expect("a rate");
+    let limiter = limiter([Concurrency::new(rate).expect("a limit")]);
+    let lease = move |key: &Key| {
+        let leased = black_box(limiter.lease_now(key.as_str()));
+        leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
+    };
+    decide(By(lease), 1, known())
 }
 
-/// The function that callgrind counts. `scripts/callgrind` finds it by name.
-#[inline(never)]
-fn counted_decisions(subject: &impl Subject, keys: &[Key], batch: usize) -> usize {
-    if batch == 1 {
-        keys.iter().filter(|key| subject.check(key)).count()
-    } else {
-        keys.chunks(batch).map(|keys| subject.check_all(keys)).sum()
-    }
+/// Requests of one peer, after one that makes its state.
+fn requests(mut send: Sender, peer: &str, allowed: bool) -> Run {
+    let (peer, status) =
+        (peer.parse().expect("an address"), OUTCOMES[usize::from(!allowed)].status);
+    let _admitted = send(peer);
+    Box::new(move || (0..DECISIONS).filter(|_| send(peer) == Some(status)).count())
 }
 
-/// As [`counted_decisions`], by requests of one peer: the number that were answered with this status.
-#[inline(never)]
-fn counted_decisions_of_requests(
-    send: &mut Sender,
-    peer: SocketAddr,
-    status: StatusCode,
-    count: usize,
-) -> usize {
-    (0..count).filter(|_| send(peer) == Some(status)).count()
+fn layer(allowed: bool, fields: bool, immediate: bool) -> Sender {
+    requests::ours(&OUTCOMES[usize::from(!allowed)], fields, immediate).expect("a layer")
 }
+
+fn tower_governor(fields: bool) -> Sender {
+    requests::governor(&OUTCOMES[0], fields).expect("a layer")
+}
+
+const V4: &str = "198.51.100.77:4711";
+const V6: &str = "[2001:db8:85a3:12::7]:4711";
+
+#[library_benchmark]
+#[bench::allowed(decide(ours(MANY), 1, known()))]
+#[bench::batch(decide(ours(MANY), BATCH, known()))]
+#[bench::precise(precise())]
+#[bench::governor(governor())]
+#[bench::peek(peek())]
+#[bench::new(charge([gcra()], new()))]
+#[bench::limits(charge([gcra(); 3], known()))]
+#[bench::new_limits(charge([gcra(); 3], new()))]
+#[bench::window(charge([window()], known()))]
+#[bench::new_window(charge([window()], new()))]
+#[bench::lease(lease())]
+fn memory(mut run: Run) -> Run {
+    assert_eq!(run(), DECISIONS);
+    run
+}
+
+#[library_benchmark]
+#[bench::denied(decide(ours(FEW), 1, known()))]
+fn denied(mut run: Run) -> Run {
+    assert_eq!(run(), 0);
+    run
+}
+
+#[library_benchmark]
+#[bench::bare(requests(bare(), V4, true))]
+#[bench::layer(requests(layer(true, true, true), V4, true))]
+#[bench::plain(requests(layer(true, false, true), V4, true))]
+#[bench::plain_v6(requests(layer(true, false, true), V6, true))]
+#[bench::awaited(requests(layer(true, true, false), V4, true))]
+#[bench::denied(requests(layer(false, true, true), V4, false))]
+#[bench::governor(requests(tower_governor(true), V4, true))]
+#[bench::governor_plain(requests(tower_governor(false), V4, true))]
+fn http(mut run: Run) -> Run {
+    assert_eq!(run(), DECISIONS);
+    run
+}
+
+library_benchmark_group!(name = instructions, benchmarks = [memory, denied, http]);
+main!(
+    config = LibraryBenchmarkConfig::default().tool(
+        Callgrind::with_args(["--cache-sim=no"])
+            .format([CallgrindMetrics::SingleEvent(EventKind::Ir)])
+    ),
+    library_benchmark_groups = instructions
+);

@@ -1,23 +1,12 @@
 //! The workspace beside its peers, in one run: on a shared machine only ratios inside one run mean
 //! anything.
 //!
-//! `cargo run --profile bench -p benches -- memory [--quick] [--json FILE] [--only PART,…]`
+//! `cargo run --profile bench -p benches -- memory [--quick] [--json FILE] [--only PART,…]`, and `redis`, which starts servers of
+//! its own, `http` and `outage` likewise.
 //!
-//! `scripts/callgrind`, which counts instructions instead of nanoseconds
-//!
-//! `cargo run --profile bench -p benches -- redis [--quick] [--json FILE] [--only PART,…] [--plots FOLDER]`, which starts servers
-//! of its own
-//!
-//! `cargo run --profile bench -p benches -- http [--quick] [--json FILE]`
-//!
-//! `cargo run --profile bench -p benches -- outage [--quick] [--json FILE]`, which needs a redis-server on the path
-//!
-//! `cargo run --profile bench -p benches -- buckets [--quick]`, which needs a redis-server on the path
+//! `cargo bench -p benches` counts instructions instead of nanoseconds: see `instructions.rs`.
 
-mod buckets;
-mod clocks;
 mod http;
-mod instructions;
 mod keys;
 mod measure;
 mod memory;
@@ -25,11 +14,13 @@ mod outage;
 mod peers;
 mod redis;
 mod report;
-mod table;
+mod requests;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use report::Effort;
 
 /// Our stores beside their peers, measured in pairs in one run.
 #[derive(Parser)]
@@ -40,32 +31,22 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Decisions in memory, beside governor and others.
+    /// Decisions in memory, beside governor and limitador.
     Memory(memory::Options),
-    /// Decisions on Redis, beside plain scripts, on a server of the benchmark's own.
+    /// Decisions on Redis, beside plain scripts, on servers of the benchmark's own.
     Redis(redis::Options),
     /// What a layer adds to an HTTP request, beside `tower_governor`.
-    Http(http::Options),
+    Http(Effort),
     /// How late a service answers while its Redis hangs, beside the same service without a limiter.
-    Outage(outage::Options),
-    /// One kind of decision over and over, for callgrind to count: see scripts/callgrind.
-    Instructions(instructions::Options),
-    /// How a bucketed window may be kept on Redis, beside the pattern that it comes from.
-    Buckets {
-        /// Fewer rounds, and less steady.
-        #[arg(long)]
-        quick: bool,
-    },
+    Outage(Effort),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().what {
         What::Memory(options) => memory::run(&options),
         What::Redis(options) => redis::run(&options),
-        What::Http(options) => http::run(&options),
-        What::Outage(options) => outage::run(&options),
-        What::Instructions(options) => instructions::run(&options),
-        What::Buckets { quick } => buckets::run(quick),
+        What::Http(effort) => http::run(&effort),
+        What::Outage(effort) => outage::run(&effort),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

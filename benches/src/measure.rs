@@ -1,4 +1,5 @@
-//! Times decisions: by thread CPU time for one thread, by wall time for several. Summarises rounds by medians.
+//! Times decisions: by thread CPU time for one thread, by wall time for several. Limiters take turns, and medians over rounds
+//! summarise them.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -71,18 +72,37 @@ pub(crate) fn thread_time() -> Duration {
     BEGIN.get_or_init(Instant::now).elapsed()
 }
 
-/// Nanoseconds per decision, by round and then by limiter.
-pub(crate) struct Samples(pub(crate) Vec<Vec<f64>>);
+/// Every turn of every round, as round and way: in each round all ways take a turn, forwards and backwards by turns. Round
+/// 0 warms up caches and connections, and [`Samples`] leave it out.
+pub(crate) fn turns(rounds: usize, ways: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..=rounds).flat_map(move |round| {
+        (0..ways).map(move |way| (round, if round % 2 == 0 { way } else { ways - 1 - way }))
+    })
+}
 
-impl Samples {
-    /// The median of the limiter at this turn.
-    pub(crate) fn ns(&self, turn: usize) -> f64 {
-        median(self.0.iter().map(|round| round[turn]))
+/// What was measured, by way and then by round.
+pub(crate) struct Samples<T>(Vec<Vec<T>>);
+
+impl<T> Samples<T> {
+    pub(crate) fn new(ways: usize) -> Self {
+        Self((0..ways).map(|_| Vec::new()).collect())
     }
 
-    /// The peer's time over ours in the same round, as a median over rounds: above 1, ratelimit is faster.
-    pub(crate) fn ratio(&self, ours: usize, peer: usize) -> f64 {
-        median(self.0.iter().map(|round| round[peer] / round[ours]))
+    /// Keeps what a way made of its turn.
+    pub(crate) fn add(&mut self, (round, way): (usize, usize), sample: T) {
+        if round > 0 {
+            self.0[way].push(sample);
+        }
+    }
+
+    /// The median of a way.
+    pub(crate) fn median(&self, way: usize, of: impl Fn(&T) -> f64) -> f64 {
+        median(self.0[way].iter().map(of))
+    }
+
+    /// One way's number over another's of the same round, as a median over rounds.
+    pub(crate) fn ratio(&self, over: usize, under: usize, of: impl Fn(&T) -> f64) -> f64 {
+        median(self.0[over].iter().zip(&self.0[under]).map(|(over, under)| of(over) / of(under)))
     }
 }
 
@@ -97,31 +117,16 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 mod tests {
     use super::*;
 
-    fn near(a: f64, b: f64) -> bool {
-        (a - b).abs() < f64::EPSILON
-    }
-
     #[test]
-    fn the_median_is_the_middle_one() {
-        assert!(near(median([3.0, 1.0, 2.0]), 2.0));
-        assert!(median([]).is_nan());
-    }
-
-    #[test]
-    fn a_ratio_compares_times_of_the_same_round() {
-        // The second is twice the first in each round, however slow the machine was in it.
-        let samples = Samples(vec![vec![1.0, 2.0], vec![30.0, 60.0], vec![2.0, 4.0]]);
-        assert!(near(samples.ratio(0, 1), 2.0) && near(samples.ratio(1, 0), 0.5));
-        assert!(near(samples.ns(0), 2.0) && near(samples.ns(1), 4.0));
-    }
-
-    #[test]
-    fn every_key_of_every_thread_is_checked_in_every_pass() {
-        let keys = |range: std::ops::Range<usize>| range.map(Key::new).collect::<Vec<_>>();
-        for threads in [vec![keys(0..4)], vec![keys(0..4), keys(4..10)]] {
-            let expected: usize = threads.iter().map(Vec::len).sum();
-            let round = round(&threads, 3, <[Key]>::len);
-            assert_eq!((round.allowed, round.decisions as usize), (3 * expected, 3 * expected));
+    fn a_ratio_compares_turns_of_the_same_round() {
+        // The second takes twice as long as the first in each round, however slow the machine is in it.
+        let mut samples = Samples::new(2);
+        for (round, way) in turns(3, 2) {
+            samples.add((round, way), [100.0, 1.0, 30.0, 2.0][round] * [1.0, 2.0][way]);
         }
+        let ratio = |over, under| samples.ratio(over, under, |sample| *sample).to_string();
+        assert_eq!((ratio(1, 0), ratio(0, 1)), ("2".to_owned(), "0.5".to_owned()));
+        assert_eq!(samples.median(1, |sample| *sample).to_string(), "4");
+        assert!(median([]).is_nan());
     }
 }

@@ -7,7 +7,6 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +14,6 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::get;
-use clap::Args;
 use hdrhistogram::Histogram;
 use http::{HeaderName, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
@@ -24,28 +22,15 @@ use hyper_util::rt::TokioIo;
 use ratelimit_core::{Gcra, Limit, Limits, OnOutage, Policy, RateLimiter};
 use ratelimit_layers::{BreakerState, Fallback};
 use ratelimit_redis::RedisStore;
-use ratelimit_testkit::RedisServer;
+use ratelimit_servers::RedisServer;
 use ratelimit_tower::{RateLimitLayer, header};
-use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::report::Report;
-use crate::table::rounded;
+use crate::report::{Cell, Effort, Report, digits};
 
 type Failure = Box<dyn Error + Send + Sync>;
-
-/// How long to measure, and where to write what was measured.
-#[derive(Args)]
-pub(crate) struct Options {
-    /// Fewer outages, and less steady.
-    #[arg(long)]
-    quick: bool,
-    /// Also write one JSON line per choice to this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
 
 /// The deadline of the fallback: its default.
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -66,22 +51,13 @@ struct Plan {
     hung: Duration,
 }
 
-/// One choice, in the words of its JSON line.
-#[derive(Debug, Serialize)]
-struct Line {
-    choice: &'static str,
-    outages: u32,
-    requests: u64,
-    /// Of these, the requests that the fallback decided, and those of them that waited for the deadline.
+/// What came of a choice: how long answers took with the limiter and without, and of the former those that the fallback
+/// decided, and those of them that waited for the deadline.
+struct Outcome {
+    limited: Times,
+    bare: Times,
     without_store: u64,
     undetermined: u64,
-    late: u64,
-    late_per_10_000: f64,
-    longest_ms: f64,
-    bare_requests: u64,
-    bare_late: u64,
-    bare_late_per_10_000: f64,
-    bare_longest_ms: f64,
 }
 
 /// How long answers took, in microseconds.
@@ -93,27 +69,21 @@ impl Times {
     }
 
     fn late(&self, may_take: Duration) -> u64 {
-        let latest_us = micros(may_take + TOLERANCE);
-        self.0
-            .iter_recorded()
-            .map(|value| (value.value_iterated_to(), value.count_at_value()))
-            .filter(|(took_us, _)| *took_us > latest_us)
-            .map(|(_, count)| count)
-            .sum()
+        self.0.count_between(micros(may_take + TOLERANCE) + 1, u64::MAX)
     }
 
-    fn longest_ms(&self) -> f64 {
-        rounded(Duration::from_micros(self.0.max()).as_secs_f64() * 1e3, 10.0)
+    fn late_per_10_000(&self, may_take: Duration) -> Cell {
+        let float = |count: u64| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+        digits(2, float(self.late(may_take)) * 1e4 / float(self.0.len().max(1)))
+    }
+
+    fn longest_ms(&self) -> Cell {
+        digits(1, Duration::from_micros(self.0.max()).as_secs_f64() * 1e3)
     }
 }
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn per_10_000(late: u64, of: u64) -> f64 {
-    rounded(late as f64 * 1e4 / of.max(1) as f64, 100.0)
 }
 
 /// Serves this router on a free port, until the runtime ends.
@@ -184,7 +154,7 @@ async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), Fail
 }
 
 /// Hangs Redis again and again, and says how long each request took.
-async fn measure(choice: OnOutage, plan: Plan) -> Result<Line, Failure> {
+async fn measure(choice: OnOutage, plan: Plan) -> Result<Outcome, Failure> {
     let redis = RedisServer::start()?;
     // A limit that no client reaches, so that every decision takes the same path.
     let limit = Limit::<Policy>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
@@ -219,21 +189,11 @@ async fn measure(choice: OnOutage, plan: Plan) -> Result<Line, Failure> {
         bare.0.add(of_bare.0)?;
     }
     let counts = fallback.outage_counts();
-    let (requests, late) = (limited.0.len(), limited.late(DEADLINE));
-    let (bare_requests, bare_late) = (bare.0.len(), bare.late(Duration::ZERO));
-    Ok(Line {
-        choice: choice.name(),
-        outages: plan.outages,
-        requests,
+    Ok(Outcome {
+        limited,
+        bare,
         without_store: counts.iter().map(|count| count.allowed + count.denied).sum(),
         undetermined: counts.iter().map(|count| count.undetermined).sum(),
-        late,
-        late_per_10_000: per_10_000(late, requests),
-        longest_ms: limited.longest_ms(),
-        bare_requests,
-        bare_late,
-        bare_late_per_10_000: per_10_000(bare_late, bare_requests),
-        bare_longest_ms: bare.longest_ms(),
     })
 }
 
@@ -242,51 +202,36 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 /// Measures each choice.
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let mut report = Report::new(options.json.as_deref())?;
+pub(crate) fn run(effort: &Effort) -> Result<(), Box<dyn Error>> {
+    let mut report = Report::new(effort)?;
     let plan = Plan {
         clients: 16,
         every: Duration::from_millis(4),
-        outages: if options.quick { 3 } else { 15 },
+        outages: if effort.quick { 3 } else { 15 },
         up: Duration::from_millis(500),
         hung: Duration::from_millis(1_500),
     };
     println!(
-        "Requests while Redis hangs {} times per choice. Late is an answer more than {TOLERANCE:?} after the",
+        "Requests while Redis hangs {} times per choice. Late is an answer more than {TOLERANCE:?} after the\n\
+         deadline of {DEADLINE:?}; of the same service without a limiter, one more than {TOLERANCE:?} after its request.",
         plan.outages
     );
-    println!(
-        "deadline of {DEADLINE:?}; of the same service without a limiter, one more than {TOLERANCE:?} after its request."
-    );
-    println!(
-        "\n{:<8} {:>9} {:>9} {:>8} {:>6} {:>11} {:>11}   {:>9} {:>11} {:>11}",
-        "choice",
-        "requests",
-        "fallback",
-        "unknown",
-        "late",
-        "per 10,000",
-        "longest ms",
-        "bare late",
-        "per 10,000",
-        "longest ms"
-    );
     for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
-        let line = runtime()?.block_on(measure(choice, plan)).map_err(|error| error.to_string())?;
-        println!(
-            "{:<8} {:>9} {:>9} {:>8} {:>6} {:>11.2} {:>11.1}   {:>9} {:>11.2} {:>11.1}",
-            line.choice,
-            line.requests,
-            line.without_store,
-            line.undetermined,
-            line.late,
-            line.late_per_10_000,
-            line.longest_ms,
-            line.bare_late,
-            line.bare_late_per_10_000,
-            line.bare_longest_ms
-        );
-        report.line(&line)?;
+        let outcome =
+            runtime()?.block_on(measure(choice, plan)).map_err(|error| error.to_string())?;
+        let Outcome { limited, bare, without_store, undetermined } = outcome;
+        report.row(&[
+            ("choice", choice.name().into()),
+            ("requests", limited.0.len().into()),
+            ("without_store", without_store.into()),
+            ("undetermined", undetermined.into()),
+            ("late", limited.late(DEADLINE).into()),
+            ("late_per_10_000", limited.late_per_10_000(DEADLINE)),
+            ("longest_ms", limited.longest_ms()),
+            ("bare_late", bare.late(Duration::ZERO).into()),
+            ("bare_late_per_10_000", bare.late_per_10_000(Duration::ZERO)),
+            ("bare_longest_ms", bare.longest_ms()),
+        ])?;
     }
     Ok(())
 }
@@ -301,21 +246,11 @@ mod tests {
         let every = Duration::from_millis(2);
         let plan = Plan { clients: 8, every, outages: 2, up: brief, hung: brief };
         for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
-            let line = runtime()?.block_on(measure(choice, plan))?;
-            assert!(0 < line.without_store && line.without_store <= line.requests, "{line:?}");
-            assert!(line.bare_requests > 0, "{line:?}");
+            let outcome = runtime()?.block_on(measure(choice, plan))?;
+            let requests = 1..=outcome.limited.0.len();
+            assert!(requests.contains(&outcome.without_store), "{}", outcome.without_store);
+            assert!(!outcome.bare.0.is_empty());
         }
-        Ok(())
-    }
-
-    #[test]
-    fn what_comes_after_the_tolerance_is_late() -> Result<(), Failure> {
-        let mut times = Times::new()?;
-        for took_ms in [1, 104, 106, 106, 300] {
-            times.0.record(took_ms * 1_000)?;
-        }
-        assert_eq!((times.late(DEADLINE), times.late(Duration::ZERO)), (3, 4));
-        assert_eq!(per_10_000(3, 60_000).to_string(), "0.5");
         Ok(())
     }
 }

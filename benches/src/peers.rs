@@ -1,25 +1,21 @@
 //! The limiters under measurement, behind one trait.
 
-mod others;
-
 use std::collections::HashMap;
 use std::error::Error;
 use std::hint::black_box;
 use std::num::NonZeroU32;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use governor::clock::{Clock as GovernorClock, QuantaClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter as GovernorLimiter};
+use limitador::limit::Expression;
 use ratelimit_core::{Clock, Gcra, Limit, Limits, Rate, RateLimiter, Verdict};
 use ratelimit_memory::MemoryStore;
 
 use crate::keys::Key;
 use crate::measure::{Round, round};
-
-pub(crate) use others::{GcraCrate, Limitador, ThrottleCrab, ThrottleKit, Trypema};
 
 /// One token per `period`, up to `burst` at once. A limiter with windows instead of buckets admits
 /// `burst` in a window that is longer than the run.
@@ -43,9 +39,10 @@ pub(crate) trait Subject: Sync {
         keys.iter().filter(|key| self.check(key)).count()
     }
 
-    /// Charges the key this cost before the measurement. A limiter that can only charge 1 does so once or twice, so
-    /// that it knows the key.
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool;
+    /// Charges the key this cost before the measurement.
+    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+        (0..cost.get()).all(|_| self.check(key))
+    }
 
     /// A round of single checks, or of batches of this size. Compiled per limiter, so that no virtual call is
     /// measured.
@@ -56,6 +53,15 @@ pub(crate) trait Subject: Sync {
             let all = |keys: &[Key]| keys.chunks(batch).map(|keys| self.check_all(keys)).sum();
             round(threads, passes, all)
         }
+    }
+}
+
+/// Decides by a function.
+pub(crate) struct By<F>(pub(crate) F);
+
+impl<F: Fn(&Key) -> bool + Sync> Subject for By<F> {
+    fn check(&self, key: &Key) -> bool {
+        (self.0)(key)
     }
 }
 
@@ -80,7 +86,7 @@ impl<C: Clock> Ours<C> {
 }
 
 /// The limit of this allowance.
-pub(crate) fn gcra(allowance: Allowance) -> Result<Gcra, Box<dyn Error>> {
+fn gcra(allowance: Allowance) -> Result<Gcra, Box<dyn Error>> {
     let period_us = u64::try_from(allowance.period.as_micros())?;
     Ok(Gcra::new(Rate::per_us(1, period_us)?, allowance.burst.get().into())?)
 }
@@ -97,7 +103,7 @@ impl<C: Clock> Subject for Ours<C> {
             return keys.iter().filter(|key| self.check(key)).count();
         };
         let mut allowed = 0;
-        self.0.check_each_now(&keys.each_ref().map(Key::as_str), |_, said| {
+        MemoryStore::check_each_now(&self.0, &keys.each_ref().map(Key::as_str), |_, said| {
             let said = black_box(&said).as_ref();
             allowed += usize::from(said.is_ok_and(Verdict::allowed));
         });
@@ -148,47 +154,37 @@ where
     }
 }
 
-/// A limiter without a library: a map of theoretical arrival times under one lock. It never forgets a key and answers
-/// with a bool. It shows the cost of everything else.
-pub(crate) struct Plain {
-    since: Instant,
-    period_ns: u128,
-    burst: u128,
-    arrivals_ns: Mutex<HashMap<Key, u128>>,
+/// How long limitador's window is: longer than any run.
+const WINDOW_S: u64 = 3_600;
+
+/// limitador with its store in memory: a fixed window, the key a variable of the request.
+pub(crate) struct Limitador {
+    limiter: limitador::RateLimiter,
+    namespace: limitador::limit::Namespace,
 }
 
-impl Plain {
-    pub(crate) fn new(allowance: Allowance) -> Self {
-        Self {
-            since: Instant::now(),
-            period_ns: allowance.period.as_nanos(),
-            burst: allowance.burst.get().into(),
-            arrivals_ns: Mutex::default(),
-        }
-    }
-
-    fn charge_n(&self, key: &Key, cost: u32) -> bool {
-        let mut arrivals_ns = self.arrivals_ns.lock().unwrap_or_else(PoisonError::into_inner);
-        let now_ns = self.since.elapsed().as_nanos();
-        let held = arrivals_ns.get_mut(key);
-        let from_ns = held.as_deref().map_or(now_ns, |tat_ns| now_ns.max(*tat_ns));
-        let next_ns = from_ns + self.period_ns * u128::from(cost);
-        let fits = next_ns - now_ns <= self.period_ns * self.burst;
-        match held {
-            Some(tat_ns) if fits => *tat_ns = next_ns,
-            None if fits => drop(arrivals_ns.insert(key.clone(), next_ns)),
-            _ => {}
-        }
-        fits
+impl Limitador {
+    pub(crate) fn new(allowance: Allowance, key_count: usize) -> Result<Self, Box<dyn Error>> {
+        // Its cache drops keys when it is full; twice the room keeps them all.
+        let limiter = limitador::RateLimiter::new((2 * key_count).max(1_000) as u64);
+        let key = Expression::try_from("key")?;
+        let most = allowance.burst.get().into();
+        limiter.add_limit(limitador::limit::Limit::new("bench", most, WINDOW_S, [], [key]));
+        Ok(Self { limiter, namespace: "bench".into() })
     }
 }
 
-impl Subject for Plain {
+impl Subject for Limitador {
     fn check(&self, key: &Key) -> bool {
-        black_box(self.charge_n(key, 1))
+        self.charge(key, NonZeroU32::MIN)
     }
 
     fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
-        self.charge_n(key, cost.get())
+        let request = HashMap::from([("key".to_owned(), key.as_str().to_owned())]);
+        let context = limitador::limit::Context::from(request);
+        let cost = cost.get().into();
+        let result = self.limiter.check_rate_limited_and_update(&self.namespace, &context, cost);
+        let result = black_box(&result).as_ref();
+        result.is_ok_and(|result| !result.limited && !result.counters.is_empty())
     }
 }

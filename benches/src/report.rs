@@ -1,28 +1,127 @@
-//! The measurements, one JSON line each.
+//! The measurements, as tables for people and as JSON lines for programs.
 
 use std::error::Error;
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
-use serde::Serialize;
+use clap::Args;
+use serde::{Serialize, Serializer};
 
-/// The destination of the JSON lines, if any.
-pub(crate) struct Report(Option<File>);
+/// How long to measure, and where to write what was measured.
+#[derive(Args, Default)]
+pub(crate) struct Effort {
+    /// Fewer rounds, and less steady.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Also write one JSON line per measurement to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A cell of a table, by whose name a JSON line has it, too.
+pub(crate) type Named = (&'static str, Cell);
+
+#[derive(Clone, Copy)]
+pub(crate) enum Cell {
+    Text(&'static str),
+    Count(u64),
+    /// A number, rounded to so many digits.
+    Rounded(f64, usize),
+}
+
+/// A number with so many digits after the point.
+pub(crate) fn digits(count: u8, number: f64) -> Cell {
+    let parts = 10_f64.powi(count.into());
+    Cell::Rounded((number * parts).round() / parts, count.into())
+}
+
+impl From<&'static str> for Cell {
+    fn from(text: &'static str) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<u64> for Cell {
+    fn from(count: u64) -> Self {
+        Self::Count(count)
+    }
+}
+
+impl From<usize> for Cell {
+    fn from(count: usize) -> Self {
+        Self::Count(count as u64)
+    }
+}
+
+impl Cell {
+    /// This text in the column of the cell.
+    fn column(self, name: &str, text: &str) -> String {
+        match self {
+            Self::Text(_) => format!("{text:<22} "),
+            _ => format!("{text:>width$} ", width = name.len().max(8)),
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::Text(text) => text.to_owned(),
+            Self::Count(count) => count.to_string(),
+            Self::Rounded(number, digits) => format!("{number:.digits$}"),
+        }
+    }
+}
+
+impl Serialize for Cell {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Text(text) => text.serialize(serializer),
+            Self::Count(count) => count.serialize(serializer),
+            Self::Rounded(number, _) => number.serialize(serializer),
+        }
+    }
+}
+
+/// A line of JSON, whose fields keep their order.
+struct Line<'a>(&'a [Named]);
+
+impl Serialize for Line<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied())
+    }
+}
+
+/// Prints tables, and writes the JSON lines if they are wanted.
+pub(crate) struct Report {
+    file: Option<File>,
+    heading: Vec<&'static str>,
+}
 
 impl Report {
-    pub(crate) fn new(path: Option<&Path>) -> Result<Self, String> {
-        let create = |path: &Path| {
+    pub(crate) fn new(effort: &Effort) -> Result<Self, String> {
+        let create = |path: &PathBuf| {
             File::create(path).map_err(|error| {
                 format!("cannot write {}: {error}; choose another file for --json", path.display())
             })
         };
-        Ok(Self(path.map(create).transpose()?))
+        Ok(Self { file: effort.json.as_ref().map(create).transpose()?, heading: Vec::new() })
     }
 
-    pub(crate) fn line(&mut self, line: &impl Serialize) -> Result<(), Box<dyn Error>> {
-        if let Some(file) = &mut self.0 {
-            writeln!(file, "{}", serde_json::to_string(line)?)?;
+    /// Prints a row, after the names of its columns if they are others than those before.
+    pub(crate) fn row(&mut self, cells: &[Named]) -> Result<(), Box<dyn Error>> {
+        let names: Vec<_> = cells.iter().map(|(name, _)| *name).collect();
+        let line = |text: fn(&Named) -> String| {
+            let columns = cells.iter().map(|named| named.1.column(named.0, &text(named)));
+            println!("{}", columns.collect::<String>().trim_end());
+        };
+        if names != self.heading {
+            println!();
+            line(|(name, _)| (*name).to_owned());
+            self.heading = names;
+        }
+        line(|(_, cell)| cell.text());
+        if let Some(file) = &mut self.file {
+            writeln!(file, "{}", serde_json::to_string(&Line(cells))?)?;
         }
         Ok(())
     }

@@ -8,11 +8,8 @@
 
 use std::io::{self, Write};
 
-use jiff::Timestamp;
-
 const SEED: u64 = 20_260_301;
-/// 2026-03-01 09:00:00 UTC, a Sunday.
-const START_S: i64 = 1_772_355_600;
+/// From 09:00:00 on 2026-03-01, a Sunday.
 const HOUR_S: u64 = 3_600;
 
 fn main() -> io::Result<()> {
@@ -68,9 +65,8 @@ const USERS: [&str; 12] = [
 
 impl Request {
     fn line(&self) -> String {
-        let second = START_S + i64::try_from(self.second).unwrap_or_default();
-        let time = Timestamp::from_second(second).unwrap_or_default();
-        let time = time.strftime("%d/%b/%Y:%H:%M:%S +0000");
+        let (minute, second) = (self.second / 60, self.second % 60);
+        let time = format!("01/Mar/2026:09:{minute:02}:{second:02} +0000");
         let Self { ip, user, first_line, status, bytes, referrer, agent, .. } = self;
         format!(
             "{ip} - {user} [{time}] \"{first_line}\" {status} {bytes} \"{referrer}\" \"{agent}\"\n"

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ratelimit_core::Rate;
-use ratelimit_redis::{Cas, Lua, Mode, Multi};
 
 use crate::help;
 use crate::suggest::Share;
@@ -32,14 +30,17 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Show what is stored for a caller, and how its next request would be decided.
     #[command(after_long_help = help::INSPECT)]
-    Inspect(InspectArgs),
+    Inspect(CallerArgs),
     /// Forget a caller: full capacity in every limit that applies.
     #[command(after_long_help = help::RESET)]
-    Reset(ResetArgs),
+    Reset(CallerArgs),
     /// Say what is wrong with a policy. Exits with 2 if anything is.
     #[command(after_long_help = help::LINT)]
     Lint(LintArgs),
     /// Propose limits that would have denied no more than a share of their callers in a log.
+    ///
+    /// The policy is where to begin: algorithms, rates of buckets and lengths of windows stay; the burst of a bucket and
+    /// the count of a window are proposed. The inputs are read twice.
     #[command(after_long_help = help::SUGGEST)]
     Suggest(SuggestArgs),
     /// List the callers that a limit denies now, by a bounded scan of the store's keys.
@@ -48,9 +49,6 @@ pub(crate) enum Command {
     /// Free callers that are locked by states from the future, after a server's clock was ahead.
     #[command(after_long_help = help::HEAL)]
     Heal(HealArgs),
-    /// Measure decisions on your own server: decisions per second, latency, processor time.
-    #[command(after_long_help = help::BENCH)]
-    Bench(BenchArgs),
     /// Print the JSON schema of policies, by which editors complete and check them.
     #[command(after_help = help::SCHEMA)]
     Schema,
@@ -68,23 +66,12 @@ pub(crate) enum Command {
     },
 }
 
+/// A policy, and what to replay against it.
 #[derive(Debug, Args)]
-pub(crate) struct ReplayArgs {
+pub(crate) struct LogArgs {
     /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
-
-    /// The store that keeps the states: `memory`, `redis://host:port` or another URL.
-    ///
-    /// The URLs are `redis://[user:password@]host[:port][/db]`;
-    /// `redis-sentinel://host[:port][,host[:port]…]/SERVICE[/db]`, the master that these name; or
-    /// `redis-cluster://host[:port][,host[:port]…]`. Encrypted: `rediss://`, `rediss-sentinel://`,
-    /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
-    /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. `?mode=cas` compares and sets, and
-    /// `?mode=multi` uses transactions, instead of scripts; `?client=fred` uses another client.
-    /// On Redis a replay uses keys of its own, and removes them at the end.
-    #[arg(long, value_name = "URL", default_value = "memory")]
-    pub(crate) store: String,
 
     /// The format of the input.
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
@@ -96,6 +83,32 @@ pub(crate) struct ReplayArgs {
     /// are left out where the input tells no durations.
     #[arg(long, value_enum, value_name = "UNIT")]
     pub(crate) duration_unit: Option<UnitArg>,
+
+    /// The access logs or traces, plain or gzipped; `-` for standard input.
+    ///
+    /// Several, such as the logs of several servers or rotated ones, are decided together by their times. The lines of an
+    /// access log are sorted within five minutes; those of a trace keep their order.
+    #[arg(value_name = "INPUT", required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+
+    /// The store that keeps the states: `memory`, `redis://host:port` or another URL.
+    ///
+    /// The URLs are `redis://[user:password@]host[:port][/db]`;
+    /// `redis-sentinel://host[:port][,host[:port]…]/SERVICE[/db]`, the master that these name; or
+    /// `redis-cluster://host[:port][,host[:port]…]`. Encrypted: `rediss://`, `rediss-sentinel://`,
+    /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
+    /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. `?mode=cas` compares and sets, and
+    /// `?mode=multi` uses transactions, instead of scripts; `?client=fred` uses another client.
+    /// On Redis a replay uses keys of its own, and removes them at the end. It takes a build with the feature `redis` or
+    /// `fred`.
+    #[arg(long, value_name = "URL", default_value = "memory")]
+    pub(crate) store: String,
 
     /// Write one decision per line here, as JSON.
     ///
@@ -121,13 +134,6 @@ pub(crate) struct ReplayArgs {
     /// Stop at the first bad line (exit code 2) instead of skipping it.
     #[arg(long)]
     pub(crate) strict: bool,
-
-    /// The access logs or traces, plain or gzipped; `-` for standard input.
-    ///
-    /// Several, such as the logs of several servers or rotated ones, are decided together by their times. The lines of an
-    /// access log are sorted within five minutes; those of a trace keep their order.
-    #[arg(value_name = "INPUT", required = true)]
-    pub(crate) inputs: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -153,32 +159,16 @@ pub(crate) struct LintArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SuggestArgs {
-    /// The policy to begin with: a TOML document of `[[limit]]` tables; `-` for standard input.
-    ///
-    /// Algorithms, rates of
-    /// buckets and lengths of windows stay; the burst of a bucket and the count of a window are proposed.
-    #[arg(long, value_name = "POLICY.toml")]
-    pub(crate) policy: PathBuf,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 
     /// The most callers of each limit that may be denied at least once, such as `0.1%`.
     #[arg(long, value_name = "SHARE", value_parser = Share::parse)]
     pub(crate) target: Share,
 
-    /// How to read the input.
-    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
-    pub(crate) format: FormatArg,
-
-    /// The unit of the number at the end of an access log's lines, as in `replay`.
-    #[arg(long, value_enum, value_name = "UNIT")]
-    pub(crate) duration_unit: Option<UnitArg>,
-
     /// One line of JSON per limit instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-
-    /// The access logs or traces, plain or gzipped. They are read twice, and sorted as `replay` sorts them.
-    #[arg(value_name = "INPUT", required = true)]
-    pub(crate) inputs: Vec<PathBuf>,
 }
 
 /// A unit of time.
@@ -214,6 +204,7 @@ pub(crate) enum FormatArg {
     Csv,
 }
 
+/// A caller, and where its states are.
 #[derive(Debug, Args)]
 pub(crate) struct CallerArgs {
     /// The caller: a bare key, or identifiers as the policy names them, such as
@@ -224,6 +215,10 @@ pub(crate) struct CallerArgs {
     /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
+
+    /// The store: `redis://…` and other URLs (see `replay --help`). In `memory` every caller is new.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
 
     /// The prefix of every key in Redis.
     #[arg(long, value_name = "PREFIX", default_value = "rl")]
@@ -241,79 +236,9 @@ pub(crate) struct CallerArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct TopArgs {
-    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
-    #[arg(long, value_name = "POLICY.toml")]
-    pub(crate) policy: PathBuf,
-
-    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
-    #[arg(long, value_name = "URL")]
-    pub(crate) store: String,
-
-    /// The prefix of every key in Redis.
-    #[arg(long, value_name = "PREFIX", default_value = "rl")]
-    pub(crate) prefix: String,
-
-    /// What a request costs: a caller is limited if a request at this cost is denied now.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) cost: u64,
-
-    /// Show at most this many callers, those that must wait longest first.
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub(crate) most: usize,
-
-    /// Stop after this many keys.
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
-    pub(crate) max_keys: u64,
-
-    /// How many keys the server examines in one step.
-    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub(crate) count: u64,
-
-    /// The pause between two steps, in which the server serves other clients.
-    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = length_of_time)]
-    pub(crate) pause: Duration,
-
-    /// One line of JSON per caller instead of a table, and one with the totals.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct HealArgs {
-    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
-    #[arg(long, value_name = "POLICY.toml")]
-    pub(crate) policy: PathBuf,
-
-    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
-    #[arg(long, value_name = "URL")]
-    pub(crate) store: String,
-
-    /// The prefix of every key in Redis.
-    #[arg(long, value_name = "PREFIX", default_value = "rl")]
-    pub(crate) prefix: String,
-
-    /// List the states, and change nothing.
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-
-    /// Stop after this many keys.
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
-    pub(crate) max_keys: u64,
-
-    /// One line of JSON per state instead of a table, and one with the totals.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
-
-    /// The store: `redis://…` and other URLs (see `replay --help`), or `memory`, in which every caller is new.
-    #[arg(long, value_name = "URL")]
-    pub(crate) store: String,
 
     /// The cost of the request.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -328,104 +253,60 @@ pub(crate) struct CheckArgs {
     pub(crate) peek: bool,
 }
 
+/// Which keys of a store to look at.
 #[derive(Debug, Args)]
-pub(crate) struct InspectArgs {
+pub(crate) struct ScanArgs {
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+
+    /// The prefix of every key in Redis.
+    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    pub(crate) prefix: String,
+
+    /// Stop after this many keys.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(crate) max_keys: u64,
+
+    /// One line of JSON per row instead of a table, and one with the totals.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
     #[command(flatten)]
-    pub(crate) caller: CallerArgs,
+    pub(crate) scan: ScanArgs,
 
-    /// The store: `redis://…` and other URLs (see `replay --help`).
-    #[arg(long, value_name = "URL")]
-    pub(crate) store: String,
+    /// What a request costs: a caller is limited if a request at this cost is denied now.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u64,
+
+    /// Show at most this many callers, those that must wait longest first.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) most: usize,
+
+    /// How many keys the server examines in one step.
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) count: u64,
+
+    /// The pause between two steps, in which the server serves other clients.
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = humantime::parse_duration)]
+    pub(crate) pause: Duration,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ResetArgs {
+pub(crate) struct HealArgs {
     #[command(flatten)]
-    pub(crate) caller: CallerArgs,
+    pub(crate) scan: ScanArgs,
 
-    /// The store: `redis://…` and other URLs (see `replay --help`).
-    #[arg(long, value_name = "URL")]
-    pub(crate) store: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// The store: `redis://…` and other URLs (see `replay --help`), or `memory`.
-    ///
-    /// On Redis the benchmark uses keys of its own, which begin with `rl:bench-`, and removes them at the end, also
-    /// when it is interrupted or fails. The user needs SCAN and UNLINK, and INFO for the server's time.
-    #[arg(long, value_name = "URL")]
-    pub(crate) store: String,
-
-    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input. Each caller has every identifier
-    /// that the policy names.
-    #[arg(long, value_name = "POLICY.toml", conflicts_with = "limit")]
-    pub(crate) policy: Option<PathBuf>,
-
-    /// One limit instead of a policy: the algorithm and its numbers, such as `gcra 10/s burst 20` or
-    /// `fixed-window 100/m count attempts`.
-    #[arg(long, value_name = "LIMIT", default_value = "gcra 100/s burst 1000000")]
-    pub(crate) limit: String,
-
-    /// The mode of the store on Redis, unless the URL names one. Transactions decide only limits that count attempts.
-    #[arg(long, value_enum)]
-    pub(crate) mode: Option<ModeArg>,
-
-    /// The number of concurrent requests on one connection, or several numbers, separated by commas.
-    ///
-    /// Several are measured one after another. All tasks run on one thread, which bounds the result.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 256],
-          value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) tasks: Vec<u32>,
-
-    /// The number of callers, each equally likely; several numbers as for --tasks.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 100_000],
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) keys: Vec<u32>,
-
-    /// The length of each measurement, such as `500ms`, `5s` or `2m`: one per number of tasks and of keys.
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = length_of_time)]
-    pub(crate) duration: Duration,
-
-    /// Also write one line of JSON per measurement to this file (`-`: to standard output, and the table goes to
-    /// standard error).
-    #[arg(long, value_name = "OUT.jsonl")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ModeArg {
-    /// One script per decision.
-    Lua,
-    /// Compare and set.
-    Cas,
-    /// Transactions of native commands.
-    Multi,
-}
-
-impl ModeArg {
-    /// The name of the mode in the URL of a store.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Lua => Lua::NAME,
-            Self::Cas => Cas::NAME,
-            Self::Multi => Multi::NAME,
-        }
-    }
-}
-
-/// The longest that one measurement may take.
-const LONGEST: Duration = Duration::from_secs(3_600);
-
-/// A length of time in the form that the period of a rate has.
-fn length_of_time(text: &str) -> Result<Duration, String> {
-    let rate = format!("1/{text}").parse::<Rate>();
-    let length = rate.map(|rate| Duration::from_micros(rate.period_us()));
-    match length {
-        Ok(length) if length <= LONGEST => Ok(length),
-        Ok(_) => Err("an hour is the most; write 1h or less".to_owned()),
-        Err(_) => Err("write a length of time such as 500ms, 5s or 2m".to_owned()),
-    }
+    /// List the states, and change nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[cfg(test)]
@@ -436,22 +317,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn a_benchmark_has_defaults_and_takes_several_numbers() {
-        let bench = |more: &[&str]| {
-            let arguments = ["ratelimit", "bench", "--store", "memory"].iter().chain(more);
-            match Cli::try_parse_from(arguments).expect("arguments").command {
-                Command::Bench(args) => args,
-                other => panic!("{other:?}"),
-            }
-        };
-        let args = bench(&[]);
-        assert_eq!((args.tasks, args.keys), (vec![1, 16, 256], vec![1, 100_000]));
-        assert_eq!((args.duration, args.mode), (Duration::from_secs(5), None));
-        let args = bench(&["--tasks", "2,3", "--keys", "7", "--duration", "250ms"]);
-        assert_eq!((args.tasks, args.keys), (vec![2, 3], vec![7]));
-        assert_eq!(args.duration, Duration::from_millis(250));
     }
 }

@@ -3,30 +3,63 @@
 use std::borrow::Cow;
 
 use ratelimit_core::{Identifiers, Limit, Limits, Policy};
+use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::failure::Failure;
 
+/// Identifiers by name, in the order of the input.
+pub(crate) type Named = Vec<(Cow<'static, str>, String)>;
+
 /// The caller of a request: a bare key, named identifiers, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Caller<'a> {
-    pub(crate) bare: Option<Cow<'a, str>>,
-    /// In the order of the input.
-    pub(crate) named: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+pub(crate) struct Caller {
+    pub(crate) bare: Option<String>,
+    pub(crate) named: Named,
     /// Whether a decision line names only the bare key. That is so for access logs: the address identifies the
     /// caller, and the path would make every line long.
     pub(crate) bare_only: bool,
 }
 
+/// As `"key":"k","keys":{…}`.
+impl Serialize for Caller {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Keys<'c>(&'c Named);
+        impl Serialize for Keys<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+            }
+        }
+        let mut map = serializer.serialize_map(None)?;
+        if let Some(key) = &self.bare {
+            map.serialize_entry("key", key)?;
+        }
+        if !self.bare_only && !self.named.is_empty() {
+            map.serialize_entry("keys", &Keys(&self.named))?;
+        }
+        map.end()
+    }
+}
+
 /// The name of the bare key beside the named identifiers.
 pub(crate) const BARE_NAME: &str = "key";
 
-impl Identifiers for Caller<'_> {
-    fn bare(&self) -> Option<&str> {
+impl Caller {
+    pub(crate) fn bare(&self) -> Option<&str> {
         self.bare.as_deref()
     }
 
-    fn identifier(&self, name: &str) -> Option<&str> {
-        self.named.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
+    pub(crate) fn identifier(&self, name: &str) -> Option<&str> {
+        self.named.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+impl Identifiers for Caller {
+    fn bare(&self) -> Option<Cow<'_, str>> {
+        self.bare().map(Cow::Borrowed)
+    }
+
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.identifier(name).map(Cow::Borrowed)
     }
 
     fn names(&self) -> Vec<&str> {
@@ -34,10 +67,10 @@ impl Identifiers for Caller<'_> {
     }
 }
 
-impl<'a> Caller<'a> {
+impl Caller {
     /// The caller that the arguments of `check`, `inspect` and `reset` name. `name=value` is an identifier only
     /// if a limit of the policy uses that name; a bare key may contain `=`.
-    pub(crate) fn from_args(keys: &'a [String], limits: &Limits<Policy>) -> Result<Self, Failure> {
+    pub(crate) fn from_args(keys: &[String], limits: &Limits<Policy>) -> Result<Self, Failure> {
         let known = |name: &str| {
             limits.iter().any(|limit| limit.identifier_names().any(|known| known == name))
         };
@@ -48,7 +81,7 @@ impl<'a> Caller<'a> {
                     if caller.identifier(name).is_some() {
                         return Err(Failure::input(format!("{name} is given twice; give it once")));
                     }
-                    caller.named.push((name.into(), value.into()));
+                    caller.named.push((name.to_owned().into(), value.into()));
                 }
                 _ if caller.bare.is_some() => {
                     return Err(Failure::input(format!(
@@ -56,7 +89,7 @@ impl<'a> Caller<'a> {
                         wanted(limits)
                     )));
                 }
-                _ => caller.bare = Some(key.into()),
+                _ => caller.bare = Some(key.clone()),
             }
         }
         if !limits.iter().any(|limit| limit.key_for(&caller).is_some()) {
@@ -67,13 +100,6 @@ impl<'a> Caller<'a> {
             )));
         }
         Ok(caller)
-    }
-
-    /// The same without the text that it was read from.
-    pub(crate) fn into_owned(self) -> Caller<'static> {
-        let owned = |text: Cow<'_, str>| Cow::Owned(text.into_owned());
-        let named = self.named.into_iter().map(|(name, value)| (owned(name), owned(value)));
-        Caller { bare: self.bare.map(owned), named: named.collect(), bare_only: self.bare_only }
     }
 
     /// The limits that apply to the caller, shadow limits too, each with its key.
@@ -87,7 +113,7 @@ impl<'a> Caller<'a> {
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub(crate) fn display(&self) -> String {
         let named = self.named.iter().map(|(name, value)| format!("{name}={value}"));
-        let parts: Vec<_> = self.bare.iter().map(ToString::to_string).chain(named).collect();
+        let parts: Vec<_> = self.bare.iter().cloned().chain(named).collect();
         crate::text::printable(&parts.join(" "), 200)
     }
 }
@@ -110,39 +136,4 @@ pub(crate) fn joined_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) ->
         return BARE_NAME.to_owned();
     }
     names.collect::<Vec<_>>().join(" + ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits(text: &str) -> Limits<Policy> {
-        toml::from_str(text).expect("a policy")
-    }
-
-    fn strings(keys: &[&str]) -> Vec<String> {
-        keys.iter().map(|key| (*key).to_owned()).collect()
-    }
-
-    const BY_IP: &str =
-        "[[limit]]\nname = \"a\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"";
-    const BARE: &str = "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"1/s\"";
-
-    #[test]
-    fn an_argument_is_an_identifier_only_if_the_policy_uses_its_name() {
-        let keys = strings(&["ip=a=b"]);
-        let caller = Caller::from_args(&keys, &limits(BY_IP)).expect("a caller");
-        assert_eq!((caller.identifier("ip"), caller.bare()), (Some("a=b"), None));
-        let caller = Caller::from_args(&keys, &limits(BARE)).expect("a caller");
-        assert_eq!((caller.identifier("ip"), caller.bare()), (None, Some("ip=a=b")));
-    }
-
-    #[test]
-    fn a_caller_without_a_limit_is_told_which_identifiers_the_policy_needs() {
-        let keys = strings(&["alice"]);
-        let error = Caller::from_args(&keys, &limits(BY_IP)).expect_err("no limit").to_string();
-        assert!(error.contains("a wants ip"), "{error}");
-        assert!(Caller::from_args(&strings(&["a", "b"]), &limits(BARE)).is_err());
-        assert!(Caller::from_args(&strings(&["ip=a", "ip=b"]), &limits(BY_IP)).is_err());
-    }
 }

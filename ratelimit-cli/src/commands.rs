@@ -1,20 +1,22 @@
 //! One file per command.
 
-use std::future::Future;
 use std::io::{self, Write};
 
 use crate::args::Command;
 use crate::failure::Failure;
 
-mod bench;
 mod check;
 mod documents;
+#[cfg(feature = "_servers")]
 mod heal;
+#[cfg(feature = "_servers")]
 mod inspect;
 mod lint;
 mod replay;
+#[cfg(feature = "_servers")]
 mod reset;
 mod suggest;
+#[cfg(feature = "_servers")]
 mod top;
 
 /// Runs a command and returns its exit code.
@@ -22,27 +24,24 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Replay(args) => replay::run(args),
         Command::Check(args) => check::run(args),
-        Command::Inspect(args) => inspect::run(args),
-        Command::Reset(args) => reset::run(args),
         Command::Lint(args) => lint::run(args),
         Command::Suggest(args) => suggest::run(args),
-        Command::Top(args) => top::run(args),
-        Command::Heal(args) => heal::run(args),
-        Command::Bench(args) => bench::run(args),
         Command::Schema => documents::schema(),
         Command::Completions { shell } => documents::completions(*shell),
         Command::Man { folder } => documents::man(folder),
+        #[cfg(feature = "_servers")]
+        Command::Inspect(args) => inspect::run(args),
+        #[cfg(feature = "_servers")]
+        Command::Reset(args) => reset::run(args),
+        #[cfg(feature = "_servers")]
+        Command::Top(args) => top::run(args),
+        #[cfg(feature = "_servers")]
+        Command::Heal(args) => heal::run(args),
+        #[cfg(not(feature = "_servers"))]
+        Command::Inspect(_) | Command::Reset(_) | Command::Top(_) | Command::Heal(_) => {
+            Err(crate::store::no_client())
+        }
     }
-}
-
-/// Runs a future that asks a store. A single thread is enough: only the benchmark asks concurrently, and it
-/// states that it uses one thread.
-fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Store(format!("no runtime: {error}")))?
-        .block_on(future)
 }
 
 /// Writes to standard output, which may be closed.

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use ratelimit_core::{Limits, Policy};
 
+use crate::summary::shown_caller;
+use crate::table::Table;
 use crate::tally::{Decided, Tally};
+use crate::text::count;
 
 /// What another policy decided, and where it differed.
 #[derive(Debug)]
@@ -17,7 +20,7 @@ pub(crate) struct Comparison {
     /// Over all requests.
     pub(crate) total: Difference,
     /// By the name of an identifier and its value.
-    callers: HashMap<String, HashMap<Box<str>, Difference>>,
+    callers: HashMap<(Box<str>, Box<str>), Difference>,
 }
 
 /// How many requests only one of the policies denied.
@@ -70,35 +73,36 @@ impl Comparison {
         let by_this = !this.1.allowed;
         self.total.count(by_this);
         for (kind, name) in tally.blamed(denied) {
-            if !self.callers.contains_key(kind) {
-                self.callers.insert(kind.to_owned(), HashMap::new());
-            }
-            let Some(callers) = self.callers.get_mut(kind) else { continue };
-            match callers.get_mut(name) {
-                Some(difference) => difference.count(by_this),
-                None => callers.entry(name.into()).or_default().count(by_this),
-            }
+            self.callers.entry((kind.into(), name.into())).or_default().count(by_this);
         }
     }
 
     /// The number of callers for whom the policies differ.
     pub(crate) fn differing(&self) -> u64 {
-        self.callers.values().map(|callers| callers.len() as u64).sum()
+        self.callers.len() as u64
     }
 
     /// The callers for whom the policies differ, those with the most requests first.
     pub(crate) fn callers(&self, most: usize) -> Vec<Differing<'_>> {
-        let mut differing: Vec<Differing<'_>> = Vec::new();
-        for (name, callers) in &self.callers {
-            for (value, difference) in callers {
-                differing.push(Differing { name, value, difference: *difference });
-            }
-        }
+        let differing = self.callers.iter();
+        let differing =
+            differing.map(|((name, value), &difference)| Differing { name, value, difference });
+        let mut differing: Vec<_> = differing.collect();
         differing.sort_unstable_by(|a, b| {
             let most_first = b.difference.total().cmp(&a.difference.total());
             most_first.then_with(|| (a.name, a.value).cmp(&(b.name, b.value)))
         });
         differing.truncate(most);
         differing
+    }
+
+    /// The same as a table, with so many characters of each name.
+    pub(crate) fn table(&self, most: usize, chars: usize) -> Table {
+        let rows = self.callers(most).into_iter().map(|Differing { name, value, difference }| {
+            let Difference { only_this, only_other } = difference;
+            vec![shown_caller(name, value, chars), count(only_this), count(only_other)]
+        });
+        let columns = ["caller", "#denied only by this", "#denied only by the other"];
+        Table::new(&columns, rows)
     }
 }

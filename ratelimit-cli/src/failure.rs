@@ -1,19 +1,21 @@
 //! [`Failure`]: why the tool stops, and with which exit code.
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 
 use ratelimit_core::{ErrorKind, StoreError};
 
 /// Why the tool stops.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// Invalid arguments or input: exit code 2.
+    #[error("{0}")]
     Input(String),
     /// The store failed or is unreachable: exit code 3.
+    #[error("{0}")]
     Store(String),
     /// The reader of standard output has closed it, as in `ratelimit … | head`. This is not reported.
+    #[error("the reader of the output has closed it")]
     BrokenPipe,
 }
 
@@ -50,15 +52,6 @@ impl Failure {
             Self::Input(_) => 2,
             Self::Store(_) => 3,
             Self::BrokenPipe => 0,
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Input(message) | Self::Store(message) => f.write_str(message),
-            Self::BrokenPipe => f.write_str("the reader of the output has closed it"),
         }
     }
 }

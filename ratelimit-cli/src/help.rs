@@ -84,7 +84,7 @@ pub(crate) const INSPECT: &str = r#"JSON (--json), one line:
     remaining  what is left of the capacity (limit) now; allowed, retry_after_us: of a request at cost 1
     state      what is stored, null for nothing, by the field names of the algorithm's state:
                gcra                  tat_us (theoretical arrival time), surplus, timestamp_us
-               token-bucket          tokens, remainder, timestamp_us, full_at_us
+               token-bucket          tokens (at timestamp_us), timestamp_us, full_at_us
                fixed-window, first-request-window  start_us, count, ends_us
                bucketed-window       buckets: start_us, count
                sliding-counter       start_us, previous, current, window_us
@@ -128,16 +128,6 @@ JSON (--json), one line per state from the future, then one with the totals:
     states            how many there were; dry_run: whether they were left as they are
     keys, skipped     how many keys were looked at; and not understood
     max_keys_reached  whether --max-keys ended the scan"#;
-
-/// The fields of `bench --json`.
-pub(crate) const BENCH: &str = r"JSON (--json OUT.jsonl), one line per run:
-  store, mode, limits     what was measured; mode is null in memory
-  tasks, keys, seconds    the run; complete: whether it came to its end
-  decisions               admitted + denied; contended, unanswered: requests without a decision
-  decisions_per_second    over the whole run
-  p50_us, p99_us, p999_us, max_us       how long a decision took
-  server_cpu_us, server_main_thread_us  the servers' processor time per decision, in all and of the thread that runs
-                          commands; null where a server does not tell";
 
 /// How an editor finds the schema.
 pub(crate) const SCHEMA: &str = "\

@@ -1,7 +1,5 @@
 //! Turns a file into requests: the bytes, their lines, and the requests in the lines.
 
-use std::fmt;
-
 use ratelimit_core::{Op, Timestamp};
 
 use crate::args::{FormatArg, UnitArg};
@@ -16,28 +14,22 @@ mod source;
 
 pub(crate) use format::{Before, Detector, Found, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
-pub(crate) use source::{Progress, Source};
+pub(crate) use source::Source;
 
 /// The request in one line of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry<'l> {
+pub(crate) struct Entry {
     pub(crate) at: Timestamp,
-    pub(crate) caller: Caller<'l>,
+    pub(crate) caller: Caller,
     pub(crate) cost: u64,
     pub(crate) op: Op,
     /// How long the request took, if the input tells.
     pub(crate) duration_us: Option<u64>,
 }
 
-impl Entry<'_> {
-    /// The same without the line that it was read from.
-    pub(crate) fn into_owned(self) -> Entry<'static> {
-        Entry { caller: self.caller.into_owned(), ..self }
-    }
-}
-
 /// Why a line cannot be replayed: the fault, and what would be accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct BadLine(pub(crate) String);
 
 impl BadLine {
@@ -46,35 +38,29 @@ impl BadLine {
     }
 }
 
-impl fmt::Display for BadLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// The parser of one format's lines.
 #[derive(Debug)]
 pub(crate) enum Parser {
     AccessLog(access_log::AccessLog),
-    Jsonl(jsonl::Jsonl),
+    Jsonl,
     Csv(csv::Csv),
 }
 
 impl Parser {
     /// The parser of a format; `None` if the format depends on the input.
-    pub(crate) fn of(format: FormatArg, unit: Option<UnitArg>) -> Result<Option<Self>, BadLine> {
-        Ok(match format {
-            FormatArg::Jsonl => Some(Self::Jsonl(jsonl::Jsonl::default())),
-            FormatArg::Combined => Some(Self::AccessLog(access_log::AccessLog::new(unit)?)),
+    pub(crate) fn of(format: FormatArg, unit: Option<UnitArg>) -> Option<Self> {
+        match format {
+            FormatArg::Jsonl => Some(Self::Jsonl),
+            FormatArg::Combined => Some(Self::AccessLog(access_log::AccessLog::new(unit))),
             FormatArg::Csv | FormatArg::Auto => None,
-        })
+        }
     }
 
     /// Parses a line.
-    pub(crate) fn parse<'l>(&'l mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
+    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Entry, BadLine> {
         match self {
             Self::AccessLog(parser) => parser.parse(line),
-            Self::Jsonl(parser) => parser.parse(line),
+            Self::Jsonl => jsonl::parse(line),
             Self::Csv(parser) => parser.parse(line),
         }
     }
@@ -88,7 +74,7 @@ impl Parser {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::AccessLog(_) => "access log",
-            Self::Jsonl(_) => "JSONL trace",
+            Self::Jsonl => "JSONL trace",
             Self::Csv(_) => "CSV trace",
         }
     }
@@ -97,6 +83,14 @@ impl Parser {
 /// The error of a line that was too long to keep.
 pub(crate) fn too_long() -> BadLine {
     BadLine::new("is longer than 1 MiB")
+}
+
+/// The number of a field, if it was one, and otherwise what stands there.
+fn whole_number(field: &str, number: Option<u64>, shown: &str) -> Result<u64, BadLine> {
+    number.ok_or_else(|| {
+        let shown = crate::text::printable(shown, 40);
+        BadLine::new(format!("{field} is {shown}, expected a whole number from 0 to {}", u64::MAX))
+    })
 }
 
 /// The moment `at_us`, if it is in the range of the algorithms.
@@ -154,13 +148,13 @@ mod tests {
         #[test]
         fn no_bytes_panic_a_parser(lines in prop::collection::vec(bytes(), 1..4)) {
             for format in [FormatArg::Combined, FormatArg::Jsonl] {
-                let mut parser = Parser::of(format, None).expect("a parser").expect("no header");
+                let mut parser = Parser::of(format, None).expect("no header");
                 for line in &lines {
                     let _ = parser.parse(line);
                 }
             }
             for format in [FormatArg::Auto, FormatArg::Csv] {
-                let mut detector = Detector::new(format, None, 2).expect("a detector");
+                let mut detector = Detector::new(format, None, 2);
                 for (number, line) in (1..).zip(&lines) {
                     let _ = detector.look(Line { number, bytes: Some(line) });
                 }

@@ -7,13 +7,14 @@
 //! | `input`, `input/` | turning a file into requests |
 //! | `replay`, `replay/` | deciding them, one after another |
 //! | `decision_line` | the bytes of a decision |
-//! | `bench`, `bench/` | asking a store as fast as it answers |
 //! | `tally`, `timeline`, `nearness`, `compare` | the counts of a replay |
-//! | `stored_key` | reading a caller from a key on Redis |
+//! | `store`, `store/` | memory, or a server if the tool is built with a client for it |
 //! | `suggest` | finding limits that deny few callers |
-//! | `summary`, `report`, `report/` | presenting them |
+//! | `summary`, `table`, `report`, `report/` | presenting them |
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
+// What serves only the commands on servers.
+#![cfg_attr(not(feature = "_servers"), allow(dead_code))]
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -21,7 +22,6 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod args;
-mod bench;
 mod caller;
 mod commands;
 mod compare;
@@ -37,9 +37,9 @@ mod progress;
 mod replay;
 mod report;
 mod store;
-mod stored_key;
 mod suggest;
 mod summary;
+mod table;
 mod tally;
 mod text;
 mod timeline;

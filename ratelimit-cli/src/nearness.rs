@@ -59,38 +59,3 @@ fn bin(remaining: u64, limit: u64) -> u8 {
     let tenths = (u128::from(remaining) * 10).div_ceil(u128::from(limit.max(1)));
     u8::try_from(tenths.min(10)).unwrap_or(10)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_caller_counts_once_by_the_least_that_it_had_left() {
-        let mut nearness = Nearness::default();
-        for (key, allowed, remaining) in [
-            ("denied", true, 5),
-            ("denied", false, 0),
-            ("denied", true, 9),
-            ("empty", true, 0),
-            ("one", true, 1),
-            ("one", true, 90),
-            ("eleven", true, 11),
-            ("all", true, 100),
-        ] {
-            let decision = Decision {
-                allowed,
-                cost: 1,
-                limit: 100,
-                remaining,
-                retry_after_us: Some(0),
-                replenish_after_us: 0,
-                reset_after_us: 0,
-            };
-            nearness.count(key.into(), &decision);
-        }
-        let histogram = nearness.histogram();
-        assert_eq!(histogram.denied, 1);
-        assert_eq!(histogram.bins, [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1]);
-        assert_eq!(histogram.uncounted, 0);
-    }
-}

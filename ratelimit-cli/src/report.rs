@@ -1,19 +1,17 @@
 //! The report: a replay as one self-contained HTML page, without scripts to run and without requests to make.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use ratelimit_core::{Limit, Limits, Policy, Timestamp};
+use ratelimit_core::{Limit, Limits, Policy};
 
 use crate::caller::joined_names;
-use crate::compare::{Comparison, Differing};
-use crate::summary::{Summary, why};
-use crate::tally::{LimitTally, Offender, Tally};
-use crate::text::{count, duration, plural, printable, share, time};
+use crate::compare::Comparison;
+use crate::summary::{Summary, offenders_table};
+use crate::table::Table;
+use crate::tally::{LimitTally, Tally};
+use crate::text::{count, plural, share, time};
 
 mod chart;
 mod data;
-mod table;
-
-use table::{Column, table};
 
 const STYLE: &str = include_str!("report/style.css");
 /// The number of callers that a table of the page shows.
@@ -52,12 +50,12 @@ pub(crate) fn page(report: &Report<'_>) -> String {
             body { main {
                 h1 { (breakable(&summary.title)) }
                 @if let Some((first, last)) = &tally.span {
-                    p.faint { (clock(*first)) " to " (clock(*last)) ", all times in UTC" }
+                    p.faint { (time(*first)) " to " (time(*last)) ", all times in UTC" }
                 }
                 @for note in &summary.notes { p.note { (note) } }
                 dl.cards {
-                    @for (name, number, share) in &summary.totals {
-                        div { dt { (name) } dd { (number) " " small { (share) } } }
+                    @for row in &summary.totals.rows {
+                        div { dt { (row[0]) } dd { (row[1]) " " small { (row[2]) } } }
                     }
                 }
                 h2 { "Requests over time" }
@@ -82,17 +80,12 @@ fn breakable(text: &str) -> Markup {
     html! { @for part in text.split_inclusive('/') { (part) wbr; } }
 }
 
-/// A moment in UTC as a page shows it: `2026-03-01 09:00:00`.
-fn clock(at: Timestamp) -> String {
-    time(at).replacen('T', " ", 1).trim_end_matches('Z').to_owned()
-}
-
 fn limit_card(tally: &Tally, place: usize, limit: &Limit<Policy>, counts: &LimitTally) -> Markup {
-    let denied = if counts.is_shadow { "would have denied" } else { "denied" };
+    let denied = if limit.is_shadow() { "would have denied" } else { "denied" };
     let title = format!("Requests to which {} applied", limit.name());
     html! {
         section.limit aria-label=(format!("Limit {}", limit.name())) {
-            h3 { (limit.name()) @if counts.is_shadow { span.badge { "shadow: denies nothing" } } }
+            h3 { (limit.name()) @if limit.is_shadow() { span.badge { "shadow: denies nothing" } } }
             p.faint {
                 code { (limit.algorithm()) } " for each " (joined_names(limit.identifier_names()))
             }
@@ -121,22 +114,8 @@ fn limit_card(tally: &Tally, place: usize, limit: &Limit<Policy>, counts: &Limit
 
 /// Who was denied, how often and for how long.
 fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
-    let offenders = tally.offenders(usize::MAX);
-    let shown = offenders.len().min(CALLERS);
-    let row = |offender: &Offender<'_>| {
-        let denials = offender.denials;
-        vec![
-            format!("{}={}", offender.name, printable(offender.value, NAME_CHARS)),
-            count(denials.requests),
-            count(denials.spells),
-            duration(denials.denied_us()),
-            duration(denials.longest_us()),
-            clock(denials.first),
-            clock(denials.last),
-            // A name and its number stay on one line.
-            why(limits, &denials.by_limit).replace(" ×", "\u{a0}×"),
-        ]
-    };
+    let table = offenders_table(tally, limits, CALLERS, NAME_CHARS);
+    let (shown, denied) = (table.rows.len() as u64, tally.offenders(usize::MAX).len() as u64);
     html! {
         h2 { "Who was denied" }
         @for kind in &tally.identifiers {
@@ -150,15 +129,7 @@ fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
             p.faint {
                 "A spell of denials begins with a denied request. It ends with the wait of its last denial, or with an admitted request before that."
             }
-            (table(
-                &format!("Most denied first, {} of {}", count(shown as u64), plural(offenders.len() as u64, "caller", "callers")),
-                &[
-                    Column::Name("caller"), Column::Number("denied"), Column::Number("times"),
-                    Column::Number("denied for"), Column::Number("longest"), Column::Time("first"),
-                    Column::Time("last"), Column::Name("by"),
-                ],
-                offenders.iter().take(CALLERS).map(row),
-            ))
+            (table.html(&format!("Most denied first, {} of {}", count(shown), plural(denied, "caller", "callers"))))
         }
     }
 }
@@ -168,14 +139,12 @@ fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
     let differing = comparison.differing();
     let shown = (CALLERS as u64).min(differing);
     let other = comparison.tally.as_ref();
-    let limits = || comparison.limits.iter().zip(other.map_or(&[][..], |other| &other.limits));
-    let row = |caller: &Differing<'_>| {
-        vec![
-            format!("{}={}", caller.name, printable(caller.value, NAME_CHARS)),
-            count(caller.difference.only_this),
-            count(caller.difference.only_other),
-        ]
-    };
+    let limits = comparison.limits.iter().zip(other.map_or(&[][..], |other| &other.limits));
+    let limits = limits.map(|(limit, counts)| {
+        let name = limit.name().to_owned() + if limit.is_shadow() { " (shadow)" } else { "" };
+        vec![name, limit.algorithm().to_string(), count(counts.applied), count(counts.denied)]
+    });
+    let columns = ["name", "policy", "#applied to", "#denied"];
     html! {
         h2 { "Compared with " (name) }
         dl.cards {
@@ -191,25 +160,13 @@ fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
             div { dt { "only by this" } dd { (count(comparison.total.only_this)) } }
             div { dt { "only by the other" } dd { (count(comparison.total.only_other)) } }
         }
-        (table(
-            &format!("The limits of {name}"),
-            &[Column::Name("name"), Column::Name("policy"), Column::Number("applied to"), Column::Number("denied")],
-            limits().map(|(limit, counts)| {
-                let name = if counts.is_shadow { format!("{} (shadow)", limit.name()) } else { limit.name().to_owned() };
-                vec![name, limit.algorithm().to_string(), count(counts.applied), count(counts.denied)]
-            }),
-        ))
+        (Table::new(&columns, limits).html(&format!("The limits of {name}")))
         @if differing == 0 {
             p { "The policies decided alike for every caller." }
         } @else {
             h3 { (plural(differing, "caller", "callers")) " with a difference" }
-            (table(
+            (comparison.table(CALLERS, NAME_CHARS).html(
                 &format!("Largest difference first, {} of {}", count(shown), plural(differing, "caller", "callers")),
-                &[
-                    Column::Name("caller"), Column::Number("denied only by this"),
-                    Column::Number("denied only by the other"),
-                ],
-                comparison.callers(CALLERS).iter().map(row),
             ))
         }
     }

@@ -11,8 +11,6 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryError;
 
-use crate::bench::one_limit;
-
 /// The requests that a limit saw: a store that admits everything and remembers it.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
@@ -182,8 +180,7 @@ fn with_capacity(policy: &Policy, capacity: u64) -> Option<Policy> {
             None => words.push(word.to_owned()),
         }
     }
-    let limits = one_limit(&words.join(" ")).ok()?;
-    limits.iter().next().map(|limit| *limit.algorithm())
+    words.join(" ").parse().ok()
 }
 
 /// The share of callers that may be denied, in millionths of a percent.
@@ -231,27 +228,6 @@ mod tests {
     }
 
     #[test]
-    fn each_algorithm_takes_another_capacity() {
-        for (words, due) in [
-            ("gcra 10/s burst 20", "gcra 10/s burst 7"),
-            ("token-bucket 3/m", "token-bucket 3/m burst 7"),
-            ("fixed-window 100/m count attempts", "fixed-window 7/m count attempts"),
-            ("first-request-window 5/15m", "first-request-window 7/15m"),
-            ("sliding-log 5/10s", "sliding-log 7/10s"),
-            ("concurrency 2/30s", "concurrency 7/30s"),
-            (
-                "bucketed-window bucket 1s rates 2/1s,3/5s",
-                "bucketed-window bucket 1s rates 7/s, 11/5s",
-            ),
-        ] {
-            let limits = one_limit(words).expect(words);
-            let wide = with_capacity(limits.as_slice()[0].algorithm(), 7).expect(words);
-            let due = one_limit(due).expect(due);
-            assert_eq!(wide, *due.as_slice()[0].algorithm(), "{words}");
-        }
-    }
-
-    #[test]
     fn the_smallest_capacity_is_the_first_that_denies_few_enough() {
         for words in [
             "gcra 1/s burst 3",
@@ -277,8 +253,7 @@ mod tests {
                 };
                 requests.push(&key, at, draw / 900 % 3, op);
             }
-            let limits = one_limit(words).expect(words);
-            let policy = limits.as_slice()[0].algorithm();
+            let policy: &Policy = &words.parse().expect(words);
             let mut last = u64::MAX;
             for most in [0, 1, 5, 20] {
                 let found = requests.smallest(policy, most).expect(words);

@@ -3,173 +3,106 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
 use ratelimit_core::{Limits, Policy};
 
 use crate::caller::joined_names;
-use crate::compare::{Comparison, Difference, Differing};
-use crate::tally::{Offender, Tally};
-use crate::text::{count, plural, printable, share, time};
+use crate::compare::Comparison;
+use crate::table::Table;
+use crate::tally::Tally;
+use crate::text::{count, duration, plural, printable, share, time};
 
-/// The number of most-denied callers that are shown.
-const OFFENDERS: usize = 10;
-/// The number of characters of a caller's name that are shown.
-const NAME_CHARS: usize = 48;
+/// The number of callers that a table of the summary shows.
+const CALLERS: usize = 10;
+/// The number of characters of a caller's name that a terminal shows.
+pub(crate) const NAME_CHARS: usize = 48;
 
-/// The content of a summary, as words and numbers without a layout.
+/// The content of a summary.
 #[derive(Debug)]
 pub(crate) struct Summary {
     /// What was replayed, against which policy and store.
     pub(crate) title: String,
-    /// The first and the last time of the input.
-    pub(crate) span: Option<(String, String)>,
     /// What the reader must know before trusting the rest.
     pub(crate) notes: Vec<String>,
     /// Name, number and, where it is meaningful, share.
-    pub(crate) totals: Vec<(&'static str, String, String)>,
-    pub(crate) limits: Section,
-    pub(crate) shadow_limits: Section,
-    pub(crate) identifier_names: Section,
-    pub(crate) offenders: Section,
-    pub(crate) comparison: Section,
+    pub(crate) totals: Table,
+    /// Below their titles.
+    tables: Vec<(&'static str, Table)>,
     /// In how many requests another policy differs.
     compared: Option<String>,
     pub(crate) speed: String,
 }
 
-/// One table.
-#[derive(Debug, Default)]
-pub(crate) struct Section {
-    pub(crate) title: &'static str,
-    /// The columns' names, and whether they contain numbers.
-    pub(crate) columns: Vec<(&'static str, bool)>,
-    pub(crate) rows: Vec<Vec<String>>,
-}
-
-/// What a summary needs beside the counts.
-#[derive(Debug)]
-pub(crate) struct Context<'c> {
-    pub(crate) input: String,
-    pub(crate) format: &'c str,
-    pub(crate) policy: String,
-    pub(crate) store: String,
-    pub(crate) elapsed: Duration,
-    pub(crate) notes: Vec<String>,
-    pub(crate) comparison: Option<&'c Comparison>,
-}
-
 impl Summary {
-    pub(crate) fn new(tally: &Tally, limits: &Limits<Policy>, context: Context<'_>) -> Self {
-        let Context { input, format, policy, store, elapsed, notes, comparison } = context;
+    /// `title` says what was replayed, against which policy.
+    pub(crate) fn new(
+        title: String,
+        notes: Vec<String>,
+        (tally, limits): (&Tally, &Limits<Policy>),
+        comparison: Option<&Comparison>,
+        speed: String,
+    ) -> Self {
+        let of_requests =
+            |name: &str, n: u64| vec![name.to_owned(), count(n), share(n, tally.requests)];
+        let plain = |name: &str, n: u64| vec![name.to_owned(), count(n), String::new()];
         let mut totals = vec![
-            ("requests", count(tally.requests), String::new()),
-            ("admitted", count(tally.admitted()), share(tally.admitted(), tally.requests)),
-            ("denied", count(tally.denied), share(tally.denied, tally.requests)),
+            plain("requests", tally.requests),
+            of_requests("admitted", tally.admitted()),
+            of_requests("denied", tally.denied),
         ];
-        if tally.other > 0 {
-            totals.push(("other operations", count(tally.other), String::new()));
-        }
-        totals.push(("bad lines", count(tally.bad_lines), String::new()));
-        if tally.refused_operations > 0 {
-            totals.push(("refused operations", count(tally.refused_operations), String::new()));
-        }
+        totals.extend((tally.other > 0).then(|| plain("other operations", tally.other)));
+        totals.push(plain("bad lines", tally.bad_lines));
+        let refused = tally.refused_operations;
+        totals.extend((refused > 0).then(|| plain("refused operations", refused)));
+        let mut tables = vec![
+            ("Limits", limits_table(tally, limits, false)),
+            ("Shadow limits, which deny nothing", limits_table(tally, limits, true)),
+            ("Callers", identifiers_table(tally)),
+            ("Denied most", offenders_table(tally, limits, CALLERS, NAME_CHARS)),
+        ];
+        let differing = comparison.map(|comparison| comparison.table(CALLERS, NAME_CHARS));
+        tables.extend(differing.map(|table| ("Callers for whom the policies differ", table)));
         Self {
-            title: format!("{input} ({format}) against {policy}"),
-            span: tally.span.map(|(first, last)| (time(first), time(last))),
+            title,
             notes,
-            totals,
-            limits: limits_section(tally, limits, false),
-            shadow_limits: limits_section(tally, limits, true),
-            identifier_names: identifiers_section(tally),
-            offenders: offenders_section(tally, limits),
-            comparison: comparison.map_or_else(Section::default, comparison_section),
+            totals: Table::new(&["", "#", "#"], totals),
+            tables,
             compared: comparison.map(|comparison| {
-                let Difference { only_this, only_other } = comparison.total;
                 format!(
                     "Compared: {} denied only by this policy, {} only by the other, {} by both",
-                    plural(only_this, "request", "requests"),
-                    count(only_other),
+                    plural(comparison.total.only_this, "request", "requests"),
+                    count(comparison.total.only_other),
                     count(comparison.both),
                 )
             }),
-            speed: speed(tally.decisions(), elapsed, &store),
+            speed,
         }
     }
 
     /// The summary for a terminal.
-    pub(crate) fn to_text(&self) -> String {
-        let mut text = String::new();
+    pub(crate) fn to_text(&self, tally: &Tally) -> String {
+        let mut text = format!("{}\n", self.title);
         // Writing into memory cannot fail.
-        let _ = writeln!(text, "{}", self.title);
-        if let Some((first, last)) = &self.span {
-            let _ = writeln!(text, "{first} to {last}");
+        if let Some((first, last)) = tally.span {
+            let _ = writeln!(text, "{} to {}", time(first), time(last));
         }
         for note in &self.notes {
             let _ = writeln!(text, "\nnote: {note}");
         }
         text.push('\n');
-        let mut totals = plain_table();
-        for (name, number, share) in &self.totals {
-            totals.add_row([*name, number, share]);
+        text.push_str(&self.totals.text());
+        for (title, table) in self.tables.iter().filter(|(_, table)| !table.rows.is_empty()) {
+            let _ = write!(text, "\n{title}\n{}", table.text());
         }
-        align(&mut totals, &[false, true, true]);
-        push_table(&mut text, &totals);
-        for section in [
-            &self.limits,
-            &self.shadow_limits,
-            &self.identifier_names,
-            &self.offenders,
-            &self.comparison,
-        ] {
-            if section.rows.is_empty() {
-                continue;
-            }
-            let mut table = plain_table();
-            table.set_header(section.columns.iter().map(|(name, _)| *name));
-            for row in &section.rows {
-                table.add_row(row);
-            }
-            align(
-                &mut table,
-                &section.columns.iter().map(|(_, number)| *number).collect::<Vec<_>>(),
-            );
-            let _ = writeln!(text, "\n{}", section.title);
-            push_table(&mut text, &table);
+        for line in self.compared.iter().chain([&self.speed]) {
+            let _ = writeln!(text, "\n{line}");
         }
-        if let Some(compared) = &self.compared {
-            let _ = writeln!(text, "\n{compared}");
-        }
-        let _ = writeln!(text, "\n{}", self.speed);
         text
     }
 }
 
-pub(crate) fn plain_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table
-}
-
-pub(crate) fn align(table: &mut Table, numbers: &[bool]) {
-    for (place, number) in numbers.iter().enumerate() {
-        if let Some(column) = table.column_mut(place)
-            && *number
-        {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-}
-
-/// Appends a table with a margin and without trailing blanks.
-pub(crate) fn push_table(text: &mut String, table: &Table) {
-    for line in table.lines() {
-        let _ = writeln!(text, " {}", line.trim_end());
-    }
-}
-
-fn limits_section(tally: &Tally, limits: &Limits<Policy>, shadow: bool) -> Section {
+fn limits_table(tally: &Tally, limits: &Limits<Policy>, shadow: bool) -> Table {
     let tallied = limits.iter().zip(&tally.limits);
-    let rows = tallied.filter(|(_, counts)| counts.is_shadow == shadow).map(|(limit, counts)| {
+    let rows = tallied.filter(|(limit, _)| limit.is_shadow() == shadow).map(|(limit, counts)| {
         vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
@@ -179,94 +112,62 @@ fn limits_section(tally: &Tally, limits: &Limits<Policy>, shadow: bool) -> Secti
             share(counts.denied, counts.applied),
         ]
     });
-    Section {
-        title: if shadow { "Shadow limits, which deny nothing" } else { "Limits" },
-        columns: vec![
-            ("name", false),
-            ("algorithm", false),
-            ("kept for each", false),
-            ("applied to", true),
-            (if shadow { "would have denied" } else { "denied" }, true),
-            ("share", true),
-        ],
-        rows: rows.collect(),
-    }
+    let denied = if shadow { "#would have denied" } else { "#denied" };
+    let columns = ["name", "algorithm", "kept for each", "#applied to", denied, "#share"];
+    Table::new(&columns, rows)
 }
 
-fn identifiers_section(tally: &Tally) -> Section {
+fn identifiers_table(tally: &Tally) -> Table {
     let rows = tally.identifiers.iter().map(|tally| {
         let (callers, denied) = (tally.callers.len() as u64, tally.denied());
         vec![tally.name.clone(), count(callers), count(denied), share(denied, callers)]
     });
-    Section {
-        title: "Callers",
-        columns: vec![
-            ("identifier", false),
-            ("seen", true),
-            ("denied at least once", true),
-            ("share", true),
-        ],
-        rows: rows.collect(),
-    }
+    let columns = ["identifier", "#seen", "#denied at least once", "#share"];
+    Table::new(&columns, rows)
 }
 
-fn offenders_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
-    let row = |offender: Offender<'_>| {
+/// The callers denied most, with so many characters of each name.
+pub(crate) fn offenders_table(
+    tally: &Tally,
+    limits: &Limits<Policy>,
+    most: usize,
+    chars: usize,
+) -> Table {
+    let rows = tally.offenders(most).into_iter().map(|offender| {
+        let denials = offender.denials;
+        let by_limit = limits.iter().zip(&denials.by_limit).filter(|(_, denied)| **denied > 0);
+        // A name and its number stay on one line.
+        let by =
+            by_limit.map(|(limit, denied)| format!("{}\u{a0}×{}", limit.name(), count(*denied)));
         vec![
-            format!("{}={}", offender.name, printable(offender.value, NAME_CHARS)),
-            count(offender.denials.requests),
-            time(offender.denials.first),
-            time(offender.denials.last),
-            why(limits, &offender.denials.by_limit),
+            shown_caller(offender.name, offender.value, chars),
+            count(denials.requests),
+            count(denials.spells),
+            duration(denials.denied_us()),
+            duration(denials.longest_us()),
+            time(denials.first),
+            time(denials.last),
+            by.collect::<Vec<_>>().join(", "),
         ]
-    };
-    Section {
-        title: "Denied most",
-        columns: vec![
-            ("caller", false),
-            ("denied", true),
-            ("first", false),
-            ("last", false),
-            ("by", false),
-        ],
-        rows: tally.offenders(OFFENDERS).into_iter().map(row).collect(),
-    }
+    });
+    let columns =
+        ["caller", "#denied", "#times", "#denied for", "#longest", "@first", "@last", "by"];
+    Table::new(&columns, rows)
 }
 
-/// The limits that denied a caller, and how often.
-pub(crate) fn why(limits: &Limits<Policy>, by_limit: &[u64]) -> String {
-    let denied = limits.iter().zip(by_limit).filter(|(_, denied)| **denied > 0);
-    let named = denied.map(|(limit, denied)| format!("{} ×{}", limit.name(), count(*denied)));
-    named.collect::<Vec<_>>().join(", ")
+/// A caller as a table shows it.
+pub(crate) fn shown_caller(identifier: &str, value: &str, chars: usize) -> String {
+    format!("{identifier}={}", printable(value, chars))
 }
 
-/// The callers for whom another policy differs.
-fn comparison_section(comparison: &Comparison) -> Section {
-    let row = |caller: Differing<'_>| {
-        vec![
-            format!("{}={}", caller.name, printable(caller.value, NAME_CHARS)),
-            count(caller.difference.only_this),
-            count(caller.difference.only_other),
-        ]
-    };
-    Section {
-        title: "Callers for whom the policies differ",
-        columns: vec![
-            ("caller", false),
-            ("denied only by this", true),
-            ("denied only by the other", true),
-        ],
-        rows: comparison.callers(OFFENDERS).into_iter().map(row).collect(),
-    }
-}
-
-fn speed(decisions: u64, elapsed: Duration, store: &str) -> String {
+/// How fast a store decided.
+pub(crate) fn speed(decisions: u64, elapsed: Duration, store: &str) -> String {
     let us = elapsed.as_micros().max(1);
     let per_second = u128::from(decisions) * 1_000_000 / us;
     format!(
         "{} in {}: {} decisions/s, store {store}",
         plural(decisions, "decision", "decisions"),
-        crate::text::duration(u64::try_from(us).unwrap_or(u64::MAX)),
+        duration(u64::try_from(us).unwrap_or(u64::MAX)),
         count(u64::try_from(per_second).unwrap_or(u64::MAX)),
     )
 }

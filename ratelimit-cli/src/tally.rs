@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Decision, Identifiers, Limits, Op, Policy, Timestamp};
+use ratelimit_core::{Decision, Limits, Op, Policy, Timestamp};
 
 use crate::caller::{BARE_NAME, Caller};
 use crate::input::Entry;
@@ -39,7 +39,6 @@ pub(crate) struct LimitTally {
     pub(crate) applied: u64,
     /// Denied requests; of a shadow limit, those that it would have denied.
     pub(crate) denied: u64,
-    pub(crate) is_shadow: bool,
     /// How near its callers came, if that is asked for.
     pub(crate) nearness: Option<Nearness>,
     /// The positions in [`Tally::identifiers`] of the limit's identifiers.
@@ -49,7 +48,7 @@ pub(crate) struct LimitTally {
 /// One decided line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decided<'d> {
-    pub(crate) entry: &'d Entry<'d>,
+    pub(crate) entry: &'d Entry,
     pub(crate) allowed: bool,
     /// What each enforced limit that applied decided, by its position in the policy.
     pub(crate) enforced: &'d [(usize, Decision)],
@@ -175,7 +174,6 @@ impl Tally {
                 LimitTally {
                     applied: 0,
                     denied: 0,
-                    is_shadow: limit.is_shadow(),
                     nearness: nearness.then(Nearness::default),
                     identifiers,
                 }
@@ -248,7 +246,7 @@ impl Tally {
     }
 
     /// Records the identifier names, for the warning that no limit ever applied.
-    fn count_unlimited(&mut self, caller: &Caller<'_>) {
+    fn count_unlimited(&mut self, caller: &Caller) {
         let bare = caller.bare.is_some().then_some(BARE_NAME);
         let named = caller.named.iter().map(|(kind, _)| &**kind);
         for kind in bare.into_iter().chain(named) {
@@ -259,7 +257,7 @@ impl Tally {
         }
     }
 
-    fn count_denial(&mut self, entry: &Entry<'_>, enforced: &[(usize, Decision)]) {
+    fn count_denial(&mut self, entry: &Entry, enforced: &[(usize, Decision)]) {
         let mut blamed: Vec<usize> = Vec::new();
         let limits = self.limits.len();
         let denying = || enforced.iter().filter(|(_, decision)| !decision.allowed);
@@ -338,91 +336,9 @@ impl IdentifierTally {
     }
 }
 
-fn identifier<'c>(caller: &'c Caller<'_>, kind: &str) -> Option<&'c str> {
+fn identifier<'c>(caller: &'c Caller, kind: &str) -> Option<&'c str> {
     match kind {
         BARE_NAME => caller.bare().or_else(|| caller.identifier(kind)),
         kind => caller.identifier(kind),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ratelimit_core::Decision;
-
-    const POLICY: &str = r#"
-        [[limit]]
-        name = "a"
-        key = ["ip"]
-        algorithm = "gcra"
-        rate = "1/s"
-        [[limit]]
-        name = "b"
-        key = ["ip", "user"]
-        algorithm = "gcra"
-        rate = "1/s"
-    "#;
-
-    fn decision(allowed: bool) -> Decision {
-        Decision {
-            allowed,
-            cost: 1,
-            limit: 1,
-            remaining: 0,
-            retry_after_us: Some(if allowed { 0 } else { 6 }),
-            replenish_after_us: 0,
-            reset_after_us: 0,
-        }
-    }
-
-    #[test]
-    fn a_request_denied_by_two_limits_is_one_denial_of_its_caller() {
-        let limits: Limits<Policy> = toml::from_str(POLICY).expect("a policy");
-        let mut tally = Tally::new(&limits, true);
-        let mut count = |at, ip: &'static str, a, b| {
-            let entry = Entry {
-                at: Timestamp::saturating_from_us(at),
-                caller: Caller {
-                    bare: None,
-                    named: vec![("ip".into(), ip.into()), ("user".into(), "u".into())],
-                    bare_only: false,
-                },
-                cost: 1,
-                op: Op::Acquire,
-                duration_us: None,
-            };
-            let enforced = [(0, decision(a)), (1, decision(b))];
-            let decided =
-                Decided { entry: &entry, allowed: a && b, enforced: &enforced, shadow: &[] };
-            tally.count(&limits, decided);
-            tally.blamed(decided).len()
-        };
-        assert_eq!(count(5, "x", true, true), 0);
-        assert_eq!(count(9, "x", false, false), 1);
-        assert_eq!(count(7, "x", true, false), 1);
-        assert_eq!(count(8, "y", false, true), 1);
-        assert_eq!(count(12, "x", true, true), 0);
-        assert_eq!(count(20, "x", true, false), 1);
-        assert_eq!(count(25, "x", true, false), 1);
-        assert_eq!(count(1_000, "y", false, true), 1);
-        assert_eq!((tally.requests, tally.admitted(), tally.denied), (8, 2, 6));
-        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [3, 4]);
-        let identifiers: Vec<_> =
-            tally.identifiers.iter().map(|k| (&*k.name, k.callers.len(), k.denied())).collect();
-        assert_eq!(identifiers, [("ip", 2, 2), ("user", 1, 1)]);
-        let offenders = tally.offenders(10);
-        assert_eq!(offenders.len(), 2);
-        let worst = &offenders[0];
-        assert_eq!((worst.name, worst.value), ("ip", "x"));
-        assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (4, &[1, 4][..]));
-        assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 25));
-        // From 9 to its admission at 12, and from 20 to the end of the wait of the denial at 25.
-        let spells = (worst.denials.spells, worst.denials.denied_us(), worst.denials.longest_us());
-        assert_eq!(spells, (2, 14, 11));
-        // No request came when the wait ended: the spell ended all the same, and the later denial is another.
-        let other = offenders[1].denials;
-        assert_eq!((other.spells, other.denied_us(), other.longest_us()), (2, 12, 6));
-        let histogram = tally.limits[0].nearness.as_ref().expect("asked for").histogram();
-        assert_eq!((histogram.denied, histogram.bins.iter().sum::<u64>()), (2, 0));
     }
 }

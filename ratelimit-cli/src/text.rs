@@ -1,18 +1,13 @@
 //! Numbers, times and names for people. All arithmetic uses integers, so no share suffers from float rounding.
 
+use std::time::{Duration, UNIX_EPOCH};
+
+use indicatif::HumanCount;
 use ratelimit_core::Timestamp;
 
 /// `1234567` → `1,234,567`.
 pub(crate) fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
+    HumanCount(n).to_string()
 }
 
 /// A share in tenths of a percent, rounded; never 0 for a part that exists, and never all for a part that is
@@ -32,36 +27,30 @@ pub(crate) fn share(part: u64, whole: u64) -> String {
 
 /// A moment in UTC, formatted as in RFC 3339.
 pub(crate) fn time(timestamp: Timestamp) -> String {
-    let us = i64::try_from(timestamp.as_us()).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_microsecond(us)
-        .map_or_else(|_| timestamp.to_string(), |time| time.to_string())
+    let time = UNIX_EPOCH + Duration::from_micros(timestamp.as_us());
+    let text = humantime::format_rfc3339_micros(time).to_string();
+    text.replacen(".000000Z", "Z", 1)
 }
 
-/// A duration in its two largest units: `2 min 5 s`, `1.250 s`, `40 µs`.
+/// A duration in its two largest units: `2 min 5 s`, `1 s 250 ms`, `40 µs`.
 pub(crate) fn duration(us: u64) -> String {
-    const S: u64 = 1_000_000;
-    let pair = |large: u64, large_name: &str, compact: u64, small_name: &str| {
-        let rest = us % large / compact;
-        match rest {
-            0 => format!("{} {large_name}", us / large),
-            _ => format!("{} {large_name} {rest} {small_name}", us / large),
+    const UNITS: [(u64, &str); 6] = [
+        (86_400_000_000, "d"),
+        (3_600_000_000, "h"),
+        (60_000_000, "min"),
+        (1_000_000, "s"),
+        (1_000, "ms"),
+        (1, "µs"),
+    ];
+    let mut rest = us;
+    let mut parts = Vec::new();
+    for (unit, name) in UNITS.into_iter().skip_while(|(unit, _)| us.max(1) < *unit).take(2) {
+        if rest >= unit || us == 0 {
+            parts.push(format!("{} {name}", rest / unit));
         }
-    };
-    match us {
-        0..1_000 => format!("{us} µs"),
-        1_000..S => format!("{} ms", decimals(us, 1_000)),
-        S..60_000_000 => format!("{} s", decimals(us, S)),
-        60_000_000..3_600_000_000 => pair(60 * S, "min", S, "s"),
-        3_600_000_000..86_400_000_000 => pair(3_600 * S, "h", 60 * S, "min"),
-        _ => pair(86_400 * S, "d", 3_600 * S, "h"),
+        rest %= unit;
     }
-}
-
-/// `us / unit` with up to three decimals.
-fn decimals(us: u64, unit: u64) -> String {
-    let thousandths = us % unit * 1_000 / unit;
-    let text = format!("{}.{thousandths:03}", us / unit);
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    parts.join(" ")
 }
 
 /// Untrusted text, made safe for a terminal: control characters are escaped, and the result has at most `max`
@@ -99,13 +88,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_grouped_by_thousands() {
-        for (n, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(count(n), text);
-        }
-    }
-
-    #[test]
     fn shares_are_rounded_and_never_hide_the_last_one() {
         for (part, whole, text) in [
             (0, 0, "–"),
@@ -125,9 +107,10 @@ mod tests {
     fn durations_show_their_two_largest_units() {
         for (us, text) in [
             (0, "0 µs"),
-            (1_500, "1.5 ms"),
+            (1_500, "1 ms 500 µs"),
             (3_000_000, "3 s"),
-            (333_334, "333.334 ms"),
+            (333_334, "333 ms 334 µs"),
+            (60_000_001, "1 min"),
             (125_000_000, "2 min 5 s"),
             (3_600_000_000, "1 h"),
             (90_061_000_000, "1 d 1 h"),
@@ -145,8 +128,13 @@ mod tests {
 
     #[test]
     fn times_are_utc() {
-        let timestamp = Timestamp::from_us(1_431_857_103_000_000).expect("a time");
-        assert_eq!(time(timestamp), "2015-05-17T10:05:03Z");
-        assert_eq!(time(Timestamp::ZERO), "1970-01-01T00:00:00Z");
+        for (us, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (1_431_857_103_000_000, "2015-05-17T10:05:03Z"),
+            (1_431_857_103_250_000, "2015-05-17T10:05:03.250000Z"),
+            (Timestamp::MAX.as_us(), "2112-09-17T23:53:47.370495Z"),
+        ] {
+            assert_eq!(time(Timestamp::saturating_from_us(us)), text);
+        }
     }
 }

@@ -4,34 +4,23 @@ use std::collections::BTreeMap;
 
 use ratelimit_core::Timestamp;
 
-/// Readable bucket widths in microseconds. Each divides the next, so that buckets can be merged without
-/// splitting any.
-const WIDTHS_US: [u64; 20] = [
-    1,
-    1_000,
-    10_000,
-    100_000,
-    500_000,
-    S,
-    5 * S,
-    10 * S,
-    30 * S,
-    60 * S,
-    300 * S,
-    600 * S,
-    1_800 * S,
-    3_600 * S,
-    3 * 3_600 * S,
-    12 * 3_600 * S,
-    DAY,
-    5 * DAY,
-    30 * DAY,
-    360 * DAY,
+/// Readable widths of buckets: in microseconds below a second, and in seconds. Each divides the next, so that buckets can
+/// be merged without splitting any.
+const BELOW_A_SECOND: [u64; 5] = [1, 1_000, 10_000, 100_000, 500_000];
+const SECONDS: [u64; 15] = [
+    1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 43_200, 86_400, 432_000, 2_592_000,
+    31_104_000,
 ];
-const S: u64 = 1_000_000;
-const DAY: u64 = 86_400 * S;
 /// The most buckets between the first and the last. 2^52 µs are 145 of the widest.
 const MAX_BUCKETS: u64 = 180;
+
+/// The width at a place among all.
+fn width_us(place: usize) -> u64 {
+    match BELOW_A_SECOND.get(place) {
+        Some(us) => *us,
+        None => SECONDS[place - BELOW_A_SECOND.len()] * 1_000_000,
+    }
+}
 
 /// Requests over time. The buckets widen as the time span grows.
 #[derive(Clone, Debug, Default)]
@@ -111,7 +100,7 @@ impl Timeline {
 
     /// The width of a bucket in microseconds.
     pub(crate) fn width_us(&self) -> u64 {
-        WIDTHS_US[self.width]
+        width_us(self.width)
     }
 
     /// Every bucket from the first to the last, empty ones included, with its start.
@@ -129,9 +118,9 @@ impl Timeline {
     fn widen(&mut self) {
         while let Some((first, last)) = self.ends()
             && last - first >= MAX_BUCKETS
-            && self.width + 1 < WIDTHS_US.len()
+            && self.width + 1 < BELOW_A_SECOND.len() + SECONDS.len()
         {
-            let merged = WIDTHS_US[self.width + 1] / self.width_us();
+            let merged = width_us(self.width + 1) / self.width_us();
             self.width += 1;
             for (place, bucket) in std::mem::take(&mut self.buckets) {
                 let into = self.buckets.entry(place / merged).or_default();
@@ -152,35 +141,8 @@ mod tests {
 
     #[test]
     fn every_width_divides_the_next() {
-        for pair in WIDTHS_US.windows(2) {
-            assert_eq!(pair[1] % pair[0], 0, "{pair:?}");
+        for place in 1..BELOW_A_SECOND.len() + SECONDS.len() {
+            assert_eq!(width_us(place) % width_us(place - 1), 0, "{place}");
         }
-    }
-
-    #[test]
-    fn buckets_are_few_and_count_every_request() {
-        let mut timeline = Timeline::default();
-        let mut at = 1;
-        for n in 0..52_u32 {
-            let allowed = n % 3 == 0;
-            timeline.count(Timestamp::from_us(at).expect("a time"), allowed, [(1, allowed)]);
-            at *= 2;
-        }
-        timeline.count(Timestamp::MAX, true, []);
-        let buckets = timeline.buckets();
-        assert!(buckets.len() as u64 <= MAX_BUCKETS, "{}", buckets.len());
-        let sum = |count: fn(&Bucket) -> u64| buckets.iter().map(|(_, b)| count(b)).sum::<u64>();
-        assert_eq!((sum(|b| b.all.total()), sum(|b| b.all.denied)), (53, 34));
-        assert_eq!((sum(|b| b.limit(1).total()), sum(|b| b.limit(1).denied)), (52, 34));
-        assert_eq!((sum(|b| b.limit(0).total()), sum(|b| b.limit(2).total())), (0, 0));
-    }
-
-    #[test]
-    fn an_hour_is_shown_by_the_half_minute() {
-        let mut timeline = Timeline::default();
-        for second in (0..3_600).rev() {
-            timeline.count(Timestamp::saturating_from_us(second * S), true, []);
-        }
-        assert_eq!((timeline.width_us(), timeline.buckets().len()), (30 * S, 120));
     }
 }

@@ -60,18 +60,6 @@ fn with_several_limits_the_line_carries_those_that_apply() {
 }
 
 #[test]
-fn an_access_log_line_is_keyed_by_its_address() {
-    let log = "192.0.2.7 - bob [17/May/2015:10:05:03 +0000] \"GET /a?b HTTP/1.1\" 200 5\n";
-    let expected = "{\"at_us\":1431857103000000,\"key\":\"192.0.2.7\",\"cost\":1,\"allowed\":true,";
-    // Even if a limit names no identifier: the bare key of a log line is its address.
-    for policy in [TWO, BUCKET] {
-        let decisions = Scene::new(policy).decisions(log);
-        assert!(decisions.starts_with(expected), "{decisions}");
-        assert!(!decisions.contains("\"limit\":null"), "{decisions}");
-    }
-}
-
-#[test]
 fn csv_and_jsonl_give_the_same_decisions() {
     let scene = Scene::new(TWO);
     let jsonl = scene.decisions(concat!(

@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::Scene;
-use ratelimit_testkit::RedisServer;
+use ratelimit_servers::RedisServer;
 use serde_json::Value;
 
 /// The fields whose own fields are data: identifiers by name, and denials by limit.
@@ -115,9 +115,4 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
     is_described(&scene, "heal", &out, &["value", "stored_key", "ahead_us", "dry_run"]);
     let out = with_policy("reset", &[&["ip=a"][..], &store].concat());
     is_described(&scene, "reset", &out, &["reset", "keys"]);
-
-    let short = ["--tasks", "1", "--keys", "1", "--duration", "1ms", "--json", "-"];
-    let ran = scene.run(&[&["bench", "--store", &url][..], &short].concat());
-    assert_eq!(ran.code, 0, "{ran:?}");
-    is_described(&scene, "bench", &ran.out, &["decisions_per_second", "server_main_thread_us"]);
 }

@@ -83,23 +83,6 @@ fn a_line_that_comes_too_late_to_be_sorted_is_counted_and_said_first() {
 }
 
 #[test]
-fn a_proposal_is_the_same_whether_a_log_is_sorted_or_not() {
-    let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
-    scene.write("sorted", log().concat());
-    scene.write("shuffled", shuffled().concat());
-    let suggested = |input| {
-        let ran =
-            scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "--json", input]);
-        assert_eq!(ran.code, 0, "{ran:?}");
-        ran
-    };
-    let (sorted, shuffled) = (suggested("sorted"), suggested("shuffled"));
-    assert_eq!(sorted.out, shuffled.out);
-    assert_eq!(sorted.err, "");
-    assert!(shuffled.err.starts_with("note: "), "{}", shuffled.err);
-}
-
-#[test]
 fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
     let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
     let line = |at| format!("{{\"at_us\": {at}, \"keys\": {{\"ip\": \"a\"}}}}\n");

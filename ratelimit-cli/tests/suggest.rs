@@ -3,8 +3,6 @@
 
 mod common;
 
-use std::collections::BTreeSet;
-
 use common::{Ran, Scene, workspace};
 use serde_json::Value;
 
@@ -17,50 +15,6 @@ fn suggested(scene: &Scene, target: &str) -> Vec<Value> {
     ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// The callers that a policy of one limit denies at least once, by a replay.
-fn denied(policy: &str) -> usize {
-    let scene = Scene::new(policy);
-    let log = workspace("examples/access.log");
-    let ran = scene.replay(&["--decisions", "out.jsonl", log.to_str().expect("a name")]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    let lines = scene.read("out.jsonl");
-    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let denied = lines.filter(|line| line["allowed"] == false);
-    denied.map(|line| line["key"].to_string()).collect::<BTreeSet<_>>().len()
-}
-
-#[test]
-fn a_proposal_denies_as_few_as_it_says_and_one_less_denies_too_many() {
-    let limit = |fields: &str| format!("[[limit]]\nname = \"a\"\nkey = [\"ip\"]\n{fields}\n");
-    for (now, with) in [
-        (
-            "algorithm = \"gcra\"\nrate = \"5/s\"\nburst = 2",
-            "algorithm = \"gcra\"\nrate = \"5/s\"\nburst = N",
-        ),
-        (
-            "algorithm = \"sliding-log\"\nrate = \"900/m\"",
-            "algorithm = \"sliding-log\"\nrate = \"N/m\"",
-        ),
-    ] {
-        for (target, most) in [("0%", 0), ("0.5%", 1), ("2%", 6)] {
-            let row = &suggested(&Scene::new(&limit(now)), target)[0];
-            assert_eq!(row["callers"], 325);
-            let policy = row["proposed"]["policy"].as_str().expect("a proposal");
-            let digits = |text: &str| text.chars().filter(char::is_ascii_digit).collect::<String>();
-            let found = match policy.split_once("burst ") {
-                Some((_, burst)) => digits(burst),
-                None => digits(policy.split('/').next().expect("a count")),
-            };
-            let found: u64 = found.parse().expect("a number");
-            let at = |n: u64| denied(&limit(&with.replace('N', &n.to_string())));
-            assert!(at(found) <= most, "{policy} for {target}");
-            assert!(found == 1 || at(found - 1) > most, "{policy} for {target}");
-            assert_eq!(row["proposed"]["callers_denied"], at(found));
-            assert_eq!(row["proposed"]["callers_denied_together"], at(found));
-        }
-    }
-}
-
 #[test]
 fn the_proposal_for_several_limits_is_replayed_together() {
     let policy = std::fs::read_to_string(workspace("examples/policy.toml")).expect("reads");
@@ -68,6 +22,27 @@ fn the_proposal_for_several_limits_is_replayed_together() {
     let rows = suggested(&scene, "0.3%");
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().expect("a name")).collect();
     assert_eq!(names, ["burst", "same-page", "per-user", "daily"]);
+    // Replayed, the proposals together deny as many callers as they say.
+    let proposed = |(row, limit): (&Value, &str)| {
+        let policy = row["proposed"]["policy"].as_str().expect("a proposal");
+        let (algorithm, rate) = policy.split_once(' ').expect("a name and a rate");
+        let (rate, burst) = rate.split_once(" burst ").unwrap_or((rate, ""));
+        let burst = if burst.is_empty() { String::new() } else { format!("burst = {burst}\n") };
+        let key = limit.lines().find(|line| line.starts_with("key")).expect("a key");
+        format!(
+            "[[limit]]\nname = {}\n{key}\nalgorithm = \"{algorithm}\"\nrate = \"{rate}\"\n{burst}",
+            row["name"]
+        )
+    };
+    let tables = policy.split("[[limit]]").skip(1);
+    let together = Scene::new(&rows.iter().zip(tables).map(proposed).collect::<String>());
+    let log = workspace("examples/access.log");
+    let ran = together.replay(&["--json", log.to_str().expect("a name")]);
+    let replayed: Value = serde_json::from_str(&ran.out).expect("JSON");
+    for (row, limit) in rows.iter().zip(replayed["limits"].as_array().expect("limits")) {
+        let told = &row["proposed"]["callers_denied_together"];
+        assert_eq!(told, &limit["nearness"]["callers_denied"], "{row}");
+    }
     for row in &rows {
         let [callers, alone, together] = [
             &row["callers"],
@@ -77,7 +52,6 @@ fn the_proposal_for_several_limits_is_replayed_together() {
         .map(|number| number.as_u64().expect("a number"));
         assert!(together <= alone && alone * 1_000 <= callers * 3, "{row}");
     }
-    let log = workspace("examples/access.log");
     let arguments = ["suggest", "--policy", "policy.toml", "--target", "0.3%"];
     let Ran { code, out, .. } =
         scene.run(&[&arguments[..], &[log.to_str().expect("a name")]].concat());

@@ -11,17 +11,15 @@ mod fixed_window;
 mod gcra;
 mod sliding_counter;
 mod sliding_log;
-mod token_bucket;
 mod window_log;
 
 pub use bucketed_window::{Bucket, BucketWindow, BucketedWindow, BucketedWindowState};
 pub use concurrency::{Concurrency, ConcurrencyState};
 pub use first_request_window::{FirstRequestState, FirstRequestWindow};
 pub use fixed_window::{FixedWindow, FixedWindowState};
-pub use gcra::{Gcra, GcraState};
+pub use gcra::{Gcra, GcraState, LeakyBucket, TokenBucket};
 pub use sliding_counter::{SlidingCounter, SlidingCounterState};
 pub use sliding_log::{SlidingLog, SlidingLogState};
-pub use token_bucket::{TokenBucket, TokenBucketState};
 pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 
 /// A rate-limiting algorithm: a pure function from a state, a time and a cost to a decision and the next state.
@@ -292,3 +290,68 @@ impl<S> Write<S> {
         }
     }
 }
+
+/// Writes those methods of [`Algorithm`] that an algorithm with another one inside leaves to it. `$inside!(self, |inner| …)` calls
+/// the inner one, whose states convert into the outer's; `$own` finds its state in one of the outer's.
+macro_rules! forwards {
+    ($inside:ident, $own:ident) => {
+        fn capacity(&self) -> u64 {
+            $inside!(self, |inner| inner.capacity())
+        }
+
+        fn refund(
+            &self,
+            state: Option<&Self::State>,
+            now: Timestamp,
+            cost: u64,
+        ) -> Option<Step<Self::State>> {
+            $inside!(self, |inner| Some(inner.refund($own(state), now, cost)?.map(Into::into)))
+        }
+
+        fn force(
+            &self,
+            state: Option<&Self::State>,
+            now: Timestamp,
+            cost: u64,
+        ) -> Option<Step<Self::State>> {
+            $inside!(self, |inner| Some(inner.force($own(state), now, cost)?.map(Into::into)))
+        }
+
+        fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
+            $inside!(self, |inner| inner.charged_at($own(state), now))
+        }
+
+        fn undo(
+            &self,
+            state: Option<&Self::State>,
+            now: Timestamp,
+            made: &Reservation,
+            charged: &Self::State,
+        ) -> Option<Step<Self::State>> {
+            $inside!(self, |inner| {
+                Some(inner.undo($own(state), now, made, $own(Some(charged))?)?.map(Into::into))
+            })
+        }
+
+        fn filled(&self, now: Timestamp) -> Step<Self::State> {
+            $inside!(self, |inner| inner.filled(now).map(Into::into))
+        }
+
+        fn has_leases(&self) -> bool {
+            $inside!(self, |inner| inner.has_leases())
+        }
+
+        fn recovery(&self) -> Option<$crate::algorithm::Recovery> {
+            $inside!(self, |inner| inner.recovery())
+        }
+
+        fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
+            $inside!(self, |inner| inner.wait_us($own(state), now, cost))
+        }
+
+        fn metadata_bytes(&self) -> Option<usize> {
+            $inside!(self, |inner| inner.metadata_bytes())
+        }
+    };
+}
+pub(crate) use forwards;

@@ -1,9 +1,10 @@
 //! [`Attempts`]: an algorithm that charges every request, admitted or denied.
 
+use core::convert::identity;
+
 use crate::algorithm::{
-    Algorithm, ChargesAttempts, KeepsEntries, Recovery, Step, WindowEntry, unmoved,
+    Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry, forwards, unmoved,
 };
-use crate::decision::Decision;
 use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -56,13 +57,19 @@ impl<A> Attempts<A> {
     }
 }
 
+macro_rules! admitting {
+    ($attempts:expr, |$algorithm:ident| $call:expr) => {{
+        let $algorithm = &$attempts.0;
+        $call
+    }};
+}
+
 #[deny(clippy::missing_trait_methods)]
 impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     type State = A::State;
 
-    fn capacity(&self) -> u64 {
-        self.0.capacity()
-    }
+    // The wait is that of the wrapped algorithm, without the charge of this attempt.
+    forwards!(admitting, identity);
 
     fn step(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Step<A::State> {
         let step = self.0.step(state, now, cost);
@@ -75,26 +82,9 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         Step { decision, write }
     }
 
-    fn refund(
-        &self,
-        state: Option<&A::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<A::State>> {
-        self.0.refund(state, now, cost)
-    }
-
-    fn force(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<Step<A::State>> {
-        self.0.force(state, now, cost)
-    }
-
     /// `None`: denied requests are charged too, so there is nothing to settle.
     fn reservation_us(&self) -> Option<u64> {
         None
-    }
-
-    fn charged_at(&self, state: Option<&A::State>, now: Timestamp) -> Timestamp {
-        self.0.charged_at(state, now)
     }
 
     fn settle(
@@ -116,39 +106,8 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         unmoved(self, state, now)
     }
 
-    fn undo(
-        &self,
-        state: Option<&A::State>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &A::State,
-    ) -> Option<Step<A::State>> {
-        self.0.undo(state, now, reservation, charged)
-    }
-
-    fn filled(&self, now: Timestamp) -> Step<A::State> {
-        self.0.filled(now)
-    }
-
     fn charges_denials(&self) -> bool {
         true
-    }
-
-    fn has_leases(&self) -> bool {
-        self.0.has_leases()
-    }
-
-    fn recovery(&self) -> Option<Recovery> {
-        self.0.recovery()
-    }
-
-    /// The wait of the wrapped algorithm, without the charge of this attempt.
-    fn wait_us(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<u64> {
-        self.0.wait_us(state, now, cost)
-    }
-
-    fn metadata_bytes(&self) -> Option<usize> {
-        self.0.metadata_bytes()
     }
 
     fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
@@ -158,26 +117,12 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: ChargesAttempts + InMemory> InMemory for Attempts<A> {
-    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
-        self.step(state, now, cost).decision
-    }
-
     fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
         let step = self.0.step_in_place(state, now, cost);
         if step.decision.allowed {
             return step;
         }
         stepped_in_place(self, state, now, cost)
-    }
-
-    fn settle_in_place(
-        &self,
-        _state: &mut A::State,
-        _now: Timestamp,
-        _reservation: &Reservation,
-        _cost: u64,
-    ) -> Option<Step<()>> {
-        None
     }
 
     fn entries_in(state: &A::State) -> usize {

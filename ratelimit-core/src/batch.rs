@@ -7,6 +7,8 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use derive_where::derive_where;
+
 use crate::algorithm::Algorithm;
 use crate::error::ConfigError;
 use crate::limit::Limit;
@@ -19,6 +21,7 @@ pub use decide::{States, decide};
 
 /// One limit and the key that it checks.
 #[derive(Debug)]
+#[derive_where(Clone, Copy)]
 pub struct Check<'a, A> {
     /// The limit.
     pub limit: &'a Limit<A>,
@@ -27,14 +30,6 @@ pub struct Check<'a, A> {
     /// The cost of the request under this limit.
     pub cost: u64,
 }
-
-impl<A> Clone for Check<'_, A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<A> Copy for Check<'_, A> {}
 
 /// Several checks that are decided together: all are charged, or none.
 ///
@@ -47,6 +42,7 @@ impl<A> Copy for Check<'_, A> {}
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Debug)]
+#[derive_where(Clone, Copy)]
 pub struct Batch<'a, A> {
     checks: &'a [Check<'a, A>],
     op: Op,
@@ -58,14 +54,6 @@ pub struct Batch<'a, A> {
     without_store: bool,
     group: Option<&'a Arc<ReservationGroup>>,
 }
-
-impl<A> Clone for Batch<'_, A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<A> Copy for Batch<'_, A> {}
 
 impl<'a, A: Algorithm> Batch<'a, A> {
     /// A batch that acquires these checks at the store's time.

@@ -1,15 +1,15 @@
 //! [`AlgorithmBuilder`]: an algorithm from a rate in one expression, and from text.
 
 use alloc::format;
+use alloc::vec::Vec;
 use core::convert::Infallible;
-use core::fmt;
 use core::marker::PhantomData;
 use core::str::FromStr;
 use core::time::Duration;
 
 use crate::algorithm::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog,
-    TokenBucket, WindowLog,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, LeakyBucket,
+    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 use crate::error::ConfigError;
 use crate::rate::{Rate, period_us};
@@ -34,32 +34,17 @@ use crate::rate::{Rate, period_us};
 /// assert!(Gcra::per_second(0).build().is_err());
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
+#[derive(Clone, Debug)]
 #[must_use = "a builder limits nothing: finish with `build()`, or give it to `Limits::builder()`"]
 pub struct AlgorithmBuilder<A> {
     rate: Result<Rate, ConfigError>,
     burst: Option<u64>,
-    algorithm: PhantomData<fn() -> A>,
+    algorithm: PhantomData<A>,
 }
 
 impl<A> AlgorithmBuilder<A> {
     pub(crate) const fn new(rate: Result<Rate, ConfigError>) -> Self {
         Self { rate, burst: None, algorithm: PhantomData }
-    }
-}
-
-// By hand, because an algorithm need not be cloned or shown for its builder to be.
-impl<A> Clone for AlgorithmBuilder<A> {
-    fn clone(&self) -> Self {
-        Self { rate: self.rate.clone(), burst: self.burst, algorithm: PhantomData }
-    }
-}
-
-impl<A> fmt::Debug for AlgorithmBuilder<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AlgorithmBuilder")
-            .field("rate", &self.rate)
-            .field("burst", &self.burst)
-            .finish()
     }
 }
 
@@ -73,13 +58,52 @@ impl<A: FromRate> AlgorithmBuilder<A> {
     }
 }
 
+impl<const TOKENS: bool> AlgorithmBuilder<LeakyBucket<TOKENS>> {
+    /// The most that is admitted at one moment, at least 1; the number of the rate by default.
+    pub const fn burst(mut self, burst: u64) -> Self {
+        self.burst = Some(burst);
+        self
+    }
+}
+
 /// A built-in algorithm that one rate describes, with a burst where it has one.
-pub trait FromRate: Sized {
+pub trait FromRate: Algorithm + Sized {
     /// The algorithm.
     ///
     /// # Errors
     /// A number that the algorithm does not accept, or a burst where it has none.
     fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError>;
+
+    /// The rate; of a bucket in its shortest form.
+    fn to_rate(&self) -> Rate {
+        Rate::of_built(self.capacity(), self.span_us())
+    }
+
+    /// The burst, where it has one.
+    fn to_burst(&self) -> Option<u64> {
+        None
+    }
+
+    /// The window or the lease, or the time of a bucket from empty to full, in microseconds.
+    fn span_us(&self) -> u64;
+}
+
+impl<const TOKENS: bool> FromRate for LeakyBucket<TOKENS> {
+    fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
+        Self::new(rate, burst.unwrap_or(rate.count()))
+    }
+
+    fn to_rate(&self) -> Rate {
+        self.refill().rate()
+    }
+
+    fn to_burst(&self) -> Option<u64> {
+        Some(self.refill().burst)
+    }
+
+    fn span_us(&self) -> u64 {
+        self.refill().full_us()
+    }
 }
 
 /// Refuses a burst for an algorithm that has none.
@@ -92,63 +116,43 @@ pub(crate) fn without_burst(algorithm: &str, burst: Option<u64>) -> Result<(), C
     }
 }
 
-macro_rules! from_rate {
-    (burst: $($bucket:ident),+; window: $($window:ident = $name:literal),+) => {
-        $(
-            impl FromRate for $bucket {
-                fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
-                    Self::new(rate, burst.unwrap_or(rate.count()))
-                }
+macro_rules! windows {
+    ($($window:ident = $name:literal by $span_us:ident),+ $(,)?) => { $(
+        impl FromRate for $window {
+            fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
+                without_burst($name, burst)?;
+                Self::new(rate)
             }
 
-            impl AlgorithmBuilder<$bucket> {
-                /// The most that is admitted at one moment, at least 1; the number of the rate by default.
-                pub const fn burst(mut self, burst: u64) -> Self {
-                    self.burst = Some(burst);
-                    self
-                }
+            fn span_us(&self) -> u64 {
+                self.$span_us()
             }
-        )+
-        $(
-            impl FromRate for $window {
-                fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
-                    without_burst($name, burst)?;
-                    Self::new(rate)
-                }
-            }
-        )+
-    };
+        }
+    )+ };
 }
 
-from_rate! {
-    burst: Gcra, TokenBucket;
-    window: FixedWindow = "fixed-window", FirstRequestWindow = "first-request-window",
-        WindowLog = "window-log", SlidingCounter = "sliding-counter", SlidingLog = "sliding-log",
-        Concurrency = "concurrency"
+windows! {
+    FixedWindow = "fixed-window" by window_us,
+    FirstRequestWindow = "first-request-window" by window_us,
+    WindowLog = "window-log" by window_us,
+    SlidingCounter = "sliding-counter" by window_us,
+    SlidingLog = "sliding-log" by window_us,
+    Concurrency = "concurrency" by lease_us,
 }
 
 /// `per_second` and its like, for algorithms whose number is a rate.
 macro_rules! per {
     ($($algorithm:ident),+) => { $(
         impl $algorithm {
-            /// `count` per second, to be finished with [`build`](AlgorithmBuilder::build).
-            pub fn per_second(count: u64) -> AlgorithmBuilder<Self> {
-                AlgorithmBuilder::new(Rate::per_second(count))
-            }
-
-            /// `count` per minute, to be finished with [`build`](AlgorithmBuilder::build).
-            pub fn per_minute(count: u64) -> AlgorithmBuilder<Self> {
-                AlgorithmBuilder::new(Rate::per_minute(count))
-            }
-
-            /// `count` per hour, to be finished with [`build`](AlgorithmBuilder::build).
-            pub fn per_hour(count: u64) -> AlgorithmBuilder<Self> {
-                AlgorithmBuilder::new(Rate::per_hour(count))
-            }
-
-            /// `count` per day of 24 hours, to be finished with [`build`](AlgorithmBuilder::build).
-            pub fn per_day(count: u64) -> AlgorithmBuilder<Self> {
-                AlgorithmBuilder::new(Rate::per_day(count))
+            per! { @
+                /// `count` per second, to be finished with [`build`](AlgorithmBuilder::build).
+                per_second
+                /// `count` per minute, to be finished with [`build`](AlgorithmBuilder::build).
+                per_minute
+                /// `count` per hour, to be finished with [`build`](AlgorithmBuilder::build).
+                per_hour
+                /// `count` per day of 24 hours, to be finished with [`build`](AlgorithmBuilder::build).
+                per_day
             }
 
             /// `count` per `period`, a whole number of microseconds, to be finished with
@@ -156,6 +160,12 @@ macro_rules! per {
             pub fn per(count: u64, period: Duration) -> AlgorithmBuilder<Self> {
                 AlgorithmBuilder::new(Rate::new(count, period))
             }
+        }
+    )+ };
+    (@ $( $(#[$doc:meta])+ $per:ident )+) => { $(
+        $(#[$doc])+
+        pub fn $per(count: u64) -> AlgorithmBuilder<Self> {
+            AlgorithmBuilder::new(Rate::$per(count))
         }
     )+ };
 }
@@ -179,7 +189,7 @@ impl Concurrency {
 }
 
 /// A rate and, where there is one, a burst: `10/s`, `10/s burst 20`.
-pub(crate) fn rate_and_burst(text: &str) -> Result<(Rate, Option<u64>), ConfigError> {
+fn rate_and_burst(text: &str) -> Result<(Rate, Option<u64>), ConfigError> {
     let Some((rate, burst)) = text.split_once(" burst ") else { return Ok((text.parse()?, None)) };
     let digits = burst.trim();
     let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
@@ -191,24 +201,19 @@ pub(crate) fn rate_and_burst(text: &str) -> Result<(Rate, Option<u64>), ConfigEr
     Ok((rate.parse()?, Some(burst)))
 }
 
-/// `bucket 1s rates 1000/1s, 5000/10s`.
-pub(crate) fn bucketed_window(text: &str) -> Result<BucketedWindow, ConfigError> {
-    let words = text.trim().strip_prefix("bucket ").and_then(|rest| rest.split_once(" rates "));
-    let (bucket, rates) = words.ok_or_else(|| {
-        ConfigError::new(format!(
-            "{text:?} is not a bucketed window; write \"bucket 1s rates 1000/1s, 5000/10s\""
-        ))
-    })?;
-    let rates = rates.split(',').map(str::parse).collect::<Result<alloc::vec::Vec<Rate>, _>>()?;
-    BucketedWindow::new(period_us(bucket)?, &rates)
-}
-
 impl FromStr for BucketedWindow {
     type Err = ConfigError;
 
     /// Reads `bucket 1s rates 1000/1s, 5000/10s`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        bucketed_window(text)
+        let words = text.trim().strip_prefix("bucket ").and_then(|rest| rest.split_once(" rates "));
+        let (bucket, rates) = words.ok_or_else(|| {
+            ConfigError::new(format!(
+                "{text:?} is not a bucketed window; write \"bucket 1s rates 1000/1s, 5000/10s\""
+            ))
+        })?;
+        let rates = rates.split(',').map(str::parse).collect::<Result<Vec<Rate>, _>>()?;
+        Self::new(period_us(bucket)?, &rates)
     }
 }
 

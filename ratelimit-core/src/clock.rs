@@ -22,12 +22,14 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 /// processes differ by as much as the system's clock was set between their starts.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::disallowed_types, reason = "the clock")]
 pub struct SystemClock {
     origin: Timestamp,
     since: std::time::Instant,
 }
 
 #[cfg(feature = "std")]
+#[allow(clippy::disallowed_types, reason = "the clock")]
 impl SystemClock {
     /// A clock that starts at the operating system's current time.
     #[must_use]

@@ -83,7 +83,7 @@ struct Rare {
     /// Whether there is one decision, which is the summary.
     is_one: bool,
     /// The limits that have decided, unless they are the first ones of the policy, in their places.
-    places: Option<Places>,
+    places: Option<Box<[usize]>>,
     /// The decisions of shadow limits, with their places in the policy.
     shadow: Vec<(usize, Decision)>,
     source: Source,
@@ -104,29 +104,6 @@ pub enum Source {
     /// The request was served from an allotment: budget that the store had charged in advance. What the decisions say
     /// beside `allowed` is as of that charge, without what other processes have charged since.
     Allotment,
-}
-
-/// The places of limits in a policy, in ascending order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Places {
-    /// A bit for each of the first 64 limits.
-    Bits(u64),
-    Any(Vec<usize>),
-}
-
-impl Places {
-    fn new(places: impl Iterator<Item = usize> + Clone) -> Self {
-        let bit = |place| u32::try_from(place).ok().and_then(|place| 1_u64.checked_shl(place));
-        let bits = places.clone().try_fold(0, |bits, place| Some(bits | bit(place)?));
-        bits.map_or_else(|| Self::Any(places.collect()), Self::Bits)
-    }
-
-    fn nth(&self, position: usize) -> Option<usize> {
-        match self {
-            Self::Bits(bits) => (0..64).filter(|place| bits >> place & 1 == 1).nth(position),
-            Self::Any(places) => places.get(position).copied(),
-        }
-    }
 }
 
 impl Verdict {
@@ -180,13 +157,13 @@ impl Verdict {
         if places.clone().enumerate().all(|(place, limit)| place == limit) {
             return self;
         }
-        self.rare(|rare| rare.places = Some(Places::new(places)))
+        self.rare(|rare| rare.places = Some(places.collect()))
     }
 
     /// The place, in the policy, of the limit that made the decision at this position.
     pub(crate) fn place_of(&self, position: usize) -> usize {
         let places = self.rarely().and_then(|rare| rare.places.as_ref());
-        places.and_then(|places| places.nth(position)).unwrap_or(position)
+        places.and_then(|places| places.get(position)).copied().unwrap_or(position)
     }
 
     /// The decisions of shadow limits, with their places in the policy.

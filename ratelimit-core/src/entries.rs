@@ -42,6 +42,24 @@ pub(crate) fn sum(costs: impl Iterator<Item = u64>) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
+/// Takes so much off the newest entries, and drops those of which nothing is left.
+pub(crate) fn take_off_newest<E>(
+    entries: &mut Vec<E>,
+    mut owed: u64,
+    cost: impl Fn(&mut E) -> &mut u64,
+) {
+    while let Some(newest) = entries.last_mut() {
+        let cost = cost(newest);
+        let back = owed.min(*cost);
+        *cost -= back;
+        owed -= back;
+        if *cost > 0 {
+            break;
+        }
+        entries.pop();
+    }
+}
+
 impl Entries {
     /// When an entry stops counting.
     fn end_us(&self, entry: LogEntry) -> u64 {
@@ -141,10 +159,6 @@ impl Entries {
         }
     }
 
-    pub(crate) fn decision(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Decision {
-        self.decide(now, cost, self.live(entries, now)).0
-    }
-
     pub(crate) fn step(
         &self,
         entries: &[LogEntry],
@@ -209,16 +223,7 @@ impl Entries {
             return self.unchanged(now, cost, live);
         }
         let mut entries = live.entries.to_vec();
-        let mut owed = cost;
-        while let Some(last) = entries.last_mut() {
-            let back = owed.min(last.cost);
-            last.cost -= back;
-            owed -= back;
-            if last.cost > 0 {
-                break;
-            }
-            entries.pop();
-        }
+        take_off_newest(&mut entries, cost, |entry| &mut entry.cost);
         self.changed(now, cost, entries)
     }
 
@@ -247,33 +252,6 @@ impl Entries {
             entries = with_entry(Live { entries: &entries, ..live }, taken);
         }
         self.changed(now, 0, entries)
-    }
-
-    /// [`take`](Self::take) in place, without a renewal.
-    pub(crate) fn take_in_place(
-        &self,
-        entries: &mut Vec<LogEntry>,
-        (now, timestamp): (Timestamp, Timestamp),
-        charged: u64,
-    ) -> Step<()> {
-        let live = self.live(entries, now);
-        let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
-        let (Ok(place), 1..) = (made, charged) else {
-            return Step { decision: self.admitted(now, 0, live, 0), write: Write::Keep };
-        };
-        let past = entries.len() - live.entries.len();
-        let entry = &mut entries[past + place];
-        entry.cost -= charged.min(entry.cost);
-        if entry.cost == 0 {
-            entries.remove(past + place);
-        }
-        if past > 0 {
-            entries.drain(..past);
-        }
-        let decision = self.decided((now, 0), used(entries), entries.iter(), Some(0));
-        let expires = entries.last().map(|last| Timestamp::saturating_from_us(self.end_us(*last)));
-        let write = expires.map_or(Write::Remove, |expires| Write::Put { state: (), expires });
-        Step { decision, write }
     }
 
     /// Adds `cost` and drops the oldest entries, the last one in part, until the entries are exactly full; or as full as

@@ -27,15 +27,15 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// use std::net::IpAddr;
 /// use ratelimit_core::Identifiers;
 ///
-/// fn name_of(caller: &(impl Identifiers + ?Sized)) -> Option<&str> {
+/// fn name_of(caller: &(impl Identifiers + ?Sized)) -> Option<Cow<'_, str>> {
 ///     caller.identifier("user")
 /// }
 ///
 /// let (ip, user): (IpAddr, String) = ("192.0.2.7".parse()?, "alice".into());
-/// assert_eq!(name_of(&(("ip", ip), ("user", &user))), Some("alice"));
-/// assert_eq!(name_of(&[("user", Cow::from("alice"))]), Some("alice"));
-/// assert_eq!(name_of(&HashMap::from([("user", user.clone())])), Some("alice"));
-/// assert_eq!(ip.format_bare().as_deref(), Some("192.0.2.7"));
+/// assert_eq!(name_of(&(("ip", ip), ("user", &user))).as_deref(), Some("alice"));
+/// assert_eq!(name_of(&[("user", Cow::from("alice"))]).as_deref(), Some("alice"));
+/// assert_eq!(name_of(&HashMap::from([("user", user.clone())])).as_deref(), Some("alice"));
+/// assert_eq!(ip.bare().as_deref(), Some("192.0.2.7"));
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 ///
@@ -50,12 +50,12 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 )]
 pub trait Identifiers {
     /// The bare key, for limits that name no identifier.
-    fn bare(&self) -> Option<&str> {
+    fn bare(&self) -> Option<Cow<'_, str>> {
         None
     }
 
     /// The identifier of this name.
-    fn identifier(&self, name: &str) -> Option<&str> {
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
         let _ = name;
         None
     }
@@ -64,39 +64,12 @@ pub trait Identifiers {
     fn names(&self) -> Vec<&str> {
         Vec::new()
     }
-
-    /// The bare key of a caller that does not keep it as text: it is asked for where [`bare`](Self::bare) is `None`.
-    /// `None` by default.
-    fn format_bare(&self) -> Option<String> {
-        None
-    }
-
-    /// The identifier of this name, if it is not kept as text: it is asked for where
-    /// [`identifier`](Self::identifier) is `None`. `None` by default.
-    fn format_identifier(&self, name: &str) -> Option<String> {
-        let _ = name;
-        None
-    }
-}
-
-/// The bare key, kept as text or not.
-pub(crate) fn bare_of(caller: &(impl Identifiers + ?Sized)) -> Option<Cow<'_, str>> {
-    caller.bare().map(Cow::Borrowed).or_else(|| caller.format_bare().map(Cow::Owned))
-}
-
-/// The identifier of this name, kept as text or not.
-pub(crate) fn identifier_of<'a>(
-    caller: &'a (impl Identifiers + ?Sized),
-    name: &str,
-) -> Option<Cow<'a, str>> {
-    let formatted = || caller.format_identifier(name).map(Cow::Owned);
-    caller.identifier(name).map(Cow::Borrowed).or_else(formatted)
 }
 
 /// What a request has, in words.
 pub(crate) fn had(caller: &(impl Identifiers + ?Sized)) -> String {
     let names: Vec<_> = caller.names().iter().map(|name| format!("{name:?}")).collect();
-    let bare = bare_of(caller).map(|_| "a bare key");
+    let bare = caller.bare().map(|_| "a bare key");
     match (bare, &*names) {
         (None, []) => "no identifier".into(),
         (Some(bare), []) => bare.into(),
@@ -110,15 +83,16 @@ pub(crate) fn had(caller: &(impl Identifiers + ?Sized)) -> String {
 /// Implement it for a type of your own, such as a user's id:
 ///
 /// ```
+/// use std::borrow::Cow;
 /// use ratelimit_core::{IdentifierValue, Identifiers};
 ///
 /// struct UserId(String);
 /// impl IdentifierValue for UserId {
-///     fn as_text(&self) -> Option<&str> {
-///         Some(&self.0)
+///     fn text(&self) -> Cow<'_, str> {
+///         Cow::Borrowed(&self.0)
 ///     }
 /// }
-/// assert_eq!([("user", UserId("alice".into()))].identifier("user"), Some("alice"));
+/// assert_eq!([("user", UserId("alice".into()))].identifier("user").as_deref(), Some("alice"));
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no value of an identifier",
@@ -126,31 +100,24 @@ pub(crate) fn had(caller: &(impl Identifiers + ?Sized)) -> String {
             `number.to_string()`"
 )]
 pub trait IdentifierValue {
-    /// The value, if it is kept as text. `None` by default.
-    fn as_text(&self) -> Option<&str> {
-        None
-    }
-
-    /// The value as text, if it is not kept so: it is asked for where [`as_text`](Self::as_text) is `None`. `None` by
-    /// default.
-    fn format_text(&self) -> Option<String> {
-        None
-    }
+    /// The value as text: borrowed if it is kept so.
+    fn text(&self) -> Cow<'_, str>;
 }
 
 /// Strings, as values and as bare keys.
 macro_rules! strings {
     ($($string:ty),+) => { $(
         impl IdentifierValue for $string {
-            fn as_text(&self) -> Option<&str> {
-                Some(self)
+            #[inline]
+            fn text(&self) -> Cow<'_, str> {
+                Cow::Borrowed(self)
             }
         }
 
         impl Identifiers for $string {
             #[inline]
-            fn bare(&self) -> Option<&str> {
-                Some(self)
+            fn bare(&self) -> Option<Cow<'_, str>> {
+                Some(Cow::Borrowed(self))
             }
         }
     )+ };
@@ -163,15 +130,15 @@ strings!(str, String, Cow<'_, str>, Box<str>, Rc<str>, Arc<str>);
 macro_rules! addresses {
     ($($address:ty: |$ip:ident| $canonical:expr),+ $(,)?) => { $(
         impl IdentifierValue for $address {
-            fn format_text(&self) -> Option<String> {
+            fn text(&self) -> Cow<'_, str> {
                 let $ip = self;
-                Some($canonical.to_string())
+                Cow::Owned($canonical.to_string())
             }
         }
 
         impl Identifiers for $address {
-            fn format_bare(&self) -> Option<String> {
-                self.format_text()
+            fn bare(&self) -> Option<Cow<'_, str>> {
+                Some(self.text())
             }
         }
     )+ };
@@ -183,86 +150,52 @@ addresses! {
     Ipv6Addr: |ip| ip.to_canonical(),
 }
 
-#[deny(clippy::missing_trait_methods)]
 impl<T: IdentifierValue + ?Sized> IdentifierValue for &T {
-    fn as_text(&self) -> Option<&str> {
-        (**self).as_text()
-    }
-
-    fn format_text(&self) -> Option<String> {
-        (**self).format_text()
+    fn text(&self) -> Cow<'_, str> {
+        (**self).text()
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
 impl<T: Identifiers + ?Sized> Identifiers for &T {
-    fn bare(&self) -> Option<&str> {
+    fn bare(&self) -> Option<Cow<'_, str>> {
         (**self).bare()
     }
 
-    fn identifier(&self, name: &str) -> Option<&str> {
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
         (**self).identifier(name)
     }
 
     fn names(&self) -> Vec<&str> {
         (**self).names()
     }
-
-    fn format_bare(&self) -> Option<String> {
-        (**self).format_bare()
-    }
-
-    fn format_identifier(&self, name: &str) -> Option<String> {
-        (**self).format_identifier(name)
-    }
 }
 
-impl<K: AsRef<str>, V: IdentifierValue> Identifiers for [(K, V)] {
-    fn identifier(&self, name: &str) -> Option<&str> {
-        self.iter().find(|(known, _)| known.as_ref() == name)?.1.as_text()
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.iter().map(|(name, _)| name.as_ref()).collect()
-    }
-
-    fn format_identifier(&self, name: &str) -> Option<String> {
-        self.iter().find(|(known, _)| known.as_ref() == name)?.1.format_text()
-    }
-}
-
-/// What is a slice of pairs in another form.
-macro_rules! as_slices {
+/// Pairs of a name and a value.
+macro_rules! pairs {
     ($([$($const:tt)*] $list:ty),+) => { $(
         impl<K: AsRef<str>, V: IdentifierValue, $($const)*> Identifiers for $list {
-            fn identifier(&self, name: &str) -> Option<&str> {
-                self.as_slice().identifier(name)
+            #[inline]
+            fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
+                self.iter().find(|(known, _)| known.as_ref() == name).map(|(_, value)| value.text())
             }
 
             fn names(&self) -> Vec<&str> {
-                self.as_slice().names()
-            }
-
-            fn format_identifier(&self, name: &str) -> Option<String> {
-                self.as_slice().format_identifier(name)
+                self.iter().map(|(name, _)| name.as_ref()).collect()
             }
         }
     )+ };
 }
 
-as_slices!([const N: usize] [(K, V); N], [] Vec<(K, V)>);
+pairs!([] [(K, V)], [const N: usize] [(K, V); N], [] Vec<(K, V)>);
 
 impl<K: Borrow<str> + Ord, V: IdentifierValue> Identifiers for BTreeMap<K, V> {
-    fn identifier(&self, name: &str) -> Option<&str> {
-        self.get(name)?.as_text()
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.get(name).map(V::text)
     }
 
     fn names(&self) -> Vec<&str> {
         self.keys().map(Borrow::borrow).collect()
-    }
-
-    fn format_identifier(&self, name: &str) -> Option<String> {
-        self.get(name)?.format_text()
     }
 }
 
@@ -273,8 +206,8 @@ where
     V: IdentifierValue,
     H: core::hash::BuildHasher,
 {
-    fn identifier(&self, name: &str) -> Option<&str> {
-        self.get(name)?.as_text()
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.get(name).map(V::text)
     }
 
     /// In alphabetical order, so that a message is the same each time.
@@ -283,32 +216,21 @@ where
         names.sort_unstable();
         names
     }
-
-    fn format_identifier(&self, name: &str) -> Option<String> {
-        self.get(name)?.format_text()
-    }
 }
 
 /// Pairs of different types, as a tuple.
 macro_rules! tuples {
     ($(($($name:ident $value:ident $place:tt),+)),+ $(,)?) => { $(
         impl<$($name: AsRef<str>, $value: IdentifierValue),+> Identifiers for ($(($name, $value),)+) {
-            fn identifier(&self, name: &str) -> Option<&str> {
+            fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
                 $( if self.$place.0.as_ref() == name {
-                    return self.$place.1.as_text();
+                    return Some(self.$place.1.text());
                 } )+
                 None
             }
 
             fn names(&self) -> Vec<&str> {
                 [$( self.$place.0.as_ref() ),+].into()
-            }
-
-            fn format_identifier(&self, name: &str) -> Option<String> {
-                $( if self.$place.0.as_ref() == name {
-                    return self.$place.1.format_text();
-                } )+
-                None
             }
         }
     )+ };
@@ -327,11 +249,11 @@ mod tests {
     use super::*;
 
     fn text(caller: &(impl Identifiers + ?Sized), name: &str) -> Option<String> {
-        identifier_of(caller, name).map(Cow::into_owned)
+        caller.identifier(name).map(Cow::into_owned)
     }
 
     fn bare(caller: &(impl Identifiers + ?Sized)) -> Option<String> {
-        bare_of(caller).map(Cow::into_owned)
+        caller.bare().map(Cow::into_owned)
     }
 
     #[test]
@@ -355,8 +277,7 @@ mod tests {
     fn identifiers_by_name_come_from_lists_maps_and_tuples_of_mixed_types() {
         let (ip, user) = (IpAddr::from([192, 0, 2, 7]), "alice".to_string());
         let found = |caller: &dyn Identifiers| {
-            let text = |name| caller.identifier(name).map(Into::into);
-            ["ip", "user", "path"].map(|name| text(name).or_else(|| caller.format_identifier(name)))
+            ["ip", "user", "path"].map(|name| caller.identifier(name).map(Cow::into_owned))
         };
         let both = [Some("192.0.2.7".to_string()), Some("alice".into()), None];
         assert_eq!(found(&(("ip", ip), ("user", &user))), both);

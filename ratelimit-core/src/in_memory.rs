@@ -1,8 +1,6 @@
 //! The [`InMemory`] trait: how a store in the same process keeps an algorithm's states small and steps them fast.
 
 use crate::algorithm::{Algorithm, Step, Write};
-use crate::decision::Decision;
-use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
 /// An [`Algorithm`] whose states a store keeps in the memory of the process.
@@ -15,9 +13,8 @@ use crate::timestamp::Timestamp;
 ///
 /// `ratelimit-testkit` checks these laws:
 ///
-/// - [`decision`](Self::decision), [`step_in_place`](Self::step_in_place) and
-///   [`settle_in_place`](Self::settle_in_place) decide and write exactly what [`step`](Algorithm::step) and
-///   [`settle`](Algorithm::settle) do. They decide before they write, so that a panic leaves the state as it was.
+/// - [`step_in_place`](Self::step_in_place) decides and writes exactly what [`step`](Algorithm::step) does. It decides
+///   before it writes, so that a panic leaves the state as it was.
 /// - [`from_compact`](Self::from_compact) returns the state that [`to_compact`](Self::to_compact) encoded.
 /// - [`step_fast`](Self::step_fast) returns either what [`step`](Algorithm::step) does or `None`. Only differences
 ///   between times matter to it, so a store may count them from any epoch.
@@ -47,28 +44,10 @@ use crate::timestamp::Timestamp;
     note = "write `impl InMemory for {Self} {{}}`: every method is provided"
 )]
 pub trait InMemory: Algorithm {
-    /// Decides as [`step`](Algorithm::step) does, without computing what to write.
-    fn decision(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Decision {
-        self.step(state, now, cost).decision
-    }
-
     /// Steps a state that the store owns and writes the next state over it. [`Write::Keep`] means that the state
     /// decides as before; [`Write::Remove`] means that the store must drop it.
     fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
         stepped_in_place(self, state, now, cost)
-    }
-
-    /// Settles a reservation as [`step_in_place`](Self::step_in_place) steps. Returns `None` where
-    /// [`settle`](Algorithm::settle) does.
-    fn settle_in_place(
-        &self,
-        state: &mut Self::State,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<()>> {
-        let Step { decision, write } = self.settle(Some(state), now, reservation, cost)?;
-        Some(Step { decision, write: write.map(|next| *state = next) })
     }
 
     /// The number of entries in a state whose size grows with the requests that it admits, so that a store can bound

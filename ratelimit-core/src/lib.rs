@@ -91,13 +91,13 @@ mod share;
 mod stack;
 mod store;
 mod timestamp;
-mod work;
+mod window;
 
 pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
     Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
-    FixedWindowState, Gcra, GcraState, KeepsEntries, Recovery, SlidingCounter, SlidingCounterState,
-    SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
+    FixedWindowState, Gcra, GcraState, KeepsEntries, LeakyBucket, Recovery, SlidingCounter,
+    SlidingCounterState, SlidingLog, SlidingLogState, Step, TokenBucket, WindowEntry, WindowLog,
     WindowLogState, Write,
 };
 pub use attempts::Attempts;
@@ -130,3 +130,4 @@ pub use stack::{Stack, StackState, StackedState};
 pub use store::erased::{DynError, DynSnapshotStore, DynStore};
 pub use store::{EntryStore, Snapshot, SnapshotStore, Store, StoreError, SyncStore, WithSnapshot};
 pub use timestamp::{MAX_INTEGER, Timestamp};
+pub use window::WindowState;

@@ -9,7 +9,7 @@ use core::num::NonZeroU64;
 
 use crate::algorithm::Algorithm;
 use crate::error::{ConfigError, did_you_mean};
-use crate::identifiers::{Identifiers, bare_of, identifier_of};
+use crate::identifiers::Identifiers;
 use crate::share::Share;
 
 /// A named algorithm. A store keeps a state per name and key.
@@ -282,42 +282,29 @@ impl<A: Algorithm> Limit<A> {
         &self.algorithm
     }
 
-    /// [`key_for`](Self::key_for), if that is one identifier that the caller keeps as text. `None` also where
-    /// [`key_for`](Self::key_for) has to format or join one, and for a shadow limit, which no fast path decides.
-    #[inline]
-    pub(crate) fn plain_key_for<'a>(
-        &self,
-        caller: &'a (impl Identifiers + ?Sized),
-    ) -> Option<&'a str> {
-        if self.shadow {
-            return None;
-        }
-        match &*self.identifier_names {
-            [] => caller.bare(),
-            [kind] => caller.identifier(kind),
-            _ => None,
-        }
-    }
-
     /// The key that this limit is kept under for a caller; `None` if the caller lacks one of the
     /// identifiers, so that the limit does not apply.
     ///
     /// A single identifier is its own key. Several are joined so that no two combinations meet.
+    #[inline]
     pub fn key_for<'a>(&self, caller: &'a (impl Identifiers + ?Sized)) -> Option<Cow<'a, str>> {
         match &*self.identifier_names {
-            [] => bare_of(caller),
-            [kind] => identifier_of(caller, kind),
-            identifier_names => {
-                let mut joined = String::new();
-                for (place, kind) in identifier_names.iter().enumerate() {
-                    if place > 0 {
-                        joined.push('|');
-                    }
-                    push_escaped(&mut joined, &identifier_of(caller, kind)?);
-                }
-                Some(Cow::Owned(joined))
-            }
+            [] => caller.bare(),
+            [name] => caller.identifier(name),
+            _ => self.joined_key_for(caller).map(Cow::Owned),
         }
+    }
+
+    #[inline(never)]
+    fn joined_key_for(&self, caller: &(impl Identifiers + ?Sized)) -> Option<String> {
+        let mut joined = String::new();
+        for (place, name) in self.identifier_names.iter().enumerate() {
+            if place > 0 {
+                joined.push('|');
+            }
+            push_escaped(&mut joined, &caller.identifier(name)?);
+        }
+        Some(joined)
     }
 }
 

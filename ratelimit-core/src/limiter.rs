@@ -23,9 +23,6 @@ use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
 use crate::store::{EntryStore, Store, SyncStore};
 
-/// How many callers are decided together: enough to fetch the memory of all of them in the time of one.
-const AT_ONCE: usize = 8;
-
 #[cfg(feature = "std")]
 mod lease;
 mod named;
@@ -87,6 +84,15 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     pub fn allow_unlimited(mut self) -> Self {
         self.allows_unlimited = true;
         self
+    }
+
+    /// A limiter with these limits and otherwise the same, in the same store.
+    #[must_use]
+    pub fn with_limits(&self, limits: Limits<A>) -> Self
+    where
+        S: Clone,
+    {
+        Self { limits, store: self.store.clone(), ..*self }
     }
 
     /// The verdict of a request to which no limit applies, or the refusal.
@@ -160,57 +166,71 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     ) -> Result<Verdict, S::Error> {
         self.request(caller).cost(cost).acquire().await
     }
+}
 
+/// Writes each operation in its async form and, for stores that decide without waiting, in the form whose name ends in `_now`.
+macro_rules! operations {
+    ($(
+        $(#[$doc:meta])+
+        $name:ident, $now:ident($($given:ident: $type:ty),*) => |$request:ident| $asked:expr, $op:ident;
+    )+) => {
+        impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> { $(
+            $(#[$doc])+
+            pub async fn $name<C: Identifiers + Sync + ?Sized>(
+                &self,
+                caller: &C,
+                $($given: $type),*
+            ) -> Result<Verdict, S::Error> {
+                let $request = self.request(caller);
+                $asked.apply(Op::$op).await
+            }
+        )+ }
+
+        impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> { $(
+            #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), ") without waiting.")]
+            ///
+            /// # Errors
+            #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), ").")]
+            pub fn $now<C: Identifiers + ?Sized>(
+                &self,
+                caller: &C,
+                $($given: $type),*
+            ) -> Result<Verdict, S::Error> {
+                let $request = self.request(caller);
+                $asked.apply_now(Op::$op)
+            }
+        )+ }
+    };
+}
+
+operations! {
     /// Decides as [`check_n`](Self::check_n) does, and charges nothing.
     ///
     /// # Errors
     /// The store's error.
-    pub async fn peek<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).cost(cost).peek().await
-    }
+    peek, peek_now(cost: u64) => |request| request.cost(cost), Peek;
 
     /// Charges the caller `cost` even if it does not fit, down to nothing left.
     ///
     /// # Errors
     /// The store's error.
-    pub async fn force<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).cost(cost).force().await
-    }
+    force, force_now(cost: u64) => |request| request.cost(cost), Force;
 
     /// Gives the caller `cost` back, up to the capacity.
     ///
     /// # Errors
     /// The store's error.
-    pub async fn refund<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).cost(cost).refund().await
-    }
+    refund, refund_now(cost: u64) => |request| request.cost(cost), Refund;
 
     /// Forgets the caller: full capacity in every limit that applies.
     ///
     /// # Errors
     /// The store's error.
-    pub async fn reset<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).reset().await
-    }
+    reset, reset_now() => |request| request, Reset;
 
-    /// Charges the caller an estimate under this id, to [commit](Self::commit) or [cancel](Self::cancel) within an hour.
-    /// Under a [`Concurrency`](crate::Concurrency) limit it grants a lease, to [renew](Self::renew) and
-    /// [release](Self::release). A reservation that is never settled stays charged; a lease ends by itself.
+    /// Charges the caller an estimate under this id, to [commit](Self::commit) within an hour. Under a
+    /// [`Concurrency`](crate::Concurrency) limit it grants a lease, to [renew](Self::renew), and to release by committing 0. A
+    /// reservation that is never settled stays charged; a lease ends by itself.
     ///
     /// ```
     /// # use std::future::{Future, ready};
@@ -227,64 +247,20 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     ///
     /// # Errors
     /// The store's error; a limit without reservations. A denial is not an error.
-    pub async fn reserve<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-        estimate: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).id(id).cost(estimate).acquire().await
-    }
+    reserve, reserve_now(id: ReservationId, estimate: u64) => |request| request.id(id).cost(estimate), Acquire;
 
     /// Settles the reservation at its final cost: returns the difference to the estimate, or charges it, down to nothing
-    /// left. Repeating the call changes nothing.
+    /// left. A cost of 0 gives all of it back; a lease ends at any cost. Repeating the call changes nothing.
     ///
     /// # Errors
     /// The store's error; an id without a reservation, or one that was settled at another cost.
-    pub async fn commit<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).id(id).cost(cost).settle().await
-    }
-
-    /// Gives back the whole reservation. Repeating the call changes nothing.
-    ///
-    /// # Errors
-    /// As [`commit`](Self::commit).
-    pub async fn cancel<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-    ) -> Result<Verdict, S::Error> {
-        self.commit(caller, id, 0).await
-    }
-
-    /// Ends the lease. Repeating the call changes nothing.
-    ///
-    /// # Errors
-    /// As [`commit`](Self::commit).
-    pub async fn release<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-    ) -> Result<Verdict, S::Error> {
-        self.commit(caller, id, 0).await
-    }
+    commit, commit_now(id: ReservationId, cost: u64) => |request| request.id(id).cost(cost), Settle;
 
     /// Starts the lease again, or keeps the reservation for another hour.
     ///
     /// # Errors
     /// The store's error; an id without a reservation: it has expired, and another caller may have its place.
-    pub async fn renew<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).id(id).renew().await
-    }
+    renew, renew_now(id: ReservationId) => |request| request.id(id), Renew;
 }
 
 impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
@@ -342,51 +318,6 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         self.check_n_now(caller, 1)
     }
 
-    /// [`check`](Self::check) of several callers without waiting, in order and each by itself; `report` gets the position and
-    /// the result of each. A store can read the clock and fetch memory for eight of them together, which is faster than one
-    /// call each; so `report` should be quick.
-    ///
-    /// ```
-    /// # use ratelimit_core::*;
-    /// # fn example<S: SyncStore<Policy>>(limiter: RateLimiter<S>) {
-    /// let mut denied = Vec::new();
-    /// limiter.check_each_now(&["alice", "bob", "carol"], |place, said| match said {
-    ///     Ok(verdict) if verdict.allowed() => {}
-    ///     _ => denied.push(place),
-    /// });
-    /// # }
-    /// ```
-    pub fn check_each_now<C: Identifiers + ?Sized>(
-        &self,
-        callers: &[&C],
-        mut report: impl FnMut(usize, Result<Verdict, S::Error>),
-    ) {
-        for (nth, callers) in callers.chunks(AT_ONCE).enumerate() {
-            let mut report = |place, decided| report(nth * AT_ONCE + place, decided);
-            if let Some((limit, keys)) = self.plain_keys_of(callers) {
-                self.store.acquire_each_now(limit, &keys[..callers.len()], 1, report);
-            } else {
-                for (place, caller) in callers.iter().enumerate() {
-                    report(place, self.check_now(*caller));
-                }
-            }
-        }
-    }
-
-    /// The keys of these callers, at most [`AT_ONCE`], if there is one limit and each key is one identifier.
-    #[inline]
-    fn plain_keys_of<'a, C: Identifiers + ?Sized>(
-        &'a self,
-        callers: &[&'a C],
-    ) -> Option<(&'a Limit<A>, [&'a str; AT_ONCE])> {
-        let [limit] = self.limits.as_slice() else { return None };
-        let mut keys = [""; AT_ONCE];
-        for (key, caller) in keys.iter_mut().zip(callers) {
-            *key = limit.plain_key_for(*caller)?;
-        }
-        Some((limit, keys))
-    }
-
     /// [`check_n`](Self::check_n) without waiting.
     ///
     /// # Errors
@@ -399,94 +330,12 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     ) -> Result<Verdict, S::Error> {
         // The path of nearly all requests, which a store can have inlined here.
         if let [limit] = self.limits.as_slice()
-            && let Some(key) = limit.plain_key_for(caller)
+            && !limit.is_shadow()
+            && let Some(key) = limit.key_for(caller)
         {
-            return self.store.acquire_now(limit, key, cost);
+            return self.store.acquire_now(limit, &key, cost);
         }
         self.request(caller).cost(cost).apply_any_now(Op::Acquire).0
-    }
-
-    /// [`peek`](Self::peek) without waiting.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub fn peek_now<C: Identifiers + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).cost(cost).apply_now(Op::Peek)
-    }
-
-    /// [`force`](Self::force) without waiting.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub fn force_now<C: Identifiers + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).cost(cost).apply_now(Op::Force)
-    }
-
-    /// [`refund`](Self::refund) without waiting.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub fn refund_now<C: Identifiers + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).cost(cost).apply_now(Op::Refund)
-    }
-
-    /// [`reset`](Self::reset) without waiting.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub fn reset_now<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, S::Error> {
-        self.request(caller).apply_now(Op::Reset)
-    }
-
-    /// [`reserve`](Self::reserve) without waiting.
-    ///
-    /// # Errors
-    /// As [`reserve`](Self::reserve).
-    pub fn reserve_now<C: Identifiers + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-        estimate: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).id(id).cost(estimate).apply_now(Op::Acquire)
-    }
-
-    /// [`commit`](Self::commit) without waiting; at 0, [`cancel`](Self::cancel) and
-    /// [`release`](Self::release).
-    ///
-    /// # Errors
-    /// As [`commit`](Self::commit).
-    pub fn commit_now<C: Identifiers + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).id(id).cost(cost).apply_now(Op::Settle)
-    }
-
-    /// [`renew`](Self::renew) without waiting.
-    ///
-    /// # Errors
-    /// As [`renew`](Self::renew).
-    pub fn renew_now<C: Identifiers + ?Sized>(
-        &self,
-        caller: &C,
-        id: ReservationId,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).id(id).apply_now(Op::Renew)
     }
 
     /// Grants the caller a lease of 1 for as long as the returned value lives. See [`Request::lease_now`].

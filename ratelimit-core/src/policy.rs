@@ -5,11 +5,11 @@ use core::num::NonZeroU64;
 use crate::algorithm::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, Recovery, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
-    TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
+    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
+    TokenBucket, WindowEntry, WindowLog, WindowLogState, forwards,
 };
 use crate::attempts::Attempts;
-use crate::builder::AlgorithmBuilder;
+use crate::builder::{AlgorithmBuilder, FromRate};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::{Compact, InMemory};
@@ -19,14 +19,14 @@ use crate::reservation::Reservation;
 use crate::share::Share;
 use crate::timestamp::Timestamp;
 
-#[cfg(feature = "serde")]
-mod document;
-mod text;
-
 /// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one list that a new
-/// built-in algorithm is added to. The second name, if any, is the variant that charges attempts; both share a state.
+/// built-in algorithm is added to. The second name, if any, is the variant that charges attempts; both share a state, as
+/// do all algorithms that name the same one.
 macro_rules! policies {
-    ($( $(#[$doc:meta])* $variant:ident $(| $attempts:ident)? ($algorithm:ty, $state:ty) = $name:literal, )+) => {
+    (
+        algorithms { $( $(#[$doc:meta])* $variant:ident $(| $attempts:ident)? in $kept:ident = $name:literal, )+ }
+        states { $( $(#[$state_doc:meta])* $own:ident($state:ty), )+ }
+    ) => {
         /// Any of the built-in algorithms.
         ///
         /// ```
@@ -41,15 +41,15 @@ macro_rules! policies {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Policy {
             $(
-                $(#[$doc])* $variant($algorithm),
-                $( #[doc = concat!("[`", stringify!($variant), "`](Self::", stringify!($variant), "), charging attempts.")] $attempts(Attempts<$algorithm>), )?
+                $(#[$doc])* $variant($variant),
+                $( #[doc = concat!("[`", stringify!($variant), "`](Self::", stringify!($variant), "), charging attempts.")] $attempts(Attempts<$variant>), )?
             )+
         }
 
         /// The state of any of the built-in algorithms.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum PolicyState {
-            $( $(#[$doc])* $variant($state), )+
+            $( $(#[$state_doc])* $own($state), )+
         }
 
         impl Policy {
@@ -60,6 +60,14 @@ macro_rules! policies {
             #[must_use]
             pub const fn name(&self) -> &'static str {
                 match self { $( Self::$variant(_) $(| Self::$attempts(_))? => $name, )+ }
+            }
+
+            /// The algorithm of this name, of numbers as its `FromStr` reads them.
+            fn of_numbers(name: &str, numbers: &str) -> Result<Self, ConfigError> {
+                match name {
+                    $( $name => numbers.parse().map(Self::$variant), )+
+                    _ => Err(text::unknown(name)),
+                }
             }
 
             /// The same algorithm, charging attempts; `None` if it cannot.
@@ -86,23 +94,25 @@ macro_rules! policies {
         }
 
         $(
-            impl From<$algorithm> for Policy {
-                fn from(algorithm: $algorithm) -> Self {
+            impl From<$variant> for Policy {
+                fn from(algorithm: $variant) -> Self {
                     Self::$variant(algorithm)
                 }
             }
 
             $(
-                impl From<Attempts<$algorithm>> for Policy {
-                    fn from(algorithm: Attempts<$algorithm>) -> Self {
+                impl From<Attempts<$variant>> for Policy {
+                    fn from(algorithm: Attempts<$variant>) -> Self {
                         Self::$attempts(algorithm)
                     }
                 }
             )?
+        )+
 
+        $(
             impl From<$state> for PolicyState {
                 fn from(state: $state) -> Self {
-                    Self::$variant(state)
+                    Self::$own(state)
                 }
             }
 
@@ -112,7 +122,7 @@ macro_rules! policies {
                 /// The state, if it is of this algorithm.
                 fn try_from(state: &'s PolicyState) -> Result<Self, ()> {
                     match state {
-                        PolicyState::$variant(state) => Ok(state),
+                        PolicyState::$own(state) => Ok(state),
                         #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
                         _ => Err(()),
                     }
@@ -122,17 +132,17 @@ macro_rules! policies {
 
         /// The entries of a state.
         fn entries_in(state: &PolicyState) -> usize {
-            match state { $( PolicyState::$variant(state) => <$algorithm>::entries_in(state), )+ }
+            match state { $( PolicyState::$own(state) => $own::entries_in(state), )+ }
         }
 
         /// Steps in place if the state belongs to this algorithm. Otherwise steps from no state and replaces it.
         fn step_in_place(policy: &Policy, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
             match (policy, &mut *state) {
                 $(
-                    (Policy::$variant(algorithm), PolicyState::$variant(own)) => {
+                    (Policy::$variant(algorithm), PolicyState::$kept(own)) => {
                         algorithm.step_in_place(own, now, cost)
                     }
-                    $( (Policy::$attempts(algorithm), PolicyState::$variant(own)) => {
+                    $( (Policy::$attempts(algorithm), PolicyState::$kept(own)) => {
                         algorithm.step_in_place(own, now, cost)
                     } )?
                 )+
@@ -146,71 +156,72 @@ macro_rules! policies {
 
         /// Encodes a state by its algorithm.
         fn to_compact(state: &PolicyState) -> Option<Compact> {
-            match state { $( PolicyState::$variant(state) => <$algorithm>::to_compact(state), )+ }
+            match state { $( PolicyState::$own(state) => $own::to_compact(state), )+ }
         }
 
-        /// Decodes a state. The numbers do not name an algorithm, so only one algorithm may have compact states.
+        /// Decodes a state. The numbers do not name a state, so only one kind of state may be compact.
         fn from_compact(compact: Compact) -> Option<PolicyState> {
-            None$( .or_else(|| <$algorithm>::from_compact(compact).map(PolicyState::$variant)) )+
+            None$( .or_else(|| $own::from_compact(compact).map(PolicyState::$own)) )+
         }
 
-        /// The number of algorithms that have compact states.
+        /// The number of states that are compact.
         #[cfg(test)]
         fn compact_algorithms(compact: Compact) -> usize {
-            [$( <$algorithm>::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
+            [$( $own::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
         }
 
-        impl Share for Policy {
-            fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
-                match self { $(
-                    Self::$variant(algorithm) => algorithm.share(nodes).map(Self::$variant),
-                    $( Self::$attempts(algorithm) => algorithm.share(nodes).map(Self::$attempts), )?
-                )+ }
-            }
-        }
-
-        /// Calls a method of the algorithm in the variant. A state that another algorithm wrote counts as no state.
+        /// Calls a method of the algorithm in the variant.
         macro_rules! dispatched {
-            ($policy:expr, |$a:ident, $wrap:ident| $call:expr) => {
-                match $policy {
-                    $(
-                        Policy::$variant($a) => {
-                            #[allow(unused, reason = "unused by methods that return no state")]
-                            let $wrap = PolicyState::$variant;
-                            $call
-                        }
-                        $( Policy::$attempts($a) => {
-                            #[allow(unused, reason = "unused by methods that return no state")]
-                            let $wrap = PolicyState::$variant;
-                            $call
-                        } )?
-                    )+
-                }
+            ($policy:expr, |$a:ident| $call:expr) => {
+                match $policy { $( Policy::$variant($a) => $call, $( Policy::$attempts($a) => $call, )? )+ }
             };
         }
     };
 }
 policies! {
-    /// The generic cell rate algorithm.
-    Gcra | GcraAttempts (Gcra, GcraState) = "gcra",
-    /// The token bucket.
-    TokenBucket | TokenBucketAttempts (TokenBucket, TokenBucketState) = "token-bucket",
-    /// The fixed window aligned to the clock.
-    FixedWindow | FixedWindowAttempts (FixedWindow, FixedWindowState) = "fixed-window",
-    /// The window that begins with the first request.
-    FirstRequestWindow | FirstRequestWindowAttempts (FirstRequestWindow, FirstRequestState)
-        = "first-request-window",
-    /// The window that begins with the first request, with an entry per request.
-    WindowLog | WindowLogAttempts (WindowLog, WindowLogState) = "window-log",
-    /// Several windows over shared buckets.
-    BucketedWindow | BucketedWindowAttempts (BucketedWindow, BucketedWindowState) = "bucketed-window",
-    /// Two windows, the previous one weighted.
-    SlidingCounter | SlidingCounterAttempts (SlidingCounter, SlidingCounterState) = "sliding-counter",
-    /// The exact log of admitted requests.
-    SlidingLog | SlidingLogAttempts (SlidingLog, SlidingLogState) = "sliding-log",
-    /// A number of leases at the same time.
-    Concurrency(Concurrency, ConcurrencyState) = "concurrency",
+    algorithms {
+        /// The generic cell rate algorithm.
+        Gcra | GcraAttempts in Gcra = "gcra",
+        /// The token bucket, which decides as GCRA and keeps its state.
+        TokenBucket | TokenBucketAttempts in Gcra = "token-bucket",
+        /// The fixed window aligned to the clock.
+        FixedWindow | FixedWindowAttempts in FixedWindow = "fixed-window",
+        /// The window that begins with the first request.
+        FirstRequestWindow | FirstRequestWindowAttempts in FirstRequestWindow = "first-request-window",
+        /// The window that begins with the first request, with an entry per request.
+        WindowLog | WindowLogAttempts in WindowLog = "window-log",
+        /// Several windows over shared buckets.
+        BucketedWindow | BucketedWindowAttempts in BucketedWindow = "bucketed-window",
+        /// Two windows, the previous one weighted.
+        SlidingCounter | SlidingCounterAttempts in SlidingCounter = "sliding-counter",
+        /// The exact log of admitted requests.
+        SlidingLog | SlidingLogAttempts in SlidingLog = "sliding-log",
+        /// A number of leases at the same time.
+        Concurrency in Concurrency = "concurrency",
+    }
+    states {
+        /// Of [`Gcra`] and [`TokenBucket`].
+        Gcra(GcraState),
+        /// Of [`FixedWindow`].
+        FixedWindow(FixedWindowState),
+        /// Of [`FirstRequestWindow`].
+        FirstRequestWindow(FirstRequestState),
+        /// Of [`WindowLog`].
+        WindowLog(WindowLogState),
+        /// Of [`BucketedWindow`].
+        BucketedWindow(BucketedWindowState),
+        /// Of [`SlidingCounter`].
+        SlidingCounter(SlidingCounterState),
+        /// Of [`SlidingLog`].
+        SlidingLog(SlidingLogState),
+        /// Of [`Concurrency`].
+        Concurrency(ConcurrencyState),
+    }
 }
+
+#[cfg(feature = "serde")]
+mod document;
+mod text;
 
 impl Policy {
     /// What the limit admits in the long run, in lowest terms for a bucket; `None` for a limit on concurrency.
@@ -230,36 +241,30 @@ impl Policy {
 
 impl Quota for Policy {
     fn rate(&self) -> Option<Rate> {
-        dispatched!(self, |algorithm, wrap| Quota::rate(algorithm))
+        dispatched!(self, |algorithm| Quota::rate(algorithm))
     }
 
     fn window_us(&self, decision: &Decision) -> Option<u64> {
-        dispatched!(self, |algorithm, wrap| Quota::window_us(algorithm, decision))
+        dispatched!(self, |algorithm| Quota::window_us(algorithm, decision))
     }
 }
 
-macro_rules! from_builders {
-    ($($algorithm:ident),+) => { $(
-        impl TryFrom<AlgorithmBuilder<$algorithm>> for Policy {
-            type Error = ConfigError;
-
-            fn try_from(builder: AlgorithmBuilder<$algorithm>) -> Result<Self, ConfigError> {
-                Ok(builder.build()?.into())
-            }
-        }
-    )+ };
+impl Share for Policy {
+    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+        dispatched!(self, |algorithm| Ok(algorithm.share(nodes)?.into()))
+    }
 }
 
-from_builders!(
-    Gcra,
-    TokenBucket,
-    FixedWindow,
-    FirstRequestWindow,
-    WindowLog,
-    SlidingCounter,
-    SlidingLog,
-    Concurrency
-);
+impl<A: FromRate> TryFrom<AlgorithmBuilder<A>> for Policy
+where
+    Self: From<A>,
+{
+    type Error = ConfigError;
+
+    fn try_from(builder: AlgorithmBuilder<A>) -> Result<Self, ConfigError> {
+        Ok(builder.build()?.into())
+    }
+}
 
 /// The state, if it belongs to the algorithm that asks.
 fn own<'s, S: 's>(state: Option<&'s PolicyState>) -> Option<&'s S>
@@ -273,65 +278,25 @@ where
 impl Algorithm for Policy {
     type State = PolicyState;
 
-    fn capacity(&self) -> u64 {
-        dispatched!(self, |algorithm, wrap| algorithm.capacity())
-    }
+    forwards!(dispatched, own);
 
     fn step(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Step<PolicyState> {
-        dispatched!(self, |algorithm, wrap| algorithm.step(own(state), now, cost).map(wrap))
-    }
-
-    fn refund(
-        &self,
-        state: Option<&PolicyState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<PolicyState>> {
-        dispatched!(self, |algorithm, wrap| {
-            Some(algorithm.refund(own(state), now, cost)?.map(wrap))
-        })
-    }
-
-    fn force(
-        &self,
-        state: Option<&PolicyState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<PolicyState>> {
-        dispatched!(self, |algorithm, wrap| {
-            Some(algorithm.force(own(state), now, cost)?.map(wrap))
-        })
+        dispatched!(self, |algorithm| algorithm.step(own(state), now, cost).map(Into::into))
     }
 
     fn reservation_us(&self) -> Option<u64> {
-        dispatched!(self, |algorithm, wrap| algorithm.reservation_us())
-    }
-
-    fn charged_at(&self, state: Option<&PolicyState>, now: Timestamp) -> Timestamp {
-        dispatched!(self, |algorithm, wrap| algorithm.charged_at(own(state), now))
+        dispatched!(self, |algorithm| algorithm.reservation_us())
     }
 
     fn settle(
         &self,
         state: Option<&PolicyState>,
         now: Timestamp,
-        reservation: &Reservation,
+        made: &Reservation,
         cost: u64,
     ) -> Option<Step<PolicyState>> {
-        dispatched!(self, |algorithm, wrap| {
-            Some(algorithm.settle(own(state), now, reservation, cost)?.map(wrap))
-        })
-    }
-
-    fn undo(
-        &self,
-        state: Option<&PolicyState>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &PolicyState,
-    ) -> Option<Step<PolicyState>> {
-        dispatched!(self, |algorithm, wrap| {
-            Some(algorithm.undo(own(state), now, reservation, own(Some(charged))?)?.map(wrap))
+        dispatched!(self, |algorithm| {
+            Some(algorithm.settle(own(state), now, made, cost)?.map(Into::into))
         })
     }
 
@@ -339,33 +304,13 @@ impl Algorithm for Policy {
         &self,
         state: Option<&PolicyState>,
         now: Timestamp,
-        reservation: &Reservation,
+        made: &Reservation,
     ) -> Step<PolicyState> {
-        dispatched!(self, |algorithm, wrap| algorithm.renew(own(state), now, reservation).map(wrap))
-    }
-
-    fn filled(&self, now: Timestamp) -> Step<PolicyState> {
-        dispatched!(self, |algorithm, wrap| algorithm.filled(now).map(wrap))
+        dispatched!(self, |algorithm| algorithm.renew(own(state), now, made).map(Into::into))
     }
 
     fn charges_denials(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.charges_denials())
-    }
-
-    fn has_leases(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.has_leases())
-    }
-
-    fn recovery(&self) -> Option<Recovery> {
-        dispatched!(self, |algorithm, wrap| algorithm.recovery())
-    }
-
-    fn wait_us(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Option<u64> {
-        dispatched!(self, |algorithm, wrap| algorithm.wait_us(own(state), now, cost))
-    }
-
-    fn metadata_bytes(&self) -> Option<usize> {
-        dispatched!(self, |algorithm, wrap| algorithm.metadata_bytes())
+        dispatched!(self, |algorithm| algorithm.charges_denials())
     }
 
     fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
@@ -381,27 +326,8 @@ impl Algorithm for Policy {
 
 #[deny(clippy::missing_trait_methods)]
 impl InMemory for Policy {
-    fn decision(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Decision {
-        dispatched!(self, |algorithm, wrap| algorithm.decision(own(state), now, cost))
-    }
-
     fn step_in_place(&self, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
         step_in_place(self, state, now, cost)
-    }
-
-    /// In place for leases, which are settled most often.
-    fn settle_in_place(
-        &self,
-        state: &mut PolicyState,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<()>> {
-        if let (Self::Concurrency(limit), PolicyState::Concurrency(own)) = (self, &mut *state) {
-            return limit.settle_in_place(own, now, reservation, cost);
-        }
-        let Step { decision, write } = self.settle(Some(state), now, reservation, cost)?;
-        Some(Step { decision, write: write.map(|next| *state = next) })
     }
 
     fn entries_in(state: &PolicyState) -> usize {
@@ -409,12 +335,12 @@ impl InMemory for Policy {
     }
 
     fn entries_per_step(&self) -> usize {
-        dispatched!(self, |algorithm, wrap| algorithm.entries_per_step())
+        dispatched!(self, |algorithm| algorithm.entries_per_step())
     }
 
     #[inline]
     fn is_compact(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.is_compact())
+        dispatched!(self, |algorithm| algorithm.is_compact())
     }
 
     fn to_compact(state: &PolicyState) -> Option<Compact> {
@@ -427,12 +353,12 @@ impl InMemory for Policy {
 
     #[inline]
     fn has_fast_step(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.has_fast_step())
+        dispatched!(self, |algorithm| algorithm.has_fast_step())
     }
 
     #[inline]
     fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-        dispatched!(self, |algorithm, wrap| algorithm.step_fast(state, now, cost))
+        dispatched!(self, |algorithm| algorithm.step_fast(state, now, cost))
     }
 }
 
@@ -455,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_algorithm_has_compact_states() {
+    fn only_one_kind_of_state_is_compact() {
         let compact = Compact { at: Timestamp::ZERO, span_us: 7, extra: 1 };
         assert_eq!(compact_algorithms(compact), 1);
         let state = from_compact(compact).expect("of one");

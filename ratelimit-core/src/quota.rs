@@ -1,10 +1,8 @@
 //! [`Quota`]: what an algorithm allows, as numbers for messages and HTTP headers.
 
-use crate::algorithm::{
-    Algorithm, BucketedWindow, ChargesAttempts, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
-    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
-};
+use crate::algorithm::{Algorithm, BucketedWindow, ChargesAttempts};
 use crate::attempts::Attempts;
+use crate::builder::FromRate;
 use crate::decision::Decision;
 use crate::rate::Rate;
 use crate::stack::Stack;
@@ -33,7 +31,7 @@ use crate::stack::Stack;
 )]
 pub trait Quota: Algorithm {
     /// What is admitted in the long run: of several windows the slowest. `None` where no rate describes the limit, as
-    /// for [`Concurrency`]. A bucket knows its rate in lowest terms: `120/m` is `2/s`.
+    /// for [`Concurrency`](crate::Concurrency). A bucket knows its rate in lowest terms: `120/m` is `2/s`.
     fn rate(&self) -> Option<Rate>;
 
     /// The time, in microseconds, in which [`Decision::limit`] of this decision is admitted: the window, or for a bucket
@@ -41,39 +39,14 @@ pub trait Quota: Algorithm {
     fn window_us(&self, decision: &Decision) -> Option<u64>;
 }
 
-macro_rules! quotas {
-    ($($window:ident),+) => { $(
-        impl Quota for $window {
-            fn rate(&self) -> Option<Rate> {
-                Some(Rate::of_built(self.capacity(), self.window_us()))
-            }
-
-            fn window_us(&self, _decision: &Decision) -> Option<u64> {
-                Some(self.window_us())
-            }
-        }
-    )+ };
-}
-
-quotas!(FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog);
-
-impl Quota for Gcra {
+/// No rate and no window where charges are leases: how often places become free depends on their holders.
+impl<A: FromRate> Quota for A {
     fn rate(&self) -> Option<Rate> {
-        Some(self.refill().rate())
+        (!self.has_leases()).then(|| self.to_rate())
     }
 
     fn window_us(&self, _decision: &Decision) -> Option<u64> {
-        Some(self.refill().full_us())
-    }
-}
-
-impl Quota for TokenBucket {
-    fn rate(&self) -> Option<Rate> {
-        Some(self.refill().rate())
-    }
-
-    fn window_us(&self, _decision: &Decision) -> Option<u64> {
-        Some(self.refill().full_us())
+        (!self.has_leases()).then(|| self.span_us())
     }
 }
 
@@ -93,17 +66,6 @@ impl Quota for BucketedWindow {
     fn window_us(&self, decision: &Decision) -> Option<u64> {
         let same = self.windows().iter().filter(|window| window.limit == decision.limit);
         same.map(|window| window.span_us).max()
-    }
-}
-
-/// No rate: how often places become free depends on their holders.
-impl Quota for Concurrency {
-    fn rate(&self) -> Option<Rate> {
-        None
-    }
-
-    fn window_us(&self, _decision: &Decision) -> Option<u64> {
-        None
     }
 }
 
@@ -132,7 +94,7 @@ impl<A: Quota> Quota for Stack<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Policy, Timestamp};
+    use crate::{Gcra, Policy, Timestamp};
     use core::time::Duration;
 
     fn decision(limit: u64) -> Decision {

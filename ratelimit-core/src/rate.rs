@@ -8,8 +8,7 @@ use core::str::FromStr;
 use core::time::Duration;
 
 use crate::error::ConfigError;
-use crate::reservation::Reservation;
-use crate::timestamp::{MAX_INTEGER, Timestamp};
+use crate::timestamp::MAX_INTEGER;
 
 /// A count per period: `10/s`, `7/5m`, `1000/250ms`.
 ///
@@ -309,26 +308,6 @@ impl Refill {
     #[must_use]
     pub const fn full_us(&self) -> u64 {
         self.full_ticks() * self.tick_us
-    }
-
-    /// The units that a settlement at `cost`, below the reserved cost, returns: all of the difference if nothing was
-    /// charged after the reservation; otherwise the difference less what may have refilled since.
-    pub(crate) fn units_given_back(
-        &self,
-        reservation: &Reservation,
-        cost: u64,
-        now: Timestamp,
-        last_charged: Option<Timestamp>,
-    ) -> u64 {
-        let excess = (reservation.cost - cost).min(self.burst) * self.token_units;
-        if last_charged == Some(reservation.timestamp) {
-            return excess;
-        }
-        let ago_us = now.saturating_us_since(reservation.timestamp);
-        if ago_us >= self.full_us() {
-            return 0;
-        }
-        excess.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
     }
 
     /// The number of refill ticks in which this many units refill.

@@ -1,7 +1,6 @@
 //! [`Refusal`]: a request that no state could satisfy.
 
 use alloc::string::String;
-use core::fmt;
 
 use crate::error::ErrorKind;
 use crate::op::Op;
@@ -10,11 +9,15 @@ use crate::reservation::ReservationId;
 /// Why a request was not decided. Nothing was charged.
 ///
 /// The message names the limit and the remedy, and is the same on every backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// No limit applies to the request: it lacks the identifiers of every limit. A limiter that
     /// [allows unlimited requests](crate::RateLimiter::allow_unlimited) admits it.
+    #[error(
+        "no limit applies to the request, which has {had}: {wanted}; name the identifiers as the limits \
+         do, or build the limiter with allow_unlimited() to admit such requests"
+    )]
     NoLimitApplies {
         /// The identifiers of the request, such as `identifier "IP"`.
         had: String,
@@ -22,6 +25,9 @@ pub enum Refusal {
         wanted: String,
     },
     /// The request lacks an identifier of a [required](crate::Limit::required) limit.
+    #[error(
+        "limit {limit:?} is required and wants {wanted}; the request has {had}; add the missing identifier"
+    )]
     MissingIdentifier {
         /// The limit's name.
         limit: String,
@@ -31,6 +37,7 @@ pub enum Refusal {
         wanted: String,
     },
     /// The algorithm of a limit has no such operation.
+    #[error("limit {limit:?}: its algorithm has no {op}")]
     Unsupported {
         /// The limit's name.
         limit: String,
@@ -38,27 +45,41 @@ pub enum Refusal {
         op: Op,
     },
     /// The algorithm of a limit has no reservations.
+    #[error(
+        "limit {limit:?}: its algorithm has no reservations; use gcra, token-bucket, fixed-window or \
+         concurrency, and count admitted requests"
+    )]
     CannotReserve {
         /// The limit's name.
         limit: String,
     },
     /// A reservation of cost 0.
+    #[error("limit {limit:?}: a cost of 0 reserves nothing; reserve at least 1")]
     ReservesNothing {
         /// The limit's name.
         limit: String,
     },
     /// A request to settle or renew has no id.
+    #[error("a {op} needs the id of the reservation")]
     NoId {
         /// The operation.
         op: Op,
     },
     /// The store's own clock stands at the end of time, or past it: states written now would never count.
+    #[error(
+        "the store's clock says {now_us} µs since the Unix epoch, which is the year 2112 or later; set the \
+         clock, which may count in another unit than microseconds"
+    )]
     EndOfTime {
         /// What the clock says, in microseconds since the Unix epoch; at most [`MAX_INTEGER`](crate::MAX_INTEGER) where
         /// the clock is cut there.
         now_us: u64,
     },
     /// The metadata is longer than a limit keeps.
+    #[error(
+        "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of a request; \
+         shorten them"
+    )]
     Metadata {
         /// The limit's name.
         limit: String,
@@ -68,11 +89,16 @@ pub enum Refusal {
         most: usize,
     },
     /// The id has no reservation for these identifiers: it never had one, it has expired, or it is for others.
+    #[error(
+        "{id} has no reservation for these identifiers: it never had one, it has expired, or it is for \
+         others"
+    )]
     UnknownReservation {
         /// The id.
         id: ReservationId,
     },
     /// The reservation was settled at another cost.
+    #[error("limit {limit:?}: the reservation {id} was settled at {at}, and no longer changes")]
     Settled {
         /// The limit's name.
         limit: String,
@@ -82,6 +108,9 @@ pub enum Refusal {
         at: u64,
     },
     /// The id has a reservation of another cost.
+    #[error(
+        "limit {limit:?}: {id} already reserves a cost of {at}; to charge another cost, take another id"
+    )]
     Reserved {
         /// The limit's name.
         limit: String,
@@ -91,6 +120,10 @@ pub enum Refusal {
         at: u64,
     },
     /// The reservation was made in a batch of other limits or keys.
+    #[error(
+        "limit {limit:?}: {id} was reserved in one batch of the limits {reserved}; name the same limits \
+         and identifiers"
+    )]
     OtherChecks {
         /// The limit's name.
         limit: String,
@@ -100,6 +133,9 @@ pub enum Refusal {
         reserved: String,
     },
     /// The id belongs to a reservation that is not settled.
+    #[error(
+        "limit {limit:?}: {id} is the id of a reservation that is not settled; take another id"
+    )]
     Pending {
         /// The limit's name.
         limit: String,
@@ -119,66 +155,3 @@ impl Refusal {
         }
     }
 }
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoLimitApplies { had, wanted } => write!(
-                f,
-                "no limit applies to the request, which has {had}: {wanted}; name the identifiers as the limits \
-                 do, or build the limiter with allow_unlimited() to admit such requests"
-            ),
-            Self::MissingIdentifier { limit, had, wanted } => write!(
-                f,
-                "limit {limit:?} is required and wants {wanted}; the request has {had}; add the missing identifier"
-            ),
-            Self::Unsupported { limit, op } => {
-                write!(f, "limit {limit:?}: its algorithm has no {op}")
-            }
-            Self::CannotReserve { limit } => write!(
-                f,
-                "limit {limit:?}: its algorithm has no reservations; use gcra, token-bucket, fixed-window or \
-                 concurrency, and count admitted requests"
-            ),
-            Self::ReservesNothing { limit } => {
-                write!(f, "limit {limit:?}: a cost of 0 reserves nothing; reserve at least 1")
-            }
-            Self::NoId { op } => write!(f, "a {op} needs the id of the reservation"),
-            Self::EndOfTime { now_us } => write!(
-                f,
-                "the store's clock says {now_us} µs since the Unix epoch, which is the year 2112 or later; set the clock, \
-                 which may count in another unit than microseconds"
-            ),
-            Self::Metadata { limit, bytes, most } => write!(
-                f,
-                "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of \
-                 a request; shorten them"
-            ),
-            Self::UnknownReservation { id } => write!(
-                f,
-                "{id} has no reservation for these identifiers: it never had one, it has expired, or it is for \
-                 others"
-            ),
-            Self::Settled { limit, id, at } => write!(
-                f,
-                "limit {limit:?}: the reservation {id} was settled at {at}, and no longer changes"
-            ),
-            Self::Reserved { limit, id, at } => write!(
-                f,
-                "limit {limit:?}: {id} already reserves a cost of {at}; to charge another cost, take \
-                 another id"
-            ),
-            Self::OtherChecks { limit, id, reserved } => write!(
-                f,
-                "limit {limit:?}: {id} was reserved in one batch of the limits {reserved}; name the same limits and \
-                 identifiers"
-            ),
-            Self::Pending { limit, id } => write!(
-                f,
-                "limit {limit:?}: {id} is the id of a reservation that is not settled; take another id"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for Refusal {}

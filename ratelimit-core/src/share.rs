@@ -5,13 +5,11 @@ use core::num::NonZeroU64;
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::{
-    Algorithm, BucketedWindow, ChargesAttempts, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
-    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
-};
+use crate::algorithm::{Algorithm, BucketedWindow, ChargesAttempts};
 use crate::attempts::Attempts;
+use crate::builder::FromRate;
 use crate::error::ConfigError;
-use crate::rate::{Rate, Refill};
+use crate::rate::Rate;
 
 /// An algorithm that several nodes can enforce without each other, each by its share.
 ///
@@ -20,9 +18,9 @@ use crate::rate::{Rate, Refill};
 /// In a span of any length, `nodes` independent shares of one key together admit at most what the algorithm by itself
 /// may admit in a span of that length. Where the numbers cannot be divided exactly, each share is rounded down.
 ///
-/// A [`SlidingCounter`] is excepted: each share rounds what counts of its previous window down, so that all of them
+/// A [`SlidingCounter`](crate::SlidingCounter) is excepted: each share rounds what counts of its previous window down, so that all of them
 /// together may admit up to `nodes` − 1 more. Among 100 nodes, 100/s admits 200 in 2 µs at the boundary of two windows,
-/// where the limit by itself admits 101. [`SlidingLog`] and [`Gcra`] keep the contract.
+/// where the limit by itself admits 101. [`SlidingLog`](crate::SlidingLog) and [`Gcra`](crate::Gcra) keep the contract.
 ///
 /// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s. Windows and leases divide
 /// their count, rounded down. A [`Stack`](crate::Stack) divides each of its limits.
@@ -44,15 +42,12 @@ fn part(capacity: u64, nodes: NonZeroU64) -> Result<u64, ConfigError> {
     }
 }
 
-/// The rate and burst of a share. The rate is divided exactly: by its count if that is a multiple, otherwise by a longer
-/// period.
-fn bucket(refill: &Refill, nodes: NonZeroU64) -> Result<(Rate, u64), ConfigError> {
-    let (rate, burst) = (refill.rate(), part(refill.burst, nodes)?);
-    let rate = match rate.count() % nodes {
-        0 => Rate::per_us(rate.count() / nodes, rate.period_us())?,
-        _ => Rate::per_us(rate.count(), rate.period_us().saturating_mul(nodes.get()))?,
-    };
-    Ok((rate, burst))
+/// The rate of a share, divided exactly: by its count if that is a multiple, otherwise by a longer period.
+fn divided(rate: Rate, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
+    match rate.count() % nodes {
+        0 => Rate::per_us(rate.count() / nodes, rate.period_us()),
+        _ => Rate::per_us(rate.count(), rate.period_us().saturating_mul(nodes.get())),
+    }
 }
 
 /// The rate of a share of a window, whose length stays.
@@ -60,30 +55,15 @@ fn window(count: u64, window_us: u64, nodes: NonZeroU64) -> Result<Rate, ConfigE
     Rate::per_us(part(count, nodes)?, window_us)
 }
 
-macro_rules! shares {
-    (buckets: $($bucket:ident),+; windows: $($window:ident),+ $(,)?) => {
-        $( impl Share for $bucket {
-            fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
-                let (rate, burst) = bucket(self.refill(), nodes)?;
-                Self::new(rate, burst)
-            }
-        } )+
-        $( impl Share for $window {
-            fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
-                Self::new(window(self.capacity(), self.window_us(), nodes)?)
-            }
-        } )+
-    };
-}
-
-shares! {
-    buckets: Gcra, TokenBucket;
-    windows: FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog
-}
-
-impl Share for Concurrency {
+impl<A: FromRate> Share for A {
     fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
-        Self::new(window(self.capacity(), self.lease_us(), nodes)?)
+        match self.to_burst() {
+            None => Self::from_rate(window(self.capacity(), self.span_us(), nodes)?, None),
+            Some(burst) => {
+                let burst = part(burst, nodes)?;
+                Self::from_rate(divided(self.to_rate(), nodes)?, Some(burst))
+            }
+        }
     }
 }
 

@@ -65,24 +65,6 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, Self::Error> {
         self.apply_now(&Batch::one(&Check { limit, key, cost }))
     }
-
-    /// Calls [`acquire_now`](Self::acquire_now) for each of several keys, in order, and passes the position and the result
-    /// of each to `report`. An error of one key does not end the others.
-    ///
-    /// A store can override this to read the clock and fetch memory once for several keys. So `report` should be quick: the
-    /// store may decide later keys at a time that it read before the call.
-    #[inline]
-    fn acquire_each_now(
-        &self,
-        limit: &Limit<A>,
-        keys: &[&str],
-        cost: u64,
-        mut report: impl FnMut(usize, Result<Verdict, Self::Error>),
-    ) {
-        for (place, key) in keys.iter().enumerate() {
-            report(place, self.acquire_now(limit, key, cost));
-        }
-    }
 }
 
 /// A store that lists the entries of a [`KeepsEntries`] algorithm.
@@ -221,16 +203,6 @@ macro_rules! stores_behind {
                 cost: u64,
             ) -> Result<Verdict, Self::Error> {
                 (**self).acquire_now(limit, key, cost)
-            }
-
-            fn acquire_each_now(
-                &self,
-                limit: &Limit<A>,
-                keys: &[&str],
-                cost: u64,
-                report: impl FnMut(usize, Result<Verdict, Self::Error>),
-            ) {
-                (**self).acquire_each_now(limit, keys, cost, report);
             }
         }
     )+ };

@@ -3,9 +3,8 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, BucketedWindow, Check, Decision, FirstRequestWindow, FixedWindow,
-    Gcra, KeepsEntries, Limit, Op, Policy, PolicyState, Rate, Reservation, SlidingCounter,
-    SlidingCounterState, SlidingLog, States, Timestamp, TokenBucket, WindowLog, Write, decide,
+    Algorithm, Attempts, Batch, Check, Decision, FirstRequestWindow, FixedWindow, Gcra, Limit, Op,
+    Policy, Rate, SlidingCounter, SlidingCounterState, SlidingLog, Snapshot, Timestamp, decide,
 };
 
 const SECOND_US: u64 = 1_000_000;
@@ -63,26 +62,6 @@ fn a_fixed_window_of_attempts_is_incr_and_expire() {
     assert_eq!(key.state.map(|state| state.count), Some(3));
 }
 
-/// LLEN, then RPUSH if there is room; or RPUSH, then LLEN.
-#[test]
-fn a_full_window_log_records_no_more_attempts() {
-    let log = WindowLog::new(rate("2/10s")).expect("a limit");
-    let table = [(0, 1, true, 1), (1_000, 1, true, 0), (2_000, 1, false, 0), (9_999, 1, false, 0)];
-    let (mut admitted, mut tried) = (Key::new(log), Key::new(Attempts::new(log)));
-    admitted.replays(&table);
-    tried.replays(&table);
-    let times = |state: &Option<_>| {
-        let state = state.as_ref().expect("in its window");
-        log.entries_of(state, at(9_999_000)).iter().map(|e| e.timestamp.as_us()).collect::<Vec<_>>()
-    };
-    assert_eq!(times(&admitted.state), [0, SECOND_US]);
-    // A full list records no more.
-    assert_eq!(times(&tried.state), [0, SECOND_US]);
-    for key in [&mut admitted.state, &mut tried.state] {
-        assert_eq!(log.step(key.as_ref(), at(10 * SECOND_US), 1).decision.remaining, 1);
-    }
-}
-
 /// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: a caller that keeps trying stays out.
 #[test]
 fn a_sliding_log_of_attempts_denies_a_caller_that_keeps_trying() {
@@ -127,108 +106,20 @@ fn a_sliding_counter_weights_the_previous_window_as_cloudflare_does() {
     assert_eq!(key.acquire(120 * SECOND_US, 1).retry_after_us, Some(1_200_001));
 }
 
-/// A bucket of 4 that refills one per second, by either algorithm.
+/// A bucket of 4 that refills one per second.
 #[test]
-fn gcra_and_token_bucket_charge_attempts_alike() {
-    let table = [
+fn a_bucket_of_attempts_fills_only_while_no_request_comes() {
+    let gcra = Gcra::new(rate("1/s"), 4).expect("a limit");
+    Key::new(gcra).replays(&[
         (0, 3, true, 1),
         (0, 2, false, 1),
         (1_000, 2, true, 0),
         (1_500, 1, false, 0),
         (3_000, 1, true, 1),
         (9_000, 4, true, 0),
-    ];
-    Key::new(TokenBucket::new(rate("1/s"), 4).expect("a limit")).replays(&table);
-    Key::new(Gcra::new(rate("1/s"), 4).expect("a limit")).replays(&table);
-    // Every attempt that does not fit drains it, so it fills only while no request comes.
+    ]);
     let tried = [(0, 3, true, 1), (0, 2, false, 0), (1_999, 2, false, 0), (3_999, 2, true, 0)];
-    Key::new(Attempts::new(TokenBucket::new(rate("1/s"), 4).expect("a limit"))).replays(&tried);
-    Key::new(Attempts::new(Gcra::new(rate("1/s"), 4).expect("a limit"))).replays(&tried);
-}
-
-#[test]
-fn an_attempt_that_never_fits_leaves_a_full_limit() {
-    let mut fixed = Key::new(Attempts::new(FixedWindow::new(rate("3/s")).expect("a limit")));
-    let never = fixed.acquire(0, u64::MAX);
-    assert_eq!((never.allowed, never.remaining, never.retry_after_us), (false, 0, None));
-    assert_eq!(fixed.state.map(|state| state.count), Some(3));
-}
-
-#[test]
-fn an_attempt_shortens_the_oldest_entries_until_the_log_is_exactly_full() {
-    let log = Attempts::new(SlidingLog::new(rate("5/10s")).expect("a limit"));
-    let mut key = Key::new(log);
-    let entries = |key: &Key<Attempts<SlidingLog>>| {
-        let state = key.state.as_ref().expect("charged");
-        state.entries.iter().map(|e| (e.timestamp.as_us() / SECOND_US, e.cost)).collect::<Vec<_>>()
-    };
-    key.replays(&[(0, 3, true, 2), (1_000, 2, true, 0), (2_000, 2, false, 0)]);
-    assert_eq!(entries(&key), [(0, 1), (1, 2), (2, 2)]);
-    key.replays(&[(2_000, 1, false, 0)]);
-    assert_eq!(entries(&key), [(1, 2), (2, 3)]);
-    key.replays(&[(3_000, 9, false, 0)]);
-    assert_eq!(entries(&key), [(3, 5)]);
-    key.replays(&[(3_000, 1, false, 0)]);
-    assert_eq!(entries(&key), [(3, 5)]);
-}
-
-#[test]
-fn an_attempt_cuts_older_buckets_to_the_room_of_every_window_that_contains_them() {
-    let windows = [rate("3/s"), rate("5/2s")];
-    let buckets = BucketedWindow::new(500_000, &windows).expect("a limit");
-    let mut key = Key::new(Attempts::new(buckets));
-    let counts = |key: &Key<Attempts<BucketedWindow>>| {
-        let state = key.state.as_ref().expect("charged");
-        let counts = state.buckets.iter().map(|b| (b.start.as_us() / 1_000, b.count));
-        counts.collect::<Vec<_>>()
-    };
-    // A cost above the capacity fills the shorter window, and leaves two in the longer one.
-    key.replays(&[(0, 9, false, 0)]);
-    assert_eq!(counts(&key), [(0, 3)]);
-    key.replays(&[(1_000, 2, true, 0), (1_500, 2, false, 0)]);
-    // The shorter window has room for one of the second bucket, the longer one for two of the first.
-    assert_eq!(counts(&key), [(0, 2), (1_000, 1), (1_500, 2)]);
-}
-
-#[test]
-fn a_peek_and_a_cost_of_zero_charge_no_attempt() {
-    let mut key = Key::new(Attempts::new(SlidingLog::new(rate("2/s")).expect("a limit")));
-    key.replays(&[(0, 2, true, 0), (0, 0, true, 0)]);
-    let before = key.state.clone();
-    let due = key.algorithm.step(before.as_ref(), at(1), 1).decision;
-    assert_eq!(key.state, before, "a step writes nothing of itself");
-    assert_eq!(key.acquire(1, 1), due);
-    assert!(key.algorithm.charges_denials());
-    // A full limit owes no more than its capacity: a refund makes room.
-    let back = key.algorithm.refund(key.state.as_ref(), at(1), 1).expect("has refunds");
-    assert_eq!(back.decision.remaining, 1);
-}
-
-/// The states of a batch in the order of its checks.
-struct Kept(Vec<Option<PolicyState>>);
-
-impl States<PolicyState> for Kept {
-    fn get(&self, position: usize) -> Option<&PolicyState> {
-        self.0[position].as_ref()
-    }
-
-    fn put(&mut self, position: usize, write: Write<PolicyState>) {
-        match write {
-            Write::Keep => {}
-            Write::Put { state, .. } => self.0[position] = Some(state),
-            Write::Remove => self.0[position] = None,
-        }
-    }
-
-    fn reservation(&self, _: usize) -> Option<Reservation> {
-        None
-    }
-
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-
-    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
+    Key::new(Attempts::new(gcra)).replays(&tried);
 }
 
 #[test]
@@ -240,7 +131,7 @@ fn the_wait_of_a_denied_batch_counts_what_its_own_attempt_charged() {
         let b = limit("b", b);
         let checks = [(&a, 1), (&b, cost)].map(|(limit, cost)| Check { limit, key: "k", cost });
         let batch = Batch::new(&checks).expect("two limits");
-        let mut kept = Kept(vec![None, None]);
+        let mut kept = Snapshot { now: Timestamp::ZERO, states: vec![None; 2] };
         assert!(decide(&batch, Timestamp::ZERO, &mut kept).expect("decides").allowed());
         let peeked = decide(&batch.op(Op::Peek), Timestamp::ZERO, &mut kept).expect("decides");
         let denied = decide(&batch, Timestamp::ZERO, &mut kept).expect("decides");
@@ -257,16 +148,4 @@ fn the_wait_of_a_denied_batch_counts_what_its_own_attempt_charged() {
     // Where the same request fits again, the other limit alone makes it wait.
     let waits = decide_twice(Attempts::new(gcra(9)).into(), 3);
     assert_eq!(waits, (Some(0), Some(SECOND_US)));
-}
-
-#[test]
-fn an_attempt_before_the_time_of_the_state_counts_from_that_time() {
-    let gcra = Gcra::new(rate("3/s"), 4).expect("a limit");
-    let mut key = Key::new(gcra);
-    key.acquire(5, 1);
-    let state = key.state.as_ref();
-    for now in [3, 5, 9] {
-        assert_eq!(gcra.charged_at(state, at(now)), at(now.max(5)));
-        assert_eq!(Attempts::new(gcra).charged_at(state, at(now)), at(now.max(5)));
-    }
 }

@@ -4,7 +4,7 @@
 
 use ratelimit_core::{
     Algorithm, Attempts, ChargesAttempts, FirstRequestWindow, FixedWindow, Gcra, GcraState, Rate,
-    Reservation, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
+    Reservation, SlidingCounter, SlidingLog, Timestamp, WindowLog,
 };
 
 fn rate(text: &str) -> Rate {
@@ -101,10 +101,6 @@ fn settlements_and_refunds_of_the_limit_before_forgive_nothing_of_a_tighter_one(
     of(
         &Gcra::new(rate("20/s"), 40).expect("a limit"),
         &Gcra::new(rate("2/m"), 3).expect("a limit"),
-    );
-    of(
-        &TokenBucket::new(rate("20/s"), 40).expect("a limit"),
-        &TokenBucket::new(rate("2/m"), 3).expect("a limit"),
     );
     let window = |text| FixedWindow::new(rate(text)).expect("a limit");
     let settled = admitted_beside(&window("20/s"), &window("3/m"), |old, state, now| {

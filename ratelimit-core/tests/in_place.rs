@@ -1,29 +1,25 @@
-//! `step_in_place` and `decision` decide as `step` does, and `step_in_place` leaves the state that `step` writes.
+//! `step_in_place` decides as `step` does, and leaves the state that `step` writes.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory, Policy, Rate,
-    SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog, Write,
-};
+use ratelimit_core::{InMemory, Policy, Stack, Step, Timestamp, Write};
 
 /// Every algorithm, and once more, counting attempts, each that can.
 fn policies() -> Vec<Policy> {
-    let rate = |text: &str| text.parse().expect("a rate");
-    let admitting: Vec<Policy> = vec![
-        Gcra::new(rate("3/10us"), 2).expect("a limit").into(),
-        Gcra::new(rate("1/4us"), 3).expect("a limit").into(),
-        TokenBucket::new(rate("1/4us"), 3).expect("a limit").into(),
-        FixedWindow::new(rate("4/9us")).expect("a limit").into(),
-        FirstRequestWindow::new(rate("4/9us")).expect("a limit").into(),
-        WindowLog::new(rate("3/8us")).expect("a limit").into(),
-        SlidingLog::new(rate("4/8us")).expect("a limit").into(),
-        SlidingCounter::new(rate("5/7us")).expect("a limit").into(),
-        BucketedWindow::new(2, &[rate("3/4us"), rate("5/12us")]).expect("a limit").into(),
-        Concurrency::new(rate("3/6us")).expect("a limit").into(),
+    let admitting = [
+        "gcra 3/10us burst 2",
+        "gcra 1/4us burst 3",
+        "fixed-window 4/9us",
+        "first-request-window 4/9us",
+        "window-log 3/8us",
+        "sliding-log 4/8us",
+        "sliding-counter 5/7us",
+        "bucketed-window bucket 2us rates 3/4us, 5/12us",
+        "concurrency 3/6us",
     ];
+    let admitting: Vec<Policy> = admitting.map(|words| words.parse().expect(words)).into();
     let trying: Vec<_> = admitting.iter().filter_map(|policy| policy.by_attempts()).collect();
     admitting.into_iter().chain(trying).collect()
 }
@@ -38,7 +34,6 @@ where
         let limit = &limits[which % limits.len()];
         let now = Timestamp::from_us(us).expect("a time");
         let Step { decision, write } = limit.step(state.as_ref(), now, cost);
-        assert_eq!(limit.decision(state.as_ref(), now, cost), decision);
         if let Some(before) = &state {
             let mut own = before.clone();
             let placed = limit.step_in_place(&mut own, now, cost);
@@ -68,52 +63,24 @@ fn steps() -> impl Strategy<Value = Vec<(usize, u64, u64)>> {
     })
 }
 
-fn stack_of(limits: impl IntoIterator<Item = (u64, u64)>) -> Stack<Gcra> {
-    let limit = |(period_us, burst)| {
-        Gcra::new(Rate::per_us(1, period_us).expect("a rate"), burst).expect("a limit")
-    };
-    Stack::new(limits.into_iter().map(limit)).expect("a stack")
-}
-
-#[test]
-fn a_peek_by_a_shorter_stack_agrees_on_the_state_of_a_longer_one() {
-    let stacks = [stack_of([(1, 1)]), stack_of([(1, 1), (1, 1)])];
-    agree(&stacks, &[(1, 100, 1), (0, 100, 0)]);
-}
-
 proptest! {
     #[test]
-    fn every_algorithm_agrees(policy in select(policies()), steps in steps()) {
-        agree(&[policy], &steps);
-    }
-
-    /// Some stacks have more limits than a fast step serves, and one stack replaces another.
-    #[test]
-    fn stacks_of_limits_with_fast_steps_agree(
-        stacks in prop::collection::vec(
-            prop::collection::vec((1..7_u64, 1..6_u64), 1..6),
-            1..3,
-        ),
-        steps in steps(),
-    ) {
-        agree(&stacks.into_iter().map(stack_of).collect::<Vec<_>>(), &steps);
-    }
-
-    #[test]
     fn a_limit_whose_algorithm_changes_agrees(
-        policies in prop::collection::vec(select(policies()), 2..4),
+        policies in prop::collection::vec(select(policies()), 1..4),
         steps in steps(),
     ) {
         agree(&policies, &steps);
     }
 
+    /// Some stacks have more limits than are stepped without an allocation, and one stack replaces another.
     #[test]
     fn stacks_of_every_algorithm_agree(
-        // More limits than one step serves.
-        policies in prop::collection::vec(select(policies()), 1..7),
+        stacks in prop::collection::vec(prop::collection::vec(select(policies()), 1..10), 1..3),
         steps in steps(),
     ) {
-        let admitting = policies.iter().map(|policy| policy.by_admissions());
-        agree(&[Stack::new(admitting).expect("a stack")], &steps);
+        let stack = |limits: Vec<Policy>| {
+            Stack::new(limits.into_iter().map(Policy::by_admissions)).expect("a stack")
+        };
+        agree(&stacks.into_iter().map(stack).collect::<Vec<_>>(), &steps);
     }
 }

@@ -155,20 +155,6 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 
 proptest! {
     #[test]
-    fn shares_admit_together_at_most_what_the_limit_admits(
-        words in words(0..4),
-        nodes in 1..6_usize,
-        requests in requests(),
-    ) {
-        let limit = policy(&words);
-        let Ok(share) = shared(&words, nodes as u64) else {
-            prop_assert!(limit.capacity() < nodes as u64);
-            return Ok(());
-        };
-        prop_assert!(admits_what_nodes_admit(&limit, &share, nodes, &requests), "{words} {nodes}");
-    }
-
-    #[test]
     fn shares_of_a_stack_admit_together_at_most_what_the_stack_admits(
         stack in stacks(0..4),
         nodes in 1..6_usize,

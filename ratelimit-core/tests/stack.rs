@@ -5,22 +5,19 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
-    Algorithm, Attempts, BucketedWindow, Decision, FixedWindow, Gcra, InMemory, Policy,
-    SlidingCounter, SlidingLog, SlidingLogState, Stack, StackState, Step, Timestamp, TokenBucket,
-    Verdict, Write,
+    Algorithm, Decision, Gcra, Policy, Stack, StackState, Step, Timestamp, Verdict, Write,
 };
 
 fn limits() -> Vec<Policy> {
-    let rate = |text: &str| text.parse().expect("a rate");
-    vec![
-        Gcra::new(rate("3/10us"), 2).expect("a limit").into(),
-        Gcra::new(rate("1/4us"), 3).expect("a limit").into(),
-        TokenBucket::new(rate("1/4us"), 3).expect("a limit").into(),
-        FixedWindow::new(rate("4/9us")).expect("a limit").into(),
-        SlidingLog::new(rate("3/8us")).expect("a limit").into(),
-        SlidingCounter::new(rate("5/7us")).expect("a limit").into(),
-        BucketedWindow::new(2, &[rate("3/4us"), rate("5/12us")]).expect("a limit").into(),
-    ]
+    let limits = [
+        "gcra 3/10us burst 2",
+        "gcra 1/4us burst 3",
+        "fixed-window 4/9us",
+        "sliding-log 3/8us",
+        "sliding-counter 5/7us",
+        "bucketed-window bucket 2us rates 3/4us, 5/12us",
+    ];
+    limits.map(|words| words.parse().expect(words)).into()
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -120,60 +117,9 @@ fn a_stack_is_charged_at_the_latest_time_of_its_limits() {
 #[test]
 fn a_stack_has_at_least_one_limit_and_none_that_counts_attempts() {
     assert!(Stack::<Policy>::new([]).is_err());
-    let fixed = FixedWindow::new("4/s".parse().expect("a rate")).expect("a limit");
-    let refused = Stack::new([fixed.into(), Policy::from(Attempts::new(fixed))]);
+    let policy = |words: &str| words.parse::<Policy>().expect(words);
+    let refused = Stack::new(["fixed-window 4/s", "fixed-window 4/s count attempts"].map(policy));
     assert!(refused.expect_err("it would charge alone").to_string().contains("attempts"));
-    let stack = Stack::new([fixed, FixedWindow::new("2/s".parse().expect("a rate")).expect("one")]);
+    let stack = Stack::new(["fixed-window 4/s", "fixed-window 2/s"].map(policy));
     assert_eq!(stack.expect("a stack").capacity(), 2);
-}
-
-/// A log that panics before it writes, as the contract of `InMemory` asks.
-#[derive(Clone, Debug)]
-struct Panics(SlidingLog, bool);
-
-impl Algorithm for Panics {
-    type State = SlidingLogState;
-
-    fn capacity(&self) -> u64 {
-        self.0.capacity()
-    }
-
-    fn step(
-        &self,
-        state: Option<&SlidingLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<SlidingLogState> {
-        self.0.step(state, now, cost)
-    }
-}
-
-impl InMemory for Panics {
-    fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
-        if self.1 {
-            std::panic::resume_unwind(Box::new(()));
-        }
-        self.0.step_in_place(state, now, cost)
-    }
-
-    fn entries_per_step(&self) -> usize {
-        1
-    }
-}
-
-#[test]
-fn a_panic_of_a_stacked_limit_leaves_the_stack_as_it_was() {
-    let log = SlidingLog::new("5/h".parse().expect("a rate")).expect("a limit");
-    for panics in [[false, true], [true, false], [true, true]] {
-        let calm = Stack::new(panics.map(|_| Panics(log, false))).expect("a stack");
-        let Write::Put { mut state, .. } = calm.step(None, Timestamp::ZERO, 1).write else {
-            panic!("it is charged");
-        };
-        let before = state.clone();
-        let stack = Stack::new(panics.map(|panics| Panics(log, panics))).expect("a stack");
-        let step = || stack.step_in_place(&mut state, Timestamp::saturating_from_us(1), 1);
-        let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
-        assert_eq!(stepped.is_err(), panics[1], "only the last steps in place");
-        assert_eq!(state == before, panics[1]);
-    }
 }

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use ratelimit_core::{
-    Algorithm, Batch, Clock, EntryStore, KeepsEntries, Limit, Now, Policy, SnapshotStore, Store,
-    Verdict, WindowEntry, WithSnapshot,
-};
+use ratelimit_core::{Algorithm, Batch, Clock, EntryStore, KeepsEntries, Policy, Store, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -20,10 +17,10 @@ mod model;
 mod slot;
 mod spending;
 
+use crate::KeptAlgorithm;
 pub use builder::AllotmentsBuilder;
 use ledger::Ledger;
 use slot::Terms;
-use spending::{Afterwards, Begun};
 
 /// Programs that end have some seconds: Kubernetes gives them 30, `docker stop` 10.
 const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
@@ -37,7 +34,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let server = ratelimit_testkit::RedisServer::start()?;
+/// # let server = ratelimit_servers::RedisServer::start()?;
 /// # let url = server.url();
 /// let redis = RedisStore::connect(&url).await?;
 /// let api = Gcra::new("100000/s".parse()?, 50_000)?;
@@ -86,7 +83,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// This holds through lost requests and replies, crashes, and settlements that come late or never: each of them admits less, never
 /// more. It assumes that the clock of this process is slower than the store's by no more than
-/// [`clock_drift_ppm`](AllotmentsBuilder::clock_drift_ppm), and that the store's clock does not jump. Budget that is drawn and not used
+/// 1,000 parts per million, which is far more than the clocks of servers drift, and that the store's clock does not jump. Budget that is drawn and not used
 /// is back in the store `L` and a call later. `docs/allotments.md` in the repository derives both.
 ///
 /// # What the verdict says
@@ -167,14 +164,6 @@ impl<S: fmt::Debug, A: Algorithm, C> fmt::Debug for Allotments<S, A, C> {
     }
 }
 
-impl Allotments<()> {
-    /// The settings of allotments of a store.
-    #[must_use]
-    pub fn builder() -> AllotmentsBuilder {
-        AllotmentsBuilder::new()
-    }
-}
-
 impl<S, A: Algorithm> Allotments<S, A> {
     /// Allotments of this store, each with a lifetime of 100 ms.
     #[must_use]
@@ -205,12 +194,7 @@ impl<S, A: Algorithm, C> Allotments<S, A, C> {
     }
 }
 
-impl<S, A, C> Allotments<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Allotments<S, A, C> {
     /// Ends all allotments and gives back what is left of them, also of draws that are under way when their answers come.
     /// Returns how many units, over all limits, did not go back: the store failed, or did not answer within 5 seconds. What it
     /// has not answered by then still goes back if the runtime lives on. Draws that are under way are not counted.
@@ -232,25 +216,11 @@ where
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<S, A, C> Store<A> for Allotments<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Store<A> for Allotments<S, A, C> {
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let asking = match self.inner.begin(batch).await? {
-            Begun::Decided(verdict) => return Ok(verdict),
-            Begun::Asks(asking) => asking,
-        };
-        let verdict = self.inner.store.apply(batch).await?;
-        match asking.answered(&verdict).await {
-            Afterwards::Stands => Ok(verdict),
-            Afterwards::Served(verdict) => Ok(verdict),
-            Afterwards::AsksAgain => self.inner.store.apply(batch).await,
-        }
+        self.inner.decide(batch).await
     }
 
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
@@ -265,44 +235,8 @@ where
     }
 }
 
-/// What is served from an allotment, and what draws, has no snapshot.
-#[deny(clippy::missing_trait_methods)]
-impl<S, A, C> SnapshotStore<A> for Allotments<S, A, C>
-where
-    S: SnapshotStore<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
-    async fn apply_with_snapshot(
-        &self,
-        batch: &Batch<'_, A>,
-    ) -> Result<WithSnapshot<A::State>, S::Error> {
-        let asking = match self.inner.begin(batch).await? {
-            Begun::Decided(verdict) => return Ok((verdict, None)),
-            Begun::Asks(asking) => asking,
-        };
-        let said = self.inner.store.apply_with_snapshot(batch).await?;
-        match asking.answered(&said.0).await {
-            Afterwards::Stands => Ok(said),
-            Afterwards::Served(verdict) => Ok((verdict, None)),
-            Afterwards::AsksAgain => self.inner.store.apply_with_snapshot(batch).await,
-        }
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<S, A, C> EntryStore<A> for Allotments<S, A, C>
-where
-    S: EntryStore<A> + 'static,
-    A: KeepsEntries + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
-    fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
-        self.inner.store.entries(limit, key, now)
-    }
-}
+lists_entries!(
+    Allotments<S, A, C>,
+    [A: KeepsEntries + KeptAlgorithm, S: EntryStore<A> + 'static, C: Clock + 'static],
+    inner.store
+);

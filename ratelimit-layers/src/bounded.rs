@@ -68,10 +68,6 @@ impl<V> BoundedMap<V> {
         self.values.len()
     }
 
-    pub(crate) const fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     pub(crate) fn get(&self, key: u128) -> Option<Ref<'_, u128, V>> {
         self.values.get(&key)
     }

@@ -1,16 +1,15 @@
 //! [`ByLimit`]: a value per limit, made when it is first needed.
 
-use std::collections::HashMap;
-use std::sync::{PoisonError, RwLock};
+use dashmap::DashMap;
 
 /// Values by the limit's name. There are as many as limits were ever asked for, and they change by shared reference, as
 /// counters do.
 #[derive(Debug)]
-pub(crate) struct ByLimit<T>(RwLock<HashMap<Box<str>, T>>);
+pub(crate) struct ByLimit<T>(DashMap<Box<str>, T>);
 
 impl<T> Default for ByLimit<T> {
     fn default() -> Self {
-        Self(RwLock::default())
+        Self(DashMap::new())
     }
 }
 
@@ -22,20 +21,15 @@ impl<T> ByLimit<T> {
         make: impl FnOnce() -> T,
         using: impl FnOnce(&T) -> R,
     ) -> R {
-        {
-            let by_limit = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(value) = by_limit.get(limit) {
-                return using(value);
-            }
+        if let Some(value) = self.0.get(limit) {
+            return using(&value);
         }
         let value = make();
-        let mut by_limit = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        using(by_limit.entry(limit.into()).or_insert(value))
+        using(&self.0.entry(limit.into()).or_insert(value))
     }
 
-    /// What becomes of each limit's value, in no order.
-    pub(crate) fn map<R>(&self, mut each: impl FnMut(&str, &T) -> R) -> Vec<R> {
-        let by_limit = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        by_limit.iter().map(|(limit, value)| each(limit, value)).collect()
+    /// What becomes of each value, in no order.
+    pub(crate) fn map<R>(&self, mut each: impl FnMut(&T) -> R) -> Vec<R> {
+        self.0.iter().map(|value| each(&value)).collect()
     }
 }

@@ -1,16 +1,18 @@
 //! [`DenialCache`]: a store around a store that answers requests which the inner store would deny.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, EntryStore, KeepsEntries, Limit, Now, Op, Policy, Snapshot,
-    SnapshotStore, Source, Store, Timestamp, Verdict, WindowEntry, decide,
+    Algorithm, Batch, Clock, EntryStore, KeepsEntries, Op, Policy, Snapshot, SnapshotStore, Source,
+    Store, Timestamp, Verdict, decide,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use crate::KeptAlgorithm;
 use crate::plain::acquires_plainly;
 
 mod kept;
@@ -38,7 +40,7 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let server = ratelimit_testkit::RedisServer::start()?;
+/// # let server = ratelimit_servers::RedisServer::start()?;
 /// # let url = server.url();
 /// let redis = RedisStore::connect(&url).await?;
 /// let limits = Limits::new([Limit::<Policy>::new("login", Gcra::new("1/m".parse()?, 1)?.into())?])?;
@@ -111,10 +113,9 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// # With other stores
 ///
 /// It goes around a merging store on one server or on a cluster. Within a [`Fallback`](crate::Fallback) its answers neither
-/// close nor open the circuit breaker; around one it works as well. Put `Metrics`, `Traced` and
+/// close nor open the circuit breaker. Put `Metrics`, `Traced` and
 /// [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes
 /// `Arc<dyn DynSnapshotStore<Policy>>`.
-#[derive(Debug)]
 pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     store: S,
     kept: Kept<A>,
@@ -125,6 +126,14 @@ pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     latest_us: AtomicU64,
     asked: AtomicU64,
     answered: AtomicU64,
+}
+
+impl<S: fmt::Debug, A: Algorithm, C> fmt::Debug for DenialCache<S, A, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, rounds, .. } = self;
+        let mut shown = f.debug_struct("DenialCache");
+        shown.field("store", store).field("rounds", rounds).finish_non_exhaustive()
+    }
 }
 
 /// What a [`DenialCache`] has saved.
@@ -255,7 +264,7 @@ enum Answer<S> {
     Unknown,
 }
 
-impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
+impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
     /// The local time. If it has gone back, the age of what is kept is unknown, and so is that of what is under way.
     fn now(&self) -> Timestamp {
         let latest_us = self.latest_us.load(Ordering::Acquire);
@@ -342,8 +351,7 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
         let is_wanted = !allowed || under_way.is_some_and(UnderWay::is_waited_for);
         for ((check, key), state) in batch.checks().iter().zip(keys).zip(states) {
             let algorithm = check.limit.algorithm().clone();
-            let kept = KeptState::new(algorithm, state, now, sent);
-            self.kept.note(*key, kept, allowed, is_wanted);
+            self.kept.note(*key, KeptState { algorithm, state, now, sent }, allowed, is_wanted);
         }
     }
 }
@@ -370,12 +378,7 @@ impl<A: Algorithm> Drop for Dropping<'_, A> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<S, A, C> Store<A> for DenialCache<S, A, C>
-where
-    S: SnapshotStore<A>,
-    A: Algorithm + Clone + PartialEq,
-    C: Clock,
-{
+impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S, A, C> {
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
@@ -417,19 +420,8 @@ where
     }
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl<S, A, C> EntryStore<A> for DenialCache<S, A, C>
-where
-    S: SnapshotStore<A> + EntryStore<A>,
-    A: KeepsEntries + Clone + PartialEq,
-    C: Clock,
-{
-    fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
-        self.store.entries(limit, key, now)
-    }
-}
+lists_entries!(
+    DenialCache<S, A, C>,
+    [A: KeepsEntries + KeptAlgorithm, S: SnapshotStore<A> + EntryStore<A>, C: Clock],
+    store
+);

@@ -4,12 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
-    Now, OnOutage, Op, Policy, Share, SnapshotStore, Source, Store, StoreError, SyncStore, Verdict,
-    WindowEntry, WithSnapshot,
+    Batch, Check, Clock, ConfigError, EntryStore, InMemory, KeepsEntries, Limit, Limits, Now,
+    OnOutage, Op, Policy, Source, Store, StoreError as _, Verdict, WindowEntry,
 };
 use ratelimit_memory::PreciseClock;
-use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
 mod breaker;
@@ -21,9 +19,9 @@ mod known_ids;
 mod outage;
 mod report;
 
-use crate::lock;
+use crate::{LocalAlgorithm, lock};
+use breaker::Breaker;
 pub use breaker::BreakerState;
-use breaker::{Breaker, Call};
 pub use builder::{Builder, OnRecovery};
 pub use counts::OutageCount;
 pub use error::FallbackError;
@@ -54,8 +52,8 @@ use outage::{Cause, Outage, choice};
 /// # When the store is away
 ///
 /// A call fails if it takes longer than the [deadline](Builder::deadline) or ends with an error of the kinds
-/// [`Unavailable`](ErrorKind::Unavailable) and [`Indeterminate`](ErrorKind::Indeterminate). Errors of all other kinds come
-/// from a store that is there, and are returned as they are. After [some consecutive failures](Builder::failures) a
+/// [`Unavailable`](ratelimit_core::ErrorKind::Unavailable) and [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). Errors of all
+/// other kinds come from a store that is there, and are returned as they are. After [some consecutive failures](Builder::failures) a
 /// *circuit breaker* (Nygard, "Release It!", 2007) opens, and the store is not asked any more. After a
 /// [pause](Builder::probe_after) one call at a time, the probe, tries the store again; the first that is answered closes the
 /// breaker.
@@ -104,9 +102,7 @@ use outage::{Cause, Outage, choice};
 /// same holds for a reservation whose outcome is unknown: the store may keep its estimate charged beside the local one,
 /// once per id.
 ///
-/// # Without waiting
-///
-/// Over a [`SyncStore`] it is a [`SyncStore`]. Such a call has no deadline; the store's errors count.
+/// It needs a tokio runtime with its time.
 pub struct Fallback<S, A: InMemory = Policy, C = PreciseClock> {
     inner: Arc<Inner<S, A, C>>,
 }
@@ -116,8 +112,8 @@ struct Inner<S, A: InMemory, C> {
     deadline: Duration,
     breaker: Breaker,
     outage: Outage<A, C>,
-    /// The task that charges what was admitted locally.
-    charging: Mutex<Charger>,
+    /// Until when other tasks leave it to one to charge what was admitted locally.
+    charging: Mutex<Option<Instant>>,
 }
 
 impl<S, A: InMemory, C> Clone for Fallback<S, A, C> {
@@ -133,14 +129,6 @@ impl<S: std::fmt::Debug, A: InMemory, C> std::fmt::Debug for Fallback<S, A, C> {
             .field("store", &self.inner.store)
             .field("breaker", &self.breaker())
             .finish_non_exhaustive()
-    }
-}
-
-impl Fallback<()> {
-    /// The settings of a store around another.
-    #[must_use]
-    pub fn builder() -> Builder {
-        Builder::new()
     }
 }
 
@@ -164,7 +152,7 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
     }
 }
 
-impl<S, A: InMemory + Share + Clone, C: Clock> Fallback<S, A, C> {
+impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
     /// Checks that these limits can be decided without the store, as [`Builder::build`] does: for limits of another limiter
     /// over this store, and for those that replace them. A request whose limits do not say what an outage means is an error
     /// from the first one on, whether there is an outage or not.
@@ -188,18 +176,7 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Fallback<S, A, C> {
     }
 }
 
-impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
-    /// Why this batch is not for the store: its id was decided without it, or its request was.
-    fn not_for_store<E>(&self, batch: &Batch<'_, A>) -> Option<Cause<E>> {
-        if self.outage.ids.knows(batch) {
-            Some(Cause::KnownId)
-        } else if batch.is_without_store() {
-            Some(Cause::BreakerOpen { retry_after: self.breaker.pause() })
-        } else {
-            None
-        }
-    }
-
+impl<S, A: LocalAlgorithm, C: Clock> Inner<S, A, C> {
     /// Refuses a limit that could not be decided during an outage, so that it is known before there is one.
     fn validate(&self, batch: &Batch<'_, A>) -> Result<(), ConfigError> {
         for check in batch.checks() {
@@ -209,131 +186,61 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
         }
         Ok(())
     }
-
-    /// Decides a batch without the store.
-    fn without_store<E>(
-        &self,
-        batch: &Batch<'_, A>,
-        cause: Cause<E>,
-    ) -> Result<Verdict, FallbackError<E>> {
-        self.outage.decide(batch, cause, self.breaker.report())
-    }
-
-    /// Decides a batch by what the store says, or without it.
-    fn decided<E>(
-        &self,
-        batch: &Batch<'_, A>,
-        told: Told<Verdict, E>,
-    ) -> Result<Verdict, FallbackError<E>> {
-        match told {
-            Ok(said) => said.map_err(FallbackError::Store),
-            Err(cause) => self.without_store(batch, cause),
-        }
-    }
-
-    /// A call to the store, or why there is none.
-    fn call<E>(&self) -> Result<Call<'_>, Cause<E>> {
-        self.breaker.admit().map_err(|retry_after| Cause::BreakerOpen { retry_after })
-    }
-}
-
-/// What a store says.
-trait Said {
-    /// Whether a cache or an allotment within the store says it, so that it tells nothing of the store.
-    fn is_cached(&self) -> bool;
-}
-
-impl Said for Verdict {
-    fn is_cached(&self) -> bool {
-        matches!(self.source(), Source::Cache | Source::Allotment)
-    }
-}
-
-impl<S> Said for WithSnapshot<S> {
-    fn is_cached(&self) -> bool {
-        self.0.is_cached()
-    }
-}
-
-impl Said for Vec<WindowEntry> {
-    fn is_cached(&self) -> bool {
-        false
-    }
 }
 
 /// What the store says, or why it does not. Its own errors are those of a store that is there.
 type Told<T, E> = Result<Result<T, E>, Cause<E>>;
 
-impl<S, A, C> Fallback<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: InMemory + Share + Clone + 'static,
-    C: Clock + 'static,
-{
-    /// Asks the store within the deadline, if the breaker admits it.
-    async fn ask<T: Said, F: Future<Output = Result<T, S::Error>>>(
+impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
+    /// Asks the store within the deadline, if the breaker admits it, and tells the breaker how that ended. What `is_cached` in a
+    /// layer within tells nothing of the store; any other answer starts the recovery.
+    async fn ask<T, F: Future<Output = Result<T, S::Error>>>(
         &self,
         asked: impl FnOnce() -> F,
+        is_cached: fn(&T) -> bool,
     ) -> Told<T, S::Error> {
-        let inner = &*self.inner;
-        let call = inner.call()?;
-        if let Ok(said) = timeout(inner.deadline, asked()).await {
-            return self.told(call, said);
-        }
+        let Inner { breaker, deadline, .. } = &*self.inner;
+        let call = breaker.admit().map_err(Cause::not_asked)?;
+        let error = match timeout(*deadline, asked()).await {
+            Err(_) => FallbackError::TimedOut { deadline: *deadline },
+            Ok(Err(error)) if error.kind().is_outage() => FallbackError::Store(error),
+            Ok(said) => {
+                if said.as_ref().is_ok_and(is_cached) {
+                    call.not_sent();
+                } else {
+                    call.answered();
+                    self.recover();
+                }
+                return Ok(said);
+            }
+        };
         call.failed();
-        Err(Cause::TimedOut { deadline: inner.deadline, retry_after: inner.breaker.pause() })
+        Err(Cause { error: Some(error), ..Cause::not_asked(breaker.pause()) })
     }
 
-    /// Asks the store without waiting, if the breaker admits it.
-    fn ask_now<T: Said>(&self, asked: impl FnOnce() -> Result<T, S::Error>) -> Told<T, S::Error> {
-        let call = self.inner.call()?;
-        self.told(call, asked())
+    async fn ask_about(&self, batch: &Batch<'_, A>) -> Told<Verdict, S::Error> {
+        let is_cached =
+            |verdict: &Verdict| matches!(verdict.source(), Source::Cache | Source::Allotment);
+        self.ask(|| self.inner.store.apply(batch), is_cached).await
     }
 
-    /// Tells the breaker how a call ended. Any answer starts the recovery.
-    fn told<T: Said>(&self, call: Call<'_>, said: Result<T, S::Error>) -> Told<T, S::Error> {
-        match said {
-            Err(error) if error.kind().is_outage() => {
-                call.failed();
-                let undetermined = error.kind() == ErrorKind::Indeterminate;
-                let retry_after = self.inner.breaker.pause();
-                Err(Cause::Failed { error, undetermined, retry_after })
-            }
-            Ok(said) if said.is_cached() => {
-                call.not_sent();
-                Ok(Ok(said))
-            }
-            said => {
-                call.answered();
-                self.recover();
-                Ok(said)
-            }
-        }
-    }
-
-    /// Starts a task that charges what was admitted locally, if there is something, and a runtime to do it on.
+    /// Starts a task that charges what was admitted locally, if there is something.
     fn recover(&self) {
-        if self.pending_charges() == 0 || lock(&self.inner.charging).is_under_way() {
-            return;
-        }
-        if let Ok(runtime) = Handle::try_current() {
+        if self.pending_charges() > 0 && !is_later(*lock(&self.inner.charging)) {
             let fallback = self.clone();
-            runtime.spawn(async move { fallback.charge_pending().await });
+            tokio::spawn(async move { fallback.charge_pending().await });
         }
     }
 
-    /// Charges to the store what was admitted locally, until nothing is left or the breaker opens. A task does this by
-    /// itself when the store answers; a program without a runtime calls it.
-    pub async fn charge_pending(&self) {
+    /// Charges to the store what was admitted locally, until nothing is left or the breaker opens.
+    async fn charge_pending(&self) {
         let inner = &*self.inner;
         // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
         // more when the task has ended: both sides take the lock between, so that one sees the other's.
         while self.pending_charges() > 0 && self.breaker() == BreakerState::Closed {
             let Some(charging) = Charging::begin(inner) else { return };
             while self.breaker() == BreakerState::Closed && !self.charge_some(&charging).await {
-                if !charging.goes_on(inner.breaker.pause()) {
-                    return;
-                }
+                charging.goes_on(inner.breaker.pause());
                 tokio::time::sleep(inner.breaker.pause()).await;
             }
         }
@@ -341,19 +248,17 @@ where
 
     /// Charges until nothing is left, which returns `true`, or the store fails.
     async fn charge_some(&self, charging: &Charging<'_>) -> bool {
-        let inner = &*self.inner;
-        let Some(journal) = &inner.outage.journal else { return true };
-        while charging.goes_on(Duration::ZERO)
-            && let Some(mut pending) = journal.pop()
-        {
-            let still = inner.outage.counts_still(&pending.limit, &pending.key, pending.now);
+        let outage = &self.inner.outage;
+        let Some(journal) = &outage.journal else { return true };
+        while let Some(mut pending) = journal.pop() {
+            charging.goes_on(Duration::ZERO);
+            let still = outage.counts_still(&pending.limit, &pending.key, pending.now);
             pending.cost = pending.cost.min(still);
             if pending.cost == 0 {
                 continue;
             }
             let check = Check { limit: &*pending.limit, key: &pending.key, cost: pending.cost };
-            let batch = Batch::one(&check).op(Op::Force).now(pending.now);
-            match self.ask(|| inner.store.apply(&batch)).await {
+            match self.ask_about(&Batch::one(&check).op(Op::Force).now(pending.now)).await {
                 Ok(Ok(_)) => {}
                 // The store is there, and its algorithm cannot do this.
                 Ok(Err(_)) => journal.forget(1),
@@ -372,79 +277,59 @@ where
     }
 }
 
-/// Which task charges what was admitted locally, and until when another leaves it to that. A program may keep the future of
-/// [`Fallback::charge_pending`] and not poll it, and no thread may drive a task's runtime.
-#[derive(Debug, Default)]
-struct Charger {
-    task: u64,
-    until: Option<Instant>,
+fn is_later(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() < until)
 }
 
-impl Charger {
-    fn is_under_way(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() < until)
-    }
-}
-
-/// The turn of a task, which ends with it, also if its future is dropped.
+/// The turn of a task that charges, which ends with it. If no thread drives the task's runtime, another takes over when its
+/// time is over.
 struct Charging<'c> {
-    charger: &'c Mutex<Charger>,
-    task: u64,
+    until: &'c Mutex<Option<Instant>>,
     /// How long a charge may take.
     deadline: Duration,
 }
 
 impl<'c> Charging<'c> {
     fn begin<S, A: InMemory, C>(inner: &'c Inner<S, A, C>) -> Option<Self> {
-        let mut charger = lock(&inner.charging);
-        if charger.is_under_way() {
+        let mut until = lock(&inner.charging);
+        if is_later(*until) {
             return None;
         }
-        charger.task = charger.task.wrapping_add(1);
-        let charging =
-            Self { charger: &inner.charging, task: charger.task, deadline: inner.deadline };
-        drop(charger);
-        charging.goes_on(Duration::ZERO);
-        Some(charging)
+        *until = Instant::now().checked_add(2 * inner.deadline);
+        Some(Self { until: &inner.charging, deadline: inner.deadline })
     }
 
-    /// Announces a pause and a charge. Returns `false` if another task has taken over.
-    fn goes_on(&self, pause: Duration) -> bool {
-        let mut charger = lock(self.charger);
-        let is_its = charger.task == self.task;
-        if is_its {
-            // A pause that never ends is none: then nothing is charged either.
-            charger.until = Instant::now().checked_add(pause.saturating_add(2 * self.deadline));
-        }
-        is_its
+    /// Announces a pause and a charge. A pause that never ends is none: then nothing is charged either.
+    fn goes_on(&self, pause: Duration) {
+        let until = Instant::now().checked_add(pause.saturating_add(2 * self.deadline));
+        *lock(self.until) = until;
     }
 }
 
 impl Drop for Charging<'_> {
     fn drop(&mut self) {
-        let mut charger = lock(self.charger);
-        if charger.task == self.task {
-            charger.until = None;
-        }
+        *lock(self.until) = None;
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<S, A, C> Store<A> for Fallback<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: InMemory + Share + Clone + 'static,
-    C: Clock + 'static,
-{
+impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for Fallback<S, A, C> {
     type Error = FallbackError<S::Error>;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
-        let inner = &*self.inner;
-        inner.validate(batch)?;
-        if let Some(cause) = inner.not_for_store(batch) {
-            return inner.without_store(batch, cause);
-        }
-        inner.decided(batch, self.ask(|| inner.store.apply(batch)).await)
+        let Inner { outage, breaker, .. } = &*self.inner;
+        self.inner.validate(batch)?;
+        let cause = if outage.ids.knows(batch) {
+            Cause { is_known_id: true, ..Cause::not_asked(Duration::ZERO) }
+        } else if batch.is_without_store() {
+            Cause::not_asked(breaker.pause())
+        } else {
+            match self.ask_about(batch).await {
+                Ok(said) => return said.map_err(FallbackError::Store),
+                Err(cause) => cause,
+            }
+        };
+        outage.decide(batch, cause, breaker.report())
     }
 
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
@@ -455,87 +340,10 @@ where
     }
 }
 
-/// What is decided without the store has no snapshot.
-#[deny(clippy::missing_trait_methods)]
-impl<S, A, C> SnapshotStore<A> for Fallback<S, A, C>
-where
-    S: SnapshotStore<A> + 'static,
-    A: InMemory + Share + Clone + 'static,
-    C: Clock + 'static,
-{
-    async fn apply_with_snapshot(
-        &self,
-        batch: &Batch<'_, A>,
-    ) -> Result<WithSnapshot<A::State>, Self::Error> {
-        let inner = &*self.inner;
-        inner.validate(batch)?;
-        let cause = match inner.not_for_store(batch) {
-            Some(cause) => cause,
-            None => match self.ask(|| inner.store.apply_with_snapshot(batch)).await {
-                Ok(said) => return said.map_err(FallbackError::Store),
-                Err(cause) => cause,
-            },
-        };
-        inner.without_store(batch, cause).map(|verdict| (verdict, None))
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<S, A, C> SyncStore<A> for Fallback<S, A, C>
-where
-    S: SyncStore<A> + 'static,
-    A: InMemory + Share + Clone + 'static,
-    C: Clock + 'static,
-{
-    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
-        let inner = &*self.inner;
-        inner.validate(batch)?;
-        if let Some(cause) = inner.not_for_store(batch) {
-            return inner.without_store(batch, cause);
-        }
-        inner.decided(batch, self.ask_now(|| inner.store.apply_now(batch)))
-    }
-
-    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, Self::Error> {
-        let inner = &*self.inner;
-        let check = Check { limit, key, cost };
-        let batch = Batch::one(&check);
-        inner.validate(&batch)?;
-        let told = self.ask_now(|| inner.store.acquire_now(limit, key, cost));
-        inner.decided(&batch, told)
-    }
-
-    fn acquire_each_now(
-        &self,
-        limit: &Limit<A>,
-        keys: &[&str],
-        cost: u64,
-        mut report: impl FnMut(usize, Result<Verdict, Self::Error>),
-    ) {
-        let inner = &*self.inner;
-        let check = Check { limit, key: "", cost };
-        let is_valid = inner.validate(&Batch::one(&check)).is_ok();
-        let Some(call) = inner.breaker.admit_several().filter(|_| is_valid) else {
-            for (place, key) in keys.iter().enumerate() {
-                report(place, self.acquire_now(limit, key, cost));
-            }
-            return;
-        };
-        inner.store.acquire_each_now(limit, keys, cost, |place, said| {
-            let key = keys.get(place).copied().unwrap_or_default();
-            let told = self.told(call(), said);
-            report(place, inner.decided(&Batch::one(&Check { limit, key, cost }), told));
-        });
-    }
-}
-
 /// While the store is away, the entries of a local limit are those in memory. For any other limit the error is returned.
 #[deny(clippy::missing_trait_methods)]
-impl<S, A, C> EntryStore<A> for Fallback<S, A, C>
-where
-    S: EntryStore<A> + 'static,
-    A: KeepsEntries + InMemory + Share + Clone + 'static,
-    C: Clock + 'static,
+impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 'static> EntryStore<A>
+    for Fallback<S, A, C>
 {
     async fn entries(
         &self,
@@ -543,16 +351,15 @@ where
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, Self::Error> {
-        let inner = &*self.inner;
-        let cause = match self.ask(|| inner.store.entries(limit, key, now)).await {
+        let Inner { store, outage, .. } = &*self.inner;
+        let cause = match self.ask(|| store.entries(limit, key, now), |_| false).await {
             Ok(said) => return said.map_err(FallbackError::Store),
             Err(cause) => cause,
         };
         if choice(limit)? != OnOutage::Local {
             return Err(cause.into_error(Op::Peek));
         }
-        let share = inner.outage.share_of(limit)?;
-        let entries: Result<_, _> = inner.outage.local.entries(&share, key, now).await;
+        let entries = outage.local.entries(&outage.share_of(limit)?, key, now).await;
         entries.map_err(FallbackError::Local)
     }
 }

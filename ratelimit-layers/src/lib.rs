@@ -11,12 +11,30 @@
 //! | `Reload`, `Part` | `reload` | a policy that changes while it is in use |
 //!
 //! Put `Metrics` and `Traced` around a [`Fallback`], so that they see what it decides:
-//! `Metrics::new(Traced::new(fallback))`. [`Fallback`] needs a tokio runtime with its time, except where it does not wait
-//! ([`SyncStore`](ratelimit_core::SyncStore)). No feature is on by default.
+//! `Metrics::new(Traced::new(fallback))`. [`Fallback`] needs a tokio runtime with its time. No feature is on by default.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ratelimit_core::{Algorithm, InMemory, Share};
+
+/// A store around a store lists the entries that the inner one lists.
+macro_rules! lists_entries {
+    ($layer:ty, [$($generics:tt)*], $($store:ident).+) => {
+        #[deny(clippy::missing_trait_methods)]
+        impl<$($generics)*> EntryStore<A> for $layer {
+            fn entries(
+                &self,
+                limit: &ratelimit_core::Limit<A>,
+                key: &str,
+                now: ratelimit_core::Now,
+            ) -> impl Future<Output = Result<Vec<ratelimit_core::WindowEntry>, S::Error>> + Send {
+                self.$($store).+.entries(limit, key, now)
+            }
+        }
+    };
+}
 
 mod allotments;
 mod bounded;
@@ -25,6 +43,7 @@ mod denial_cache;
 mod fallback;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod observed;
 #[cfg(any(feature = "metrics", feature = "tracing"))]
 mod pace;
 mod plain;
@@ -39,11 +58,22 @@ pub use self::metrics::Metrics;
 pub use allotments::{AllotmentCounts, Allotments, AllotmentsBuilder};
 pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
 pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
+pub use observed::Observed;
 #[cfg(feature = "reload")]
-pub use reload::{Changes, Part, Reload, ReloadBuilder, ReloadError, Watch};
+pub use reload::{Changes, Part, Reload, ReloadError, Watch};
 pub use top_denied::{Denied, TopDenied};
 #[cfg(feature = "tracing")]
 pub use traced::Traced;
+
+/// An algorithm whose limits a layer keeps, and compares with those of later requests.
+pub trait KeptAlgorithm: Algorithm + Clone + PartialEq + 'static {}
+
+impl<A: Algorithm + Clone + PartialEq + 'static> KeptAlgorithm for A {}
+
+/// An algorithm that decides by a node's share in memory.
+pub trait LocalAlgorithm: InMemory + Share + Clone + 'static {}
+
+impl<A: InMemory + Share + Clone + 'static> LocalAlgorithm for A {}
 
 /// Locks, also after a panic of a thread that held the lock: no critical section here leaves a state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

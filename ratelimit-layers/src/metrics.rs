@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, ErrorKind, KeepsEntries, Limit, Now, OnOutage, Op,
-    SnapshotStore, Source, Store, StoreError, SyncStore, Verdict, WindowEntry, WithSnapshot,
+    Algorithm, Batch, ErrorKind, OnOutage, Op, Source, Store, StoreError as _, Verdict,
 };
 
 use crate::by_limit::ByLimit;
 use crate::fallback::BreakerState;
 use crate::fallback::counts::Outcome;
+use crate::observed::{Observed, Observer};
 use crate::pace::Pace;
 use crate::{lock, source_name};
 
@@ -25,7 +25,7 @@ const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 
 const OUTCOMES: usize = Outcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
-const OPS: usize = 7;
+const OPS: usize = Op::Renew as usize + 1;
 
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {
@@ -70,31 +70,21 @@ pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: Outcom
 ///
 /// Put it around a [`Fallback`](crate::Fallback), so that the decisions without the store are counted too. The state of a
 /// fallback's circuit breaker is reported by the fallback itself.
-#[derive(Debug)]
-pub struct Metrics<S> {
-    store: S,
+pub type Metrics<S> = Observed<S, Recorded>;
+
+/// What a [`Metrics`] has looked up and recorded.
+pub struct Recorded {
     name: Box<str>,
     by_limit: ByLimit<LimitCounters>,
     /// By operation and source.
-    durations: [[OnceLock<Duration>; SOURCES]; OPS],
+    durations: [[OnceLock<Histogram>; SOURCES]; OPS],
     /// The names of the counts that were ever more than 0.
     counted: Mutex<BTreeSet<&'static str>>,
     counts_due: Pace,
 }
 
 /// The counters of one limit: by source, then by outcome.
-type LimitCounters = [[OnceLock<Cached<Counter>>; OUTCOMES]; SOURCES];
-
-type Duration = Cached<Histogram>;
-
-/// A handle of the recorder, which does not all show what they are.
-struct Cached<T>(T);
-
-impl<T> std::fmt::Debug for Cached<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cached")
-    }
-}
+type LimitCounters = [[OnceLock<Counter>; OUTCOMES]; SOURCES];
 
 impl<S> Metrics<S> {
     /// Reports the decisions of this store, under the name `store`.
@@ -106,20 +96,14 @@ impl<S> Metrics<S> {
     /// Reports the decisions of this store under this name, the label `store`, which tells several in one process apart.
     #[must_use]
     pub fn named(store: S, name: &str) -> Self {
-        Self {
-            store,
+        let recorded = Recorded {
             name: name.into(),
             by_limit: ByLimit::default(),
             durations: Default::default(),
             counted: Mutex::default(),
             counts_due: Pace::new(),
-        }
-    }
-
-    /// Returns the wrapped store.
-    #[must_use]
-    pub const fn store(&self) -> &S {
-        &self.store
+        };
+        Self::around(store, recorded)
     }
 
     /// Records what the stores within this one count of their own work, now: before a program ends, or when an exporter asks
@@ -128,9 +112,15 @@ impl<S> Metrics<S> {
     where
         S: Store<A>,
     {
+        self.observer.record_counts(self.store());
+    }
+}
+
+impl Recorded {
+    fn record_counts<A: Algorithm>(&self, store: &impl Store<A>) {
         // Two stores of one type count together.
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
-        self.store.report_counts(&mut |name, count| {
+        store.report_counts(&mut |name, count| {
             let sum = counts.entry(name).or_default();
             *sum = sum.saturating_add(count);
         });
@@ -150,38 +140,45 @@ impl<S> Metrics<S> {
         }
     }
 
-    fn counter(&self, limit: &str, source: Source, outcome: Outcome) -> Cached<Counter> {
-        Cached(counter!(
+    fn counter(&self, limit: &str, source: Source, outcome: Outcome) -> Counter {
+        counter!(
             DECISIONS,
             "store" => String::from(&*self.name),
             "limit" => limit.to_owned(),
             "outcome" => outcome.name(),
             "source" => source_name(source),
-        ))
+        )
     }
 
     fn took(&self, op: Op, source: Source, since: Instant) {
-        let duration = self.durations[op_place(op)][source as usize].get_or_init(|| {
-            Cached(histogram!(
+        let duration = self.durations[op as usize][source as usize].get_or_init(|| {
+            histogram!(
                 DURATION,
                 "store" => String::from(&*self.name),
                 "op" => op.to_string(),
                 "source" => source_name(source),
-            ))
+            )
         });
-        duration.0.record(since.elapsed());
+        duration.record(since.elapsed());
+    }
+}
+
+impl Observer for Recorded {
+    type Begun = Instant;
+
+    fn begin<A: Algorithm>(&self, _: &Batch<'_, A>) -> Instant {
+        Instant::now()
     }
 
-    fn note<A: Algorithm>(
+    fn end<A: Algorithm, S: Store<A>>(
         &self,
+        store: &S,
         batch: &Batch<'_, A>,
-        since: Instant,
+        since: &Instant,
         said: Result<&Verdict, &S::Error>,
-    ) where
-        S: Store<A>,
-    {
-        if self.counts_due.is_due(since) {
-            self.record_counts();
+    ) {
+        if self.counts_due.is_due(*since) {
+            self.record_counts(store);
         }
         let op = batch.operation();
         let verdict = match said {
@@ -198,7 +195,7 @@ impl<S> Metrics<S> {
             }
         };
         let source = verdict.source();
-        self.took(op, source, since);
+        self.took(op, source, *since);
         if op != Op::Acquire {
             return;
         }
@@ -207,21 +204,9 @@ impl<S> Metrics<S> {
             let limit = check.limit.name();
             self.by_limit.with(limit, LimitCounters::default, |counters| {
                 let counter = &counters[source as usize][outcome as usize];
-                counter.get_or_init(|| self.counter(limit, source, outcome)).0.increment(1);
+                counter.get_or_init(|| self.counter(limit, source, outcome)).increment(1);
             });
         }
-    }
-}
-
-const fn op_place(op: Op) -> usize {
-    match op {
-        Op::Acquire => 0,
-        Op::Peek => 1,
-        Op::Force => 2,
-        Op::Refund => 3,
-        Op::Reset => 4,
-        Op::Settle => 5,
-        Op::Renew => 6,
     }
 }
 
@@ -236,80 +221,5 @@ const fn kind_name(kind: ErrorKind) -> &'static str {
         ErrorKind::Invalid => "invalid",
         ErrorKind::Config => "config",
         _ => "other",
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: Store<A>> Store<A> for Metrics<S> {
-    type Error = S::Error;
-
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let since = Instant::now();
-        let said = self.store.apply(batch).await;
-        self.note(batch, since, said.as_ref());
-        said
-    }
-
-    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        self.store.report_counts(report);
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for Metrics<S> {
-    async fn apply_with_snapshot(
-        &self,
-        batch: &Batch<'_, A>,
-    ) -> Result<WithSnapshot<A::State>, S::Error> {
-        let since = Instant::now();
-        let said = self.store.apply_with_snapshot(batch).await;
-        self.note(batch, since, said.as_ref().map(|(verdict, _)| verdict));
-        said
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Metrics<S> {
-    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let since = Instant::now();
-        let said = self.store.apply_now(batch);
-        self.note(batch, since, said.as_ref());
-        said
-    }
-
-    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
-        let since = Instant::now();
-        let said = self.store.acquire_now(limit, key, cost);
-        self.note(&Batch::one(&Check { limit, key, cost }), since, said.as_ref());
-        said
-    }
-
-    /// The latency of each key is counted from the key before it.
-    fn acquire_each_now(
-        &self,
-        limit: &Limit<A>,
-        keys: &[&str],
-        cost: u64,
-        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
-    ) {
-        let mut since = Instant::now();
-        self.store.acquire_each_now(limit, keys, cost, |place, said| {
-            let key = keys.get(place).copied().unwrap_or_default();
-            self.note(&Batch::one(&Check { limit, key, cost }), since, said.as_ref());
-            told(place, said);
-            since = Instant::now();
-        });
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: KeepsEntries, S: EntryStore<A>> EntryStore<A> for Metrics<S> {
-    fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
-        self.store.entries(limit, key, now)
     }
 }

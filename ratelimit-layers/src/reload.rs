@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
-use ratelimit_core::{Algorithm, ConfigError, Limits, Policy, RateLimiter, Store};
+use ratelimit_core::{Algorithm, ConfigError, Limit, Limits, Policy, RateLimiter, Store};
 
 use crate::lock;
 
@@ -55,18 +55,16 @@ type Validate<A> = Box<dyn Fn(&Limits<A>) -> Result<(), ConfigError> + Send + Sy
 struct Shared<S, A> {
     store: Arc<S>,
     limiter: ArcSwap<RateLimiter<Arc<S>, A>>,
-    allows_unlimited: bool,
-    validate: Option<Validate<A>>,
     /// Locked while limits are replaced, so that replacements come one after the other.
-    state: Mutex<State>,
+    state: Mutex<State<A>>,
 }
 
-#[derive(Default)]
-struct State {
+struct State<A> {
     /// Why the last attempt to replace the limits failed, if it did.
     last_error: Option<Arc<ReloadError>>,
     /// What the users of the limits require of them.
     requirements: Vec<Requirement>,
+    validate: Option<Validate<A>>,
 }
 
 impl<S, A> Clone for Reload<S, A> {
@@ -82,88 +80,37 @@ impl<S, A: fmt::Debug> fmt::Debug for Reload<S, A> {
     }
 }
 
-/// The settings of a [`Reload`] that is to be built.
-pub struct ReloadBuilder<A = Policy> {
-    allows_unlimited: bool,
-    validate: Option<Validate<A>>,
-}
-
-impl<A> fmt::Debug for ReloadBuilder<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { allows_unlimited, .. } = self;
-        f.debug_struct("ReloadBuilder")
-            .field("allows_unlimited", allows_unlimited)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<A: Algorithm + Clone + PartialEq> ReloadBuilder<A> {
-    /// See [`RateLimiter::allow_unlimited`].
-    #[must_use]
-    pub fn allow_unlimited(mut self) -> Self {
-        self.allows_unlimited = true;
-        self
-    }
-
-    /// Refuses limits for which this is an error. For a policy over a [`Fallback`](crate::Fallback):
-    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it. A layer of `ratelimit-tower` adds its own checks by
-    /// itself.
-    #[must_use]
-    pub fn validate(
-        mut self,
-        validate: impl Fn(&Limits<A>) -> Result<(), ConfigError> + Send + Sync + 'static,
-    ) -> Self {
-        self.validate = Some(Box::new(validate));
-        self
-    }
-
-    /// Begins with these limits in this store.
-    ///
-    /// # Errors
-    /// Limits that are not [valid](Self::validate).
-    pub fn build<S: Store<A>>(
-        self,
-        limits: Limits<A>,
-        store: S,
-    ) -> Result<Reload<S, A>, ConfigError> {
-        if let Some(validate) = &self.validate {
-            validate(&limits)?;
-        }
-        Ok(self.begin(limits, store))
-    }
-
-    fn begin<S: Store<A>>(self, limits: Limits<A>, store: S) -> Reload<S, A> {
-        let Self { allows_unlimited, validate } = self;
-        let store = Arc::new(store);
-        let limiter = limiter_of(limits, &store, allows_unlimited);
-        let (limiter, state) = (ArcSwap::from_pointee(limiter), Mutex::default());
-        let shared = Shared { store, limiter, allows_unlimited, validate, state };
-        Reload { shared: Arc::new(shared) }
-    }
-}
-
-fn limiter_of<S: Store<A>, A: Algorithm>(
-    limits: Limits<A>,
-    store: &Arc<S>,
-    allows_unlimited: bool,
-) -> RateLimiter<Arc<S>, A> {
-    let limiter = RateLimiter::new(limits, Arc::clone(store));
-    if allows_unlimited { limiter.allow_unlimited() } else { limiter }
-}
-
-impl Reload<()> {
-    /// The settings of a limiter whose limits are replaced.
-    #[must_use]
-    pub const fn builder<A>() -> ReloadBuilder<A> {
-        ReloadBuilder { allows_unlimited: false, validate: None }
-    }
-}
-
 impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// Begins with these limits in this store.
     #[must_use]
     pub fn new(limits: Limits<A>, store: S) -> Self {
-        Reload::builder().begin(limits, store)
+        Self::over(RateLimiter::new(limits, Arc::new(store)))
+    }
+
+    /// Begins with this limiter. Those that replace it have its settings, such as
+    /// [`allow_unlimited`](RateLimiter::allow_unlimited).
+    #[must_use]
+    pub fn over(limiter: RateLimiter<Arc<S>, A>) -> Self {
+        let (store, limiter) = (Arc::clone(limiter.store()), ArcSwap::from_pointee(limiter));
+        let state = State { last_error: None, requirements: Vec::new(), validate: None };
+        Self { shared: Arc::new(Shared { store, limiter, state: Mutex::new(state) }) }
+    }
+
+    /// Refuses limits for which this is an error, those in force included. For a policy over a [`Fallback`](crate::Fallback):
+    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it. A layer of `ratelimit-tower` adds its own checks by
+    /// itself.
+    ///
+    /// # Errors
+    /// The limits in force are not valid.
+    pub fn validate(
+        self,
+        validate: impl Fn(&Limits<A>) -> Result<(), ConfigError> + Send + Sync + 'static,
+    ) -> Result<Self, ConfigError> {
+        let mut state = lock(&self.shared.state);
+        validate(self.limiter().limits())?;
+        state.validate = Some(Box::new(validate));
+        drop(state);
+        Ok(self)
     }
 
     /// The limiter of the moment. Decide a whole request by it, and [name](RateLimiter::named) its verdict by it.
@@ -187,7 +134,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// Replaces the limits.
     ///
     /// # Errors
-    /// Limits that are not [valid](ReloadBuilder::validate), or not what a [part](Self::part) requires. The limits in force
+    /// Limits that are not [valid](Self::validate), or not what a [part](Self::part) requires. The limits in force
     /// stay.
     pub fn replace(&self, limits: Limits<A>) -> Result<Changes, Arc<ReloadError>> {
         self.attempt(|| Ok(limits))
@@ -198,18 +145,17 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         limits: impl FnOnce() -> Result<Limits<A>, ReloadError>,
     ) -> Result<Changes, Arc<ReloadError>> {
         let mut state = lock(&self.shared.state);
-        let shared = &*self.shared;
         let valid = limits().and_then(|limits| {
-            shared.validate.as_ref().map_or(Ok(()), |validate| validate(&limits))?;
+            state.validate.as_ref().map_or(Ok(()), |validate| validate(&limits))?;
             part::check(&limits, &state.requirements)?;
             Ok(limits)
         });
         match valid {
             Ok(limits) => {
-                let changes = Changes::between(shared.limiter.load().limits(), &limits);
+                let before = self.limiter();
+                let changes = Changes::between(before.limits(), &limits);
                 if !changes.is_empty() {
-                    let limiter = limiter_of(limits, &shared.store, shared.allows_unlimited);
-                    shared.limiter.store(Arc::new(limiter));
+                    self.shared.limiter.store(Arc::new(before.with_limits(limits)));
                     #[cfg(feature = "tracing")]
                     tracing::info!(%changes, "the policy is replaced");
                 }
@@ -278,24 +224,20 @@ pub struct Changes {
 impl Changes {
     fn between<A: Algorithm + PartialEq>(old: &Limits<A>, new: &Limits<A>) -> Self {
         let mut changes = Self::default();
-        let find =
-            |limits: &Limits<A>, name: &str| limits.iter().position(|limit| limit.name() == name);
+        let names = |limits: &Limits<A>, of: &Limits<A>| -> Vec<Box<str>> {
+            let shared = limits.iter().filter(|limit| find(of, limit.name()).is_some());
+            shared.map(|limit| limit.name().into()).collect()
+        };
         for limit in new {
             match find(old, limit.name()) {
                 None => changes.added.push(limit.name().into()),
-                Some(place) if old.as_slice()[place] != *limit => {
-                    changes.changed.push(limit.name().into());
-                }
+                Some(before) if before != limit => changes.changed.push(limit.name().into()),
                 Some(_) => {}
             }
         }
         let gone = old.iter().filter(|limit| find(new, limit.name()).is_none());
         changes.removed = gone.map(|limit| limit.name().into()).collect();
-        let stays = |in_one: &Limits<A>, in_other: &Limits<A>| -> Vec<Box<str>> {
-            let both = in_one.iter().filter(|limit| find(in_other, limit.name()).is_some());
-            both.map(|limit| limit.name().into()).collect()
-        };
-        changes.reordered = stays(old, new) != stays(new, old);
+        changes.reordered = names(old, new) != names(new, old);
         changes
     }
 
@@ -306,21 +248,19 @@ impl Changes {
     }
 }
 
+fn find<'l, A: Algorithm>(limits: &'l Limits<A>, name: &str) -> Option<&'l Limit<A>> {
+    limits.iter().find(|limit| limit.name() == name)
+}
+
 impl fmt::Display for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lists =
-            [("added", &self.added), ("removed", &self.removed), ("changed", &self.changed)];
-        let mut told: Vec<String> = lists
-            .iter()
-            .filter(|(_, names)| !names.is_empty())
-            .map(|(what, names)| format!("{what} {}", names.join(", ")))
-            .collect();
-        if self.reordered {
-            told.push("reordered".into());
-        }
-        if told.is_empty() {
-            told.push("nothing changed".into());
-        }
+        let Self { added, removed, changed, .. } = self;
+        let lists = [("added", added), ("removed", removed), ("changed", changed)];
+        let some = lists.iter().filter(|(_, names)| !names.is_empty());
+        let mut told: Vec<_> =
+            some.map(|(what, names)| format!("{what} {}", names.join(", "))).collect();
+        told.extend(self.reordered.then(|| "reordered".into()));
+        told.extend(told.is_empty().then(|| "nothing changed".into()));
         f.write_str(&told.join("; "))
     }
 }

@@ -3,16 +3,13 @@
 //! Streams", 2005).
 
 use std::collections::{BTreeSet, HashMap};
-use std::future::Future;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Mutex;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, SnapshotStore, Store,
-    SyncStore, Verdict, WindowEntry, WithSnapshot,
-};
+use ratelimit_core::{Algorithm, Batch, Check, Op, Store, Verdict};
 
 use crate::lock;
+use crate::observed::{Observed, Observer};
 
 /// How many locks the counted keys are spread over.
 const SHARDS: usize = 16;
@@ -25,7 +22,7 @@ const SHOWN_BYTES: usize = 128;
 /// new key replaces the key with the fewest denials, and starts at that key's count. Keys are spread over 16
 /// lists. A key that receives more than one in `keys / 16` denials of its list is therefore always listed, and
 /// a count is too high by at most [`Denied::over`]. Requests that are allowed cost nothing extra. What only a
-/// [shadow limit](Limit::shadow) would have denied was allowed, and is not counted.
+/// [shadow limit](ratelimit_core::Limit::shadow) would have denied was allowed, and is not counted.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Limit, Limits, RateLimiter};
@@ -41,9 +38,11 @@ const SHOWN_BYTES: usize = 128;
 /// assert_eq!((&*top[0].limit, &*top[0].key, top[0].count), ("login", "mallory", 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+pub type TopDenied<S> = Observed<S, Denials>;
+
+/// What a [`TopDenied`] has counted.
 #[derive(Debug)]
-pub struct TopDenied<S> {
-    store: S,
+pub struct Denials {
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     keys_per_shard: usize,
@@ -63,19 +62,10 @@ pub struct Denied {
     pub over: u64,
 }
 
-/// A key and its count.
-#[derive(Debug)]
-struct Counted {
-    limit: Box<str>,
-    key: Box<str>,
-    count: u64,
-    over: u64,
-}
-
 /// Some of the counted keys, by hash.
 #[derive(Debug, Default)]
 struct Shard {
-    counted: HashMap<u64, Counted>,
+    counted: HashMap<u64, Denied>,
     /// The count and the hash of each key, fewest denials first.
     by_count: BTreeSet<(u64, u64)>,
 }
@@ -97,7 +87,7 @@ impl Shard {
         count
     }
 
-    fn insert(&mut self, hash: u64, counted: Counted) {
+    fn insert(&mut self, hash: u64, counted: Denied) {
         self.by_count.insert((counted.count, hash));
         self.counted.insert(hash, counted);
     }
@@ -109,27 +99,15 @@ impl<S> TopDenied<S> {
     pub fn new(store: S, keys: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
         let keys_per_shard = keys.div_ceil(SHARDS).max(1);
-        Self { store, hasher: RandomState::new(), shards, keys_per_shard }
-    }
-
-    /// Returns the wrapped store.
-    #[must_use]
-    pub const fn store(&self) -> &S {
-        &self.store
+        Self::around(store, Denials { hasher: RandomState::new(), shards, keys_per_shard })
     }
 
     /// Returns the `most` keys with the most denials, in descending order.
     #[must_use]
     pub fn top(&self, most: usize) -> Vec<Denied> {
         let mut all = Vec::new();
-        for shard in &self.shards {
-            let shard = lock(shard);
-            all.extend(shard.counted.values().map(|counted| Denied {
-                limit: counted.limit.clone(),
-                key: counted.key.clone(),
-                count: counted.count,
-                over: counted.over,
-            }));
+        for shard in &self.observer.shards {
+            all.extend(lock(shard).counted.values().cloned());
         }
         all.sort_by(|one, other| other.count.cmp(&one.count).then(one.key.cmp(&other.key)));
         all.truncate(most);
@@ -138,21 +116,13 @@ impl<S> TopDenied<S> {
 
     /// Forgets all counts.
     pub fn forget(&self) {
-        for shard in &self.shards {
+        for shard in &self.observer.shards {
             *lock(shard) = Shard::default();
         }
     }
+}
 
-    fn note<A: Algorithm>(&self, batch: &Batch<'_, A>, verdict: &Verdict) {
-        if verdict.allowed() || batch.operation() != Op::Acquire {
-            return;
-        }
-        let denied = verdict.denied_by().filter_map(|position| batch.checks().get(position));
-        for check in denied.filter(|check| !check.limit.is_shadow()) {
-            self.count(check);
-        }
-    }
-
+impl Denials {
     fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
         let limit = check.limit.name();
         let hash = self.hasher.hash_one((check.limit.fingerprint(), check.key));
@@ -166,7 +136,7 @@ impl<S> TopDenied<S> {
         let is_full = shard.counted.len() >= self.keys_per_shard;
         let over = if is_full { shard.let_one_go() } else { 0 };
         let (limit, key) = (limit.into(), shown(check.key).into());
-        shard.insert(hash, Counted { limit, key, count: over.saturating_add(1), over });
+        shard.insert(hash, Denied { limit, key, count: over.saturating_add(1), over });
     }
 }
 
@@ -176,71 +146,25 @@ fn shown(key: &str) -> &str {
     &key[..end.unwrap_or(0)]
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
-    type Error = S::Error;
+impl Observer for Denials {
+    type Begun = ();
 
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let verdict = self.store.apply(batch).await?;
-        self.note(batch, &verdict);
-        Ok(verdict)
-    }
+    fn begin<A: Algorithm>(&self, _: &Batch<'_, A>) {}
 
-    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        self.store.report_counts(report);
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for TopDenied<S> {
-    async fn apply_with_snapshot(
+    fn end<A: Algorithm, S: Store<A>>(
         &self,
+        _: &S,
         batch: &Batch<'_, A>,
-    ) -> Result<WithSnapshot<A::State>, S::Error> {
-        let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
-        self.note(batch, &verdict);
-        Ok((verdict, snapshot))
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for TopDenied<S> {
-    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let verdict = self.store.apply_now(batch)?;
-        self.note(batch, &verdict);
-        Ok(verdict)
-    }
-
-    #[inline]
-    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
-        let verdict = self.store.acquire_now(limit, key, cost)?;
-        self.note(&Batch::one(&Check { limit, key, cost }), &verdict);
-        Ok(verdict)
-    }
-
-    fn acquire_each_now(
-        &self,
-        limit: &Limit<A>,
-        keys: &[&str],
-        cost: u64,
-        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
+        (): &(),
+        said: Result<&Verdict, &S::Error>,
     ) {
-        self.store.acquire_each_now(limit, keys, cost, |place, said| {
-            if let (Ok(verdict), Some(key)) = (&said, keys.get(place)) {
-                self.note(&Batch::one(&Check { limit, key, cost }), verdict);
-            }
-            told(place, said);
-        });
-    }
-}
-
-impl<A: KeepsEntries, S: EntryStore<A>> EntryStore<A> for TopDenied<S> {
-    fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
-        self.store.entries(limit, key, now)
+        let Ok(verdict) = said else { return };
+        if verdict.allowed() || batch.operation() != Op::Acquire {
+            return;
+        }
+        let denied = verdict.denied_by().filter_map(|position| batch.checks().get(position));
+        for check in denied.filter(|check| !check.limit.is_shadow()) {
+            self.count(check);
+        }
     }
 }

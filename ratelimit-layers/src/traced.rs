@@ -3,14 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, SnapshotStore, Store,
-    StoreError, SyncStore, Verdict, WindowEntry, WithSnapshot,
-};
+use ratelimit_core::{Algorithm, Batch, Check, Store, StoreError as _, Verdict};
 use tracing::field::Empty;
-use tracing::{Instrument as _, Span, debug_span, info, warn};
+use tracing::{Span, debug_span, info, warn};
 
 use crate::fallback::BreakerState;
+use crate::observed::{Observed, Observer};
 use crate::pace::Pace;
 use crate::source_name;
 
@@ -43,9 +41,11 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
 /// assert!(limiter.check_now("alice")?.allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+pub type Traced<S> = Observed<S, Spans>;
+
+/// How a [`Traced`] tells of requests.
 #[derive(Debug)]
-pub struct Traced<S> {
-    store: S,
+pub struct Spans {
     warns: Pace,
     /// Errors that no event has told of.
     untold: AtomicU64,
@@ -55,21 +55,39 @@ impl<S> Traced<S> {
     /// Traces the decisions of this store.
     #[must_use]
     pub fn new(store: S) -> Self {
-        Self { store, warns: Pace::new(), untold: AtomicU64::new(0) }
+        Self::around(store, Spans { warns: Pace::new(), untold: AtomicU64::new(0) })
+    }
+}
+
+impl Observer for Spans {
+    type Begun = Span;
+
+    fn begin<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Span {
+        let span = debug_span!(
+            "ratelimit",
+            op = %batch.operation(),
+            limits = Empty,
+            allowed = Empty,
+            denied_by = Empty,
+            retry_after_us = Empty,
+            source = Empty,
+        );
+        if !span.is_disabled() {
+            span.record("limits", names(batch.checks().iter()));
+        }
+        span
     }
 
-    /// Returns the wrapped store.
-    #[must_use]
-    pub const fn store(&self) -> &S {
-        &self.store
+    fn within<R>(span: &Span, part: impl FnOnce() -> R) -> R {
+        span.in_scope(part)
     }
 
-    /// Records what was said of a batch.
-    fn note<A: Algorithm, E: StoreError>(
+    fn end<A: Algorithm, S: Store<A>>(
         &self,
-        span: &Span,
+        _: &S,
         batch: &Batch<'_, A>,
-        said: Result<&Verdict, &E>,
+        span: &Span,
+        said: Result<&Verdict, &S::Error>,
     ) {
         match said {
             Ok(verdict) if !span.is_disabled() => {
@@ -98,96 +116,4 @@ impl<S> Traced<S> {
 
 fn names<'a, A: Algorithm + 'a>(checks: impl Iterator<Item = &'a Check<'a, A>>) -> String {
     checks.map(|check| check.limit.name()).collect::<Vec<_>>().join(",")
-}
-
-fn span_of<A: Algorithm>(batch: &Batch<'_, A>) -> Span {
-    let span = debug_span!(
-        "ratelimit",
-        op = %batch.operation(),
-        limits = Empty,
-        allowed = Empty,
-        denied_by = Empty,
-        retry_after_us = Empty,
-        source = Empty,
-    );
-    if !span.is_disabled() {
-        span.record("limits", names(batch.checks().iter()));
-    }
-    span
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: Store<A>> Store<A> for Traced<S> {
-    type Error = S::Error;
-
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let span = span_of(batch);
-        let said = self.store.apply(batch).instrument(span.clone()).await;
-        self.note(&span, batch, said.as_ref());
-        said
-    }
-
-    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        self.store.report_counts(report);
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for Traced<S> {
-    async fn apply_with_snapshot(
-        &self,
-        batch: &Batch<'_, A>,
-    ) -> Result<WithSnapshot<A::State>, S::Error> {
-        let span = span_of(batch);
-        let said = self.store.apply_with_snapshot(batch).instrument(span.clone()).await;
-        self.note(&span, batch, said.as_ref().map(|(verdict, _)| verdict));
-        said
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
-    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let span = span_of(batch);
-        let said = span.in_scope(|| self.store.apply_now(batch));
-        self.note(&span, batch, said.as_ref());
-        said
-    }
-
-    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
-        let check = Check { limit, key, cost };
-        let batch = Batch::one(&check);
-        let span = span_of(&batch);
-        let said = span.in_scope(|| self.store.acquire_now(limit, key, cost));
-        self.note(&span, &batch, said.as_ref());
-        said
-    }
-
-    /// The span of each key begins when the store has decided it.
-    fn acquire_each_now(
-        &self,
-        limit: &Limit<A>,
-        keys: &[&str],
-        cost: u64,
-        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
-    ) {
-        self.store.acquire_each_now(limit, keys, cost, |place, said| {
-            let check = Check { limit, key: keys.get(place).copied().unwrap_or_default(), cost };
-            let batch = Batch::one(&check);
-            self.note(&span_of(&batch), &batch, said.as_ref());
-            told(place, said);
-        });
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<A: KeepsEntries, S: EntryStore<A>> EntryStore<A> for Traced<S> {
-    fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
-        self.store.entries(limit, key, now)
-    }
 }

@@ -48,7 +48,7 @@ async fn worker(
         if limiter.reserve(job.tenant, id, 1).await?.allowed() {
             // If the worker dies, the lease ends by itself after half a minute.
             under_way.work().await;
-            let _released = limiter.release(job.tenant, id).await?;
+            let _released = limiter.commit(job.tenant, id, 0).await?;
             done += 1;
         } else {
             queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);

@@ -37,21 +37,3 @@ impl<T, const N: usize> Blocks<T, N> {
         }
     }
 }
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_item_never_moves() {
-        let mut blocks = Blocks::<usize, 4>::new();
-        (0..4).for_each(|n| blocks.push(n));
-        let first = std::ptr::from_ref(blocks.get(0));
-        (4..100).for_each(|n| blocks.push(n));
-        assert_eq!(std::ptr::from_ref(blocks.get(0)), first);
-        *blocks.get_mut(50) += 1;
-        let all: Vec<_> = (0..blocks.len).map(|place| *blocks.get(place)).collect();
-        assert_eq!(all.iter().sum::<usize>(), 99 * 100 / 2 + 1);
-        assert!(blocks.blocks.iter().all(|block| block.len() == 4 && block.capacity() == 4));
-    }
-}

@@ -9,103 +9,70 @@ use crate::sync::{AtomicUsize, Ordering};
 /// One in this many of all entries is kept for the shared states.
 const SHARED_PART: usize = 16;
 
-/// The counters of a store.
+/// A counter of what is in use and what is reserved for use, which never exceeds `most`.
 #[derive(Debug)]
-pub(crate) struct Capacity {
-    /// Keys in the store, and places reserved for new ones. Never above `most_keys`.
-    keys: AtomicUsize,
-    /// How many of the keys have states in shards.
-    in_shards: AtomicUsize,
-    /// Reservations in the store, and places reserved for new ones. Never above `most_reservations`.
-    reservations: AtomicUsize,
-    /// Entries of the states in shards, and room reserved for new ones. With the entries of shared states,
-    /// never above `most_entries`.
-    entries: AtomicUsize,
-    most_keys: usize,
-    most_reservations: usize,
-    most_entries: usize,
+pub(crate) struct Room {
+    used: AtomicUsize,
+    pub(crate) most: usize,
 }
 
-impl Capacity {
-    pub(crate) fn new(most_keys: usize, most_reservations: usize, most_entries: usize) -> Self {
-        let [keys, in_shards, reservations, entries] = std::array::from_fn(|_| AtomicUsize::new(0));
-        Self { keys, in_shards, reservations, entries, most_keys, most_reservations, most_entries }
+impl Room {
+    fn new(most: usize) -> Self {
+        Self { used: AtomicUsize::new(0), most }
     }
 
-    pub(crate) fn keys(&self) -> usize {
-        self.keys.load(Ordering::Relaxed)
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn in_shards(&self) -> usize {
-        self.in_shards.load(Ordering::Relaxed)
+    /// Whether there is room for so many more.
+    pub(crate) fn has(&self, more: usize) -> bool {
+        self.used().saturating_add(more) <= self.most
     }
 
-    pub(crate) fn reservations(&self) -> usize {
-        self.reservations.load(Ordering::Relaxed)
-    }
-
-    /// Without the entries of shared states.
-    pub(crate) fn entries(&self) -> usize {
-        self.entries.load(Ordering::Relaxed)
-    }
-
-    pub(crate) const fn most_keys(&self) -> usize {
-        self.most_keys
-    }
-
-    pub(crate) const fn most_reservations(&self) -> usize {
-        self.most_reservations
-    }
-
-    pub(crate) const fn most_entries(&self) -> usize {
-        self.most_entries
-    }
-
-    /// The entries that only shared states may use.
-    pub(crate) const fn most_shared_entries(&self) -> usize {
-        self.most_entries.div_ceil(SHARED_PART)
-    }
-
-    const fn most_own_entries(&self) -> usize {
-        self.most_entries - self.most_shared_entries()
-    }
-
-    /// Whether there is no room for `new_keys` more keys.
-    pub(crate) fn is_full(&self, new_keys: usize) -> bool {
-        self.keys().saturating_add(new_keys) > self.most_keys
-    }
-
-    /// Whether there is no room for `more` reservations.
-    pub(crate) fn is_full_of_reservations(&self, more: usize) -> bool {
-        self.reservations().saturating_add(more) > self.most_reservations
-    }
-
-    pub(crate) fn has_room_for(&self, entries: usize) -> bool {
-        self.entries().saturating_add(entries) <= self.most_own_entries()
+    pub(crate) fn release(&self, count: usize) {
+        if count > 0 {
+            self.used.fetch_sub(count, Ordering::Relaxed);
+        }
     }
 
     /// An empty [`Reserved`], to which room is then added.
     pub(crate) const fn reserve(&self) -> Reserved<'_> {
-        Reserved { of: self, keys: 0, reservations: 0, entries: 0 }
+        Reserved { of: self, spare: 0 }
     }
+}
 
-    /// Gives back the places of so many keys.
-    pub(crate) fn release(&self, keys: usize) {
-        if keys > 0 {
-            self.keys.fetch_sub(keys, Ordering::Relaxed);
+/// The counters of a store.
+#[derive(Debug)]
+pub(crate) struct Capacity {
+    pub(crate) keys: Room,
+    /// How many of the keys have states in shards.
+    in_shards: AtomicUsize,
+    pub(crate) reservations: Room,
+    /// The entries of the states in shards, without those of shared states.
+    pub(crate) entries: Room,
+    /// The entries that only shared states may use.
+    pub(crate) most_shared_entries: usize,
+}
+
+impl Capacity {
+    pub(crate) fn new(most_keys: usize, most_reservations: usize, most_entries: usize) -> Self {
+        let most_shared_entries = most_entries.div_ceil(SHARED_PART);
+        Self {
+            keys: Room::new(most_keys),
+            in_shards: AtomicUsize::new(0),
+            reservations: Room::new(most_reservations),
+            entries: Room::new(most_entries - most_shared_entries),
+            most_shared_entries,
         }
     }
 
-    fn release_reservations(&self, reservations: usize) {
-        if reservations > 0 {
-            self.reservations.fetch_sub(reservations, Ordering::Relaxed);
-        }
+    pub(crate) const fn most_entries(&self) -> usize {
+        self.entries.most + self.most_shared_entries
     }
 
-    fn release_entries(&self, entries: usize) {
-        if entries > 0 {
-            self.entries.fetch_sub(entries, Ordering::Relaxed);
-        }
+    pub(crate) fn in_shards(&self) -> usize {
+        self.in_shards.load(Ordering::Relaxed)
     }
 
     /// Counts a state that has moved from its shard to a bucket.
@@ -122,27 +89,21 @@ impl Capacity {
     pub(crate) fn release_from_shard(&self, keys: usize) {
         if keys > 0 {
             self.in_shards.fetch_sub(keys, Ordering::Relaxed);
-            self.release(keys);
+            self.keys.release(keys);
         }
     }
 
     /// Sweeps the next slots of a shard of states.
     #[inline]
     pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
-        shard.sweep(
-            now,
-            slots,
-            &mut Swept { of: self, reservations: false, freed: Freed::default() }.freed,
-        );
+        let mut swept = Swept { of: self, reservations: false, freed: Freed::default() };
+        shard.sweep(now, slots, &mut swept.freed);
     }
 
     /// Sweeps the next slots of a shard of reservations.
     pub(crate) fn sweep_reservations<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
-        shard.sweep(
-            now,
-            slots,
-            &mut Swept { of: self, reservations: true, freed: Freed::default() }.freed,
-        );
+        let mut swept = Swept { of: self, reservations: true, freed: Freed::default() };
+        shard.sweep(now, slots, &mut swept.freed);
     }
 }
 
@@ -158,14 +119,11 @@ impl Drop for Swept<'_> {
     #[inline]
     fn drop(&mut self) {
         let Freed { slots, entries } = self.freed;
-        if slots == 0 {
-            return;
-        }
         if self.reservations {
-            self.of.release_reservations(slots);
+            self.of.reservations.release(slots);
         } else {
             self.of.release_from_shard(slots);
-            self.of.release_entries(entries);
+            self.of.entries.release(entries);
         }
     }
 }
@@ -174,90 +132,53 @@ impl Drop for Swept<'_> {
 /// needed, the call ends in an error, or foreign code panics.
 #[derive(Debug)]
 pub(crate) struct Reserved<'c> {
-    of: &'c Capacity,
-    keys: usize,
-    reservations: usize,
-    entries: usize,
+    of: &'c Room,
+    spare: usize,
 }
 
 impl Reserved<'_> {
-    /// Reserves a place for one more key. Returns `false` if there is none.
-    pub(crate) fn add_key(&mut self) -> bool {
-        let added = one_more(&self.of.keys, self.of.most_keys);
-        self.keys += usize::from(added);
-        added
-    }
-
-    /// Reserves a place for one more reservation. Returns `false` if there is none.
-    pub(crate) fn add_reservation(&mut self) -> bool {
-        let added = one_more(&self.of.reservations, self.of.most_reservations);
-        self.reservations += usize::from(added);
-        added
-    }
-
-    /// Gives back the places for reservations.
-    pub(crate) fn release_reservations(&mut self) {
-        self.of.release_reservations(std::mem::take(&mut self.reservations));
-    }
-
-    /// Reserves room for so many more entries. Returns `false` if there is not as much.
+    /// Reserves room for so many more. Returns `false`, and reserves none, if there is not as much.
     #[inline]
-    pub(crate) fn add_entries(&mut self, more: usize) -> bool {
+    pub(crate) fn add(&mut self, more: usize) -> bool {
         if more == 0 {
             return true;
         }
-        let most = self.of.most_own_entries();
-        let with_more = |kept: usize| kept.checked_add(more).filter(|sum| *sum <= most);
-        let added =
-            self.of.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more).is_ok();
-        self.entries += if added { more } else { 0 };
+        let with_more = |used: usize| used.checked_add(more).filter(|sum| *sum <= self.of.most);
+        let used = &self.of.used;
+        let added = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more).is_ok();
+        self.spare += if added { more } else { 0 };
         added
     }
 
-    /// Gives back a place for a key that is not needed.
-    pub(crate) fn release_key(&mut self) {
-        if self.take_key() {
+    /// Gives back room for one that is not needed.
+    pub(crate) fn give_back(&mut self) {
+        if self.take() {
             self.of.release(1);
         }
     }
 
-    /// Uses a place for a key, which stays counted. Returns `false` if none is reserved.
-    pub(crate) const fn take_key(&mut self) -> bool {
-        let is_left = self.keys > 0;
-        self.keys -= is_left as usize;
+    /// Uses room for one, which stays counted. Returns `false` if none is reserved.
+    pub(crate) const fn take(&mut self) -> bool {
+        let is_left = self.spare > 0;
+        self.spare -= is_left as usize;
         is_left
     }
 
-    /// Uses a place for a reservation, which stays counted. Returns `false` if none is reserved.
-    pub(crate) const fn take_reservation(&mut self) -> bool {
-        let is_left = self.reservations > 0;
-        self.reservations -= is_left as usize;
-        is_left
-    }
-
-    /// Uses room for a state that had `before` entries and has `now`.
+    /// Uses room for what took room for `before` and takes room for `now`. What was not reserved is counted all the
+    /// same: an algorithm may write more entries than it announced.
     #[inline]
-    pub(crate) fn keep_entries(&mut self, before: usize, now: usize) {
-        let spare = self.entries + before;
-        // Entries beyond the number that the algorithm announced are counted all the same.
+    pub(crate) fn keep(&mut self, before: usize, now: usize) {
+        let spare = self.spare + before;
         if let Some(more @ 1..) = now.checked_sub(spare) {
-            self.of.entries.fetch_add(more, Ordering::Relaxed);
+            self.of.used.fetch_add(more, Ordering::Relaxed);
         }
-        self.entries = spare.saturating_sub(now);
+        self.spare = spare.saturating_sub(now);
     }
-}
-
-/// Counts one more. Returns `false` if there are `most` already.
-fn one_more(counter: &AtomicUsize, most: usize) -> bool {
-    let add = |count| (count < most).then_some(count + 1);
-    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
 }
 
 impl Drop for Reserved<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.of.release(self.keys);
-        self.of.release_reservations(self.reservations);
-        self.of.release_entries(self.entries);
+        self.of.release(self.spare);
     }
 }

@@ -148,11 +148,6 @@ impl LockedPair<'_> {
     pub(crate) const fn has_spilled(&self) -> bool {
         self.buckets[0].has_spilled()
     }
-
-    /// Marks the key's first bucket: the key's state lies in a shard.
-    pub(crate) const fn spill(&mut self) {
-        self.buckets[0].spill();
-    }
 }
 
 /// All the buckets of a batch, locked.
@@ -201,11 +196,6 @@ impl LockedBuckets<'_> {
             // A key's two buckets differ.
             Err(_) => Insertion::Crowded,
         }
-    }
-
-    /// Whether keys with the same first bucket may have states in shards.
-    pub(crate) fn has_spilled(&self, key: usize) -> bool {
-        self.buckets[self.positions[key][0]].has_spilled()
     }
 
     /// Marks the key's first bucket: the key's state lies in a shard.

@@ -4,10 +4,14 @@
 use std::fmt;
 
 use polymur_hash::PolymurHash;
+use ratelimit_core::ReservationId;
 
 /// The number of uppermost bits of a hash that do not depend on the limit: all states of a caller lie near each
 /// other.
 pub(crate) const CALLER_BITS: u32 = 14;
+
+/// Tells hashes of ids from those of keys.
+const ID_TWEAK: u64 = 1;
 
 /// Hashes keys by `PolymurHash` under a random secret, so that clients cannot craft colliding keys without
 /// observing hashes.
@@ -41,6 +45,12 @@ impl KeyHasher {
         HASHED.set(HASHED.get() + 1);
         CallerHash(self.0.hash(caller.as_bytes()))
     }
+
+    /// Hashes the id of a batch, so that a client that chooses ids cannot foresee which of them meet. The hash only
+    /// chooses the place: a reservation is recognized by the id itself.
+    pub(crate) fn hash_id(&self, id: ReservationId) -> u64 {
+        self.0.hash_with_tweak(id.as_u128().to_le_bytes(), ID_TWEAK)
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -61,11 +71,6 @@ impl fmt::Debug for KeyHasher {
 pub(crate) struct CallerHash(u64);
 
 impl CallerHash {
-    /// The hash, used as a secret.
-    pub(crate) const fn secret(self) -> u64 {
-        self.0
-    }
-
     /// The hash of the caller's key under the limit whose name has this
     /// [fingerprint](ratelimit_core::fingerprint).
     ///
@@ -85,32 +90,15 @@ mod tests {
     use ratelimit_core::fingerprint;
     use std::collections::HashSet;
 
-    fn of(hasher: &KeyHasher, limit: &str, caller: &str) -> u64 {
-        hasher.hash(caller).under(fingerprint(limit))
-    }
-
-    #[test]
-    fn limit_and_key_and_the_boundary_between_them_change_the_hash() {
-        let hasher = KeyHasher::random();
-        let all =
-            [("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", ""), ("abcdefg7", "x"), ("b", "bc")];
-        let mut distinct: HashSet<_> =
-            all.iter().map(|(limit, key)| of(&hasher, limit, key)).collect();
-        distinct.insert(of(&KeyHasher::random(), "a", "bc"));
-        assert_eq!(distinct.len(), all.len() + 1);
-    }
-
     #[test]
     fn hashes_of_a_callers_limits_begin_alike_and_have_distinct_tags() {
         let hasher = KeyHasher::random();
         let names: Vec<String> = (0..64).map(|n| format!("limit-{n}")).collect();
-        let begin = |hash: u64| hash >> (64 - CALLER_BITS);
-        for caller in 0..1_000 {
-            let caller = caller.to_string();
-            let all: Vec<u64> = names.iter().map(|name| of(&hasher, name, &caller)).collect();
-            assert!(all.iter().all(|hash| begin(*hash) == begin(all[0])));
+        for caller in (0..1_000).map(|caller| hasher.hash(&caller.to_string())) {
+            let all = names.iter().map(|name| caller.under(fingerprint(name)));
+            assert!(all.clone().all(|hash| (hash ^ caller.0) >> (64 - CALLER_BITS) == 0));
             // In the smallest table outside of tests.
-            let tags: HashSet<_> = all.iter().map(|hash| Address::new(*hash).tag(0)).collect();
+            let tags: HashSet<_> = all.map(|hash| Address::new(hash).tag(0)).collect();
             assert_eq!(tags.len(), names.len());
         }
     }

@@ -79,12 +79,10 @@
 //! There are three exceptions:
 //!
 //! - Dropping an old state happens after the call is charged. If that panics, the charge stands.
-//! - An algorithm that writes over a state itself
-//!   ([`step_in_place`](ratelimit_core::InMemory::step_in_place),
-//!   [`settle_in_place`](ratelimit_core::InMemory::settle_in_place)) decides before it writes. A panic after that, or in
-//!   [`entries_in`](ratelimit_core::InMemory::entries_in) of the new state, leaves this one key with what the algorithm has
-//!   written, and no other key or count.
-//! - The closure of [a call for several keys](ratelimit_core::SyncStore::acquire_each_now) runs after each key is decided.
+//! - An algorithm that writes over a state itself ([`step_in_place`](ratelimit_core::InMemory::step_in_place)) decides
+//!   before it writes. A panic after that, or in [`entries_in`](ratelimit_core::InMemory::entries_in) of the new state,
+//!   leaves this one key with what the algorithm has written, and no other key or count.
+//! - The closure of [a call for several keys](MemoryStore::acquire_each_now) runs after each key is decided.
 //!   If it panics, the keys that it was called for stay decided, and all others are as they were.
 //!
 //! # Without an operating system
@@ -115,8 +113,8 @@
 //! A stream of a hundred thousand new keys per second therefore brings at most about one such pair per day, of keys that no
 //! client can choose. Limits of one caller lie near each other and are told apart by their names' fingerprints: two
 //! names collide with a probability of 10⁻⁷ in a small table and 10⁻¹⁰ among a million keys, and then for one caller in
-//! 256. Where that is too much, an algorithm whose states lie in shards, such as
-//! [`TokenBucket`](ratelimit_core::TokenBucket), decides the same.
+//! 256. Where that is too much, take an algorithm whose states lie in shards: any but [`Gcra`](ratelimit_core::Gcra) and
+//! [`TokenBucket`](ratelimit_core::TokenBucket).
 //!
 //! The store shows no hash. Its behaviour reveals a little: keys that collide share a limit; in a full store, a new
 //! key gets a state of its own if one near it has expired; and near keys are a little faster. Computing the secret from

@@ -5,14 +5,19 @@
 #![allow(unused_must_use, reason = "a model looks at what is left, not at each verdict")]
 
 use loom::sync::Arc;
+use loom::thread::{JoinHandle, spawn};
 use ratelimit_core::{
-    Batch, Check, FixedWindow, Gcra, Limit, ManualClock, Now, Op, Policy, Rate, ReservationId,
-    SlidingLog, SyncStore, Timestamp, TokenBucket, Verdict,
+    Batch, Check, FixedWindow, Gcra, InMemory, Limit, ManualClock, Now, Op, Policy, ReservationId,
+    SlidingLog, SyncStore, Timestamp, Verdict,
 };
 
-use crate::MemoryStore;
+use crate::{MemoryError, MemoryStore};
 
-type Store = MemoryStore<FixedWindow, ManualClock>;
+type Store<A> = MemoryStore<A, ManualClock>;
+type Windows = Store<FixedWindow>;
+pub(crate) type Compact = Store<Gcra>;
+
+const SECOND: Timestamp = Timestamp::saturating_from_us(1_000_000);
 
 /// Explores every interleaving, without a bound.
 pub(crate) fn model(test: impl Fn() + Send + Sync + 'static) {
@@ -21,46 +26,71 @@ pub(crate) fn model(test: impl Fn() + Send + Sync + 'static) {
     builder.check(test);
 }
 
-fn limit(name: &str, count: u64) -> Limit<FixedWindow> {
-    let rate = Rate::per_second(count).expect("a rate");
-    Limit::new(name, FixedWindow::new(rate).expect("a limit")).expect("a name")
+/// Another thread that does this to the same.
+pub(crate) fn beside<S: Send + Sync + 'static, T: 'static>(
+    same: &Arc<S>,
+    what: impl FnOnce(&S) -> T + 'static,
+) -> JoinHandle<T> {
+    let same = Arc::clone(same);
+    spawn(move || what(&same))
 }
 
-fn store(capacity: usize) -> (Arc<Store>, ManualClock) {
-    let clock = ManualClock::new(Timestamp::ZERO);
-    let store = MemoryStore::builder().capacity(capacity).shards(4).clock(clock.clone());
-    (Arc::new(store.build()), clock)
+/// A store on a clock at one second.
+fn store<A: InMemory>(
+    capacity: usize,
+    shards: usize,
+    entries: usize,
+) -> (Arc<Store<A>>, ManualClock) {
+    let clock = ManualClock::new(SECOND);
+    let builder = MemoryStore::builder().capacity(capacity).shards(shards).entries(entries);
+    (Arc::new(builder.clock(clock.clone()).build()), clock)
 }
 
-fn apply(store: &Store, limit: &Limit<FixedWindow>, keys: &[&str], op: Op) -> Verdict {
+fn windows(capacity: usize) -> (Arc<Windows>, ManualClock) {
+    store(capacity, 4, 100)
+}
+
+/// Creates a store of compact states, which lie in buckets.
+pub(crate) fn small_store(capacity: usize) -> (Arc<Compact>, ManualClock) {
+    store(capacity, 1, 100)
+}
+
+fn window(count: u64) -> Limit<FixedWindow> {
+    let rate = format!("{count}/s").parse().expect("a rate");
+    Limit::new("l", FixedWindow::new(rate).expect("a limit")).expect("a name")
+}
+
+pub(crate) fn small_limit(count: u64) -> Limit<Gcra> {
+    Limit::new("l", Gcra::new("1/s".parse().expect("a rate"), count).expect("a limit"))
+        .expect("a name")
+}
+
+fn apply(store: &Windows, count: u64, keys: &[&str], op: Op) -> Verdict {
+    let limit = &window(count);
     let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
     store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides")
+}
+
+fn acquires(store: &Windows, count: u64, keys: &[&str]) -> bool {
+    apply(store, count, keys, Op::Acquire).allowed()
 }
 
 #[test]
 fn loom_two_threads_on_one_key_are_admitted_exactly_the_limit() {
     model(|| {
-        let (store, _clock) = store(8);
-        let other = Arc::clone(&store);
-        let ask = |store: &Store| {
-            let limit = limit("l", 3);
-            (0..2).filter(|_| apply(store, &limit, &["a"], Op::Acquire).allowed()).count()
-        };
-        let thread = loom::thread::spawn(move || ask(&other));
-        let here = ask(&store);
-        assert_eq!(here + thread.join().expect("no panic"), 3);
+        let (store, _clock) = windows(8);
+        let ask = |store: &Windows| (0..2).filter(|_| acquires(store, 3, &["a"])).count();
+        let thread = beside(&store, ask);
+        assert_eq!(ask(&store) + thread.join().expect("no panic"), 3);
     });
 }
 
 #[test]
 fn loom_batches_that_name_their_keys_in_opposite_orders_do_not_deadlock() {
     model(|| {
-        let (store, _clock) = store(8);
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || {
-            apply(&other, &limit("l", 1), &["a", "b", "c"], Op::Acquire).allowed()
-        });
-        let here = apply(&store, &limit("l", 1), &["c", "b", "a"], Op::Acquire).allowed();
+        let (store, _clock) = windows(8);
+        let thread = beside(&store, |store| acquires(store, 1, &["a", "b", "c"]));
+        let here = acquires(&store, 1, &["c", "b", "a"]);
         let there = thread.join().expect("no panic");
         assert!(here ^ there, "all or nothing: one of the two has all three keys");
         assert_eq!(store.len(), 3);
@@ -70,17 +100,13 @@ fn loom_batches_that_name_their_keys_in_opposite_orders_do_not_deadlock() {
 #[test]
 fn loom_the_cap_holds_while_keys_come_and_go() {
     model(|| {
-        let (store, _clock) = store(1);
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || {
-            let limit = limit("l", 1);
-            apply(&other, &limit, &["a"], Op::Acquire);
-            apply(&other, &limit, &["a"], Op::Reset);
+        let (store, _clock) = windows(1);
+        let thread = beside(&store, |store| {
+            [Op::Acquire, Op::Reset].map(|op| apply(store, 1, &["a"], op));
         });
-        let limit = limit("l", 1);
-        apply(&store, &limit, &["b"], Op::Acquire);
+        apply(&store, 1, &["b"], Op::Acquire);
         assert!(store.len() <= 1);
-        apply(&store, &limit, &["b"], Op::Reset);
+        apply(&store, 1, &["b"], Op::Reset);
         thread.join().expect("no panic");
         assert_eq!(store.len(), 0, "every place was given back");
     });
@@ -89,35 +115,28 @@ fn loom_the_cap_holds_while_keys_come_and_go() {
 #[test]
 fn loom_a_sweep_beside_a_request_loses_neither_place_nor_charge() {
     model(|| {
-        let (store, clock) = store(2);
-        apply(&store, &limit("l", 1), &["a"], Op::Acquire);
-        clock.set(Timestamp::saturating_from_us(1_000_000));
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || {
-            apply(&other, &limit("l", 1), &["a"], Op::Acquire).allowed()
-        });
-        let here = apply(&store, &limit("l", 1), &["a"], Op::Acquire).allowed();
-        assert!(here ^ thread.join().expect("no panic"));
+        let (store, clock) = windows(2);
+        assert!(acquires(&store, 1, &["a"]));
+        clock.set(Timestamp::saturating_from_us(2_000_000));
+        let thread = beside(&store, |store| acquires(store, 1, &["a"]));
+        assert!(acquires(&store, 1, &["a"]) ^ thread.join().expect("no panic"));
         assert_eq!(store.len(), 1);
     });
 }
 
-fn reserved(store: &Store, op: Op, id: u128, cost: u64) -> Result<Verdict, crate::MemoryError> {
-    let limit = limit("l", 3);
-    let check = Check { limit: &limit, key: "a", cost };
+fn reserved(store: &Windows, op: Op, id: u128, cost: u64) -> Result<Verdict, MemoryError> {
+    let check = Check { limit: &window(3), key: "a", cost };
     store.apply_now(&Batch::one(&check).op(op).id(ReservationId::new(id)))
 }
 
 #[test]
 fn loom_one_id_sent_by_two_threads_is_charged_once() {
     model(|| {
-        let (store, _clock) = store(8);
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || reserved(&other, Op::Acquire, 7, 2));
+        let (store, _clock) = windows(8);
+        let thread = beside(&store, |store| reserved(store, Op::Acquire, 7, 2));
         let here = reserved(&store, Op::Acquire, 7, 2).expect("a place");
-        let there = thread.join().expect("no panic").expect("a place");
         assert_eq!((here.allowed(), here.remaining()), (true, 1));
-        assert_eq!(here, there);
+        assert_eq!(thread.join().expect("no panic"), Ok(here));
         assert_eq!((store.len(), store.reservations()), (1, 1));
     });
 }
@@ -125,29 +144,25 @@ fn loom_one_id_sent_by_two_threads_is_charged_once() {
 #[test]
 fn loom_a_reservation_that_two_threads_settle_is_settled_once() {
     model(|| {
-        let (store, _clock) = store(8);
+        let (store, _clock) = windows(8);
         reserved(&store, Op::Acquire, 7, 3).expect("a place");
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || reserved(&other, Op::Settle, 7, 1));
+        let thread = beside(&store, |store| reserved(store, Op::Settle, 7, 1));
         let here = reserved(&store, Op::Settle, 7, 2);
         let there = thread.join().expect("no panic");
         // The second one gets the cost of the first as an error.
         assert!(here.is_ok() ^ there.is_ok());
         let left = here.or(there).expect("one of them").remaining();
-        let after_one_more = apply(&store, &limit("l", 3), &["a"], Op::Peek).remaining();
-        assert_eq!(after_one_more, left - 1);
+        assert_eq!(apply(&store, 3, &["a"], Op::Peek).remaining(), left - 1, "after one more");
     });
 }
 
 #[test]
 fn loom_the_last_place_for_a_reservation_is_given_once_and_given_back() {
     model(|| {
-        let (store, clock) = store(2);
-        apply(&store, &limit("l", 3), &["a"], Op::Acquire);
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || {
-            reserved(&other, Op::Acquire, 7, 1).is_ok()
-                && reserved(&other, Op::Settle, 7, 0).is_ok()
+        let (store, clock) = windows(2);
+        assert!(acquires(&store, 3, &["a"]));
+        let thread = beside(&store, |store| {
+            reserved(store, Op::Acquire, 7, 1).and(reserved(store, Op::Settle, 7, 0)).is_ok()
         });
         let here = reserved(&store, Op::Acquire, 8, 1).is_ok();
         assert!(here && thread.join().expect("no panic"));
@@ -158,43 +173,18 @@ fn loom_the_last_place_for_a_reservation_is_given_once_and_given_back() {
     });
 }
 
-pub(crate) type Compact = MemoryStore<Gcra, ManualClock>;
-
-pub(crate) fn small_limit(count: u64) -> Limit<Gcra> {
-    let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), count).expect("a limit");
-    Limit::new("l", gcra).expect("a name")
-}
-
-/// Creates a store of compact states, which lie in buckets, and its clock, at one second.
-pub(crate) fn small_store(capacity: usize) -> (Arc<Compact>, ManualClock) {
-    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-    let store = MemoryStore::builder().capacity(capacity).shards(1).clock(clock.clone());
-    (Arc::new(store.build()), clock)
-}
-
-fn ask(store: &Compact, key: &str, count: u64, now: Now) -> bool {
-    let limit = small_limit(count);
-    let check = Check { limit: &limit, key, cost: 1 };
-    let verdict = match now {
-        Now::Store => store.acquire_now(&limit, key, 1),
-        Now::At(_) => store.apply_now(&Batch::one(&check).now(now)),
-    };
-    verdict.expect("decides").allowed()
+fn ask(store: &Compact, key: &str, count: u64) -> bool {
+    store.acquire_now(&small_limit(count), key, 1).expect("decides").allowed()
 }
 
 #[test]
 fn loom_two_threads_on_one_key_in_a_bucket_are_admitted_exactly_the_limit() {
-    for begun in [false, true] {
+    for begun in [0, 1] {
         model(move || {
             let (store, _clock) = small_store(8);
-            let count = 1 + u64::from(begun);
-            if begun {
-                assert!(ask(&store, "a", count, Now::Store));
-            }
-            let other = Arc::clone(&store);
-            let thread = loom::thread::spawn(move || ask(&other, "a", count, Now::Store));
-            let here = ask(&store, "a", count, Now::Store);
-            assert!(here ^ thread.join().expect("no panic"));
+            assert!((0..begun).all(|_| ask(&store, "a", begun + 1)));
+            let thread = beside(&store, move |store| ask(store, "a", begun + 1));
+            assert!(ask(&store, "a", begun + 1) ^ thread.join().expect("no panic"));
             assert_eq!(store.len(), 1);
         });
     }
@@ -202,21 +192,21 @@ fn loom_two_threads_on_one_key_in_a_bucket_are_admitted_exactly_the_limit() {
 
 #[test]
 fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
-    for begun in [false, true] {
+    for begun in [0, 1] {
         model(move || {
             let (store, _clock) = small_store(8);
-            if begun {
-                assert!(ask(&store, "a", 3, Now::Store));
-            }
-            let other = Arc::clone(&store);
+            assert!((0..begun).all(|_| ask(&store, "a", 3)));
             // A state that is written at a given time lies in a shard.
-            let at = Now::At(Timestamp::saturating_from_us(1_000_000));
-            let thread = loom::thread::spawn(move || ask(&other, "a", 3, at));
-            assert!(ask(&store, "a", 3, Now::Store));
-            assert!(thread.join().expect("no panic"));
-            let left = usize::from(!begun);
-            let more = (0..3).filter(|_| ask(&store, "a", 3, Now::Store)).count();
-            assert_eq!((more, store.len()), (left, 1));
+            let thread = beside(&store, |store| {
+                let check = Check { limit: &small_limit(3), key: "a", cost: 1 };
+                store
+                    .apply_now(&Batch::one(&check).now(Now::At(SECOND)))
+                    .expect("decides")
+                    .allowed()
+            });
+            assert!(ask(&store, "a", 3) && thread.join().expect("no panic"));
+            let more = (0..3).filter(|_| ask(&store, "a", 3)).count();
+            assert_eq!((more, store.len()), (1 - begun, 1));
         });
     }
 }
@@ -225,10 +215,9 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
 fn loom_the_cap_holds_while_keys_come_into_buckets() {
     model(|| {
         let (store, _clock) = small_store(1);
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || ask(&other, "a", 1, Now::Store));
+        let thread = beside(&store, |store| ask(store, "a", 1));
         // The other one uses the shared state, which serves as well while only one key uses it.
-        assert!(ask(&store, "b", 1, Now::Store) && thread.join().expect("no panic"));
+        assert!(ask(&store, "b", 1) && thread.join().expect("no panic"));
         assert_eq!((store.len(), store.overflowed()), (1, 1));
     });
 }
@@ -239,113 +228,59 @@ fn loom_a_batch_and_a_check_of_one_of_its_keys_are_serialized() {
     for begun in [0, 1] {
         model(move || {
             let (store, _clock) = small_store(8);
-            let count = begun + 1;
             for key in ["a", "b"] {
-                (0..begun).for_each(|_| assert!(ask(&store, key, count, Now::Store)));
+                (0..begun).for_each(|_| assert!(ask(&store, key, begun + 1)));
             }
-            let other = Arc::clone(&store);
-            let thread = loom::thread::spawn(move || {
-                let limit = small_limit(count);
+            let thread = beside(&store, move |store| {
+                let limit = small_limit(begun + 1);
                 let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
                 let batch = Batch::new(&checks).expect("distinct");
-                other.apply_now(&batch).expect("decides").allowed()
+                store.apply_now(&batch).expect("decides").allowed()
             });
-            let here = ask(&store, "b", count, Now::Store);
-            let there = thread.join().expect("no panic");
-            assert!(here ^ there);
-            assert_eq!(ask(&store, "a", count, Now::Store), here, "charged only if both were");
+            let here = ask(&store, "b", begun + 1);
+            assert!(here ^ thread.join().expect("no panic"));
+            assert_eq!(ask(&store, "a", begun + 1), here, "charged only if both were");
         });
     }
 }
 
-/// Charges a key by one of two limits of one name: GCRA, whose states lie in buckets, or a log, whose states
-/// lie in shards.
-fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> bool {
-    let rate = Rate::per_second(2).expect("a rate");
-    let policy = if log {
-        SlidingLog::new(rate).expect("a limit").into()
-    } else {
-        Gcra::new(rate, 2).expect("a limit").into()
-    };
-    let limit: Limit<Policy> = Limit::new("l", policy).expect("a name");
-    let check = Check { limit: &limit, key, cost: 1 };
-    store.apply_now(&Batch::one(&check)).is_ok_and(|verdict| verdict.allowed())
+/// Charges a key by a limit of the one name.
+fn ask_kind(store: &Store<Policy>, words: &str, id: Option<u128>) -> bool {
+    let limit: Limit<Policy> = Limit::new("l", words.parse().expect("a policy")).expect("a name");
+    let check = Check { limit: &limit, key: "a", cost: 1 };
+    let batch = Batch::one(&check);
+    let batch = id.map_or(batch, |id| batch.id(ReservationId::new(id)));
+    store.apply_now(&batch).expect("a place").allowed()
 }
 
+/// The states of one limit lie in buckets, those of the other in shards, and each ignores the other's.
 #[test]
 fn loom_a_key_charged_by_two_algorithms_has_one_state() {
-    model(|| {
-        let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-        let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
-        assert!(ask_kind(&store, "a", true));
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || ask_kind(&other, "a", true));
-        // A state of one algorithm is ignored by the other.
-        assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
-        assert_eq!(store.len(), 1);
-    });
-}
-
-/// The same, for a charge with an id by a limit whose states lie in shards.
-#[test]
-fn loom_a_key_reserved_and_charged_by_two_algorithms_has_one_state() {
-    model(|| {
-        let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-        let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
-        let other: Arc<MemoryStore<Policy, ManualClock>> = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || {
-            let rate = Rate::per_second(2).expect("a rate");
-            let bucket = TokenBucket::new(rate, 2).expect("a limit").into();
-            let limit: Limit<Policy> = Limit::new("l", bucket).expect("a name");
-            let check = Check { limit: &limit, key: "a", cost: 1 };
-            other
-                .apply_now(&Batch::one(&check).id(ReservationId::new(7)))
-                .expect("a place")
-                .allowed()
+    for (words, begun, id) in
+        [("sliding-log 2/s", true, None), ("fixed-window 2/s", false, Some(7))]
+    {
+        model(move || {
+            let (store, _clock) = store(8, 1, 100);
+            assert!(!begun || ask_kind(&store, words, id));
+            let thread = beside(&store, move |store| ask_kind(store, words, id));
+            assert!(ask_kind(&store, "gcra 2/s", None) && thread.join().expect("no panic"));
+            assert_eq!((store.len(), store.reservations()), (1, usize::from(id.is_some())));
         });
-        assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
-        assert_eq!((store.len(), store.reservations()), (1, 1));
-    });
+    }
 }
 
 #[test]
 fn loom_the_cap_on_entries_holds_while_keys_come() {
     model(|| {
-        let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
         // One entry for keys of their own, and one for shared states.
-        let builder = MemoryStore::builder().entries(2).shards(1).clock(clock);
-        let store = Arc::new(builder.build::<SlidingLog>());
-        let ask = |store: &MemoryStore<SlidingLog, ManualClock>, key| {
-            let log = SlidingLog::new(Rate::per_second(1).expect("a rate")).expect("a limit");
+        let (store, _clock) = store::<SlidingLog>(100, 1, 2);
+        let ask = |store: &Store<SlidingLog>, key| {
+            let log = SlidingLog::new("1/s".parse().expect("a rate")).expect("a limit");
             let limit = Limit::new("l", log).expect("a name");
-            let check = Check { limit: &limit, key, cost: 1 };
-            store.apply_now(&Batch::one(&check)).is_ok_and(|verdict| verdict.allowed())
+            store.acquire_now(&limit, key, 1).is_ok_and(|verdict| verdict.allowed())
         };
-        let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || ask(&other, "a"));
+        let thread = beside(&store, move |store| ask(store, "a"));
         assert!(ask(&store, "b") && thread.join().expect("no panic"));
         assert_eq!((store.entry_count(), store.overflowed()), (2, 1));
-    });
-}
-
-/// The mutant: a store that reads and writes under two separate locks, as if the real one unlocked in between.
-/// Loom must find the lost update.
-#[test]
-#[should_panic(expected = "admitted more than the limit")]
-fn loom_catches_a_store_that_unlocks_between_read_and_write() {
-    model(|| {
-        let count = Arc::new(crate::sync::Mutex::new(0_u64));
-        let acquire = |count: &crate::sync::Mutex<u64>| {
-            let seen = *crate::sync::lock(count);
-            let fits = seen < 1;
-            if fits {
-                *crate::sync::lock(count) = seen + 1;
-            }
-            usize::from(fits)
-        };
-        let other = Arc::clone(&count);
-        let thread = loom::thread::spawn(move || acquire(&other));
-        let admitted = acquire(&count) + thread.join().expect("no panic");
-        assert!(admitted <= 1, "admitted more than the limit");
     });
 }

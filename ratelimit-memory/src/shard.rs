@@ -84,23 +84,36 @@ pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
 
 /// Several shards, locked in ascending order by all threads, so that they cannot deadlock.
 pub(crate) struct ShardGuards<'s, S> {
-    /// The index of each among all shards, ascending.
+    /// The number of all shards.
+    all: usize,
+    /// The index of each locked one among them, ascending.
     places: SmallVec<[usize; 4]>,
     pub(crate) shards: SmallVec<[MutexGuard<'s, Shard<S>>; 4]>,
 }
 
 impl<'s, S> ShardGuards<'s, S> {
-    pub(crate) fn lock(all: &'s [Mutex<Shard<S>>], places: impl Iterator<Item = usize>) -> Self {
-        let mut places: SmallVec<[usize; 4]> = places.collect();
+    /// Locks the shards of these hashes.
+    pub(crate) fn lock(all: &'s [Mutex<Shard<S>>], hashes: impl Iterator<Item = u64>) -> Self {
+        let mut places: SmallVec<[usize; 4]> =
+            hashes.map(|hash| shard_of(hash, all.len())).collect();
         places.sort_unstable();
         places.dedup();
         let shards = places.iter().map(|&place| lock(&all[place])).collect();
-        Self { places, shards }
+        Self { all: all.len(), places, shards }
     }
 
-    /// The position, among the locked shards, of the shard with this index.
-    pub(crate) fn position(&self, place: usize) -> usize {
-        self.places.partition_point(|&other| other < place)
+    fn position(&self, hash: u64) -> usize {
+        self.places.partition_point(|&place| place < shard_of(hash, self.all))
+    }
+
+    /// The shard of a hash, which is locked.
+    pub(crate) fn get(&self, hash: u64) -> &Shard<S> {
+        &self.shards[self.position(hash)]
+    }
+
+    pub(crate) fn get_mut(&mut self, hash: u64) -> &mut Shard<S> {
+        let position = self.position(hash);
+        &mut self.shards[position]
     }
 }
 

@@ -1,17 +1,17 @@
-//! The conformance laws on the memory store, async and sync.
+//! The conformance laws on the memory store: for policies, at given times and by its own clock, and for algorithms that
+//! are no policies.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Limit, ManualClock, Now, Op, Policy, PolicyState, Store, SyncStore, Timestamp,
-    Verdict,
+    Algorithm, Batch, Check, FirstRequestState, FirstRequestWindow, Gcra, Limit, ManualClock, Op,
+    Policy, Stack, Step, SyncStore, Timestamp,
 };
-use ratelimit_memory::{MemoryError, MemoryStore};
-use ratelimit_testkit::{ByOwnClock, Harness, StoreClock, conformance};
-
-type Memory = MemoryStore<Policy, ManualClock>;
+use ratelimit_memory::MemoryStore;
+use ratelimit_testkit::{ByOwnClock, Harness, StoreClock, algorithm_conformance, conformance};
 
 /// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four shards, and
 /// three of the smallest table's 512 buckets; no law makes more than a few dozen keys.
@@ -20,125 +20,127 @@ const CALLS_TO_SWEEP: usize = 200;
 /// The time at which every store is built.
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-fn new_store(clock: &ManualClock) -> Memory {
-    clock.set(BEGIN);
-    MemoryStore::builder().shards(4).clock(clock.clone()).build()
+/// An algorithm of which the harness needs a limit.
+trait Any: ratelimit_core::InMemory {
+    fn any() -> Self;
 }
 
-/// Moves the clock on, and checks that calls sweep up in passing.
-fn leaks_of(store: &Memory, clock: &ManualClock, within: Duration) -> Vec<String> {
-    clock.advance(within);
-    let rate = "1/s".parse().expect("a rate");
-    let other = ratelimit_core::FixedWindow::new(rate).expect("a limit");
-    let other = Limit::new("other", Policy::from(other)).expect("a name");
-    for n in 0..CALLS_TO_SWEEP {
-        let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
-        let peek = Batch::one(&check).op(Op::Peek).now(Now::Store);
-        let _ = store.apply_now(&peek).expect("every algorithm can be peeked at");
-    }
-    match store.len() + store.reservations() {
-        0 => Vec::new(),
-        held => vec![format!("{held} keys and reservations after {CALLS_TO_SWEEP} more calls")],
+impl Any for Policy {
+    fn any() -> Self {
+        policy("fixed-window 1/s")
     }
 }
 
-/// The store as a service uses it: async.
-struct Awaited(ManualClock);
+impl Any for Gcra {
+    fn any() -> Self {
+        gcra("1/s", 1)
+    }
+}
 
-impl Harness for Awaited {
-    type Store = Memory;
+impl<A: Any> Any for Stack<A> {
+    fn any() -> Self {
+        stack([A::any()])
+    }
+}
+
+/// The memory store of limits by any algorithm.
+struct InMemory<A>(ManualClock, PhantomData<A>);
+
+impl<A: Any> Harness<A> for InMemory<A> {
+    type Store = MemoryStore<A, ManualClock>;
 
     fn new() -> Self {
-        Self(ManualClock::new(BEGIN))
+        Self(ManualClock::new(BEGIN), PhantomData)
     }
 
-    fn store(&self) -> Memory {
-        new_store(&self.0)
-    }
-
-    fn clock(&self, _: &Memory) -> StoreClock {
-        StoreClock::from(&self.0)
-    }
-
-    async fn state(&self, store: &Memory, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-        store.state(limit.name(), key)
-    }
-
-    async fn leaks(&self, store: &Memory, within: Duration) -> Vec<String> {
-        leaks_of(store, &self.0, within)
-    }
-}
-
-conformance!(memory, Awaited);
-
-/// The store as a unit test or a worker without a runtime uses it: sync.
-struct AtOnce(Memory);
-
-impl Store<Policy> for AtOnce {
-    type Error = MemoryError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        self.0.apply_now(batch)
-    }
-}
-
-struct Sync(ManualClock);
-
-impl Harness for Sync {
-    type Store = AtOnce;
-
-    const CASES: u32 = 32;
-    const SMALL_TRACE_REQUESTS: u32 = 2;
-
-    fn new() -> Self {
-        Self(ManualClock::new(BEGIN))
-    }
-
-    fn store(&self) -> AtOnce {
-        AtOnce(new_store(&self.0))
-    }
-
-    fn clock(&self, _: &AtOnce) -> StoreClock {
-        StoreClock::from(&self.0)
-    }
-
-    async fn state(&self, store: &AtOnce, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-        store.0.state(limit.name(), key)
-    }
-
-    async fn leaks(&self, store: &AtOnce, within: Duration) -> Vec<String> {
-        leaks_of(&store.0, &self.0, within)
-    }
-}
-
-conformance!(memory_sync, Sync);
-
-/// The store by its own clock, which is set to the time of each request, so that compact states lie in buckets.
-struct InTable(ManualClock);
-
-impl Harness for InTable {
-    type Store = Memory;
-
-    fn new() -> Self {
-        Self(ManualClock::default())
-    }
-
-    fn store(&self) -> Memory {
-        self.0.set(Timestamp::ZERO);
+    fn store(&self) -> Self::Store {
+        self.0.set(BEGIN);
         MemoryStore::builder().shards(4).clock(self.0.clone()).build()
     }
 
-    fn clock(&self, _: &Memory) -> StoreClock {
+    fn clock(&self, _: &Self::Store) -> StoreClock {
         StoreClock::from(&self.0)
     }
 
-    async fn state(&self, store: &Memory, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+    async fn state(&self, store: &Self::Store, limit: &Limit<A>, key: &str) -> Option<A::State> {
         store.state(limit.name(), key)
     }
 
-    async fn leaks(&self, store: &Memory, within: Duration) -> Vec<String> {
-        leaks_of(store, &self.0, within)
+    /// Moves the clock on, and checks that calls sweep up in passing.
+    async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
+        self.0.advance(within);
+        let other = Limit::new("other", A::any()).expect("a name");
+        for n in 0..CALLS_TO_SWEEP {
+            let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
+            let peek = Batch::one(&check).op(Op::Peek);
+            let _ = store.apply_now(&peek).expect("every algorithm can be peeked at");
+        }
+        match store.len() + store.reservations() {
+            0 => Vec::new(),
+            held => vec![format!("{held} keys and reservations after {CALLS_TO_SWEEP} more calls")],
+        }
     }
 }
 
-conformance!(memory_own_clock, ByOwnClock<InTable>);
+conformance!(memory, InMemory<Policy>);
+// Each request sets the clock, so that compact states lie in buckets.
+conformance!(memory_own_clock, ByOwnClock<InMemory<Policy>>);
+
+fn policy(words: &str) -> Policy {
+    words.parse().expect("a policy")
+}
+
+fn stack<A: ratelimit_core::InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
+    Stack::new(limits).expect("a stack")
+}
+
+fn gcra(rate: &str, burst: u64) -> Gcra {
+    Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit")
+}
+
+algorithm_conformance!(
+    stack_of_buckets,
+    Stack<Gcra>,
+    [
+        stack([gcra("10/s", 10), gcra("120/m", 12)]),
+        stack([gcra("3/s", 4), gcra("1/s", 9), gcra("7/5m", 7)]),
+        stack([gcra("1/s", 1)]),
+    ],
+    on InMemory<Stack<Gcra>>
+);
+
+algorithm_conformance!(
+    stack_of_policies,
+    Stack<Policy>,
+    [
+        stack(["gcra 3/s burst 4", "fixed-window 7/5m", "sliding-log 4/8us"].map(policy)),
+        stack(["fixed-window 3/s"].map(policy)),
+    ],
+    on InMemory<Stack<Policy>>
+);
+
+/// An algorithm that says no more than it must, so that all else is as the traits provide it.
+#[derive(Clone, Copy, Debug)]
+struct Plain(FirstRequestWindow);
+
+impl Algorithm for Plain {
+    type State = FirstRequestState;
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
+        self.0.step(state, now, cost)
+    }
+}
+
+impl ratelimit_core::InMemory for Plain {}
+
+impl Any for Plain {
+    fn any() -> Self {
+        Self(FirstRequestWindow::new("3/h".parse().expect("a rate")).expect("a limit"))
+    }
+}
+
+algorithm_conformance!(plain, Plain, [Plain::any()], on InMemory<Plain>);

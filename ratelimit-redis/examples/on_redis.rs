@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[tokio::test]
 async fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
-    let server = ratelimit_testkit::RedisServer::shared()?;
+    let server = ratelimit_servers::RedisServer::shared()?;
     for _ in 0..6 {
         log_in(&server.url()).await?;
     }

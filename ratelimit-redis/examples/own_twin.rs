@@ -106,5 +106,5 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[tokio::test]
 async fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
-    spend(&ratelimit_testkit::RedisServer::shared()?.url()).await
+    spend(&ratelimit_servers::RedisServer::shared()?.url()).await
 }

@@ -40,7 +40,7 @@ mod tests {
 
     use ratelimit_core::ManualClock;
     use ratelimit_memory::MemoryStore;
-    use ratelimit_testkit::RedisServer;
+    use ratelimit_servers::RedisServer;
 
     use super::*;
 

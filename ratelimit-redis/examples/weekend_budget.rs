@@ -211,7 +211,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 #[cfg(test)]
 #[allow(clippy::expect_used, reason = "tests")]
 mod tests {
-    use ratelimit_testkit::{RedisServer, algorithm_conformance};
+    use ratelimit_servers::RedisServer;
+    use ratelimit_testkit::algorithm_conformance;
 
     use super::*;
 

@@ -11,7 +11,6 @@ use crate::error::RedisError;
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::native::MultiProgram;
 use crate::program::LuaProgram;
-use crate::scan::START;
 use crate::store::RedisStore;
 
 /// How many keys are looked at concurrently.
@@ -99,32 +98,17 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         Self: HealKey<A>,
     {
         let mut healed = Healed::default();
-        for (_, identifier) in self.one_of_each().await? {
-            let mut cursor = START.to_owned();
-            loop {
-                let (next, mut keys) = self.scanned(&identifier, &cursor, options.count).await?;
-                let room = options.max_keys.saturating_sub(healed.keys);
-                let room = usize::try_from(room).unwrap_or(usize::MAX);
-                healed.is_cut |= keys.len() > room;
-                keys.truncate(room);
-                healed.keys += keys.len() as u64;
-                for keys in keys.chunks(AT_ONCE) {
-                    let found = keys.iter().map(|key| self.heal_key(limits, key, options.dry_run));
-                    for (key, found) in keys.iter().zip(join_all(found).await) {
-                        healed.add(limits.as_slice(), key, found)?;
-                    }
+        let mut scan = self.scan(options.max_keys, options.count, options.pause).await?;
+        while let Some(keys) = scan.next().await? {
+            healed.keys += keys.len() as u64;
+            for keys in keys.chunks(AT_ONCE) {
+                let found = keys.iter().map(|key| self.heal_key(limits, key, options.dry_run));
+                for (key, found) in keys.iter().zip(join_all(found).await) {
+                    healed.add(limits.as_slice(), key, found)?;
                 }
-                if next == START {
-                    break;
-                }
-                if healed.keys >= options.max_keys {
-                    healed.is_cut = true;
-                    return Ok(healed);
-                }
-                cursor = next;
-                tokio::time::sleep(options.pause).await;
             }
         }
+        healed.is_cut = scan.is_cut();
         Ok(healed)
     }
 }

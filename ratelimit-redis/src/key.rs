@@ -247,27 +247,18 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn keys_are_readable_and_tagged() {
-        assert_eq!(Keys::default().shared("1.2.3.4"), "rl:1::{1.2.3.4}");
-        assert_eq!(
-            Keys::default().of_limit("login", "bob@example.org"),
-            "rl:1:login:{bob@example.org}"
-        );
-    }
-
-    #[test]
-    fn reservations_and_lists_have_keys_that_no_limit_has() {
-        let id = ReservationId::new(0x2a);
+    fn keys_are_readable_and_tagged_and_those_of_reservations_and_lists_apart() {
+        let (keys, id) = (Keys::default(), ReservationId::new(0x2a));
         let hex = "0000000000000000000000000000002a";
-        assert_eq!(
-            Keys::default().of_reservation("jobs", id, "bob"),
-            format!("rl:1:jobs#{hex}:{{bob}}")
-        );
-        assert_eq!(
-            Keys::default().of_cas_reservation("jobs", id, "bob"),
-            format!("rl:1:jobs!#{hex}:{{bob}}")
-        );
-        assert_eq!(Keys::default().of_list("jobs", "bob"), "rl:1:jobs+:{bob}");
+        for (key, due) in [
+            (keys.shared("1.2.3.4"), "rl:1::{1.2.3.4}".to_owned()),
+            (keys.of_limit("login", "bob@example.org"), "rl:1:login:{bob@example.org}".into()),
+            (keys.of_reservation("jobs", id, "bob"), format!("rl:1:jobs#{hex}:{{bob}}")),
+            (keys.of_cas_reservation("jobs", id, "bob"), format!("rl:1:jobs!#{hex}:{{bob}}")),
+            (keys.of_list("jobs", "bob"), "rl:1:jobs+:{bob}".into()),
+        ] {
+            assert_eq!(key, due);
+        }
     }
 
     #[test]
@@ -283,11 +274,8 @@ mod tests {
             ("naïve", "naïve"),
             ("*", "%2A"),
         ] {
-            assert_eq!(
-                Keys::default().shared(identifier),
-                format!("rl:1::{{{tag}}}"),
-                "{identifier:?}"
-            );
+            let key = Keys::default().shared(identifier);
+            assert_eq!(key, format!("rl:1::{{{tag}}}"), "{identifier:?}");
         }
     }
 

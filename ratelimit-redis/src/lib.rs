@@ -137,5 +137,6 @@ pub use key::Tag;
 pub use mode::{Cas, Lua, Mode, Multi};
 pub use native::{Entry, EntryStorage, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
+pub use scan::Scan;
 pub use store::{CrossSlot, RedisStore};
 pub use url::RedisUrl;

@@ -43,9 +43,6 @@ enum By {
     /// On a single server: with some hundred requests under way, fewer than one in a hundred finds another key's call in
     /// its queue.
     Hash(DefaultHashBuilder),
-    /// One queue for all keys.
-    #[cfg(test)]
-    Store,
 }
 
 impl Queues {
@@ -54,19 +51,11 @@ impl Queues {
         Self { by, queues: DashMap::default() }
     }
 
-    /// One queue for all keys.
-    #[cfg(test)]
-    pub(crate) fn one(queue: Queue<Arc<Group>>) -> Self {
-        Self { by: By::Store, queues: [(0, Arc::new(queue))].into_iter().collect() }
-    }
-
     /// The queue for calls with this key.
     pub(crate) fn of(&self, key: &str) -> Arc<Queue<Arc<Group>>> {
         let number = match &self.by {
             By::Slot => slot::of(key),
             By::Hash(hasher) => u16::try_from(hasher.hash_one(key) >> 48).unwrap_or_default(),
-            #[cfg(test)]
-            By::Store => 0,
         };
         if let Some(queue) = self.queues.get(&number) {
             return Arc::clone(&queue);

@@ -430,63 +430,6 @@ mod tests {
         pairs.iter().map(|(us, cost)| Entry::plain(at(*us), *cost)).collect()
     }
 
-    fn pairs(entries: &[Entry]) -> Vec<(u64, u64)> {
-        entries.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect()
-    }
-
-    fn policies() -> [(Policy, &'static str); 5] {
-        let rate = || "9/10us".parse().expect("a rate");
-        let bucketed = BucketedWindow::new(2, &[rate()]).expect("whole buckets");
-        [
-            (Attempts::new(FixedWindow::new(rate()).expect("a limit")).into(), "fixed"),
-            (Attempts::new(FirstRequestWindow::new(rate()).expect("a limit")).into(), "own"),
-            (Attempts::new(WindowLog::new(rate()).expect("a limit")).into(), "own"),
-            (Attempts::new(bucketed).into(), "buckets"),
-            (Attempts::new(SlidingLog::new(rate()).expect("a limit")).into(), "log"),
-        ]
-    }
-
-    #[test]
-    fn entries_that_no_longer_count_are_older_than_those_that_do() {
-        let stored = entries(&[(4, 1), (13, 1), (14, 1), (15, 1)]);
-        for (policy, kind) in policies() {
-            let oldest = |us| MultiProgram::oldest(&policy, &stored, at(us)).as_us();
-            let due = match kind {
-                "fixed" => [0, 10, 10, 20],
-                // One window began at 4, the next at 14: at 13 the first was not over.
-                "own" => [4, 4, 14, 14],
-                "buckets" => [0, 4, 6, 12],
-                _ => [0, 4, 5, 11],
-            };
-            assert_eq!([0, 13, 14, 20].map(oldest), due, "{policy:?}");
-            // Once the last is over, no entry counts.
-            let state = MultiProgram::state(&policy, &stored).expect("a state");
-            let step = policy.step(Some(&state), at(25), 0);
-            assert_eq!(step.decision.remaining, 9, "{policy:?}");
-            assert!(oldest(25) > 15, "{policy:?}");
-        }
-    }
-
-    #[test]
-    fn a_late_charge_sees_the_entries_of_its_own_time() {
-        let stored = entries(&[(4, 1), (8, 2), (14, 3), (18, 4)]);
-        for (policy, kind) in policies() {
-            let (since, due) = match kind {
-                // Entries of its own window, which began at 4, and of those before.
-                "fixed" => (8, &[(4, 1), (8, 2)][..]),
-                "own" => (4, &[(4, 1), (8, 2)][..]),
-                // Later charges count with it.
-                _ => (8, &[(4, 1), (8, 9)][..]),
-            };
-            let found = MultiProgram::as_of(&policy, &stored, at(since));
-            assert_eq!(pairs(&found), due, "{policy:?}");
-            let alone = MultiProgram::as_of(&policy, &stored[..1], at(since));
-            assert_eq!(pairs(&alone), [(4, 1)], "{policy:?}");
-            let all = MultiProgram::as_of(&policy, &stored, at(18));
-            assert_eq!(pairs(&all), pairs(&stored), "{policy:?}");
-        }
-    }
-
     #[test]
     fn concurrent_first_charges_share_a_window_in_any_order() {
         let rate = "9/10us".parse().expect("a rate");

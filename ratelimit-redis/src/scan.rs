@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+use std::vec;
 
 use crate::connection::{Argument, Connection, Reply, slot};
 use crate::error::RedisError;
+use crate::mode::Mode;
 use crate::store::RedisStore;
 
 /// How many identifiers to try in search of one per master.
@@ -12,6 +15,87 @@ const TRIES: u32 = 200_000;
 
 /// The cursor with which a scan begins, and to which it returns.
 pub(crate) const START: &str = "0";
+
+/// The keys of a store, step by step, from one server after the other: [`RedisStore::scan`].
+#[derive(Debug)]
+pub struct Scan<'s, M: Mode, C: Connection> {
+    store: &'s RedisStore<M, C>,
+    pattern: String,
+    /// How many keys may still come.
+    left: u64,
+    count: u64,
+    pause: Duration,
+    servers: vec::IntoIter<(Arc<str>, String)>,
+    /// An identifier of the server under way, and the cursor.
+    under_way: Option<(String, String)>,
+    is_cut: bool,
+}
+
+impl<M: Mode, C: Connection> Scan<'_, M, C> {
+    /// The keys of the next step, of which there may be none; `None` at the end.
+    ///
+    /// # Errors
+    /// As of every command.
+    pub async fn next(&mut self) -> Result<Option<Vec<String>>, RedisError> {
+        let (identifier, cursor) = match self.under_way.take() {
+            Some(_) if self.left == 0 => {
+                (self.is_cut, self.servers) = (true, Vec::new().into_iter());
+                return Ok(None);
+            }
+            Some(under_way) => {
+                tokio::time::sleep(self.pause).await;
+                under_way
+            }
+            None => match self.servers.next() {
+                Some((_, identifier)) => (identifier, START.to_owned()),
+                None => return Ok(None),
+            },
+        };
+        let scanned = self.store.scanned(&identifier, &self.pattern, &cursor, self.count);
+        let (next, mut keys) = scanned.await?;
+        let room = usize::try_from(self.left).unwrap_or(usize::MAX);
+        self.is_cut |= keys.len() > room;
+        keys.truncate(room);
+        self.left -= keys.len() as u64;
+        if next != START {
+            self.under_way = Some((identifier, next));
+        }
+        Ok(Some(keys))
+    }
+
+    /// Whether there may be more keys than came.
+    #[must_use]
+    pub const fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+}
+
+impl<M: Mode, C: Connection> RedisStore<M, C> {
+    /// Steps through the keys of the store: at most `most` keys. In a step a server looks at about `count` of its
+    /// keys; between two steps is a pause, in which it serves other clients.
+    ///
+    /// The user needs `+scan`. Keys that appear or move to another server during the scan can be missed.
+    ///
+    /// # Errors
+    /// As of every command.
+    pub async fn scan(
+        &self,
+        most: u64,
+        count: u64,
+        pause: Duration,
+    ) -> Result<Scan<'_, M, C>, RedisError> {
+        Ok(Scan {
+            store: self,
+            pattern: self.inner.keys.pattern(),
+            left: most,
+            count,
+            pause,
+            servers: self.one_of_each().await?.into_iter(),
+            under_way: None,
+            is_cut: false,
+        })
+    }
+}
 
 impl<M, C: Connection> RedisStore<M, C> {
     /// Each server that keeps keys of this store, and an identifier whose keys it keeps.
@@ -41,20 +125,20 @@ impl<M, C: Connection> RedisStore<M, C> {
         Ok(if found.is_empty() { any() } else { found.into_iter().collect() })
     }
 
-    /// The next cursor and some keys of the store, on the server that keeps this identifier. The server looks at
+    /// The next cursor and some keys that match the pattern, on the server that keeps this identifier. The server looks at
     /// about `count` of its keys.
     pub(crate) async fn scanned(
         &self,
         identifier: &str,
+        pattern: &str,
         cursor: &str,
         count: u64,
     ) -> Result<(String, Vec<String>), RedisError> {
-        let pattern = self.inner.keys.pattern();
         let words = [
             Argument::Text("SCAN"),
             Argument::Text(cursor),
             Argument::Text("MATCH"),
-            Argument::Text(&pattern),
+            Argument::Text(pattern),
             Argument::Text("COUNT"),
             Argument::Number(count),
         ];

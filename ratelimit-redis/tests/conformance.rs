@@ -13,9 +13,8 @@ use ratelimit_redis::{
     Argument, Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore,
     Reply,
 };
-use ratelimit_testkit::{
-    Capability, Harness, Property, RedisCluster, RedisServer, conformance, regression,
-};
+use ratelimit_servers::{RedisCluster, RedisServer};
+use ratelimit_testkit::{Capability, Harness, Property, conformance, regression};
 use tokio::runtime::Runtime;
 
 /// How long a call may take on a busy machine.
@@ -28,10 +27,6 @@ fn patient() -> Deadline {
 /// How much longer than its state matters a key may live. The time between the decision and the look at
 /// the key does not count: it only shortens what remains.
 const SLACK: Duration = Duration::from_secs(2);
-
-/// What a transaction cannot do: it gives nothing back.
-const NOTHING_BACK: &[Capability] =
-    &[Capability::Refund, Capability::Force, Capability::Reservations, Capability::TimesInOrder];
 
 /// Where the keys lie.
 trait Servers: Sync {
@@ -132,27 +127,21 @@ impl<S: Servers> OnServers<S> {
     }
 }
 
-/// How many cases are tried in a place.
-struct Effort {
-    cases: u32,
-    small_trace_requests: u32,
-}
-
-/// Where each mode is tried by all laws on each algorithm. Elsewhere the same scripts and steps decide, and only how commands get
+/// How many cases are tried: many in one place per mode. Elsewhere the same scripts and steps decide, and only how commands get
 /// there differs: batches over all algorithms try that.
-const MOST: Effort = Effort { cases: 4, small_trace_requests: 2 };
-const FEW: Effort = Effort { cases: 4, small_trace_requests: 1 };
+const MANY: u32 = 48;
+const FEW: u32 = 6;
 
 /// Writes the harness of a mode with one client on these servers, and its tests.
 macro_rules! conformance_on {
-    ($name:ident, $harness:ident, $client:literal, $servers:ty, $effort:ident, $mode:ty, $builder:expr,
+    ($name:ident, $harness:ident, $client:literal, $servers:ty, $cases:expr, $mode:ty, $builder:expr,
      $lacks:expr $(, $only:ident)?) => {
-        struct $harness(OnServers<$servers>);
+        pub(super) struct $harness(OnServers<$servers>);
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, Arc<RedisConnection>>;
-            const CASES: u32 = $effort.cases;
-            const SMALL_TRACE_REQUESTS: u32 = $effort.small_trace_requests;
+            const CASES: u32 = $cases;
+            const SMALL_TRACE_REQUESTS: u32 = 2;
             const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
@@ -186,156 +175,138 @@ macro_rules! conformance_on {
     };
 }
 
-/// The smallest cases on which a law has failed once, each named after the rule that was broken. They run in every
-/// mode that can, on one server and on a cluster.
-macro_rules! cases_that_failed_once {
-    () => {
-        mod cases_that_failed_once {
-            use super::*;
+#[cfg(feature = "redis")]
+#[rustfmt::skip]
+mod by_redis {
+    use super::*;
 
-            /// Limits that count attempts.
-            fn attempts(property: Property, case: &str) {
-                regression::<StandaloneMulti>(property, case);
-                regression::<ClusterMulti>(property, case);
-                regression::<StandaloneLua>(property, case);
-                regression::<ClusterCas>(property, case);
+    conformance_on!(redis_standalone_lua, StandaloneLua, "redis", Standalone, MANY, Lua, RedisStore::builder(), &[]);
+    conformance_on!(redis_standalone_cas, StandaloneCas, "redis", Standalone, MANY, Cas, RedisStore::builder().cas(), &[]);
+    conformance_on!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, MANY, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST);
+    conformance_on!(redis_cluster_lua, ClusterLua, "redis", Cluster, FEW, Lua, RedisStore::builder(), &[], batches);
+    conformance_on!(redis_cluster_cas, ClusterCas, "redis", Cluster, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    conformance_on!(redis_cluster_multi, ClusterMulti, "redis", Cluster, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
+}
+
+#[cfg(feature = "fred")]
+#[rustfmt::skip]
+mod by_fred {
+    use super::*;
+
+    conformance_on!(fred_standalone_lua, StandaloneLua, "fred", Standalone, FEW, Lua, RedisStore::builder(), &[], batches);
+    conformance_on!(fred_standalone_cas, StandaloneCas, "fred", Standalone, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    conformance_on!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
+    conformance_on!(fred_cluster_lua, ClusterLua, "fred", Cluster, FEW, Lua, RedisStore::builder(), &[], batches);
+    conformance_on!(fred_cluster_cas, ClusterCas, "fred", Cluster, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    conformance_on!(fred_cluster_multi, ClusterMulti, "fred", Cluster, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
+}
+
+/// The smallest cases on which a law has failed once, each named after the rule that was broken.
+#[cfg(feature = "redis")]
+mod cases_that_failed_once {
+    use ratelimit_testkit::Property::{Agrees, AgreesAfterAChange, KeepsWhatMatters};
+
+    use super::by_redis::{ClusterCas, ClusterLua, StandaloneCas, StandaloneLua, StandaloneMulti};
+    use super::*;
+
+    /// A rule, the property that speaks of it, the limits on which it has failed, and the requests after them.
+    type Failed<'a> = (&'a str, Property, &'a [&'a str], &'a str);
+
+    fn tried(cases: &[Failed<'_>], on: impl Fn(Property, &str)) {
+        for (_rule, property, limits, requests) in cases {
+            for limits in *limits {
+                on(*property, &format!("limit l0: {limits}\n{requests}"));
             }
+        }
+    }
 
-            /// Limits and operations of any kind.
-            fn any(property: Property, case: &str) {
-                regression::<StandaloneLua>(property, case);
-                regression::<StandaloneCas>(property, case);
-                regression::<ClusterLua>(property, case);
-                regression::<ClusterCas>(property, case);
-            }
-
-            #[test]
-            fn an_ended_lease_is_not_renewed_by_another_reservation_of_its_batch() {
-                any(
-                    Property::ReservationsAgree,
+    #[test]
+    #[allow(clippy::too_many_lines, reason = "a table")]
+    fn of_limits_that_count_attempts() {
+        tried(
+            &[
+                (
+                    "an attempt that fits is charged beside one that is denied",
+                    Agrees,
+                    &[
+                        "fixed-window 1/s count attempts",
+                        "first-request-window 1/s count attempts",
+                        "window-log 1/s count attempts",
+                        "bucketed-window bucket 200ms rates 1/1s, 2/3s count attempts",
+                        "sliding-log 1/s count attempts",
+                    ],
                     r#"
-                    limit l0: concurrency 2/30s
-                    limit l1: gcra 100/d burst 100
-                    at 0 acquire 1 of "a" in l0, 1 of "b" in l1 under 00000000000000000000000000000001
-                    at 30000000 renew 0 of "a" in l0, 0 of "b" in l1 under 00000000000000000000000000000001
+                    at 0 acquire 2 of "b", 1 of "a"
+                    at 0 acquire 1 of "a", 1 of "c"
                     "#,
-                );
-            }
-
-            #[test]
-            fn an_attempt_that_fits_is_charged_beside_one_that_is_denied() {
-                for limit in [
-                    "fixed-window 1/s",
-                    "first-request-window 1/s",
-                    "window-log 1/s",
-                    "bucketed-window bucket 200ms rates 1/1s, 2/3s",
-                    "sliding-log 1/s",
-                ] {
-                    attempts(
-                        Property::OneAnswerEverywhere,
-                        &format!(
-                            r#"
-                            limit l0: {limit} count attempts
-                            at 0 acquire 2 of "b", 1 of "a"
-                            at 0 acquire 1 of "a", 1 of "c"
-                            "#
-                        ),
-                    );
-                }
-            }
-
-            #[test]
-            fn an_attempt_above_its_limit_fills_it_and_denies_the_other_limit() {
-                attempts(
-                    Property::OneAnswerEverywhere,
+                ),
+                (
+                    "an attempt above its limit fills it and denies the other limit",
+                    Agrees,
+                    &[
+                        "fixed-window 1/s count attempts\nlimit l1: fixed-window 1000003/30d count attempts",
+                    ],
                     r#"
-                    limit l0: fixed-window 1/s count attempts
-                    limit l1: fixed-window 1000003/30d count attempts
                     at 0 acquire 220000 of "a" in l1
                     at 0 acquire 2 of "a" in l0, 790000 of "a" in l1
                     at 0 acquire 1 of "a" in l1, 2 of "b" in l0
                     "#,
-                );
-            }
-
-            #[test]
-            fn an_attempt_displaces_earlier_ones_from_full_buckets() {
-                attempts(
-                    Property::OneAnswerEverywhere,
+                ),
+                (
+                    "an attempt displaces earlier ones from full buckets",
+                    Agrees,
+                    &["bucketed-window bucket 50ms rates 1000/250ms, 2000/750ms count attempts"],
                     r#"
-                    limit l0: bucketed-window bucket 50ms rates 1000/250ms, 2000/750ms count attempts
                     at 0 acquire 630 of "a"
                     at 0 acquire 370 of "a"
                     at 50250 acquire 1 of "a"
                     "#,
-                );
-            }
-
-            #[test]
-            fn an_attempt_displaces_earlier_ones_from_a_full_log() {
-                attempts(
-                    Property::OneAnswerEverywhere,
+                ),
+                (
+                    "an attempt displaces earlier ones from a full log",
+                    Agrees,
+                    &["sliding-log 3/s count attempts"],
                     r#"
-                    limit l0: sliding-log 3/s count attempts
                     at 0 acquire 4 of "b"
                     at 1 acquire 1 of "a"
                     at 1 acquire 1 of "b"
                     "#,
-                );
-            }
-
-            #[test]
-            fn attempts_of_a_full_limit_count_when_its_algorithm_or_size_changes() {
-                for (before, after) in [
-                    ("fixed-window 1/s", "fixed-window 7/5m"),
-                    ("window-log 7/5m", "window-log 1000/250ms"),
-                    ("sliding-log 2/3us", "fixed-window 1/s"),
-                    ("sliding-log 1/s", "sliding-log 7/5m"),
-                    (
-                        "bucketed-window bucket 50ms rates 4/250ms, 8/750ms",
-                        "bucketed-window bucket 200ms rates 1/1s, 2/3s",
-                    ),
-                ] {
-                    attempts(
-                        Property::OneAnswerAfterALimitWasChanged,
-                        &format!(
-                            r#"
-                            limit l0: {before} count attempts
-                            at 1795218390749999 acquire 4 of "c"
-                            at 1795218390750000 acquire 1 of "c"
-                            then
-                            limit l0: {after} count attempts
-                            at 1795218390750000 acquire 1 of "c"
-                            at 1795218390750000 acquire 1 of "b", 2 of "c"
-                            "#
-                        ),
-                    );
-                }
-            }
-
-            #[test]
-            fn the_wait_in_a_denied_batch_includes_the_attempts_own_charge() {
-                for limit in ["window-log 2/3us", "first-request-window 1/s", "sliding-log 3/s"] {
-                    attempts(
-                        Property::RetryAfterIsHonest,
-                        &format!(
-                            r#"
-                            limit l0: {limit} count attempts
-                            at 0 acquire 4 of "a"
-                            at 1 acquire 1 of "a"
-                            at 1 acquire 3 of "b", 1 of "a"
-                            "#
-                        ),
-                    );
-                }
-            }
-
-            #[test]
-            fn a_wait_across_several_buckets_is_long_enough() {
-                attempts(
-                    Property::RetryAfterIsHonest,
+                ),
+                (
+                    "attempts of a full limit count when its algorithm or size changes",
+                    AgreesAfterAChange,
+                    &[
+                        "fixed-window 1/s count attempts\nCHANGED fixed-window 7/5m count attempts",
+                        "window-log 7/5m count attempts\nCHANGED window-log 1000/250ms count attempts",
+                        "sliding-log 2/3us count attempts\nCHANGED fixed-window 1/s count attempts",
+                        "sliding-log 1/s count attempts\nCHANGED sliding-log 7/5m count attempts",
+                        "bucketed-window bucket 50ms rates 4/250ms, 8/750ms count attempts\n\
+                         CHANGED bucketed-window bucket 200ms rates 1/1s, 2/3s count attempts",
+                    ],
                     r#"
-                    limit l0: bucketed-window bucket 1m rates 7/5m, 14/15m count attempts
+                    at 1795218390750000 acquire 1 of "c"
+                    at 1795218390750000 acquire 1 of "b", 2 of "c"
+                    "#,
+                ),
+                (
+                    "the wait in a denied batch includes the attempt's own charge",
+                    Agrees,
+                    &[
+                        "window-log 2/3us count attempts",
+                        "first-request-window 1/s count attempts",
+                        "sliding-log 3/s count attempts",
+                    ],
+                    r#"
+                    at 0 acquire 4 of "a"
+                    at 1 acquire 1 of "a"
+                    at 1 acquire 3 of "b", 1 of "a"
+                    "#,
+                ),
+                (
+                    "a wait across several buckets is long enough",
+                    Agrees,
+                    &["bucketed-window bucket 1m rates 7/5m, 14/15m count attempts"],
+                    r#"
                     at 1 acquire 1 of "a"
                     at 1 acquire 1 of "b"
                     at 1 acquire 2 of "a"
@@ -343,152 +314,134 @@ macro_rules! cases_that_failed_once {
                     at 128571429 acquire 3 of "a"
                     at 128571429 acquire 3 of "a"
                     "#,
-                );
-            }
+                ),
+            ],
+            |property, case| {
+                let full = "at 1795218390749999 acquire 4 of \"c\"\nat 1795218390750000 acquire 1 of \"c\"";
+                let case = case.replace("CHANGED", &format!("{full}\nlimit l0:"));
+                regression::<StandaloneMulti>(property, &case);
+                regression::<StandaloneLua>(property, &case);
+                regression::<StandaloneCas>(property, &case);
+            },
+        );
+    }
 
-            #[test]
-            fn a_settled_id_refuses_other_keys() {
-                any(
-                    Property::ReservationsAgree,
+    #[test]
+    #[allow(clippy::too_many_lines, reason = "a table")]
+    fn of_all_limits() {
+        tried(
+            &[
+                (
+                    "an ended lease is not renewed by another reservation of its batch",
+                    Agrees,
+                    &["concurrency 2/30s\nlimit l1: gcra 100/d burst 100"],
                     r#"
-                    limit l0: fixed-window 1/s
+                    at 0 acquire 1 of "a" in l0, 1 of "b" in l1 under 00000000000000000000000000000001
+                    at 30000000 renew 0 of "a" in l0, 0 of "b" in l1 under 00000000000000000000000000000001
+                    "#,
+                ),
+                (
+                    "a settled id refuses other keys",
+                    Agrees,
+                    &["fixed-window 1/s"],
+                    r#"
                     at 0 acquire 1 of "b" under 00000000000000000000000000000001
                     at 0 acquire 1 of "a" under 00000000000000000000000000000001
                     at 0 settle 0 of "b" under 00000000000000000000000000000001
                     at 0 settle 1 of "a", 2 of "b" under 00000000000000000000000000000001
                     at 0 acquire 1 of "a" under 00000000000000000000000000000001
                     "#,
-                );
-            }
-
-            #[test]
-            fn a_bucket_with_refill_ticks_of_a_second_admits_no_token_early() {
-                any(
-                    Property::TwoNamesOneMachine,
+                ),
+                (
+                    "a bucket with refill ticks of a second admits no token early",
+                    Agrees,
+                    &[
+                        "token-bucket 1000000007/30d burst 1000000007",
+                        "gcra 1000000007/30d burst 1000000007",
+                    ],
                     r#"
-                    limit l0: token-bucket 1000000007/30d burst 1000000007
                     at 1795218392123456 acquire 2 of "a"
                     at 1795218392123457 refund 1 of "a"
                     at 1795218392123456 acquire 1 of "a"
                     at 1795218392123456 acquire 1 of "a"
+                    at 1795218392123457 acquire 0 of "a"
+                    at 1795218392123457 acquire 1 of "a"
                     "#,
-                );
-                for limit in ["token-bucket", "gcra"] {
-                    any(
-                        Property::CostZeroIsAPeek,
-                        &format!(
-                            r#"
-                            limit l0: {limit} 1000000007/30d burst 1000000007
-                            at 0 acquire 1 of "b"
-                            at 1 acquire 1 of "b"
-                            at 1 acquire 1 of "b"
-                            "#
-                        ),
-                    );
-                }
-            }
-
-            #[test]
-            fn with_refill_ticks_of_a_second_the_wait_is_exact_after_time_went_back() {
-                any(
-                    Property::RetryAfterIsHonest,
+                ),
+                (
+                    "with refill ticks of a second the wait is exact after time went back",
+                    Agrees,
+                    &[
+                        "token-bucket 1000000007/30d burst 1000000007",
+                        "gcra 1000000007/30d burst 1000000007",
+                    ],
                     r#"
-                    limit l0: token-bucket 1000000007/30d burst 1000000007
                     at 0 force 1 of "b"
-                    at 1 acquire 0 of "b"
-                    "#,
-                );
-                any(
-                    Property::RetryAfterIsHonest,
-                    r#"
-                    limit l0: gcra 1000000007/30d burst 1000000007
-                    at 0 acquire 1 of "b"
                     at 2592000000001 acquire 1 of "a"
                     at 1 acquire 0 of "b"
                     "#,
-                );
-            }
-
-            #[test]
-            fn a_key_with_refill_ticks_of_a_millisecond_expires_in_time() {
-                any(
-                    Property::NothingLeaks,
+                ),
+                (
+                    "a key with refill ticks of a millisecond expires in time",
+                    KeepsWhatMatters,
+                    &["gcra 1000003/30d burst 1000003"],
                     r#"
-                    limit l0: gcra 1000003/30d burst 1000003
                     at 0 acquire 540000 of "a"
                     at 5184000000 acquire 1 of "a"
                     at 5184000000 acquire 10000 of "a"
                     "#,
-                );
-            }
-
-            #[test]
-            fn a_log_that_became_shorter_counts_its_last_window() {
-                any(
-                    Property::OneAnswerAfterALimitWasChanged,
+                ),
+                (
+                    "a log that became shorter counts its last window",
+                    AgreesAfterAChange,
+                    &["sliding-log 7/5m"],
                     r#"
-                    limit l0: sliding-log 7/5m
                     at 0 acquire 1 of "a"
                     at 42857142 acquire 1 of "a"
-                    then
                     limit l0: sliding-log 3/s
                     at 42857142 acquire 3 of "a"
                     "#,
-                );
-            }
-
-            #[test]
-            fn a_check_that_costs_nothing_in_one_slot_leaves_the_others_charge() {
-                any(
-                    Property::NeverAdmitsMoreThanItsBound,
+                ),
+                (
+                    "a refund gives nothing back of a window that is past for the limit that counted in it",
+                    AgreesAfterAChange,
+                    &["sliding-counter 2/3us"],
                     r#"
-                    limit l0: gcra 3/s burst 4
+                    at 0 acquire 2 of "a"
+                    limit l0: sliding-counter 1/s
+                    at 4 acquire 1 of "a"
+                    at 4 refund 1 of "a"
+                    "#,
+                ),
+                (
+                    "a check that costs nothing in one slot leaves the others' charge",
+                    Agrees,
+                    &["gcra 3/s burst 4"],
+                    r#"
                     at 0 acquire 1 of "a"
                     at 0 acquire 1 of "a"
                     at 0 acquire 0 of "a", 1 of "b"
                     at 0 acquire 4 of "a"
                     "#,
-                );
-                any(
-                    Property::EveryAttemptIsCharged,
+                ),
+                (
+                    "an attempt is charged beside a check that costs nothing in another slot",
+                    Agrees,
+                    &["gcra 1/s burst 1\nlimit l1: token-bucket 2/3us burst 3 count attempts"],
                     r#"
-                    limit l0: gcra 1/s burst 1
-                    limit l1: token-bucket 2/3us burst 3 count attempts
                     at 0 acquire 1 of "a" in l0
                     at 0 acquire 1 of "b" in l0, 0 of "a" in l0
+                    at 0 acquire 1 of "b" in l0, 0 of "a" in l1
                     "#,
-                );
-            }
-        }
-    };
-}
-
-#[rustfmt::skip]
-#[cfg(feature = "redis")]
-mod by_redis {
-    use super::*;
-
-    conformance_on!(redis_standalone_lua, StandaloneLua, "redis", Standalone, MOST, Lua, RedisStore::builder(), &[]);
-    conformance_on!(redis_standalone_cas, StandaloneCas, "redis", Standalone, MOST, Cas, RedisStore::builder().cas(), &[]);
-    conformance_on!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, MOST, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
-    conformance_on!(redis_cluster_lua, ClusterLua, "redis", Cluster, FEW, Lua, RedisStore::builder(), &[], mixed);
-    conformance_on!(redis_cluster_cas, ClusterCas, "redis", Cluster, FEW, Cas, RedisStore::builder().cas(), &[], mixed);
-    conformance_on!(redis_cluster_multi, ClusterMulti, "redis", Cluster, FEW, Multi, RedisStore::builder().multi(), NOTHING_BACK, mixed_attempts);
-
-    cases_that_failed_once!();
-}
-
-#[rustfmt::skip]
-#[cfg(feature = "fred")]
-mod by_fred {
-    use super::*;
-
-    conformance_on!(fred_standalone_lua, StandaloneLua, "fred", Standalone, FEW, Lua, RedisStore::builder(), &[], mixed);
-    conformance_on!(fred_standalone_cas, StandaloneCas, "fred", Standalone, FEW, Cas, RedisStore::builder().cas(), &[], mixed);
-    conformance_on!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, FEW, Multi, RedisStore::builder().multi(), NOTHING_BACK, mixed_attempts);
-    conformance_on!(fred_cluster_lua, ClusterLua, "fred", Cluster, FEW, Lua, RedisStore::builder(), &[], mixed);
-    conformance_on!(fred_cluster_cas, ClusterCas, "fred", Cluster, FEW, Cas, RedisStore::builder().cas(), &[], mixed);
-    conformance_on!(fred_cluster_multi, ClusterMulti, "fred", Cluster, FEW, Multi, RedisStore::builder().multi(), NOTHING_BACK, mixed_attempts);
-
-    cases_that_failed_once!();
+                ),
+            ],
+            |property, case| {
+                regression::<StandaloneLua>(property, case);
+                regression::<StandaloneCas>(property, case);
+                // What lies in several slots takes another way.
+                regression::<ClusterLua>(property, case);
+                regression::<ClusterCas>(property, case);
+            },
+        );
+    }
 }

@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    // map::gcra::a_denial_charges_nothing, map::mixed::all_or_nothing, and so on.
+    // map::agrees_on::gcra, map::many_tasks_are_admitted_exactly_the_limit, and so on.
     conformance!(map, Mine);
 
     #[test]

@@ -1,45 +1,57 @@
 //! The laws for custom algorithms: see [`algorithm_conformance!`](crate::algorithm_conformance).
 
-use std::cell::RefCell;
 use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
 
-use proptest::test_runner::{
-    Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
-};
-use ratelimit_core::{Algorithm, InMemory, Timestamp};
+use proptest::test_runner::{TestCaseError, TestError, TestRunner};
+use ratelimit_core::{Algorithm, InMemory, Limit, Timestamp};
 
 use crate::capability::{Able, Capability};
-use crate::harness::Harness;
+use crate::harness::{Harness, StoreClock};
 use crate::law::{Law, Violation};
-use crate::suite::{MAX_SHRINK_ITERS, MAX_SHRINK_MS, announce, guard};
+use crate::pure::PureStore;
+use crate::suite::{Failure, Property, announce, config, guard, same, try_on};
+use crate::trace::Trace;
+use crate::trace::made::{Instance, Pool, Shape};
 use crate::trace::text::raw;
-use walk::{Path, Walk, paths};
+use walk::Walk;
 
 mod beside;
 mod laws;
 mod macros;
 mod shortcuts;
-mod stores;
 pub(crate) mod walk;
-
-pub use stores::Reference;
 
 /// The outcome of a law on a walk: `Ok`, or how the algorithm broke it.
 pub(crate) type Kept = Result<(), String>;
 
-/// A limit of an algorithm, with the text that names it.
-#[derive(Clone, Debug)]
-pub struct Instance<A> {
-    /// The text that names the limit in a failure, such as `WeekendBudget(100)`. It is unique within a harness.
-    pub text: String,
-    /// The limit.
-    pub algorithm: A,
-}
+/// The harness of the reference store: a map and the pure step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
 
-impl<A> Instance<A> {
-    /// Creates an instance from its text and its limit.
-    pub fn new(text: impl Into<String>, algorithm: A) -> Self {
-        Self { text: text.into(), algorithm }
+impl<A: Algorithm> Harness<A> for Reference {
+    type Store = PureStore<A>;
+
+    fn new() -> Self {
+        Self
+    }
+
+    fn store(&self) -> PureStore<A> {
+        PureStore::new()
+    }
+
+    fn clock(&self, store: &PureStore<A>) -> StoreClock {
+        store.clock().into()
+    }
+
+    async fn state(&self, store: &PureStore<A>, limit: &Limit<A>, key: &str) -> Option<A::State> {
+        store.state(limit, key)
+    }
+
+    /// The reference store keeps expired states on purpose.
+    async fn leaks(&self, _: &PureStore<A>, _: Duration) -> Vec<String> {
+        Vec::new()
     }
 }
 
@@ -113,53 +125,53 @@ pub trait AlgorithmHarness: 'static {
         let _ = limit;
         None
     }
+
+    /// The limits, as traces are made of them.
+    #[doc(hidden)]
+    #[allow(private_interfaces, reason = "of the testkit alone")]
+    fn pool(able: Able) -> Pool<Self::Algorithm> {
+        Pool {
+            make: Rc::new(Self::limits),
+            some: [1, 4],
+            changed: false,
+            reserves: false,
+            alone: false,
+            able,
+        }
+    }
 }
 
-/// Writes the two lists of properties: of an algorithm alone, and of a store that keeps its states.
+/// The limit that a harness names so.
+pub(crate) fn named<T: AlgorithmHarness>(text: &str) -> Result<T::Algorithm, String> {
+    let named = T::limits().into_iter().find(|limit| limit.text == text);
+    named.map(|limit| limit.algorithm).ok_or_else(|| "it names no limit of the harness".to_owned())
+}
+
+/// Writes the properties of an algorithm.
 macro_rules! properties {
-    (
-        $( $(#[$doc:meta])* $alone:ident by $law:ident = $module:ident::$function:ident, )+
-        ; $( $(#[$store_doc:meta])* $kept:ident by $store_law:ident = $store_function:ident, )+
-    ) => {
-        /// A property of an algorithm: a law, or a special case of one, as a test.
+    ($( $(#[$doc:meta])* $alone:ident by $law:ident = $module:ident::$function:ident, )+) => {
+        /// A property of an algorithm alone: a law, or a special case of one, as a test.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum AlgorithmProperty {
             $( $(#[$doc])* $alone, )+
-            $( $(#[$store_doc])* $kept, )+
         }
 
         impl AlgorithmProperty {
-            /// The properties that are tried on the algorithm alone.
-            pub const ALONE: &'static [Self] = &[$(Self::$alone),+];
-            /// The properties that are tried on a store that keeps the algorithm's states.
-            pub const KEPT: &'static [Self] = &[$(Self::$kept),+];
+            /// All properties.
+            pub const ALL: &'static [Self] = &[$(Self::$alone),+];
 
             /// The law that the property tries.
             #[must_use]
             pub const fn law(self) -> Law {
                 match self {
                     $( Self::$alone => Law::$law, )+
-                    $( Self::$kept => Law::$store_law, )+
                 }
             }
 
             /// Tries the property on a walk.
-            fn alone<T: AlgorithmHarness>(self, walk: &mut Walk<'_, T::Algorithm>) -> Kept {
+            fn holds_on<T: AlgorithmHarness>(self, walk: &mut Walk<'_, T::Algorithm>) -> Kept {
                 match self {
                     $( Self::$alone => $module::$function::<T>(walk), )+
-                    $( Self::$kept => unreachable!("{} is of a store", stringify!($kept)), )+
-                }
-            }
-
-            /// Tries the property on a store.
-            fn kept<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
-                self,
-                harness: &H,
-                runner: TestRunner,
-            ) -> Result<(), (Violation, String)> {
-                match self {
-                    $( Self::$alone => unreachable!("{} is of no store", stringify!($alone)), )+
-                    $( Self::$kept => stores::$store_function::<T, H>(harness, self.law(), runner), )+
                 }
             }
         }
@@ -198,15 +210,6 @@ properties! {
     AnotherLimitForgivesNothing by ChangingALimit = beside::another_limit_forgives_nothing,
     /// Law 13: a reservation is settled, renewed and refunded for exactly what it charged.
     AReservationIsSettledOnce by SettledOnce = shortcuts::a_reservation_is_settled_once,
-    ;
-    /// Law 10: the store agrees with the pure step on batches of several limits and keys, with and without ids.
-    OneAnswerEverywhere by OneAnswerEverywhere = one_answer_everywhere,
-    /// Law 1: concurrent tasks are admitted as often as sequential ones.
-    ManyTasksAreAdmittedAsOne by Safety = many_tasks_are_admitted_as_one,
-    /// Law 9: everything that is written expires by itself.
-    NothingLeaks by NothingLeaks = nothing_leaks,
-    /// Law 14: at its own time the store decides as at the same given time, and its charges count.
-    DecidesByItsOwnClock by OwnClock = decides_by_its_own_clock,
 }
 
 /// A property that an algorithm breaks: how, and on which case.
@@ -214,36 +217,22 @@ properties! {
 pub struct AlgorithmFailure {
     /// The broken law, and how it was broken.
     pub violation: Violation,
-    /// The smallest failing walk, in text that [`algorithm_regression`] reads; for a store, the requests.
+    /// The smallest failing walk, in text that [`algorithm_regression`] reads.
     pub case: String,
     property: AlgorithmProperty,
 }
 
 impl fmt::Display for AlgorithmFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n\non the case\n{}", self.violation, self.case)?;
-        if AlgorithmProperty::ALONE.contains(&self.property) {
-            write!(
-                f,
-                "\nTo keep it as a test, with your harness:\n\n\
-                 ratelimit_testkit::algorithm_regression::<Harness>(AlgorithmProperty::{:?}, {});\n",
-                self.property,
-                raw(&self.case)
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// The configuration of a test that persists its failing cases under this path.
-fn config(cases: u32, regressions: &'static str) -> Config {
-    let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    Config {
-        cases: more.unwrap_or(cases),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
-        max_shrink_iters: MAX_SHRINK_ITERS,
-        max_shrink_time: MAX_SHRINK_MS,
-        ..Config::default()
+        write!(
+            f,
+            "{}\n\non the case\n{}\nTo keep it as a test, with your harness:\n\n\
+             ratelimit_testkit::algorithm_regression::<Harness>(AlgorithmProperty::{:?}, {});\n",
+            self.violation,
+            self.case,
+            self.property,
+            raw(&self.case)
+        )
     }
 }
 
@@ -284,8 +273,7 @@ pub fn test_algorithm<T: AlgorithmHarness>(
         _ => None,
     };
     if let Some(lacking) = lacking {
-        let name = name.split_once("::").map_or(name, |(_, name)| name);
-        announce(&format!("{name} is skipped: {lacking}"));
+        announce(name, &format!(" is skipped: {lacking}"));
         return;
     }
     let runner = TestRunner::new(config(T::CASES, regressions));
@@ -299,23 +287,21 @@ pub fn test_algorithm<T: AlgorithmHarness>(
 /// # Panics
 /// If the property does not hold.
 pub fn test_algorithm_on<T: AlgorithmHarness + 'static, H: Harness<T::Algorithm> + 'static>(
-    property: AlgorithmProperty,
+    property: Property,
     name: &'static str,
     regressions: &'static str,
 ) {
     let lacking = Able::of::<T::Algorithm, H>().lacking();
-    if property == AlgorithmProperty::OneAnswerEverywhere && !lacking.is_empty() {
+    if property == Property::Agrees && !lacking.is_empty() {
         let lacking: Vec<_> = lacking.iter().map(Capability::to_string).collect();
-        let name = name.split_once("::").map_or(name, |(_, name)| name);
-        announce(&format!(
-            "{name}: the store lacks {}, and no law here asks for it",
-            lacking.join(", ")
-        ));
+        announce(
+            name,
+            &format!(": the store lacks {}, and no law here asks for it", lacking.join(", ")),
+        );
     }
     guard::run(move || {
         let runner = TestRunner::new(config(H::CASES, regressions));
-        if let Err((violation, case)) = property.kept::<T, H>(&H::new(), runner) {
-            let failure = AlgorithmFailure { violation, case, property };
+        if let Err(failure) = try_on::<T, H>(&H::new(), property, runner) {
             panic!("{failure}\n(kept in {regressions})");
         }
     });
@@ -329,9 +315,7 @@ pub fn try_same_algorithm<T: AlgorithmHarness>(
     property: AlgorithmProperty,
     cases: u32,
 ) -> Result<(), AlgorithmFailure> {
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    try_algorithm::<T>(property, TestRunner::new_with_rng(config, rng))
+    try_algorithm::<T>(property, same(cases))
 }
 
 /// Tries a property of an algorithm alone on walks that the runner generates.
@@ -342,34 +326,24 @@ pub fn try_algorithm<T: AlgorithmHarness>(
     property: AlgorithmProperty,
     mut runner: TestRunner,
 ) -> Result<(), AlgorithmFailure> {
-    let (limits, log) = (T::limits(), RefCell::default());
-    // The log always shows the walk tried last; after shrinking that is the smallest failing one.
-    let failing: RefCell<String> = RefCell::default();
-    let outcome = runner.run(&paths(), |path| {
-        failing_on::<T>(property, &limits, path, &log).map_err(|message| {
-            failing.replace(log.borrow().clone());
-            TestCaseError::fail(message)
-        })
-    });
-    let message = match outcome {
+    let walks = Pool { some: [1, 2], alone: true, ..T::pool(Able::ALONE) }
+        .traces(Shape { requests: 30, ..Shape::ANY });
+    let outcome =
+        runner.run(&walks, |trace| failing_on::<T>(property, &trace).map_err(TestCaseError::fail));
+    let (message, case) = match outcome {
         Ok(()) => return Ok(()),
-        Err(TestError::Abort(reason) | TestError::Fail(reason, _)) => reason.to_string(),
+        Err(TestError::Abort(reason)) => (reason.to_string(), String::new()),
+        Err(TestError::Fail(reason, trace)) => (reason.to_string(), trace.to_string()),
     };
-    let violation = Violation { law: property.law(), message };
-    Err(AlgorithmFailure { violation, case: failing.into_inner(), property })
+    Err(AlgorithmFailure { violation: Violation { law: property.law(), message }, case, property })
 }
 
 /// Tries a property on one walk. A panic counts as a broken property.
 fn failing_on<T: AlgorithmHarness>(
     property: AlgorithmProperty,
-    limits: &[Instance<T::Algorithm>],
-    path: Path,
-    log: &RefCell<String>,
+    trace: &Trace<T::Algorithm>,
 ) -> Kept {
-    let tried = std::panic::AssertUnwindSafe(|| {
-        let mut walk = Walk::new(limits, path, log);
-        property.alone::<T>(&mut walk)
-    });
+    let tried = std::panic::AssertUnwindSafe(|| property.holds_on::<T>(&mut Walk::new(trace)));
     std::panic::catch_unwind(tried).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<String>().map(String::as_str);
         let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -383,13 +357,10 @@ fn failing_on<T: AlgorithmHarness>(
 /// The case on which the property does not hold.
 pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
-    property: AlgorithmProperty,
+    property: Property,
     cases: u32,
-) -> Result<(), AlgorithmFailure> {
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let tried = property.kept::<T, H>(harness, TestRunner::new_with_rng(config, rng));
-    tried.map_err(|(violation, case)| AlgorithmFailure { violation, case, property })
+) -> Result<(), Failure> {
+    try_on::<T, H>(harness, property, same(cases))
 }
 
 /// The body of a regression test made from an [`AlgorithmFailure`]: tries a property on a walk given as text.
@@ -397,9 +368,8 @@ pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
 /// # Panics
 /// If the property does not hold for the walk, or if the text cannot be parsed.
 pub fn algorithm_regression<T: AlgorithmHarness>(property: AlgorithmProperty, case: &str) {
-    let (limits, log) = (T::limits(), RefCell::default());
-    let path = walk::read(case, &limits).unwrap_or_else(|error| panic!("{error}"));
-    if let Err(message) = failing_on::<T>(property, &limits, path, &log) {
+    let trace = Trace::read(case, named::<T>).unwrap_or_else(|error| panic!("{error}"));
+    if let Err(message) = failing_on::<T>(property, &trace) {
         let violation = Violation { law: property.law(), message };
         panic!("{}", AlgorithmFailure { violation, case: case.to_owned(), property });
     }

@@ -63,13 +63,13 @@ impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
 }
 
 /// Checks that the harness lacks nothing, and lists what its store lacks here: its sweeps follow the times of
-/// the requests, so an expired state may or may not still be present.
+/// the requests, so an expired state may or may not still be present, and count for a limit that was made longer.
 const fn lacks<H: Harness>() -> &'static [Capability] {
     assert!(
         H::LACKS.is_empty(),
         "`ByOwnClock` is for a store that lacks nothing: write a harness of its own for this one"
     );
-    &[Capability::PastTimes, Capability::States]
+    &[Capability::PastTimes, Capability::States, Capability::Changes]
 }
 
 #[deny(clippy::missing_trait_methods)]

@@ -25,8 +25,13 @@ pub enum Capability {
     Reservations,
     /// Storing the caller's metadata, in limits that keep any.
     Metadata,
+    /// Limits that count what they admit.
+    Admissions,
     /// Limits that count attempts.
     Attempts,
+    /// Reading what another limit of its name has left as the pure step does. A store that charges before it reads keeps no end
+    /// of a window, and one that keeps no states reads none: a changed limit is safe there all the same.
+    Changes,
     /// Batches of several checks.
     Batches,
     /// Batches over several keys.
@@ -35,8 +40,7 @@ pub enum Capability {
     /// states by that clock. Peeks may use any time.
     PastTimes,
     /// Reporting stored states: [`Harness::state`]. Only a store with a different representation of its states,
-    /// such as the oracle, may lack it. Such a store may also interpret a state left by another limit in its
-    /// own way, as long as that is safe.
+    /// such as the oracle, may lack it. Its states are compared by peeks.
     States,
     /// Reading its own clock once the key is locked. A transaction that sets times to live reads it before, and may decide a
     /// request at a time before the state's.
@@ -46,6 +50,21 @@ pub enum Capability {
 }
 
 impl Capability {
+    /// What a store lacks that only charges attempts, [increment-first](AlgorithmKind::INCREMENT_FIRST): as in a transaction that
+    /// cannot branch.
+    pub const INCREMENT_FIRST: &'static [Self] = &[
+        Self::Refund,
+        Self::Force,
+        Self::Reservations,
+        Self::Admissions,
+        Self::Changes,
+        Self::TimesInOrder,
+        Self::Algorithm(AlgorithmKind::Gcra),
+        Self::Algorithm(AlgorithmKind::TokenBucket),
+        Self::Algorithm(AlgorithmKind::SlidingCounter),
+        Self::Algorithm(AlgorithmKind::Concurrency),
+    ];
+
     /// The capability that an operation needs; `None` if every store has it.
     #[must_use]
     pub const fn of(op: Op) -> Option<Self> {
@@ -67,7 +86,9 @@ impl fmt::Display for Capability {
             Self::Reset => f.write_str("reset"),
             Self::Reservations => f.write_str("reservations"),
             Self::Metadata => f.write_str("metadata"),
+            Self::Admissions => f.write_str("admissions"),
             Self::Attempts => f.write_str("attempts"),
+            Self::Changes => f.write_str("changes"),
             Self::Batches => f.write_str("batches"),
             Self::SeveralKeys => f.write_str("batches over several keys"),
             Self::PastTimes => f.write_str("past times"),
@@ -83,6 +104,16 @@ impl fmt::Display for Capability {
 pub(crate) struct Able(&'static [Capability]);
 
 impl Able {
+    /// Of a store that lacks nothing.
+    pub(crate) const ALL: Self = Self(&[]);
+    /// Of an algorithm alone: a step has one check, and no id.
+    pub(crate) const ALONE: Self = Self(&[
+        Capability::Batches,
+        Capability::SeveralKeys,
+        Capability::Reservations,
+        Capability::Reset,
+    ]);
+
     pub(crate) const fn of<A: Algorithm, H: Harness<A>>() -> Self {
         Self(H::LACKS)
     }
@@ -103,7 +134,11 @@ impl Able {
     /// Whether the store supports this limit.
     pub(crate) fn can_keep(self, policy: &Policy) -> bool {
         self.can(Capability::Algorithm(AlgorithmKind::of(policy)))
-            && (self.can(Capability::Attempts) || !policy.charges_denials())
+            && self.can(if policy.charges_denials() {
+                Capability::Attempts
+            } else {
+                Capability::Admissions
+            })
     }
 
     /// All capabilities that the store lacks.

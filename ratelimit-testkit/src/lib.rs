@@ -23,7 +23,7 @@
 //!     fn clock(&self, store: &PureStore) -> StoreClock { store.clock().into() }
 //! }
 //!
-//! conformance!(pure, Pure); // pure::gcra::a_denial_charges_nothing, and so on
+//! conformance!(pure, Pure); // pure::agrees_on::gcra, and so on
 //! # fn main() {}
 //! ```
 //!
@@ -103,15 +103,9 @@
 //! impl InMemory for Ticket {}
 //!
 //! algorithm_conformance!(ticket, Ticket, [Ticket(1), Ticket(3), Ticket(1_000_000)]);
-//! // ticket::retry_after_is_honest, ticket::in_the_reference_store::one_answer_everywhere, and so on
+//! // ticket::retry_after_is_honest, ticket::in_the_reference_store::it_agrees, and so on
 //! # fn main() {}
 //! ```
-//!
-//! # Features
-//!
-//! | feature | default | brings |
-//! |---|---|---|
-//! | `tls` | no | `TlsServer`: a server with certificates made for the test |
 //!
 //! # A failure
 //!
@@ -120,21 +114,13 @@
 //!
 //! | read | for |
 //! |---|---|
-//! | [`Law`], [`laws`] | what is tested |
+//! | [`Law`], [`Property`], [`AlgorithmProperty`] | what is tested |
 //! | [`Harness`], [`conformance!`] | testing a store |
 //! | [`Capability`] | what a store may lack |
 //! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all the laws by it |
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
 //! | [`NaiveStore`], [`PureStore`] | the references that answers are compared with |
-//! | [`wrong`] | stores that break the laws, and must be caught |
-//! | [`Doors`] | whether several keys reach a store in one call |
 //! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
-//! | [`RedisServer`] | a server to test on |
-//! | [`RedisCluster`] | a cluster whose slots migrate and whose nodes fail and return |
-//! | [`RedisSentinels`] | a master that three sentinels replace when it dies |
-//! | `TlsServer` (feature `tls`) | a server with certificates of its own |
-//! | [`FaultProxy`] | a network that fails on purpose |
-//! | [`RespClient`] | commands to a server, without a client crate |
 //!
 //! A broken law panics, as failing tests do.
 #![allow(
@@ -148,41 +134,29 @@ mod algorithm;
 mod by_own_clock;
 mod calendar;
 mod capability;
-mod doors;
 mod harness;
 mod law;
-pub mod laws;
+mod laws;
 mod linearizability;
-mod on_redis;
 mod oracle;
 mod pure;
 mod seeds;
-mod server;
 mod suite;
 mod trace;
-pub mod wrong;
 
 pub use algorithm::{
-    AlgorithmFailure, AlgorithmHarness, AlgorithmProperty, Instance, Reference,
-    algorithm_regression, test_algorithm, test_algorithm_on, try_algorithm, try_same_algorithm,
-    try_same_algorithm_on,
+    AlgorithmFailure, AlgorithmHarness, AlgorithmProperty, Reference, algorithm_regression,
+    test_algorithm, test_algorithm_on, try_algorithm, try_same_algorithm, try_same_algorithm_on,
 };
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use calendar::Calendar;
 pub use capability::Capability;
-pub use doors::Doors;
 pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Law, Violation};
 pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained, charges};
-pub use on_redis::{OnRedis, Prefixed, RedisBacked};
 pub use oracle::NaiveStore;
 pub use pure::{PureStore, Refused};
-pub use seeds::AlgorithmKind;
-#[cfg(all(unix, feature = "tls"))]
-pub use server::TlsServer;
-pub use server::{
-    FaultProxy, RedisCluster, RedisSentinels, RedisServer, RespClient, RespValue, SERVERS_VARIABLE,
-};
+pub use seeds::{AlgorithmKind, Scope};
 pub use suite::{Failure, Property, regression, test, try_property, try_same};
+pub use trace::made::Instance;
 pub use trace::text::Unreadable;
-pub use trace::{Ask, Request, Scope, Trace};

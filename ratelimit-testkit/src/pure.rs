@@ -9,6 +9,8 @@ use ratelimit_core::{
     Reservation, ReservationId, States, Store, StoreError, Timestamp, Verdict, Write, decide,
 };
 
+use crate::trace::Request;
+
 type Key = (String, String);
 
 /// The smallest possible store, for any algorithm. Other stores must agree with it, field by field and state by
@@ -73,6 +75,19 @@ impl<A: Algorithm> PureStore<A> {
         };
         let mut view = View { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
         decide(batch, now, &mut view)
+    }
+}
+
+impl<A: Algorithm> PureStore<A> {
+    /// The answer to a request of a trace.
+    pub(crate) fn answer(
+        &self,
+        limits: &[Limit<A>],
+        request: &Request,
+        metadata: &[u8],
+    ) -> Result<Verdict, Refusal> {
+        let checks = request.checks(limits);
+        self.decide(&request.batch(&checks, metadata).expect("no trace names a key twice"))
     }
 }
 

@@ -4,11 +4,15 @@
 //! sevenths, several per microsecond, months, and refill ticks coarser than a microsecond.
 
 use std::fmt;
+use std::rc::Rc;
 
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
-    Limit, OnOutage, Policy, Rate, Reservation, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Policy, Rate, Reservation, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
+
+use crate::capability::Able;
+use crate::trace::made::{Instance, Pool};
 
 /// An algorithm by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -219,11 +223,91 @@ pub(crate) fn rate(count: u64, period_us: u64) -> Rate {
     Rate::per_us(count, period_us).expect("a count and a period of at least 1")
 }
 
-/// A limit with a name that the testkit chose.
-pub(crate) fn limit(name: &str, policy: Policy) -> Limit<Policy> {
-    // A store that needs to know what becomes of requests in an outage can be tested too.
-    let limit = Limit::new(name, policy).expect("the testkit's names are plain");
-    limit.on_outage(OnOutage::Open)
+/// The limits on which a law is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// Limits of one algorithm; every third batch asks for several keys of one limit.
+    One(AlgorithmKind),
+    /// Limits of one algorithm that count attempts.
+    Attempts(AlgorithmKind),
+    /// Batches over several limits of any algorithms, and several keys.
+    Mixed,
+    /// Batches over several limits, most of which can be reserved.
+    Reservations,
+}
+
+impl Scope {
+    /// All scopes of one algorithm each.
+    #[must_use]
+    pub fn singles() -> Vec<Self> {
+        let attempts = AlgorithmKind::ATTEMPTS.map(Self::Attempts);
+        AlgorithmKind::ALL.map(Self::One).into_iter().chain(attempts).collect()
+    }
+
+    /// All scopes.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        Self::singles().into_iter().chain([Self::Mixed, Self::Reservations]).collect()
+    }
+
+    pub(crate) fn is_single(self) -> bool {
+        matches!(self, Self::One(_) | Self::Attempts(_))
+    }
+
+    /// The limits that `make` builds for the scope's algorithms, without those that the store cannot keep.
+    fn made(self, able: Able, make: impl Fn(AlgorithmKind) -> Vec<Policy>) -> Vec<Policy> {
+        let single = |scope: &Self| match *scope {
+            Self::One(kind) => make(kind),
+            Self::Attempts(kind) => make(kind).into_iter().map(by_attempts).collect(),
+            // Of all others a few, which refuse a reservation.
+            Self::Mixed | Self::Reservations => Vec::new(),
+        };
+        let mut policies: Vec<Policy> = match self {
+            Self::One(_) | Self::Attempts(_) => single(&self),
+            Self::Mixed => Self::singles().iter().flat_map(single).collect(),
+            Self::Reservations => {
+                let of = |kind: &AlgorithmKind| single(&Self::One(*kind));
+                let others = Self::singles().into_iter().filter_map(|scope| single(&scope).pop());
+                AlgorithmKind::RESERVATIONS.iter().flat_map(of).chain(others).collect()
+            }
+        };
+        policies.retain(|policy| able.can_keep(policy));
+        policies
+    }
+
+    fn pool_of(self, able: Able, make: fn(AlgorithmKind) -> Vec<Policy>) -> Pool<Policy> {
+        let some = match self {
+            Self::One(_) | Self::Attempts(_) => [1, 1],
+            Self::Mixed => [2, 4],
+            Self::Reservations => [1, 3],
+        };
+        let reserves = self == Self::Reservations;
+        let make = move || {
+            let policies = self.made(able, make).into_iter();
+            policies.map(|policy| Instance::new(policy.to_string(), policy)).collect()
+        };
+        Pool { make: Rc::new(make), some, changed: false, reserves, alone: false, able }
+    }
+
+    /// The limits on which the laws are tried.
+    pub(crate) fn pool(self, able: Able) -> Pool<Policy> {
+        self.pool_of(able, AlgorithmKind::seeds)
+    }
+
+    /// Limits that do not refill during a test.
+    pub(crate) fn slow(self, able: Able) -> Pool<Policy> {
+        self.pool_of(able, AlgorithmKind::slow)
+    }
+
+    /// The smallest limits, whose traces can be enumerated.
+    pub(crate) fn tiny(self, able: Able) -> Vec<Policy> {
+        self.made(able, AlgorithmKind::tiny)
+    }
+
+    /// The limits with this rate.
+    pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Policy> {
+        self.made(Able::ALL, |kind| vec![kind.policy(rate, burst)])
+    }
 }
 
 /// The time scale of a policy, on which traces move.

@@ -4,104 +4,67 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io::Write as _;
 
-use proptest::prop_oneof;
-use proptest::strategy::{BoxedStrategy, Strategy as _};
+use proptest::strategy::BoxedStrategy;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
+use ratelimit_core::{Algorithm, Policy, PolicyState};
 
-use ratelimit_core::Policy;
-
+use crate::algorithm::AlgorithmHarness;
 use crate::capability::{Able, Capability};
 use crate::harness::{Harness, StoreClock};
 use crate::law::{Law, Violation};
-use crate::laws::untrusted_keys::untrusted_keys;
-use crate::laws::{self, Kept, Subject};
-use crate::seeds::AlgorithmKind;
-use crate::trace::Scope;
-use crate::trace::made::{Makes, Shape};
-use crate::trace::text::{Case, raw};
+use crate::laws::agreement::agrees;
+use crate::laws::capabilities::it_can_do_what_it_claims;
+use crate::laws::changes::a_changed_limit_is_safe;
+use crate::laws::concurrency::{
+    many_tasks_are_admitted_at_the_stores_own_time, many_tasks_are_admitted_exactly_the_limit,
+};
+use crate::laws::identifiers::two_identifiers_never_meet;
+use crate::laws::kept::{nothing_leaks, nothing_vanishes};
+use crate::laws::own_clock::{
+    SHORT_US, decides_by_a_clock_that_runs, decides_by_its_own_clock, its_own_clock_keeps_time,
+};
+use crate::laws::small::every_small_trace_agrees;
+use crate::laws::{Kept, Shown, Subject};
+use crate::seeds::{AlgorithmKind, Scope, rate};
+use crate::trace::Trace;
+use crate::trace::made::{Pool, Shape, limit};
+use crate::trace::text::raw;
 
 pub(crate) mod guard;
 mod macros;
 
-/// A property: a law, or a special case of one, as a test.
+/// A property of a store. What an algorithm keeps by itself, such as that a wait is honest, follows for a store that agrees with
+/// its pure step, and is a property of the [algorithm](crate::AlgorithmProperty).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Property {
-    /// [`laws::never_admits_more_than_its_bound`]
-    NeverAdmitsMoreThanItsBound,
-    /// [`laws::many_tasks_are_admitted_exactly_the_limit`]
+    /// Law 10: every answer and every state is that of the pure step, errors with their messages, over traces of all operations:
+    /// generated ones, with times at the promised wait and around it, and all small ones. A request with an id is sent twice.
+    Agrees,
+    /// Law 11: the same while limits change, one beside the other.
+    AgreesAfterAChange,
+    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own.
     ManyTasksAreAdmittedExactlyTheLimit,
-    /// [`laws::no_false_denial`]
-    NoFalseDenial,
-    /// [`laws::retry_after_is_honest`]
-    RetryAfterIsHonest,
-    /// [`laws::a_denial_charges_nothing`]
-    ADenialChargesNothing,
-    /// [`laws::every_attempt_is_charged`], for limits that count attempts.
-    EveryAttemptIsCharged,
-    /// [`laws::expired_is_absent`]
-    ExpiredIsAbsent,
-    /// [`laws::time_going_back_mints_nothing`]
-    TimeGoingBackMintsNothing,
-    /// [`laws::all_or_nothing`]
-    AllOrNothing,
-    /// [`laws::cost_zero_is_a_peek`]
-    CostZeroIsAPeek,
-    /// [`laws::nothing_leaks`]
-    NothingLeaks,
-    /// [`laws::one_answer_everywhere`]
-    OneAnswerEverywhere,
-    /// [`laws::one_answer_after_a_limit_was_changed`]
-    OneAnswerAfterALimitWasChanged,
-    /// [`laws::every_small_trace_agrees_with_the_oracle`]
-    EverySmallTraceAgreesWithTheOracle,
-    /// [`laws::different_keys_never_meet`]
-    DifferentKeysNeverMeet,
-    /// [`laws::changing_a_limit_is_safe`]
-    ChangingALimitIsSafe,
-    /// [`laws::two_names_one_machine`], for buckets only.
-    TwoNamesOneMachine,
-    /// [`laws::a_reservation_is_settled_once`], for limits whose charges can be reserved.
-    AReservationIsSettledOnce,
-    /// [`laws::reservations_agree`], for limits whose charges can be reserved.
-    ReservationsAgree,
-    /// [`laws::nothing_leaks`], for limits whose charges can be reserved.
-    ReservationsLeakNothing,
-    /// [`laws::similar_keys_never_meet`]
-    SimilarKeysNeverMeet,
-    /// [`laws::its_own_clock_keeps_time`], then [`laws::decides_by_its_own_clock`] for a settable clock or
-    /// [`laws::decides_by_a_clock_that_runs`] for a running one.
+    /// Law 9: what is kept lasts as long as it matters by the store's clock, and no longer.
+    KeepsWhatMatters,
+    /// Law 14: at its own time the store decides as the pure step does at that time, and its clock keeps time.
     DecidesByItsOwnClock,
-    /// [`laws::it_can_do_what_it_claims`]
+    /// Law 10: two identifiers never share a state, however little they differ.
+    IdentifiersNeverMeet,
+    /// Law 10: the store supports what its harness does not list as lacking, and refuses the rest.
     ItCanDoWhatItClaims,
 }
 
 impl Property {
     /// All properties.
-    pub const ALL: [Self; 23] = [
-        Self::NeverAdmitsMoreThanItsBound,
+    pub const ALL: [Self; 7] = [
+        Self::Agrees,
+        Self::AgreesAfterAChange,
         Self::ManyTasksAreAdmittedExactlyTheLimit,
-        Self::NoFalseDenial,
-        Self::RetryAfterIsHonest,
-        Self::ADenialChargesNothing,
-        Self::EveryAttemptIsCharged,
-        Self::ExpiredIsAbsent,
-        Self::TimeGoingBackMintsNothing,
-        Self::AllOrNothing,
-        Self::CostZeroIsAPeek,
-        Self::NothingLeaks,
-        Self::OneAnswerEverywhere,
-        Self::OneAnswerAfterALimitWasChanged,
-        Self::EverySmallTraceAgreesWithTheOracle,
-        Self::DifferentKeysNeverMeet,
-        Self::ChangingALimitIsSafe,
-        Self::TwoNamesOneMachine,
-        Self::AReservationIsSettledOnce,
-        Self::ReservationsAgree,
-        Self::ReservationsLeakNothing,
-        Self::SimilarKeysNeverMeet,
+        Self::KeepsWhatMatters,
         Self::DecidesByItsOwnClock,
+        Self::IdentifiersNeverMeet,
         Self::ItCanDoWhatItClaims,
     ];
 
@@ -109,83 +72,26 @@ impl Property {
     #[must_use]
     pub const fn law(self) -> Law {
         match self {
-            Self::NeverAdmitsMoreThanItsBound | Self::ManyTasksAreAdmittedExactlyTheLimit => {
-                Law::Safety
+            Self::Agrees | Self::IdentifiersNeverMeet | Self::ItCanDoWhatItClaims => {
+                Law::OneAnswerEverywhere
             }
-            Self::NoFalseDenial => Law::NoFalseDenial,
-            Self::RetryAfterIsHonest => Law::HonestRetry,
-            Self::ADenialChargesNothing | Self::EveryAttemptIsCharged => Law::DenialChargesNothing,
-            Self::ExpiredIsAbsent => Law::ExpiredIsAbsent,
-            Self::TimeGoingBackMintsNothing => Law::TimeGoingBack,
-            Self::AllOrNothing => Law::AllOrNothing,
-            Self::CostZeroIsAPeek => Law::CostZeroIsAPeek,
-            Self::NothingLeaks | Self::ReservationsLeakNothing => Law::NothingLeaks,
-            Self::OneAnswerEverywhere
-            | Self::OneAnswerAfterALimitWasChanged
-            | Self::EverySmallTraceAgreesWithTheOracle
-            | Self::DifferentKeysNeverMeet
-            | Self::SimilarKeysNeverMeet
-            | Self::ItCanDoWhatItClaims
-            | Self::ReservationsAgree => Law::OneAnswerEverywhere,
-            Self::ChangingALimitIsSafe => Law::ChangingALimit,
-            Self::TwoNamesOneMachine => Law::TwoNamesOneMachine,
-            Self::AReservationIsSettledOnce => Law::SettledOnce,
+            Self::AgreesAfterAChange => Law::ChangingALimit,
+            Self::ManyTasksAreAdmittedExactlyTheLimit => Law::Safety,
+            Self::KeepsWhatMatters => Law::NothingLeaks,
             Self::DecidesByItsOwnClock => Law::OwnClock,
         }
     }
 
-    /// The capabilities without which the property cannot be tried on limits of this scope.
-    fn needs(self, scope: Scope) -> Vec<Capability> {
-        let mut needs = match scope {
+    /// The first capability without which the store cannot be tried on limits of this scope.
+    fn lacks(self, scope: Scope, able: Able) -> Option<Capability> {
+        able.lacks(match scope {
             // Refusals are tried whatever the store lacks.
-            _ if self == Self::ItCanDoWhatItClaims => return Vec::new(),
-            Scope::One(kind) => vec![Capability::Algorithm(kind)],
-            Scope::Attempts(kind) => vec![Capability::Attempts, Capability::Algorithm(kind)],
+            _ if self == Self::ItCanDoWhatItClaims => Vec::new(),
+            Scope::One(kind) => vec![Capability::Algorithm(kind), Capability::Admissions],
+            Scope::Attempts(kind) => vec![Capability::Algorithm(kind), Capability::Attempts],
             Scope::Mixed => vec![Capability::Batches],
-            Scope::MixedAttempts => vec![Capability::Attempts, Capability::Batches],
-        };
-        needs.extend(match self {
-            Self::EveryAttemptIsCharged => Some(Capability::Attempts),
-            Self::TimeGoingBackMintsNothing => Some(Capability::PastTimes),
-            Self::AllOrNothing => Some(Capability::Batches),
-            Self::OneAnswerAfterALimitWasChanged => Some(Capability::States),
-            Self::AReservationIsSettledOnce
-            | Self::ReservationsAgree
-            | Self::ReservationsLeakNothing => Some(Capability::Reservations),
-            _ => None,
-        });
-        if self == Self::TwoNamesOneMachine {
-            needs.extend(
-                [AlgorithmKind::Gcra, AlgorithmKind::TokenBucket].map(Capability::Algorithm),
-            );
-        }
-        needs
-    }
-
-    /// Whether the property applies to limits of this scope.
-    #[must_use]
-    pub fn applies(self, scope: Scope) -> bool {
-        let (one, kind) = match scope {
-            Scope::One(kind) | Scope::Attempts(kind) => (true, Some(kind)),
-            Scope::Mixed | Scope::MixedAttempts => (false, None),
-        };
-        match self {
-            Self::TwoNamesOneMachine => kind.is_some_and(AlgorithmKind::is_bucket),
-            Self::EverySmallTraceAgreesWithTheOracle => one,
-            Self::ADenialChargesNothing | Self::AllOrNothing => {
-                matches!(scope, Scope::One(_) | Scope::Mixed)
-            }
-            Self::EveryAttemptIsCharged => !matches!(scope, Scope::One(_)),
-            // Once per way to keep a state; limits that count attempts only where a store keeps no others.
-            Self::SimilarKeysNeverMeet => matches!(scope, Scope::One(_)),
-            Self::AReservationIsSettledOnce
-            | Self::ReservationsAgree
-            | Self::ReservationsLeakNothing => match scope {
-                Scope::One(kind) => AlgorithmKind::RESERVATIONS.contains(&kind),
-                scope => scope == Scope::Mixed,
-            },
-            _ => true,
-        }
+            Scope::Reservations => vec![Capability::Reservations, Capability::Batches],
+        })
     }
 }
 
@@ -217,66 +123,86 @@ impl fmt::Display for Failure {
 }
 
 /// The most attempts to shrink a failing case, and the most time: enough, and bounded on a slow server.
-pub(crate) const MAX_SHRINK_ITERS: u32 = 4_096;
-pub(crate) const MAX_SHRINK_MS: u32 = 20_000;
+const MAX_SHRINK_ITERS: u32 = 4_096;
+const MAX_SHRINK_MS: u32 = 20_000;
 
 /// A harness with fewer cases has a slow store and gets shorter traces at the store's own time.
 const MANY_CASES: u32 = 64;
 
-/// The body of a test of this name: creates a harness and panics if the property does not hold for it. If the
-/// store lacks what the property needs, the function reports on standard error that the test is skipped, and
+/// The configuration of a test that persists its failing cases under this path.
+pub(crate) fn config(cases: u32, regressions: &'static str) -> Config {
+    let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    Config {
+        cases: more.unwrap_or(cases),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
+        max_shrink_iters: MAX_SHRINK_ITERS,
+        max_shrink_time: MAX_SHRINK_MS,
+        ..Config::default()
+    }
+}
+
+/// A runner that draws the same cases every time.
+pub(crate) fn same(cases: u32) -> TestRunner {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+}
+
+/// Prints a line about the test of this name that the test runner does not capture, as it does the output of a passing test.
+pub(crate) fn announce(name: &str, message: &str) {
+    // The test runner names a test without its crate.
+    let name = name.split_once("::").map_or(name, |(_, name)| name);
+    // A single write keeps the lines of concurrent tests whole. A failure cannot be reported anywhere.
+    let _ = std::io::stderr().write_all(format!("{name}{message}\n").as_bytes());
+}
+
+/// The body of a test of this name: creates a harness and panics if one of the properties does not hold for it on limits of one
+/// of the scopes. If the store lacks what all of them need, the function reports on standard error that the test is skipped, and
 /// why.
 ///
 /// The seeds of failing cases are kept in the file `regressions` and tried first from then on. The harness, or
 /// `PROPTEST_CASES` in the environment, sets the number of new cases.
 ///
 /// # Panics
-/// If the property does not hold, if the store does not answer a request within a minute, or if the test takes ten. Once
+/// If a property does not hold, if the store does not answer a request within a minute, or if the test takes ten. Once
 /// one test has ended so, the others of the process end after two seconds without an answer.
 pub fn test<H: Harness + 'static>(
-    property: Property,
-    scope: Scope,
+    properties: &'static [Property],
+    scopes: &[Scope],
     name: &'static str,
     regressions: &'static str,
 ) {
     let able = Able::of::<Policy, H>();
-    // The test runner names a test without its crate.
-    let name = name.split_once("::").map_or(name, |(_, name)| name);
-    if let Some(lacking) = able.lacks(property.needs(scope)) {
-        announce(&format!("{name} is skipped: the store lacks {lacking}"));
+    let all = scopes.iter().flat_map(|scope| properties.iter().map(|property| (*property, *scope)));
+    let (lacking, tried): (Vec<_>, Vec<_>) =
+        all.partition(|(property, scope)| property.lacks(*scope, able).is_some());
+    if let (true, Some((property, scope))) = (tried.is_empty(), lacking.first()) {
+        let lacking = property.lacks(*scope, able).map(|lacking| lacking.to_string());
+        announce(name, &format!(" is skipped: the store lacks {}", lacking.unwrap_or_default()));
         return;
     }
-    if property == Property::ItCanDoWhatItClaims && !able.lacking().is_empty() {
+    if properties.contains(&Property::ItCanDoWhatItClaims) && !able.lacking().is_empty() {
         let lacking: Vec<_> = able.lacking().iter().map(ToString::to_string).collect();
-        let lacking = lacking.join(", ");
-        announce(&format!("{name}: the store lacks {lacking}, and no law here asks for it"));
+        announce(
+            name,
+            &format!(": the store lacks {}, and no law here asks for it", lacking.join(", ")),
+        );
     }
-    let persistence = FileFailurePersistence::Direct(regressions);
-    let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config = Config {
-        cases: more.unwrap_or(H::CASES),
-        failure_persistence: Some(Box::new(persistence)),
-        max_shrink_iters: MAX_SHRINK_ITERS,
-        max_shrink_time: MAX_SHRINK_MS,
-        ..Config::default()
-    };
+    // Several scopes share the cases, of which each gets some.
+    let cases = H::CASES.div_ceil(u32::try_from(scopes.len()).unwrap_or(1)).max(H::CASES.min(4));
     guard::run(move || {
-        if let Err(failure) = try_property(&H::new(), property, scope, TestRunner::new(config)) {
-            panic!("{failure}\n(kept in {regressions})");
+        for (property, scope) in tried {
+            let runner = TestRunner::new(config(cases, regressions));
+            if let Err(failure) = try_property(&H::new(), property, scope, runner) {
+                panic!("{scope:?}: {failure}\n(kept in {regressions})");
+            }
         }
     });
-}
-
-/// Prints a line that the test runner does not capture, as it does the output of a passing test.
-pub(crate) fn announce(message: &str) {
-    // A single write keeps the lines of concurrent tests whole. A failure cannot be reported anywhere.
-    let _ = std::io::stderr().write_all(format!("{message}\n").as_bytes());
 }
 
 /// The body of a regression test made from a [`Failure`]: tries a property on a case given as text.
 ///
 /// The text has the form that a failure shows: one line per limit, in the words of its policy, and one line per
-/// request or per key. For a property that is tried on two traces, a line `then` separates them.
+/// request. A limit that is named again is changed from there on.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -293,7 +219,7 @@ pub(crate) fn announce(message: &str) {
 /// #     }
 /// #     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
 /// # }
-/// regression::<Mine>(Property::RetryAfterIsHonest, r#"
+/// regression::<Mine>(Property::Agrees, r#"
 ///     limit l0: gcra 10/s burst 20
 ///     limit l1: fixed-window 2/m count attempts
 ///     at 1795218392123456 acquire 3 of "a" in l0, 1 of "a" in l1
@@ -304,9 +230,10 @@ pub(crate) fn announce(message: &str) {
 /// # Panics
 /// If the property does not hold for the case, or if the text is not a case of the property.
 pub fn regression<H: Harness>(property: Property, case: &str) {
-    let trial = Trial { harness: &H::new(), property, cases: Cases::Given(case) };
+    let harness = H::new();
+    let trial = Trial::of(&harness, property, Scope::Mixed, Cases::Given(case));
     // The scope only matters for generated cases, of which there are none.
-    if let Err(failure) = trial.run(Scope::Mixed) {
+    if let Err(failure) = trial.run_on_policies(Scope::Mixed) {
         panic!("{failure}");
     }
 }
@@ -321,12 +248,10 @@ pub fn try_same<H: Harness>(
     scope: Scope,
     cases: u32,
 ) -> Result<(), Failure> {
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    try_property(harness, property, scope, TestRunner::new_with_rng(config, rng))
+    try_property(harness, property, scope, same(cases))
 }
 
-/// Tries a property on cases that the runner generates.
+/// Tries a property on cases that the runner generates, if the store has what it needs.
 ///
 /// # Errors
 /// The smallest case found on which the property does not hold.
@@ -336,25 +261,59 @@ pub fn try_property<H: Harness>(
     scope: Scope,
     runner: TestRunner,
 ) -> Result<(), Failure> {
-    Trial { harness, property, cases: Cases::Drawn(Box::new(runner)) }.run(scope)
-}
-
-/// The pairs of limits for which tasks compete.
-fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
-    match scope {
-        Scope::One(_) | Scope::Attempts(_) => vec![[scope, scope]],
-        Scope::Mixed | Scope::MixedAttempts => {
-            let admissions = |single: &Scope| matches!(single, Scope::One(_));
-            let can_keep = |single: &Scope| single.seeds().iter().all(|seed| able.can_keep(seed));
-            let singles = scope.singles().into_iter().filter(can_keep);
-            let (admissions, attempts): (Vec<_>, Vec<_>) = singles.partition(admissions);
-            // One attempt-counting limit beside those that count admissions; all of them where there are none.
-            let most = if admissions.is_empty() { attempts.len() } else { 1 };
-            let all: Vec<_> =
-                admissions.into_iter().chain(attempts.into_iter().take(most)).collect();
-            all.windows(2).map(|pair| [pair[0], pair[1]]).collect()
+    match property.lacks(scope, Able::of::<Policy, H>()) {
+        Some(_) => Ok(()),
+        None => {
+            Trial::of(harness, property, scope, Cases::Drawn(runner.into())).run_on_policies(scope)
         }
     }
+}
+
+/// Tries a property of a store that keeps limits of any algorithm, on cases that the runner generates.
+pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
+    harness: &H,
+    property: Property,
+    runner: TestRunner,
+) -> Result<(), Failure> {
+    let pool = T::pool(Able::of::<T::Algorithm, H>());
+    let named = Box::new(crate::algorithm::named::<T>);
+    let cases = Cases::Drawn(Box::new(runner));
+    Trial { harness, property, pool, shown: None, named, cases }.run()
+}
+
+/// The text of a state as far as it matters to this limit: nothing if another algorithm wrote it, and of a log the
+/// entries that had not expired when its newest entry was made. A store may keep more, or sweep it at leisure.
+fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
+    match (policy.by_admissions(), state) {
+        (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
+            let newest = state.entries.last()?.timestamp;
+            let counts = |us: u64| us + log.window_us() > newest.as_us();
+            state.entries.retain(|entry| counts(entry.timestamp.as_us()));
+            Some(format!("{state:?}"))
+        }
+        (policy, state) => {
+            let shown = format!("{state:?}");
+            let kind = AlgorithmKind::of(&policy);
+            // Both buckets decide as one, and keep one state.
+            let kind = if kind.is_bucket() { AlgorithmKind::Gcra } else { kind };
+            shown.starts_with(&format!("{kind:?}(")).then_some(shown)
+        }
+    }
+}
+
+/// The pairs of scopes for whose limits tasks compete.
+fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
+    if scope.is_single() {
+        return vec![[scope, scope]];
+    }
+    let singles = Scope::singles().into_iter();
+    let singles = singles.filter(|single| Property::Agrees.lacks(*single, able).is_none());
+    let (attempts, admissions): (Vec<_>, Vec<_>) =
+        singles.partition(|single| matches!(single, Scope::Attempts(_)));
+    // One attempt-counting limit beside those that count admissions; all of them where there are none.
+    let most = if admissions.is_empty() { attempts.len() } else { 1 };
+    let all: Vec<_> = admissions.into_iter().chain(attempts.into_iter().take(most)).collect();
+    all.windows(2).map(|pair| [pair[0], pair[1]]).collect()
 }
 
 /// The cases on which a property is tried.
@@ -365,100 +324,145 @@ enum Cases<'c> {
     Given(&'c str),
 }
 
-struct Trial<'h, H> {
+type Outcome = Result<(), Failure>;
+
+/// Reads a limit.
+type ReadLimit<A> = Box<dyn Fn(&str) -> Result<A, String>>;
+
+struct Trial<'h, A: Algorithm, H> {
     harness: &'h H,
     property: Property,
+    pool: Pool<A>,
+    shown: Option<Shown<A>>,
+    named: ReadLimit<A>,
     cases: Cases<'h>,
 }
 
-impl<H: Harness> Trial<'_, H> {
-    fn run(self, scope: Scope) -> Result<(), Failure> {
-        let able = Able::of::<Policy, H>();
-        if let (Some(_), Cases::Drawn(_)) = (able.lacks(self.property.needs(scope)), &self.cases) {
-            return Ok(());
-        }
-        let makes = Makes { scope, able };
+impl<'h, H: Harness> Trial<'h, Policy, H> {
+    fn of(harness: &'h H, property: Property, scope: Scope, cases: Cases<'h>) -> Self {
+        let pool = scope.pool(Able::of::<Policy, H>());
+        let named = Box::new(|text: &str| text.parse().map_err(|error| format!("{error}")));
+        Self { harness, property, pool, shown: Some(shown), named, cases }
+    }
+
+    /// The properties of a store of policies, on the limits that suit each.
+    fn run_on_policies(mut self, scope: Scope) -> Outcome {
+        let (able, drawn) = (self.pool.able, matches!(self.cases, Cases::Drawn(_)));
+        let is_real = || matches!(self.harness.clock(&self.harness.store()), StoreClock::Real);
         match self.property {
-            Property::NeverAdmitsMoreThanItsBound => self
-                .on(|| makes.traces(Shape::CHARGES_ONLY), laws::never_admits_more_than_its_bound),
-            Property::NoFalseDenial => {
-                self.on(|| makes.traces(Shape::CHARGES_ONLY), laws::no_false_denial)
+            Property::Agrees if drawn && scope.is_single() => {
+                self.awaited(async |subject| every_small_trace_agrees(subject, scope).await)?;
+                self.run()
             }
-            Property::RetryAfterIsHonest => {
-                self.on(|| makes.traces(Shape::ANY), laws::retry_after_is_honest)
-            }
-            Property::ADenialChargesNothing => {
-                self.on(|| makes.traces(Shape::ANY), laws::a_denial_charges_nothing)
-            }
-            Property::EveryAttemptIsCharged => {
-                self.on(|| makes.attempts(Shape::ANY), laws::every_attempt_is_charged)
-            }
-            Property::ExpiredIsAbsent => {
-                self.on(|| makes.twice(Shape::FORWARD), laws::expired_is_absent)
-            }
-            Property::TimeGoingBackMintsNothing => {
-                self.on(|| makes.traces(Shape::SHORT), laws::time_going_back_mints_nothing)
-            }
-            Property::AllOrNothing => self.on(|| makes.traces(Shape::ANY), laws::all_or_nothing),
-            Property::CostZeroIsAPeek => {
-                self.on(|| makes.traces(Shape::ANY), laws::cost_zero_is_a_peek)
-            }
-            Property::NothingLeaks => self.on(|| makes.traces(Shape::FORWARD), laws::nothing_leaks),
-            Property::OneAnswerEverywhere => {
-                self.on(|| makes.traces(Shape::TO_THE_END), laws::one_answer_everywhere)
-            }
-            Property::OneAnswerAfterALimitWasChanged => {
-                self.on(|| makes.changes(), laws::one_answer_after_a_limit_was_changed)
-            }
-            Property::DifferentKeysNeverMeet => {
-                self.on(|| untrusted_keys(makes.one_limit()), laws::different_keys_never_meet)
-            }
-            Property::ChangingALimitIsSafe => {
-                self.on(|| makes.changes(), laws::changing_a_limit_is_safe)
-            }
-            Property::AReservationIsSettledOnce => {
-                self.on(|| makes.reservations(Shape::ANY), laws::a_reservation_is_settled_once)
-            }
-            Property::ReservationsAgree => {
-                self.on(|| makes.reservations(Shape::ANY), laws::reservations_agree)
-            }
-            Property::ReservationsLeakNothing => {
-                self.on(|| makes.reservations(Shape::FORWARD), laws::nothing_leaks)
-            }
-            Property::TwoNamesOneMachine => {
-                self.on(|| makes.traces(Shape::ANY), laws::two_names_one_machine)
-            }
-            Property::DecidesByItsOwnClock => {
-                self.awaited(async |subject| laws::its_own_clock_keeps_time(subject, scope).await)?;
-                let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
-                if let StoreClock::Real = self.harness.clock(&self.harness.store()) {
-                    return self.on(|| makes.slow(requests), laws::decides_by_a_clock_that_runs);
-                }
-                let traces = || makes.traces(Shape { requests, ..Shape::FORWARD });
-                let reservations = Property::ReservationsAgree;
-                if reservations.applies(scope) && able.can(Capability::Reservations) {
-                    let both = || prop_oneof![makes.reservations(Shape::FORWARD), traces()].boxed();
-                    self.on(both, laws::decides_by_its_own_clock)
-                } else {
-                    self.on(traces, laws::decides_by_its_own_clock)
-                }
-            }
-            Property::SimilarKeysNeverMeet => {
-                self.awaited(async |subject| laws::similar_keys_never_meet(subject, scope).await)
-            }
-            Property::ItCanDoWhatItClaims => {
-                self.awaited(async |subject| laws::it_can_do_what_it_claims(subject, scope).await)
+            Property::AgreesAfterAChange if !able.can(Capability::Changes) => {
+                self.pool = self.pool.changed();
+                self.on(&|pool| pool.traces(Shape::FORWARD), async |subject, trace| {
+                    a_changed_limit_is_safe(subject, trace).await
+                })
             }
             Property::ManyTasksAreAdmittedExactlyTheLimit => {
+                let together = able.can(Capability::Batches);
                 pairs(scope, able).into_iter().try_for_each(|pair| {
                     self.once(|subject| {
-                        laws::many_tasks_are_admitted_exactly_the_limit(subject, pair)
+                        let limits =
+                            [("first", 61, 0), ("second", 83, 1)].map(|(name, n, place)| {
+                                limit(name, pair[place].at_rate(rate(n, 1_000_000), n)[0])
+                            });
+                        many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)
+                    })?;
+                    self.once(|subject| {
+                        many_tasks_are_admitted_at_the_stores_own_time(subject, pair)
                     })
                 })
             }
-            Property::EverySmallTraceAgreesWithTheOracle => self.awaited(async |subject| {
-                laws::every_small_trace_agrees_with_the_oracle(subject, scope).await
-            }),
+            Property::DecidesByItsOwnClock if drawn => {
+                let at = |us: u64| -> Vec<_> {
+                    let policies = scope.at_rate(rate(3, us), 3).into_iter().enumerate();
+                    let kept = policies.filter(|(_, policy)| able.can_keep(policy));
+                    kept.map(|(n, policy)| limit(&format!("{us}-{n}"), policy)).collect()
+                };
+                let (long, short) = (at(3_600_000_000), at(SHORT_US));
+                self.awaited(async |subject| {
+                    its_own_clock_keeps_time(subject, &long, &short).await
+                })?;
+                if !is_real() {
+                    return self.run();
+                }
+                self.pool = scope.slow(able);
+                let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
+                let shape = Shape { slow: true, requests, ..Shape::FORWARD };
+                self.on(&|pool| pool.traces(shape), decides_by_a_clock_that_runs)
+            }
+            Property::DecidesByItsOwnClock if is_real() => {
+                self.on(&|pool| pool.traces(Shape::FORWARD), decides_by_a_clock_that_runs)
+            }
+            Property::KeepsWhatMatters if drawn && scope.is_single() => {
+                for (us, reserves) in [(3_600_000_000, false), (SHORT_US, true)] {
+                    let policy = scope.at_rate(rate(3, us), 3)[0];
+                    let reserves = reserves && able.can(Capability::Reservations);
+                    self.awaited(async |subject| {
+                        nothing_vanishes(subject, policy, reserves).await
+                    })?;
+                }
+                self.run()
+            }
+            Property::IdentifiersNeverMeet => {
+                let policies = scope.at_rate(rate(2, 3_600_000_000), 2);
+                let policy = policies.into_iter().find(|policy| able.can_keep(policy));
+                let policy =
+                    policy.expect("a scope of which the store can keep nothing is not tried");
+                self.awaited(async |subject| two_identifiers_never_meet(subject, [policy; 4]).await)
+            }
+            Property::ItCanDoWhatItClaims => {
+                self.awaited(async |subject| it_can_do_what_it_claims(subject, scope).await)
+            }
+            _ => self.run(),
+        }
+    }
+}
+
+impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
+    /// The properties of a store of any algorithm's limits.
+    fn run(mut self) -> Outcome {
+        match self.property {
+            Property::Agrees => self.on(&|pool| pool.traces(Shape::ANY), agrees),
+            Property::AgreesAfterAChange => {
+                self.pool = self.pool.changed();
+                self.on(&|pool| pool.traces(Shape::ANY), agrees)
+            }
+            Property::KeepsWhatMatters => {
+                for instance in (self.pool.make)().into_iter().filter(|_| self.shown.is_none()) {
+                    self.awaited(async |subject| {
+                        nothing_vanishes(subject, instance.algorithm, false).await
+                    })?;
+                }
+                let shape = Shape { requests: 20, ..Shape::FORWARD };
+                self.on(&|pool| pool.traces(shape), nothing_leaks)
+            }
+            Property::DecidesByItsOwnClock => {
+                if self.shown.is_none() {
+                    for instance in (self.pool.make)() {
+                        let limits = [limit("kept", instance.algorithm)];
+                        self.awaited(async |subject| {
+                            its_own_clock_keeps_time(subject, &limits, &[]).await
+                        })?;
+                    }
+                }
+                let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
+                let shape = Shape { requests, ..Shape::FORWARD };
+                self.on(&|pool| pool.traces(shape), decides_by_its_own_clock)
+            }
+            Property::ManyTasksAreAdmittedExactlyTheLimit => {
+                let instances = (self.pool.make)().into_iter().zip((self.pool.make)());
+                for (one, other) in instances {
+                    let limits = [limit("first", one.algorithm), limit("second", other.algorithm)];
+                    self.once(|subject| {
+                        many_tasks_are_admitted_exactly_the_limit(subject, &limits, false)
+                    })?;
+                }
+                Ok(())
+            }
+            Property::IdentifiersNeverMeet | Property::ItCanDoWhatItClaims => Ok(()),
         }
     }
 
@@ -471,31 +475,31 @@ impl<H: Harness> Trial<'_, H> {
         Violation { law: self.property.law(), message: message.to_string() }
     }
 
-    /// Tries a law on cases, each in a fresh store.
-    #[allow(clippy::needless_pass_by_value, reason = "a law is a function")]
-    fn on<C: Case>(
+    /// Tries a law on traces, each in a fresh store.
+    #[allow(clippy::needless_pass_by_value, reason = "a law is a function by name")]
+    fn on(
         mut self,
-        made: impl FnOnce() -> BoxedStrategy<C>,
-        law: impl AsyncFn(&Subject<'_, H>, &C) -> Kept,
-    ) -> Result<(), Failure> {
-        let (harness, name) = (self.harness, self.property.law());
-        let tried = |case: &C| {
+        made: &dyn Fn(&Pool<A>) -> BoxedStrategy<Trace<A>>,
+        law: impl AsyncFn(&Subject<'_, A, H>, &Trace<A>) -> Kept,
+    ) -> Outcome {
+        let (harness, name, shown) = (self.harness, self.property.law(), self.shown);
+        let tried = |trace: &Trace<A>| {
             let store = harness.store();
-            let subject = Subject { law: name, harness, store: &store };
-            harness.block_on(law(&subject, case))
+            let subject = Subject { law: name, harness, store: &store, shown };
+            harness.block_on(law(&subject, trace))
         };
         let runner = match &mut self.cases {
             Cases::Drawn(runner) => runner,
             Cases::Given(text) => {
-                let case = C::read(text)
+                let trace = Trace::read(text, &self.named)
                     .map_err(|error| self.failure(self.broken(error), String::new()))?;
-                return tried(&case).map_err(|violation| self.failure(violation, case.text()));
+                return tried(&trace).map_err(|broken| self.failure(broken, trace.to_string()));
             }
         };
         // While proptest shrinks, the last failure stored is that of the smallest case.
         let last_seen: RefCell<Option<Violation>> = RefCell::default();
-        let outcome = runner.run(&made(), |case| {
-            tried(&case).map_err(|violation| {
+        let outcome = runner.run(&made(&self.pool), |trace| {
+            tried(&trace).map_err(|violation| {
                 let reason = violation.to_string();
                 last_seen.replace(Some(violation));
                 TestCaseError::fail(reason)
@@ -504,24 +508,25 @@ impl<H: Harness> Trial<'_, H> {
         match outcome {
             Ok(()) => Ok(()),
             Err(TestError::Abort(reason)) => Err(self.failure(self.broken(reason), String::new())),
-            Err(TestError::Fail(reason, case)) => {
+            Err(TestError::Fail(reason, trace)) => {
                 let last =
                     last_seen.into_inner().filter(|last| last.to_string() == reason.message());
                 let violation = last.unwrap_or_else(|| self.broken(&reason));
-                Err(self.failure(violation, case.text()))
+                Err(self.failure(violation, trace.to_string()))
             }
         }
     }
 
     /// Tries a law that has no generated input.
-    fn once(&self, law: impl FnOnce(&Subject<'_, H>) -> Kept) -> Result<(), Failure> {
-        let store = self.harness.store();
-        let subject = Subject { law: self.property.law(), harness: self.harness, store: &store };
+    fn once(&self, law: impl FnOnce(&Subject<'_, A, H>) -> Kept) -> Outcome {
+        let (harness, store) = (self.harness, self.harness.store());
+        let subject =
+            Subject { law: self.property.law(), harness, store: &store, shown: self.shown };
         law(&subject).map_err(|violation| self.failure(violation, String::new()))
     }
 
     /// As `once`, for an async law.
-    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, H>) -> Kept) -> Result<(), Failure> {
+    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, A, H>) -> Kept) -> Outcome {
         self.once(|subject| self.harness.block_on(law(subject)))
     }
 }

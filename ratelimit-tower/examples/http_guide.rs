@@ -22,9 +22,9 @@ use ratelimit_core::{
 use ratelimit_layers::Reload;
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    Advice, BusyWait, Charge, Choice, ClientAddress, Fields, Grpc, HeedAnswers, Hold,
-    IdentifyError, Meter, OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError,
-    WaitLayer, Waiter, XRateLimit, extension, header, matched_route, optional, path_param,
+    Advice, BusyWait, Charge, Choice, ClientAddress, Fields, Grpc, Hold, IdentifyError, Meter,
+    OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer, Waiter,
+    XRateLimit, extension, header, matched_route, optional, path_param, unauthorized,
 };
 
 /// A customer, as authentication leaves it in the extensions of a request.
@@ -53,7 +53,7 @@ fn identify() -> Result<Layer, ConfigError> {
 
 fn keys(layer: Layer) -> Layer {
     let api_key = header(HeaderName::from_static("x-api-key"));
-    let or_401 = api_key.clone().unauthorized(HeaderValue::from_static("Bearer"));
+    let or_401 = unauthorized(api_key.clone(), HeaderValue::from_static("Bearer"));
     layer
         .by("key", or_401) // a request without the header: 401
         .by("trial", optional(api_key)) // limits by "trial" apply where it was sent
@@ -152,7 +152,7 @@ fn answers(
 ) -> RateLimitLayer<MemoryStore<Policy>, Policy, impl Fn(&Rejection) -> Response<Body> + Clone> {
     layer.on_store_error(OnStoreError::Admit).answer(|rejection: &Rejection| {
         let mut response = Response::new(Body::from("come back later\n"));
-        *response.status_mut() = rejection.status();
+        *response.status_mut() = rejection.status;
         response
     })
 }
@@ -212,7 +212,7 @@ async fn wait<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), WaitError
 
 fn client<S: Store<Policy>>(
     waiter: Waiter<S>,
-) -> WaitLayer<S, impl Fn(&Request<Body>) -> String, Policy, HeedAnswers> {
+) -> WaitLayer<S, impl Fn(&Request<Body>) -> String, Response<Body>> {
     let by_host = |request: &Request<Body>| request.uri().host().unwrap_or_default().to_owned();
     WaitLayer::new(waiter, by_host, Duration::from_secs(30)).heed_answers()
 }

@@ -87,7 +87,7 @@ mod tests {
     use hyper::body::Bytes;
     use hyper_util::rt::TokioIo;
     use ratelimit_core::ManualClock;
-    use ratelimit_testkit::RedisServer;
+    use ratelimit_servers::RedisServer;
     use ratelimit_tower::Advice;
     use tokio::net::TcpStream;
     use tokio::task::JoinSet;
@@ -132,8 +132,8 @@ mod tests {
             let told = response.headers().get_all("ratelimit").iter();
             let items = told.map(|line| parse_list(line.to_str().expect("ASCII")).expect("a list"));
             let items: Vec<_> = items.flatten().collect();
-            assert_eq!((items[0].name(), items[0].integer("r")), ("searches", Some(4 - nth)));
-            assert_eq!(items[1].name(), "burst");
+            assert_eq!((&*items[0].name, items[0].integer("r")), ("searches", Some(4 - nth)));
+            assert_eq!(items[1].name, "burst");
         }
         for replica in replicas {
             let response = get(*replica, "/search", &alice).await?;

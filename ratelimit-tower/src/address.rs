@@ -1,12 +1,13 @@
 //! [`ClientAddress`]: the address of the client, also behind proxies.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use derive_where::derive_where;
 use http::Extensions;
 use http::header::{FORWARDED, HeaderMap, HeaderName};
 use http::request::Parts;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net};
 use ratelimit_core::ConfigError;
 
 use crate::identify::{Found, Identifier, Identify, IdentifyError};
@@ -61,11 +62,12 @@ pub enum ProxyHeader {
 /// [`ipv6_prefix`](Self::ipv6_prefix) sets another length, such as 56 or 48. IPv4 addresses that are mapped into IPv6
 /// (`::ffff:192.0.2.7`) are the IPv4 address; zone ids are dropped.
 #[derive(Clone)]
+#[derive_where(Debug)]
 pub struct ClientAddress {
     proxies: Arc<[IpNet]>,
     header: Option<ProxyHeader>,
-    ipv4_prefix: u8,
     ipv6_prefix: u8,
+    #[derive_where(skip)]
     peer: Peer,
 }
 
@@ -78,7 +80,6 @@ impl ClientAddress {
         Self {
             proxies: Arc::default(),
             header: None,
-            ipv4_prefix: 32,
             ipv6_prefix: 64,
             peer: Arc::new(peer_address),
         }
@@ -107,16 +108,12 @@ impl ClientAddress {
     /// # Errors
     /// A length of 0, or above 128.
     pub fn ipv6_prefix(mut self, length: u8) -> Result<Self, ConfigError> {
-        self.ipv6_prefix = checked_prefix(length, 128, "IPv6")?;
-        Ok(self)
-    }
-
-    /// The same, with IPv4 clients identified by a network of this prefix length; 32 by default.
-    ///
-    /// # Errors
-    /// A length of 0, or above 32.
-    pub fn ipv4_prefix(mut self, length: u8) -> Result<Self, ConfigError> {
-        self.ipv4_prefix = checked_prefix(length, 32, "IPv4")?;
+        if !(1..=128).contains(&length) {
+            return Err(ConfigError::new(format!(
+                "a prefix of /{length} does not tell IPv6 clients apart; write 1 to 128"
+            )));
+        }
+        self.ipv6_prefix = length;
         Ok(self)
     }
 
@@ -197,15 +194,10 @@ impl ClientAddress {
     /// The identifier of a client with this address: the address, or its network as `2001:db8::/64`.
     fn identifier(&self, address: IpAddr) -> Identifier {
         match address {
-            IpAddr::V4(ip) if self.ipv4_prefix == 32 => text::of_ipv4(ip),
-            IpAddr::V4(ip) => Ipv4Net::new(ip, self.ipv4_prefix)
-                .map_or_else(|_| Identifier::display(ip), |net| Identifier::display(net.trunc())),
+            IpAddr::V4(ip) => text::of_ipv4(ip),
             IpAddr::V6(ip) => {
-                let network = Ipv6Net::new(ip, self.ipv6_prefix);
-                text::of_ipv6(
-                    network.map_or(ip, |network| network.trunc().addr()),
-                    self.ipv6_prefix,
-                )
+                let network = ip.to_bits() & (u128::MAX << (128 - u32::from(self.ipv6_prefix)));
+                text::of_ipv6(Ipv6Addr::from_bits(network), self.ipv6_prefix)
             }
         }
     }
@@ -222,20 +214,9 @@ impl Identify for ClientAddress {
         };
         Found::Now(Ok(Some(match (peer, &self.header) {
             // Most clients. The general way copies the address byte by byte, and stalls when it is read whole.
-            (IpAddr::V4(ip), None) if self.ipv4_prefix == 32 => text::of_ipv4(ip),
+            (IpAddr::V4(ip), None) => text::of_ipv4(ip),
             _ => self.identifier(self.resolve(peer, &request.headers)),
         })))
-    }
-}
-
-impl std::fmt::Debug for ClientAddress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ClientAddress")
-            .field("proxies", &self.proxies)
-            .field("header", &self.header)
-            .field("ipv4_prefix", &self.ipv4_prefix)
-            .field("ipv6_prefix", &self.ipv6_prefix)
-            .finish_non_exhaustive()
     }
 }
 
@@ -262,15 +243,6 @@ fn network(text: &str) -> Result<IpNet, ConfigError> {
         return Ok(v4.into());
     }
     Ok(network)
-}
-
-fn checked_prefix(length: u8, max: u8, family: &str) -> Result<u8, ConfigError> {
-    if length == 0 || length > max {
-        return Err(ConfigError::new(format!(
-            "a prefix of /{length} does not tell {family} clients apart; write 1 to {max}"
-        )));
-    }
-    Ok(length)
 }
 
 #[cfg(test)]

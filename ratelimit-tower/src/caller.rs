@@ -1,13 +1,14 @@
 //! [`Caller`]: the identifiers of one request.
 
-use std::borrow::Borrow;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::request::Parts;
 use ratelimit_core::{Algorithm, ConfigError, Identifiers, Limit};
 use smallvec::SmallVec;
 
-use crate::identify::{Found, Identified, Identifier, Identify, IdentifyError};
+use crate::BoxFuture;
+use crate::identify::{Found, Identifier, Identify, IdentifyError};
 
 /// A source and the name of its identifier; no name for a bare key.
 #[derive(Clone)]
@@ -45,15 +46,17 @@ impl Sources {
         if names.len() == 0 { has(None) } else { names.all(|name| has(Some(name))) }
     }
 
-    /// Asks all sources. The ones that have to be waited for are asked first to last.
+    /// Asks all sources. Where some have to be waited for, first to last, all values are those of the future.
     #[inline]
-    pub(crate) fn identify(&self, request: &mut Parts) -> CallerFound {
-        let mut values = Values::new();
+    pub(crate) fn identify(
+        &self,
+        request: &mut Parts,
+        values: &mut Values,
+    ) -> Result<Option<Later>, IdentifyError> {
         let mut later = Vec::new();
         for (place, source) in self.0.iter().enumerate() {
             values.push(match source.identify.identify(request) {
-                Found::Now(Ok(value)) => value,
-                Found::Now(Err(error)) => return CallerFound::Now(Err(error)),
+                Found::Now(found) => found?,
                 Found::Later(found) => {
                     later.push((place, found));
                     None
@@ -61,68 +64,53 @@ impl Sources {
             });
         }
         if later.is_empty() {
-            return CallerFound::Now(Ok(values));
+            return Ok(None);
         }
-        CallerFound::Later(Box::pin(async move {
+        let mut values = std::mem::take(values);
+        Ok(Some(Box::pin(async move {
             for (place, found) in later {
-                let found: Identified = found.await;
-                values[place] = found?;
+                values[place] = found.await?;
             }
             Ok(values)
-        }))
+        })))
     }
 }
+
+pub(crate) type Later = BoxFuture<Result<Values, IdentifyError>>;
 
 /// The identifiers of one request, one for each source.
 pub(crate) type Values = SmallVec<[Option<Identifier>; 2]>;
 
-pub(crate) enum CallerFound {
-    Now(Result<Values, IdentifyError>),
-    Later(crate::BoxFuture<Result<Values, IdentifyError>>),
+/// The identifiers of one request with their names.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller<'a> {
+    pub(crate) sources: &'a Sources,
+    pub(crate) values: &'a Values,
 }
 
-/// The identifiers of one request with their names. A reservation, which outlives the request, owns its sources; a decision borrows
-/// them.
-#[derive(Clone)]
-pub(crate) struct Caller<P> {
-    pub(crate) sources: P,
-    pub(crate) values: Values,
-}
-
-impl<P: Borrow<Sources>> Caller<P> {
-    fn value(&self, name: Option<&str>) -> Option<&str> {
-        let sources = &self.sources.borrow().0;
-        let place = sources.iter().position(|source| source.name.as_deref() == name)?;
+impl<'a> Caller<'a> {
+    pub(crate) fn value(self, name: Option<&str>) -> Option<&'a str> {
+        let place = self.sources.0.iter().position(|source| source.name.as_deref() == name)?;
         self.values.get(place)?.as_ref().map(Identifier::as_str)
     }
 
     /// Whether the request lacks an identifier that it may lack.
-    pub(crate) fn lacks_some(&self) -> bool {
+    pub(crate) fn lacks_some(self) -> bool {
         self.values.iter().any(Option::is_none)
     }
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl<P: Borrow<Sources>> Identifiers for Caller<P> {
-    fn bare(&self) -> Option<&str> {
-        self.value(None)
+impl Identifiers for Caller<'_> {
+    fn bare(&self) -> Option<Cow<'_, str>> {
+        self.value(None).map(Cow::Borrowed)
     }
 
-    fn identifier(&self, name: &str) -> Option<&str> {
-        self.value(Some(name))
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.value(Some(name)).map(Cow::Borrowed)
     }
 
     fn names(&self) -> Vec<&str> {
-        let sources = self.sources.borrow().0.iter();
-        let known = sources.zip(&self.values).filter(|(_, value)| value.is_some());
+        let known = self.sources.0.iter().zip(self.values).filter(|(_, value)| value.is_some());
         known.filter_map(|(source, _)| source.name.as_deref()).collect()
-    }
-
-    fn format_bare(&self) -> Option<String> {
-        None
-    }
-
-    fn format_identifier(&self, _name: &str) -> Option<String> {
-        None
     }
 }

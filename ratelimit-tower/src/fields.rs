@@ -45,19 +45,7 @@ impl Unit {
     }
 }
 
-/// The version of the IETF draft *`RateLimit` header fields for HTTP* by which the fields are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Draft {
-    /// draft-ietf-httpapi-ratelimit-headers-10: `RateLimit` and `RateLimit-Policy` as structured lists of all limits.
-    #[default]
-    V10,
-    /// The fields of drafts up to -06: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` (seconds), of the limit with
-    /// the least remaining.
-    V06,
-}
-
-/// How `X-RateLimit-Reset` tells the time at which the limit has recovered.
+/// How the older fields are named, and how the reset tells the time at which the limit has recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XRateLimit {
@@ -65,6 +53,8 @@ pub enum XRateLimit {
     Seconds,
     /// As a Unix time in seconds, by the clock of this machine.
     UnixTime,
+    /// In seconds, and without the `X-`: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of drafts up to -06.
+    Unprefixed,
 }
 
 /// The wait that clients are told where a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
@@ -101,13 +91,12 @@ pub enum BusyWait {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Fields {
-    draft: Option<Draft>,
+    draft: bool,
     x_ratelimit: Option<XRateLimit>,
     only_denials: bool,
     busy_wait: BusyWait,
     units: Arc<[(Box<str>, Unit)]>,
-    #[cfg(feature = "partition-key")]
-    partition_secret: Option<[u8; 32]>,
+    pub(crate) partition_secret: Option<[u8; 32]>,
 }
 
 impl Default for Fields {
@@ -120,29 +109,23 @@ impl Fields {
     /// `RateLimit`, `RateLimit-Policy` and `Retry-After`.
     pub fn new() -> Self {
         Self {
-            draft: Some(Draft::V10),
+            draft: true,
             x_ratelimit: None,
             only_denials: false,
             busy_wait: BusyWait::Untold,
             units: Arc::default(),
-            #[cfg(feature = "partition-key")]
             partition_secret: None,
         }
     }
 
-    /// The same fields by this version of the draft.
-    pub const fn draft(mut self, draft: Draft) -> Self {
-        self.draft = Some(draft);
-        self
-    }
-
     /// The same without the fields of the draft.
     pub const fn without_draft(mut self) -> Self {
-        self.draft = None;
+        self.draft = false;
         self
     }
 
-    /// The same with `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit with the least remaining.
+    /// The same with `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit with the least remaining,
+    /// or the same fields without `X-`.
     pub const fn x_ratelimit(mut self, reset: XRateLimit) -> Self {
         self.x_ratelimit = Some(reset);
         self
@@ -205,22 +188,10 @@ impl Fields {
         hasher.finalize().as_bytes().first_chunk().copied()
     }
 
-    /// Whether answers tell a partition key.
-    #[cfg(feature = "partition-key")]
-    pub(crate) const fn has_partition_keys(&self) -> bool {
-        self.partition_secret.is_some()
-    }
-
     #[cfg(not(feature = "partition-key"))]
     #[allow(clippy::unused_self, reason = "as with the feature")]
     pub(crate) const fn partition_key_of(&self, _limit: &str, _key: &str) -> Option<[u8; 12]> {
         None
-    }
-
-    #[cfg(not(feature = "partition-key"))]
-    #[allow(clippy::unused_self, reason = "as with the feature")]
-    pub(crate) const fn has_partition_keys(&self) -> bool {
-        false
     }
 
     /// The unit of the limit of this name, if it was set.
@@ -230,37 +201,56 @@ impl Fields {
 
     /// Whether an answer has fields other than `Retry-After`.
     pub(crate) const fn tells(&self, allowed: bool) -> bool {
-        (self.draft.is_some() || self.x_ratelimit.is_some()) && !(allowed && self.only_denials)
+        (self.draft || self.x_ratelimit.is_some()) && !(allowed && self.only_denials)
     }
 
     /// The fields that describe these limits; `None` without limits.
     pub(crate) fn tell(&self, entries: &[Entry<'_>]) -> Option<Told> {
         // The first of equal ones, as a verdict does.
         let shown = entries.iter().min_by_key(|entry| entry.remaining)?;
-        let mut told = Told { lists: None, older: Vec::new() };
-        match self.draft {
-            Some(Draft::V10) => told.lists = draft::lists(entries),
-            Some(Draft::V06) => {
-                told.older.push(Older::of(shown, &RATELIMIT_FIELDS, shown.reset_after_us));
-            }
-            None => {}
-        }
-        if let Some(reset) = self.x_ratelimit {
+        let older = self.x_ratelimit.map(|reset| {
             let reset_us = shown.reset_after_us.map(|after_us| match reset {
-                XRateLimit::Seconds => after_us,
+                XRateLimit::Seconds | XRateLimit::Unprefixed => after_us,
                 XRateLimit::UnixTime => unix_us().saturating_add(after_us),
             });
-            told.older.push(Older::of(shown, &X_RATELIMIT_FIELDS, reset_us));
-        }
-        Some(told)
+            let names = match reset {
+                XRateLimit::Unprefixed => &UNPREFIXED,
+                XRateLimit::Seconds | XRateLimit::UnixTime => &PREFIXED,
+            };
+            Box::new(Older {
+                names,
+                values: [Some(shown.limit), Some(shown.remaining), reset_us.map(whole_seconds)],
+            })
+        });
+        let lists = if self.draft { draft::lists(entries) } else { None };
+        Some(Told { lists, older })
     }
 }
 
 /// The fields of one answer, other than `Retry-After`. They are written when the store has decided, and added when there is a response.
 pub(crate) struct Told {
     lists: Option<draft::Lists>,
-    older: Vec<Older>,
+    /// Boxed, because most answers have none.
+    older: Option<Box<Older>>,
 }
+
+/// Three fields that tell one limit.
+struct Older {
+    names: &'static [HeaderName; 3],
+    /// The limit, what remains, and the reset in seconds, if that is known.
+    values: [Option<u64>; 3],
+}
+
+static UNPREFIXED: [HeaderName; 3] = [
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+];
+static PREFIXED: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
 
 impl Told {
     /// Adds the fields to an answer of the inner service, unless a layer in between denied the request: then the fields are its own.
@@ -270,49 +260,19 @@ impl Told {
         }
     }
 
-    /// Adds the fields. Those of an inner layer stay.
+    /// Adds the fields. Those of an inner layer stay; of the older ones, those with less remaining do.
     pub(crate) fn write_to(self, headers: &mut HeaderMap) {
         if let Some(lists) = self.lists {
             lists.append_to(headers);
         }
-        for older in self.older {
-            older.insert_into(headers);
-        }
-    }
-}
-
-/// Three fields that hold one limit.
-struct Older {
-    names: &'static [HeaderName; 3],
-    /// The limit, what remains, and the reset in seconds, if that is known.
-    values: [Option<u64>; 3],
-}
-
-static RATELIMIT_FIELDS: [HeaderName; 3] = [
-    HeaderName::from_static("ratelimit-limit"),
-    HeaderName::from_static("ratelimit-remaining"),
-    HeaderName::from_static("ratelimit-reset"),
-];
-static X_RATELIMIT_FIELDS: [HeaderName; 3] = [
-    HeaderName::from_static("x-ratelimit-limit"),
-    HeaderName::from_static("x-ratelimit-remaining"),
-    HeaderName::from_static("x-ratelimit-reset"),
-];
-
-impl Older {
-    fn of(entry: &Entry<'_>, names: &'static [HeaderName; 3], reset_us: Option<u64>) -> Self {
-        let reset = reset_us.map(whole_seconds);
-        Self { names, values: [Some(entry.limit), Some(entry.remaining), reset] }
-    }
-
-    /// Where an inner layer has written the fields for a limit with less remaining, they stay.
-    fn insert_into(self, headers: &mut HeaderMap) {
-        let told = headers.get(&self.names[1]);
-        let told = told.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if told.is_some_and(|remaining| Some(remaining) <= self.values[1]) {
+        let Some(older) = self.older else { return };
+        let Older { names, values } = *older;
+        let inner = headers.get(&names[1]);
+        let inner = inner.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        if inner.is_some_and(|remaining| Some(remaining) <= values[1]) {
             return;
         }
-        for (name, value) in self.names.iter().zip(self.values) {
+        for (name, value) in names.iter().zip(values) {
             match value {
                 Some(value) => headers.insert(name, HeaderValue::from(saturated(value))),
                 None => headers.remove(name),

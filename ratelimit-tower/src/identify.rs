@@ -3,19 +3,20 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
-use std::pin::Pin;
 
 use compact_str::{CompactString, ToCompactString};
+use derive_where::derive_where;
+use http::Method;
+
+use crate::BoxFuture;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{Method, StatusCode};
 
 #[cfg(feature = "axum")]
 pub(crate) mod axum;
 
 /// The value of one identifier, such as an address or a user's name. A short one is kept without an allocation.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identifier(CompactString);
 
 impl Identifier {
@@ -29,12 +30,6 @@ impl Identifier {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl fmt::Debug for Identifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_str().fmt(f)
     }
 }
 
@@ -61,11 +56,9 @@ pub enum IdentifyError {
     /// The client did not send what identifies it.
     #[error("{what}")]
     Missing {
-        /// The status of the answer, such as 400 or 401.
-        status: StatusCode,
         /// What is missing, for the client.
         what: Cow<'static, str>,
-        /// The `WWW-Authenticate` field of a 401.
+        /// The `WWW-Authenticate` field of a 401. Without one, the answer is 400.
         challenge: Option<HeaderValue>,
     },
 }
@@ -80,14 +73,7 @@ impl IdentifyError {
     /// The client did not send this; the answer is 400.
     #[must_use]
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
-        Self::Missing { status: StatusCode::BAD_REQUEST, what: what.into(), challenge: None }
-    }
-
-    /// The client did not say who it is; the answer is 401 with this challenge in `WWW-Authenticate`.
-    #[must_use]
-    pub fn unauthorized(what: impl Into<Cow<'static, str>>, challenge: HeaderValue) -> Self {
-        let status = StatusCode::UNAUTHORIZED;
-        Self::Missing { status, what: what.into(), challenge: Some(challenge) }
+        Self::Missing { what: what.into(), challenge: None }
     }
 }
 
@@ -96,23 +82,15 @@ impl IdentifyError {
 pub type Identified = Result<Option<Identifier>, IdentifyError>;
 
 /// What [`Identify::identify`] returns.
+#[derive_where(Debug)]
 pub enum Found {
     /// The identifier is known.
     Now(Identified),
     /// The identifier has to be waited for.
-    Later(Pin<Box<dyn Future<Output = Identified> + Send>>),
+    Later(#[derive_where(skip)] BoxFuture<Identified>),
 }
 
-impl fmt::Debug for Found {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Now(found) => f.debug_tuple("Now").field(found).finish(),
-            Self::Later(_) => f.write_str("Later"),
-        }
-    }
-}
-
-/// A source of an identifier.
+/// A source of an identifier: one of these, or a function.
 ///
 /// | source | identifies by |
 /// |---|---|
@@ -122,7 +100,7 @@ impl fmt::Debug for Found {
 /// | [`path_param`](crate::path_param), [`matched_route`](crate::matched_route) | axum's routes |
 /// | [`method`] | the method |
 /// | [`from_fn`], [`from_async_fn`] | a function |
-/// | [`optional`] | another source, where a request may lack it |
+/// | [`optional`], [`unauthorized`] | another source, where a request may lack it, or is answered with 401 |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no source of an identifier",
     note = "use `ClientAddress`, `header(..)`, `extension(..)`, `from_fn(..)` or another source of this crate"
@@ -132,44 +110,23 @@ pub trait Identify: Send + Sync + 'static {
     fn identify(&self, request: &mut Parts) -> Found;
 }
 
-/// Identifies by a header. A request without it is answered with 400, or 401 after [`unauthorized`](Header::unauthorized).
+impl<F: Fn(&mut Parts) -> Found + Send + Sync + 'static> Identify for F {
+    fn identify(&self, request: &mut Parts) -> Found {
+        self(request)
+    }
+}
+
+/// Identifies by a header. A request without it is answered with 400, or 401 in [`unauthorized`].
 ///
 /// A value that is no text (bytes beyond visible ASCII) counts as missing. If the client sends the header several times, the first
 /// value counts.
 #[must_use]
-pub const fn header(name: HeaderName) -> Header {
-    Header { name, challenge: None }
-}
-
-/// See [`header`].
-#[derive(Clone, Debug)]
-pub struct Header {
-    name: HeaderName,
-    challenge: Option<HeaderValue>,
-}
-
-impl Header {
-    /// The same source; a request without the header is answered with 401 and this challenge, such as `Bearer`.
-    #[must_use]
-    pub fn unauthorized(mut self, challenge: HeaderValue) -> Self {
-        self.challenge = Some(challenge);
-        self
-    }
-}
-
-impl Identify for Header {
-    fn identify(&self, request: &mut Parts) -> Found {
-        let value = request.headers.get(&self.name).and_then(|value| value.to_str().ok());
-        Found::Now(match value {
-            Some(value) if !value.is_empty() => Ok(Some(value.into())),
-            _ => {
-                let what = format!("the request has no header {}", self.name);
-                Err(match &self.challenge {
-                    Some(challenge) => IdentifyError::unauthorized(what, challenge.clone()),
-                    None => IdentifyError::missing(what),
-                })
-            }
-        })
+pub fn header(name: HeaderName) -> impl Identify + Clone {
+    move |request: &mut Parts| {
+        let value = request.headers.get(&name).and_then(|value| value.to_str().ok());
+        let value = value.filter(|value| !value.is_empty()).map(|value| Some(value.into()));
+        let missing = || IdentifyError::missing(format!("the request has no header {name}"));
+        Found::Now(value.ok_or_else(missing))
     }
 }
 
@@ -187,41 +144,18 @@ impl Identify for Header {
 /// let by_user = extension(|user: &User| Some(user.name.as_str().into()));
 /// ```
 #[must_use]
-pub fn extension<T, F>(identifier: F) -> Extension<T, F>
+pub fn extension<T, F>(identifier: F) -> impl Identify
 where
     T: Send + Sync + 'static,
     F: Fn(&T) -> Option<Identifier> + Send + Sync + 'static,
 {
-    Extension { identifier, of: PhantomData }
-}
-
-/// See [`extension`].
-#[derive(Clone, Copy)]
-pub struct Extension<T, F> {
-    identifier: F,
-    of: PhantomData<fn(&T)>,
-}
-
-impl<T, F> fmt::Debug for Extension<T, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension<{}>", std::any::type_name::<T>())
-    }
-}
-
-impl<T, F> Identify for Extension<T, F>
-where
-    T: Send + Sync + 'static,
-    F: Fn(&T) -> Option<Identifier> + Send + Sync + 'static,
-{
-    fn identify(&self, request: &mut Parts) -> Found {
-        Found::Now(match request.extensions.get::<T>() {
-            Some(value) => Ok((self.identifier)(value)),
-            None => Err(IdentifyError::not_wired(format!(
-                "the request has no extension {}; add the layer that inserts it outside of this one",
-                std::any::type_name::<T>()
-            ))),
-        })
-    }
+    from_fn(move |request| match request.extensions.get::<T>() {
+        Some(value) => Ok(identifier(value)),
+        None => Err(IdentifyError::not_wired(format!(
+            "the request has no extension {}; add the layer that inserts it outside of this one",
+            std::any::type_name::<T>()
+        ))),
+    })
 }
 
 /// Identifies by the method: `GET`, `POST`.
@@ -249,29 +183,11 @@ pub fn method() -> impl Identify {
 
 /// Identifies by what this function finds in the request.
 #[must_use]
-pub fn from_fn<F>(identify: F) -> FromFn<F>
+pub fn from_fn<F>(identify: F) -> impl Identify
 where
     F: Fn(&Parts) -> Identified + Send + Sync + 'static,
 {
-    FromFn { identify }
-}
-
-/// See [`from_fn`].
-#[derive(Clone, Copy)]
-pub struct FromFn<F> {
-    identify: F,
-}
-
-impl<F> fmt::Debug for FromFn<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FromFn")
-    }
-}
-
-impl<F: Fn(&Parts) -> Identified + Send + Sync + 'static> Identify for FromFn<F> {
-    fn identify(&self, request: &mut Parts) -> Found {
-        Found::Now((self.identify)(request))
-    }
+    move |request: &mut Parts| Found::Now(identify(request))
 }
 
 /// Identifies by what this function waits for, such as a look-up in a database. The future owns what it needs of the request.
@@ -292,58 +208,41 @@ impl<F: Fn(&Parts) -> Identified + Send + Sync + 'static> Identify for FromFn<F>
 /// });
 /// ```
 #[must_use]
-pub fn from_async_fn<F, T>(identify: F) -> FromAsyncFn<F>
+pub fn from_async_fn<F, T>(identify: F) -> impl Identify
 where
     F: Fn(&Parts) -> T + Send + Sync + 'static,
     T: Future<Output = Identified> + Send + 'static,
 {
-    FromAsyncFn { identify }
-}
-
-/// See [`from_async_fn`].
-#[derive(Clone, Copy)]
-pub struct FromAsyncFn<F> {
-    identify: F,
-}
-
-impl<F> fmt::Debug for FromAsyncFn<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FromAsyncFn")
-    }
-}
-
-impl<F, T> Identify for FromAsyncFn<F>
-where
-    F: Fn(&Parts) -> T + Send + Sync + 'static,
-    T: Future<Output = Identified> + Send + 'static,
-{
-    fn identify(&self, request: &mut Parts) -> Found {
-        Found::Later(Box::pin((self.identify)(request)))
-    }
+    move |request: &mut Parts| Found::Later(Box::pin(identify(request)))
 }
 
 /// The same source, for requests that may lack it: where the client did not send it, limits that are kept by it do not apply.
 /// Another limit must apply then. A source that is not wired stays an error.
 #[must_use]
-pub const fn optional<I: Identify>(source: I) -> Optional<I> {
-    Optional { source }
+pub fn optional(source: impl Identify) -> impl Identify {
+    where_missing(source, |_| Ok(None))
 }
 
-/// See [`optional`].
-#[derive(Clone, Copy, Debug)]
-pub struct Optional<I> {
-    source: I,
+/// The same source; a request that lacks it is answered with 401 and this challenge, such as `Bearer`.
+#[must_use]
+pub fn unauthorized(source: impl Identify, challenge: HeaderValue) -> impl Identify {
+    where_missing(source, move |what| {
+        Err(IdentifyError::Missing { what, challenge: Some(challenge.clone()) })
+    })
 }
 
-impl<I: Identify> Identify for Optional<I> {
-    fn identify(&self, request: &mut Parts) -> Found {
-        fn lenient(found: Identified) -> Identified {
-            match found {
-                Err(IdentifyError::Missing { .. }) => Ok(None),
-                found => found,
-            }
-        }
-        match self.source.identify(request) {
+/// The same source, with another answer where the client did not send the identifier.
+fn where_missing<F>(source: impl Identify, instead: F) -> impl Identify
+where
+    F: Fn(Cow<'static, str>) -> Identified + Clone + Send + Sync + 'static,
+{
+    move |request: &mut Parts| {
+        let instead = instead.clone();
+        let lenient = move |found| match found {
+            Err(IdentifyError::Missing { what, .. }) => instead(what),
+            found => found,
+        };
+        match source.identify(request) {
             Found::Now(found) => Found::Now(lenient(found)),
             Found::Later(found) => Found::Later(Box::pin(async move { lenient(found.await) })),
         }

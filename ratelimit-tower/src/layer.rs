@@ -1,18 +1,19 @@
 //! [`RateLimitLayer`]: limits in front of a service.
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
+use derive_where::derive_where;
 use http::request::Parts;
 use ratelimit_core::{ConfigError, Limits, Policy, Quota, RateLimiter, Store, SyncStore};
 use tower_layer::Layer;
 
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
 use crate::fields::Fields;
+use crate::gate::Gate;
 use crate::identify::Identify;
+use crate::mode::{Awaited, Immediate};
 use crate::rejection::ProblemJson;
-use crate::service::RateLimitService;
+use crate::service::{RateLimitService, Shared};
 
 /// Limits requests before they reach a service.
 ///
@@ -42,19 +43,15 @@ use crate::service::RateLimitService;
 ///
 /// Clones of the layer and of its services share the limiter. Two layers that are built from limiters with the same store and the
 /// same limits share states as well.
+#[derive_where(Clone; R, M)]
+#[derive_where(Debug; M)]
 pub struct RateLimitLayer<S, A = Policy, R = ProblemJson, M = Awaited> {
-    pub(crate) config: Config<S, A>,
-    pub(crate) answer: R,
-    mode: PhantomData<fn() -> M>,
+    #[derive_where(skip(Debug))]
+    config: Config<S, A>,
+    #[derive_where(skip(Debug))]
+    answer: R,
+    pub(crate) mode: M,
 }
-
-/// The store is awaited: any [`Store`].
-#[derive(Clone, Copy, Debug)]
-pub struct Awaited;
-
-/// The store decides without waiting: a [`SyncStore`]. No future is boxed.
-#[derive(Clone, Copy, Debug)]
-pub struct Immediate;
 
 impl<S: Store<A>, A: Quota + 'static> RateLimitLayer<S, A> {
     /// A layer with these limits, which all requests are held to.
@@ -94,7 +91,7 @@ impl<S: Store<A>, A: Quota + 'static> RateLimitLayer<S, A> {
     }
 
     fn with(limiters: Limiters<S, A>) -> Self {
-        Self { config: Config::new(limiters), answer: ProblemJson, mode: PhantomData }
+        Self { config: Config::new(limiters), answer: ProblemJson, mode: Awaited }
     }
 }
 
@@ -180,7 +177,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// [`Answer`](crate::Answer).
     #[must_use]
     pub fn answer<R2>(self, answer: R2) -> RateLimitLayer<S, A, R2, M> {
-        RateLimitLayer { config: self.config, answer, mode: PhantomData }
+        RateLimitLayer { config: self.config, answer, mode: self.mode }
     }
 
     /// The same layer, which decides without waiting and boxes no future.
@@ -189,7 +186,11 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     where
         S: SyncStore<A>,
     {
-        RateLimitLayer { config: self.config, answer: self.answer, mode: PhantomData }
+        self.with_mode(Immediate)
+    }
+
+    pub(crate) fn with_mode<M2>(self, mode: M2) -> RateLimitLayer<S, A, R, M2> {
+        RateLimitLayer { config: self.config, answer: self.answer, mode }
     }
 
     /// Checks that every limit's identifiers have a source. A layer without this check refuses all requests to limits that lack one.
@@ -207,7 +208,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     }
 
     /// Checks that the identifiers of each of these limits have a source: limits among which the layer [chooses](Self::choosing), or
-    /// a new policy, by `ReloadBuilder::validate`.
+    /// a new policy, by `Reload::validate`.
     ///
     /// # Errors
     /// A limit that is kept by an identifier without a source.
@@ -216,24 +217,18 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     }
 }
 
-impl<S, A, R: Clone, M> Clone for RateLimitLayer<S, A, R, M> {
-    fn clone(&self) -> Self {
-        Self { config: self.config.clone(), answer: self.answer.clone(), mode: PhantomData }
-    }
-}
-
-impl<S, A, R, M> fmt::Debug for RateLimitLayer<S, A, R, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer")
-            .field("fields", &self.config.fields)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<Svc, S: Store<A>, A: Quota + 'static, R: Clone, M> Layer<Svc> for RateLimitLayer<S, A, R, M> {
+impl<Svc, S, A, R, M> Layer<Svc> for RateLimitLayer<S, A, R, M>
+where
+    S: Store<A>,
+    A: Quota + 'static,
+    R: Clone,
+    M: Clone,
+{
     type Service = RateLimitService<Svc, S, A, R, M>;
 
     fn layer(&self, inner: Svc) -> Self::Service {
-        RateLimitService::new(inner, self.config.clone(), self.answer.clone())
+        let Self { config, answer, mode } = self.clone();
+        let shared = Shared { gate: Gate::new(config), answer, mode };
+        RateLimitService { inner, shared: Arc::new(shared) }
     }
 }

@@ -10,7 +10,7 @@
 #![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | what clients of tonic are told |")]
 #![cfg_attr(
     feature = "tokio",
-    doc = "| [`ReservationLayer`], [`Charge`], [`Meter`], [`Hold`] | costs that are known after the response |"
+    doc = "| [`Reserving`], [`Charge`], [`Meter`], [`Hold`] | costs that are known after the response |"
 )]
 #![cfg_attr(
     feature = "tokio",
@@ -68,16 +68,16 @@ use std::future::Future;
 use std::pin::Pin;
 
 mod address;
-#[cfg(feature = "tokio")]
-mod body;
 mod caller;
 mod config;
 mod fields;
+mod gate;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod identify;
 mod layer;
 mod log;
+mod mode;
 mod rejection;
 #[cfg(feature = "tokio")]
 mod reservation;
@@ -87,31 +87,27 @@ mod text;
 mod wait;
 
 pub use address::{ClientAddress, PeerAddress, ProxyHeader};
-#[cfg(feature = "tokio")]
-pub use body::SettledBody;
 pub use config::{Choice, OnStoreError};
 pub use fields::advice::{Advice, AdvisedLimit, AdvisedPolicy};
-pub use fields::{BusyWait, Draft, Fields, Unit, XRateLimit};
+pub use fields::{BusyWait, Fields, Unit, XRateLimit};
 #[cfg(feature = "grpc")]
 pub use grpc::Grpc;
 #[cfg(feature = "axum")]
-pub use identify::axum::{PathParam, matched_route, path_param};
+pub use identify::axum::{matched_route, path_param};
 pub use identify::{
-    Extension, Found, FromAsyncFn, FromFn, Header, Identified, Identifier, Identify, IdentifyError,
-    Optional, extension, from_async_fn, from_fn, header, method, optional,
+    Found, Identified, Identifier, Identify, IdentifyError, extension, from_async_fn, from_fn,
+    header, method, optional, unauthorized,
 };
-pub use layer::{Awaited, Immediate, RateLimitLayer};
+pub use layer::RateLimitLayer;
+pub use mode::{Awaited, Immediate};
+#[doc(hidden)]
+pub use mode::{Grant, Mode};
 pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 #[cfg(feature = "tokio")]
-pub use reservation::{
-    Charge, Held, Hold, Meter, ReservationFuture, ReservationLayer, ReservationService, Settlements,
-};
-pub use service::{Mode, RateLimitService, ResponseFuture};
+pub use reservation::{Charge, Held, Hold, Meter, Reserving, SettledBody};
+pub use service::{RateLimitService, ResponseFuture};
 #[cfg(feature = "tokio")]
-pub use wait::{
-    HeedAnswers, HoldBack, IgnoreAnswers, WaitError, WaitLayer, WaitService, WaitServiceError,
-    Waiter,
-};
+pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};
 
 /// A future that is moved into another.
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

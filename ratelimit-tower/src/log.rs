@@ -13,6 +13,7 @@ pub(crate) struct Log {
     shadow: Lines,
     undecided: Lines,
     misconfigured: Lines,
+    unwired: Lines,
 }
 
 impl Log {
@@ -24,17 +25,20 @@ impl Log {
 
     /// The store could not decide by limits of which this is the first.
     pub(crate) fn undecided(&self, limit: &str, error: &dyn Display, admits: bool) {
-        let Some(requests) = self.undecided.due(limit, Instant::now()) else { return };
-        if admits {
-            tracing::warn!(%error, requests, "the store of a rate limit cannot decide; the request is admitted");
-        } else {
-            tracing::warn!(%error, requests, "the store of a rate limit cannot decide; the request is refused");
+        if let Some(requests) = self.undecided.due(limit, Instant::now()) {
+            tracing::warn!(%error, admits, requests, "the store of a rate limit cannot decide");
         }
     }
 
     pub(crate) fn misconfigured(&self, reason: &dyn Display) {
         if let Some(requests) = self.misconfigured.due("", Instant::now()) {
             tracing::error!(%reason, requests, "a rate limit is configured wrongly; the request is refused");
+        }
+    }
+
+    pub(crate) fn unwired(&self, limit: &str, error: &dyn Display) {
+        if let Some(requests) = self.unwired.due(limit, Instant::now()) {
+            tracing::warn!(%error, requests, "a shadow limit is never tried");
         }
     }
 }

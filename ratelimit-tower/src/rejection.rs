@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use serde::Serialize;
 
@@ -28,137 +28,45 @@ pub(crate) struct Denied;
 
 /// A request that is not admitted, for an [`Answer`].
 #[derive(Clone, Debug)]
-pub struct Rejection(Box<Details>);
-
-/// Boxed, because few requests have them and every decision would move them.
-#[derive(Clone, Debug)]
-struct Details {
-    reason: Reason,
-    status: StatusCode,
-    violated_policies: Vec<Box<str>>,
-    retry_after: Option<Duration>,
-    detail: Option<Cow<'static, str>>,
-    headers: HeaderMap,
+#[non_exhaustive]
+pub struct Rejection {
+    /// Why the request is not admitted.
+    pub reason: Reason,
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// The names of the limits that denied the request, or that could not be decided.
+    pub violated_policies: Vec<Box<str>>,
+    /// How long until the same request is admitted. `None` if that is never, or not known.
+    pub retry_after: Option<Duration>,
+    /// What the client may be told beside the reason, such as the header that it did not send.
+    pub detail: Option<Cow<'static, str>>,
+    /// The fields that the layer adds to the answer, unless the answer has fields of these names: `Retry-After`, `RateLimit`,
+    /// `RateLimit-Policy`, `WWW-Authenticate`.
+    pub headers: HeaderMap,
 }
 
 impl Rejection {
-    fn new(reason: Reason, status: StatusCode) -> Self {
-        Self(Box::new(Details {
+    /// Boxed, because few requests have one and every decision would move it.
+    pub(crate) fn new(reason: Reason, status: StatusCode) -> Box<Self> {
+        Box::new(Self {
             reason,
             status,
             violated_policies: Vec::new(),
             retry_after: None,
             detail: None,
             headers: HeaderMap::new(),
-        }))
-    }
-
-    /// The limits that denied, or could not be decided; the wait, and the fields.
-    fn by(
-        mut self,
-        violated_policies: Vec<Box<str>>,
-        retry_after: Option<Duration>,
-        headers: HeaderMap,
-    ) -> Self {
-        self.0.violated_policies = violated_policies;
-        self.0.retry_after = retry_after;
-        self.0.headers = headers;
-        self
-    }
-
-    /// Limits denied the request, and these fields describe them.
-    pub(crate) fn denied(
-        violated_policies: Vec<Box<str>>,
-        retry_after: Option<Duration>,
-        headers: HeaderMap,
-    ) -> Self {
-        let rejection = Self::new(Reason::QuotaExceeded, StatusCode::TOO_MANY_REQUESTS);
-        rejection.by(violated_policies, retry_after, headers)
-    }
-
-    /// The store cannot decide; these are the limits that it was asked about.
-    pub(crate) fn reduced_capacity(
-        violated_policies: Vec<Box<str>>,
-        retry_after: Option<Duration>,
-        headers: HeaderMap,
-    ) -> Self {
-        let rejection = Self::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE);
-        rejection.by(violated_policies, retry_after, headers)
-    }
-
-    /// The service is at fault.
-    pub(crate) fn misconfigured() -> Self {
-        Self::new(Reason::Misconfigured, StatusCode::INTERNAL_SERVER_ERROR)
-    }
-
-    /// The request has no identifier.
-    pub(crate) fn unidentified(
-        status: StatusCode,
-        what: Cow<'static, str>,
-        challenge: Option<HeaderValue>,
-    ) -> Self {
-        let mut rejection = Self::new(Reason::Unidentified, status);
-        rejection.0.detail = Some(what);
-        if let Some(challenge) = challenge {
-            rejection.0.headers.insert(WWW_AUTHENTICATE, challenge);
-        }
-        rejection
-    }
-
-    /// Why the request is not admitted.
-    #[must_use]
-    pub fn reason(&self) -> Reason {
-        self.0.reason
-    }
-
-    /// The status of the answer.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        self.0.status
-    }
-
-    /// The names of the limits that denied the request, or that could not be decided.
-    #[must_use]
-    pub fn violated_policies(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.0.violated_policies.iter().map(|name| &**name)
-    }
-
-    /// How long until the same request is admitted. `None` if that is never, or not known.
-    #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.0.retry_after
-    }
-
-    /// What the client may be told beside the reason, such as the header that it did not send.
-    #[must_use]
-    pub fn detail(&self) -> Option<&str> {
-        self.0.detail.as_deref()
-    }
-
-    /// The fields that the layer adds to the answer, unless the answer has fields of these names: `Retry-After`, `RateLimit`,
-    /// `RateLimit-Policy`, `WWW-Authenticate`.
-    #[must_use]
-    pub fn headers(&self) -> &HeaderMap {
-        &self.0.headers
+        })
     }
 
     /// The answer, with its fields.
     pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
         let mut response = answer.answer(&self);
-        if matches!(self.0.reason, Reason::QuotaExceeded | Reason::ReducedCapacity) {
+        if matches!(self.reason, Reason::QuotaExceeded | Reason::ReducedCapacity) {
             response.extensions_mut().insert(Denied);
         }
-        let headers = response.headers_mut();
-        // The map tells a name with its first value alone. `None` for one that the answer has by itself.
-        let mut absent = None;
-        for (name, value) in self.0.headers {
-            if let Some(name) = name {
-                absent = Some(name).filter(|name| !headers.contains_key(name));
-            }
-            if let Some(name) = &absent {
-                headers.append(name, value);
-            }
-        }
+        // A field that the answer has by itself takes the place of that of the layer.
+        let own = std::mem::replace(response.headers_mut(), self.headers);
+        response.headers_mut().extend(own);
         response
     }
 }
@@ -172,8 +80,8 @@ impl Rejection {
 /// use ratelimit_tower::Rejection;
 ///
 /// let plain = |rejection: &Rejection| {
-///     let mut response = Response::new(format!("sorry: {}", rejection.status()));
-///     *response.status_mut() = rejection.status();
+///     let mut response = Response::new(format!("sorry: {}", rejection.status));
+///     *response.status_mut() = rejection.status;
 ///     response
 /// };
 /// ```
@@ -211,7 +119,7 @@ struct Problem<'a> {
 
 impl<B: From<Bytes>> Answer<B> for ProblemJson {
     fn answer(&self, rejection: &Rejection) -> Response<B> {
-        let (kind, title) = match rejection.0.reason {
+        let (kind, title) = match rejection.reason {
             Reason::QuotaExceeded => (
                 "https://iana.org/assignments/http-problem-types#quota-exceeded",
                 "Request cannot be satisfied as assigned quota has been exceeded",
@@ -221,20 +129,20 @@ impl<B: From<Bytes>> Answer<B> for ProblemJson {
                 "Request cannot be satisfied due to temporary server capacity constraints",
             ),
             Reason::Unidentified | Reason::Misconfigured => {
-                ("about:blank", rejection.0.status.canonical_reason().unwrap_or("Error"))
+                ("about:blank", rejection.status.canonical_reason().unwrap_or("Error"))
             }
         };
         let problem = Problem {
             r#type: kind,
             title,
-            status: rejection.0.status.as_u16(),
-            detail: rejection.detail(),
-            violated_policies: &rejection.0.violated_policies,
+            status: rejection.status.as_u16(),
+            detail: rejection.detail.as_deref(),
+            violated_policies: &rejection.violated_policies,
         };
         // Writing strings and numbers to memory cannot fail.
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let mut response = Response::new(B::from(Bytes::from(body)));
-        *response.status_mut() = rejection.0.status;
+        *response.status_mut() = rejection.status;
         let json = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(CONTENT_TYPE, json);
         response

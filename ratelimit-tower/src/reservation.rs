@@ -1,29 +1,26 @@
-//! [`ReservationLayer`]: reserves a cost when a request arrives, and settles it with the response.
+//! [`Reserving`]: a layer reserves a cost when a request arrives, and settles it with the response.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use http::StatusCode;
 use ratelimit_core::{Quota, Store};
-use tower_layer::Layer;
+use tokio_util::task::TaskTracker;
 
-use crate::config::Config;
 use crate::layer::RateLimitLayer;
 
+mod body;
 mod hold;
+mod mode;
 mod open;
-mod service;
-mod settlements;
 
+pub use body::SettledBody;
 pub use hold::{Held, Hold};
-pub(crate) use open::Open;
-pub use service::{ReservationFuture, ReservationService};
-pub use settlements::Settlements;
 
-/// Reserves the cost of a request when it arrives, and settles it at what the response did cost.
+/// The mode of a layer that reserves the cost of a request when it arrives, and settles it at what the response did cost.
 ///
-/// [`RateLimitLayer::reserve`] makes it of a layer whose cost is the estimate. A request is admitted if its estimate fits. The difference
+/// [`RateLimitLayer::reserve`] makes such a layer of one whose cost is the estimate. A request is admitted if its estimate fits. The difference
 /// is given back, or charged down to nothing left, when the body of the response ends or is dropped, or when the client
 /// goes away:
 ///
@@ -38,7 +35,7 @@ pub use settlements::Settlements;
 /// is upgraded, such as a WebSocket's, is given back with the response 101 unless the handler [holds](Hold) it.
 ///
 /// A store that decides without waiting settles before the end of the body is reported, so that the next request finds the capacity. Any
-/// other settles after it: see [`settlements`](Self::settlements).
+/// other settles after it: see [`settlements`](RateLimitLayer::settlements).
 ///
 /// The limits must be of algorithms that reserve: [`Gcra`](ratelimit_core::Gcra), [`TokenBucket`](ratelimit_core::TokenBucket),
 /// [`FixedWindow`](ratelimit_core::FixedWindow), [`Concurrency`](ratelimit_core::Concurrency). Others are answered with 500. The service
@@ -58,52 +55,31 @@ pub use settlements::Settlements;
 /// # let _ = layer;
 /// # }
 /// ```
-pub struct ReservationLayer<S, A, R> {
-    config: Config<S, A>,
-    answer: R,
+#[derive(Clone, Debug)]
+pub struct Reserving {
     charge: Charge,
-    settlements: Settlements,
+    settlements: TaskTracker,
+    /// Whether the log says that a connection was upgraded without a [`Hold`].
+    said_unheld: Arc<AtomicBool>,
 }
 
 impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
-    /// A layer that reserves this layer's cost when a request arrives, and settles it by the response. See [`ReservationLayer`].
+    /// A layer that reserves this layer's cost when a request arrives, and settles it by the response. See [`Reserving`].
     #[must_use]
-    pub fn reserve(self, charge: Charge) -> ReservationLayer<S, A, R> {
-        let settlements = Settlements::default();
-        ReservationLayer { config: self.config, answer: self.answer, charge, settlements }
+    pub fn reserve(self, charge: Charge) -> RateLimitLayer<S, A, R, Reserving> {
+        let settlements = TaskTracker::new();
+        // A closed tracker still counts; an open one would make waiting endless.
+        settlements.close();
+        self.with_mode(Reserving { charge, settlements, said_unheld: Arc::default() })
     }
 }
 
-impl<S, A, R> ReservationLayer<S, A, R> {
-    /// The reservations of this layer and its clones that are not settled yet, for a test or a shutdown that waits for them.
+impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
+    /// The reservations of this layer and its clones that are not settled yet: `len` tells how many requests and settlements are under
+    /// way, and a test or a shutdown waits for them by `wait`.
     #[must_use]
-    pub const fn settlements(&self) -> &Settlements {
-        &self.settlements
-    }
-}
-
-impl<S, A, R: Clone> Clone for ReservationLayer<S, A, R> {
-    fn clone(&self) -> Self {
-        Self {
-            config: self.config.clone(),
-            answer: self.answer.clone(),
-            charge: self.charge.clone(),
-            settlements: self.settlements.clone(),
-        }
-    }
-}
-
-impl<S, A, R> fmt::Debug for ReservationLayer<S, A, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReservationLayer").field("charge", &self.charge).finish_non_exhaustive()
-    }
-}
-
-impl<Svc, S: Store<A>, A: Quota + 'static, R: Clone> Layer<Svc> for ReservationLayer<S, A, R> {
-    type Service = ReservationService<Svc, S, A, R>;
-
-    fn layer(&self, inner: Svc) -> Self::Service {
-        ReservationService::new(inner, self.clone())
+    pub const fn settlements(&self) -> &TaskTracker {
+        &self.mode.settlements
     }
 }
 
@@ -165,13 +141,13 @@ impl Charge {
         self.free.as_ref().is_some_and(|free| free(status))
     }
 
-    /// What a response of this status costs, and whether its body does.
-    fn of(&self, status: StatusCode, estimate: u64) -> (u64, bool) {
+    /// What a response of this status costs, `None` for the estimate, and whether the bytes of its body add to that.
+    fn of(&self, status: StatusCode) -> (Option<u64>, bool) {
         match &self.by {
-            _ if self.is_free(status) => (0, false),
-            By::Estimate => (estimate, false),
-            By::BodyBytes => (0, true),
-            By::Status(cost) => (cost(status), false),
+            _ if self.is_free(status) => (Some(0), false),
+            By::Estimate => (None, false),
+            By::BodyBytes => (Some(0), true),
+            By::Status(cost) => (Some(cost(status)), false),
         }
     }
 }
@@ -186,7 +162,7 @@ impl fmt::Debug for Charge {
     }
 }
 
-/// The cost of a request as its handler counts it: an extension of each request that a [`ReservationLayer`] admits.
+/// The cost of a request as its handler counts it: an extension of each request that a layer that [reserves](Reserving) admits.
 ///
 /// Clones count together, so that a stream can count while it is sent. Once a cost is set, it is what the request costs, whatever
 /// [`Charge`] says and whatever the status is. Layers inside each other share one meter; one that counts something else is

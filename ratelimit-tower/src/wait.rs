@@ -1,18 +1,18 @@
 //! [`Waiter`]: waits until a request is admitted.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use derive_where::derive_where;
 use ratelimit_core::{Algorithm, Decision, Identifiers, Policy, RateLimiter, Store, Verdict};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 mod layer;
 mod queue;
 
-pub use layer::{HeedAnswers, HoldBack, IgnoreAnswers, WaitLayer, WaitService, WaitServiceError};
+pub use layer::{WaitLayer, WaitService, WaitServiceError};
 
-use queue::Queues;
+use queue::{Name, Queues};
 
 /// Waits until a request is admitted, instead of refusing it.
 ///
@@ -35,26 +35,13 @@ use queue::Queues;
 /// # Ok(())
 /// # }
 /// ```
+#[derive_where(Clone, Debug)]
 pub struct Waiter<S, A = Policy> {
-    shared: Arc<Shared<S, A>>,
-    jitter: Duration,
-}
-
-struct Shared<S, A> {
+    #[derive_where(skip(Debug))]
     limiter: Arc<RateLimiter<S, A>>,
-    queues: Queues,
-}
-
-impl<S, A> Clone for Waiter<S, A> {
-    fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), jitter: self.jitter }
-    }
-}
-
-impl<S, A> fmt::Debug for Waiter<S, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiter").field("jitter", &self.jitter).finish_non_exhaustive()
-    }
+    #[derive_where(skip(Debug))]
+    queues: Arc<Queues>,
+    jitter: Duration,
 }
 
 /// Why a wait ended without an admission. Nothing was charged, unless the store's error says otherwise.
@@ -95,8 +82,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// A waiter for admissions of this limiter. Its clones have one queue.
     #[must_use]
     pub fn new(limiter: impl Into<Arc<RateLimiter<S, A>>>) -> Self {
-        let shared = Shared { limiter: limiter.into(), queues: Queues::default() };
-        Self { shared: Arc::new(shared), jitter: Duration::ZERO }
+        Self { limiter: limiter.into(), queues: Arc::default(), jitter: Duration::ZERO }
     }
 
     /// The same waiter, whose waits are longer by a random time of up to this, so that processes that share a limit do not all ask at
@@ -129,11 +115,11 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         cost: u64,
         max_wait: Duration,
     ) -> Result<Decision, WaitError<S::Error>> {
-        let Shared { limiter, queues } = &*self.shared;
+        let limiter = &*self.limiter;
         // A maximum beyond what the clock can tell is none.
         let deadline = Instant::now().checked_add(max_wait);
         let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
-        let place = queues.enter(queue_of(limiter, caller));
+        let place = self.queues.enter(queue_of(limiter, caller));
         // Those who would wait for too long need not queue up for it.
         place.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
         if is_above_capacity(limiter, caller, cost) {
@@ -190,8 +176,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// # }
     /// ```
     pub fn hold_back<C: Identifiers + ?Sized>(&self, caller: &C, wait: Duration) {
-        let Shared { limiter, queues } = &*self.shared;
-        queues.hold_back(queue_of(limiter, caller), wait);
+        self.queues.hold_back(queue_of(&self.limiter, caller), wait);
     }
 
     /// Sleeps until then, longer by the jitter, and no longer than the deadline.
@@ -217,16 +202,8 @@ fn is_above_capacity<S, A: Algorithm, C: Identifiers + ?Sized>(
 fn queue_of<S, A: Algorithm, C: Identifiers + ?Sized>(
     limiter: &RateLimiter<S, A>,
     caller: &C,
-) -> String {
-    let mut queue = String::new();
-    for key in limiter.limits().iter().map(|limit| limit.key_for(caller)) {
-        // The length comes first, so that no two lists of keys are one text.
-        match key {
-            Some(key) => queue.extend([&*key.len().to_string(), ":", &*key]),
-            None => queue.push('-'),
-        }
-    }
-    queue
+) -> Name {
+    limiter.limits().iter().map(|limit| Some(limit.key_for(caller)?.into_owned())).collect()
 }
 
 #[cfg(test)]

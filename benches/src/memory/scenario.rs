@@ -5,8 +5,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::keys::{Draw, Key, Spread};
-use crate::measure::Samples;
+use crate::measure::{Samples, turns};
 use crate::peers::{Allowance, Subject};
+use crate::report::{Report, digits};
 
 /// Which keys are asked about, and in which order.
 #[derive(Clone, Copy)]
@@ -16,16 +17,21 @@ pub(super) struct Scenario {
     pub(super) key_count: usize,
 }
 
-pub(super) const HOT: Scenario = Scenario { name: "hot", spread: Spread::Uniform, key_count: 1 };
-pub(super) const THOUSAND: Scenario =
-    Scenario { name: "1k-uniform", spread: Spread::Uniform, key_count: 1_000 };
-pub(super) const MILLION: Scenario =
-    Scenario { name: "1m-uniform", spread: Spread::Uniform, key_count: 1_000_000 };
-pub(super) const ZIPF: Scenario =
-    Scenario { name: "1m-zipf", spread: Spread::Zipf, key_count: 1_000_000 };
+impl Scenario {
+    const fn new(name: &'static str, spread: Spread, key_count: usize) -> Self {
+        Self { name, spread, key_count }
+    }
+}
+
+pub(super) const THOUSAND: Scenario = Scenario::new("1k-uniform", Spread::Uniform, 1_000);
 
 /// All of them; those with the same keys stand together, because a million take a while to charge.
-pub(super) const SCENARIOS: [Scenario; 4] = [HOT, THOUSAND, MILLION, ZIPF];
+pub(super) const SCENARIOS: [Scenario; 4] = [
+    Scenario::new("hot", Spread::Uniform, 1),
+    THOUSAND,
+    Scenario::new("1m-uniform", Spread::Uniform, 1_000_000),
+    Scenario::new("1m-zipf", Spread::Zipf, 1_000_000),
+];
 
 /// The outcome that every decision of a measurement has, and the limit that makes it so. Every key is
 /// charged `first_cost` beforehand, so that its state outlives the run: what is measured is a decision
@@ -53,15 +59,12 @@ pub(super) const ALLOWED: Outcome = Outcome {
     allowance: Allowance { period: Duration::from_millis(10), burst: non_zero(4_000_000_000) },
     first_cost: non_zero(1_000_000),
 };
-/// A burst of 2, because one of the peers holds no key with a burst of 1.
 pub(super) const DENIED: Outcome = Outcome {
     name: "denied",
     allowed: false,
     allowance: Allowance { period: Duration::from_secs(10_000), burst: non_zero(2) },
     first_cost: non_zero(2),
 };
-
-pub(super) const OUTCOMES: [Outcome; 2] = [ALLOWED, DENIED];
 
 impl Outcome {
     /// Charges every key beforehand.
@@ -79,7 +82,7 @@ impl Outcome {
 #[derive(Clone, Copy)]
 pub(super) struct Effort {
     /// Rounds that count, each with every limiter once.
-    pub(super) rounds: u64,
+    pub(super) rounds: usize,
     /// Decisions of each thread in a round: a multiple of the largest batch.
     pub(super) decisions: u32,
 }
@@ -98,44 +101,73 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Gives each its turn in every round, forwards and backwards by turns, on the same keys; the first round
-/// warms caches and code, and is not counted. Fails if a decision is another than it should be.
+/// Nanoseconds per decision of each that took turns.
+pub(super) struct Measured {
+    scenario: &'static str,
+    outcome: &'static str,
+    threads: usize,
+    samples: Samples<f64>,
+}
+
+/// Gives each its turn in every round on the same keys. Fails if a decision is another than it should be.
 pub(super) fn take_turns(
     scenario: &Scenario,
     outcome: &Outcome,
     threads: usize,
     effort: Effort,
-    turns: &[Turn<'_>],
-) -> Result<Samples, Box<dyn Error>> {
+    all: &[Turn<'_>],
+) -> Result<Measured, Box<dyn Error>> {
     let mut draws: Vec<_> =
         (1..).take(threads).map(|n| Draw::new(scenario.spread, scenario.key_count, n)).collect();
     // Keys drawn anew for a round: they fit a cache where the keys of the scenario do.
     let fresh = if scenario.key_count > 1_000 { effort.decisions } else { 1 << 11 };
     let fresh = fresh.min(effort.decisions);
-    let mut samples = Vec::new();
-    for number in 0..=effort.rounds {
-        let keys: Vec<_> = draws.iter_mut().map(|draw| draw.keys(fresh as usize)).collect();
-        let mut round = vec![0.0; turns.len()];
-        let mut order: Vec<_> = (0..turns.len()).collect();
-        if number % 2 == 1 {
-            order.reverse();
+    let (mut samples, mut keys, mut keys_of) = (Samples::new(all.len()), Vec::new(), None);
+    for (round, way) in turns(effort.rounds, all.len()) {
+        if keys_of.replace(round) != Some(round) {
+            keys = draws.iter_mut().map(|d| d.keys(fresh as usize)).collect::<Result<_, _>>()?;
         }
-        for place in order {
-            let Turn { subject, batch } = turns[place];
-            let measured = subject.round(&keys, effort.decisions / fresh, batch);
-            let expected = if outcome.allowed { measured.decisions as usize } else { 0 };
-            if measured.allowed != expected {
-                return Err(format!(
-                    "{} {}, number {place} of the turns: {} of {} decisions allowed, not {expected}",
-                    scenario.name, outcome.name, measured.allowed, measured.decisions
-                )
-                .into());
-            }
-            round[place] = measured.ns;
+        let Turn { subject, batch } = all[way];
+        let measured = subject.round(&keys, effort.decisions / fresh, batch);
+        let expected = if outcome.allowed { measured.decisions as usize } else { 0 };
+        if measured.allowed != expected {
+            return Err(format!(
+                "{} {}, number {way} of the turns: {} of {} decisions allowed, not {expected}",
+                scenario.name, outcome.name, measured.allowed, measured.decisions
+            )
+            .into());
         }
-        if number > 0 {
-            samples.push(round);
-        }
+        samples.add((round, way), measured.ns);
     }
-    Ok(Samples(samples))
+    Ok(Measured { scenario: scenario.name, outcome: outcome.name, threads, samples })
+}
+
+impl Measured {
+    /// A row of its own for what was measured beside others, such as one algorithm of many.
+    pub(super) fn named(&mut self, scenario: &'static str) -> &Self {
+        self.scenario = scenario;
+        self
+    }
+
+    /// Tells of ours, at its place among the turns, beside a peer. The ratio is the peer's time over ours: above 1, ratelimit
+    /// is faster.
+    pub(super) fn tell(
+        &self,
+        report: &mut Report,
+        (clock, batch, ours): (&'static str, usize, usize),
+        (peer, at): (&'static str, usize),
+    ) -> Result<(), Box<dyn Error>> {
+        let ns = |way| digits(1, self.samples.median(way, |ns| *ns));
+        report.row(&[
+            ("scenario", self.scenario.into()),
+            ("outcome", self.outcome.into()),
+            ("threads", self.threads.into()),
+            ("clock", clock.into()),
+            ("batch", batch.into()),
+            ("ours_ns", ns(ours)),
+            ("peer", peer.into()),
+            ("peer_ns", ns(at)),
+            ("ratio", digits(2, self.samples.ratio(at, ours, |ns| *ns))),
+        ])
+    }
 }

@@ -8,18 +8,16 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory,
-    Limit, Limits, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket,
-    Verdict, WindowLog,
+    Leased, Limit, Limits, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore,
+    TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
-use crate::clocks::PRECISE;
 use crate::keys::Key;
-use crate::measure::Samples;
-use crate::peers::{Allowance, BATCH, Governor, Limitador, Subject};
+use crate::peers::{Allowance, BATCH, By, Governor, Limitador, Subject};
 use crate::report::Report;
-use crate::table::Row;
 
+use super::PRECISE;
 use super::scenario::{ALLOWED, DENIED, Effort, Outcome, THOUSAND, Turn, take_turns};
 
 /// What a key of a denied measurement has used up, one at a time: the length of a full log.
@@ -34,44 +32,36 @@ const MOST_LOGGED: u64 = 10_000;
 const LEASES: &str = "concurrency";
 
 /// Ours with limits of any kind, all of which apply to every key.
-struct Limiter<A: InMemory>(RateLimiter<MemoryStore<A>, A>);
-
-impl<A: InMemory> Limiter<A> {
-    fn new(algorithms: impl IntoIterator<Item = A>) -> Result<Self, Box<dyn Error>> {
-        let names = ["first", "second", "third"];
-        let limits =
-            names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
-        let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
-        Ok(Self(RateLimiter::new(limits, MemoryStore::new())))
-    }
+fn limiter<A: InMemory>(
+    algorithms: impl IntoIterator<Item = A>,
+) -> Result<RateLimiter<MemoryStore<A>, A>, Box<dyn Error>> {
+    let names = ["first", "second", "third"];
+    let limits = names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
+    let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
+    Ok(RateLimiter::new(limits, MemoryStore::new()))
 }
 
-impl<A: InMemory> Subject for Limiter<A> {
-    fn check(&self, key: &Key) -> bool {
-        let said = self.0.check_now(key.as_str());
+fn all<A: InMemory + 'static>(
+    algorithms: impl IntoIterator<Item = A>,
+) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+    let limiter = limiter(algorithms)?;
+    Ok(Box::new(By(move |key: &Key| {
+        let said = limiter.check_now(key.as_str());
         black_box(&said).as_ref().is_ok_and(Verdict::allowed)
-    }
+    })))
+}
 
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
-        (0..cost.get()).all(|_| self.check(key))
-    }
+fn one<A: InMemory + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+    all([algorithm])
 }
 
 /// A concurrency limit as it is used: a lease that is taken and given back.
-struct Leases(Limiter<Concurrency>);
-
-impl Subject for Leases {
-    fn check(&self, key: &Key) -> bool {
-        let leased = black_box(self.0.0.lease_now(key.as_str()));
-        leased.is_ok_and(|leased| match leased {
-            ratelimit_core::Leased::Granted(_) => true,
-            ratelimit_core::Leased::Denied(_) => false,
-        })
-    }
-
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
-        self.0.charge(key, cost)
-    }
+fn leases(limit: Rate) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+    let limiter = limiter([Concurrency::new(limit)?])?;
+    Ok(Box::new(By(move |key: &Key| {
+        let leased = black_box(limiter.lease_now(key.as_str()));
+        leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
+    })))
 }
 
 /// One limit on several keys, all of them charged or none.
@@ -98,46 +88,9 @@ impl Subject for AllOrNothing {
         let said = self.store.apply_now(&batch);
         if black_box(&said).as_ref().is_ok_and(Verdict::allowed) { BATCH } else { 0 }
     }
-
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
-        (0..cost.get()).all(|_| self.check(key))
-    }
-}
-
-/// A lease and its release with limitador, which has none: a counter that is charged for the one, and again for
-/// the other, as two decisions of ours are.
-struct LimitadorTwice(Limitador);
-
-impl Subject for LimitadorTwice {
-    fn check(&self, key: &Key) -> bool {
-        self.0.check(key) & self.0.check(key)
-    }
-
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
-        self.0.charge(key, cost)
-    }
-}
-
-/// Two limits with governor: two limiters, asked one after the other.
-struct GovernorTwice([Governor; 2]);
-
-impl Subject for GovernorTwice {
-    fn check(&self, key: &Key) -> bool {
-        let [first, second] = &self.0;
-        // Both are asked, whatever the first says: two checks are two checks.
-        first.check(key) & second.check(key)
-    }
-
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
-        self.0.iter().all(|governor| governor.charge(key, cost))
-    }
 }
 
 type Named = (&'static str, Box<dyn Subject>);
-
-fn one<A: InMemory + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn Error>> {
-    Ok(Box::new(Limiter::new([algorithm])?))
-}
 
 /// Every algorithm, to admit all or to admit no more than [`FULL`].
 fn algorithms(allowed: bool) -> Result<Vec<Named>, Box<dyn Error>> {
@@ -161,7 +114,7 @@ fn algorithms(allowed: bool) -> Result<Vec<Named>, Box<dyn Error>> {
         ("bucketed-window", one(BucketedWindow::new(1_000_000, &[rate(many, 60_000_000)?])?)?),
         ("sliding-log", one(SlidingLog::new(rate(many, SHORT_US)?)?)?),
         ("window-log", one(WindowLog::new(rate(MOST_LOGGED, SHORT_US)?)?)?),
-        (LEASES, Box::new(Leases(Limiter::new([Concurrency::new(lease)?])?))),
+        (LEASES, leases(lease)?),
     ])
 }
 
@@ -177,14 +130,14 @@ fn several(allowance: Allowance) -> Result<Vec<(Named, usize)>, Box<dyn Error>> 
     let keys = AllOrNothing { limit: Limit::new("keys", first)?, store: MemoryStore::new() };
     Ok(vec![
         (("stack-of-3-limits", one(Stack::new(three()?)?)?), 1),
-        (("batch-of-3-limits", Box::new(Limiter::new(three()?)?)), 1),
+        (("batch-of-3-limits", all(three()?)?), 1),
         (("batch-of-8-keys", Box::new(keys)), BATCH),
     ])
 }
 
 /// Measures allowed and denied decisions on a thousand keys, on one thread.
 pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    println!("\n1,000 keys; a full log has {FULL} entries\n{}", Row::heading());
+    println!("\n1,000 keys; a full log has {FULL} entries");
     let effort = if quick {
         Effort { rounds: 5, decisions: 1 << 12 }
     } else {
@@ -199,13 +152,17 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
             algorithms(outcome.allowed)?.into_iter().map(|named| (named, 1)).collect();
         let beside_limitador = subjects.len();
         subjects.extend(several(outcome.allowance)?);
-        let limitador = Limitador::new(outcome.allowance, THOUSAND.key_count)?;
-        // What is denied is not released: there one decision is beside one.
-        let leased = LimitadorTwice(Limitador::new(outcome.allowance, THOUSAND.key_count)?);
-        let governor = Governor::new(outcome.allowance)?;
-        let twice =
-            GovernorTwice([Governor::new(outcome.allowance)?, Governor::new(outcome.allowance)?]);
-        let peers: [&dyn Subject; 4] = [&limitador, &twice, &governor, &leased];
+        let limitador = || Limitador::new(outcome.allowance, THOUSAND.key_count);
+        let governor = || Governor::new(outcome.allowance);
+        let (counter, single) = (limitador()?, governor()?);
+        // limitador has no leases: a counter that is charged for the one, and again for the other, as two decisions of ours
+        // are. What is denied is not released: there one decision is beside one.
+        let leased = limitador()?;
+        let leased = By(|key: &Key| leased.check(key) & (!outcome.allowed || leased.check(key)));
+        // Two limits with governor: two limiters, of which both are asked, whatever the first says.
+        let [first, second] = [governor()?, governor()?];
+        let twice = By(|key: &Key| first.check(key) & second.check(key));
+        let peers: [&dyn Subject; 4] = [&counter, &twice, &single, &leased];
         for subject in peers.into_iter().chain(subjects.iter().map(|((_, subject), _)| &**subject))
         {
             outcome.charge(subject, THOUSAND.key_count)?;
@@ -214,7 +171,7 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
             .iter()
             .map(|((_, subject), batch)| Turn { subject: &**subject, batch: *batch });
         let turns: Vec<_> = peers.into_iter().map(Turn::single).chain(ours).collect();
-        let samples = take_turns(&THOUSAND, &outcome, 1, effort, &turns)?;
+        let mut measured = take_turns(&THOUSAND, &outcome, 1, effort, &turns)?;
         for (at, ((name, _), batch)) in subjects.iter().enumerate() {
             let peer = match *batch {
                 _ if *name == LEASES && outcome.allowed => ("limitador-twice", 3),
@@ -222,32 +179,8 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
                 1 => ("governor-twice", 1),
                 _ => ("governor", 2),
             };
-            tell(name, &outcome, *batch, &samples, (at + peers.len(), peer), report)?;
+            measured.named(name).tell(report, (PRECISE, *batch, at + peers.len()), peer)?;
         }
     }
     Ok(())
-}
-
-fn tell(
-    scenario: &'static str,
-    outcome: &Outcome,
-    batch: usize,
-    samples: &Samples,
-    (ours, (peer, at)): (usize, (&'static str, usize)),
-    report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
-    let row = Row {
-        scenario,
-        outcome: outcome.name,
-        threads: 1,
-        clock: PRECISE,
-        batch,
-        ours_ns: 0.0,
-        peer,
-        peer_ns: 0.0,
-        ratio: 0.0,
-    };
-    let row = row.measured(samples, ours, at);
-    println!("{row}");
-    report.line(&row)
 }

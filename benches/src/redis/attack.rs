@@ -8,85 +8,25 @@
 //! once.
 
 use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ratelimit_layers::DenialCache;
 use ratelimit_redis::RedisStore;
-use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::task::coop::consume_budget;
 
-use crate::measure::median;
-use crate::report::Report;
-use crate::table::rounded;
+use crate::measure::{Samples, turns};
+use crate::report::digits;
 
-use super::lab::{Lab, script_calls};
+use super::lab::{Lab, cpu_of, script_calls};
 use super::plain::{ATTACKED, Decides, Failed, Fred, GCRA_SCRIPT, RedisRs};
 use super::throughput::Ours;
 
 const TASKS: usize = 256;
 /// The ways in which requests are decided. Each has a key of its own, by this name.
 const WAYS: [&str; 4] = ["plain loop", "merge=off", "merged", "cached"];
-
-/// One measurement; the fields are those of its JSON line.
-#[derive(Debug, Serialize)]
-struct Row {
-    part: &'static str,
-    client: &'static str,
-    /// How requests are decided.
-    way: &'static str,
-    tasks: usize,
-    per_s: f64,
-    /// Requests of a turn, and those of them that were admitted.
-    requests: f64,
-    admitted: f64,
-    /// Calls of scripts and functions that reached the server in a turn, and in each wait of a turn.
-    calls: f64,
-    calls_per_wait: f64,
-    /// The server's processor time over that of the turn, and for each request.
-    server_cpu: f64,
-    server_ns: f64,
-}
-
-impl Row {
-    fn heading() -> String {
-        format!(
-            "{:<9} {:<13} {:>5} {:>11} {:>10} {:>9} {:>10} {:>12} {:>9} {:>13}",
-            "client",
-            "way",
-            "tasks",
-            "decisions/s",
-            "requests",
-            "admitted",
-            "calls",
-            "calls/wait",
-            "CPU",
-            "CPU ns each"
-        )
-    }
-}
-
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:<9} {:<13} {:>5} {:>11.0} {:>10.0} {:>9.0} {:>10.0} {:>12.1} {:>8.1}% {:>13.1}",
-            self.client,
-            self.way,
-            self.tasks,
-            self.per_s,
-            self.requests,
-            self.admitted,
-            self.calls,
-            self.calls_per_wait,
-            100.0 * self.server_cpu,
-            self.server_ns
-        )
-    }
-}
 
 /// What came of one way in one turn.
 struct Turn {
@@ -113,87 +53,73 @@ fn number(count: u64) -> f64 {
 }
 
 /// Attacks each way of deciding by each client.
-pub(super) async fn run(
-    quick: bool,
-    lab: &mut Lab,
-    report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
-    println!("\n{}", Row::heading());
+pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     lab.flush()?;
-    let (url, sha) = (lab.url(), lab.load(GCRA_SCRIPT)?);
-    let loop_by_redis = RedisRs::connect(&url, &sha).await?.limited(ATTACKED);
-    by_client(quick, lab, report, "redis", loop_by_redis).await?;
-    let loop_by_fred = Fred::connect(&url, &sha).await?.limited(ATTACKED);
-    by_client(quick, lab, report, "fred", loop_by_fred).await
+    let (url, sha) = (lab.server.url(), lab.load(GCRA_SCRIPT)?);
+    let loop_by_redis = RedisRs::connect(&url, &sha, ATTACKED).await?;
+    by_client(lab, "redis", loop_by_redis).await?;
+    by_client(lab, "fred", Fred::connect(&url, &sha, ATTACKED).await?).await
 }
 
 async fn by_client<P: Decides>(
-    quick: bool,
     lab: &mut Lab,
-    report: &mut Report,
     client: &'static str,
     plain: P,
 ) -> Result<(), Box<dyn Error>> {
     let store = async |merge: &str| {
-        let url = format!("{}?client={client}&merge={merge}", lab.url());
+        let url = format!("{}?client={client}&merge={merge}", lab.server.url());
         RedisStore::connect(&url).await
     };
     let plain = Arc::new(plain);
-    let alone = Arc::new(Ours::limited(ATTACKED, store("off").await?)?);
-    let merged = Arc::new(Ours::limited(ATTACKED, store("on").await?)?);
-    let cached = DenialCache::new(store("on").await?);
-    let cached = Arc::new(Ours::limited(ATTACKED, cached)?);
+    let alone = Arc::new(Ours::new(ATTACKED, store("off").await?)?);
+    let merged = Arc::new(Ours::new(ATTACKED, store("on").await?)?);
+    let cached = Arc::new(Ours::new(ATTACKED, DenialCache::new(store("on").await?))?);
 
-    let (rounds, length_ms) = if quick { (3, 1_000) } else { (9, 5_000) };
-    let length = Duration::from_millis(length_ms);
-    let mut turns = [const { Vec::new() }; 4];
-    for round in 0..=rounds {
+    let (rounds, length_ms) = if lab.quick { (3, 1_000) } else { (9, 5_000) };
+    let mut samples = Samples::new(WAYS.len());
+    for (round, way) in turns(rounds, WAYS.len()) {
         // In the first round, connections and processors warm up, and the server learns the scripts.
-        let length = if round == 0 { length / 8 } else { length };
-        let all = [
-            turn(lab, &plain, WAYS[0], length).await?,
-            turn(lab, &alone, WAYS[1], length).await?,
-            turn(lab, &merged, WAYS[2], length).await?,
-            turn(lab, &cached, WAYS[3], length).await?,
-        ];
-        for (turns, turn) in turns.iter_mut().zip(all).filter(|_| round > 0) {
-            turns.push(turn);
-        }
-    }
-    for (way, turns) in WAYS.into_iter().zip(&turns) {
-        let of = |of: fn(&Turn) -> f64| median(turns.iter().map(of));
-        let row = Row {
-            part: "attack",
-            client,
-            way,
-            tasks: TASKS,
-            per_s: rounded(of(|turn| number(turn.requests) / turn.seconds()), 1.0),
-            requests: of(|turn| number(turn.requests)),
-            admitted: of(|turn| number(turn.admitted)),
-            calls: of(|turn| number(turn.calls)),
-            calls_per_wait: rounded(of(|turn| number(turn.calls) / turn.waits()), 100.0),
-            server_cpu: rounded(of(|turn| turn.cpu.as_secs_f64() / turn.seconds()), 1_000.0),
-            server_ns: rounded(
-                of(|turn| turn.cpu.as_secs_f64() * 1e9 / number(turn.requests)),
-                10.0,
-            ),
+        let length = Duration::from_millis(if round == 0 { length_ms / 8 } else { length_ms });
+        let turn = match way {
+            0 => turn(lab, &plain, WAYS[0], length).await?,
+            1 => turn(lab, &alone, WAYS[1], length).await?,
+            2 => turn(lab, &merged, WAYS[2], length).await?,
+            _ => turn(lab, &cached, WAYS[3], length).await?,
         };
-        println!("{row}");
-        report.line(&row)?;
+        samples.add((round, way), turn);
+    }
+    for (at, way) in WAYS.into_iter().enumerate() {
+        let of = |places, of: fn(&Turn) -> f64| digits(places, samples.median(at, of));
+        lab.report.row(&[
+            ("part", "attack".into()),
+            ("client", client.into()),
+            ("way", way.into()),
+            ("tasks", TASKS.into()),
+            ("per_s", of(0, |turn| number(turn.requests) / turn.seconds())),
+            // Requests of a turn, those of them that were admitted, and the calls of scripts and functions that reached the
+            // server, in all and in each wait of the turn.
+            ("requests", of(0, |turn| number(turn.requests))),
+            ("admitted", of(0, |turn| number(turn.admitted))),
+            ("calls", of(0, |turn| number(turn.calls))),
+            ("calls_per_wait", of(2, |turn| number(turn.calls) / turn.waits())),
+            // The server's processor time over that of the turn, and for each request.
+            ("server_cpu", of(3, |turn| turn.cpu.as_secs_f64() / turn.seconds())),
+            ("server_ns", of(1, |turn| turn.cpu.as_secs_f64() * 1e9 / number(turn.requests))),
+        ])?;
     }
     Ok(())
 }
 
 /// Spends what is left of the limit, then lets all tasks attack for this long. Fails if more was admitted than the limit says.
 async fn turn<D: Decides>(
-    lab: &mut Lab,
+    lab: &Lab,
     subject: &Arc<D>,
     key: &'static str,
     length: Duration,
 ) -> Result<Turn, Box<dyn Error>> {
-    while subject.decide(key).await.map_err(|error| error.to_string())? {}
-    lab.server().command(&["CONFIG", "RESETSTAT"])?.ok()?;
-    let cpu = || lab.cpu().unwrap_or_default();
+    while subject.charge(key, 1).await.map_err(|error| error.to_string())? {}
+    lab.server.command(&["CONFIG", "RESETSTAT"])?.ok()?;
+    let cpu = || cpu_of(&lab.server).unwrap_or_default();
     let (requests, admitted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (begin, cpu_before) = (Instant::now(), cpu());
     let mut tasks = JoinSet::new();
@@ -202,7 +128,7 @@ async fn turn<D: Decides>(
         let (requests, admitted) = (Arc::clone(&requests), Arc::clone(&admitted));
         tasks.spawn(async move {
             while begin.elapsed() < length {
-                if subject.decide(key).await? {
+                if subject.charge(key, 1).await? {
                     admitted.fetch_add(1, Ordering::Relaxed);
                 }
                 requests.fetch_add(1, Ordering::Relaxed);
@@ -216,7 +142,7 @@ async fn turn<D: Decides>(
         ended?.map_err(|error| error.to_string())?;
     }
     let (took, cpu) = (begin.elapsed(), cpu().saturating_sub(cpu_before));
-    let calls = script_calls(lab.server())?;
+    let calls = script_calls(&lab.server)?;
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let turn = Turn { requests: count(&requests), admitted: count(&admitted), calls, took, cpu };
     let most = turn.waits() + 1.0;

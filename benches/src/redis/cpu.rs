@@ -1,4 +1,4 @@
-//! The CPU time of the server's main thread per decision, divided by that per INCR.
+//! The CPU time of the server's main thread per decision, divided by that per INCR, and the memory of its keys.
 //!
 //! The benchmark records the commands of one decision on the wire and replays them for 50,000 callers, a hundred
 //! decisions in one piece, in turns with as many INCRs. Before each decision it restores the keys of every caller, so
@@ -6,23 +6,21 @@
 //! trips, all of its commands count.
 
 use std::error::Error;
-use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
 use ratelimit_core::{Policy, Store};
 use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisStore};
-use serde::Serialize;
 
+use crate::keys::Key;
 use crate::measure::median;
-use crate::report::Report;
-use crate::table::rounded;
+use crate::report::digits;
 
-use super::lab::Lab;
+use super::lab::{Lab, cpu_of};
 use super::plain::{GATHERING_SCRIPT, GCRA_SCRIPT, NARROW, Numbers, WIDE, key};
-use super::replay::{Recorded, Template, incr, recorded};
+use super::recorder::{Command, command};
+use super::replay::{Kept, Recorded, Template, incr, recorded};
 use super::situation::{ALGORITHMS, Situation};
-use super::wire::{Command, command};
 
 /// Requests that share a call, of one key or of different ones.
 const MERGED: u32 = 100;
@@ -32,300 +30,79 @@ const CHUNK: usize = 1_000;
 /// Every so many callers one is looked at whether its decision was the recorded one.
 const VERIFIED_EVERY: usize = 5_003;
 
-/// One measurement; the fields are those of its JSON line.
-#[derive(Debug, Serialize)]
-pub(super) struct Row {
-    pub(super) part: &'static str,
-    /// The store's mode, `floor`, or the peer's name.
-    pub(super) mode: &'static str,
-    pub(super) decision: &'static str,
-    pub(super) outcome: &'static str,
-    /// Commands of one decision.
-    pub(super) commands: usize,
-    /// Bytes that one decision sends.
-    pub(super) bytes: usize,
-    pub(super) server_ns: f64,
-    pub(super) incr_ns: f64,
-    /// The server's time for the decision over that for an INCR, the median over pairs.
-    pub(super) ratio: f64,
-    /// A quarter of the pairs lie below this, and a quarter above the next.
-    pub(super) ratio_low: f64,
-    pub(super) ratio_high: f64,
-}
-
-impl Row {
-    /// The row of each decision, of several that were measured as one.
-    fn each(self, decisions: u32) -> Self {
-        let part = |whole: f64, unit| rounded(whole / f64::from(decisions), unit);
-        Self {
-            server_ns: part(self.server_ns, 1.0),
-            ratio: part(self.ratio, 1_000.0),
-            ratio_low: part(self.ratio_low, 1_000.0),
-            ratio_high: part(self.ratio_high, 1_000.0),
-            ..self
-        }
-    }
-
-    pub(super) fn heading() -> String {
-        format!(
-            "{:<12} {:<22} {:<9} {:>8} {:>6} {:>9} {:>9} {:>7}   {}",
-            "mode",
-            "decision",
-            "outcome",
-            "commands",
-            "bytes",
-            "µs",
-            "INCR µs",
-            "× INCR",
-            "middle half"
-        )
-    }
-}
-
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = if self.ratio < 1.0 { 3 } else { 2 };
-        write!(
-            f,
-            "{:<12} {:<22} {:<9} {:>8} {:>6} {:>9.2} {:>9.2} {:>7.digits$}   {:.digits$} to {:.digits$}",
-            self.mode,
-            self.decision,
-            self.outcome,
-            self.commands,
-            self.bytes,
-            self.server_ns / 1e3,
-            self.incr_ns / 1e3,
-            self.ratio,
-            self.ratio_low,
-            self.ratio_high
-        )
-    }
-}
-
-/// What a row is called.
+/// A decision that is replayed, as its row is called.
 #[derive(Clone, Copy)]
-pub(super) struct Names {
+pub(super) struct Trial {
     pub(super) part: &'static str,
+    /// The store's mode, or `floor`.
     pub(super) mode: &'static str,
     pub(super) decision: &'static str,
+    pub(super) admits: bool,
+    /// Requests that one call decides; the row is that of each.
+    pub(super) requests: u32,
+    /// Keys that one call uses: so many fewer callers have as many keys.
+    pub(super) keys: usize,
 }
 
-pub(super) fn outcome(admits: bool) -> &'static str {
-    if admits { "admitted" } else { "denied" }
-}
+impl Trial {
+    const fn new(mode: &'static str, decision: &'static str, admits: bool) -> Self {
+        Self { part: "cpu", mode, decision, admits, requests: 1, keys: 1 }
+    }
 
-/// Whether the server reports its processor time; prints a line if it does not.
-pub(super) fn is_told(lab: &Lab) -> bool {
-    let reported = lab.cpu().is_some();
-    if !reported {
-        println!(
-            "\nno /proc/PID/task/PID/schedstat here: the server's CPU is left out; Linux has it"
-        );
+    fn outcome(self) -> &'static str {
+        if self.admits { "admitted" } else { "denied" }
     }
-    reported
-}
 
-/// Measures the floors, and every algorithm in every mode.
-pub(super) async fn run(
-    quick: bool,
-    lab: &mut Lab,
-    report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
-    if !is_told(lab) {
-        return Ok(());
-    }
-    println!("\n{}", Row::heading());
-    floors(quick, lab, report)?;
-    let url = lab.recorded_url();
-    let lua = RedisStore::connect(&url).await?;
-    let mut situations = Vec::new();
-    for algorithm in ALGORITHMS {
-        for admits in [true, false] {
-            situations.push(Situation::one(algorithm, admits)?);
-        }
-    }
-    for (name, algorithms) in [
-        ("3 limits, gcra", ["gcra"; 3]),
-        ("3 limits, mixed", ["gcra", "fixed-window", "sliding-counter"]),
-    ] {
-        for admits in [true, false] {
-            situations.push(Situation::three(name, algorithms, admits)?);
-        }
-    }
-    situations.push(Situation::lease_by_id()?);
-    for situation in situations {
-        in_store(quick, lab, report, Lua::NAME, situation, lua.clone()).await?;
-    }
-    merged(quick, lab, report, &lua).await?;
-    let cas = RedisStore::builder().cas().connect(&url).await?;
-    for algorithm in ALGORITHMS {
-        for admits in [true, false] {
-            let situation = Situation::one(algorithm, admits)?;
-            in_store(quick, lab, report, Cas::NAME, situation, cas.clone()).await?;
-        }
-    }
-    let multi = RedisStore::builder().multi().connect(&url).await?;
-    for algorithm in ALGORITHMS {
-        for admits in [true, false] {
-            let Some(situation) = Situation::by_attempts(algorithm, admits)? else { continue };
-            // What a transaction cannot decide it refuses.
-            if RedisStore::<Multi>::supports(&situation.limits).is_ok() {
-                in_store(quick, lab, report, Multi::NAME, situation, multi.clone()).await?;
+    /// Replays the decision in turns with INCR.
+    pub(super) fn measure(self, lab: &mut Lab, decision: &Recorded) -> Result<(), Box<dyn Error>> {
+        let rounds = if lab.quick { 1 } else { 4 };
+        let (incr, replay, restore) = (incr()?, decision.replaying()?, decision.restoring()?);
+        // As many keys as INCRs, so that neither finds more of them in the processor's caches.
+        let calls = |keys: Range<usize>| keys.start / self.keys..keys.end / self.keys;
+        lab.flush()?;
+        let mut pairs = Vec::new();
+        for round in 0..rounds {
+            restore.send(&mut lab.wire, calls(0..CALLERS))?;
+            // Not counted: with these commands the server finishes growing its tables.
+            incr.send(&mut lab.wire, 0..CALLERS)?;
+            for (number, begin) in (0..CALLERS).step_by(CHUNK).enumerate() {
+                let chunk = begin..begin + CHUNK;
+                let first = (round + number) % 2;
+                let mut pair = [0.0; 2];
+                for way in [first, 1 - first] {
+                    pair[way] = if way == 0 {
+                        timed(lab, &incr, chunk.clone())?
+                    } else {
+                        timed(lab, &replay, calls(chunk.clone()))? / f64::from(self.requests)
+                    };
+                }
+                pairs.push(pair);
+            }
+            for caller in (0..CALLERS).step_by(VERIFIED_EVERY) {
+                decision.verify(&mut lab.wire, caller / self.keys)?;
             }
         }
+        let kept = Kept::read(&mut lab.wire, &Key::new(0))?;
+        let mut ratios: Vec<_> = pairs.iter().map(|[incr, decision]| decision / incr).collect();
+        ratios.sort_by(f64::total_cmp);
+        let place = if ratios[ratios.len() / 2] < 1.0 { 3 } else { 2 };
+        lab.report.row(&[
+            ("part", self.part.into()),
+            ("mode", self.mode.into()),
+            ("decision", self.decision.into()),
+            ("outcome", self.outcome().into()),
+            ("commands", decision.commands.len().into()),
+            ("bytes_sent", replay.len().into()),
+            ("bytes_kept", kept.bytes().into()),
+            ("server_ns", digits(0, median(pairs.iter().map(|[_, decision]| *decision)))),
+            ("incr_ns", digits(0, median(pairs.iter().map(|[incr, _]| *incr)))),
+            // The server's time for the decision over that for an INCR, the median over pairs; a quarter of the pairs lie
+            // below the next, and a quarter above the last.
+            ("ratio", digits(place, ratios[ratios.len() / 2])),
+            ("ratio_low", digits(place, ratios[ratios.len() / 4])),
+            ("ratio_high", digits(place, ratios[ratios.len() * 3 / 4])),
+        ])
     }
-    Ok(())
-}
-
-async fn in_store<S: Store<Policy>>(
-    quick: bool,
-    lab: &mut Lab,
-    report: &mut Report,
-    mode: &'static str,
-    situation: Situation,
-    store: S,
-) -> Result<(), Box<dyn Error>> {
-    let names = Names { part: "cpu", mode, decision: situation.name };
-    let admits = situation.admits;
-    let message = |error| format!("{mode}, {}, {}: {error}", names.decision, outcome(admits));
-    lab.flush()?;
-    let decision = lab.record(&situation.in_store(store), admits).await.map_err(message)?;
-    let row = measure(quick, lab, names, admits, &decision).map_err(message)?;
-    println!("{row}");
-    report.line(&row)
-}
-
-/// A hundred requests of one key that share a call: of one limit at one cost, at costs that change from one request to
-/// the next, and of three limits.
-async fn merged(
-    quick: bool,
-    lab: &mut Lab,
-    report: &mut Report,
-    store: &RedisStore,
-) -> Result<(), Box<dyn Error>> {
-    let three = Situation::three("3 limits, 100 merged", ["gcra"; 3], true)?;
-    for (decision, situation) in [
-        ("gcra, 100 merged", Situation::one("gcra", true)?),
-        ("gcra, 100 of 3 costs", Situation::one("gcra", true)?.with_costs(3)),
-        ("3 limits, 100 merged", three),
-    ] {
-        lab.flush()?;
-        let recorded = lab.record_merged(&situation.in_store(store.clone()), MERGED).await?;
-        let names = Names { part: "cpu", mode: Lua::NAME, decision };
-        let row = measure(quick, lab, names, true, &recorded)?.each(MERGED);
-        println!("{row}");
-        report.line(&row)?;
-    }
-    Ok(())
-}
-
-/// The least that a decision can cost, and what it costs in a script written by hand.
-fn floors(quick: bool, lab: &mut Lab, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let nothing = lab.load("return 1")?;
-    let gcra = lab.load(GCRA_SCRIPT)?;
-    let caller = recorded();
-    let key = key("floor", caller.as_str());
-    let by_hand = |numbers: Numbers, cost| numbers.command(&gcra, &[&key], cost);
-    let incr = command(&["INCR", &key]);
-    let pexpire = command(&["PEXPIRE", &key, "60000", "NX"]);
-    let transaction = vec![command(&["MULTI"]), incr.clone(), pexpire.clone(), command(&["EXEC"])];
-    let floors: [(_, _, Vec<Command>, Vec<Command>); 5] = [
-        ("return 1", true, vec![], vec![command(&["EVALSHA", &nothing, "1", &key])]),
-        ("INCR, PEXPIRE NX", true, vec![], vec![incr, pexpire]),
-        ("the same in MULTI", true, vec![], transaction),
-        ("gcra by hand", true, vec![by_hand(WIDE, 1_000_000)], vec![by_hand(WIDE, 1)]),
-        ("gcra by hand", false, vec![by_hand(NARROW, 2)], vec![by_hand(NARROW, 1)]),
-    ];
-    for (decision, admits, prepare, commands) in floors {
-        lab.flush()?;
-        let recorded = lab.given(&prepare, commands)?;
-        let names = Names { part: "cpu", mode: "floor", decision };
-        let row = measure(quick, lab, names, admits, &recorded)?;
-        println!("{row}");
-        report.line(&row)?;
-    }
-    gathered(quick, lab, report)
-}
-
-/// A hundred requests of different keys that share a call, by hand.
-fn gathered(quick: bool, lab: &mut Lab, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let script = lab.load(GATHERING_SCRIPT)?;
-    let caller = recorded();
-    let keys: Vec<_> = (0..MERGED).map(|n| format!("floor:{}:{n}", caller.as_str())).collect();
-    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-    lab.flush()?;
-    let prepare = [WIDE.command(&script, &keys, 1_000_000)];
-    let recorded = lab.given(&prepare, vec![WIDE.command(&script, &keys, 1)])?;
-    let names = Names { part: "cpu", mode: "floor", decision: "100 gathered by hand" };
-    let row = measure_gathered(quick, lab, names, (true, MERGED), &recorded)?;
-    println!("{row}");
-    report.line(&row)
-}
-
-/// Replays a decision in turns with INCR.
-pub(super) fn measure(
-    quick: bool,
-    lab: &mut Lab,
-    names: Names,
-    admits: bool,
-    decision: &Recorded,
-) -> Result<Row, Box<dyn Error>> {
-    measure_gathered(quick, lab, names, (admits, 1), decision)
-}
-
-/// The same for so many decisions about different keys that are one call.
-fn measure_gathered(
-    quick: bool,
-    lab: &mut Lab,
-    names: Names,
-    (admits, gathered): (bool, u32),
-    decision: &Recorded,
-) -> Result<Row, Box<dyn Error>> {
-    let rounds = if quick { 1 } else { 4 };
-    let incr = incr()?;
-    let replay = decision.replaying()?;
-    let restore = decision.restoring()?;
-    // As many keys as INCRs, so that neither finds more of them in the processor's caches.
-    let each = usize::try_from(gathered)?;
-    let calls = |keys: Range<usize>| keys.start / each..keys.end / each;
-    lab.flush()?;
-    let mut pairs = Vec::new();
-    for round in 0..rounds {
-        restore.send(&mut lab.wire, calls(0..CALLERS))?;
-        // Not counted: with these commands the server finishes growing its tables.
-        incr.send(&mut lab.wire, 0..CALLERS)?;
-        for (number, begin) in (0..CALLERS).step_by(CHUNK).enumerate() {
-            let chunk = begin..begin + CHUNK;
-            // First the one and then the other by turns.
-            let pair = if (round + number) % 2 == 0 {
-                let incr_time = timed(lab, &incr, chunk.clone())?;
-                (incr_time, timed(lab, &replay, calls(chunk))?)
-            } else {
-                let replay_time = timed(lab, &replay, calls(chunk.clone()))?;
-                (timed(lab, &incr, chunk)?, replay_time)
-            };
-            pairs.push(pair);
-        }
-        for caller in (0..CALLERS).step_by(VERIFIED_EVERY) {
-            decision.verify(&mut lab.wire, caller / each)?;
-        }
-    }
-    let mut ratios: Vec<_> = pairs.iter().map(|(incr, decision)| decision / incr).collect();
-    ratios.sort_by(f64::total_cmp);
-    Ok(Row {
-        part: names.part,
-        mode: names.mode,
-        decision: names.decision,
-        outcome: outcome(admits),
-        commands: decision.commands.len(),
-        bytes: replay.len(),
-        server_ns: rounded(median(pairs.iter().map(|(_, decision)| *decision)), 1.0),
-        incr_ns: rounded(median(pairs.iter().map(|(incr, _)| *incr)), 1.0),
-        ratio: rounded(median(ratios.iter().copied()), 100.0),
-        ratio_low: rounded(ratios[ratios.len() / 4], 100.0),
-        ratio_high: rounded(ratios[ratios.len() * 3 / 4], 100.0),
-    }
-    .each(gathered))
 }
 
 /// The server's nanoseconds for each of these callers.
@@ -337,5 +114,106 @@ fn timed(lab: &mut Lab, template: &Template, callers: Range<usize>) -> Result<f6
 }
 
 fn cpu(lab: &Lab) -> Result<Duration, &'static str> {
-    lab.cpu().ok_or("the server's /proc/PID/task/PID/schedstat is gone: has the server ended?")
+    cpu_of(&lab.server).ok_or(
+        "no /proc/PID/task/PID/schedstat here, which has the server's CPU time: Linux has it",
+    )
+}
+
+/// Measures the floors, and every algorithm in every mode.
+pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+    floors(lab)?;
+    let url = lab.recorded_url();
+    let lua = RedisStore::connect(&url).await?;
+    let cas = RedisStore::builder().cas().connect(&url).await?;
+    let multi = RedisStore::builder().multi().connect(&url).await?;
+    for algorithm in ALGORITHMS {
+        for admits in [true, false] {
+            in_store(lab, Lua::NAME, Situation::one(algorithm, admits)?, &lua).await?;
+        }
+    }
+    for (name, algorithms) in [
+        ("3 limits, gcra", ["gcra"; 3]),
+        ("3 limits, mixed", ["gcra", "fixed-window", "sliding-counter"]),
+    ] {
+        for admits in [true, false] {
+            in_store(lab, Lua::NAME, Situation::three(name, algorithms, admits)?, &lua).await?;
+        }
+    }
+    in_store(lab, Lua::NAME, Situation::lease_by_id()?, &lua).await?;
+    merged(lab, &lua).await?;
+    for algorithm in ALGORITHMS {
+        for admits in [true, false] {
+            in_store(lab, Cas::NAME, Situation::one(algorithm, admits)?, &cas).await?;
+            let Some(attempts) = Situation::by_attempts(algorithm, admits)? else { continue };
+            // What a transaction cannot decide it refuses.
+            if RedisStore::<Multi>::supports(&attempts.limits).is_ok() {
+                in_store(lab, Multi::NAME, attempts, &multi).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn in_store<S: Store<Policy> + Clone>(
+    lab: &mut Lab,
+    mode: &'static str,
+    situation: Situation,
+    store: &S,
+) -> Result<(), Box<dyn Error>> {
+    let trial = Trial::new(mode, situation.name, situation.admits);
+    let message = |error| format!("{mode}, {}, {}: {error}", trial.decision, trial.outcome());
+    lab.flush()?;
+    let recorded = lab.record(&situation.in_store(store.clone()), trial.admits).await;
+    trial.measure(lab, &recorded.map_err(message)?).map_err(|error| message(error).into())
+}
+
+/// A hundred requests of one key that share a call: of one limit at one cost, at costs that change from one request to
+/// the next, and of three limits.
+async fn merged(lab: &mut Lab, store: &RedisStore) -> Result<(), Box<dyn Error>> {
+    for (decision, situation) in [
+        ("gcra, 100 merged", Situation::one("gcra", true)?),
+        ("gcra, 100 of 3 costs", Situation::one("gcra", true)?.with_costs(3)),
+        ("3 limits, 100 merged", Situation::three("", ["gcra"; 3], true)?),
+    ] {
+        lab.flush()?;
+        let recorded = lab.record_merged(&situation.in_store(store.clone()), MERGED).await?;
+        let trial = Trial { requests: MERGED, ..Trial::new(Lua::NAME, decision, true) };
+        trial.measure(lab, &recorded)?;
+    }
+    Ok(())
+}
+
+/// The least that a decision can cost, and what it costs in a script written by hand, alone and of a hundred different
+/// keys in a call.
+fn floors(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+    let nothing = lab.load("return 1")?;
+    let gcra = lab.load(GCRA_SCRIPT)?;
+    let gathering = lab.load(GATHERING_SCRIPT)?;
+    let caller = recorded();
+    let key = key("floor", caller.as_str());
+    let by_hand = |numbers: Numbers, cost| vec![numbers.command(&gcra, &[&key], cost)];
+    let keys: Vec<_> = (0..MERGED).map(|n| format!("{key}:{n}")).collect();
+    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+    let gathered = |cost| vec![WIDE.command(&gathering, &keys, cost)];
+    let incr = command(&["INCR", &key]);
+    let pexpire = command(&["PEXPIRE", &key, "60000", "NX"]);
+    let transaction = vec![command(&["MULTI"]), incr.clone(), pexpire.clone(), command(&["EXEC"])];
+    let floors: [(_, _, Vec<Command>, Vec<Command>); 6] = [
+        ("return 1", true, vec![], vec![command(&["EVALSHA", &nothing, "1", &key])]),
+        ("INCR, PEXPIRE NX", true, vec![], vec![incr, pexpire]),
+        ("the same in MULTI", true, vec![], transaction),
+        ("gcra by hand", true, by_hand(WIDE, 1_000_000), by_hand(WIDE, 1)),
+        ("gcra by hand", false, by_hand(NARROW, 2), by_hand(NARROW, 1)),
+        ("100 gathered by hand", true, gathered(1_000_000), gathered(1)),
+    ];
+    for (decision, admits, prepare, commands) in floors {
+        lab.flush()?;
+        let mut trial = Trial::new("floor", decision, admits);
+        if decision.starts_with("100") {
+            trial = Trial { requests: MERGED, keys: keys.len(), ..trial };
+        }
+        let recorded = lab.given(&prepare, commands)?;
+        trial.measure(lab, &recorded)?;
+    }
+    Ok(())
 }

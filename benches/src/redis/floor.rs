@@ -23,7 +23,7 @@ struct Shared {
 #[derive(Default)]
 struct Next {
     is_under_way: bool,
-    callers: u64,
+    cost: u64,
     call: Arc<Call>,
 }
 
@@ -47,16 +47,16 @@ impl Shared {
     /// Sends one call after the other, until no caller waits.
     async fn fly(&self, caller: String) {
         loop {
-            let (callers, call) = {
+            let (cost, call) = {
                 let mut next = self.next();
-                let Next { callers, call, .. } = std::mem::take(&mut *next);
-                next.is_under_way = callers > 0;
-                (callers, call)
+                let Next { cost, call, .. } = std::mem::take(&mut *next);
+                next.is_under_way = cost > 0;
+                (cost, call)
             };
-            if callers == 0 {
+            if cost == 0 {
                 return;
             }
-            let answer = self.plain.charge(&caller, callers).await;
+            let answer = self.plain.charge(&caller, cost).await;
             let _ = call.answer.set(answer.map_err(|error| error.to_string()));
             call.news.notify_waiters();
             tokio::task::yield_now().await;
@@ -65,10 +65,10 @@ impl Shared {
 }
 
 impl Decides for Floor {
-    async fn decide(&self, caller: &str) -> Result<bool, Failed> {
+    async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
         let call = {
             let mut next = self.0.next();
-            next.callers += 1;
+            next.cost += cost;
             if !next.is_under_way {
                 next.is_under_way = true;
                 let (shared, caller) = (Arc::clone(&self.0), caller.to_owned());

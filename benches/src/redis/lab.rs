@@ -2,54 +2,38 @@
 
 use std::error::Error;
 use std::fs;
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use ratelimit_testkit::RedisServer;
-use redis::Value;
+use ratelimit_core::{Policy, Store};
+use ratelimit_servers::RedisServer;
+use redis::{Connection, ConnectionLike, InfoDict, Value};
 
 use crate::keys::Key;
+use crate::report::{Effort, Report};
 
+use super::recorder::{Command, Recorder, command};
 use super::replay::{Kept, Recorded, recorded, warming_up};
-use super::wire::{Command, Recorder, Wire, command};
+use super::situation::InStore;
 
 /// The longest wait for the server's thread to go to sleep; its time is read afterwards in any case.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// A limiter that decides through the recorder.
-pub(super) trait Subject {
-    /// Makes the earlier charges of the caller.
-    fn prepare(&self, caller: &Key) -> impl Future<Output = Result<(), Box<dyn Error>>>;
-
-    /// Decides, and returns whether the request is admitted.
-    fn decide(&self, caller: &Key) -> impl Future<Output = Result<bool, Box<dyn Error>>>;
-}
-
-/// A server of the benchmark's own, and the connections to it.
+/// A server of the benchmark's own, the connections to it, and where measurements go.
 pub(super) struct Lab {
-    server: RedisServer,
-    pub(super) wire: Wire,
+    pub(super) quick: bool,
+    pub(super) report: Report,
+    pub(super) server: RedisServer,
+    pub(super) wire: Connection,
     recorder: Recorder,
 }
 
 impl Lab {
-    pub(super) fn new() -> Result<Self, Box<dyn Error>> {
+    pub(super) fn new(effort: &Effort) -> Result<Self, Box<dyn Error>> {
         let server = RedisServer::start()?;
-        let wire = Wire::connect(server.port())?;
+        let wire = redis::Client::open(server.url())?.get_connection()?;
         let recorder = Recorder::start(server.port())?;
-        Ok(Self { server, wire, recorder })
-    }
-
-    /// Where the server listens.
-    pub(super) fn url(&self) -> String {
-        self.server.url()
-    }
-
-    /// The server's port.
-    #[cfg(test)]
-    pub(super) fn port(&self) -> u16 {
-        self.server.port()
+        Ok(Self { quick: effort.quick, report: Report::new(effort)?, server, wire, recorder })
     }
 
     /// The URL of the recording proxy in front of the server.
@@ -59,58 +43,32 @@ impl Lab {
 
     /// The name and version of the server, such as `redis 7.0.15`.
     pub(super) fn version(&mut self) -> Result<String, Box<dyn Error>> {
-        let info = self.info("server")?;
-        let field = |name: &str| {
-            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.map(|value| value.trim().to_owned())
+        let info: InfoDict = redis::cmd("INFO").arg("server").query(&mut self.wire)?;
+        let version = |name: &str| {
+            Some(format!("{name} {}", info.get::<String>(&format!("{name}_version"))?))
         };
-        let valkey = field("valkey_version").map(|version| format!("valkey {version}"));
-        let redis = field("redis_version").map(|version| format!("redis {version}"));
-        Ok(valkey.or(redis).unwrap_or_else(|| "a server that does not tell its version".into()))
+        Ok(version("valkey").or(version("redis")).unwrap_or_else(|| "an unknown server".into()))
+    }
+
+    /// Sends a command and returns its reply, or the error in it.
+    pub(super) fn ask(&mut self, command: &Command) -> Result<Value, Box<dyn Error>> {
+        Ok(self.wire.req_packed_command(&redis::pack_command(command))?.extract_error()?)
     }
 
     /// Removes every key. Scripts stay loaded.
     pub(super) fn flush(&mut self) -> Result<(), Box<dyn Error>> {
-        self.wire.ask(&command(&["FLUSHALL", "SYNC"])).map(drop)
+        self.ask(&command(&["FLUSHALL", "SYNC"])).map(drop)
     }
 
     /// Loads a script and returns its hash.
     pub(super) fn load(&mut self, script: &str) -> Result<String, Box<dyn Error>> {
-        match self.wire.ask(&command(&["SCRIPT", "LOAD", script]))? {
-            Value::BulkString(sha) => Ok(String::from_utf8(sha)?),
-            other => Err(format!("SCRIPT LOAD: {other:?}").into()),
-        }
+        Ok(redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut self.wire)?)
     }
 
-    /// The memory that the server has allocated, in bytes.
-    pub(super) fn used_memory(&mut self) -> Result<u64, Box<dyn Error>> {
-        let info = self.info("memory")?;
-        let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-        Ok(used.ok_or("INFO memory: no used_memory")?.trim().parse()?)
-    }
-
-    fn info(&mut self, section: &str) -> Result<String, Box<dyn Error>> {
-        match self.wire.ask(&command(&["INFO", section]))? {
-            Value::BulkString(text) => Ok(String::from_utf8(text)?),
-            Value::VerbatimString { text, .. } => Ok(text),
-            other => Err(format!("INFO {section}: {other:?}").into()),
-        }
-    }
-
-    /// The server.
-    pub(super) fn server(&self) -> &RedisServer {
-        &self.server
-    }
-
-    /// The time that the server's main thread has been on a processor; `None` where there is no /proc.
-    pub(super) fn cpu(&self) -> Option<Duration> {
-        cpu_of(&self.server)
-    }
-
-    /// Records a decision of the subject, after one for another caller, which loads its scripts.
-    pub(super) async fn record(
+    /// Records a decision, after one for another caller, which loads its scripts.
+    pub(super) async fn record<S: Store<Policy>>(
         &mut self,
-        subject: &impl Subject,
+        subject: &InStore<S>,
         admits: bool,
     ) -> Result<Recorded, Box<dyn Error>> {
         let (first, caller) = (warming_up(), recorded());
@@ -131,9 +89,9 @@ impl Lab {
 
     /// Records the one command that decides so many requests of a caller at once: those that come while another
     /// request of the caller is under way.
-    pub(super) async fn record_merged(
+    pub(super) async fn record_merged<S: Store<Policy>>(
         &mut self,
-        subject: &impl Subject,
+        subject: &InStore<S>,
         requests: u32,
     ) -> Result<Recorded, Box<dyn Error>> {
         let (first, caller) = (warming_up(), recorded());
@@ -161,10 +119,10 @@ impl Lab {
         commands: Vec<Command>,
     ) -> Result<Recorded, Box<dyn Error>> {
         for command in prepare {
-            self.wire.ask(command)?;
+            self.ask(command)?;
         }
         let before = Kept::read(&mut self.wire, &recorded())?;
-        let replies = commands.iter().map(|command| self.wire.ask(command));
+        let replies = commands.iter().map(|command| self.ask(command));
         let replies = replies.collect::<Result<_, _>>()?;
         let after = Kept::read(&mut self.wire, &recorded())?;
         Ok(Recorded { commands, replies, before, after })
@@ -185,16 +143,15 @@ pub(super) fn cpu_of(server: &RedisServer) -> Option<Duration> {
     Some(Duration::from_nanos(ns))
 }
 
-/// How often clients have called scripts and functions on a server since its counters were reset, by its own
-/// `INFO commandstats`.
-pub(super) fn script_calls(server: &RedisServer) -> Result<u64, Box<dyn Error>> {
-    let calls = ["eval", "evalsha", "fcall"].map(|command| server.calls(command));
-    Ok(calls.into_iter().sum::<Result<u64, _>>()?)
-}
-
 /// Whether a thread runs or waits for a processor; `None` where there is no /proc.
 fn is_running(thread: &str) -> Option<bool> {
     let stat = fs::read_to_string(format!("{thread}/stat")).ok()?;
     let (_, state) = stat.rsplit_once(") ")?;
     Some(state.starts_with('R'))
+}
+
+/// How often clients have called scripts and functions on a server since its counters were reset, by its own
+/// `INFO commandstats`.
+pub(super) fn script_calls(server: &RedisServer) -> Result<u64, String> {
+    ["eval", "evalsha", "fcall"].map(|command| server.calls(command)).into_iter().sum()
 }

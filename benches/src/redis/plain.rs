@@ -7,7 +7,7 @@ use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 
-use super::wire::{Command, command};
+use super::recorder::{Command, command};
 
 /// The generic cell rate algorithm as one script: TIME, GET, SET PX, and three integers answered, which are whether
 /// the request is admitted, what remains, and the microseconds until it would fit.
@@ -65,17 +65,12 @@ pub(super) fn key(client: &str, caller: &str) -> String {
 }
 
 impl Numbers {
-    /// The arguments of the script.
-    fn arguments(self, cost: u64) -> [String; 3] {
-        [self.interval_us, self.interval_us * self.burst, cost].map(|number| number.to_string())
-    }
-
     /// Calls a script for these keys.
     pub(super) fn command(self, sha: &str, keys: &[&str], cost: u64) -> Command {
-        let (count, arguments) = (keys.len().to_string(), self.arguments(cost));
-        let arguments = arguments.iter().map(String::as_str);
-        let words = ["EVALSHA", sha, &count].into_iter().chain(keys.iter().copied());
-        command(&words.chain(arguments).collect::<Vec<_>>())
+        let count = keys.len().to_string();
+        let [interval, capacity, cost] =
+            [self.interval_us, self.interval_us * self.burst, cost].map(|n| n.to_string());
+        command(&[&["EVALSHA", sha, &count], keys, &[&interval, &capacity, &cost]].concat())
     }
 }
 
@@ -83,29 +78,33 @@ pub(super) type Failed = Box<dyn Error + Send + Sync>;
 
 /// A limiter that is asked in a loop.
 pub(super) trait Decides: Send + Sync + 'static {
-    /// Whether the caller is admitted.
-    fn decide(&self, caller: &str) -> impl Future<Output = Result<bool, Failed>> + Send;
+    /// Whether so much is admitted for the caller.
+    fn charge(&self, caller: &str, cost: u64) -> impl Future<Output = Result<bool, Failed>> + Send;
 }
 
-/// The loop over a connection manager of the crate `redis`, with its defaults.
+/// The prefixes of the keys of the loops.
+pub(super) const REDIS_RS: &str = "redis-rs";
+pub(super) const FRED: &str = "fred";
+
+/// The loop over a connection of the crate `redis`, with its defaults.
 pub(super) struct RedisRs<C = ConnectionManager> {
     connection: C,
     sha: String,
     numbers: Numbers,
 }
 
-/// The prefix of the loop's keys.
-pub(super) const REDIS_RS: &str = "redis-rs";
-
 impl RedisRs {
-    pub(super) async fn connect(url: &str, sha: &str) -> Result<Self, Box<dyn Error>> {
+    pub(super) async fn connect(
+        url: &str,
+        sha: &str,
+        numbers: Numbers,
+    ) -> Result<Self, Box<dyn Error>> {
         let connection = redis::Client::open(url)?.get_connection_manager().await?;
-        Ok(Self { connection, sha: sha.to_owned(), numbers: WIDE })
+        Ok(Self { connection, sha: sha.to_owned(), numbers })
     }
 }
 
 impl RedisRs<ClusterConnection> {
-    /// The loop over a cluster, with the defaults of its client.
     pub(super) async fn connect_to_cluster(
         nodes: Vec<String>,
         sha: &str,
@@ -115,28 +114,14 @@ impl RedisRs<ClusterConnection> {
     }
 }
 
-impl<C> RedisRs<C> {
-    /// The same for another limit.
-    pub(super) fn limited(self, numbers: Numbers) -> Self {
-        Self { numbers, ..self }
-    }
-}
-
-impl<C: ConnectionLike + Clone> RedisRs<C> {
-    /// Calls the script.
-    pub(super) async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
+    async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
         let Numbers { interval_us, burst } = self.numbers;
         let mut call = redis::cmd("EVALSHA");
         call.arg(&self.sha).arg(1).arg(key(REDIS_RS, caller));
         call.arg(interval_us).arg(interval_us * burst).arg(cost);
         let answer: (i64, i64, i64) = call.query_async(&mut self.connection.clone()).await?;
         Ok(answer.0 == 1)
-    }
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
-    async fn decide(&self, caller: &str) -> Result<bool, Failed> {
-        self.charge(caller, 1).await
     }
 }
 
@@ -147,27 +132,23 @@ pub(super) struct Fred {
     numbers: Numbers,
 }
 
-/// The prefix of the loop's keys.
-pub(super) const FRED: &str = "fred";
-
 impl Fred {
-    pub(super) async fn connect(url: &str, sha: &str) -> Result<Self, Box<dyn Error>> {
+    pub(super) async fn connect(
+        url: &str,
+        sha: &str,
+        numbers: Numbers,
+    ) -> Result<Self, Box<dyn Error>> {
         let config = fred::types::config::Config::from_url(url)?;
         let client = fred::types::Builder::from_config(config).build()?;
         client.init().await?;
-        Ok(Self { client, sha: sha.to_owned(), numbers: WIDE })
-    }
-
-    /// The same for another limit.
-    pub(super) fn limited(self, numbers: Numbers) -> Self {
-        Self { numbers, ..self }
+        Ok(Self { client, sha: sha.to_owned(), numbers })
     }
 }
 
 impl Decides for Fred {
-    async fn decide(&self, caller: &str) -> Result<bool, Failed> {
+    async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
         let Numbers { interval_us, burst } = self.numbers;
-        let numbers = [interval_us, interval_us * burst, 1];
+        let numbers = [interval_us, interval_us * burst, cost];
         let numbers = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
         let key = key(FRED, caller);
         let answer: (i64, i64, i64) =

@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::ops::Range;
 
-use redis::Value;
+use redis::{Connection, ConnectionLike, Value};
 
 use crate::keys::Key;
 
-use super::wire::{Command, Wire, command};
+use super::recorder::{Command, command};
 
 /// Decisions that are sent in one piece before their replies are read.
 const DEPTH: usize = 100;
@@ -71,10 +71,11 @@ impl Template {
     /// first reply that means another decision than the recorded one.
     pub(super) fn send(
         &self,
-        wire: &mut Wire,
+        wire: &mut Connection,
         callers: Range<usize>,
     ) -> Result<(), Box<dyn Error>> {
-        let callers: Vec<_> = callers.collect();
+        // What has no keys is not restored, and the client sends nothing that is empty.
+        let callers: Vec<_> = if self.replies > 0 { callers.collect() } else { Vec::new() };
         for callers in callers.chunks(DEPTH) {
             let mut requests = self.bytes.repeat(callers.len());
             for (caller, request) in
@@ -86,16 +87,20 @@ impl Template {
                     request[*at..at + name.len()].copy_from_slice(name);
                 }
             }
-            wire.exchange(&requests, self.replies * callers.len(), |place, reply| {
-                let Some(due) = self.due.get(place % self.replies) else { return Ok(()) };
-                if is_like(due, reply) {
-                    return Ok(());
+            let count = self.replies * callers.len();
+            for (place, reply) in
+                wire.req_packed_commands(&requests, 0, count)?.into_iter().enumerate()
+            {
+                let reply = reply.extract_error()?;
+                let due = self.due.get(place % self.replies);
+                if due.is_some_and(|due| !is_like(due, &reply)) {
+                    return Err(format!(
+                        "replayed, the decision was answered {reply:?} for caller {}, and {due:?} when it was recorded",
+                        callers[place / self.replies]
+                    )
+                    .into());
                 }
-                Err(format!(
-                    "replayed, the decision was answered {reply:?} for caller {}, and {due:?} when it was recorded",
-                    callers[place / self.replies]
-                ))
-            })?;
+            }
         }
         Ok(())
     }
@@ -140,6 +145,8 @@ struct Dumped {
     key: Vec<u8>,
     /// Its expiry in milliseconds since the Unix epoch; 0 without one.
     end_ms: u64,
+    /// The memory that it takes.
+    bytes: u64,
     dump: Vec<u8>,
 }
 
@@ -149,36 +156,30 @@ pub(super) struct Kept(Vec<Dumped>);
 
 impl Kept {
     /// Reads the keys of a caller.
-    pub(super) fn read(wire: &mut Wire, caller: &Key) -> Result<Self, Box<dyn Error>> {
-        let pattern = format!("*{}*", caller.as_str());
-        let Value::Array(keys) = wire.ask(&command(&["KEYS", &pattern]))? else {
-            return Err("KEYS: no array".into());
-        };
+    pub(super) fn read(wire: &mut Connection, caller: &Key) -> Result<Self, Box<dyn Error>> {
+        let keys: Vec<Vec<u8>> =
+            redis::cmd("KEYS").arg(format!("*{}*", caller.as_str())).query(wire)?;
         let mut dumped = Vec::new();
-        for key in keys {
-            let Value::BulkString(key) = key else { return Err("KEYS: no string".into()) };
-            if key.starts_with(BASELINE.as_bytes()) {
-                continue;
-            }
-            let dump = wire.ask(&vec![b"DUMP".to_vec(), key.clone()])?;
-            let end_ms = wire.ask(&vec![b"PEXPIRETIME".to_vec(), key.clone()])?;
+        for key in keys.into_iter().filter(|key| !key.starts_with(BASELINE.as_bytes())) {
+            let mut ask = |command: &[&str]| {
+                let mut cmd = redis::cmd(command[0]);
+                cmd.arg(&command[1..]).arg(&key).query::<Value>(wire)
+            };
+            let answers = (ask(&["DUMP"])?, ask(&["PEXPIRETIME"])?, ask(&["MEMORY", "USAGE"])?);
             // A key that expired in between counts as absent.
-            let (Value::BulkString(dump), Value::Int(end_ms)) = (dump, end_ms) else { continue };
-            dumped.push(Dumped { key, end_ms: u64::try_from(end_ms).unwrap_or(0), dump });
+            let (Value::BulkString(dump), Value::Int(end_ms), Value::Int(bytes)) = answers else {
+                continue;
+            };
+            let (end_ms, bytes) = (u64::try_from(end_ms).unwrap_or(0), u64::try_from(bytes)?);
+            dumped.push(Dumped { key, end_ms, bytes, dump });
         }
         dumped.sort_by(|a, b| a.key.cmp(&b.key));
         Ok(Self(dumped))
     }
 
-    /// One of the keys.
-    #[cfg(test)]
-    pub(super) fn first_key(&self) -> Option<String> {
-        Some(String::from_utf8_lossy(&self.0.first()?.key).into_owned())
-    }
-
-    /// Whether the caller has no key.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// The memory that the keys take.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.iter().map(|dumped| dumped.bytes).sum()
     }
 
     /// Whether keys of the same shape have the same content, of any caller and with any time to live.
@@ -213,7 +214,7 @@ impl Recorded {
                 commands.push(vec![b"DEL".to_vec(), dumped.key.clone()]);
             }
         }
-        for Dumped { key, end_ms, dump } in &self.before.0 {
+        for Dumped { key, end_ms, dump, .. } in &self.before.0 {
             let name = recorded();
             if dump.windows(name.as_str().len()).any(|bytes| bytes == name.as_str().as_bytes()) {
                 return Err(format!(
@@ -235,7 +236,11 @@ impl Recorded {
 
     /// Fails unless this caller's keys changed as those of the recorded one did: a replay that the server decided
     /// otherwise measures something else.
-    pub(super) fn verify(&self, wire: &mut Wire, caller: usize) -> Result<(), Box<dyn Error>> {
+    pub(super) fn verify(
+        &self,
+        wire: &mut Connection,
+        caller: usize,
+    ) -> Result<(), Box<dyn Error>> {
         let kept = Kept::read(wire, &Key::new(caller))?;
         let as_many = kept.0.len() == self.after.0.len();
         if as_many && kept.says_the_same(&self.before) != self.writes() {

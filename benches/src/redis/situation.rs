@@ -12,8 +12,6 @@ use ratelimit_core::{
 
 use crate::keys::Key;
 
-use super::lab::Subject;
-
 /// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and 2052, so none ends
 /// during a run.
 const BUCKET: Duration = Duration::from_secs(1_000 * 24 * 3_600);
@@ -89,11 +87,22 @@ fn charged(algorithm: &str, admits: bool) -> Result<Charged, Box<dyn Error>> {
 }
 
 impl Situation {
+    fn new<const N: usize>(
+        name: &'static str,
+        admits: bool,
+        limits: [Policy; N],
+        charges: Vec<(u64, Duration)>,
+    ) -> Result<Self, Box<dyn Error>> {
+        let names = ["limit", "limit-2", "limit-3"];
+        let limits = names.iter().zip(limits).map(|(name, policy)| Limit::new(name, policy));
+        let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
+        Ok(Self { name, admits, limits, charges, cost: 1, costs: 1, by_id: false })
+    }
+
     /// One limit by this algorithm.
     pub(super) fn one(algorithm: &'static str, admits: bool) -> Result<Self, Box<dyn Error>> {
         let (policy, charges) = charged(algorithm, admits)?;
-        let limits = Limits::new([Limit::new("limit", policy)?])?;
-        Ok(Self { name: algorithm, admits, limits, charges, cost: 1, costs: 1, by_id: false })
+        Self::new(algorithm, admits, [policy], charges)
     }
 
     /// The same, counting attempts; `None` if the algorithm cannot.
@@ -103,32 +112,30 @@ impl Situation {
     ) -> Result<Option<Self>, Box<dyn Error>> {
         let (policy, charges) = charged(algorithm, admits)?;
         let Some(policy) = policy.by_attempts() else { return Ok(None) };
-        let limits = Limits::new([Limit::new("limit", policy)?])?;
-        Ok(Some(Self { name: algorithm, admits, limits, charges, cost: 1, costs: 1, by_id: false }))
+        Self::new(algorithm, admits, [policy], charges).map(Some)
     }
 
     /// Three limits of one caller, of which the last one denies if one does.
     pub(super) fn three(
         name: &'static str,
-        algorithms: [&str; 3],
+        [first, second, third]: [&str; 3],
         admits: bool,
     ) -> Result<Self, Box<dyn Error>> {
-        let mut limits = Vec::new();
-        for (place, algorithm) in (1..).zip(algorithms) {
-            let (policy, _) = charged(algorithm, admits || place < 3)?;
-            limits.push(Limit::new(&format!("limit-{place}"), policy)?);
-        }
-        // The capacity of the smallest limit, so that it is full where it must deny.
-        let (_, charges) = charged(algorithms[2], admits)?;
-        Ok(Self {
-            name,
-            admits,
-            limits: Limits::new(limits)?,
-            charges,
-            cost: 1,
-            costs: 1,
-            by_id: false,
-        })
+        // The charges of the last limit, so that it is full where it must deny.
+        let (third, charges) = charged(third, admits)?;
+        let limits = [charged(first, true)?.0, charged(second, true)?.0, third];
+        Self::new(name, admits, limits, charges)
+    }
+
+    /// A bucketed window of so many buckets, all of them charged, and of so many days each.
+    pub(super) fn buckets(count: u32, days: u32) -> Result<Self, Box<dyn Error>> {
+        let bucket = Duration::from_secs(24 * 3_600) * days;
+        let rates = [(1_000_000, 1), (9_000_000, count)];
+        let rates = rates.map(|(most, buckets)| Rate::new(most, bucket * buckets));
+        let rates = rates.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let policy = BucketedWindow::new(u64::try_from(bucket.as_micros())?, &rates)?.into();
+        let charges = (0..count).rev().map(|age| (1234, bucket * age));
+        Self::new("packed into one field", true, [policy], charges.collect())
     }
 
     /// A lease under an id, beside ten of them.
@@ -142,28 +149,22 @@ impl Situation {
         Self { costs, ..self }
     }
 
-    /// The first decision for a key, at a cost whose state lasts for the whole run.
-    pub(super) fn afresh(self) -> Self {
-        let cost = self.charges.last().map_or(1, |(cost, _)| *cost);
-        Self { charges: Vec::new(), cost, ..self }
-    }
-
     /// The same in a store.
-    pub(super) fn in_store<S: Store<Policy>>(self, store: S) -> Ours<S> {
+    pub(super) fn in_store<S: Store<Policy>>(self, store: S) -> InStore<S> {
         let limiter = RateLimiter::new(self.limits.clone(), store);
-        Ours { limiter, situation: self, asked: AtomicU64::new(0) }
+        InStore { limiter, situation: self, asked: AtomicU64::new(0) }
     }
 }
 
 /// A situation in a store of ours.
-pub(super) struct Ours<S> {
+pub(super) struct InStore<S> {
     limiter: RateLimiter<S>,
     situation: Situation,
     /// How many decisions were asked for.
     asked: AtomicU64,
 }
 
-impl<S: Store<Policy>> Ours<S> {
+impl<S: Store<Policy>> InStore<S> {
     async fn ask(&self, caller: &Key, cost: u64, age: Duration) -> Result<bool, Box<dyn Error>> {
         let mut request = self.limiter.request(caller.as_str()).cost(cost);
         if self.situation.by_id {
@@ -177,10 +178,9 @@ impl<S: Store<Policy>> Ours<S> {
         }
         Ok(request.acquire().await?.allowed())
     }
-}
 
-impl<S: Store<Policy>> Subject for Ours<S> {
-    async fn prepare(&self, caller: &Key) -> Result<(), Box<dyn Error>> {
+    /// Makes the earlier charges of the caller.
+    pub(super) async fn prepare(&self, caller: &Key) -> Result<(), Box<dyn Error>> {
         for (cost, age) in &self.situation.charges {
             if !self.ask(caller, *cost, *age).await? {
                 return Err("a charge before the decision was denied".into());
@@ -189,7 +189,8 @@ impl<S: Store<Policy>> Subject for Ours<S> {
         Ok(())
     }
 
-    async fn decide(&self, caller: &Key) -> Result<bool, Box<dyn Error>> {
+    /// Decides, and returns whether the request is admitted.
+    pub(super) async fn decide(&self, caller: &Key) -> Result<bool, Box<dyn Error>> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         let cost = self.situation.cost + asked % self.situation.costs;
         self.ask(caller, cost, Duration::ZERO).await

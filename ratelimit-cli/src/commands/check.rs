@@ -2,15 +2,19 @@
 
 use std::fmt::Write as _;
 
-use ratelimit_core::{Decision, Limit, Limits, Op, Policy, RateLimiter, Store, Verdict};
+use ratelimit_core::{Decision, Limit, Limits, Op, Policy, RateLimiter, Store, Timestamp};
 use ratelimit_memory::MemoryStore;
 
 use crate::args::CheckArgs;
 use crate::caller::{Caller, joined_names};
-use crate::decision_line::DecisionLine;
+use crate::decision_line::{DecisionLine, parts, push_json};
 use crate::failure::Failure;
+use crate::input::Entry;
 use crate::policy;
-use crate::store::{self, Keys, Secret, StoreUrl};
+#[cfg(feature = "_servers")]
+use crate::store;
+use crate::store::StoreUrl;
+use crate::tally::Decided;
 use crate::text::{count, duration, plural};
 
 /// The exit code of a denial.
@@ -18,25 +22,24 @@ const DENIED: u8 = 1;
 
 pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
-    let url = StoreUrl::parse(&args.store)?;
+    let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
-    let secret = Secret::find(args.caller.secret_file.as_deref())?;
-    let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    super::block_on(async {
-        match &url {
-            StoreUrl::Memory => check(args, &caller, limits, MemoryStore::new(), op, &url).await,
-            StoreUrl::Redis(address) => {
-                let store = store::connect(address, keys, &limits).await?;
-                check(args, &caller, limits, store, op, &url).await
-            }
+    match &url {
+        StoreUrl::Memory => {
+            pollster::block_on(check(args, &caller, limits, MemoryStore::new(), op, &url))
         }
-    })
+        #[cfg(feature = "_servers")]
+        StoreUrl::Redis(_) => store::block_on(async {
+            let (store, _) = store::of_caller(&args.caller, "check", &limits).await?;
+            check(args, &caller, limits, store, op, &url).await
+        }),
+    }
 }
 
 async fn check<S: Store<Policy>>(
     args: &CheckArgs,
-    caller: &Caller<'_>,
+    caller: &Caller,
     limits: Limits<Policy>,
     store: S,
     op: Op,
@@ -44,52 +47,34 @@ async fn check<S: Store<Policy>>(
 ) -> Result<u8, Failure> {
     let limiter = RateLimiter::new(limits, store);
     let request = limiter.request(caller).cost(args.cost).metadata(args.metadata.as_bytes());
-    let applied: Vec<usize> = request.applicable().collect();
     let what = format!("--store {}", url.display());
     let verdict = request.apply(op).await.map_err(|error| Failure::store(&what, &error))?;
-
     let limits = limiter.limits().as_slice();
+    let (enforced, shadow) = parts(&limiter, caller, &verdict);
     let mut out = Vec::new();
     if args.caller.json {
-        let place = |name: &str| limits.iter().position(|limit| limit.name() == name);
-        let named = limiter.named(&verdict);
-        let shadow: Vec<_> =
-            named.shadow().filter_map(|d| Some((place(d.name())?, *d.decision()))).collect();
-        let writer = DecisionLine::new(limits).shadow(&shadow);
-        writer.write(&mut out, None, caller, args.cost, &verdict, &applied);
+        let (caller, allowed) = (caller.clone(), verdict.allowed());
+        let entry = Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None };
+        let parts = Decided { entry: &entry, allowed, enforced: &enforced, shadow: &shadow };
+        let mut line = DecisionLine::new(limits, &verdict, parts);
+        line.at_us = None;
+        push_json(&mut out, &line);
     } else {
-        let mut lines = sentences(limits, caller, args, &verdict, &applied);
-        for decision in limiter.named(&verdict).shadow() {
-            let told = sentence(decision.configured(), decision.decision());
-            let _ = writeln!(lines, "  in shadow: {told}");
+        let answer = match (verdict.allowed(), args.peek) {
+            (true, false) => "admitted",
+            (true, true) => "would be admitted",
+            (false, false) => "denied",
+            (false, true) => "would be denied",
+        };
+        let mut lines = format!("{} at cost {}: {answer}\n", caller.display(), count(args.cost));
+        for (place, decision) in enforced.iter().chain(&shadow) {
+            let mark = if limits[*place].is_shadow() { "in shadow: " } else { "" };
+            let _ = writeln!(lines, "  {mark}{}", sentence(&limits[*place], decision));
         }
         out = lines.into_bytes();
     }
     super::print(&out)?;
     Ok(if verdict.allowed() { 0 } else { DENIED })
-}
-
-fn sentences(
-    limits: &[Limit<Policy>],
-    caller: &Caller<'_>,
-    args: &CheckArgs,
-    verdict: &Verdict,
-    applied: &[usize],
-) -> String {
-    let answer = match (verdict.allowed(), args.peek) {
-        (true, false) => "admitted",
-        (true, true) => "would be admitted",
-        (false, false) => "denied",
-        (false, true) => "would be denied",
-    };
-    let mut lines = format!("{} at cost {}: {answer}\n", caller.display(), count(args.cost));
-    for (limit, decision) in applied.iter().filter_map(|&p| limits.get(p)).zip(verdict.decisions())
-    {
-        lines.push_str("  ");
-        lines.push_str(&sentence(limit, decision));
-        lines.push('\n');
-    }
-    lines
 }
 
 /// One limit's decision, as a sentence.

@@ -4,68 +4,62 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use ratelimit_core::{Limits, Policy};
-use ratelimit_redis::{HealOptions, Healed};
+use ratelimit_redis::{HealOptions, Healed, HealedState};
 use serde_json::json;
 
 use crate::args::HealArgs;
+use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::policy;
-use crate::store::{self, Keys, Redis, Remote, StoreUrl};
-use crate::stored_key::StoredKey;
-use crate::summary::{align, plain_table, push_table};
+use crate::store::{self, Keys, Redis, StoredKey, in_each_mode, may_scan};
+use crate::summary::NAME_CHARS;
+use crate::table::Table;
 use crate::text::{count, duration, plural, printable};
 
 /// How many states the table shows.
 const MOST: usize = 20;
-/// The number of characters of a caller's name that are shown.
-const NAME_CHARS: usize = 48;
 
 pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.policy)?;
-    let redis = StoreUrl::lasting(&args.store, "heal")?;
-    let mut healed = super::block_on(heal(args, &redis, &limits))?;
+    let limits = policy::read(&args.scan.policy)?;
+    let redis = Redis::lasting(&args.scan.store, "heal")?;
+    let mut healed = store::block_on(heal(args, &redis, &limits))?;
     healed.states.sort_unstable_by(|a, b| {
         Reverse(a.ahead_us)
             .cmp(&Reverse(b.ahead_us))
             .then_with(|| (&a.key, &a.limit).cmp(&(&b.key, &b.limit)))
     });
-    let caller = |key: &str| match StoredKey::read(key, &args.prefix, &redis.tag) {
+    let caller = |key: &str| match StoredKey::read(key, &args.scan.prefix, &redis.tag) {
         StoredKey::Identifier(name) => Some(name),
         StoredKey::Hidden | StoredKey::Other => None,
     };
-    let out = if args.json { lines(args, &healed, caller) } else { table(args, &healed, caller) };
+    let out =
+        if args.scan.json { lines(args, &healed, caller) } else { table(args, &healed, caller) };
     super::print(out.as_bytes())?;
     Ok(0)
 }
 
 async fn heal(args: &HealArgs, redis: &Redis, limits: &Limits<Policy>) -> Result<Healed, Failure> {
     // Keys are read as they are, so that those of a store with a secret are healed without it.
-    let keys = Keys { prefix: &args.prefix, secret: None };
+    let keys = Keys { prefix: &args.scan.prefix, secret: None };
     let store = store::connect(redis, keys, limits).await?;
-    let options =
-        HealOptions { dry_run: args.dry_run, max_keys: args.max_keys, ..HealOptions::default() };
-    let healed = match &store {
-        Remote::Lua(store) => store.heal(limits, options).await,
-        Remote::Cas(store) => store.heal(limits, options).await,
-        Remote::Multi(store) => store.heal(limits, options).await,
+    let options = HealOptions {
+        dry_run: args.dry_run,
+        max_keys: args.scan.max_keys,
+        ..HealOptions::default()
     };
-    let what = format!("--store {redis}: the user needs SCAN on {}:*", args.prefix);
-    healed.map_err(|error| Failure::store(&what, &error))
+    let healed = in_each_mode!(&store, store => store.heal(limits, options).await);
+    healed.map_err(|error| Failure::store(&may_scan(redis, &args.scan.prefix), &error))
 }
 
 fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<String>) -> String {
-    let mut table = plain_table();
-    table.set_header(["caller", "limit", "locked for"]);
-    for state in healed.states.iter().take(MOST) {
+    let rows = healed.states.iter().take(MOST).map(|state| {
         let caller = caller(&state.key).unwrap_or_else(|| state.key.clone());
-        let (name, time) = (printable(&caller, NAME_CHARS), duration(state.ahead_us));
-        table.add_row([name, state.limit.clone(), time]);
-    }
-    align(&mut table, &[false, false, true]);
+        vec![printable(&caller, NAME_CHARS), state.limit.clone(), duration(state.ahead_us)]
+    });
+    let columns = ["caller", "limit", "#locked for"];
     let mut text = String::new();
     if !healed.states.is_empty() {
-        push_table(&mut text, &table);
-        text.push('\n');
+        text = Table::new(&columns, rows).text() + "\n";
     }
     // Writing into memory cannot fail.
     let _ = writeln!(
@@ -89,25 +83,22 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
         let _ = writeln!(
             text,
             "\nnote: there are more keys than the {} that were looked at; raise --max-keys",
-            count(args.max_keys)
+            count(args.scan.max_keys)
         );
     }
     text
 }
 
 fn lines(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<String>) -> String {
-    let mut text = String::new();
-    for state in &healed.states {
-        let line = json!({
+    let line = |state: &HealedState| {
+        json!({
             "value": caller(&state.key), "stored_key": state.key, "name": state.limit,
             "ahead_us": state.ahead_us,
-        });
-        text.push_str(&line.to_string());
-        text.push('\n');
-    }
+        })
+    };
     let totals = json!({
         "states": healed.states.len(), "dry_run": args.dry_run, "keys": healed.keys,
         "skipped": healed.skipped, "max_keys_reached": healed.is_cut,
     });
-    text + &totals.to_string() + "\n"
+    json_lines(healed.states.iter().map(line).chain([totals]))
 }

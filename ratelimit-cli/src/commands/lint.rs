@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::args::LintArgs;
 use crate::caller::BARE_NAME;
+use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::policy::{self, Problem};
 use crate::text::plural;
@@ -51,11 +52,10 @@ fn refused(args: &LintArgs, limit: &Limit<Policy>) -> Vec<String> {
 }
 
 fn lines(limits: usize, problems: &[Problem]) -> String {
-    let problem = |problem: &Problem| {
+    let line = |problem: &Problem| {
         let (line, column) = problem.place.unzip();
-        json!({ "line": line, "column": column, "message": problem.message }).to_string() + "\n"
+        json!({ "line": line, "column": column, "message": problem.message })
     };
-    let mut text: String = problems.iter().map(problem).collect();
-    text.push_str(&json!({ "limits": limits, "problems": problems.len() }).to_string());
-    text + "\n"
+    let totals = json!({ "limits": limits, "problems": problems.len() });
+    json_lines(problems.iter().map(line).chain([totals]))
 }

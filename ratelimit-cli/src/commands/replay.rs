@@ -1,8 +1,8 @@
 //! `ratelimit replay`.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::Path;
 
 use ratelimit_core::{Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
@@ -10,30 +10,29 @@ use ratelimit_memory::MemoryStore;
 use crate::args::ReplayArgs;
 use crate::caller::wanted;
 use crate::failure::Failure;
-use crate::files::FileId;
+use crate::files::{self, Outputs, is_dash};
 use crate::interrupt::{self, Interrupt};
-use crate::progress::Bar;
-use crate::replay::{Decisions, Ending, Outcome, Replay, Requests, Trouble, forget};
+#[cfg(feature = "_servers")]
+use crate::replay::forget;
+use crate::replay::{Decisions, Ending, Outcome, Replay, Requests, Trouble};
 use crate::report::Report;
-use crate::store::{self, Keys, Redis, StoreUrl};
-use crate::summary::{Context, Summary};
-use crate::{files, policy, report, text};
+use crate::store::StoreUrl;
+#[cfg(feature = "_servers")]
+use crate::store::{self, Keys, Redis};
+use crate::summary::{Summary, speed};
+use crate::{policy, report, text};
 
 /// The most keys in the memory store of a replay: a bound that no realistic log reaches. At some hundred bytes
 /// per key, the machine runs out of memory first.
 const MEMORY_KEYS: usize = 64 << 20;
-/// The size of the output buffer.
-const BUFFER_BYTES: usize = 64 * 1024;
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
-    keep_inputs(args)?;
-    let limits = policy::read(&args.policy)?;
+    check_dashes(args)?;
+    let limits = policy::read(&args.log.policy)?;
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let store = StoreUrl::parse(&args.store)?;
     let interrupt = Interrupt::catch()?;
-    let (mut requests, progress) =
-        Requests::open(&args.inputs, args.format, args.duration_unit, &interrupt)?;
-    let mut trouble = Trouble::new(Bar::new(progress), args.strict, args.inputs.len() > 1);
+    let (mut requests, mut trouble) = Requests::open(&args.log, &interrupt, args.strict)?;
     let (limits, note) = requests.applicable(limits, &mut trouble)?;
     let (other, other_note) = match other {
         None => (None, None),
@@ -42,10 +41,11 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             (Some(other), note.map(|note| format!("--compare: {note}")))
         }
     };
-    let job = Job { args, limits: limits.clone(), other, requests, interrupt, trouble };
+    let job = Job { args, limits: limits.clone(), other, requests, trouble };
     let (outcome, mut notes, report) = match &store {
-        StoreUrl::Memory => super::block_on(job.on_memory())?,
-        StoreUrl::Redis(url) => super::block_on(job.on_redis(url))?,
+        StoreUrl::Memory => pollster::block_on(job.on_memory())?,
+        #[cfg(feature = "_servers")]
+        StoreUrl::Redis(url) => store::block_on(job.on_redis(url))?,
     };
     notes.splice(0..0, note.into_iter().chain(other_note));
     finish(args, &limits, &store, outcome, notes, report)
@@ -58,29 +58,11 @@ struct Job<'a> {
     /// The limits to compare with.
     other: Option<Limits<Policy>>,
     requests: Requests,
-    interrupt: Interrupt,
     trouble: Trouble,
 }
 
 /// The outcome, the notes, and the file that awaits the report.
 type Done = (Outcome, Vec<String>, Option<File>);
-
-/// The opened outputs. They are opened after the input and the store, so that a mistyped input or store leaves
-/// the outputs of an earlier replay alone. They are opened before the replay, so that an unwritable output does
-/// not fail after an hour.
-struct Outputs {
-    decisions: Option<Decisions>,
-    report: Option<File>,
-}
-
-impl Outputs {
-    fn open(args: &ReplayArgs) -> Result<Self, Failure> {
-        // The report comes first: opening it keeps its contents, whereas creating the decisions empties them.
-        let report = args.report.as_deref().map(files::open).transpose()?;
-        let decisions = args.decisions.as_deref().map(open_decisions).transpose()?;
-        Ok(Self { decisions, report })
-    }
-}
 
 impl Job<'_> {
     async fn on_memory(self) -> Result<Done, Failure> {
@@ -103,18 +85,16 @@ impl Job<'_> {
         Ok((outcome, Vec::new(), report))
     }
 
+    #[cfg(feature = "_servers")]
     async fn on_redis(self, url: &Redis) -> Result<Done, Failure> {
         let prefix = store::own_prefix("rl-replay-");
-        let store =
-            store::connect(url, Keys { prefix: &prefix, secret: None }, &self.limits).await?;
-        let this = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
+        let connect = async |limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
+            let store = store::connect(url, Keys { prefix, secret: None }, limits).await?;
+            Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
+        };
+        let this = connect(&self.limits, &prefix).await?;
         let other = match &self.other {
-            Some(limits) => {
-                let prefix = format!("{prefix}-other");
-                let keys = Keys { prefix: &prefix, secret: None };
-                let store = store::connect(url, keys, limits).await?;
-                Some(RateLimiter::new(limits.clone(), store).allow_unlimited())
-            }
+            Some(limits) => Some(connect(limits, &format!("{prefix}-other")).await?),
             None => None,
         };
         let Outputs { decisions, report } = Outputs::open(self.args)?;
@@ -145,17 +125,9 @@ impl Job<'_> {
         decisions: Option<Decisions>,
         forgets: bool,
     ) -> Outcome {
-        let replay = Replay {
-            limiter,
-            other,
-            requests: self.requests,
-            format: self.args.format,
-            decisions,
-            interrupt: self.interrupt,
-            trouble: self.trouble,
-            forgets,
-            nearness: self.args.report.is_some() || self.args.json,
-        };
+        let nearness = self.args.report.is_some() || self.args.json;
+        let Self { requests, trouble, .. } = self;
+        let replay = Replay { limiter, other, requests, trouble, decisions, forgets, nearness };
         replay.run().await
     }
 }
@@ -186,7 +158,7 @@ fn finish(
              {}. Change `key` in {}, or the input",
             wanted(limits),
             names.join(", "),
-            args.policy.display()
+            args.log.policy.display()
         ));
     }
     let ended = match ending {
@@ -217,16 +189,11 @@ fn finish(
             Err(failure)
         }
     };
-    let context = Context {
-        input: args.inputs.iter().map(|input| shown(input)).collect::<Vec<_>>().join(", "),
-        format: format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" }),
-        policy: shown(&args.policy),
-        store: store.display(),
-        elapsed,
-        notes,
-        comparison,
-    };
-    let summary = Summary::new(&tally, limits, context);
+    let inputs: Vec<_> = args.log.inputs.iter().map(|input| shown(input)).collect();
+    let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
+    let title = format!("{} ({format}) against {}", inputs.join(", "), shown(&args.log.policy));
+    let speed = speed(tally.decisions(), elapsed, &store.display());
+    let summary = Summary::new(title, notes, (&tally, limits), comparison, speed);
     let name = args.compare.as_deref().map(shown).unwrap_or_default();
     let comparison = comparison.map(|comparison| (&*name, comparison));
     if let (Some(path), Some(mut file)) = (&args.report, report) {
@@ -237,9 +204,9 @@ fn finish(
     let text = if args.json {
         report::json(&Report { summary: &summary, limits, tally: &tally, comparison }) + "\n"
     } else {
-        summary.to_text()
+        summary.to_text(&tally)
     };
-    if args.decisions.as_deref().is_some_and(is_stdout) {
+    if args.decisions.as_deref().is_some_and(is_dash) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {
         super::print(text.as_bytes())?;
@@ -251,62 +218,21 @@ fn shown(path: &Path) -> String {
     text::printable(&path.display().to_string(), 200)
 }
 
-fn is_stdout(path: &Path) -> bool {
-    path.as_os_str() == "-"
-}
-
-fn open_decisions(path: &Path) -> Result<Decisions, Failure> {
-    let out: Box<dyn Write> = if is_stdout(path) {
-        Box::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout()))
-    } else {
-        let file = File::create(path).map_err(|error| Failure::writing(path, &error))?;
-        Box::new(BufWriter::with_capacity(BUFFER_BYTES, file))
-    };
-    let name = if is_stdout(path) { Path::new("standard output") } else { path };
-    Ok(Decisions { name: name.to_owned(), out })
-}
-
-/// Refuses to overwrite an input, or to write two outputs to one file.
-fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
-    let stdin = |path: &Path| path.as_os_str() == "-";
-    let named =
-        [("--policy -", Some(args.policy.as_path())), ("--compare -", args.compare.as_deref())];
-    let inputs = args.inputs.iter().map(|input| ("INPUT -", Some(input.as_path())));
-    let named = named.into_iter().chain(inputs);
-    let twice: Vec<_> =
-        named.filter(|(_, path)| path.is_some_and(stdin)).map(|(name, _)| name).collect();
-    if let [one, other, ..] = twice[..] {
+/// Refuses to read standard input twice, and to write a page to standard output.
+fn check_dashes(args: &ReplayArgs) -> Result<(), Failure> {
+    let policies = [("--policy -", Some(&args.log.policy)), ("--compare -", args.compare.as_ref())];
+    let inputs = args.log.inputs.iter().map(|input| ("INPUT -", Some(input)));
+    let named = policies.into_iter().chain(inputs);
+    let twice: Vec<_> = named.filter(|(_, path)| path.is_some_and(|path| is_dash(path))).collect();
+    if let [(one, _), (other, _), ..] = twice[..] {
         return Err(Failure::input(format!(
             "{one} and {other} are both standard input; name a file for one of them"
         )));
     }
-    if args.report.as_deref().is_some_and(is_stdout) {
+    if args.report.as_deref().is_some_and(is_dash) {
         return Err(Failure::input(
             "--report -: a page is not written to standard output; name a file such as report.html",
         ));
-    }
-    let read = |path: &PathBuf| {
-        FileId::of(if stdin(path) { Path::new("/dev/stdin") } else { path.as_path() })
-    };
-    let policies = std::iter::once(&args.policy).chain(&args.compare);
-    let inputs: Vec<_> = args.inputs.iter().chain(policies).filter_map(read).collect();
-    let mut written: Option<FileId> = None;
-    for (option, output) in [("--decisions", &args.decisions), ("--report", &args.report)] {
-        let Some(output) = output.as_deref().filter(|path| !is_stdout(path)) else { continue };
-        let Some(id) = FileId::of(output) else { continue };
-        let refuse = |why: &str| {
-            let output = output.display();
-            Err(Failure::input(format!(
-                "{option} {output} would overwrite {why}; name another file"
-            )))
-        };
-        if inputs.contains(&id) {
-            return refuse("what is to be read");
-        }
-        if written.as_ref() == Some(&id) {
-            return refuse("the decisions");
-        }
-        written = Some(id);
     }
     Ok(())
 }

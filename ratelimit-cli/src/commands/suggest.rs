@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::args::SuggestArgs;
 use crate::caller::wanted;
+use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
-use crate::progress::Bar;
 use crate::replay::{Ending, Outcome, Replay, Requests, Trouble};
 use crate::suggest::Recorder;
-use crate::summary::{align, plain_table, push_table};
+use crate::table::Table;
 use crate::text::{count, share};
 
 /// The most keys in the memory store, as for a replay.
@@ -32,20 +32,20 @@ struct Row<'l> {
 }
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
-    if args.inputs.iter().any(|input| input.as_os_str() == "-") {
+    if args.log.inputs.iter().any(|input| input.as_os_str() == "-") {
         return Err(Failure::input("INPUT -: the log is read twice; name a file"));
     }
-    let limits = policy::read(&args.policy)?;
+    let limits = policy::read(&args.log.policy)?;
     let interrupt = Interrupt::catch()?;
-    super::block_on(async {
-        let (mut requests, mut trouble) = open(args, &interrupt, false)?;
+    pollster::block_on(async {
+        let (mut requests, mut trouble) = Requests::open(&args.log, &interrupt, false)?;
         let (limits, left_out) = requests.applicable(limits, &mut trouble)?;
         let recording = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
-        let first = replay(args, &recording, &interrupt, (requests, trouble), false).await?;
+        let first = replay(&recording, requests, trouble, false).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
-                args.policy.display(),
+                args.log.policy.display(),
                 wanted(&limits)
             )));
         }
@@ -60,8 +60,9 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             .map_err(|error| Failure::input(format!("no proposal: {error}")))?;
         let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
         let together = RateLimiter::new(proposal, store).allow_unlimited();
-        let again = open(args, &interrupt, true)?;
-        let second = replay(args, &together, &interrupt, again, true).await?;
+        let (requests, trouble) = Requests::open(&args.log, &interrupt, false)?;
+        // Complaints about lines are not repeated.
+        let second = replay(&together, requests, trouble.silent(), true).await?;
         if interrupt.is_raised() {
             return Ok(interrupt::EXIT_CODE);
         }
@@ -74,7 +75,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let out = if args.json {
             // Standard output has a line per limit.
             let _ = io::stderr().write_all(notes.as_bytes());
-            json_lines(&rows)
+            lines(&rows)
         } else {
             table(args, &notes, &rows)
         };
@@ -83,39 +84,16 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     })
 }
 
-/// Opens the log. The second time, complaints about lines are not repeated.
-fn open(
-    args: &SuggestArgs,
-    interrupt: &Interrupt,
-    again: bool,
-) -> Result<(Requests, Trouble), Failure> {
-    let (requests, progress) =
-        Requests::open(&args.inputs, args.format, args.duration_unit, interrupt)?;
-    let bar = if again { Bar::silent(progress) } else { Bar::new(progress) };
-    Ok((requests, Trouble::new(bar, false, args.inputs.len() > 1)))
-}
-
 /// Reads the log once.
 async fn replay<S: Store<Policy>>(
-    args: &SuggestArgs,
     limiter: &RateLimiter<S>,
-    interrupt: &Interrupt,
-    (requests, trouble): (Requests, Trouble),
+    requests: Requests,
+    trouble: Trouble,
     nearness: bool,
 ) -> Result<Outcome, Failure> {
-    let outcome = Replay {
-        limiter,
-        other: None,
-        requests,
-        format: args.format,
-        decisions: None,
-        interrupt: interrupt.clone(),
-        trouble,
-        forgets: false,
-        nearness,
-    }
-    .run()
-    .await;
+    let (other, decisions, forgets) = (None, None, false);
+    let replay = Replay { limiter, other, requests, trouble, decisions, forgets, nearness };
+    let outcome = replay.run().await;
     match outcome.ending {
         Ending::Failed(failure) => Err(failure),
         _ => Ok(outcome),
@@ -149,37 +127,22 @@ fn proposal(limits: &Limits<Policy>, rows: &[Row<'_>]) -> Result<Limits<Policy>,
     Limits::new(proposed.collect::<Result<Vec<_>, ConfigError>>()?)
 }
 
-fn json_lines(rows: &[Row<'_>]) -> String {
+fn lines(rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
+        let now = json!({ "policy": row.limit.algorithm().to_string(), "callers_denied": row.denied_now });
         let proposed = row.proposed.map(|(policy, denied)| {
             json!({
                 "policy": policy.to_string(), "callers_denied": denied,
                 "callers_denied_together": row.denied_together,
             })
         });
-        let now = json!({ "policy": row.limit.algorithm().to_string(), "callers_denied": row.denied_now });
         json!({ "name": row.limit.name(), "callers": row.callers, "now": now, "proposed": proposed })
-            .to_string()
-            + "\n"
     };
-    rows.iter().map(line).collect()
+    json_lines(rows.iter().map(line))
 }
 
 fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
-    let mut table = plain_table();
-    table.set_header([
-        "name",
-        "callers",
-        "now",
-        "denied",
-        "",
-        "proposed",
-        "denied",
-        "",
-        "with the others",
-        "",
-    ]);
-    for row in rows {
+    let line = |row: &Row<'_>| {
         let denied = |denied| [count(denied), share(denied, row.callers)];
         let mut cells = vec![row.limit.name().to_owned(), count(row.callers)];
         cells.push(row.limit.algorithm().to_string());
@@ -193,13 +156,24 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
             None if row.callers == 0 => cells.push("no caller was seen".to_owned()),
             None => cells.push("nothing: no such limit is large enough".to_owned()),
         }
-        table.add_row(cells);
-    }
-    align(&mut table, &[false, true, false, true, true, false, true, true, true, true]);
-    let names: Vec<_> = args.inputs.iter().map(|input| input.display().to_string()).collect();
+        cells
+    };
+    let columns = [
+        "name",
+        "#callers",
+        "now",
+        "#denied",
+        "#",
+        "proposed",
+        "#denied",
+        "#",
+        "#with the others",
+        "#",
+    ];
+    let names: Vec<_> = args.log.inputs.iter().map(|input| input.display().to_string()).collect();
     let mut text = format!("{}\n\n", names.join(", "));
     text.push_str(notes);
-    push_table(&mut text, &table);
+    text.push_str(&Table::new(&columns, rows.iter().map(line)).text());
     text.push_str(
         "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
          in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n",

@@ -80,15 +80,4 @@ mod tests {
         );
         assert_eq!(all(b""), []);
     }
-
-    #[test]
-    fn a_line_that_is_too_long_is_skipped_whole() {
-        let mut input = vec![b'x'; MAX_LINE_BYTES];
-        input.push(b'\n');
-        input.extend(vec![b'y'; MAX_LINE_BYTES + 1]);
-        input.extend(b"\nz");
-        let lines = all(&input);
-        assert_eq!(lines[0].1.as_ref().map(Vec::len), Some(MAX_LINE_BYTES));
-        assert_eq!(lines[1..], [(2, None), (3, Some(b"z".to_vec()))]);
-    }
 }

@@ -1,15 +1,14 @@
 //! The source of the bytes: a file or standard input, plain or gzipped.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
+use indicatif::ProgressBar;
 
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -19,21 +18,6 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const CHUNKS: usize = 8;
 /// How often a reader that waits for input checks the interrupt.
 const LOOK_UP: Duration = Duration::from_millis(50);
-
-/// How far the inputs have been read, in bytes before decompression, like their length.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Progress {
-    /// The length of all files together, if each has one.
-    pub(crate) length: Option<u64>,
-    read: Arc<AtomicU64>,
-}
-
-impl Progress {
-    /// The number of bytes read.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
-    }
-}
 
 /// The decompressed bytes of an input.
 ///
@@ -47,15 +31,15 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Opens the input of this name; `-` is standard input. Returns its length, too, if it has one.
+    /// Opens the input of this name; `-` is standard input. Returns its length, too, if it has one. The bar shows what has
+    /// been read, before decompression, as the length is.
     pub(crate) fn open(
         path: &Path,
         interrupt: Interrupt,
-        progress: &Progress,
+        bar: &ProgressBar,
     ) -> Result<(Self, Option<u64>), Failure> {
-        let read = Arc::clone(&progress.read);
         if path.as_os_str() == "-" {
-            return Ok((Self::spawn(Counted { inner: io::stdin(), read }, interrupt)?, None));
+            return Ok((Self::spawn(bar.wrap_read(io::stdin()), interrupt)?, None));
         }
         let refuse = |error: io::Error| {
             Failure::input(format!(
@@ -69,7 +53,7 @@ impl Source {
             return Err(refuse(io::Error::from(io::ErrorKind::IsADirectory)));
         }
         let length = metadata.is_file().then_some(metadata.len());
-        Ok((Self::spawn(Counted { inner: file, read }, interrupt)?, length))
+        Ok((Self::spawn(bar.wrap_read(file), interrupt)?, length))
     }
 
     fn spawn(input: impl Read + Send + 'static, interrupt: Interrupt) -> Result<Self, Failure> {
@@ -78,7 +62,7 @@ impl Source {
             .name("input".to_owned())
             .spawn(move || {
                 if let Err(error) = send_chunks(input, &sender) {
-                    let _ = sender.send(Err(error));
+                    let _ = sender.send(Err(explained(error)));
                 }
             })
             .map_err(|error| Failure::input(format!("no thread for reading: {error}")))?;
@@ -132,37 +116,17 @@ fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let whole = Cursor::new(magic).chain(input);
     if gzipped {
         let buffered = BufReader::with_capacity(CHUNK_BYTES, whole);
-        return Ok(Box::new(Gzip(MultiGzDecoder::new(buffered))));
+        return Ok(Box::new(MultiGzDecoder::new(buffered)));
     }
     Ok(Box::new(whole))
 }
 
-/// Marks errors of damaged gzip data as such.
-struct Gzip<R>(MultiGzDecoder<R>);
-
-impl<R: BufRead> Read for Gzip<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer).map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData
-            | io::ErrorKind::InvalidInput
-            | io::ErrorKind::UnexpectedEof => io::Error::new(
-                error.kind(),
-                format!("its gzip data is damaged or cut off ({error})"),
-            ),
-            _ => error,
-        })
-    }
-}
-
-struct Counted<R> {
-    inner: R,
-    read: Arc<AtomicU64>,
-}
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.inner.read(buffer)?;
-        self.read.fetch_add(length as u64, Ordering::Relaxed);
-        Ok(length)
+/// An error of reading, of which the decoder's say that the data are damaged.
+fn explained(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), format!("its gzip data is damaged or cut off ({error})"))
+        }
+        _ => error,
     }
 }

@@ -4,7 +4,7 @@ use ratelimit_core::{Op, Policy, RateLimiter, Store};
 
 use super::judge::{Judge, Touched};
 use crate::compare::Comparison;
-use crate::decision_line::DecisionLine;
+use crate::decision_line::{DecisionLine, push_json};
 use crate::input::{BadLine, Entry};
 use crate::tally::Tally;
 
@@ -17,12 +17,17 @@ pub(super) struct Decider<'r, S> {
     pub(super) line: Option<Vec<u8>>,
 }
 
+/// Why a line is skipped.
+pub(super) enum Skipped {
+    /// The line is not a request.
+    Bad(BadLine),
+    /// The line asks for an operation that the store does not support.
+    Refused(BadLine),
+}
+
 /// Why a line was not decided.
 pub(super) enum Refused<E> {
-    /// The line is not a request.
-    Line(BadLine),
-    /// The line asks for an operation that the store does not support.
-    Operation(BadLine),
+    Line(Skipped),
     /// The store failed.
     ByStore(E),
 }
@@ -40,30 +45,30 @@ impl<'r, S: Store<Policy>> Decider<'r, S> {
         Self { this: Judge::new(limiter, nearness, forgets), other, line: None }
     }
 
-    pub(super) async fn decide(&mut self, entry: &Entry<'_>) -> Result<(), Refused<S::Error>> {
-        self.this.validate(entry).map_err(Refused::Line)?;
+    pub(super) async fn decide(&mut self, entry: &Entry) -> Result<(), Refused<S::Error>> {
+        self.this.validate(entry).map_err(|bad| Refused::Line(Skipped::Bad(bad)))?;
         if let Some((other, _)) = &self.other {
-            let refused = |BadLine(told)| Refused::Line(BadLine(format!("--compare: {told}")));
+            let refused =
+                |BadLine(told)| Refused::Line(Skipped::Bad(BadLine(format!("--compare: {told}"))));
             other.validate(entry).map_err(refused)?;
         }
         let verdict = self.this.decide(entry).await?;
         if let Some(line) = &mut self.line {
             line.clear();
-            let (at, cost) = (Some(entry.at.as_us()), entry.cost);
             let limits = self.this.limiter.limits().as_slice();
-            let writer = DecisionLine::new(limits).shadow(&self.this.shadow);
-            writer.write(line, at, &entry.caller, cost, &verdict, &self.this.applied);
+            let parts = self.this.decided(entry, verdict.allowed());
+            push_json(line, &DecisionLine::new(limits, &verdict, parts));
         }
         self.compare(entry, verdict.allowed()).await
     }
 
     /// Decides the request by the other policy as well, and counts the difference.
-    async fn compare(&mut self, entry: &Entry<'_>, allowed: bool) -> Result<(), Refused<S::Error>> {
+    async fn compare(&mut self, entry: &Entry, allowed: bool) -> Result<(), Refused<S::Error>> {
         let Some((other, comparison)) = &mut self.other else { return Ok(()) };
         let verdict = match other.decide(entry).await {
             Ok(verdict) => verdict,
             // The algorithms of the other policy lack this operation: it has no effect there.
-            Err(Refused::Operation(_)) => return Ok(()),
+            Err(Refused::Line(_)) => return Ok(()),
             Err(refused) => return Err(refused),
         };
         if entry.op == Op::Acquire {

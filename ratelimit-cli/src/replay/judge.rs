@@ -7,8 +7,9 @@ use ratelimit_core::{
     Verdict,
 };
 
-use super::Refused;
+use super::decider::{Refused, Skipped};
 use super::leases::Leases;
+use crate::decision_line::parts;
 use crate::input::{BadLine, Entry};
 use crate::tally::{Decided, Tally};
 
@@ -26,12 +27,10 @@ pub(super) struct Judge<'r, S> {
     pub(super) touched: Option<Touched>,
     /// The leases, if a limit has any.
     leases: Option<Leases>,
-    /// The positions of the enforced limits that applied to the last request.
-    pub(super) applied: Vec<usize>,
-    /// What they decided.
+    /// What the enforced limits decided that applied to the last request, by position.
     enforced: Vec<(usize, Decision)>,
     /// What the shadow limits decided.
-    pub(super) shadow: Vec<(usize, Decision)>,
+    shadow: Vec<(usize, Decision)>,
 }
 
 impl<'r, S: Store<Policy>> Judge<'r, S> {
@@ -42,27 +41,24 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
             tally: Tally::new(limiter.limits(), nearness),
             touched: forgets.then(Touched::new),
             leases: has_leases.then(Leases::default),
-            applied: Vec::new(),
             enforced: Vec::new(),
             shadow: Vec::new(),
         }
     }
 
     /// Refuses a request that no store can decide.
-    pub(super) fn validate(&self, entry: &Entry<'_>) -> Result<(), BadLine> {
+    pub(super) fn validate(&self, entry: &Entry) -> Result<(), BadLine> {
         let request = self.limiter.request(&entry.caller);
         request.validate().map_err(|refusal| BadLine(refusal.to_string()))
     }
 
     /// Decides a request and counts it.
-    pub(super) async fn decide(&mut self, entry: &Entry<'_>) -> Result<Verdict, Refused<S::Error>> {
+    pub(super) async fn decide(&mut self, entry: &Entry) -> Result<Verdict, Refused<S::Error>> {
         let limits = self.limiter.limits().as_slice();
         let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
         if let Some(leases) = &mut self.leases {
             leases.end_until(self.limiter, entry.at).await.map_err(Refused::ByStore)?;
         }
-        self.applied.clear();
-        self.applied.extend(request.applicable());
         if let Some(touched) = &mut self.touched {
             for (place, limit) in limits.iter().enumerate() {
                 if let Some(key) = limit.key_for(&entry.caller) {
@@ -72,37 +68,24 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
         }
         let verdict = request.apply(entry.op).await.map_err(|error| match entry.op {
             Op::Refund | Op::Force if error.kind() == ErrorKind::Unsupported => {
-                Refused::Operation(BadLine(error.to_string()))
+                Refused::Line(Skipped::Refused(BadLine(error.to_string())))
             }
             _ => Refused::ByStore(error),
         })?;
-        self.enforced.clear();
-        self.enforced.extend(self.applied.iter().copied().zip(verdict.decisions().iter().copied()));
-        self.shadow.clear();
-        if verdict.shadow_decisions().len() > 0 {
-            let place = |name: &str| limits.iter().position(|limit| limit.name() == name);
-            let named = self.limiter.named(&verdict);
-            let shadow = named.shadow().filter_map(|d| Some((place(d.name())?, *d.decision())));
-            self.shadow.extend(shadow);
-        }
+        (self.enforced, self.shadow) = parts(self.limiter, &entry.caller, &verdict);
         if let Some(leases) = &mut self.leases {
             for (place, decision) in self.enforced.iter().chain(&self.shadow) {
                 let limit = (*place, &limits[*place]);
                 leases.count(limit, entry, decision, verdict.allowed());
             }
         }
-        let decided = Decided {
-            entry,
-            allowed: verdict.allowed(),
-            enforced: &self.enforced,
-            shadow: &self.shadow,
-        };
-        self.tally.count(self.limiter.limits(), decided);
+        let (allowed, enforced, shadow) = (verdict.allowed(), &self.enforced, &self.shadow);
+        self.tally.count(self.limiter.limits(), Decided { entry, allowed, enforced, shadow });
         Ok(verdict)
     }
 
     /// The last decision.
-    pub(super) fn decided<'d>(&'d self, entry: &'d Entry<'d>, allowed: bool) -> Decided<'d> {
+    pub(super) fn decided<'d>(&'d self, entry: &'d Entry, allowed: bool) -> Decided<'d> {
         Decided { entry, allowed, enforced: &self.enforced, shadow: &self.shadow }
     }
 }

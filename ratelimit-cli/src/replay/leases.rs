@@ -35,7 +35,7 @@ impl Leases {
     pub(super) fn count(
         &mut self,
         (place, limit): (usize, &Limit<Policy>),
-        entry: &Entry<'_>,
+        entry: &Entry,
         decision: &Decision,
         allowed: bool,
     ) {

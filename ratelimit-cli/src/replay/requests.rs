@@ -4,20 +4,20 @@
 //! behind those of later requests, and the lines of an access log are sorted here, within a window of time. A trace is
 //! decided in the order of its lines: it says what a store is asked, and a clock may go back.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use indicatif::ProgressBar;
 use ratelimit_core::{Algorithm, Limit, Limits, Op, Policy, Timestamp};
 
 use super::Trouble;
-use crate::args::{FormatArg, UnitArg};
+use super::decider::Skipped;
+use crate::args::{FormatArg, LogArgs, UnitArg};
 use crate::failure::Failure;
-use crate::input::{
-    BadLine, DETECTED_LINES, Detector, Entry, Found, Lines, Parser, Progress, Source, too_long,
-};
+use crate::input::{DETECTED_LINES, Detector, Entry, Found, Lines, Parser, Source, too_long};
 use crate::interrupt::Interrupt;
+use crate::progress::Bar;
 use crate::text::{count, plural};
 
 /// How far behind an earlier line a line of an access log is sorted in.
@@ -31,7 +31,7 @@ pub(super) struct Request {
     pub(super) input: usize,
     /// The number of its line.
     pub(super) number: u64,
-    pub(super) entry: Entry<'static>,
+    pub(super) entry: Entry,
 }
 
 /// How far the inputs were out of order.
@@ -91,30 +91,31 @@ pub(crate) struct Requests {
     failed: Option<Failure>,
     /// Whether a limit has leases that end with their requests.
     has_leases: bool,
-    interrupt: Interrupt,
+    /// The format that the user asked for.
+    pub(super) asked: FormatArg,
+    pub(super) interrupt: Interrupt,
 }
 
 impl Requests {
     /// Opens the inputs of these names; `-` is standard input.
     pub(crate) fn open(
-        paths: &[PathBuf],
-        format: FormatArg,
-        duration_unit: Option<UnitArg>,
+        log: &LogArgs,
         interrupt: &Interrupt,
-    ) -> Result<(Self, Progress), Failure> {
-        let mut progress = Progress::default();
-        let most_lines = WINDOW_LINES / paths.len().max(1);
-        let mut inputs = Vec::with_capacity(paths.len());
+        strict: bool,
+    ) -> Result<(Self, Trouble), Failure> {
+        let bar = ProgressBar::no_length();
+        let most_lines = WINDOW_LINES / log.inputs.len().max(1);
+        let mut inputs = Vec::with_capacity(log.inputs.len());
         let mut total = Some(0_u64);
-        for path in paths {
-            let (source, length) = Source::open(path, interrupt.clone(), &progress)?;
+        for path in &log.inputs {
+            let (source, length) = Source::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-            let reader = Reader::new(path, source, format, duration_unit)?;
+            let reader = Reader::new(path, source, log.format, log.duration_unit);
             inputs.push(Sorted::new(reader, most_lines));
         }
-        progress.length = total;
-        let interrupt = interrupt.clone();
-        Ok((Self { inputs, failed: None, has_leases: false, interrupt }, progress))
+        let trouble = Trouble::new(Bar::new(bar, total), strict, inputs.len() > 1);
+        let (asked, interrupt) = (log.format, interrupt.clone());
+        Ok((Self { inputs, asked, failed: None, has_leases: false, interrupt }, trouble))
     }
 
     /// The name of an input.
@@ -216,7 +217,7 @@ impl Requests {
     }
 }
 
-type Numbered = (u64, Entry<'static>);
+type Numbered = (u64, Entry);
 
 /// The requests of one input; those of an access log by their times.
 struct Sorted {
@@ -224,7 +225,8 @@ struct Sorted {
     most_lines: usize,
     /// What `peek` has found.
     next: Option<Numbered>,
-    window: BinaryHeap<Reverse<Waiting>>,
+    /// By time, and then by line.
+    window: BTreeMap<(Timestamp, u64), Entry>,
     /// The latest time that was read.
     latest: Timestamp,
     /// The time of the last request that left the window.
@@ -239,7 +241,7 @@ impl Sorted {
             reader,
             most_lines,
             next: None,
-            window: BinaryHeap::new(),
+            window: BTreeMap::new(),
             latest: Timestamp::ZERO,
             left: Timestamp::ZERO,
             ended: false,
@@ -265,14 +267,11 @@ impl Sorted {
         interrupt: &Interrupt,
     ) -> Result<Option<Numbered>, Failure> {
         loop {
-            let is_due = |Reverse(first): &Reverse<Waiting>| {
-                self.ended
-                    || self.window.len() >= self.most_lines
-                    || self.latest.saturating_us_since(first.0.1.at) > WINDOW_US
-            };
-            if self.window.peek().is_some_and(is_due) {
-                let Some(Reverse(Waiting((number, entry)))) = self.window.pop() else { continue };
-                self.left = self.left.max(entry.at);
+            let is_full = self.ended || self.window.len() >= self.most_lines;
+            let is_due = |at: Timestamp| is_full || self.latest.saturating_us_since(at) > WINDOW_US;
+            if let Some(first) = self.window.first_entry().filter(|first| is_due(first.key().0)) {
+                let ((at, number), entry) = first.remove_entry();
+                self.left = self.left.max(at);
                 return Ok(Some((number, entry)));
             }
             if self.ended {
@@ -291,37 +290,8 @@ impl Sorted {
             }
             self.order.late += u64::from(is_late);
             self.order.sorted += u64::from(is_behind && !is_late);
-            self.window.push(Reverse(Waiting((number, entry))));
+            self.window.insert((entry.at, number), entry);
         }
-    }
-}
-
-/// A request in the window: by its time, and then by its line.
-struct Waiting(Numbered);
-
-impl Waiting {
-    const fn key(&self) -> (Timestamp, u64) {
-        (self.0.1.at, self.0.0)
-    }
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Waiting {}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
     }
 }
 
@@ -339,19 +309,12 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(
-        name: &Path,
-        source: Source,
-        format: FormatArg,
-        duration_unit: Option<UnitArg>,
-    ) -> Result<Self, Failure> {
-        let bad_parser = |bad: BadLine| Failure::input(bad.0);
-        let parser = Parser::of(format, duration_unit).map_err(bad_parser)?;
-        let named = super::NAMED_BAD_LINES;
-        let detector = Detector::new(format, duration_unit, named).map_err(bad_parser)?;
+    fn new(name: &Path, source: Source, format: FormatArg, duration_unit: Option<UnitArg>) -> Self {
+        let parser = Parser::of(format, duration_unit);
+        let detector = Detector::new(format, duration_unit, super::NAMED_BAD_LINES);
         let lines = Lines::new(BufReader::new(source));
         let name = name.to_owned();
-        Ok(Self { name, lines, format, parser, detector, durations: 0, endless: 0 })
+        Self { name, lines, format, parser, detector, durations: 0, endless: 0 }
     }
 
     const fn is_access_log(&self) -> bool {
@@ -379,7 +342,6 @@ impl Reader {
                 }
             };
             let number = line.number;
-            trouble.bar.line(number);
             if line.bytes.is_some_and(|bytes| bytes.trim_ascii().is_empty()) {
                 continue;
             }
@@ -410,9 +372,9 @@ impl Reader {
                         self.endless += u64::from(is_endless);
                         self.durations += u64::from(!is_endless);
                     }
-                    return Ok(Some((number, entry.into_owned())));
+                    return Ok(Some((number, entry)));
                 }
-                Err(bad) => trouble.bad(name, number, &bad)?,
+                Err(bad) => trouble.skip(name, number, &Skipped::Bad(bad))?,
             }
         }
         let gave_up = self.detector.is_at_a_loss();

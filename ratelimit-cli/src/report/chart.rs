@@ -3,10 +3,9 @@
 use maud::{Markup, html};
 use ratelimit_core::Timestamp;
 
-use super::clock;
-use super::table::{Column, table};
 use crate::nearness::Histogram;
-use crate::text::{count, duration};
+use crate::table::Table;
+use crate::text::{count, duration, time};
 use crate::timeline::{Bucket, Counts, Timeline};
 
 /// The charts' own units, in thousandths. A browser stretches them to the page.
@@ -31,6 +30,11 @@ pub(super) fn over_time(
     let left = |slot: u64| scaled(slot, WIDTH, slots);
     let every = duration(timeline.width_us());
     let end = Timestamp::saturating_from_us(last.as_us().saturating_add(timeline.width_us()));
+    let of_denied = format!("#{denied}");
+    let columns = ["@from", "#admitted", of_denied.as_str()];
+    let rows = buckets
+        .iter()
+        .map(|(start, counts)| vec![time(*start), count(counts.admitted), count(counts.denied)]);
     html! {
         figure {
             div.axis { span { "up to " (count(highest)) " per " (every) } }
@@ -46,7 +50,7 @@ pub(super) fn over_time(
                     @let top = HEIGHT.saturating_sub(admitted + rest);
                     g {
                         title {
-                            (clock(*start)) ": " (count(counts.admitted)) " admitted, "
+                            (time(*start)) ": " (count(counts.admitted)) " admitted, "
                             (count(counts.denied)) " " (denied)
                         }
                         (rect("hit", (x, width), 0, HEIGHT))
@@ -55,20 +59,14 @@ pub(super) fn over_time(
                     }
                 }
             }
-            div.axis { span { (clock(*first)) } span { (clock(end)) } }
+            div.axis { span { (time(*first)) } span { (time(end)) } }
             figcaption.legend {
                 span.of-admitted { "admitted" } span.of-denied { (denied) }
             }
         }
         details {
             summary { "Numbers of this chart" }
-            (table(
-                &format!("{title}, every {every}"),
-                &[Column::Time("from"), Column::Number("admitted"), Column::Number(denied)],
-                buckets.iter().map(|(start, counts)| {
-                    vec![clock(*start), count(counts.admitted), count(counts.denied)]
-                }),
-            ))
+            (Table::new(&columns, rows).html(&format!("{title}, every {every}")))
         }
     }
 }

@@ -67,7 +67,7 @@ fn limits(limits: &[Limit<Policy>], tally: &Tally) -> Vec<Value> {
         });
         json!({
             "name": limit.name(), "policy": limit.algorithm().to_string(),
-            "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": counts.is_shadow,
+            "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": limit.is_shadow(),
             "applied": counts.applied, "denied": counts.denied, "nearness": nearness,
         })
     };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use ratelimit_testkit::RedisServer;
+use ratelimit_servers::RedisServer;
 use tempfile::TempDir;
 
 /// One token per second and a burst of five for each bare key.

@@ -7,23 +7,24 @@ use proptest::prelude::*;
 use proptest::{collection, option, sample};
 use ratelimit_core::{OnOutage, Policy, Rate};
 use ratelimit_testkit::AlgorithmKind;
-use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::common::workspace;
 
-/// The texts in sources and documents that have a `[[limit]]`, each with the path of its file.
+/// The texts in documents that have a `[[limit]]`, each with the path of its file.
 pub(crate) fn in_the_workspace() -> Vec<(String, String)> {
     let mut found = Vec::new();
     visit(&workspace("."), &mut |path, contents| {
-        let texts = match path.rsplit_once('.') {
-            Some((_, "toml")) => vec![contents.to_owned()],
-            Some((_, "md")) => captured(r"(?s)```toml\n(.*?)```", contents),
-            Some((_, "rs")) => in_source(contents),
+        let texts: Vec<&str> = match path.rsplit_once('.') {
+            Some((_, "toml")) => vec![contents],
+            Some((_, "md")) => {
+                let blocks = contents.split("```toml\n").skip(1);
+                blocks.filter_map(|rest| rest.split("```").next()).collect()
+            }
             _ => Vec::new(),
         };
         let policies = texts.into_iter().filter(|text| text.contains("[[limit]]"));
-        found.extend(policies.map(|text| (path.to_owned(), text)));
+        found.extend(policies.map(|text| (path.to_owned(), text.to_owned())));
     });
     found
 }
@@ -38,28 +39,6 @@ fn visit(folder: &Path, file: &mut impl FnMut(&str, &str)) {
             file(path, &contents);
         }
     }
-}
-
-fn captured(pattern: &str, text: &str) -> Vec<String> {
-    let pattern = Regex::new(pattern).expect("a pattern");
-    pattern.captures_iter(text).map(|found| found[1].to_owned()).collect()
-}
-
-/// The literals of a Rust source, those in documentation too.
-fn in_source(source: &str) -> Vec<String> {
-    let lines = source.lines().map(|line| {
-        let line = line.trim_start();
-        line.strip_prefix("///").or(line.strip_prefix("//!")).unwrap_or(line)
-    });
-    let source = lines.collect::<Vec<_>>().join("\n");
-    let broken = Regex::new(r"\\\n\s*").expect("a pattern");
-    // Between the nearest quotes that are not escaped.
-    let plain = r#""((?:[^"\\]|\\[\s\S])*\[\[limit\]\](?:[^"\\]|\\[\s\S])*)""#;
-    let plain = captured(plain, &source).into_iter().map(|literal| {
-        let literal = broken.replace_all(&literal, "");
-        literal.replace("\\n", "\n").replace("\\\"", "\"")
-    });
-    captured(r##"(?s)r#"(.*?)"#"##, &source).into_iter().chain(plain).collect()
 }
 
 /// A length of time in one of its forms.

@@ -14,6 +14,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
+use crate::entries::take_off_newest;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::{Period, Rate, gcd};
@@ -309,16 +310,7 @@ impl Algorithm for BucketedWindow {
             return Some(self.admitted(now, cost, live, None));
         }
         let mut buckets = live.buckets.to_vec();
-        let mut owed = cost;
-        while let Some(last) = buckets.last_mut() {
-            let back = owed.min(last.count);
-            last.count -= back;
-            owed -= back;
-            if last.count > 0 {
-                break;
-            }
-            buckets.pop();
-        }
+        take_off_newest(&mut buckets, cost, |bucket| &mut bucket.count);
         // Without its newest bucket the state may belong to an earlier time.
         let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
         let live = Live { current: self.aligned(now).max(newest), ..live };
@@ -357,10 +349,6 @@ impl Algorithm for BucketedWindow {
 }
 
 impl InMemory for BucketedWindow {
-    fn decision(&self, state: Option<&BucketedWindowState>, now: Timestamp, cost: u64) -> Decision {
-        self.decide(now, cost, self.live(state, now)).0
-    }
-
     fn step_in_place(
         &self,
         state: &mut BucketedWindowState,

@@ -15,7 +15,6 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Step};
-use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -164,27 +163,8 @@ impl Algorithm for Concurrency {
 }
 
 impl InMemory for Concurrency {
-    fn decision(&self, state: Option<&ConcurrencyState>, now: Timestamp, cost: u64) -> Decision {
-        self.leases.decision(leases(state), now, cost)
-    }
-
     fn step_in_place(&self, state: &mut ConcurrencyState, now: Timestamp, cost: u64) -> Step<()> {
         self.leases.step_in_place(&mut state.leases, now, cost)
-    }
-
-    fn settle_in_place(
-        &self,
-        state: &mut ConcurrencyState,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<()>> {
-        let taken = self.leases.take_in_place(
-            &mut state.leases,
-            (now, reservation.timestamp),
-            reservation.cost,
-        );
-        Some(taken.costing(cost))
     }
 
     fn entries_in(state: &ConcurrencyState) -> usize {
@@ -199,91 +179,41 @@ impl InMemory for Concurrency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Write;
 
     fn timestamp(us: u64) -> Timestamp {
         Timestamp::from_us(us).expect("a test's time")
     }
 
-    fn entry(us: u64, cost: u64) -> LogEntry {
+    fn entry((us, cost): (u64, u64)) -> LogEntry {
         LogEntry { timestamp: timestamp(us), cost }
     }
 
-    fn reservation(us: u64, cost: u64) -> Reservation {
-        Reservation::new(timestamp(us), cost)
-    }
-
-    /// Settles by copy and in place, which must agree.
-    fn settled(
-        limit: &Concurrency,
-        state: &ConcurrencyState,
-        now: u64,
-        reservation: &Reservation,
-    ) -> Step<ConcurrencyState> {
-        let step = limit.settle(Some(state), timestamp(now), reservation, 0).expect("a lease");
-        let mut own = state.clone();
-        let placed =
-            limit.settle_in_place(&mut own, timestamp(now), reservation, 0).expect("a lease");
-        assert_eq!(placed.decision, step.decision);
-        assert_eq!(placed.write, step.write.clone().map(drop));
-        assert_eq!(
-            own.leases,
-            step.write.after(Some(state)).map_or(Vec::new(), |state| state.leases.clone())
-        );
-        step
-    }
-
-    fn left_by(step: Step<ConcurrencyState>) -> Vec<LogEntry> {
-        match step.write {
-            Write::Put { state, .. } => state.leases,
-            Write::Remove => Vec::new(),
-            Write::Keep => panic!("nothing was written"),
+    #[test]
+    fn a_release_and_a_renewal_take_the_lease_at_its_time_alone() {
+        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
+        let state =
+            |leases: &[_]| ConcurrencyState { leases: leases.iter().copied().map(entry).collect() };
+        let there = state(&[(1, 2), (3, 1), (5, 4)]);
+        // The moment, the lease, and what is there after it was released or renewed.
+        for (now, (us, cost), released, renewed) in [
+            (6, (3, 1), &[(1, 2), (5, 4)][..], &[(1, 2), (5, 4), (6, 1)][..]),
+            (6, (1, 2), &[(3, 1), (5, 4)], &[(3, 1), (5, 4), (6, 2)]),
+            // Its part of a moment.
+            (6, (5, 3), &[(1, 2), (3, 1), (5, 1)], &[(1, 2), (3, 1), (5, 1), (6, 3)]),
+            // A reset forgot it, and others were granted since; it has ended.
+            (6, (2, 4), &[(1, 2), (3, 1), (5, 4)], &[(1, 2), (3, 1), (5, 4)]),
+            (15, (5, 4), &[(1, 2), (3, 1), (5, 4)], &[(1, 2), (3, 1), (5, 4)]),
+        ] {
+            let lease = Reservation::new(timestamp(us), cost);
+            let settled = limit.settle(Some(&there), timestamp(now), &lease, 0).expect("a lease");
+            assert_eq!(settled.write.after(Some(&there)), Some(&state(released)), "{lease:?}");
+            let step = limit.renew(Some(&there), timestamp(now), &lease);
+            assert_eq!(step.write.after(Some(&there)), Some(&state(renewed)), "{lease:?}");
         }
-    }
-
-    #[test]
-    fn a_release_takes_the_lease_at_its_time_and_a_renewal_moves_it_to_the_end() {
-        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
-        let state = ConcurrencyState { leases: [entry(1, 2), entry(3, 1), entry(5, 4)].into() };
-        let released = settled(&limit, &state, 6, &reservation(3, 1));
-        assert_eq!(released.decision.remaining, 3);
-        assert_eq!(left_by(released), [entry(1, 2), entry(5, 4)]);
-        let renewed = limit.renew(Some(&state), timestamp(6), &reservation(1, 2));
-        assert_eq!((renewed.decision.remaining, renewed.decision.reset_after_us), (2, 10));
-        assert_eq!(left_by(renewed), [entry(3, 1), entry(5, 4), entry(6, 2)]);
-    }
-
-    #[test]
-    fn a_release_frees_its_part_of_a_moment_and_the_last_one_removes_the_state() {
-        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
-        let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        let released = settled(&limit, &state, 6, &reservation(5, 3));
-        assert_eq!(left_by(released), [entry(5, 1)]);
-        let released = settled(&limit, &state, 6, &reservation(5, 4));
-        assert_eq!(left_by(released), []);
-    }
-
-    #[test]
-    fn releasing_a_forgotten_lease_frees_no_other_lease() {
-        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
-        let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        // A reset forgot the lease of time 2, and another was granted since.
-        let released = settled(&limit, &state, 6, &reservation(2, 4));
-        assert_eq!((released.decision.remaining, released.write), (5, Write::Keep));
-        assert_eq!(limit.renew(Some(&state), timestamp(6), &reservation(2, 4)).write, Write::Keep);
         // If the clock has gone back, a lease counts as granted with the newest one, and is released there.
-        assert_eq!(limit.charged_at(Some(&state), timestamp(3)), timestamp(5));
-        let granted = limit.step(Some(&state), timestamp(3), 1);
-        assert_eq!(left_by(granted), [entry(5, 5)]);
-    }
-
-    #[test]
-    fn a_lease_that_has_ended_is_neither_released_nor_renewed() {
-        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
-        let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        let late = settled(&limit, &state, 15, &reservation(5, 4));
-        assert_eq!((late.decision.remaining, late.write), (9, Write::Keep));
-        assert_eq!(limit.renew(Some(&state), timestamp(15), &reservation(5, 4)).write, Write::Keep);
+        assert_eq!(limit.charged_at(Some(&there), timestamp(3)), timestamp(5));
+        let granted = limit.step(Some(&there), timestamp(3), 1).write;
+        assert_eq!(granted.after(None), Some(&state(&[(1, 2), (3, 1), (5, 5)])));
         assert!(Concurrency::new("10001/s".parse().expect("a rate")).is_err());
     }
 }

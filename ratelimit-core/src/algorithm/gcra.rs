@@ -20,10 +20,17 @@
 //! chooses it so that the capacity in units and the time from empty to full stay below 2^52. The sum of a time and such
 //! a span stays below 2^53, and so does every number here.
 //!
-//! The steps are in `work.rs`, which the token bucket shares. `gcra.lua` in `ratelimit-redis` is the same algorithm in
-//! Lua, with the same names in the same order. `gcra/fast.rs` is the fast path for stores in memory.
+//! The arithmetic is in `gcra/step.rs`. `gcra.lua` in `ratelimit-redis` is the same algorithm in Lua, with the same names in
+//! the same order. `gcra/fast.rs` is the fast path for stores in memory.
+//!
+//! # Two names
+//!
+//! A token bucket holds at most `burst` tokens, begins full, and refills at `rate` (Turner's "leaky bucket as a meter",
+//! 1986, in the form for tokens of RFC 2697). It lacks the work that GCRA still has to do, so both decide alike: I.371
+//! defines them as equivalent. [`TokenBucket`] is this algorithm under the name that many know it by.
 
 mod fast;
+mod step;
 #[cfg(test)]
 mod tests;
 
@@ -32,11 +39,8 @@ use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
-use crate::work::Work;
 
 /// The generic cell rate algorithm: `rate` in the long run, `burst` at once.
-///
-/// It decides exactly as [`TokenBucket`](crate::TokenBucket) with the same rate and burst does.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Gcra, Timestamp, Write};
@@ -50,18 +54,35 @@ use crate::work::Work;
 /// assert_eq!(second.decision.retry_after_us, Some(333_334)); // a third of a second, rounded up
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
+pub type Gcra = LeakyBucket<false>;
+
+/// A bucket of `burst` tokens that refills at `rate`: [`Gcra`] by its other name. Both keep the same state, so a limit may
+/// change from one name to the other while it is in use.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Timestamp, TokenBucket};
+///
+/// let bucket = TokenBucket::new("1/s".parse()?, 5)?;
+/// let forced = bucket.force(None, Timestamp::ZERO, 7).expect("a bucket can be drained");
+/// assert!(forced.decision.allowed);
+/// assert_eq!(forced.decision.remaining, 0);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+pub type TokenBucket = LeakyBucket<true>;
+
+/// [`Gcra`], or [`TokenBucket`] if `TOKENS`: one algorithm, which a [`Policy`](crate::Policy) knows by both names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gcra {
+pub struct LeakyBucket<const TOKENS: bool> {
     refill: Refill,
     /// For the fast path, which serves limits whose tokens are whole microseconds.
     token: Option<fast::Token>,
 }
 
-/// What [`Gcra`] keeps for a key.
+/// What [`Gcra`] and [`TokenBucket`] keep for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcraState {
-    /// The theoretical arrival time: when all admitted work will be done. In microseconds since the Unix epoch; it may
-    /// lie past [`Timestamp::MAX`], but below 2^53.
+    /// The theoretical arrival time: when all admitted work will be done, and the bucket full. In microseconds since the
+    /// Unix epoch; it may lie past [`Timestamp::MAX`], but below 2^53.
     pub tat_us: u64,
     /// Units of work by which `tat_us` is rounded up; less than what one refill tick does.
     pub surplus: u64,
@@ -69,7 +90,7 @@ pub struct GcraState {
     pub timestamp: Timestamp,
 }
 
-impl Gcra {
+impl<const TOKENS: bool> LeakyBucket<TOKENS> {
     /// `rate` in the long run and up to `burst` at once.
     ///
     /// # Errors
@@ -86,25 +107,7 @@ impl Gcra {
     }
 }
 
-impl From<GcraState> for Work {
-    #[inline]
-    fn from(GcraState { tat_us, surplus, timestamp }: GcraState) -> Self {
-        Self { tat_us, surplus, timestamp }
-    }
-}
-
-impl From<Work> for GcraState {
-    #[inline]
-    fn from(Work { tat_us, surplus, timestamp }: Work) -> Self {
-        Self { tat_us, surplus, timestamp }
-    }
-}
-
-fn work(state: Option<&GcraState>) -> Option<Work> {
-    state.copied().map(Work::from)
-}
-
-impl Algorithm for Gcra {
+impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
     type State = GcraState;
 
     #[inline]
@@ -114,7 +117,7 @@ impl Algorithm for Gcra {
 
     #[inline]
     fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
-        self.refill.step(work(state), now, cost).map(GcraState::from)
+        self.refill.step(state.copied(), now, cost)
     }
 
     fn refund(
@@ -123,7 +126,7 @@ impl Algorithm for Gcra {
         now: Timestamp,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        Some(self.refill.refund(work(state), now, cost).map(GcraState::from))
+        Some(self.refill.refund(state.copied(), now, cost))
     }
 
     fn force(
@@ -132,7 +135,7 @@ impl Algorithm for Gcra {
         now: Timestamp,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        Some(self.refill.force(work(state), now, cost).map(GcraState::from))
+        Some(self.refill.force(state.copied(), now, cost))
     }
 
     fn recovery(&self) -> Option<Recovery> {
@@ -158,8 +161,8 @@ impl Algorithm for Gcra {
         reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        Some(self.refill.settle(work(state), now, reservation, cost).map(GcraState::from))
+        Some(self.refill.settle(state.copied(), now, reservation, cost))
     }
 }
 
-impl ChargesAttempts for Gcra {}
+impl<const TOKENS: bool> ChargesAttempts for LeakyBucket<TOKENS> {}

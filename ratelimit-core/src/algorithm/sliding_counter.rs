@@ -173,12 +173,14 @@ impl SlidingCounter {
         windows: SlidingCounterState,
         change: impl Fn(u64) -> u64,
     ) -> Step<SlidingCounterState> {
-        if change(windows.current) == windows.current {
+        // Nor is there a change where the windows of the limit that wrote the state have nothing to give.
+        let held = self.held(state, now);
+        let stays = |current| change(current) == current;
+        if stays(windows.current) || stays(held.current) {
             let until_us = self.until_us(state);
             let decision = self.decision((now, cost), windows, until_us, Some(0));
             return Step { decision, write: Write::Keep };
         }
-        let held = self.held(state, now);
         let current = change(held.current).min(MAX_INTEGER);
         let write = written(SlidingCounterState { current, ..held }, now);
         let left = write.after(state);

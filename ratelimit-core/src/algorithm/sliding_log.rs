@@ -11,7 +11,6 @@
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
-use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -123,10 +122,6 @@ impl Algorithm for SlidingLog {
 }
 
 impl InMemory for SlidingLog {
-    fn decision(&self, state: Option<&SlidingLogState>, now: Timestamp, cost: u64) -> Decision {
-        self.log.decision(entries(state), now, cost)
-    }
-
     fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
         self.log.step_in_place(&mut state.entries, now, cost)
     }

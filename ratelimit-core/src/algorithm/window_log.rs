@@ -1,8 +1,8 @@
 //! The window log: a window that begins with the first request, with an entry per admitted request.
 //!
 //! Source: the Redis pattern of a list per caller that expires with its window (`RPUSH`, `RPUSHX`, `LLEN`; "Pattern:
-//! Rate limiter 2" of the `INCR` documentation). It decides as [`FirstRequestWindow`](crate::FirstRequestWindow) does.
-//! Each entry keeps the caller's metadata: up to 256 bytes of any meaning.
+//! Rate limiter 2" of the `INCR` documentation). It decides as [`FirstRequestWindow`](crate::FirstRequestWindow) does, by
+//! `window.rs`. Each entry keeps the caller's metadata: up to 256 bytes of any meaning.
 //!
 //! `window_log.lua` in `ratelimit-redis` is the same algorithm in Lua, on a list.
 
@@ -12,12 +12,13 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
-use crate::entries::sum;
+use crate::entries::{sum, take_off_newest};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
+use crate::window::{WindowLimit, WindowState};
 
 /// The largest limit: the state keeps each admitted request.
 const MAX_LIMIT: u64 = 10_000;
@@ -37,8 +38,7 @@ const MAX_LIMIT: u64 = 10_000;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLog {
-    limit: u64,
-    window_us: u64,
+    window: WindowLimit,
 }
 
 /// What [`WindowLog`] keeps for a key.
@@ -96,13 +96,13 @@ impl WindowLog {
                  {MAX_LIMIT}, or use first-request-window, which keeps a count only"
             )));
         }
-        Ok(Self { limit, window_us: rate.period_us() })
+        Ok(Self { window: WindowLimit { limit, window_us: rate.period_us() } })
     }
 
     /// The length of a window in microseconds.
     #[must_use]
     pub const fn window_us(&self) -> u64 {
-        self.window_us
+        self.window.window_us
     }
 
     /// The requests that the window of `now` has admitted, oldest first.
@@ -114,93 +114,48 @@ impl WindowLog {
     fn window<'s>(&self, state: Option<&'s WindowLogState>, now: Timestamp) -> Window<'s> {
         match state {
             // A request before the start, because the clock went back, counts in it too.
-            Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
+            Some(state) if now.as_us() < state.start.as_us() + self.window_us() => {
                 Window { start: state.start, entries: &state.entries }
             }
             _ => Window { start: now, entries: &[] },
         }
     }
 
-    /// The decision that leaves `used` used up.
-    fn decided(
-        &self,
-        now: Timestamp,
-        cost: u64,
-        window: Window<'_>,
-        used: u64,
-        fits: bool,
-    ) -> Decision {
-        let end_us = window.start.as_us() + self.window_us - now.as_us();
-        let reset_after_us = if used == 0 { 0 } else { end_us };
-        Decision {
-            allowed: fits,
-            cost,
-            limit: self.limit,
-            remaining: self.limit - used,
-            retry_after_us: match fits {
-                true => Some(0),
-                false if cost > self.limit => None,
-                false => Some(end_us),
-            },
-            // The whole window comes back at once.
-            replenish_after_us: reset_after_us,
-            reset_after_us,
-        }
-    }
-
-    /// What the window has used up. A state written under a larger limit uses at most this limit: its first requests
-    /// used it up.
-    fn used(&self, window: Window<'_>) -> u64 {
-        charged_in(window).min(self.limit)
+    /// The window as a count. A state written under a larger limit uses at most this limit: its first requests used it
+    /// up.
+    fn counted(&self, window: Window<'_>) -> WindowState<false> {
+        let used = sum(window.entries.iter().map(|entry| entry.cost));
+        WindowState { count: used.min(self.window.limit), ..self.window.begun(window.start) }
     }
 
     /// The decision on a request, and the charge.
     fn decide(&self, now: Timestamp, cost: u64, window: Window<'_>) -> (Decision, u64) {
-        let used = self.used(window);
-        let fits = cost <= self.limit - used;
-        let charge = if fits { cost } else { 0 };
-        (self.decided(now, cost, window, used + charge, fits), charge)
+        let Step { decision, write } = self.window.step(self.counted(window), now, cost);
+        (decision, if matches!(write, Write::Put { .. }) { cost } else { 0 })
     }
 
-    fn unchanged(&self, now: Timestamp, cost: u64, window: Window<'_>) -> Step<WindowLogState> {
-        let decision = self.decided(now, cost, window, self.used(window), true);
-        Step { decision, write: Write::Keep }
-    }
-
+    /// The step of a refund or a forced charge that leaves these entries; `None` changes nothing.
     fn changed(
         &self,
         now: Timestamp,
         cost: u64,
-        start: Timestamp,
-        entries: Vec<WindowEntry>,
+        window: Window<'_>,
+        entries: Option<Vec<WindowEntry>>,
     ) -> Step<WindowLogState> {
-        let window = Window { start, entries: &entries };
-        let decision = self.decided(now, cost, window, self.used(window), true);
-        let write = if entries.is_empty() { Write::Remove } else { self.written(start, entries) };
+        let after = Window { entries: entries.as_deref().unwrap_or(window.entries), ..window };
+        let decision = self.window.decision((now, cost), self.counted(after), true);
+        let write = match entries {
+            None => Write::Keep,
+            Some(entries) if entries.is_empty() => Write::Remove,
+            Some(entries) => self.written(window.start, entries),
+        };
         Step { decision, write }
     }
 
     fn written(&self, start: Timestamp, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
-        let expires = start.saturating_add_us(self.window_us);
+        let expires = start.saturating_add_us(self.window_us());
         Write::Put { state: WindowLogState { start, entries }, expires }
     }
-
-    fn charged(
-        &self,
-        now: Timestamp,
-        cost: u64,
-        window: Window<'_>,
-        charge: u64,
-    ) -> Step<WindowLogState> {
-        if charge == 0 {
-            return self.unchanged(now, cost, window);
-        }
-        self.changed(now, cost, window.start, with_entry(window, now, charge))
-    }
-}
-
-fn charged_in(window: Window<'_>) -> u64 {
-    sum(window.entries.iter().map(|entry| entry.cost))
 }
 
 /// The window's entries and a new one of this cost.
@@ -221,7 +176,7 @@ impl Algorithm for WindowLog {
     type State = WindowLogState;
 
     fn capacity(&self) -> u64 {
-        self.limit
+        self.window.limit
     }
 
     fn step(
@@ -248,20 +203,11 @@ impl Algorithm for WindowLog {
     ) -> Option<Step<WindowLogState>> {
         let window = self.window(state, now);
         if cost == 0 || window.entries.is_empty() {
-            return Some(self.unchanged(now, cost, window));
+            return Some(self.changed(now, cost, window, None));
         }
         let mut entries = window.entries.to_vec();
-        let mut owed = cost;
-        while let Some(last) = entries.last_mut() {
-            let back = owed.min(last.cost);
-            last.cost -= back;
-            owed -= back;
-            if last.cost > 0 {
-                break;
-            }
-            entries.pop();
-        }
-        Some(self.changed(now, cost, window.start, entries))
+        take_off_newest(&mut entries, cost, |entry| &mut entry.cost);
+        Some(self.changed(now, cost, window, Some(entries)))
     }
 
     /// Takes the charge off its window, if that is still the current one.
@@ -283,8 +229,9 @@ impl Algorithm for WindowLog {
         cost: u64,
     ) -> Option<Step<WindowLogState>> {
         let window = self.window(state, now);
-        let left = self.limit - self.used(window);
-        Some(self.charged(now, cost, window, cost.min(left)))
+        let charge = cost.min(self.window.limit - self.counted(window).count);
+        let entries = (charge > 0).then(|| with_entry(window, now, charge));
+        Some(self.changed(now, cost, window, entries))
     }
 
     fn metadata_bytes(&self) -> Option<usize> {
@@ -299,10 +246,6 @@ impl Algorithm for WindowLog {
 }
 
 impl InMemory for WindowLog {
-    fn decision(&self, state: Option<&WindowLogState>, now: Timestamp, cost: u64) -> Decision {
-        self.decide(now, cost, self.window(state, now)).0
-    }
-
     fn step_in_place(&self, state: &mut WindowLogState, now: Timestamp, cost: u64) -> Step<()> {
         let window = self.window(Some(state), now);
         let (decision, charge) = self.decide(now, cost, window);
@@ -315,7 +258,7 @@ impl InMemory for WindowLog {
         }
         state.start = start;
         add(&mut state.entries, now, charge);
-        let expires = start.saturating_add_us(self.window_us);
+        let expires = start.saturating_add_us(self.window_us());
         Step { decision, write: Write::Put { state: (), expires } }
     }
 
@@ -369,17 +312,6 @@ mod tests {
     }
 
     #[test]
-    fn a_refund_takes_the_newest_entries_and_removes_an_empty_state() {
-        let log = log("9/10us");
-        let mut state = left_by(log.step(None, timestamp(5), 2));
-        state = left_by(log.step(Some(&state), timestamp(6), 3));
-        state = left_by(log.refund(Some(&state), timestamp(7), 4).expect("has refunds"));
-        assert_eq!(entries_of(&log, &state, 7), [(5, 1)]);
-        let last = log.refund(Some(&state), timestamp(7), 4).expect("has refunds");
-        assert_eq!((last.decision.remaining, last.write), (9, Write::Remove));
-    }
-
-    #[test]
     fn metadata_belongs_to_the_newest_entry() {
         let log = log("9/10us");
         let mut state = left_by(log.step(None, timestamp(5), 1));
@@ -388,18 +320,6 @@ mod tests {
         log.annotate(&mut state, b"\0\xff");
         let metadata: Vec<_> = state.entries.iter().map(|entry| &*entry.metadata).collect();
         assert_eq!(metadata, [&b"first"[..], &b"\0\xff"[..]]);
-    }
-
-    #[test]
-    fn attempts_are_recorded_up_to_the_limit() {
-        let log = log("2/10us");
-        let mut state = None;
-        for us in 0..9 {
-            let step = crate::Attempts::new(log).step(state.as_ref(), timestamp(us), 1);
-            assert_eq!(step.decision.allowed, us < 2);
-            state = step.write.after(state.as_ref()).cloned();
-        }
-        assert_eq!(entries_of(&log, &state.expect("in its window"), 9), [(0, 1), (1, 1)]);
     }
 
     #[test]

@@ -28,35 +28,9 @@ pub trait States<S> {
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp);
 }
 
-/// The checks that are stepped without an allocation: as many as most batches have.
-const FEW: usize = 4;
-
-/// The step of each check, before it is known whether all of them admit.
-struct Steps<S> {
-    few: [Option<Step<S>>; FEW],
-    more: Vec<Step<S>>,
-    /// The new reservation of each check and when it expires, if the batch has an id.
-    reservations: Vec<Option<(Reservation, Timestamp)>>,
-}
-
-impl<S> Steps<S> {
-    fn new() -> Self {
-        Self { few: core::array::from_fn(|_| None), more: Vec::new(), reservations: Vec::new() }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Step<S>> {
-        self.few.iter().flatten().chain(&self.more)
-    }
-
-    /// Adds the step of the check at this position; positions come in order.
-    #[inline]
-    fn push(&mut self, position: usize, step: Step<S>) {
-        match self.few.get_mut(position) {
-            Some(place) => *place = Some(step),
-            None => self.more.push(step),
-        }
-    }
-}
+/// The step of each check, before it is known whether all of them admit; and, if the batch has an id, its new reservation and
+/// when that expires.
+type Steps<S> = Vec<(Step<S>, Option<(Reservation, Timestamp)>)>;
 
 /// What a check knows about the id of its batch.
 enum Known {
@@ -110,15 +84,13 @@ fn decide_several<A: Algorithm>(
     now: Timestamp,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
-    // Filled by reference: returning it would copy it.
-    let mut steps = Steps::new();
-    batch.step_all(now, states, &mut steps)?;
-    let all_allowed = !batch.denied_elsewhere && steps.iter().all(|step| step.decision.allowed);
+    let mut steps = batch.step_all(now, states)?;
+    let all_allowed =
+        !batch.denied_elsewhere && steps.iter().all(|(step, _)| step.decision.allowed);
     let mut decisions = Vec::with_capacity(batch.checks.len());
     // All code of the algorithms runs before the first write, so a panic there charges nothing.
-    let Steps { few, more, reservations } = &mut steps;
-    let each = few.iter_mut().flatten().chain(&mut *more);
-    for ((position, check), step) in batch.checks.iter().enumerate().zip(each) {
+    for ((position, check), (step, reservation)) in batch.checks.iter().enumerate().zip(&mut steps)
+    {
         if all_allowed {
             batch.annotate(check, &mut step.write);
         } else if check.limit.algorithm().charges_denials() {
@@ -130,9 +102,7 @@ fn decide_several<A: Algorithm>(
             }
         } else {
             step.write = Write::Keep;
-            if let Some(reservation) = reservations.get_mut(position) {
-                *reservation = None;
-            }
+            *reservation = None;
             if step.decision.allowed {
                 // Nothing is charged, so a limit that would have admitted shows what it has.
                 step.decision = untouched(check, states.get(position), now);
@@ -141,11 +111,9 @@ fn decide_several<A: Algorithm>(
         decisions.push(step.decision);
     }
     if batch.op != Op::Peek {
-        for (position, step) in few.iter_mut().flatten().chain(more).enumerate() {
-            states.put(position, core::mem::replace(&mut step.write, Write::Keep));
-            if let Some((reservation, expires)) =
-                reservations.get_mut(position).and_then(Option::take)
-            {
+        for (position, (step, reservation)) in steps.into_iter().enumerate() {
+            states.put(position, step.write);
+            if let Some((reservation, expires)) = reservation {
                 states.put_reservation(position, reservation, expires);
             }
         }
@@ -168,25 +136,18 @@ impl<A: Algorithm> Batch<'_, A> {
         &self,
         now: Timestamp,
         states: &impl States<A::State>,
-        steps: &mut Steps<A::State>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Steps<A::State>, Refusal> {
+        let checks = self.checks.iter().enumerate();
         let Some(id) = self.id else {
-            for (position, check) in self.checks.iter().enumerate() {
-                let state = states.get(position);
-                // Not by `self.step`, whose result would be copied.
-                let step = match self.op {
-                    Op::Acquire | Op::Peek => check.limit.algorithm().step(state, now, check.cost),
-                    _ => self.step(check, state, now)?,
-                };
-                steps.push(position, step);
-            }
-            return Ok(());
+            let step = |(position, check)| Ok((self.step(check, states.get(position), now)?, None));
+            return checks.map(step).collect();
         };
+        let mut steps = Vec::with_capacity(self.checks.len());
         let group = self.reservation_group(|| states.fingerprint());
         let mut known = !matches!(self.op, Op::Settle | Op::Renew);
         // Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
         let mut lease_has_ended = false;
-        for (position, check) in self.checks.iter().enumerate() {
+        for (position, check) in checks {
             let algorithm = check.limit.algorithm();
             let life_us = algorithm.reservation_us().unwrap_or(Reservation::LIFE_US);
             let known_as = states
@@ -246,10 +207,9 @@ impl<A: Algorithm> Batch<'_, A> {
                 let expires = reservation.ends(life_us);
                 (reservation, expires)
             };
-            steps.push(position, step);
-            steps.reservations.push(left.map(expiring));
+            steps.push((step, left.map(expiring)));
         }
-        if known && !lease_has_ended { Ok(()) } else { Err(Refusal::UnknownReservation { id }) }
+        if known && !lease_has_ended { Ok(steps) } else { Err(Refusal::UnknownReservation { id }) }
     }
 
     /// What the check knows about the id, from its live reservation.

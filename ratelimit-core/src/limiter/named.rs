@@ -3,6 +3,8 @@
 use core::ops::Deref;
 use core::time::Duration;
 
+use derive_where::derive_where;
+
 use super::RateLimiter;
 use crate::algorithm::Algorithm;
 use crate::decision::{Decision, Verdict};
@@ -44,17 +46,11 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
 /// The decisions of a [`Verdict`], each with its limit, in the order of the policy: what [`RateLimiter::named`] answers.
 #[must_use = "an iterator does nothing until it is asked"]
 #[derive(Debug)]
+#[derive_where(Clone)]
 pub struct NamedDecisions<'a, A> {
     limits: &'a [Limit<A>],
     verdict: &'a Verdict,
     position: usize,
-}
-
-// By hand, because the algorithm need not be cloned.
-impl<A> Clone for NamedDecisions<'_, A> {
-    fn clone(&self) -> Self {
-        Self { ..*self }
-    }
 }
 
 impl<'a, A: Algorithm> NamedDecisions<'a, A> {
@@ -87,18 +83,11 @@ impl<'a, A> Iterator for NamedDecisions<'a, A> {
 
 /// One [`Decision`] of a verdict, with the limit that made it. It dereferences to the decision.
 #[derive(Debug)]
+#[derive_where(Clone, Copy)]
 pub struct NamedDecision<'a, A> {
     limit: &'a Limit<A>,
     decision: &'a Decision,
 }
-
-impl<A> Clone for NamedDecision<'_, A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<A> Copy for NamedDecision<'_, A> {}
 
 impl<'a, A: Algorithm> NamedDecision<'a, A> {
     /// The name of the limit.

@@ -2,10 +2,10 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::fmt;
 use core::future::Future;
 use core::task::{Context, Waker};
 
+use derive_where::derive_where;
 use tokio::runtime::Handle;
 
 use super::{RateLimiter, Request};
@@ -78,6 +78,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
 }
 
 /// What [`RateLimiter::reserve_owned`] answers.
+#[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a denial limits nothing by itself"]
 pub enum Reserved<S, A, C>
 where
@@ -91,21 +92,6 @@ where
     Denied(Verdict),
 }
 
-// By hand, because neither store nor caller needs to be shown.
-impl<S, A, C> fmt::Debug for Reserved<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + 'static,
-    C: Identifiers + Send + Sync + 'static,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Granted(reservation) => f.debug_tuple("Granted").field(reservation).finish(),
-            Self::Denied(verdict) => f.debug_tuple("Denied").field(verdict).finish(),
-        }
-    }
-}
-
 /// A charge under an id of its own, or a lease, that is settled or released when the value is dropped.
 ///
 /// # Dropping
@@ -113,7 +99,7 @@ where
 /// - A lease of a [`Concurrency`](crate::Concurrency) limit is released.
 /// - A reservation is settled at its [`cost`](Self::cost): the estimate, unless [`set_cost`](Self::set_cost) said
 ///   otherwise meanwhile. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
-///   [`cancel`](Self::cancel) gives all of it back.
+///   [Committing](Self::commit) 0 gives all of it back.
 ///
 /// Dropping never waits. In a runtime, a store that decides without waiting has settled when the value is dropped. Otherwise
 /// dropping spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
@@ -126,8 +112,9 @@ where
 /// # Without a record
 ///
 /// A store that has no room for another reservation charges the estimate all the same, and its verdict
-/// [says so](Verdict::is_unrecorded). The charge then stands: [`commit`](Self::commit) and [`cancel`](Self::cancel) send
-/// nothing and return that verdict. A lease holds its place until its time is over.
+/// [says so](Verdict::is_unrecorded). The charge then stands: [`commit`](Self::commit) sends
+/// nothing and returns that verdict. A lease holds its place until its time is over.
+#[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
 pub struct OwnedReservation<S, A, C>
 where
@@ -168,7 +155,7 @@ where
     }
 
     /// Settles the reservation at what it did cost: gives back what was too much, or charges what was missing, down to
-    /// nothing left. A lease ends.
+    /// nothing left. A cost of 0 gives all of it back. A lease ends at any cost.
     ///
     /// If this future is dropped before it is done, or the store could not be reached, the settlement is sent once more in
     /// the background.
@@ -188,14 +175,6 @@ where
         answer
     }
 
-    /// Gives back all of the charge, or ends the lease.
-    ///
-    /// # Errors
-    /// As [`commit`](Self::commit).
-    pub async fn cancel(self) -> Result<Verdict, S::Error> {
-        self.commit(0).await
-    }
-
     /// Makes a lease begin anew, and a reservation wait for another hour.
     ///
     /// # Errors
@@ -206,24 +185,12 @@ where
     }
 }
 
-impl<S, A, C> fmt::Debug for OwnedReservation<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + 'static,
-    C: Identifiers + Send + Sync + 'static,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnedReservation")
-            .field("id", &self.id())
-            .field("cost", &self.cost())
-            .field("verdict", &self.verdict)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Whose charge, and under which id.
+#[derive_where(Debug)]
 struct Charge<S, A, C> {
+    #[derive_where(skip)]
     limiter: Arc<RateLimiter<S, A>>,
+    #[derive_where(skip)]
     caller: C,
     id: ReservationId,
 }
@@ -235,6 +202,7 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers> Charge<S, A, C> {
 }
 
 /// The settlement that is to come of a charge. It is sent when this is dropped, unless it is done.
+#[derive_where(Debug)]
 struct Settlement<S, A, C>
 where
     S: Store<A> + 'static,

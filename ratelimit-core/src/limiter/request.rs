@@ -3,7 +3,9 @@
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
-use super::{AT_ONCE, RateLimiter};
+use derive_where::derive_where;
+
+use super::RateLimiter;
 use crate::algorithm::Algorithm;
 use crate::batch::{Batch, Check};
 use crate::decision::{Source, Verdict};
@@ -15,9 +17,13 @@ use crate::reservation::ReservationId;
 use crate::store::{Store, StoreError as _, SyncStore};
 use crate::timestamp::Timestamp;
 
+/// The checks that are gathered without an allocation: as many as most policies have.
+const FEW: usize = 8;
+
 /// One request of a [`RateLimiter`]: who, at what cost, at what time.
 #[must_use = "a request does nothing until it is applied"]
 #[derive(Debug)]
+#[derive_where(Clone, Copy)]
 pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) limiter: &'a RateLimiter<S, A>,
     pub(super) caller: &'a C,
@@ -28,15 +34,6 @@ pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) settled_once: bool,
     pub(super) metadata: &'a [u8],
 }
-
-// By hand, because neither store nor caller needs to be cloned.
-impl<S, A, C: ?Sized> Clone for Request<'_, S, A, C> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S, A, C: ?Sized> Copy for Request<'_, S, A, C> {}
 
 impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// The same request at this cost.
@@ -116,24 +113,24 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 
     /// The checks of a few limits, each kept for one identifier that the caller keeps as text; their places in the
     /// policy; and how many apply. The rest are repetitions. `None` if there is more to it, or nothing.
-    fn plain_checks(&self) -> Option<([Check<'a, A>; AT_ONCE], [usize; AT_ONCE], usize)> {
-        let mut checks: Option<[Check<'a, A>; AT_ONCE]> = None;
-        let mut places = [0; AT_ONCE];
+    fn plain_checks(&self) -> Option<([Check<'a, A>; FEW], [usize; FEW], usize)> {
+        let mut checks: Option<[Check<'a, A>; FEW]> = None;
+        let mut places = [0; FEW];
         let mut count = 0;
         for (place, limit) in self.limiter.limits.iter().enumerate() {
-            if limit.identifier_names().len() > 1 || count == AT_ONCE {
+            if limit.identifier_names().len() > 1 || count == FEW || limit.is_shadow() {
                 return None;
             }
-            let Some(key) = limit.plain_key_for(self.caller) else {
-                if limit.is_required() || limit.key_for(self.caller).is_some() {
-                    return None;
+            match limit.key_for(self.caller) {
+                Some(Cow::Borrowed(key)) => {
+                    let check = Check { limit, key, cost: self.cost };
+                    checks.get_or_insert([check; FEW])[count] = check;
+                    places[count] = place;
+                    count += 1;
                 }
-                continue;
-            };
-            let check = Check { limit, key, cost: self.cost };
-            checks.get_or_insert([check; AT_ONCE])[count] = check;
-            places[count] = place;
-            count += 1;
+                None if !limit.is_required() => {}
+                _ => return None,
+            }
         }
         Some((checks?, places, count))
     }
@@ -213,61 +210,35 @@ macro_rules! with_batch {
 /// build the common path's result in memory too, and copy it from there (measured: an eighth of a decision).
 pub(super) struct Outlined<T>(pub(super) T);
 
+macro_rules! operations {
+    ($( $(#[$doc:meta])+ $name:ident, $op:ident; )+) => { $(
+        $(#[$doc])+
+        ///
+        /// # Errors
+        /// The store's error. A denial is not an error.
+        pub async fn $name(self) -> Result<Verdict, S::Error> {
+            self.apply(Op::$op).await
+        }
+    )+ };
+}
+
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
-    /// Charges the cost if it fits.
-    ///
-    /// # Errors
-    /// The store's error. A denial is not an error.
-    pub async fn acquire(self) -> Result<Verdict, S::Error> {
-        self.apply(Op::Acquire).await
-    }
-
-    /// Decides as [`acquire`](Self::acquire) does, and charges nothing.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub async fn peek(self) -> Result<Verdict, S::Error> {
-        self.apply(Op::Peek).await
-    }
-
-    /// Charges the cost even if it does not fit, down to nothing left.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub async fn force(self) -> Result<Verdict, S::Error> {
-        self.apply(Op::Force).await
-    }
-
-    /// Gives the cost back, up to the capacity.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub async fn refund(self) -> Result<Verdict, S::Error> {
-        self.apply(Op::Refund).await
-    }
-
-    /// Forgets the caller: full capacity in every limit that applies.
-    ///
-    /// # Errors
-    /// The store's error.
-    pub async fn reset(self) -> Result<Verdict, S::Error> {
-        self.apply(Op::Reset).await
-    }
-
-    /// Settles the reservation under the [`id`](Self::id) at the cost.
-    ///
-    /// # Errors
-    /// The store's error; an id without a reservation, or one that was settled at another cost.
-    pub async fn settle(self) -> Result<Verdict, S::Error> {
-        self.apply(Op::Settle).await
-    }
-
-    /// Renews the reservation under the [`id`](Self::id).
-    ///
-    /// # Errors
-    /// The store's error; an id without a reservation, or one that was settled.
-    pub async fn renew(self) -> Result<Verdict, S::Error> {
-        self.apply(Op::Renew).await
+    operations! {
+        /// Charges the cost if it fits.
+        acquire, Acquire;
+        /// Decides as [`acquire`](Self::acquire) does, and charges nothing.
+        peek, Peek;
+        /// Charges the cost even if it does not fit, down to nothing left.
+        force, Force;
+        /// Gives the cost back, up to the capacity.
+        refund, Refund;
+        /// Forgets the caller: full capacity in every limit that applies.
+        reset, Reset;
+        /// Settles the reservation under the [`id`](Self::id) at the cost. One that does not exist, or was settled at another
+        /// cost, is an error.
+        settle, Settle;
+        /// Renews the reservation under the [`id`](Self::id). One that does not exist, or was settled, is an error.
+        renew, Renew;
     }
 
     /// Applies this operation.
@@ -287,9 +258,10 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
         if let [limit] = self.limiter.limits.as_slice()
-            && let Some(key) = limit.plain_key_for(self.caller)
+            && !limit.is_shadow()
+            && let Some(key) = limit.key_for(self.caller)
         {
-            let check = Check { limit, key, cost: self.cost };
+            let check = Check { limit, key: &key, cost: self.cost };
             return self.limiter.store.apply_now(&self.shaped(Batch::one(&check), op));
         }
         self.apply_any_now(op).0

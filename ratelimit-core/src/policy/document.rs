@@ -4,6 +4,7 @@
 //! place of the first field with which the limit is wrong. In a format that sorts the fields (the crate `toml` without
 //! its feature `preserve_order`) this may be another field of the same limit.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -14,12 +15,10 @@ use serde::de::{
 };
 
 use super::Policy;
-use super::text::{accepted, counting_attempts, of_rate, unknown};
-use crate::algorithm::BucketedWindow;
-use crate::builder::without_burst;
+use super::text::{accepted, counting_attempts, unknown};
 use crate::error::{ConfigError, did_you_mean};
 use crate::limit::{Limit, Limits, name_is_taken};
-use crate::rate::{Rate, period_us};
+use crate::rate::{Period, Rate, period_us};
 
 /// The whole document: `[[limit]]` tables.
 #[derive(serde::Deserialize)]
@@ -51,21 +50,10 @@ const FIELDS: [&str; 11] = [
     "rates",
 ];
 
-/// One `[[limit]]` as written so far, with values of any type, so that an error can name its limit.
+/// The fields of one `[[limit]]` written so far, with values of any type, so that an error can name its limit. `None` stands for
+/// a `null`: the field counts as absent.
 #[derive(Default)]
-struct Entry {
-    name: Option<Given>,
-    key: Option<Given>,
-    algorithm: Option<Given>,
-    rate: Option<Given>,
-    burst: Option<Given>,
-    count: Option<Given>,
-    required: Option<Given>,
-    shadow: Option<Given>,
-    on_outage: Option<Given>,
-    bucket: Option<Given>,
-    rates: Option<Given>,
-}
+struct Entry(BTreeMap<&'static str, Option<Given>>);
 
 /// Why an entry is no limit.
 enum Fault {
@@ -82,7 +70,8 @@ impl From<ConfigError> for Fault {
 }
 
 impl Fault {
-    fn in_limit(self, name: &str) -> Self {
+    fn in_limit(self, name: Option<&str>) -> Self {
+        let Some(name) = name else { return self };
         match self {
             Self::Missing(error) => Self::Missing(error.in_limit(name)),
             Self::Wrong(error) => Self::Wrong(error.in_limit(name)),
@@ -145,17 +134,16 @@ impl<'de> Visitor<'de> for After<'_> {
         let mut entry = Entry::default();
         while let Some(Field(field)) = map.next_key()? {
             map.next_value_seed(Then(|given| {
-                let place = entry.field(field);
-                if place.is_some() {
+                let given = Some(given).filter(|given| !matches!(given, Given::Nothing));
+                if entry.0.insert(field, given).is_some() {
                     return Err(ConfigError::new(format!("{field} is there twice; write it once")));
                 }
-                *place = Some(given).filter(|given| !matches!(given, Given::Nothing));
                 // An error waits until it can name its limit.
-                let Some(name) = entry.name_so_far() else { return Ok(()) };
+                let Some(Given::Text(name)) = entry.get("name") else { return Ok(()) };
                 match entry.build() {
                     Err(Fault::Wrong(error)) => Err(error),
                     _ if self.0.iter().any(|limit| limit.name() == name) => {
-                        Err(name_is_taken(&name))
+                        Err(name_is_taken(name))
                     }
                     _ => Ok(()),
                 }
@@ -170,24 +158,11 @@ struct Field(&'static str);
 
 impl<'de> Deserialize<'de> for Field {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Name;
-
-        impl Visitor<'_> for Name {
-            type Value = Field;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a field")
-            }
-
-            fn visit_str<E: Error>(self, name: &str) -> Result<Field, E> {
-                FIELDS.into_iter().find(|field| *field == name).map(Field).ok_or_else(|| {
-                    let (fields, meant) = (FIELDS.join("`, `"), did_you_mean(name, FIELDS));
-                    E::custom(format!("unknown field `{name}`, expected one of `{fields}`{meant}"))
-                })
-            }
-        }
-
-        deserializer.deserialize_identifier(Name)
+        let name = String::deserialize(deserializer)?;
+        FIELDS.into_iter().find(|field| *field == name).map(Field).ok_or_else(|| {
+            let (fields, meant) = (FIELDS.join("`, `"), did_you_mean(&name, FIELDS));
+            D::Error::custom(format!("unknown field `{name}`, expected one of `{fields}`{meant}"))
+        })
     }
 }
 
@@ -265,6 +240,7 @@ impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> Visitor<'de> for Then<F
         self.with(other(&number))
     }
 
+    #[allow(clippy::disallowed_types, reason = "a fraction is read to be refused")]
     fn visit_f64<E: Error>(self, number: f64) -> Result<T, E> {
         // As `20.0`: an error that says "burst is 20" would name no mistake.
         self.with(Given::Other(format!("{number:?}")))
@@ -309,127 +285,100 @@ impl fmt::Display for Given {
     }
 }
 
-/// The text of a field, if it is there.
-fn text<'g>(
-    field: &str,
-    given: Option<&'g Given>,
-    such_as: &str,
-) -> Result<Option<&'g str>, ConfigError> {
-    match given {
-        None => Ok(None),
-        Some(Given::Text(text)) => Ok(Some(text)),
-        Some(wrong) => Err(ConfigError::new(format!(
-            "{field} is {wrong}; write it in quotes, such as {field} = {such_as}"
-        ))),
-    }
-}
-
-/// The texts of a field that is a list, if it is there.
-fn texts<'g>(
-    field: &str,
-    given: Option<&'g Given>,
-    such_as: &str,
-) -> Result<Option<Vec<&'g str>>, ConfigError> {
-    let wrong = |wrong: &Given| {
-        ConfigError::new(format!(
-            "{field} is or contains {wrong}; write a list of texts, such as {field} = {such_as}"
-        ))
-    };
-    match given {
-        None => Ok(None),
-        Some(Given::List(items)) => items
-            .iter()
-            .map(|item| match item {
-                Given::Text(text) => Ok(text.as_str()),
-                other => Err(wrong(other)),
-            })
-            .collect::<Result<_, _>>()
-            .map(Some),
-        Some(other) => Err(wrong(other)),
-    }
-}
-
-/// Whether a field is true; one that is not there is false.
-fn truth(field: &str, given: Option<&Given>) -> Result<bool, ConfigError> {
-    match given {
-        None | Some(Given::Truth(false)) => Ok(false),
-        Some(Given::Truth(true)) => Ok(true),
-        Some(wrong) => Err(ConfigError::new(format!(
-            "{field} is {wrong}; write {field} = true, or leave it out"
-        ))),
-    }
-}
-
 impl Entry {
-    fn field(&mut self, name: &str) -> &mut Option<Given> {
-        match name {
-            "name" => &mut self.name,
-            "key" => &mut self.key,
-            "algorithm" => &mut self.algorithm,
-            "rate" => &mut self.rate,
-            "burst" => &mut self.burst,
-            "count" => &mut self.count,
-            "required" => &mut self.required,
-            "shadow" => &mut self.shadow,
-            "on_outage" => &mut self.on_outage,
-            "bucket" => &mut self.bucket,
-            _ => &mut self.rates,
+    fn get(&self, field: &str) -> Option<&Given> {
+        self.0.get(field)?.as_ref()
+    }
+
+    /// The text of a field, if it is there.
+    fn text(&self, field: &str, such_as: &str) -> Result<Option<&str>, ConfigError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Given::Text(text)) => Ok(Some(text)),
+            Some(wrong) => Err(ConfigError::new(format!(
+                "{field} is {wrong}; write it in quotes, such as {field} = {such_as}"
+            ))),
         }
     }
 
-    fn name_so_far(&self) -> Option<String> {
-        match &self.name {
-            Some(Given::Text(name)) => Some(name.clone()),
-            _ => None,
+    /// The texts of a field that is a list, if it is there.
+    fn texts(&self, field: &str, such_as: &str) -> Result<Option<Vec<&str>>, ConfigError> {
+        let wrong = |wrong: &Given| {
+            ConfigError::new(format!(
+                "{field} is or contains {wrong}; write a list of texts, such as {field} = {such_as}"
+            ))
+        };
+        match self.get(field) {
+            None => Ok(None),
+            Some(Given::List(items)) => items
+                .iter()
+                .map(|item| match item {
+                    Given::Text(text) => Ok(text.as_str()),
+                    other => Err(wrong(other)),
+                })
+                .collect::<Result<_, _>>()
+                .map(Some),
+            Some(other) => Err(wrong(other)),
+        }
+    }
+
+    /// Whether a field is true; one that is not there is false.
+    fn truth(&self, field: &str) -> Result<bool, ConfigError> {
+        match self.get(field) {
+            None => Ok(false),
+            Some(Given::Truth(truth)) => Ok(*truth),
+            Some(wrong) => Err(ConfigError::new(format!(
+                "{field} is {wrong}; write {field} = true, or leave it out"
+            ))),
         }
     }
 
     /// The limit of what is there so far.
     fn build(&self) -> Result<Limit<Policy>, Fault> {
-        let name = text("name", self.name.as_ref(), "\"burst\"")?;
-        let policy = match (self.policy(), name) {
-            (Err(fault), Some(name)) => Err(fault.in_limit(name)),
-            (policy, _) => policy,
-        };
+        let name = self.text("name", "\"burst\"")?;
         // What is missing keeps nothing else from being checked.
-        let (policy, missing) = match policy {
+        let (policy, missing) = match self.policy() {
             Ok(policy) => (policy, None),
-            Err(Fault::Missing(error)) => (of_rate("gcra", "1/s".parse()?, None)?, Some(error)),
-            Err(wrong) => return Err(wrong),
+            Err(fault) => match fault.in_limit(name) {
+                Fault::Missing(error) => (Policy::of_numbers("gcra", "1/s")?, Some(error)),
+                wrong @ Fault::Wrong(_) => return Err(wrong),
+            },
         };
         let Some(name) = name else {
             return Err(Fault::missing("a [[limit]] has no name; add name = \"…\""));
         };
-        let in_limit = |error: ConfigError| error.in_limit(name);
-        let identifier_names = texts("key", self.key.as_ref(), "[\"ip\"]").map_err(in_limit)?;
-        let mut limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
-        if truth("required", self.required.as_ref()).map_err(in_limit)? {
-            limit = limit.required();
-        }
-        if truth("shadow", self.shadow.as_ref()).map_err(in_limit)? {
-            limit = limit.shadow();
-        }
-        let on_outage =
-            text("on_outage", self.on_outage.as_ref(), "\"closed\"").map_err(in_limit)?;
-        if let Some(on_outage) = on_outage {
-            limit = limit.on_outage(on_outage.parse().map_err(in_limit)?);
-        }
+        let limit = self.limit(name, policy).map_err(|error| error.in_limit(name))?;
         missing.map_or(Ok(limit), |error| Err(Fault::Missing(error)))
     }
 
+    fn limit(&self, name: &str, policy: Policy) -> Result<Limit<Policy>, ConfigError> {
+        let identifier_names = self.texts("key", "[\"ip\"]")?;
+        let mut limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
+        if self.truth("required")? {
+            limit = limit.required();
+        }
+        if self.truth("shadow")? {
+            limit = limit.shadow();
+        }
+        Ok(match self.text("on_outage", "\"closed\"")? {
+            None => limit,
+            Some(on_outage) => limit.on_outage(on_outage.parse()?),
+        })
+    }
+
     fn policy(&self) -> Result<Policy, Fault> {
-        let algorithm =
-            text("algorithm", self.algorithm.as_ref(), "\"gcra\"")?.ok_or_else(|| {
-                Fault::missing(format!("no algorithm; add algorithm = one of {}", accepted()))
-            })?;
+        let algorithm = self.text("algorithm", "\"gcra\"")?.ok_or_else(|| {
+            Fault::missing(format!("no algorithm; add algorithm = one of {}", accepted()))
+        })?;
         if !Policy::NAMES.contains(&algorithm) {
             return Err(unknown(algorithm).into());
         }
-        let policy = match algorithm {
-            "bucketed-window" => self.bucketed_window()?,
-            _ => self.of_one_rate(algorithm)?,
+        let numbers = match algorithm {
+            "bucketed-window" => self.windows()?,
+            _ => self.rate(algorithm)?,
         };
-        match text("count", self.count.as_ref(), "\"admitted\"")? {
+        let policy = Policy::of_numbers(algorithm, &numbers)?;
+        match self.text("count", "\"admitted\"")? {
             None | Some("admitted") => Ok(policy),
             Some("attempts") => Ok(counting_attempts(policy)?),
             Some(count) => Err(Fault::Wrong(ConfigError::new(format!(
@@ -438,47 +387,52 @@ impl Entry {
         }
     }
 
-    fn of_one_rate(&self, algorithm: &str) -> Result<Policy, Fault> {
-        for (field, given) in [("bucket", self.bucket.is_some()), ("rates", self.rates.is_some())] {
-            if given {
-                return Err(Fault::Wrong(ConfigError::new(format!(
-                    "{field} has no meaning for {algorithm}; leave it out, or use bucketed-window"
-                ))));
+    /// Refuses fields that say nothing of this algorithm.
+    fn without(&self, fields: &[&str], algorithm: &str, instead: &str) -> Result<(), ConfigError> {
+        match fields.iter().find(|field| self.get(field).is_some()) {
+            None => Ok(()),
+            Some(field) => {
+                Err(ConfigError::new(format!("{field} has no meaning for {algorithm}; {instead}")))
             }
         }
-        let burst = match &self.burst {
-            None => None,
-            Some(Given::Number(burst)) => Some(*burst),
+    }
+
+    /// The rate and the burst, as the algorithm reads them from text.
+    fn rate(&self, algorithm: &str) -> Result<String, Fault> {
+        self.without(&["bucket", "rates"], algorithm, "leave it out, or use bucketed-window")?;
+        let burst = match self.get("burst") {
+            None => String::new(),
+            Some(Given::Number(burst)) => format!(" burst {burst}"),
             Some(wrong) => {
                 return Err(Fault::Wrong(ConfigError::new(format!(
                     "burst is {wrong}; write a whole number of at least 1, without quotes"
                 ))));
             }
         };
-        let rate = text("rate", self.rate.as_ref(), "\"10/s\"")?.ok_or_else(|| {
+        let rate = self.text("rate", "\"10/s\"")?.ok_or_else(|| {
             Fault::missing("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
         })?;
-        Ok(of_rate(algorithm, rate.parse()?, burst)?)
+        Ok(format!("{}{burst}", rate.parse::<Rate>()?))
     }
 
-    fn bucketed_window(&self) -> Result<Policy, Fault> {
-        without_burst("bucketed-window", self.burst.as_ref().map(|_| 0))?;
-        if self.rate.is_some() {
-            return Err(Fault::Wrong(ConfigError::new(
-                "rate has no meaning for bucketed-window; write rates = [\"1000/1s\", \"5000/10s\"]",
-            )));
-        }
+    /// The bucket and the rates of a bucketed window, as it reads them from text.
+    fn windows(&self) -> Result<String, Fault> {
+        let instead = "leave it out, or use gcra or token-bucket";
+        self.without(&["burst"], "bucketed-window", instead)?;
+        let instead = "write rates = [\"1000/1s\", \"5000/10s\"]";
+        self.without(&["rate"], "bucketed-window", instead)?;
         let missing = || {
             Fault::missing(
                 "a bucketed-window needs bucket = \"1s\" and rates = [\"1000/1s\", \"5000/10s\"]",
             )
         };
-        let bucket = text("bucket", self.bucket.as_ref(), "\"1s\"")?.ok_or_else(missing)?;
-        let bucket_us = period_us(bucket)?;
-        let rates = texts("rates", self.rates.as_ref(), "[\"1000/1s\", \"5000/10s\"]")?;
-        let rates = rates.ok_or_else(missing)?;
-        let rates = rates.iter().map(|rate| rate.parse()).collect::<Result<Vec<Rate>, _>>()?;
-        Ok(BucketedWindow::new(bucket_us, &rates)?.into())
+        let bucket = self.text("bucket", "\"1s\"")?.ok_or_else(missing)?;
+        let bucket = Period { us: period_us(bucket)?, times_one: true };
+        let rates = self.texts("rates", "[\"1000/1s\", \"5000/10s\"]")?;
+        let rates = rates.filter(|rates| !rates.is_empty()).ok_or_else(missing)?;
+        let rates = rates.iter().map(|rate| rate.parse::<Rate>().map(|rate| rate.to_string()));
+        let rates = rates.collect::<Result<Vec<_>, _>>()?.join(",");
+        Ok(format!("bucket {bucket} rates {rates}"))
     }
 }
 

@@ -6,13 +6,11 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::Policy;
-use crate::algorithm::{
-    Algorithm, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog,
-    TokenBucket, WindowLog,
-};
-use crate::builder::{self, FromRate, without_burst};
+use crate::algorithm::{Algorithm, BucketedWindow};
+use crate::attempts::Attempts;
+use crate::builder::FromRate;
 use crate::error::{ConfigError, did_you_mean};
-use crate::rate::{Period, Rate, Refill};
+use crate::rate::Period;
 
 /// The name of the algorithm, its numbers, and `count attempts` if it charges attempts.
 ///
@@ -30,71 +28,39 @@ use crate::rate::{Period, Rate, Refill};
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        match self {
-            Self::Gcra(gcra) => bucket(f, gcra.refill())?,
-            Self::GcraAttempts(gcra) => bucket(f, gcra.algorithm().refill())?,
-            Self::TokenBucket(tokens) => bucket(f, tokens.refill())?,
-            Self::TokenBucketAttempts(tokens) => bucket(f, tokens.algorithm().refill())?,
-            Self::FixedWindow(fixed) => window(f, self, fixed.window_us())?,
-            Self::FixedWindowAttempts(fixed) => window(f, self, fixed.algorithm().window_us())?,
-            Self::FirstRequestWindow(first) => window(f, self, first.window_us())?,
-            Self::FirstRequestWindowAttempts(first) => {
-                window(f, self, first.algorithm().window_us())?;
-            }
-            Self::WindowLog(log) => window(f, self, log.window_us())?,
-            Self::WindowLogAttempts(log) => window(f, self, log.algorithm().window_us())?,
-            Self::SlidingCounter(counter) => window(f, self, counter.window_us())?,
-            Self::SlidingCounterAttempts(counter) => {
-                window(f, self, counter.algorithm().window_us())?;
-            }
-            Self::SlidingLog(log) => window(f, self, log.window_us())?,
-            Self::SlidingLogAttempts(log) => window(f, self, log.algorithm().window_us())?,
-            Self::Concurrency(leases) => window(f, self, leases.lease_us())?,
-            Self::BucketedWindow(bucketed) => windows(f, bucketed)?,
-            Self::BucketedWindowAttempts(bucketed) => windows(f, bucketed.algorithm())?,
-        }
+        dispatched!(self, |algorithm| algorithm.write_numbers(f))?;
         f.write_str(if self.charges_denials() { " count attempts" } else { "" })
     }
 }
 
-/// The rate in its shortest form, and the burst.
-fn bucket(f: &mut fmt::Formatter<'_>, refill: &Refill) -> fmt::Result {
-    write!(f, " {} burst {}", refill.rate(), refill.burst)
+/// The numbers of an algorithm, as its `FromStr` reads them, after a space.
+trait WriteNumbers {
+    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-fn window(f: &mut fmt::Formatter<'_>, policy: &Policy, us: u64) -> fmt::Result {
-    write!(f, " {}/{}", policy.capacity(), Period { us, times_one: false })
-}
-
-fn windows(f: &mut fmt::Formatter<'_>, bucketed: &super::BucketedWindow) -> fmt::Result {
-    let length = |us| Period { us, times_one: true };
-    write!(f, " bucket {} rates ", length(bucketed.bucket_us()))?;
-    for (place, window) in bucketed.windows().iter().enumerate() {
-        let comma = if place > 0 { ", " } else { "" };
-        write!(f, "{comma}{}/{}", window.limit, length(window.span_us))?;
+impl<A: FromRate> WriteNumbers for A {
+    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, " {}", self.to_rate())?;
+        self.to_burst().map_or(Ok(()), |burst| write!(f, " burst {burst}"))
     }
-    Ok(())
 }
 
-/// The algorithm of this name, if a rate describes it.
-///
-/// # Errors
-/// An unknown name, or numbers that the algorithm does not accept.
-pub(super) fn of_rate(name: &str, rate: Rate, burst: Option<u64>) -> Result<Policy, ConfigError> {
-    Ok(match name {
-        "gcra" => Gcra::from_rate(rate, burst)?.into(),
-        "token-bucket" => TokenBucket::from_rate(rate, burst)?.into(),
-        "fixed-window" => FixedWindow::from_rate(rate, burst)?.into(),
-        "first-request-window" => FirstRequestWindow::from_rate(rate, burst)?.into(),
-        "window-log" => WindowLog::from_rate(rate, burst)?.into(),
-        "sliding-counter" => SlidingCounter::from_rate(rate, burst)?.into(),
-        "sliding-log" => SlidingLog::from_rate(rate, burst)?.into(),
-        "concurrency" => Concurrency::from_rate(rate, burst)?.into(),
-        _ => {
-            without_burst(name, burst)?;
-            return Err(unknown(name));
+impl<A: WriteNumbers> WriteNumbers for Attempts<A> {
+    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.algorithm().write_numbers(f)
+    }
+}
+
+impl WriteNumbers for BucketedWindow {
+    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = |us| Period { us, times_one: true };
+        write!(f, " bucket {} rates ", length(self.bucket_us()))?;
+        for (place, window) in self.windows().iter().enumerate() {
+            let comma = if place > 0 { ", " } else { "" };
+            write!(f, "{comma}{}/{}", window.limit, length(window.span_us))?;
         }
-    })
+        Ok(())
+    }
 }
 
 /// The error for an algorithm of an unknown name.
@@ -150,15 +116,7 @@ impl FromStr for Policy {
             None => (text.strip_suffix(" count admitted").unwrap_or(text), false),
         };
         let (name, numbers) = text.split_once(' ').unwrap_or((text, ""));
-        if !Self::NAMES.contains(&name) {
-            return Err(unknown(name));
-        }
-        let policy = if name == "bucketed-window" {
-            builder::bucketed_window(numbers)?.into()
-        } else {
-            let (rate, burst) = builder::rate_and_burst(numbers)?;
-            of_rate(name, rate, burst)?
-        };
+        let policy = Self::of_numbers(name, numbers)?;
         if attempts { counting_attempts(policy) } else { Ok(policy) }
     }
 }
@@ -174,44 +132,8 @@ impl TryFrom<&str> for Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::BucketedWindow;
+    use crate::{Gcra, Rate};
     use alloc::string::ToString;
-
-    fn rate(text: &str) -> Rate {
-        text.parse().expect(text)
-    }
-
-    #[test]
-    fn a_policy_displays_in_the_words_of_a_document() {
-        let counted = |policy: Policy| policy.by_attempts().expect("counts attempts").to_string();
-        let gcra = |text, burst| Policy::from(Gcra::new(rate(text), burst).expect("a limit"));
-        assert_eq!(gcra("10/s", 20).to_string(), "gcra 10/s burst 20");
-        assert_eq!(counted(gcra("10/s", 20)), "gcra 10/s burst 20 count attempts");
-        let tokens = TokenBucket::new(rate("7/5m"), 7).expect("a limit");
-        assert_eq!(Policy::from(tokens).to_string(), "token-bucket 7/5m burst 7");
-        let policies: [(Policy, &str); 6] = [
-            (FixedWindow::new(rate("2/m")).expect("a limit").into(), "fixed-window 2/m"),
-            (
-                FirstRequestWindow::new(rate("60/1h")).expect("a limit").into(),
-                "first-request-window 60/h",
-            ),
-            (WindowLog::new(rate("3/1500ms")).expect("a limit").into(), "window-log 3/1500ms"),
-            (SlidingCounter::new(rate("9/2us")).expect("a limit").into(), "sliding-counter 9/2us"),
-            (SlidingLog::new(rate("5/30d")).expect("a limit").into(), "sliding-log 5/30d"),
-            (Concurrency::new(rate("20/30s")).expect("a limit").into(), "concurrency 20/30s"),
-        ];
-        for (policy, words) in policies {
-            assert_eq!(policy.to_string(), words);
-            if policy.by_attempts().is_some() {
-                assert_eq!(counted(policy), [words, " count attempts"].concat());
-            }
-        }
-        let rates = ["1000/1s", "5000/10s"].map(rate);
-        let steps = Policy::from(BucketedWindow::new(1_000_000, &rates).expect("a limit"));
-        let words = "bucketed-window bucket 1s rates 1000/1s, 5000/10s";
-        assert_eq!(steps.to_string(), words);
-        assert_eq!(counted(steps), [words, " count attempts"].concat());
-    }
 
     #[test]
     fn the_text_of_a_policy_reads_back_as_the_same_policy() {
@@ -267,6 +189,7 @@ mod tests {
             ("1000003/30d", "1000003/30d"),
             ("10000000/s", "10/us"),
         ] {
+            let rate = |text: &str| text.parse::<Rate>().expect(text);
             let policy = Policy::from(Gcra::new(rate(given), 1).expect("a limit"));
             assert_eq!(policy.to_string(), ["gcra ", shown, " burst 1"].concat(), "{given}");
             assert_eq!(Gcra::new(rate(shown), 1).map(Policy::from), Ok(policy), "{given}");

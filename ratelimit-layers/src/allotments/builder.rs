@@ -11,9 +11,11 @@ use super::slot::Terms;
 use super::{Allotments, Inner, Tally};
 
 const DEFAULT_LIFETIME: Duration = Duration::from_millis(100);
-const DEFAULT_DRIFT_PPM: u64 = 1_000;
+/// Far more than the clocks of servers drift.
+const DRIFT_PPM: u64 = 1_000;
 const DEFAULT_DIVISOR: u64 = 8;
-const DEFAULT_MOST: u64 = 10_000;
+/// What a crash forfeits at most per slot, until the limit recovers.
+const MOST: u64 = 10_000;
 const DEFAULT_CAPACITY: usize = 1 << 16;
 
 /// The settings of [`Allotments`] that are to be built: what [`Allotments::builder`] returns.
@@ -25,16 +27,15 @@ pub struct AllotmentsBuilder<C = PreciseClock> {
     clock: C,
 }
 
-impl AllotmentsBuilder {
-    pub(super) fn new() -> Self {
-        let terms = Terms {
-            lifetime_us: 0,
-            drift_ppm: DEFAULT_DRIFT_PPM,
-            divisor: DEFAULT_DIVISOR,
-            most: DEFAULT_MOST,
-        };
+impl Allotments<()> {
+    /// The settings of allotments of a store.
+    #[must_use]
+    pub fn builder() -> AllotmentsBuilder {
+        let terms =
+            Terms { lifetime_us: 0, drift_ppm: DRIFT_PPM, divisor: DEFAULT_DIVISOR, most: MOST };
         let clock = PreciseClock::new();
-        Self { lifetime: DEFAULT_LIFETIME, terms, capacity: DEFAULT_CAPACITY, clock }
+        let (lifetime, capacity) = (DEFAULT_LIFETIME, DEFAULT_CAPACITY);
+        AllotmentsBuilder { lifetime, terms, capacity, clock }
     }
 }
 
@@ -48,26 +49,11 @@ impl<C: Clock> AllotmentsBuilder<C> {
         self
     }
 
-    /// By how much the clock of this process may be slower than the store's, in parts per million: 1,000 unless it is set,
-    /// which is far more than the clocks of servers drift. Allotments end earlier by as much.
-    #[must_use]
-    pub const fn clock_drift_ppm(mut self, parts: u64) -> Self {
-        self.terms.drift_ppm = parts;
-        self
-    }
-
-    /// A draw takes at most one part of so many of what a limit had left: 8 unless it is set, at least 1. More parts leave
+    /// A draw takes at most one part of so many of what a limit had left, and at most 10,000 units: 8 unless it is set, at least 1. More parts leave
     /// more for other processes and make more calls.
     #[must_use]
     pub const fn divisor(mut self, parts: u64) -> Self {
         self.terms.divisor = if parts == 0 { 1 } else { parts };
-        self
-    }
-
-    /// The most units of one limit that a draw takes: 10,000 unless it is set. With 1, nothing is drawn.
-    #[must_use]
-    pub const fn most(mut self, units: u64) -> Self {
-        self.terms.most = units;
         self
     }
 

@@ -1,12 +1,12 @@
 //! [`Ledger`]: the slots of a process, at most so many, by a hash of the limits and keys of a batch.
 
-use std::fmt;
 use std::sync::Arc;
 
 use dashmap::{DashMap, Entry};
-use ratelimit_core::{Algorithm, Batch, Check, Limit, ReservationId, Timestamp};
+use ratelimit_core::{Algorithm, Batch, Check, Limit, Timestamp};
 
 use super::slot::{Ended, Ending, Slot, Terms};
+use crate::KeptAlgorithm;
 use crate::bounded::{BoundedMap, KeyHasher};
 
 /// The slots of a process.
@@ -23,8 +23,6 @@ pub(super) struct Kept<A: Algorithm> {
     pub(super) slot: Slot,
     /// From the first draw on.
     pub(super) checks: Option<Arc<Checks<A>>>,
-    /// Whether a task waits for the end of the allotment.
-    pub(super) is_watched: bool,
 }
 
 /// The limits and keys of a slot.
@@ -39,22 +37,13 @@ pub(super) struct Place(u128);
 /// An allotment that has ended, with its limits and keys.
 pub(super) type EndedOf<A> = (Ended, Arc<Checks<A>>);
 
-impl<A: Algorithm> fmt::Debug for Ledger<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ledger")
-            .field("slots", &self.slots.len())
-            .field("capacity", &self.slots.capacity())
-            .finish_non_exhaustive()
-    }
-}
-
 impl<A: Algorithm> Default for Kept<A> {
     fn default() -> Self {
-        Self { slot: Slot::default(), checks: None, is_watched: false }
+        Self { slot: Slot::default(), checks: None }
     }
 }
 
-impl<A: Algorithm + Clone + PartialEq> Checks<A> {
+impl<A: KeptAlgorithm> Checks<A> {
     fn new(batch: &Batch<'_, A>) -> Self {
         let own = |check: &Check<'_, A>| (check.limit.clone(), check.key.into());
         Self { each: batch.checks().iter().map(own).collect() }
@@ -79,7 +68,7 @@ impl<A> Checks<A> {
     }
 }
 
-impl<A: Algorithm + Clone + PartialEq> Kept<A> {
+impl<A: KeptAlgorithm> Kept<A> {
     /// The limits and keys of the batch, which are cloned only if they are new or have changed.
     fn checks(&mut self, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
         let known = self.checks.as_ref().filter(|checks| checks.are_of(batch));
@@ -124,7 +113,7 @@ impl<A: Algorithm> Ledger<A> {
     }
 }
 
-impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
+impl<A: KeptAlgorithm> Ledger<A> {
     /// Calls `act` on the slot of a batch, which is made if it is new, and ended if its limits have changed. Also
     /// returns the allotments that have ended by this.
     pub(super) fn with<T>(
@@ -194,21 +183,6 @@ impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
     /// Calls `act` on a slot, if it is there.
     pub(super) fn at<T>(&self, place: Place, act: impl FnOnce(&mut Kept<A>) -> T) -> Option<T> {
         self.slots.get_mut(place.0).map(|mut kept| act(&mut kept))
-    }
-
-    /// Ends the allotment of this id because its time is over. The second result is the slot's next allotment to watch.
-    pub(super) fn expire(
-        &self,
-        place: Place,
-        id: ReservationId,
-    ) -> (Option<EndedOf<A>>, Option<(ReservationId, Timestamp)>) {
-        let expired = self.at(place, |kept| {
-            let ended = kept.slot.expire(id);
-            let next = kept.slot.ends();
-            kept.is_watched = next.is_some();
-            (ended.zip(kept.checks.clone()), next)
-        });
-        expired.unwrap_or_default()
     }
 
     /// Ends, by `end`, the allotments of all slots that name a key of the batch.

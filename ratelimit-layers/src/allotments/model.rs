@@ -20,18 +20,12 @@ use super::slot::{Answer, Draw, Ended, Slot, Terms};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flaw {
     None,
-    /// A draw is repeated after a lost reply, and each of its replies counts.
-    CountsARetryTwice,
     /// A draw whose answer is lost counts as charged.
     TrustsALostDraw,
     /// An allotment lives on in the next window.
     OutlivesItsWindow,
-    /// The node gives back twice what is left, and the store settles it twice.
-    GivesBackTwice,
     /// What is given back is spent as well.
     SpendsWhatItGaveBack,
-    /// The node counts more requests than the store has charged.
-    DrawsLessThanItCounts,
     /// A clock that is slow is trusted.
     TrustsASlowClock,
 }
@@ -181,20 +175,13 @@ impl Nodes {
     }
 
     /// Sends what is left of an allotment back.
-    fn settle(&self, state: &mut State, node: usize, ended: &Ended, is_awaited: bool) -> u8 {
+    fn settle(state: &mut State, node: usize, ended: &Ended, is_awaited: bool) -> u8 {
         let (id, used) = (ended.id.as_u128(), ended.used[0]);
-        if self.flaw == Flaw::GivesBackTwice {
-            Self::send(state, Message::Settle { node, id, used, is_awaited: false });
-        }
         Self::send(state, Message::Settle { node, id, used, is_awaited })
     }
 
-    fn ask(&self, state: &mut State, node: usize, draw: Option<Draw>) {
-        let (id, mut cost) =
-            (draw.map(|draw| draw.id.as_u128()), draw.map_or(1, |draw| draw.times));
-        if self.flaw == Flaw::DrawsLessThanItCounts && draw.is_some() {
-            cost -= 1;
-        }
+    fn ask(state: &mut State, node: usize, draw: Option<Draw>) {
+        let (id, cost) = (draw.map(|draw| draw.id.as_u128()), draw.map_or(1, |draw| draw.times));
         let sent = Self::send(state, Message::Acquire { node, cost, id });
         let call = draw.map_or(Call::Plain, |draw| Call::Draw { draw, sent: state.now });
         state.nodes[node].calls.insert(sent, call);
@@ -218,10 +205,10 @@ impl Nodes {
                 admit(state, now / self.window);
             }
             Answer::Ask { ended: Some(ended), draw } => {
-                let sent = self.settle(state, node, &ended, true);
+                let sent = Self::settle(state, node, &ended, true);
                 state.nodes[node].calls.insert(sent, Call::Settle { draw });
             }
-            Answer::Ask { ended: None, draw } => self.ask(state, node, draw),
+            Answer::Ask { ended: None, draw } => Self::ask(state, node, draw),
         }
     }
 
@@ -240,9 +227,8 @@ impl Nodes {
                 (node, Some(step.decision))
             }
             Message::Settle { node, id, used, is_awaited } => {
-                let twice = self.flaw == Flaw::GivesBackTwice;
                 if let Some((charged, cost, is_settled)) = server.reservations.get_mut(&id)
-                    && (!*is_settled || twice)
+                    && !*is_settled
                 {
                     *is_settled = true;
                     let reservation = Reservation::new(at(*charged), *cost);
@@ -272,7 +258,7 @@ impl Nodes {
         let (decision, window) = said;
         let slot = &mut state.nodes[node].slot;
         match (call, decision) {
-            (Call::Settle { draw }, _) => self.ask(state, node, draw),
+            (Call::Settle { draw }, _) => Self::ask(state, node, draw),
             (Call::Plain, Some(decision)) => {
                 slot.tell([&decision].into_iter());
                 if decision.allowed {
@@ -285,19 +271,16 @@ impl Nodes {
                     _ => Recovery::AtReset,
                 };
                 let sent = self.local(node, sent);
-                let repeated = self.flaw == Flaw::CountsARetryTwice && !slot.is_drawing(draw.id);
                 let (_, ended) =
                     slot.drawn(&self.terms(), (draw, sent), &[1], &[(decision, recovery)]);
-                if repeated {
-                    state.nodes[node].extra += draw.times - 1;
-                } else if let Some(ended) = ended {
-                    self.settle(state, node, &ended, false);
+                if let Some(ended) = ended {
+                    Self::settle(state, node, &ended, false);
                 }
                 admit(state, window);
             }
             (Call::Draw { draw, .. }, Some(_)) => {
                 slot.not_drawn(&self.terms(), draw.id, None);
-                self.ask(state, node, None);
+                Self::ask(state, node, None);
             }
             (Call::Plain | Call::Draw { .. }, None) => {}
         }
@@ -310,14 +293,7 @@ impl Nodes {
         let slot = &mut state.nodes[node].slot;
         match lost {
             Call::Plain => {}
-            Call::Settle { draw } => self.ask(state, node, draw),
-            Call::Draw { draw, sent } if self.flaw == Flaw::CountsARetryTwice => {
-                // The first answer may still come.
-                state.nodes[node].calls.insert(call, lost);
-                let (id, cost) = (Some(draw.id.as_u128()), draw.times);
-                let again = Self::send(state, Message::Acquire { node, cost, id });
-                state.nodes[node].calls.insert(again, Call::Draw { draw, sent });
-            }
+            Call::Settle { draw } => Self::ask(state, node, draw),
             Call::Draw { draw, .. } if self.flaw == Flaw::TrustsALostDraw => {
                 slot.not_drawn(&terms, draw.id, None);
                 state.nodes[node].extra += draw.times - 1;
@@ -338,7 +314,7 @@ impl Nodes {
             if self.flaw == Flaw::SpendsWhatItGaveBack {
                 state.nodes[node].slot = before;
             }
-            self.settle(state, node, &ended, false);
+            Self::settle(state, node, &ended, false);
         }
     }
 }

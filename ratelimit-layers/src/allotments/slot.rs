@@ -319,12 +319,6 @@ impl Slot {
         (ended.unused > 0).then_some(ended)
     }
 
-    /// Whether this draw is under way.
-    #[cfg(test)]
-    pub(super) fn is_drawing(&self, id: ReservationId) -> bool {
-        self.draw.as_ref().is_some_and(|draw| draw.id == id)
-    }
-
     /// The allotment's id and end.
     pub(super) fn ends(&self) -> Option<(ReservationId, Timestamp)> {
         self.allotment.as_ref().map(|allotment| (allotment.id, allotment.until))

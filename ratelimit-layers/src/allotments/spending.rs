@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, ErrorKind, Now, Op, Recovery, ReservationId, Source, Store,
-    StoreError, Timestamp, Verdict,
+    Algorithm, Batch, Check, Clock, Decision, ErrorKind, Now, Op, Recovery, ReservationId, Source,
+    Store, StoreError, Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -16,38 +16,11 @@ use tokio::time::Instant;
 use super::Inner;
 use super::ledger::{Checks, EndedOf, Kept, Place};
 use super::slot::{Answer, Draw, Ended, Ending, Slot};
+use crate::KeptAlgorithm;
 use crate::plain::acquires_plainly;
 
 /// How many settlements of one caller are under way at once.
 const SETTLEMENTS_AT_ONCE: usize = 64;
-
-/// How a request goes on.
-pub(super) enum Begun<'b, S, A: Algorithm + Clone + PartialEq, C> {
-    /// It is decided.
-    Decided(Verdict),
-    /// The store is asked.
-    Asks(Asking<'b, S, A, C>),
-}
-
-/// A request for which the store is asked as for any.
-pub(super) struct Asking<'b, S, A: Algorithm + Clone + PartialEq, C> {
-    inner: Arc<Inner<S, A, C>>,
-    batch: Batch<'b, A>,
-    /// The slot of a request that could be served.
-    place: Option<Place>,
-    /// Whether it makes the store forget charges.
-    resets: bool,
-}
-
-/// What follows from an answer of the store.
-pub(super) enum Afterwards {
-    /// It is the verdict.
-    Stands,
-    /// It was a denial, and the request was served from an allotment that came meanwhile.
-    Served(Verdict),
-    /// It was a denial, and budget was given back since.
-    AsksAgain,
-}
 
 /// Whether requests like this one are served from allotments: see [`Allotments`](super::Allotments).
 fn is_served<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
@@ -58,37 +31,72 @@ fn is_served<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
         && batch.checks().iter().all(|check| can(check.limit.algorithm()))
 }
 
-impl<S, A, C> Inner<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
-    /// Serves a request, draws for it, or says that the store is asked.
-    pub(super) async fn begin<'b>(
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C> {
+    /// Serves a request, draws for it, or asks the store.
+    pub(super) async fn decide(
         self: &Arc<Self>,
-        batch: &Batch<'b, A>,
-    ) -> Result<Begun<'b, S, A, C>, S::Error> {
-        let asking = |place, resets| {
-            self.tally.asked.fetch_add(1, Relaxed);
-            Begun::Asks(Asking { inner: self.clone(), batch: *batch, place, resets })
-        };
-        if !is_served(batch) {
-            let (ending, resets) = match batch.operation() {
-                Op::Reset => (Ending::Forfeited, true),
-                Op::Force | Op::Refund | Op::Settle => (Ending::GivenBack, false),
-                Op::Acquire | Op::Peek | Op::Renew => return Ok(asking(None, false)),
+        batch: &Batch<'_, A>,
+    ) -> Result<Verdict, S::Error> {
+        let (costs, mut place, mut forgets) = (costs_of(batch), None, None);
+        if is_served(batch) {
+            let slot = self.ledger.place(batch);
+            if let Some(verdict) = self.serve(slot, batch, &costs).await? {
+                return Ok(verdict);
+            }
+            place = Some(slot);
+        } else {
+            let ending = match batch.operation() {
+                Op::Reset => Some(Ending::Forfeited),
+                Op::Force | Op::Refund | Op::Settle => Some(Ending::GivenBack),
+                Op::Acquire | Op::Peek | Op::Renew => None,
             };
-            self.settle(self.ledger.end_of(batch, |slot| slot.end(ending))).await;
-            return Ok(asking(None, resets));
+            if let Some(ending) = ending {
+                self.settle(self.ledger.end_of(batch, |slot| slot.end(ending))).await;
+            }
+            forgets = (batch.operation() == Op::Reset).then(|| Forgetting { inner: self, batch });
         }
-        let place = self.ledger.place(batch);
-        let costs: Vec<u64> = batch.checks().iter().map(|check| check.cost).collect();
+        self.tally.asked.fetch_add(1, Relaxed);
+        let verdict = self.store.apply(batch).await?;
+        drop(forgets);
+        if let Some(place) = place
+            && verdict.source() != Source::Fallback
+        {
+            self.ledger.at(place, |kept| kept.slot.tell(verdict.decisions().iter()));
+        }
+        if verdict.allowed() || !is_asked_once_more(batch) {
+            return Ok(verdict);
+        }
+        // A denial is final once this process has nothing left of the limits of the request.
+        let now = self.clock.now();
+        let spend = |place| self.ledger.at(place, |kept| kept.slot.spend(now, &costs)).flatten();
+        if let Some(decisions) = place.and_then(spend) {
+            return Ok(self.served(decisions));
+        }
+        let all = self.ledger.end_of(batch, Slot::end_allotment);
+        if all.is_empty() {
+            return Ok(verdict);
+        }
+        self.settle(all).await;
+        self.store.apply(batch).await
+    }
+
+    fn served(&self, decisions: Vec<Decision>) -> Verdict {
+        self.tally.served.fetch_add(1, Relaxed);
+        Verdict::several(decisions).with_source(Source::Allotment)
+    }
+
+    /// Serves a request from its slot, or draws for it. `None` if the store is to be asked about it alone.
+    async fn serve(
+        self: &Arc<Self>,
+        place: Place,
+        batch: &Batch<'_, A>,
+        costs: &[u64],
+    ) -> Result<Option<Verdict>, S::Error> {
         let now = self.clock.now();
         let request = |kept: &mut Kept<A>| match kept.slot.request(
             &self.terms,
             now,
-            &costs,
+            costs,
             ReservationId::random,
         ) {
             Answer::Serve(decisions) => ControlFlow::Break(decisions),
@@ -102,11 +110,7 @@ where
         }
         let (ended, draw) = match asks {
             ControlFlow::Continue(asks) => asks,
-            ControlFlow::Break(decisions) => {
-                self.tally.served.fetch_add(1, Relaxed);
-                let verdict = Verdict::several(decisions);
-                return Ok(Begun::Decided(verdict.with_source(Source::Allotment)));
-            }
+            ControlFlow::Break(decisions) => return Ok(Some(self.served(decisions))),
         };
         // From here on the draw ends with its guard.
         let drawing = draw.map(|draw| {
@@ -114,12 +118,10 @@ where
             Drawing { inner: self, place, draw, checks, units: None, is_over: false }
         });
         self.settle(ended.into_iter().collect()).await;
-        if let Some(drawing) = drawing
-            && let Some(verdict) = drawing.draw(batch, &costs).await?
-        {
-            return Ok(Begun::Decided(verdict));
+        match drawing {
+            Some(drawing) => drawing.draw(batch, costs).await,
+            None => Ok(None),
         }
-        Ok(asking(Some(place), false))
     }
 
     /// Settles allotments that have ended, some at once, and waits for them. A caller that goes away does not end this.
@@ -191,28 +193,19 @@ where
         if is_back { ended.unused } else { 0 }
     }
 
-    /// Gives back what is left of an allotment when its time is over, in a task that watches the slot from then on.
+    /// Gives back what is left of an allotment when its time is over, in a task.
     fn watch(self: &Arc<Self>, place: Place) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let unwatched = self.ledger.at(place, |kept| {
-            let ends = kept.slot.ends().filter(|_| !kept.is_watched)?;
-            kept.is_watched = true;
-            Some(ends)
-        });
-        let Some(mut ends) = unwatched.flatten() else { return };
-        let watching = Watching { inner: Arc::downgrade(self), place };
+        let ends = self.ledger.at(place, |kept| kept.slot.ends()).flatten();
+        let Some((id, until)) = ends else { return };
         // Counted from now, and not from when the task comes to run.
-        let mut end = self.instant(ends.1);
+        let (end, inner) = (self.instant(until), Arc::downgrade(self));
         runtime.spawn(async move {
-            loop {
-                tokio::time::sleep_until(end).await;
-                let Some(inner) = watching.inner.upgrade() else { return };
-                let (ended, next) = inner.ledger.expire(place, ends.0);
-                if let Some(ended) = ended {
-                    inner.settle_later(ended);
-                }
-                let Some(next) = next else { return };
-                (end, ends) = (inner.instant(next.1), next);
+            tokio::time::sleep_until(end).await;
+            let Some(inner) = inner.upgrade() else { return };
+            let expire = |kept: &mut Kept<A>| kept.slot.expire(id).zip(kept.checks.clone());
+            if let Some(ended) = inner.ledger.at(place, expire).flatten() {
+                inner.settle_here(ended).await;
             }
         });
     }
@@ -224,28 +217,9 @@ where
     }
 }
 
-/// A task that watches a slot. When its runtime ends, the next draw has the slot watched again.
-struct Watching<S, A: Algorithm + Clone + PartialEq, C> {
-    inner: std::sync::Weak<Inner<S, A, C>>,
-    place: Place,
-}
-
-impl<S, A: Algorithm + Clone + PartialEq, C> Drop for Watching<S, A, C> {
-    fn drop(&mut self) {
-        if let Some(inner) = self.inner.upgrade() {
-            inner.ledger.at(self.place, |kept| kept.is_watched = false);
-        }
-    }
-}
-
 /// A draw under way. If its future is dropped, the slot is free for the next draw; if the units may have been charged, the
 /// id is settled at 0.
-struct Drawing<'d, S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
+struct Drawing<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
     inner: &'d Arc<Inner<S, A, C>>,
     place: Place,
     draw: Draw,
@@ -255,12 +229,7 @@ where
     is_over: bool,
 }
 
-impl<S, A, C> Drawing<'_, S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S, A, C> {
     /// Draws for this request and those that follow. `None` if the request is to be asked alone.
     async fn draw(
         mut self,
@@ -343,12 +312,7 @@ where
     }
 }
 
-impl<S, A, C> Drop for Drawing<'_, S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Drawing<'_, S, A, C> {
     fn drop(&mut self) {
         if self.is_over {
             return;
@@ -362,41 +326,8 @@ where
     }
 }
 
-impl<S, A, C> Asking<'_, S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + Clone + PartialEq + 'static,
-    C: Clock + 'static,
-{
-    /// Notes what the store said. A denial is final once this process has nothing left of the limits of the request.
-    pub(super) async fn answered(&self, verdict: &Verdict) -> Afterwards {
-        let (inner, batch) = (&self.inner, &self.batch);
-        if let Some(place) = self.place
-            && verdict.source() != Source::Fallback
-        {
-            inner.ledger.at(place, |kept| kept.slot.tell(verdict.decisions().iter()));
-        }
-        if verdict.allowed() || !is_asked_once_more(batch) {
-            return Afterwards::Stands;
-        }
-        if let Some(place) = self.place {
-            let costs: Vec<u64> = batch.checks().iter().map(|check| check.cost).collect();
-            let now = inner.clock.now();
-            let spent = inner.ledger.at(place, |kept| kept.slot.spend(now, &costs)).flatten();
-            if let Some(decisions) = spent {
-                inner.tally.served.fetch_add(1, Relaxed);
-                return Afterwards::Served(
-                    Verdict::several(decisions).with_source(Source::Allotment),
-                );
-            }
-        }
-        let all = inner.ledger.end_of(batch, Slot::end_allotment);
-        if all.is_empty() {
-            return Afterwards::Stands;
-        }
-        inner.settle(all).await;
-        Afterwards::AsksAgain
-    }
+fn costs_of<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<u64> {
+    batch.checks().iter().map(|check| check.cost).collect()
 }
 
 /// Whether a denied request may be asked again, because nothing was charged for it.
@@ -408,14 +339,15 @@ fn is_asked_once_more<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
         && !batch.checks().iter().any(counts_attempts)
 }
 
-impl<S, A: Algorithm + Clone + PartialEq, C> Drop for Asking<'_, S, A, C> {
-    /// What was drawn while a reset was under way may have been charged before it.
+/// A reset under way. What is drawn meanwhile may be charged before it.
+struct Forgetting<'r, S, A: KeptAlgorithm, C> {
+    inner: &'r Inner<S, A, C>,
+    batch: &'r Batch<'r, A>,
+}
+
+impl<S, A: KeptAlgorithm, C> Drop for Forgetting<'_, S, A, C> {
     fn drop(&mut self) {
-        if !self.resets {
-            return;
-        }
-        for (ended, _) in self.inner.ledger.end_of(&self.batch, |slot| slot.end(Ending::Forfeited))
-        {
+        for (ended, _) in self.inner.ledger.end_of(self.batch, |slot| slot.end(Ending::Forfeited)) {
             self.inner.tally.forfeited.fetch_add(ended.unused, Relaxed);
         }
     }

@@ -1,7 +1,6 @@
 //! [`Kept`]: the states of denied keys, at most so many, by a hash of the limit and the key.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::Entry;
@@ -38,25 +37,16 @@ pub(super) struct Known<S> {
 /// The state of a key as the store saw it.
 pub(super) struct KeptState<A: Algorithm> {
     /// The limit's, when the state was kept.
-    algorithm: A,
+    pub(super) algorithm: A,
     /// `None` for a new key.
-    state: Option<A::State>,
+    pub(super) state: Option<A::State>,
     /// The time of the store when it saw the state.
-    now: Timestamp,
+    pub(super) now: Timestamp,
     /// The local time when the request was sent that saw it.
-    sent: Timestamp,
+    pub(super) sent: Timestamp,
 }
 
 impl<A: Algorithm> KeptState<A> {
-    pub(super) fn new(
-        algorithm: A,
-        state: Option<A::State>,
-        now: Timestamp,
-        sent: Timestamp,
-    ) -> Self {
-        Self { algorithm, state, now, sent }
-    }
-
     fn remaining(&self) -> u64 {
         self.algorithm.step(self.state.as_ref(), self.now, 0).decision.remaining
     }
@@ -82,16 +72,6 @@ pub(super) struct Kept<A: Algorithm> {
     generations: Box<[AtomicU64]>,
     /// Whether the store said nothing of what it saw when it was last asked about limits of the group.
     silent: Box<[AtomicBool]>,
-}
-
-impl<A: Algorithm> fmt::Debug for Kept<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept")
-            .field("keys", &self.len())
-            .field("capacity", &self.states.capacity())
-            .field("max_age_us", &self.max_age_us)
-            .finish_non_exhaustive()
-    }
 }
 
 impl<A: Algorithm> Kept<A> {

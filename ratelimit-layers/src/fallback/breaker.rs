@@ -74,9 +74,6 @@ pub(super) struct Breaker {
     /// Whether there are failures to forget, so that a success needs no lock.
     has_failures: AtomicBool,
     report: Report,
-    /// What is wrong with it on purpose.
-    #[cfg(test)]
-    flaw: Option<tests::Flaw>,
 }
 
 /// A call that may be sent to the store. It must be told how the call ended; dropping a probe counts as a failure, so that
@@ -105,8 +102,6 @@ impl Breaker {
             generation: AtomicU64::new(0),
             has_failures: AtomicBool::new(false),
             report,
-            #[cfg(test)]
-            flaw: None,
         }
     }
 
@@ -137,10 +132,6 @@ impl Breaker {
         let now = Instant::now();
         let last = match *state {
             State::Closed { .. } => return Ok(Call { breaker: self, generation, probe: None }),
-            #[cfg(test)]
-            State::HalfOpen { probe, .. } if self.flaw == Some(tests::Flaw::EveryCallProbes) => {
-                return Ok(Call { breaker: self, generation, probe: Some(probe) });
-            }
             State::HalfOpen { probe, overdue } => {
                 if overdue.is_none_or(|overdue| now < overdue) {
                     return Err(self.pause);
@@ -162,13 +153,6 @@ impl Breaker {
         Ok(Call { breaker: self, generation, probe: Some(probe) })
     }
 
-    /// Admits several calls that are sent as one, while it is closed. A probe is a single call.
-    pub(super) fn admit_several<'b>(&'b self) -> Option<impl Fn() -> Call<'b>> {
-        let generation = self.generation.load(Ordering::Acquire);
-        let call = move || Call { breaker: self, generation, probe: None };
-        generation.is_multiple_of(2).then_some(call)
-    }
-
     fn open(&self, state: &mut State) {
         *state = State::Open { until: Instant::now().checked_add(self.pause) };
         self.report.state(BreakerState::Open);
@@ -187,10 +171,6 @@ impl Call<'_> {
     /// The store answered.
     pub(super) fn answered(mut self) {
         let breaker = self.breaker;
-        #[cfg(test)]
-        if breaker.flaw == Some(tests::Flaw::NeverCloses) {
-            return;
-        }
         if let Some(probe) = self.probe.take() {
             breaker.after_probe(probe, |breaker, state| {
                 *state = State::Closed { failures: 0 };
@@ -258,13 +238,6 @@ mod tests {
     const PAUSE: Duration = Duration::from_secs(1);
     const PROBE_TIME: Duration = Duration::from_millis(100);
 
-    /// Breakers that are wrong on purpose: a test must catch each.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(super) enum Flaw {
-        NeverCloses,
-        EveryCallProbes,
-    }
-
     fn breaker(most_failures: u32) -> Breaker {
         Breaker::new(most_failures, PAUSE, PROBE_TIME, Report::new("test"))
     }
@@ -289,41 +262,23 @@ mod tests {
         assert_eq!(breaker.admit().expect_err("open"), PAUSE);
     }
 
-    /// What a breaker that has opened does, or what it does wrong.
-    async fn recovers_by_single_probes(breaker: &Breaker) -> Result<(), &'static str> {
-        fail(breaker);
-        advance(Duration::from_millis(999)).await;
-        if breaker.admit().err() != Some(Duration::from_millis(1)) {
-            return Err("it admits a call before its time");
-        }
-        advance(Duration::from_millis(1)).await;
-        let probe = breaker.admit().map_err(|_| "it never probes")?;
-        if breaker.state() != BreakerState::HalfOpen || breaker.admit().is_ok() {
-            return Err("it admits a second call beside a probe");
-        }
-        probe.failed();
-        if (breaker.state(), breaker.admit().err()) != (BreakerState::Open, Some(PAUSE)) {
-            return Err("a failed probe does not open it again");
-        }
-        advance(PAUSE).await;
-        breaker.admit().map_err(|_| "it never probes again")?.answered();
-        let is_closed = breaker.state() == BreakerState::Closed;
-        if !is_closed || breaker.admit().is_err() || breaker.admit().is_err() {
-            return Err("an answered probe does not close it");
-        }
-        Ok(())
-    }
-
     #[tokio::test(start_paused = true)]
     async fn one_probe_at_a_time_decides_whether_it_closes() {
-        assert_eq!(recovers_by_single_probes(&breaker(1)).await, Ok(()));
-        for (flaw, caught) in [
-            (Flaw::NeverCloses, "an answered probe does not close it"),
-            (Flaw::EveryCallProbes, "it admits a second call beside a probe"),
-        ] {
-            let wrong = Breaker { flaw: Some(flaw), ..breaker(1) };
-            assert_eq!(recovers_by_single_probes(&wrong).await, Err(caught), "{flaw:?}");
-        }
+        let breaker = breaker(1);
+        fail(&breaker);
+        advance(Duration::from_millis(999)).await;
+        assert_eq!(breaker.admit().expect_err("open"), Duration::from_millis(1));
+        advance(Duration::from_millis(1)).await;
+        let probe = breaker.admit().expect("the probe");
+        assert_eq!(breaker.state(), BreakerState::HalfOpen);
+        assert!(breaker.admit().is_err(), "a second call beside a probe");
+        probe.failed();
+        assert_eq!(breaker.state(), BreakerState::Open);
+        assert_eq!(breaker.admit().expect_err("open"), PAUSE);
+        advance(PAUSE).await;
+        breaker.admit().expect("the probe").answered();
+        assert_eq!(breaker.state(), BreakerState::Closed);
+        assert!(breaker.admit().is_ok() && breaker.admit().is_ok());
     }
 
     #[tokio::test(start_paused = true)]
@@ -341,51 +296,6 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_probe_that_is_kept_and_never_ends_gives_way_to_another() {
-        let breaker = breaker(1);
-        fail(&breaker);
-        advance(PAUSE).await;
-        let kept = breaker.admit().expect("the probe");
-        advance(Duration::from_millis(99)).await;
-        assert!(breaker.admit().is_err());
-        advance(Duration::from_millis(1)).await;
-        let second = breaker.admit().expect("another probe");
-        assert!(breaker.admit().is_err(), "one probe at a time");
-        kept.failed();
-        assert_eq!(breaker.state(), BreakerState::HalfOpen, "it says nothing of the second");
-        second.answered();
-        assert_eq!(breaker.state(), BreakerState::Closed);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pause_without_an_end_never_probes() {
-        let breaker = Breaker::new(1, Duration::MAX, PROBE_TIME, Report::new("test"));
-        fail(&breaker);
-        advance(Duration::from_secs(1 << 30)).await;
-        assert_eq!(breaker.admit().expect_err("open"), Duration::MAX);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_probe_that_was_not_sent_leaves_the_next_call_to_probe() {
-        let breaker = breaker(1);
-        fail(&breaker);
-        advance(PAUSE).await;
-        breaker.admit().expect("the probe").not_sent();
-        assert_eq!(breaker.state(), BreakerState::Open);
-        breaker.admit().expect("the probe").answered();
-        assert_eq!(breaker.state(), BreakerState::Closed);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_call_that_was_not_sent_forgives_no_failure() {
-        let breaker = breaker(2);
-        fail(&breaker);
-        breaker.admit().expect("closed").not_sent();
-        fail(&breaker);
-        assert_eq!(breaker.state(), BreakerState::Open);
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn what_was_sent_before_it_opened_says_nothing_afterwards() {
         let breaker = breaker(1);
         let (early, late) = (breaker.admit().expect("closed"), breaker.admit().expect("closed"));
@@ -396,23 +306,5 @@ mod tests {
         breaker.admit().expect("the probe").answered();
         late.failed();
         assert_eq!(breaker.state(), BreakerState::Closed);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn several_calls_are_sent_as_one_while_it_is_closed_only() {
-        let breaker = breaker(2);
-        {
-            let call = breaker.admit_several().expect("closed");
-            for _ in 0..3 {
-                call().failed();
-            }
-            assert_eq!(breaker.state(), BreakerState::Open);
-            call().answered();
-        }
-        assert_eq!(breaker.state(), BreakerState::Open);
-        advance(PAUSE).await;
-        assert!(breaker.admit_several().is_none());
-        breaker.admit().expect("the probe").answered();
-        assert!(breaker.admit_several().is_some());
     }
 }

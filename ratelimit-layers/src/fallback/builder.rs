@@ -47,9 +47,11 @@ pub struct Builder<C = PreciseClock> {
     clock: C,
 }
 
-impl Builder<PreciseClock> {
-    pub(super) fn new() -> Self {
-        Self {
+impl Fallback<()> {
+    /// The settings of a store around another.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder {
             deadline: DEFAULT_DEADLINE,
             failures: DEFAULT_FAILURES,
             pause: DEFAULT_PAUSE,
@@ -64,8 +66,7 @@ impl Builder<PreciseClock> {
 
 impl<C: Clock> Builder<C> {
     /// How long the store may take for a decision: 100 ms unless it is set, at least 1 ms, at most an hour. What takes longer is decided
-    /// without the store, and counts as a failure. It has no effect on calls that do not wait
-    /// ([`SyncStore`](ratelimit_core::SyncStore)).
+    /// without the store, and counts as a failure.
     ///
     /// Set the store's own deadline a little lower, where it has one: its error then says whether the request was sent.
     #[must_use]

@@ -1,10 +1,11 @@
 //! [`Counts`]: how many decisions were made without the store, by limit and choice.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage};
 
 use crate::by_limit::ByLimit;
+use crate::lock;
 
 /// How many requests a limit decided without the store, by one choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,18 +63,9 @@ impl Outcome {
 
 const CHOICES: [OnOutage; 3] = [OnOutage::Open, OnOutage::Closed, OnOutage::Local];
 
-/// The counters of one limit and choice.
+/// The counts of all limits that were ever decided without the store, by choice.
 #[derive(Debug, Default)]
-struct Counters {
-    allowed: AtomicU64,
-    denied: AtomicU64,
-    spared: AtomicU64,
-    undetermined: AtomicU64,
-}
-
-/// The counters of all limits that were ever decided without the store.
-#[derive(Debug, Default)]
-pub(super) struct Counts(ByLimit<[Counters; CHOICES.len()]>);
+pub(super) struct Counts(ByLimit<Mutex<[OutageCount; CHOICES.len()]>>);
 
 impl Counts {
     pub(super) fn count(
@@ -83,57 +75,31 @@ impl Counts {
         outcome: Outcome,
         undetermined: bool,
     ) {
-        self.0.with(limit, Default::default, |counters| {
-            counters[place(choice)].count(outcome, undetermined);
+        let none = |choice| {
+            let (limit, [allowed, denied, spared, undetermined]) = (limit.into(), [0; 4]);
+            OutageCount { limit, choice, allowed, denied, spared, undetermined }
+        };
+        let new = || Mutex::new(CHOICES.map(none));
+        self.0.with(limit, new, |counts| {
+            let mut counts = lock(counts);
+            let Some(count) = counts.iter_mut().find(|count| count.choice == choice) else {
+                return;
+            };
+            *match outcome {
+                Outcome::Allowed => &mut count.allowed,
+                Outcome::Denied | Outcome::ShadowDenied => &mut count.denied,
+                Outcome::Spared => &mut count.spared,
+            } += 1;
+            count.undetermined += u64::from(undetermined);
         });
     }
 
     /// All counts that are not zero, by limit and choice.
     pub(super) fn read(&self) -> Vec<OutageCount> {
-        let all = self.0.map(|limit, counters| {
-            CHOICES.map(|choice| counters[place(choice)].read(limit, choice))
-        });
-        let mut all: Vec<_> = all
-            .into_iter()
-            .flatten()
-            .filter(|count| count.allowed + count.denied + count.spared > 0)
-            .collect();
-        all.sort_by(|one, other| {
-            one.limit.cmp(&other.limit).then(place(one.choice).cmp(&place(other.choice)))
-        });
+        let mut all = self.0.map(|counts| lock(counts).clone());
+        all.sort_by(|[one, ..], [other, ..]| one.limit.cmp(&other.limit));
+        let mut all = all.concat();
+        all.retain(|count| count.allowed + count.denied + count.spared > 0);
         all
-    }
-}
-
-const fn place(choice: OnOutage) -> usize {
-    match choice {
-        OnOutage::Open => 0,
-        OnOutage::Closed => 1,
-        OnOutage::Local => 2,
-    }
-}
-
-impl Counters {
-    fn count(&self, outcome: Outcome, undetermined: bool) {
-        let counter = match outcome {
-            Outcome::Allowed => &self.allowed,
-            Outcome::Denied | Outcome::ShadowDenied => &self.denied,
-            Outcome::Spared => &self.spared,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        if undetermined {
-            self.undetermined.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn read(&self, limit: &str, choice: OnOutage) -> OutageCount {
-        OutageCount {
-            limit: limit.into(),
-            choice,
-            allowed: self.allowed.load(Ordering::Relaxed),
-            denied: self.denied.load(Ordering::Relaxed),
-            spared: self.spared.load(Ordering::Relaxed),
-            undetermined: self.undetermined.load(Ordering::Relaxed),
-        }
     }
 }

@@ -25,13 +25,11 @@ struct OfLimit<A> {
     by_key: HashMap<Box<str>, (u64, Now)>,
 }
 
-type ByLimit<A> = HashMap<Box<str>, OfLimit<A>>;
-
 /// Charges by limit and key, of at most so many keys. What finds no place is forgotten, and counted.
 #[derive(Debug)]
 pub(super) struct Journal<A> {
     most: usize,
-    by_limit: Mutex<ByLimit<A>>,
+    by_limit: Mutex<HashMap<Box<str>, OfLimit<A>>>,
     /// How many keys there are.
     len: AtomicUsize,
     forgotten: AtomicU64,
@@ -73,71 +71,46 @@ impl<A: Algorithm + Clone> Journal<A> {
             return;
         }
         let mut by_limit = lock(&self.by_limit);
-        match by_limit.get_mut(limit.name()) {
-            Some(of_limit) => {
-                if is_newest {
-                    of_limit.limit = Arc::new(limit.clone());
-                }
-                if let Some((charged, at)) = of_limit.by_key.get_mut(key) {
-                    *charged = charged.saturating_add(cost);
-                    if is_newest {
-                        *at = now;
-                    }
-                } else if self.take_place() {
-                    of_limit.by_key.insert(key.into(), (cost, now));
-                }
-            }
-            None if self.take_place() => {
-                let by_key = HashMap::from([(key.into(), (cost, now))]);
-                let of_limit = OfLimit { limit: Arc::new(limit.clone()), by_key };
-                by_limit.insert(limit.name().into(), of_limit);
-            }
-            None => {}
+        let new = || OfLimit { limit: Arc::new(limit.clone()), by_key: HashMap::new() };
+        let of_limit = by_limit.entry(limit.name().into()).or_insert_with(new);
+        if is_newest {
+            of_limit.limit = Arc::new(limit.clone());
         }
-    }
-
-    /// Takes a place for another key. If there is none, a charge is forgotten. The caller holds the lock.
-    fn take_place(&self) -> bool {
-        let has_place = self.len.load(Ordering::SeqCst) < self.most;
-        if has_place {
+        if let Some((charged, at)) = of_limit.by_key.get_mut(key) {
+            *charged = charged.saturating_add(cost);
+            if is_newest {
+                *at = now;
+            }
+        } else if self.len() < self.most {
             self.len.fetch_add(1, Ordering::SeqCst);
+            of_limit.by_key.insert(key.into(), (cost, now));
         } else {
             self.forget(1);
         }
-        has_place
     }
 
     /// Takes off what was given back.
     pub(super) fn take_off(&self, name: &str, key: &str, cost: u64) {
         let mut by_limit = lock(&self.by_limit);
         let Some(of_limit) = by_limit.get_mut(name) else { return };
-        if let Some((charged, _)) = of_limit.by_key.get_mut(key) {
-            *charged = charged.saturating_sub(cost);
-            if *charged == 0 {
-                self.remove(&mut by_limit, name, key);
-            }
+        let Some((charged, _)) = of_limit.by_key.get_mut(key) else { return };
+        *charged = charged.saturating_sub(cost);
+        if *charged == 0 {
+            of_limit.by_key.remove(key);
+            self.len.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Removes one key's charges, of any limit.
+    /// Removes one key's charges, of any limit. A limit goes with its last key.
     pub(super) fn pop(&self) -> Option<Pending<A>> {
         let mut by_limit = lock(&self.by_limit);
-        let (name, of_limit) = by_limit.iter().next()?;
-        let (name, key) = (name.clone(), of_limit.by_key.keys().next()?.clone());
+        let of_limit = by_limit.values_mut().find(|of_limit| !of_limit.by_key.is_empty())?;
         let limit = Arc::clone(&of_limit.limit);
-        let (cost, now) = self.remove(&mut by_limit, &name, &key)?;
-        Some(Pending { limit, key, cost, now })
-    }
-
-    /// Removes a key, and its limit with the last key.
-    fn remove(&self, by_limit: &mut ByLimit<A>, name: &str, key: &str) -> Option<(u64, Now)> {
-        let of_limit = by_limit.get_mut(name)?;
-        let removed = of_limit.by_key.remove(key)?;
-        if of_limit.by_key.is_empty() {
-            by_limit.remove(name);
-        }
+        let key = of_limit.by_key.keys().next()?.clone();
+        let (cost, now) = of_limit.by_key.remove(&key)?;
+        by_limit.retain(|_, of_limit| !of_limit.by_key.is_empty());
         self.len.fetch_sub(1, Ordering::SeqCst);
-        Some(removed)
+        Some(Pending { limit, key, cost, now })
     }
 }
 

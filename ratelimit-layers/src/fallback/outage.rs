@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, ConfigError, Decision, InMemory, Limit, Now, OnOutage, Op,
-    Share, Source, SyncStore, Verdict,
+    Algorithm, Batch, Check, Clock, ConfigError, Decision, ErrorKind, InMemory, Limit, Now,
+    OnOutage, Op, Share, Source, StoreError, SyncStore, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 
@@ -17,45 +17,32 @@ use super::report::Report;
 
 /// Why the store did not decide.
 #[derive(Debug)]
-pub(super) enum Cause<E> {
-    /// The breaker is open: the store was not asked.
-    BreakerOpen { retry_after: Duration },
-    /// The store failed.
-    Failed { error: E, undetermined: bool, retry_after: Duration },
-    /// The store did not answer in time.
-    TimedOut { deadline: Duration, retry_after: Duration },
-    /// The id of the request was decided without the store before.
-    KnownId,
+pub(super) struct Cause<E> {
+    /// How it failed, if it was asked.
+    pub(super) error: Option<FallbackError<E>>,
+    /// How long until it may be asked again.
+    pub(super) retry_after: Duration,
+    /// Whether the id of the request was decided without the store before.
+    pub(super) is_known_id: bool,
 }
 
 impl<E> Cause<E> {
-    /// Whether the store may have done what it was asked.
-    pub(super) const fn undetermined(&self) -> bool {
-        match self {
-            Self::Failed { undetermined, .. } => *undetermined,
-            Self::TimedOut { .. } => true,
-            Self::BreakerOpen { .. } | Self::KnownId => false,
-        }
+    pub(super) const fn not_asked(retry_after: Duration) -> Self {
+        Self { error: None, retry_after, is_known_id: false }
     }
 
-    /// How long until the store may be asked again.
-    const fn retry_after(&self) -> Duration {
-        match self {
-            Self::BreakerOpen { retry_after }
-            | Self::Failed { retry_after, .. }
-            | Self::TimedOut { retry_after, .. } => *retry_after,
-            Self::KnownId => Duration::ZERO,
-        }
+    /// Whether the store may have done what it was asked.
+    pub(super) fn undetermined(&self) -> bool
+    where
+        E: StoreError,
+    {
+        self.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Indeterminate)
     }
 
     /// The error of an operation that only the store can do.
     pub(super) fn into_error(self, op: Op) -> FallbackError<E> {
-        match self {
-            Self::BreakerOpen { retry_after } => FallbackError::BreakerOpen { op, retry_after },
-            Self::Failed { error, .. } => FallbackError::Store(error),
-            Self::TimedOut { deadline, .. } => FallbackError::TimedOut { deadline },
-            Self::KnownId => FallbackError::BreakerOpen { op, retry_after: Duration::ZERO },
-        }
+        let Self { error, retry_after, .. } = self;
+        error.unwrap_or(FallbackError::BreakerOpen { op, retry_after })
     }
 }
 
@@ -72,7 +59,7 @@ pub(super) struct Outage<A: InMemory, C> {
 
 impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     /// Decides a batch without the store.
-    pub(super) fn decide<E>(
+    pub(super) fn decide<E: StoreError>(
         &self,
         batch: &Batch<'_, A>,
         cause: Cause<E>,
@@ -80,7 +67,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     ) -> Result<Verdict, FallbackError<E>> {
         batch.validate()?;
         let op = batch.operation();
-        let known = matches!(cause, Cause::KnownId);
+        let (known, undetermined) = (cause.is_known_id, cause.undetermined());
         let choices: Vec<OnOutage> =
             batch.checks().iter().map(|check| choice(check.limit)).collect::<Result<_, _>>()?;
         let asks = matches!(op, Op::Acquire | Op::Peek);
@@ -88,7 +75,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         // A forced charge or a refund whose outcome is unknown may have been made, and no caller learns it from a verdict.
         let only_store = match op {
             Op::Acquire | Op::Peek => false,
-            Op::Force | Op::Refund => closed || cause.undetermined(),
+            Op::Force | Op::Refund => closed || undetermined,
             Op::Reset | Op::Settle | Op::Renew => true,
         };
         if only_store && !known {
@@ -101,8 +88,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         if noted == Noted::Full && !is_unrecorded {
             return Err(FallbackError::Ids { most: self.ids.most() });
         }
-        let undetermined = cause.undetermined();
-        let decided = self.decide_by(batch, &choices, refuses, cause.retry_after());
+        let decided = self.decide_by(batch, &choices, refuses, cause.retry_after);
         let is_kept = |verdict: &Verdict| verdict.allowed() && !verdict.is_unrecorded();
         if noted == Noted::New && !decided.as_ref().is_ok_and(is_kept) {
             self.ids.forget(batch);
@@ -156,9 +142,13 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         let mut local_decisions = locally.decisions().iter();
         let decisions = checks().map(|(check, choice)| match choice {
             OnOutage::Local => local_decisions.next().copied(),
-            OnOutage::Closed if refuses => Some(closed(check, wait_us)),
-            // An id that was decided without the store had no closed limit then.
-            OnOutage::Open | OnOutage::Closed => Some(open(check, charged)),
+            OnOutage::Closed if refuses => Some(unasked(check, false, 0, wait_us)),
+            // An id that was decided without the store had no closed limit then. An open one shows its capacity.
+            OnOutage::Open | OnOutage::Closed => {
+                let used = if charged { check.cost } else { 0 };
+                let left = check.limit.algorithm().capacity().saturating_sub(used);
+                Some(unasked(check, true, left, 0))
+            }
         });
         let verdict = Verdict::several(decisions.flatten().collect());
         Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
@@ -223,27 +213,18 @@ pub(super) fn share<A: Share>(
     limit.share(nodes)
 }
 
-/// The decision of a limit that is open during an outage: it shows its capacity.
-fn open<A: InMemory>(check: &Check<'_, A>, charged: bool) -> Decision {
-    let limit = check.limit.algorithm().capacity();
+/// The decision of a limit that is not asked, with a wait until the store may be asked again if it denies.
+fn unasked<A: InMemory>(
+    check: &Check<'_, A>,
+    allowed: bool,
+    remaining: u64,
+    wait_us: u64,
+) -> Decision {
     Decision {
-        allowed: true,
-        cost: check.cost,
-        limit,
-        remaining: if charged { limit.saturating_sub(check.cost) } else { limit },
-        retry_after_us: Some(0),
-        replenish_after_us: 0,
-        reset_after_us: 0,
-    }
-}
-
-/// The decision of a limit that is closed during an outage, until the store may be asked again.
-fn closed<A: InMemory>(check: &Check<'_, A>, wait_us: u64) -> Decision {
-    Decision {
-        allowed: false,
+        allowed,
         cost: check.cost,
         limit: check.limit.algorithm().capacity(),
-        remaining: 0,
+        remaining,
         retry_after_us: Some(wait_us),
         replenish_after_us: wait_us,
         reset_after_us: wait_us,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 use ratelimit_core::{Algorithm, ConfigError, Limits, Policy, RateLimiter, Store};
 
-use super::{Reload, State, limiter_of};
+use super::{Reload, State};
 use crate::lock;
 
 /// Those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service. `Part::from(&reload)` has all.
@@ -108,10 +108,9 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
         {
             return Arc::clone(&latest.part);
         }
-        let shared = &self.reload.shared;
         // No policy without these names is in force.
         let Ok(limits) = whole.limits().only(names) else { return whole };
-        let part = Arc::new(limiter_of(limits, &shared.store, shared.allows_unlimited));
+        let part = Arc::new(whole.with_limits(limits));
         self.latest.store(Some(Arc::new(Latest { whole, part: Arc::clone(&part) })));
         part
     }
@@ -132,7 +131,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
     }
 }
 
-impl State {
+impl<A> State<A> {
     fn require(&mut self, requirement: Requirement) {
         if !self.requirements.contains(&requirement) {
             self.requirements.push(requirement);

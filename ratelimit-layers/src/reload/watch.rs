@@ -42,60 +42,28 @@ impl<S: Store<Policy> + 'static> Reload<S> {
         every: Duration,
         mut told: impl FnMut(Result<Changes, Arc<ReloadError>>) + Send + 'static,
     ) -> Watch {
-        let mut watcher = Watcher::new(self.clone(), path.into());
+        let (reload, path) = (self.clone(), path.into());
         let task = tokio::spawn(async move {
             let mut looks = interval(every.max(Duration::from_millis(1)));
             looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            // What was seen at the last look, and at the last one that was acted upon: the text, or why it cannot be read.
+            let (mut seen, mut judged) = (None, None);
             loop {
                 looks.tick().await;
-                if let Some(said) = watcher.look().await {
-                    told(said);
+                let document = document(&path).await;
+                let look = Some(document.as_ref().map_err(ToString::to_string).cloned());
+                let before = std::mem::replace(&mut seen, look.clone());
+                if before != look || judged == look {
+                    continue;
+                }
+                judged = look;
+                match reload.attempt_document(&path, document) {
+                    Ok(changes) if changes.is_empty() => {}
+                    said => told(said),
                 }
             }
         });
         Watch { task }
-    }
-}
-
-/// A look at a file: what it says, or why it cannot be read.
-type Look = Result<String, (io::ErrorKind, String)>;
-
-pub(super) struct Watcher<S> {
-    reload: Reload<S>,
-    path: PathBuf,
-    /// The last look.
-    seen: Option<Look>,
-    /// The last look that was acted upon.
-    judged: Option<Look>,
-}
-
-impl<S: Store<Policy>> Watcher<S> {
-    pub(super) const fn new(reload: Reload<S>, path: PathBuf) -> Self {
-        Self { reload, path, seen: None, judged: None }
-    }
-
-    /// Looks once. Returns what came of it, if something did.
-    pub(super) async fn look(&mut self) -> Option<Result<Changes, Arc<ReloadError>>> {
-        let document = document(&self.path).await;
-        let look = document.as_ref().map(String::clone).map_err(told);
-        let is_settled = self.seen.as_ref() == Some(&look);
-        let is_new = self.judged.as_ref() != Some(&look);
-        self.seen = Some(look.clone());
-        if !is_settled || !is_new {
-            return None;
-        }
-        self.judged = Some(look);
-        match self.reload.attempt_document(&self.path, document) {
-            Ok(changes) if changes.is_empty() => None,
-            said => Some(said),
-        }
-    }
-}
-
-fn told(error: &ReloadError) -> (io::ErrorKind, String) {
-    match error {
-        ReloadError::File { error, .. } => (error.kind(), error.to_string()),
-        other => (io::ErrorKind::Other, other.to_string()),
     }
 }
 

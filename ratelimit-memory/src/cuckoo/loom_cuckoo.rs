@@ -4,11 +4,12 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 
 use loom::sync::Arc;
-use loom::thread;
+use loom::thread::JoinHandle;
 use ratelimit_core::Timestamp;
 
 use super::bucket::{Bucket, SLOTS};
 use super::*;
+use crate::loom_store::beside;
 
 /// Explores every interleaving of a few threads. A model with only one interleaving tests nothing, and fails.
 fn model(test: impl Fn() + Send + Sync + 'static) {
@@ -70,10 +71,9 @@ fn old_and_new(buckets: &CuckooTable) -> [Packed; 2] {
 
 /// A thread that writes another state of a key in its first bucket. It does not look the key up again: loom
 /// compares an access only with the last one before it, and that lookup would hide the access from a reader.
-fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> thread::JoinHandle<()> {
-    let buckets = Arc::clone(buckets);
+fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> JoinHandle<()> {
     let seen = buckets.route(key).find().expect("there").parts();
-    thread::spawn(move || {
+    beside(buckets, move |buckets| {
         let route = buckets.route(key);
         let seen = route.buckets()[0].seen(seen);
         let mut entry = seen.try_lock().expect("no other writer");
@@ -82,41 +82,34 @@ fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> thread::Jo
     })
 }
 
-#[test]
-fn loom_a_reader_sees_no_mixture_of_two_states() {
+/// A reader beside a writer, for a key in the first slot, where the bucket's own flag lies, and in another.
+fn reads_beside_a_writer(read: fn(&CuckooTable, Address) -> Option<Packed>) {
     for slot in 0..2 {
         model(move || {
             let buckets = buckets();
             let [old, new] = old_and_new(&buckets);
-            // The bucket's own flag lies in the first slot, so a key in another slot is another case.
             fill(&buckets, 0, 10..10 + slot);
             let key = address(0, 0, 1);
             assert!(insert(&buckets, key, old, 0));
             let writer = writer(&buckets, key, new);
-            let read = seen(&buckets, key);
-            assert!(read.is_none_or(|read| read == old || read == new), "{read:?}");
+            let read = read(&buckets, key);
+            assert!(read.is_none_or(|read| read == old || read == new), "a mixture");
             writer.join().expect("no panic");
             assert_eq!(seen(&buckets, key), Some(new));
         });
     }
 }
 
+#[test]
+fn loom_a_reader_sees_no_mixture_of_two_states() {
+    reads_beside_a_writer(seen);
+}
+
 /// A reader that does not validate what it read.
 #[test]
 #[should_panic(expected = "a mixture")]
 fn loom_catches_a_reader_that_does_not_validate() {
-    model(|| {
-        let buckets = buckets();
-        let [old, new] = old_and_new(&buckets);
-        fill(&buckets, 0, 10..11);
-        let key = address(0, 0, 1);
-        assert!(insert(&buckets, key, old, 0));
-        let writer = writer(&buckets, key, new);
-        if let Some(read) = buckets.route(key).find().and_then(|seen| seen.state()) {
-            assert!(read == old || read == new, "a mixture");
-        }
-        writer.join().expect("no panic");
-    });
+    reads_beside_a_writer(|buckets, key| buckets.route(key).find()?.state());
 }
 
 /// A slot becomes another key's, charged in the same microsecond: the word stays the same.
@@ -127,11 +120,7 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
         let (here, there) = (address(0, 0, 1), address(0, 0, 2));
         let [old, other] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
         assert!(insert(&buckets, here, old, 0));
-        let beside = Arc::clone(&buckets);
-        let thread = thread::spawn(move || {
-            let mut pair = beside.lock(there);
-            pair.set((0, 0), other);
-        });
+        let thread = beside(&buckets, move |buckets| buckets.lock(there).set((0, 0), other));
         let read = (seen(&buckets, here), seen(&buckets, there));
         assert!(read.0.is_none_or(|read| read == old), "{read:?}");
         assert!(read.1.is_none_or(|read| read == other), "{read:?}");
@@ -147,11 +136,10 @@ fn two_that_are_charged_together(is_still: fn(&Snapshot<'_>) -> bool) {
     let keys = [address(0, 0, 1), address(0, 0, 2)];
     let [old, new] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
     assert!(keys.iter().all(|key| insert(&buckets, *key, old, 0)));
-    let other = Arc::clone(&buckets);
     // Without another lookup: see `writer`.
     let seen = keys.map(|key| buckets.route(key).find().expect("there").parts());
-    let thread = thread::spawn(move || {
-        let bucket = other.route(keys[0]).buckets()[0];
+    let thread = beside(&buckets, move |buckets| {
+        let bucket = buckets.route(keys[0]).buckets()[0];
         let seen = seen.map(|seen| bucket.seen(seen));
         let guards = seen.each_ref().map(|seen| seen.try_lock().expect("no other writer"));
         guards.into_iter().for_each(|mut guard| guard.set(new));
@@ -186,8 +174,7 @@ fn loom_a_sweep_that_finds_the_second_slot_locked_unlocks_the_first() {
         let keys = [address(0, 0, 1), address(0, 0, 2)];
         let [old, new] = old_and_new(&buckets);
         assert!(keys.iter().all(|key| insert(&buckets, *key, old, 0)));
-        let other = Arc::clone(&buckets);
-        let thread = thread::spawn(move || charge(&other, keys[1], new));
+        let thread = beside(&buckets, move |other| charge(other, keys[1], new));
         drop(buckets.route(keys[0]).buckets()[0].try_lock());
         let charged = thread.join().expect("no panic");
         assert!(charge(&buckets, keys[0], new), "the first is free again");
@@ -203,9 +190,8 @@ fn loom_an_expired_entry_is_freed_or_charged_and_never_both() {
         let (expired, live) = (address(0, 0, 1), address(0, 0, 2));
         let [old, new] = [1, 1_000].map(|at_us| packed(&buckets, at_us, 100));
         assert!(insert(&buckets, expired, old, 0) && insert(&buckets, live, new, 0));
-        let other = Arc::clone(&buckets);
-        let sweep = move || other.sweep(1, Timestamp::saturating_from_us(1_000));
-        let thread = thread::spawn(sweep);
+        let sweep = |buckets: &CuckooTable| buckets.sweep(1, Timestamp::saturating_from_us(1_000));
+        let thread = beside(&buckets, sweep);
         let charged = charge(&buckets, expired, new);
         let freed = thread.join().expect("no panic");
         assert_eq!(freed + usize::from(charged), 1);
@@ -222,8 +208,7 @@ fn loom_a_sweep_beside_a_split_frees_an_expired_entry_once() {
             let (expired, live) = (address(upper, 0, 1), address(upper, 0, 2));
             assert!(insert(&buckets, expired, packed(&buckets, 1, 2), 0));
             assert!(insert(&buckets, live, packed(&buckets, 1, 100), 0));
-            let other = Arc::clone(&buckets);
-            let thread = thread::spawn(move || other.directory.split(other.route(live)));
+            let thread = splits(&buckets, live);
             let freed = buckets.sweep(1, Timestamp::saturating_from_us(50));
             assert!(thread.join().expect("no panic"));
             assert_eq!(buckets.len(), 2 - freed);
@@ -238,41 +223,12 @@ fn loom_two_writers_of_one_bucket_lose_nothing() {
     model(|| {
         let buckets = buckets();
         let state = packed(&buckets, 1, 100);
-        let other = Arc::clone(&buckets);
         let (here, there) = (address(0, 0, 1), address(0, 0, 2));
-        let thread = thread::spawn(move || insert(&other, there, packed(&other, 1, 100), 0));
+        let thread = beside(&buckets, move |other| insert(other, there, packed(other, 1, 100), 0));
         assert!(insert(&buckets, here, state, 0));
         assert!(thread.join().expect("no panic"));
         assert_eq!((get(&buckets, here), get(&buckets, there)), (Some(state), Some(state)));
         assert_eq!(buckets.len(), 2);
-    });
-}
-
-/// A bucket whose lock is read and then taken, in two steps instead of one.
-#[test]
-#[should_panic(expected = "lost")]
-fn loom_catches_a_bucket_that_is_not_really_locked() {
-    use crate::sync::{AtomicU64, Ordering};
-    model(|| {
-        let words: Arc<[AtomicU64; 3]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
-        let insert = |words: &[AtomicU64; 3], value| {
-            // The mutant: this should be one atomic access.
-            let taken = words[0].load(Ordering::Acquire) == 1;
-            words[0].store(1, Ordering::Release);
-            if taken {
-                return false;
-            }
-            let free = usize::from(words[1].load(Ordering::Relaxed) != 0);
-            words[1 + free].store(value, Ordering::Relaxed);
-            words[0].store(0, Ordering::Release);
-            true
-        };
-        let other = Arc::clone(&words);
-        let thread = thread::spawn(move || insert(&other, 7));
-        let here = insert(&words, 8);
-        let there = thread.join().expect("no panic");
-        let kept = words[1..].iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
-        assert_eq!(kept, usize::from(here) + usize::from(there), "lost");
     });
 }
 
@@ -294,8 +250,7 @@ fn loom_catches_a_writer_that_does_not_read_again_under_the_lock() {
             route.buckets()[0].lock().set(slot, Entry::new(route.tag(), next));
             1
         };
-        let other = Arc::clone(&buckets);
-        let thread = thread::spawn(move || add_one(&other));
+        let thread = beside(&buckets, add_one);
         let added = add_one(&buckets) + thread.join().expect("no panic");
         let state = get(&buckets, key).expect("there");
         assert_eq!(buckets.unpack(state).span_us, 100 + added, "an update is lost");
@@ -309,9 +264,8 @@ fn loom_an_expired_slot_is_taken_over_by_one_key() {
         // All slots of these keys are taken, and one has expired.
         fill(&buckets, 0, 10..10 + FULL - 1);
         assert!(insert(&buckets, address(0, 0, 1), packed(&buckets, 1, 2), 0));
-        let other = Arc::clone(&buckets);
         let (here, there) = (address(0, 0, 2), address(0, 0, 3));
-        let thread = thread::spawn(move || insert(&other, there, packed(&other, 9, 9), 9));
+        let thread = beside(&buckets, move |other| insert(other, there, packed(other, 9, 9), 9));
         let here = insert(&buckets, here, packed(&buckets, 9, 9), 9).then_some(here);
         let there = thread.join().expect("no panic").then_some(there);
         assert!(here.is_some() ^ there.is_some());
@@ -321,12 +275,16 @@ fn loom_an_expired_slot_is_taken_over_by_one_key() {
     });
 }
 
+/// Another thread that splits a key's segment.
+fn splits(buckets: &Arc<CuckooTable>, key: Address) -> JoinHandle<bool> {
+    beside(buckets, move |buckets| buckets.directory.split(buckets.route(key)))
+}
+
 /// Looks for a key during a split of its segment, and after it.
 fn is_found_beside_a_split(buckets: &Arc<CuckooTable>, key: Address) {
     let state = packed(buckets, 1, 100);
     assert!(insert(buckets, key, state, 0));
-    let other = Arc::clone(buckets);
-    let thread = thread::spawn(move || other.directory.split(other.route(key)));
+    let thread = splits(&buckets, key);
     // Without the lock, a reader finds the key or rejects what it read; with the lock, it finds the key.
     assert!(seen(buckets, key).is_none_or(|read| read == state));
     assert_eq!(get(buckets, key), Some(state));
@@ -350,8 +308,7 @@ fn loom_a_charge_is_not_lost_while_its_segment_splits() {
             let [old, new] = old_and_new(&buckets);
             let key = address(upper, 0, 1);
             assert!(insert(&buckets, key, old, 0));
-            let other = Arc::clone(&buckets);
-            let thread = thread::spawn(move || other.directory.split(other.route(key)));
+            let thread = splits(&buckets, key);
             let charged = charge(&buckets, key, new);
             assert!(thread.join().expect("no panic"));
             assert_eq!(get(&buckets, key), Some(if charged { new } else { old }));
@@ -375,8 +332,7 @@ fn charge_within_a_microsecond(
         entry.set(packed(buckets, 1, span_us));
         1
     };
-    let other = Arc::clone(&buckets);
-    let thread = thread::spawn(move || add_one(&other));
+    let thread = beside(&buckets, add_one);
     let added = add_one(&buckets) + thread.join().expect("no panic");
     let state = get(&buckets, key).expect("there");
     assert_eq!(buckets.unpack(state).span_us, 100 + added, "an update is lost");
@@ -394,30 +350,6 @@ fn loom_catches_a_charge_that_compares_nothing_but_the_word() {
     model(|| charge_within_a_microsecond(|seen| seen.try_lock_word()));
 }
 
-/// A charge, decided on a snapshot, while another thread makes room in the key's full buckets and relocates its
-/// entry.
-#[test]
-fn loom_a_charge_is_not_lost_while_its_entry_is_relocated() {
-    model(|| {
-        let buckets = buckets();
-        let [old, new] = old_and_new(&buckets);
-        // The key's alternate bucket is the fourth; that of all others is the second.
-        let key = address(0, 0, 1 << 12);
-        assert_eq!((key.first(), key.second()), (0, 3));
-        assert!(insert(&buckets, key, old, 0));
-        fill(&buckets, 0, 10..10 + FULL - 1);
-        let other = Arc::clone(&buckets);
-        let thread = thread::spawn(move || {
-            let LockedPair { route, buckets: mut pair } = other.lock(address(0, 0, 1));
-            assert!(other.directory.relocate(route, &mut pair));
-        });
-        let charged = charge(&buckets, key, new);
-        thread.join().expect("no panic");
-        assert_eq!(get(&buckets, key), Some(if charged { new } else { old }));
-        assert_eq!(buckets.len(), 2 * SLOTS);
-    });
-}
-
 #[test]
 fn loom_a_key_is_found_while_its_segment_splits() {
     for upper in [0, 1] {
@@ -430,8 +362,7 @@ fn loom_a_key_inserted_beside_a_split_is_found() {
     model(|| {
         let buckets = buckets();
         let (here, there) = (address(0, 0, 1), address(0, 1, 2));
-        let other = Arc::clone(&buckets);
-        let thread = thread::spawn(move || other.directory.split(other.route(there)));
+        let thread = splits(&buckets, there);
         assert!(insert(&buckets, here, packed(&buckets, 1, 100), 0));
         assert!(thread.join().expect("no panic"));
         assert!(get(&buckets, here).is_some());
@@ -446,8 +377,7 @@ fn loom_catches_an_insert_that_does_not_check_its_bucket_under_the_lock() {
     model(|| {
         let buckets = buckets();
         let key = address(0, 0, 1);
-        let other = Arc::clone(&buckets);
-        let thread = thread::spawn(move || other.directory.split(other.route(key)));
+        let thread = splits(&buckets, key);
         let route = buckets.route(key);
         let bucket: &Bucket = route.buckets()[0];
         let mut locked = bucket.lock();
@@ -475,35 +405,12 @@ fn loom_two_threads_that_find_a_segment_full_split_it_once() {
         let buckets = buckets();
         fill(&buckets, 0, 10..10 + FULL);
         let key = address(0, 0, 1);
-        let other = Arc::clone(&buckets);
         let route = buckets.route(key);
-        let thread = thread::spawn(move || other.directory.split(other.route(key)));
+        let thread = splits(&buckets, key);
         assert!(buckets.directory.split(route));
         // The second thread finds the split done, or finds that no other is possible.
         thread.join().expect("no panic");
         assert_eq!(buckets.segments(), 2);
         assert!((10..10 + FULL).all(|n| get(&buckets, address(0, 0, n)).is_some()));
     });
-}
-
-/// A batch inserts two keys with the same two buckets while their segment splits.
-#[test]
-fn loom_a_batch_inserted_beside_a_split_is_found() {
-    for upper in [0, 1] {
-        model(move || {
-            let buckets = buckets();
-            let keys = [address(upper, 0, 1), address(upper, 0, 2)];
-            let state = packed(&buckets, 1, 100);
-            let other = Arc::clone(&buckets);
-            let thread = thread::spawn(move || other.split(keys[0]));
-            let mut locked = buckets.lock_all(&keys.into_iter());
-            for key in 0..keys.len() {
-                assert_eq!(locked.insert(key, state), Insertion::Done);
-            }
-            drop(locked);
-            assert!(thread.join().expect("no panic"));
-            assert_eq!(keys.map(|key| get(&buckets, key)), [Some(state); 2], "lost in a split");
-            assert_eq!(buckets.len(), 2);
-        });
-    }
 }

@@ -35,13 +35,13 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             match self.attempt(table, address, check, charges) {
                 Attempt::Decided(decision) => return Some(decision),
                 Attempt::New(decision, now) => {
-                    self.sweep_in_passing(table, now);
+                    self.sweep_in_passing(now);
                     return Some(decision);
                 }
                 Attempt::Fallback => return None,
                 Attempt::Crowded => {
                     let relocation = table.make_room(address, self.clock.now());
-                    self.capacity.release(relocation.freed);
+                    self.capacity.keys.release(relocation.freed);
                     if !relocation.made_room {
                         return None;
                     }
@@ -78,19 +78,19 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
                     pair.set(place, packed);
                     return Attempt::Decided(decision);
                 }
-                let mut reserved = self.capacity.reserve();
-                match pair.insert(packed, table.since_epoch_us(now), || reserved.add_key()) {
-                    Insertion::Done => _ = reserved.take_key(),
+                let mut spare = self.capacity.keys.reserve();
+                match pair.insert(packed, table.since_epoch_us(now), || spare.add(1)) {
+                    Insertion::Done => _ = spare.take(),
                     Insertion::Refused => return Attempt::Fallback,
                     Insertion::Crowded => return Attempt::Crowded,
                 }
             }
             (Write::Remove, Some(place)) if charges => {
                 pair.clear(place);
-                self.capacity.release(1);
+                self.capacity.keys.release(1);
             }
             // In a full store, a new key is decided on the shared state.
-            (_, None) if self.capacity.is_full(1) => return Attempt::Fallback,
+            (_, None) if !self.capacity.keys.has(1) => return Attempt::Fallback,
             _ => {}
         }
         if place.is_some() { Attempt::Decided(decision) } else { Attempt::New(decision, now) }

@@ -7,7 +7,6 @@ use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
 use crate::cuckoo::CuckooTable;
 use crate::hash::{CALLER_BITS, KeyHasher};
-use crate::reservations::IdHasher;
 use crate::shard::{MOST_SLOTS, Shard};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex};
 
@@ -130,7 +129,6 @@ impl<C: Clock> Builder<C> {
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
             reservations: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
-            id_hasher: IdHasher::new(&hasher),
             shared_hash: hasher.hash(""),
             hasher,
             clock,

@@ -7,12 +7,12 @@ use ratelimit_core::{
 };
 use smallvec::SmallVec;
 
-use super::sweep::{SWEEP_BUCKETS, SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
+use super::sweep::{SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
 use super::{MemoryError, MemoryStore, adds_reservations};
 use crate::capacity::Reserved;
 use crate::cuckoo::{self, Address, CuckooTable, LockedBuckets, Packed};
 use crate::reservations::{ReservationGuards, sweep_at};
-use crate::shard::{Freed, Shard, ShardGuards, counted_entries, shard_of};
+use crate::shard::{Freed, Shard, ShardGuards, counted_entries};
 use crate::sync::{MutexGuard, Ordering, lock};
 
 mod commit;
@@ -70,8 +70,8 @@ struct LockedBatch<'s, 'h, A: InMemory, C> {
     /// The hashes of the checks' own keys.
     hashes: &'h [u64],
     table: Option<(&'s CuckooTable, LockedBuckets<'s>)>,
-    /// The shards of all its keys, once they are needed.
-    shards: Option<ShardGuards<'s, A::State>>,
+    /// The shards of all its keys.
+    shards: ShardGuards<'s, A::State>,
     overflow: Option<MutexGuard<'s, Shard<A::State>>>,
     reservations: Option<ReservationGuards<'s>>,
     placed: SmallVec<[Placed<A::State>; 2]>,
@@ -80,13 +80,13 @@ struct LockedBatch<'s, 'h, A: InMemory, C> {
     own: Timestamp,
     time: Now,
     op: Op,
-    reserved: Reserved<'s>,
+    spare_keys: Reserved<'s>,
+    spare_reservations: Reserved<'s>,
+    spare_entries: Reserved<'s>,
     /// Whether there is no room for its reservations, and it is charged without them.
     is_unrecorded: bool,
     /// Whether the exact number of entries is still to be found and reserved.
     is_tight: bool,
-    /// Whether the shards were locked only to write to them, so that they are to be swept afterwards.
-    is_swept_at_the_end: bool,
     /// Keys whose buckets were full.
     crowded: SmallVec<[Address; 1]>,
     /// States that moved from shards to buckets. They are dropped last.
@@ -107,11 +107,12 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let placed = hashes.iter().copied().map(new).collect();
         let addresses = hashes.iter().copied().map(Address::new);
         let table = self.table.as_ref().map(|table| (table, table.lock_all(&addresses)));
+        let shards = ShardGuards::lock(&self.shards, hashes.iter().copied());
         let mut locked = LockedBatch {
             store: self,
             hashes,
             table,
-            shards: None,
+            shards,
             overflow: None,
             reservations: None,
             placed,
@@ -119,10 +120,11 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             own: self.clock.now(),
             time: batch.time(),
             op: batch.operation(),
-            reserved: self.capacity.reserve(),
+            spare_keys: self.capacity.keys.reserve(),
+            spare_reservations: self.capacity.reservations.reserve(),
+            spare_entries: self.capacity.entries.reserve(),
             is_unrecorded: false,
             is_tight: false,
-            is_swept_at_the_end: false,
             crowded: SmallVec::new(),
             moved: Vec::new(),
         };
@@ -156,7 +158,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     }
 }
 
-impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
+impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// The time of the decision, and the states that it leaves. `None` if a check uses a shared state: what other keys
     /// charge and give back there says nothing about this one.
     fn snapshot(&self) -> Option<Snapshot<A::State>> {
@@ -171,12 +173,28 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         Some(Snapshot { now, states })
     }
 
+    /// The state of a check before the decision.
+    fn stored(&self, position: usize) -> Option<&A::State> {
+        let placed = &self.placed[position];
+        match placed.place {
+            Place::Bucket(..) => placed.state.as_ref(),
+            Place::Shard(slot) => self.shards.get(placed.hash).state(slot),
+            Place::New | Place::Reserved => None,
+            Place::Overflow => {
+                let overflow = self.overflow.as_ref()?;
+                overflow.state(overflow.find(placed.hash)?)
+            }
+        }
+    }
+
     /// Finds or reserves a place for every check, and notes the writes that are to follow. All foreign code
     /// runs in here, and nothing is written, except that expired entries are freed.
     fn decide(&mut self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         self.find_in_table();
-        if !self.table_suffices(batch) {
-            self.lock_shards();
+        self.find_in_shards();
+        if self.placed.iter().any(|placed| placed.place == Place::New) {
+            self.sweep(SWEEP_SLOTS);
+            self.store.sweep_in_passing(self.own);
         }
         self.reserve_places(batch);
         self.share_overflow(batch);
@@ -186,16 +204,19 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         // one waited.
         self.own = self.store.clock.now();
         let now = MemoryStore::<A, C>::time_of(batch, self.own);
-        self.reserve_exact_entries(batch, now)?;
-        let shared = self.shared(batch, now);
-        Ok(shared::decide(shared, batch, now, self)?)
+        loop {
+            let verdict = self.decide_parts(batch, now)?;
+            if self.reserve_exact_entries(batch)? {
+                return Ok(verdict);
+            }
+        }
     }
 
     /// Frees expired entries in the buckets, and notes the batch's own that are left.
     fn find_in_table(&mut self) {
         let Some((table, buckets)) = &mut self.table else { return };
         let freed = buckets.clear_expired(table.since_epoch_us(self.own));
-        self.store.capacity.release(freed);
+        self.store.capacity.keys.release(freed);
         for (key, placed) in self.placed.iter_mut().enumerate() {
             if let Some(place) = buckets.find(key)
                 && let Some(packed) = buckets.get(place)
@@ -206,55 +227,22 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         }
     }
 
-    /// Whether the shards need not be searched, as far as can be known before the decision.
-    fn table_suffices(&self, batch: &Batch<'_, A>) -> bool {
-        let Some((_, buckets)) = &self.table else { return false };
-        let is_known = |key: usize| {
-            self.placed[key].place != Place::New
-                || (!buckets.has_spilled(key) && batch.checks()[key].limit.algorithm().is_compact())
-        };
-        batch.time() == Now::Store
-            && batch.reservation_id().is_none()
-            && (0..self.placed.len()).all(is_known)
-    }
-
-    /// Locks and sweeps the batch's shards, then notes what it finds there. The sweep comes first because a
-    /// noted slot must stay its key's own.
-    fn lock_shards(&mut self) {
-        self.shards = Some(self.locked_shards());
-        self.sweep_shards();
-        self.find_in_shards();
-    }
-
-    fn locked_shards(&self) -> ShardGuards<'s, A::State> {
-        let all = &self.store.shards;
-        let places = self.placed.iter().map(|placed| shard_of(placed.hash, all.len()));
-        ShardGuards::lock(all, places)
-    }
-
-    /// Sweeps a few slots of the batch's shards, a few buckets, and a few reservations.
-    fn sweep_shards(&mut self) {
-        let own = self.own;
-        for shard in self.shards.iter_mut().flat_map(|locked| &mut locked.shards) {
-            self.store.capacity.sweep(shard, own, SWEEP_SLOTS);
-        }
-        if let Some(table) = &self.store.table {
-            self.store.capacity.release(table.sweep(SWEEP_BUCKETS, own));
-        }
-        self.store.sweep_reservations_in_passing(own);
-    }
-
     /// Notes the slots of the keys that have states in shards.
     fn find_in_shards(&mut self) {
-        let Some(locked) = &self.shards else { return };
-        let count = self.store.shards.len();
         let elsewhere =
             |placed: &&mut Placed<A::State>| matches!(placed.place, Place::New | Place::Shard(_));
         for placed in self.placed.iter_mut().filter(elsewhere) {
-            let shard = locked.position(shard_of(placed.hash, count));
-            let found = locked.shards[shard].find(placed.hash);
+            let found = self.shards.get(placed.hash).find(placed.hash);
             placed.place = found.map_or(Place::New, Place::Shard);
         }
+    }
+
+    /// Sweeps so many slots of each of the batch's shards, and searches them again: a noted slot must stay its key's own.
+    fn sweep(&mut self, slots: usize) {
+        for shard in &mut self.shards.shards {
+            self.store.capacity.sweep(shard, self.own, slots);
+        }
+        self.find_in_shards();
     }
 
     /// Reserves a place for every new key, or notes that there is none.
@@ -263,28 +251,21 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
             self.sweep_when_full(batch);
         }
         for placed in self.placed.iter_mut().filter(|placed| placed.place == Place::New) {
-            let reserved = self.reserved.add_key();
+            let reserved = self.spare_keys.add(1);
             placed.place = if reserved { Place::Reserved } else { Place::Overflow };
         }
     }
 
     fn lacks_places(&self) -> bool {
         let new_keys = self.placed.iter().filter(|placed| placed.place == Place::New).count();
-        new_keys > 0 && self.store.capacity.is_full(new_keys)
+        new_keys > 0 && !self.store.capacity.keys.has(new_keys)
     }
 
     /// Sweeps more than in passing.
     fn sweep_when_full(&mut self, batch: &Batch<'_, A>) {
-        let own = self.own;
-        if let Some(locked) = &mut self.shards {
-            for shard in &mut locked.shards {
-                self.store.capacity.sweep(shard, own, SWEEP_SLOTS_WHEN_FULL);
-            }
-            // The sweep may have freed slots that were noted.
-            self.find_in_shards();
-        }
+        self.sweep(SWEEP_SLOTS_WHEN_FULL);
         if self.lacks_places() || self.lacks_entries(batch) {
-            self.store.sweep_elsewhere(own);
+            self.store.sweep_elsewhere(self.own);
         }
     }
 
@@ -292,11 +273,6 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
     fn share_overflow(&mut self, batch: &Batch<'_, A>) {
         if self.placed.iter().all(|placed| placed.place != Place::Overflow) {
             return;
-        }
-        if self.shards.is_none() {
-            // Another check's state may have to go to a shard, and shards are locked before the overflow
-            // states.
-            self.lock_shards();
         }
         let mut overflow = lock(&self.store.overflow);
         overflow.sweep(self.own, SWEEP_SLOTS, &mut Freed::default());
@@ -312,7 +288,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
     fn share(&mut self, batch: &Batch<'_, A>, position: usize) {
         let hash = self.store.shared_hash.under(batch.checks()[position].limit.fingerprint());
         if self.placed[position].place == Place::Reserved {
-            self.reserved.release_key();
+            self.spare_keys.give_back();
         }
         self.placed[position] =
             Placed { hash, place: Place::Overflow, state: None, next: Next::Same };
@@ -323,22 +299,20 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         let store = self.store;
         let Some(id) = batch.reservation_id() else { return Ok(()) };
         // By the checks' own keys, even for checks that use a shared state.
-        let keys = self.hashes.iter().copied();
+        let hash_of_id = store.hasher.hash_id(id);
         let mut reservations =
-            ReservationGuards::lock(&store.reservations, store.id_hasher, id, keys);
+            ReservationGuards::lock(&store.reservations, id, hash_of_id, self.hashes);
         reservations.sweep(&store.capacity, self.own);
         if adds_reservations(batch.operation()) {
             let new_keys = reservations.new_keys();
-            if store.capacity.is_full_of_reservations(new_keys) {
+            if !store.capacity.reservations.has(new_keys) {
                 store.sweep_elsewhere(self.own);
             }
-            if !(0..new_keys).all(|_| self.reserved.add_reservation()) {
+            // All of its reservations or none, because they are settled together.
+            if !self.spare_reservations.add(new_keys) {
                 if !batch.is_settled_once() || batch.operation() != Op::Acquire {
-                    let capacity = store.capacity.most_reservations();
-                    return Err(MemoryError::Full { capacity });
+                    return Err(MemoryError::Full { capacity: store.capacity.reservations.most });
                 }
-                // All of its reservations or none, because they are settled together.
-                self.reserved.release_reservations();
                 self.is_unrecorded = true;
             }
         }
@@ -349,24 +323,10 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
 
 impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
-        let placed = &self.placed[position];
-        match &placed.next {
-            Next::Put(state, _) => return Some(state),
-            Next::Removed => return None,
-            _ => {}
-        }
-        match placed.place {
-            Place::Bucket(..) => placed.state.as_ref(),
-            Place::Shard(slot) => {
-                let locked = self.shards.as_ref()?;
-                let shard = locked.position(shard_of(placed.hash, self.store.shards.len()));
-                locked.shards[shard].state(slot)
-            }
-            Place::New | Place::Reserved => None,
-            Place::Overflow => {
-                let overflow = self.overflow.as_ref()?;
-                overflow.state(overflow.find(placed.hash)?)
-            }
+        match &self.placed[position].next {
+            Next::Put(state, _) => Some(state),
+            Next::Removed => None,
+            _ => self.stored(position),
         }
     }
 

@@ -21,59 +21,40 @@ const FEWEST_BUCKETS_WHEN_FULL: usize = if cfg!(all(test, loom)) { 1 } else { 8 
 const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Sweeps the next buckets and, if they are in use, a few slots of the next shard of states and of the next
-    /// shard of reservations. It skips shards that another thread has locked.
-    pub(super) fn sweep_in_passing(&self, table: &CuckooTable, now: Timestamp) {
-        self.capacity.release(table.sweep(SWEEP_BUCKETS, now));
-        let (in_shards, reservations) = (self.capacity.in_shards(), self.capacity.reservations());
-        if in_shards + reservations == 0 {
-            return;
+    /// Sweeps the next buckets, and a few slots of the next shard of states and of reservations.
+    pub(super) fn sweep_in_passing(&self, now: Timestamp) {
+        if let Some(table) = &self.table {
+            self.capacity.keys.release(table.sweep(SWEEP_BUCKETS, now));
         }
-        let next = self.next_shard_to_sweep();
-        if in_shards > 0 {
-            self.sweep_shard(next, now, SWEEP_SLOTS);
-        }
-        if reservations > 0 {
-            self.sweep_reservations_of(next, now, SWEEP_SLOTS);
-        }
+        self.sweep_next_shard(now, SWEEP_SLOTS);
     }
 
-    /// Sweeps a few slots of the next shard of reservations, unless another thread has locked it.
-    pub(super) fn sweep_reservations_in_passing(&self, now: Timestamp) {
-        if self.capacity.reservations() > 0 {
-            self.sweep_reservations_of(self.next_shard_to_sweep(), now, SWEEP_SLOTS);
-        }
-    }
-
-    /// Sweeps a few other shards of states and of reservations, and some buckets. It skips those that another
-    /// thread has locked.
+    /// Sweeps a few other shards of states and of reservations, and some buckets.
     pub(super) fn sweep_elsewhere(&self, now: Timestamp) {
         for _ in 0..SWEEP_SHARDS_WHEN_FULL {
-            let next = self.next_shard_to_sweep();
-            self.sweep_shard(next, now, SWEEP_SLOTS_WHEN_FULL);
-            if self.capacity.reservations() > 0 {
-                self.sweep_reservations_of(next, now, SWEEP_SLOTS_WHEN_FULL);
-            }
+            self.sweep_next_shard(now, SWEEP_SLOTS_WHEN_FULL);
         }
         if let Some(table) = &self.table {
             self.sweep_buckets_when_full(table, now);
         }
     }
 
-    fn next_shard_to_sweep(&self) -> usize {
-        self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len()
-    }
-
-    /// Never waits, and skips a shard that this very thread has locked.
-    fn sweep_shard(&self, place: usize, now: Timestamp, slots: usize) {
-        if let Some(mut shard) = try_lock(&self.shards[place]) {
+    /// Sweeps slots of the next shard of states and of the next shard of reservations, if they are in use. Never waits,
+    /// and skips a shard that another thread, or this very one, has locked.
+    fn sweep_next_shard(&self, now: Timestamp, slots: usize) {
+        let (in_shards, reserved) = (self.capacity.in_shards(), self.capacity.reservations.used());
+        if in_shards + reserved == 0 {
+            return;
+        }
+        let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+        if in_shards > 0
+            && let Some(mut shard) = try_lock(&self.shards[next])
+        {
             self.capacity.sweep(&mut shard, now, slots);
         }
-    }
-
-    /// Never waits, and skips a shard that this very thread has locked.
-    fn sweep_reservations_of(&self, place: usize, now: Timestamp, slots: usize) {
-        if let Some(mut reservations) = try_lock(&self.reservations[place]) {
+        if reserved > 0
+            && let Some(mut reservations) = try_lock(&self.reservations[next])
+        {
             self.capacity.sweep_reservations(&mut reservations, now, slots);
         }
     }
@@ -83,12 +64,12 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// small table is swept whole.
     fn sweep_buckets_when_full(&self, table: &CuckooTable, now: Timestamp) {
         if table.count() <= MOST_BUCKETS_WHEN_FULL {
-            self.capacity.release(table.sweep(MOST_BUCKETS_WHEN_FULL, now));
+            self.capacity.keys.release(table.sweep(MOST_BUCKETS_WHEN_FULL, now));
             return;
         }
         let count = self.buckets_when_full.load(Ordering::Relaxed);
         let freed = table.sweep(count, now);
-        self.capacity.release(freed);
+        self.capacity.keys.release(freed);
         let next = if freed > 0 { count * 2 } else { count / 2 };
         let next = next.clamp(FEWEST_BUCKETS_WHEN_FULL, MOST_BUCKETS_WHEN_FULL);
         if next != count {

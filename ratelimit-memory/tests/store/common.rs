@@ -1,5 +1,17 @@
 //! Helpers of several of these tests.
 
+use ratelimit_core::{
+    Batch, Check, Clock, InMemory, Limit, Limits, ManualClock, Op, Policy, RateLimiter, SyncStore,
+    Timestamp, Verdict,
+};
+use ratelimit_memory::{Builder, MemoryStore};
+
+pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+pub(crate) const HOUR_US: u64 = 3_600_000_000;
+
+pub(crate) type Memory<A = Policy> = MemoryStore<A, ManualClock>;
+pub(crate) type Limiter = RateLimiter<Memory>;
+
 /// A pseudo-random generator, the same in every run.
 pub(crate) struct Chance(pub(crate) u64);
 
@@ -10,4 +22,43 @@ impl Chance {
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
+
+    pub(crate) fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[usize::try_from(self.below(all.len() as u64)).expect("small")]
+    }
+}
+
+pub(crate) fn policy(words: &str) -> Policy {
+    words.parse().expect(words)
+}
+
+pub(crate) fn limit(name: &str, words: &str) -> Limit<Policy> {
+    Limit::new(name, policy(words)).expect("a name")
+}
+
+/// A store on a clock that stands at [`BEGIN`].
+pub(crate) fn store<A: InMemory>(
+    build: impl FnOnce(Builder<ManualClock>) -> Builder<ManualClock>,
+) -> (Memory<A>, ManualClock) {
+    let clock = ManualClock::new(BEGIN);
+    (build(MemoryStore::builder().clock(clock.clone())).build(), clock)
+}
+
+/// A limiter by these limits, in a store on a clock that stands at [`BEGIN`].
+pub(crate) fn limiter<const N: usize>(
+    limits: [Limit<Policy>; N],
+    build: impl FnOnce(Builder<ManualClock>) -> Builder<ManualClock>,
+) -> (Limiter, ManualClock) {
+    let (store, clock) = store(build);
+    (RateLimiter::new(Limits::new(limits).expect("limits"), store), clock)
+}
+
+/// One check that the store decides.
+pub(crate) fn ask<A: InMemory, C: Clock>(
+    store: &MemoryStore<A, C>,
+    (limit, key): (&Limit<A>, &str),
+    op: Op,
+    cost: u64,
+) -> Verdict {
+    store.apply_now(&Batch::one(&Check { limit, key, cost }).op(op)).expect("decides")
 }

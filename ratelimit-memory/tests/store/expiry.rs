@@ -2,121 +2,47 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{
-    Attempts, Batch, Check, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit, ManualClock,
-    Op, Policy, SlidingLog, SyncStore, Timestamp,
-};
-use ratelimit_memory::MemoryStore;
+use ratelimit_core::{Batch, Check, Op, SyncStore};
 
-const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+use crate::common::{Memory, ask, limit, store};
+
 /// The most that a call may free: a few buckets of four slots, and a few slots of shards.
 const MOST_FREED: usize = 32;
 /// The number of keys that do not expire.
 const LIVE: usize = 100;
 
-fn rate(text: &str) -> ratelimit_core::Rate {
-    text.parse().expect("a rate")
-}
-
 /// Fills a store with keys that expire after a second and some that do not, and checks that calls free the
-/// former. `calls` calls are made per expired key, each by `call`.
-fn reclaimed<A: InMemory>(
-    [short, long]: [A; 2],
-    expired: usize,
-    calls: usize,
-    call: impl Fn(&MemoryStore<A, ManualClock>, &Limit<A>, usize),
-) {
-    let clock = ManualClock::new(BEGIN);
-    let store = MemoryStore::builder().shards(16).clock(clock.clone()).build();
-    let limit = Limit::new("short", short).expect("a name");
-    let stays = Limit::new("long", long).expect("a name");
-    let acquire = |limit: &Limit<A>, key: &str| {
-        let check = Check { limit, key, cost: 1 };
-        store.apply_now(&Batch::one(&check)).expect("decides").allowed()
-    };
-    assert!((0..LIVE).all(|n| acquire(&stays, &n.to_string())));
-    assert!((0..expired).all(|n| acquire(&limit, &n.to_string())));
+/// former. Each call peeks at `width` new keys; `calls` are made per expired key.
+fn reclaimed(algorithm: &str, options: &str, expired: usize, (calls, width): (usize, usize)) {
+    let (store, clock): (Memory, _) = store(|builder| builder.shards(16));
+    let [short, long] =
+        ["s", "d"].map(|per| limit(per, format!("{algorithm} 1/{per} {options}").trim()));
+    let acquire = |limit, n: usize| ask(&store, (limit, &n.to_string()), Op::Acquire, 1).allowed();
+    assert!((0..LIVE).all(|n| acquire(&long, n)) && (0..expired).all(|n| acquire(&short, n)));
     assert_eq!((store.len(), store.overflowed()), (LIVE + expired, 0));
     clock.advance(Duration::from_secs(1));
-    let (mut most, mut last) = (0, 0);
+    let mut most = 0;
     for n in 0..calls * expired {
         let before = store.len();
-        call(&store, &stays, n);
-        let freed = before.saturating_sub(store.len());
-        most = most.max(freed);
-        last = if freed > 0 { n } else { last };
+        let keys: Vec<_> = (0..width).map(|other| format!("unknown {n} {other}")).collect();
+        let checks: Vec<_> = keys.iter().map(|key| Check { limit: &long, key, cost: 1 }).collect();
+        let batch = Batch::new(&checks).expect("distinct").op(Op::Peek);
+        let _ = store.apply_now(&batch).expect("decides");
+        most = most.max(before.saturating_sub(store.len()));
     }
-    println!("at most {most} at a call, all {expired} within {last} calls");
-    assert!((1..=MOST_FREED).contains(&most), "{most} at one call");
-    assert_eq!(store.len(), LIVE);
-    assert!((0..LIVE).all(|n| store.state("long", &n.to_string()).is_some()));
-}
-
-fn peek_at_an_unknown_key<A: InMemory>(
-    store: &MemoryStore<A, ManualClock>,
-    limit: &Limit<A>,
-    n: usize,
-) {
-    let check = Check { limit, key: &format!("unknown {n}"), cost: 1 };
-    let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
-}
-
-fn peek_at_three<A: InMemory>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
-    let keys = [0, 1, 2].map(|other| format!("unknown {n} {other}"));
-    let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
-    let batch = Batch::new(&checks).expect("distinct");
-    let _ = store.apply_now(&batch.op(Op::Peek)).expect("decides");
-}
-
-fn gcra(text: &str) -> Gcra {
-    Gcra::new(rate(text), 1).expect("a limit")
+    assert!((1..=MOST_FREED).contains(&most), "{algorithm}: {most} at one call");
+    assert_eq!(store.len(), LIVE, "{algorithm}");
+    assert!((0..LIVE).all(|n| store.state("d", &n.to_string()).is_some()));
 }
 
 #[test]
-fn new_keys_reclaim_expired_states_in_buckets() {
-    for expired in [1_000, 30_000] {
-        reclaimed([gcra("1/s"), gcra("1/d")], expired, 1, peek_at_an_unknown_key);
-    }
-}
-
-#[test]
-fn new_keys_reclaim_expired_states_in_shards() {
-    let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
-    reclaimed([log("1/s"), log("1/d")], 20_000, 1, peek_at_an_unknown_key);
-    let first = |text| Policy::from(FirstRequestWindow::new(rate(text)).expect("a limit"));
-    reclaimed([first("1/s"), first("1/d")], 20_000, 1, peek_at_an_unknown_key);
-}
-
-#[test]
-fn batches_reclaim_expired_states_anywhere() {
-    let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
-    reclaimed([log("1/s"), log("1/d")], 10_000, 1, peek_at_three);
-    // These calls sweep only their own buckets, wherever these are.
-    reclaimed([gcra("1/s"), gcra("1/d")], 10_000, 4, peek_at_three);
-}
-
-#[test]
-fn new_keys_reclaim_expired_attempts_and_windows_in_buckets() {
+fn new_keys_reclaim_expired_states() {
+    reclaimed("gcra", "burst 1", 1_000, (1, 1));
+    reclaimed("gcra", "burst 1", 30_000, (1, 1));
+    reclaimed("gcra", "burst 1", 10_000, (4, 3));
     // The window of `BEGIN` ends within a second, and the day's does not.
-    let window = |text| FixedWindow::new(rate(text)).expect("a limit");
-    let attempts = |text| Policy::from(Attempts::new(window(text)));
-    reclaimed([attempts("1/s"), attempts("1/d")], 10_000, 1, peek_at_an_unknown_key);
-}
-
-/// A stream of new keys, each of which lives for a second: the store holds little more than the live ones.
-#[test]
-fn a_stream_of_new_keys_keeps_few_expired_ones() {
-    let clock = ManualClock::new(BEGIN);
-    let store = MemoryStore::builder().clock(clock.clone()).build();
-    let limit = Limit::new("l", gcra("1/s")).expect("a name");
-    let mut most = 0;
-    for n in 0..200_000_u64 {
-        let check = Check { limit: &limit, key: &n.to_string(), cost: 1 };
-        assert!(store.apply_now(&Batch::one(&check)).expect("decides").allowed());
-        clock.advance(Duration::from_micros(200));
-        most = store.len().max(most);
-    }
-    // Five thousand live at a time.
-    println!("{most} at the most");
-    assert!((5_000..15_000).contains(&most), "{most}");
+    reclaimed("fixed-window", "count attempts", 10_000, (1, 1));
+    reclaimed("first-request-window", "", 20_000, (1, 1));
+    reclaimed("sliding-log", "", 10_000, (1, 1));
+    reclaimed("sliding-log", "", 10_000, (1, 3));
 }

@@ -3,21 +3,16 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod at_the_cap;
-mod check_each;
+mod callers;
 mod clocks;
 mod common;
-mod drift;
 mod end_of_states;
 mod expiry;
-mod growth;
 mod kinds;
-mod limiter;
 mod linearizability;
-mod new_user;
-mod own_algorithm;
+mod moves;
 mod owned_reservations;
 mod panics;
 mod past_counterexamples;
 mod reservations;
 mod snapshots;
-mod stress;

@@ -7,19 +7,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Concurrency, Gcra, InMemory, Limit, Limits, ManualClock, Op, OwnedReservation, Policy,
-    RateLimiter, Refusal, Reserved, Store, StoreError, Timestamp, Verdict,
+    Batch, ErrorKind, Gcra, Limits, ManualClock, Op, OwnedReservation, Policy, RateLimiter,
+    Refusal, Reserved, Store, StoreError, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
+use crate::common::{Memory, limit, limiter, store};
+
 const ANSWER: Duration = Duration::from_secs(60);
+/// A hundred, and next to nothing flows back.
+const BUCKET: &str = "gcra 1/d burst 100";
+const LEASES: &str = "concurrency 100/1h";
 
 /// A store in memory that decides at once and answers a minute later, or loses answers.
 struct Slow {
-    store: MemoryStore<Policy, ManualClock>,
+    store: Memory,
     /// How many of the next answers are lost, of what is not only looked at.
     lost: AtomicU64,
 }
@@ -39,9 +44,9 @@ impl From<Refusal> for SlowError {
 }
 
 impl StoreError for SlowError {
-    fn kind(&self) -> ratelimit_core::ErrorKind {
+    fn kind(&self) -> ErrorKind {
         match self {
-            Self::Lost => ratelimit_core::ErrorKind::Indeterminate,
+            Self::Lost => ErrorKind::Indeterminate,
             Self::Store(error) => error.kind(),
         }
     }
@@ -66,154 +71,113 @@ impl Store<Policy> for Slow {
 
 type Limiter = Arc<RateLimiter<Slow>>;
 
-fn limiter(policy: impl Into<Policy>) -> (Limiter, ManualClock) {
-    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-    let store = MemoryStore::builder().clock(clock.clone()).build();
-    let limits = Limits::builder().limit("l", policy.into()).build().expect("limits");
+fn slow(words: &str) -> (Limiter, ManualClock) {
+    let (store, clock) = store(|builder| builder);
+    let limits = Limits::new([limit("l", words)]).expect("limits");
     (Arc::new(RateLimiter::new(limits, Slow { store, lost: AtomicU64::new(0) })), clock)
-}
-
-/// A hundred, and next to nothing flows back.
-fn bucket() -> Gcra {
-    Gcra::per_day(1).burst(100).build().expect("a limit")
-}
-
-fn leases() -> Concurrency {
-    Concurrency::at_once(100, Duration::from_secs(3_600)).build().expect("a limit")
 }
 
 async fn left(limiter: &Limiter) -> u64 {
     limiter.peek("alice", 0).await.expect("decides").remaining()
 }
 
-type Owned = OwnedReservation<Slow, Policy, &'static str>;
-
-async fn reserve(limiter: &Limiter, estimate: u64) -> Owned {
+async fn reserve<S: Store<Policy> + 'static>(
+    limiter: &Arc<RateLimiter<S>>,
+    estimate: u64,
+) -> OwnedReservation<S, Policy, &'static str> {
     match limiter.reserve_owned("alice", estimate).await.expect("decides") {
         Reserved::Granted(reservation) => reservation,
         Reserved::Denied(verdict) => panic!("denied: {verdict:?}"),
     }
 }
 
-/// Until all that was spawned has run as far as it can.
-async fn settled() {
+/// What is left once all that was spawned has run as far as it can.
+async fn left_at_the_end(limiter: &Limiter) -> u64 {
     sleep(10 * ANSWER).await;
     yield_now().await;
+    left(limiter).await
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_committed_is_charged_and_what_is_cancelled_is_given_back() {
-    let (limiter, _) = limiter(bucket());
+async fn what_is_committed_is_charged_and_what_is_cancelled_or_denied_is_not() {
+    let (limiter, _) = slow(BUCKET);
     let reservation = reserve(&limiter, 40).await;
     assert_eq!((left(&limiter).await, reservation.verdict().remaining()), (60, 60));
     assert_eq!(reservation.commit(15).await.expect("settles").remaining(), 85);
-    assert_eq!(reserve(&limiter, 40).await.cancel().await.expect("settles").remaining(), 85);
-    settled().await;
-    assert_eq!(left(&limiter).await, 85);
+    assert_eq!(reserve(&limiter, 40).await.commit(0).await.expect("settles").remaining(), 85);
+    let answer = limiter.reserve_owned("alice", 101).await.expect("decides");
+    assert!(matches!(answer, Reserved::Denied(verdict) if verdict.retry_after().is_none()));
+    assert_eq!(left_at_the_end(&limiter).await, 85);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_reservation_is_settled_at_its_estimate_or_at_the_cost_that_was_set() {
-    let (limiter, _) = limiter(bucket());
+    let (limiter, _) = slow(BUCKET);
     drop(reserve(&limiter, 40).await);
-    settled().await;
-    assert_eq!(left(&limiter).await, 60);
-
+    assert_eq!(left_at_the_end(&limiter).await, 60);
     let mut sending = reserve(&limiter, 40).await;
-    for sent in 1..=7 {
-        sending.set_cost(sent);
-    }
+    (1..=7).for_each(|sent| sending.set_cost(sent));
     assert_eq!((sending.cost(), left(&limiter).await), (7, 20));
     let id = sending.id();
     drop(sending);
-    settled().await;
-    assert_eq!(left(&limiter).await, 53);
+    assert_eq!(left_at_the_end(&limiter).await, 53);
     // It has been settled, and not only left to expire.
     let other = limiter.commit("alice", id, 8).await.expect_err("settled at 7");
     assert!(other.to_string().contains("settled at 7"), "{other}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_lease_is_released() {
-    let (limiter, _) = limiter(leases());
+async fn a_lease_is_released_when_it_is_dropped_or_its_task_panics_and_lives_while_it_is_renewed() {
+    let (limiter, clock) = slow(LEASES);
     let lease = reserve(&limiter, 3).await;
     assert_eq!(left(&limiter).await, 97);
     drop(lease);
-    settled().await;
-    assert_eq!(left(&limiter).await, 100);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_denial_is_no_reservation_and_leaves_nothing_behind() {
-    let (limiter, _) = limiter(bucket());
-    let answer = limiter.reserve_owned("alice", 101).await.expect("decides");
-    assert!(matches!(answer, Reserved::Denied(verdict) if verdict.retry_after().is_none()));
-    settled().await;
-    assert_eq!(left(&limiter).await, 100);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reservation_moves_into_a_task_and_a_task_that_panics_settles_it() {
-    let (limiter, _) = limiter(leases());
+    assert_eq!(left_at_the_end(&limiter).await, 100);
     let lease = reserve(&limiter, 1).await;
     let task = tokio::spawn(async move {
         let _lease = lease;
         std::panic::resume_unwind(Box::new("the task ends"));
     });
     assert!(task.await.is_err());
-    settled().await;
+    assert_eq!(left_at_the_end(&limiter).await, 100);
+    let lease = reserve(&limiter, 1).await;
+    for _ in 0..3 {
+        clock.advance(Duration::from_secs(3_000));
+        assert!(lease.renew().await.expect("renews").allowed());
+    }
+    assert_eq!(left(&limiter).await, 99);
+    clock.advance(Duration::from_secs(3_600));
     assert_eq!(left(&limiter).await, 100);
+    assert_eq!(lease.renew().await.expect_err("its time is over").kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_future_that_is_dropped_before_the_answer_leaves_no_charge() {
-    let (limiter, _) = limiter(bucket());
+async fn what_is_dropped_before_the_answer_or_unanswered_is_done_once_or_undone() {
+    let (limiter, _) = slow(BUCKET);
+    let lose = || limiter.store().lost.store(1, Ordering::SeqCst);
     let waited = timeout(ANSWER / 2, limiter.reserve_owned("alice", 40)).await;
     assert!(waited.is_err() && left(&limiter).await == 60, "charged, and not answered yet");
-    settled().await;
-    assert_eq!(left(&limiter).await, 100);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lost_answer_leaves_no_charge() {
-    let (limiter, _) = limiter(bucket());
-    limiter.store().lost.store(1, Ordering::SeqCst);
+    assert_eq!(left_at_the_end(&limiter).await, 100);
+    lose();
     limiter.reserve_owned("alice", 40).await.expect_err("lost");
-    settled().await;
-    assert_eq!(left(&limiter).await, 100);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_commit_that_is_dropped_or_unanswered_is_sent_again_and_done_once() {
-    let (limiter, _) = limiter(bucket());
+    assert_eq!(left_at_the_end(&limiter).await, 100);
     let reservation = reserve(&limiter, 40).await;
     assert!(timeout(ANSWER / 2, reservation.commit(10)).await.is_err());
-    settled().await;
-    assert_eq!(left(&limiter).await, 90);
-
+    assert_eq!(left_at_the_end(&limiter).await, 90);
     let reservation = reserve(&limiter, 40).await;
-    limiter.store().lost.store(1, Ordering::SeqCst);
+    lose();
     reservation.commit(10).await.expect_err("lost");
-    settled().await;
-    assert_eq!(left(&limiter).await, 80);
+    assert_eq!(left_at_the_end(&limiter).await, 80);
 }
 
 /// Several limits, of which one has no room for a reservation: none is recorded.
 #[tokio::test]
 async fn without_room_for_a_reservation_the_estimate_stands_and_the_commit_says_so() {
-    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-    let limits =
-        [Limit::new("l", bucket()).expect("a name"), Limit::new("m", bucket()).expect("a name")];
-    let store = MemoryStore::builder().reservations(3).clock(clock).build::<Gcra>();
-    let limiter = Arc::new(RateLimiter::new(Limits::new(limits).expect("limits"), store));
-    let reserve = async || match limiter.reserve_owned("alice", 10).await.expect("decides") {
-        Reserved::Granted(reservation) => reservation,
-        Reserved::Denied(verdict) => panic!("denied: {verdict:?}"),
-    };
-    let recorded = reserve().await;
+    let limits = [limit("l", BUCKET), limit("m", BUCKET)];
+    let limiter = Arc::new(limiter(limits, |builder| builder.reservations(3)).0);
+    let recorded = reserve(&limiter, 10).await;
     assert!(!recorded.verdict().is_unrecorded());
-    let dropped = reserve().await;
-    let reservation = reserve().await;
+    let (dropped, reservation) = (reserve(&limiter, 10).await, reserve(&limiter, 10).await);
     assert_eq!((limiter.store().reservations(), limiter.store().unrecorded()), (2, 2));
     let answer = reservation.commit(1).await.expect("no error");
     assert!(answer.is_unrecorded() && answer.allowed());
@@ -224,75 +188,38 @@ async fn without_room_for_a_reservation_the_estimate_stands_and_the_commit_says_
     assert_eq!((answer.is_unrecorded(), answer.remaining()), (false, 79));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_lease_lives_on_while_it_is_renewed_and_expires_otherwise() {
-    let (limiter, clock) = limiter(leases());
-    let lease = reserve(&limiter, 1).await;
-    for _ in 0..3 {
-        clock.advance(Duration::from_secs(3_000));
-        assert!(lease.renew().await.expect("renews").allowed());
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
+}
+
+#[test]
+fn dropped_outside_of_a_runtime_it_is_settled_on_the_one_that_made_it_or_expires() {
+    for has_ended in [false, true] {
+        let (limiter, clock) = slow(LEASES);
+        let made_on = runtime();
+        let lease = made_on.block_on(reserve(&limiter, 1));
+        let on = if has_ended { runtime() } else { made_on };
+        drop(lease);
+        assert_eq!(on.block_on(left_at_the_end(&limiter)), if has_ended { 99 } else { 100 });
+        clock.advance(Duration::from_secs(3_600));
+        assert_eq!(on.block_on(left(&limiter)), 100);
     }
-    assert_eq!(left(&limiter).await, 99);
-    clock.advance(Duration::from_secs(3_600));
-    assert_eq!(left(&limiter).await, 100);
-    let late = lease.renew().await.expect_err("its time is over");
-    assert_eq!(late.kind(), ratelimit_core::ErrorKind::Invalid);
-}
-
-#[test]
-fn dropped_outside_of_a_runtime_it_is_settled_on_the_one_that_made_it() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
-    let runtime = runtime.expect("a runtime");
-    let (limiter, _) = limiter(leases());
-    let lease = runtime.block_on(reserve(&limiter, 1));
-    drop(lease);
-    runtime.block_on(settled());
-    assert_eq!(runtime.block_on(left(&limiter)), 100);
-}
-
-#[test]
-fn dropped_after_its_runtime_has_ended_it_expires() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
-    let runtime = runtime.expect("a runtime");
-    let (limiter, clock) = limiter(leases());
-    let lease = runtime.block_on(reserve(&limiter, 1));
-    drop(runtime);
-    drop(lease);
-    let other = Builder::new_current_thread().enable_time().start_paused(true).build();
-    let other = other.expect("a runtime");
-    other.block_on(settled());
-    assert_eq!(other.block_on(left(&limiter)), 99);
-    clock.advance(Duration::from_secs(3_600));
-    assert_eq!(other.block_on(left(&limiter)), 100);
 }
 
 #[test]
 fn made_and_dropped_without_a_runtime_it_expires() {
-    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-    let limit = Limit::new("l", leases()).expect("a limit");
-    let store = MemoryStore::builder().clock(clock.clone()).build();
-    let limiter = Arc::new(RateLimiter::new(Limits::new([limit]).expect("limits"), store));
-    let mut future = std::pin::pin!(limiter.reserve_owned("alice", 1));
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    let std::task::Poll::Ready(answer) = future.as_mut().poll(&mut context) else {
-        panic!("a store in memory need not wait")
-    };
-    drop(answer.expect("decides"));
+    let (limiter, clock) = limiter([limit("l", LEASES)], |builder| builder);
+    let limiter = Arc::new(limiter);
+    drop(ratelimit_testkit::block_on(reserve(&limiter, 1)));
     let left = || limiter.peek_now("alice", 0).expect("decides").remaining();
     assert_eq!(left(), 99);
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(left(), 100);
 }
 
-fn movable<T: Send + Sync + 'static>() {}
-
-fn movable_for_any<A: InMemory + 'static>() {
-    movable::<OwnedReservation<MemoryStore<A>, A, [(&'static str, String); 2]>>();
-}
-
 #[test]
 fn a_reservation_is_usable_in_the_body_of_a_response_on_any_thread() {
-    movable::<Owned>();
-    movable::<OwnedReservation<MemoryStore, Policy, String>>();
-    movable_for_any::<Gcra>();
+    const fn movable<T: Send + Sync + 'static>() {}
+    movable::<OwnedReservation<Slow, Policy, &'static str>>();
+    movable::<OwnedReservation<MemoryStore<Gcra>, Gcra, [(&'static str, String); 2]>>();
 }

@@ -7,14 +7,14 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, Decision, FixedWindow, Gcra,
-    InMemory, Limit, ManualClock, Now, Op, Policy, ReservationId, SlidingLog, Stack, SyncStore,
-    Timestamp, TokenBucket, WindowLog,
+    Algorithm, Batch, Check, Decision, InMemory, Limit, ManualClock, Now, Op, ReservationId, Stack,
+    SyncStore,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
 
-const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+use crate::common::{BEGIN, ask, policy};
+
 /// The keys that have states from the start; all other keys are new.
 const HELD: [&str; 5] = ["held 0", "held 1", "held 2", "held 3", "held 4"];
 const NEW: [&str; 5] = ["new 0", "new 1", "new 2", "new 3", "new 4"];
@@ -77,10 +77,11 @@ fn calls() -> Vec<Call<'static>> {
         }
     }
     for op in [Op::Acquire, Op::Force, Op::Refund] {
-        for keys in sets() {
-            calls.push(Call { id: Some(ReservationId::new(8)), ..Call::new(op, keys.clone()) });
-            let metadata = b"who".as_slice();
-            calls.push(Call { id: Some(ReservationId::new(8)), metadata, ..Call::new(op, keys) });
+        for (keys, metadata) in
+            sets().into_iter().flat_map(|keys| [(keys.clone(), ""), (keys, "who")])
+        {
+            let (id, metadata) = (Some(ReservationId::new(8)), metadata.as_bytes());
+            calls.push(Call { id, metadata, ..Call::new(op, keys) });
         }
     }
     for op in [Op::Settle, Op::Renew] {
@@ -147,9 +148,8 @@ fn seen<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::Sta
 /// Whether the algorithm may write the state in place, and is asked for its entries afterwards. A panic of that
 /// question comes too late to undo the key's own charge.
 fn is_in_place<A: InMemory>(call: &Call<'_>, algorithm: &A) -> bool {
-    let is_charge = matches!(call.op, Op::Acquire | Op::Settle);
-    let is_one_held = call.keys == HELD[..1] && call.metadata.is_empty();
-    is_charge && is_one_held && !algorithm.is_compact()
+    let is_plain = call.op == Op::Acquire && call.id.is_none() && call.metadata.is_empty();
+    is_plain && call.keys == HELD[..1] && !algorithm.is_compact()
 }
 
 /// Repeats a call with a part trapped at its first call, its second and so on, until the trap is not sprung.
@@ -210,160 +210,69 @@ where
     }
 }
 
-fn rate(count: u64) -> ratelimit_core::Rate {
-    ratelimit_core::Rate::per_us(count, 3_600_000_000).expect("a rate")
-}
-
 #[test]
 fn a_panic_changes_no_state_in_a_bucket() {
-    nothing_is_left_behind(&Gcra::new(rate(5), 5).expect("a limit"));
+    nothing_is_left_behind(&policy("gcra 5/h"));
 }
 
 #[test]
 fn a_panic_changes_no_window() {
-    nothing_is_left_behind(&FixedWindow::new(rate(5)).expect("a limit"));
+    nothing_is_left_behind(&policy("fixed-window 5/h"));
 }
 
 #[test]
 fn a_panic_changes_no_log() {
-    nothing_is_left_behind(&SlidingLog::new(rate(5)).expect("a limit"));
-    nothing_is_left_behind(&WindowLog::new(rate(5)).expect("a limit"));
+    nothing_is_left_behind(&policy("sliding-log 5/h"));
+    nothing_is_left_behind(&policy("window-log 5/h"));
 }
 
 #[test]
 fn a_panic_changes_no_lease() {
-    nothing_is_left_behind(&Concurrency::new(rate(5)).expect("a limit"));
+    nothing_is_left_behind(&policy("concurrency 5/h"));
 }
 
 #[test]
 fn a_panic_changes_no_attempts() {
-    let log = SlidingLog::new(rate(5)).expect("a limit");
-    nothing_is_left_behind(&Attempts::new(log));
+    nothing_is_left_behind(&policy("sliding-log 5/h count attempts"));
 }
 
 #[test]
 fn a_panic_changes_no_stack() {
-    let stacked: [Policy; 3] = [
-        Gcra::new(rate(5), 5).expect("a limit").into(),
-        SlidingLog::new(rate(5)).expect("a limit").into(),
-        FixedWindow::new(rate(5)).expect("a limit").into(),
-    ];
+    let stacked = ["gcra 5/h", "sliding-log 5/h", "fixed-window 5/h"].map(policy);
     nothing_is_left_behind(&Stack::new(stacked).expect("a stack"));
-}
-
-/// One limit of a stack panics while it decides, and all of them stay as they were. (The question for the new
-/// state's entries comes after the write.)
-#[test]
-fn a_panic_of_one_limit_charges_no_limit_of_its_stack() {
-    fn stacked<A: InMemory<State: Debug + PartialEq> + Clone>(algorithm: &A, height: usize) {
-        for (part, op) in [Part::Step, Part::Compact]
-            .into_iter()
-            .flat_map(|part| [(part, Op::Acquire), (part, Op::Force)])
-        {
-            let limits = (0..height).map(|_| Trapped(algorithm.clone()));
-            let limit = Limit::new("l", Stack::new(limits).expect("a stack")).expect("a name");
-            let store = MemoryStore::builder().clock(ManualClock::new(BEGIN)).build();
-            let call = |op| {
-                let check = Check { limit: &limit, key: "k", cost: 1 };
-                store.apply_now(&Batch::one(&check).op(op)).expect("decides").allowed()
-            };
-            assert!(call(Op::Acquire));
-            let before = store.state("l", "k");
-            let panics = (0..).take_while(|calls| {
-                let panicked = trapped(part, *calls, || call(op)).is_none();
-                if panicked {
-                    assert_eq!(store.state("l", "k"), before, "{part:?}, {op:?}, call {calls}");
-                }
-                panicked
-            });
-            assert!(panics.count() < 1_000);
-            // The call without a panic charged all of them.
-            assert_ne!(store.state("l", "k"), before);
-        }
-    }
-    stacked(&SlidingLog::new(rate(5)).expect("a limit"), 2);
-    stacked(&WindowLog::new(rate(5)).expect("a limit"), 2);
-    stacked(&Gcra::new(rate(5), 5).expect("a limit"), 3);
-    stacked(&Gcra::new(rate(5), 5).expect("a limit"), 5);
-    stacked(&FixedWindow::new(rate(5)).expect("a limit"), 5);
-}
-
-/// After more panics than there is room, each in a call that reserves some, all of the room is free.
-#[test]
-fn panics_leak_no_capacity() {
-    const CAPACITY: usize = 1_000;
-    fn panics<A: InMemory<State: Debug + PartialEq>>(algorithm: A) {
-        let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
-        let builder =
-            MemoryStore::builder().capacity(CAPACITY).entries(CAPACITY + CAPACITY / 15 + 1);
-        let store: Store<A> = builder.clock(TrappedClock(ManualClock::new(BEGIN))).build();
-        let can_reserve = limit.algorithm().reservation_us().is_some();
-        for n in 0..1_200_usize {
-            let names = [format!("a {n}"), format!("b {n}"), format!("c {n}")];
-            let keys = &names[..=n % 3];
-            let op = if n % 2 == 0 { Op::Acquire } else { Op::Force };
-            let id = (can_reserve && n % 5 == 0).then_some(ID);
-            let call = Call { id, ..Call::new(op, keys.iter().map(String::as_str)) };
-            let (part, after) =
-                if n % 7 == 0 { (Part::Clock, 0) } else { (Part::Step, keys.len() - 1) };
-            assert!(trapped(part, after, || call.make(&store, &limit)).is_none(), "{n}");
-            let counts = (store.len(), store.reservations(), store.entry_count());
-            assert_eq!(counts, (0, 0, 0), "{n}");
-        }
-        for n in 0..CAPACITY {
-            let key = format!("new {n}");
-            assert!(Call::new(Op::Acquire, [&*key]).make(&store, &limit).expect("room")[0].allowed);
-        }
-        assert_eq!((store.len(), store.overflowed()), (CAPACITY, 0));
-    }
-    panics(Gcra::new(rate(5), 5).expect("a limit"));
-    panics(FixedWindow::new(rate(5)).expect("a limit"));
-    panics(SlidingLog::new(rate(5)).expect("a limit"));
-    panics(Concurrency::new(rate(5)).expect("a limit"));
 }
 
 /// A closure that panics ends a call for several keys: the charges of the keys that it was called for
 /// stand, and no other key is charged.
 #[test]
 fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
-    fn keys_before_the_panic_stay_charged<A: InMemory>(algorithm: A) {
-        let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
-        let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
-        let keys: Vec<&str> = names.iter().map(String::as_str).collect();
-        for held in [false, true] {
-            for end in 0..keys.len() {
-                let clock = TrappedClock(ManualClock::new(BEGIN));
-                let store: Store<A> = MemoryStore::builder().clock(clock).build();
-                if held {
-                    store.acquire_each_now(&limit, &keys, 1, |_, decided| {
-                        drop(decided.expect("room"));
-                    });
-                }
-                let call = || {
-                    store.acquire_each_now(&limit, &keys, 1, |place, _| {
-                        if place == end {
-                            std::panic::resume_unwind(Box::new(()));
-                        }
-                    });
-                };
-                assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
-                let left = |key: &str| {
-                    let check = Check { limit: &limit, key, cost: 1 };
-                    let peek = Batch::one(&check).op(Op::Peek);
-                    store.apply_now(&peek).expect("decides").remaining()
-                };
-                let before = 4 - u64::from(held);
-                for (place, key) in keys.iter().enumerate() {
-                    assert_eq!(left(key), before - u64::from(place <= end), "{held} {end} {place}");
-                }
-                assert_eq!(store.len(), if held { keys.len() } else { end + 1 });
+    let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
+    let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+    for words in ["gcra 5/h", "sliding-log 5/h"] {
+        for (held, end) in [false, true]
+            .map(|held| (0..keys.len()).map(move |end| (held, end)))
+            .into_iter()
+            .flatten()
+        {
+            let limit = Limit::new("l", policy(words)).expect("a name");
+            let store = MemoryStore::builder().clock(ManualClock::new(BEGIN)).build();
+            if held {
+                store.acquire_each_now(&limit, &keys, 1, |_, decided| _ = decided.expect("room"));
             }
+            let call = || {
+                store.acquire_each_now(&limit, &keys, 1, |place, _| {
+                    if place == end {
+                        std::panic::resume_unwind(Box::new(()));
+                    }
+                });
+            };
+            assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
+            for (place, key) in keys.iter().enumerate() {
+                let left = ask(&store, (&limit, key), Op::Peek, 1).remaining();
+                let charged = u64::from(held) + u64::from(place <= end);
+                assert_eq!(left, 4 - charged, "{held} {end} {place}");
+            }
+            assert_eq!(store.len(), if held { keys.len() } else { end + 1 });
         }
     }
-    keys_before_the_panic_stay_charged(Gcra::new(rate(5), 5).expect("a limit"));
-    keys_before_the_panic_stay_charged(TokenBucket::new(rate(5), 5).expect("a limit"));
-    keys_before_the_panic_stay_charged(SlidingLog::new(rate(5)).expect("a limit"));
-    keys_before_the_panic_stay_charged(
-        BucketedWindow::new(3_600_000_000, &[rate(5)]).expect("a limit"),
-    );
 }

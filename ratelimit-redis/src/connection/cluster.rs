@@ -385,7 +385,7 @@ async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, R
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use ratelimit_testkit::RedisServer;
+    use ratelimit_servers::RedisServer;
     use tokio::net::TcpListener;
 
     use super::*;

@@ -280,7 +280,7 @@ pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
 mod tests {
     use std::net::SocketAddr;
 
-    use ratelimit_testkit::RedisServer;
+    use ratelimit_servers::RedisServer;
     use tokio::net::TcpListener;
 
     use super::*;

@@ -277,33 +277,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hundred_callers_share_one_look_up() {
-        let lookup = Arc::new(self::lookup());
-        let looks = Arc::new(AtomicU64::new(0));
-        let seen = lookup.rounds();
-        lookup.doubt();
-        let mut tasks = JoinSet::new();
-        for _ in 0..100 {
-            let (lookup, looks) = (Arc::clone(&lookup), Arc::clone(&looks));
-            tasks.spawn(async move {
-                assert!(lookup.is_due() || looks.load(Ordering::SeqCst) == 1);
-                let look = || {
-                    let looks = Arc::clone(&looks);
-                    async move {
-                        tokio::task::yield_now().await;
-                        looks.fetch_add(1, Ordering::SeqCst);
-                        Ok(())
-                    }
-                };
-                lookup.look(seen, patience(), look).await.expect("found");
-            });
-        }
-        tasks.join_all().await;
-        assert_eq!(looks.load(Ordering::SeqCst), 1);
-        assert!(!lookup.is_due());
-    }
-
-    #[tokio::test]
     async fn a_doubt_stays_if_it_arises_during_a_look_up_or_the_look_up_fails() {
         let lookup = Arc::new(self::lookup());
         lookup.doubt();

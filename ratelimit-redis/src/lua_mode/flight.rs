@@ -255,6 +255,3 @@ fn time(reply: &Reply) -> Option<Timestamp> {
     let Reply::Text(text) = reply else { return None };
     super::flat_call::time(std::str::from_utf8(text).ok()?)
 }
-
-#[cfg(test)]
-mod tests;

@@ -178,6 +178,3 @@ fn join<A: LuaProgram>(
         |group| group.add(batch.checks().iter().map(|check| check.cost), deadline, runtime),
     )
 }
-
-#[cfg(test)]
-mod tests;

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use hashbrown::HashTable;
 
-// Those of loom in tests/merge_loom.rs.
+// Those of loom in tests/store/merge_loom.rs.
 use super::sync::{Mutex, MutexGuard};
 
 /// The most requests in one call, but for those of groups that have only one in it. If each had another cost, a server

@@ -85,15 +85,3 @@ fn a_request_waits_for_no_more_calls_than_requests_before_it_fill() {
         }
     }
 }
-
-#[test]
-fn requests_of_one_key_ride_in_the_order_in_which_they_came() {
-    let mut random = fastrand::Rng::with_seed(1);
-    let keys: Vec<_> = (0..6_000).map(|_| random.u64(1..20)).collect();
-    let rides = rides(keys.iter().copied());
-    for key in 1..20 {
-        let of_key =
-            || keys.iter().zip(&rides).filter(|(of, _)| **of == key).map(|(_, ride)| *ride);
-        assert!(of_key().is_sorted(), "{key}");
-    }
-}

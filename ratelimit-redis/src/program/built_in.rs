@@ -2,10 +2,9 @@
 
 use ratelimit_core::{
     Algorithm, Bucket, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
-    FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
+    FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, GcraState, LeakyBucket,
     LogEntry, MAX_INTEGER, Refill, SlidingCounter, SlidingCounterState, SlidingLog,
-    SlidingLogState, Timestamp, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
-    WindowLogState,
+    SlidingLogState, Timestamp, WindowEntry, WindowLog, WindowLogState,
 };
 
 use super::{Alone, Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
@@ -28,12 +27,6 @@ static GCRA: Program = of_numbers!(
     "gcra.lua",
     &["tat_us", "surplus", "timestamp"],
     &["tick_units", "tick_us", "full_us"]
-);
-static TOKEN_BUCKET: Program = of_numbers!(
-    "token-bucket",
-    "token_bucket.lua",
-    &["tokens", "remainder", "timestamp", "full_at_us"],
-    &["unit", "tick_units", "tick_us"]
 );
 static FIXED_WINDOW: Program =
     of_numbers!("fixed-window", "fixed_window.lua", &["start", "count", "ends_us"], &["window_us"]);
@@ -73,9 +66,8 @@ static CONCURRENCY: Program = Program::of_entries_alone(
 );
 
 /// All built-in programs.
-pub(crate) static BUILT_IN: [&Program; 9] = [
+pub(crate) static BUILT_IN: [&Program; 8] = [
     &GCRA,
-    &TOKEN_BUCKET,
     &FIXED_WINDOW,
     &FIRST_REQUEST_WINDOW,
     &WINDOW_LOG,
@@ -107,7 +99,9 @@ fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Timestamp,
     pairs.collect()
 }
 
-impl LuaProgram for Gcra {
+/// [`Gcra`](ratelimit_core::Gcra) and [`TokenBucket`](ratelimit_core::TokenBucket): a limit that changes from one name to the
+/// other finds its state.
+impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
     fn twins(&self) -> Vec<Twin> {
         let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
         let parameters = Parameters::new([tick_units, tick_us, self.refill().full_us()]);
@@ -117,24 +111,6 @@ impl LuaProgram for Gcra {
     fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
         let [tat_us, surplus, timestamp] = numbers(stored, &GCRA)?;
         Some(GcraState { tat_us, surplus, timestamp: Timestamp::from_us(timestamp)? })
-    }
-}
-
-impl LuaProgram for TokenBucket {
-    fn twins(&self) -> Vec<Twin> {
-        let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
-        let parameters = Parameters::new([token_units, tick_units, tick_us]);
-        vec![Twin::new(&TOKEN_BUCKET, self.capacity(), parameters).in_units(token_units)]
-    }
-
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<TokenBucketState> {
-        let [tokens, remainder, timestamp, full_at_us] = numbers(stored, &TOKEN_BUCKET)?;
-        Some(TokenBucketState {
-            tokens,
-            remainder,
-            timestamp: Timestamp::from_us(timestamp)?,
-            full_at_us,
-        })
     }
 }
 

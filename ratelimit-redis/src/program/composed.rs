@@ -63,12 +63,8 @@ macro_rules! for_policy {
 
             fn decode(&self, stored: &[Option<Stored>]) -> Option<PolicyState> {
                 match self { $(
-                    Self::$variant(algorithm) => {
-                        algorithm.decode(stored).map(PolicyState::$variant)
-                    }
-                    $( Self::$attempts(algorithm) => {
-                        algorithm.decode(stored).map(PolicyState::$variant)
-                    } )?
+                    Self::$variant(algorithm) => algorithm.decode(stored).map(Into::into),
+                    $( Self::$attempts(algorithm) => algorithm.decode(stored).map(Into::into), )?
                 )+ }
             }
         }

@@ -1,231 +1,240 @@
-//! Inspects a server and interferes with it, beside the store under test.
+//! What the tests on servers share: servers and stores on them, the words in which tests ask, and
+//! connections that interfere.
 
-#![allow(dead_code, reason = "not every test needs all of it")]
+#![allow(dead_code, unused_macros, unused_imports, reason = "not every program needs all of it")]
 
+mod meddled;
+
+pub(crate) use meddled::{Fate, Meddled, Slow, Words};
+
+use std::fmt::Display;
+use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use ratelimit_redis::{Argument, Client, Connection, Deadline, RedisConnection, RedisError, Reply};
-use ratelimit_testkit::RedisServer;
+use ratelimit_core::{
+    Algorithm, Batch, Check, DynStore, ErrorKind, Limit, Op, Policy, ReservationId, Store,
+    StoreError, Verdict,
+};
+use ratelimit_redis::{
+    Builder, Cas, Client, Connection, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore,
+};
+use ratelimit_servers::{RedisServer, RespValue};
 
-/// A connection beside the store's, for inspection and interference.
-pub(crate) fn aside(server: &RedisServer) -> redis::Connection {
-    let client = redis::Client::open(server.url()).expect("a URL");
-    client.get_connection().expect("the server is up")
-}
+/// Longer than any step takes, unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Sends a command and returns the reply.
-pub(crate) fn query<T: redis::FromRedisValue>(
-    connection: &mut redis::Connection,
-    words: &[&str],
-) -> T {
-    let mut command = redis::Cmd::new();
-    for word in words {
-        command.arg(*word);
-    }
-    command.query(connection).expect("the server answers")
-}
+/// The algorithms that a transaction can decide, if they count attempts.
+pub(crate) const NATIVE: [&str; 5] =
+    ["fixed-window", "first-request-window", "window-log", "bucketed-window", "sliding-log"];
 
-/// A connection that causes what no server can be made to do at a given moment.
-pub(crate) struct Meddled {
-    connection: RedisConnection,
-    is_cluster: bool,
-    may_repeat: bool,
-    /// By how many seconds the clock that it reports is ahead.
-    clock_ahead_s: i64,
-    /// Runs before each command is sent, and may report the connection as lost instead.
-    before: Before,
-}
-
-/// Interference does not shorten a request's time: each command has as much as it needs.
-fn patient() -> Deadline {
-    Deadline::within(Duration::from_secs(20))
-}
-
-type Before = Box<dyn Fn(&[Argument<'_>]) -> Meddling + Send + Sync>;
-
-/// What happens to a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meddling {
-    /// It is sent.
-    None,
-    /// It is sent twice in a row, as by a client that lost the first reply.
-    Twice,
-    /// It is sent, and its reply is lost.
-    AnswerLost,
-    /// It is never sent.
-    NeverSent,
-}
-
-impl Meddled {
-    pub(crate) fn new(connection: RedisConnection) -> Self {
-        let before = Box::new(|_: &[Argument<'_>]| Meddling::None);
-        Self { connection, is_cluster: false, may_repeat: false, clock_ahead_s: 0, before }
-    }
-
-    /// Reports that it is a cluster.
-    pub(crate) fn clustered(mut self) -> Self {
-        self.is_cluster = true;
-        self
-    }
-
-    /// Reports that it may repeat requests, and sends everything twice.
-    pub(crate) fn repeating(mut self, may_repeat: bool) -> Self {
-        self.may_repeat = may_repeat;
-        if may_repeat { self.before(|_| Meddling::Twice) } else { self }
-    }
-
-    /// Reports a clock that is so far ahead of the server's.
-    pub(crate) fn clock_ahead(mut self, seconds: i64) -> Self {
-        self.clock_ahead_s = seconds;
-        self
-    }
-
-    fn seen(&self, words: &[Argument<'_>], reply: Reply) -> Reply {
-        let is_time =
-            matches!(words.first(), Some(Argument::Text("TIME") | Argument::Bytes(b"TIME")));
-        let Reply::Array(parts) = &reply else { return reply };
-        if !is_time {
-            return reply;
-        }
-        let text = |part: &Reply| match part {
-            Reply::Text(text) => String::from_utf8_lossy(text).parse::<i64>().expect("a number"),
-            other => panic!("{other:?}"),
-        };
-        let seconds = text(&parts[0]) + self.clock_ahead_s;
-        Reply::Array(vec![Reply::Text(seconds.to_string().into()), parts[1].clone()])
-    }
-
-    /// The text of a script, which reads the clock that is ahead.
-    fn script_ahead(&self, words: &[Argument<'_>]) -> Option<String> {
-        let [Argument::Text("EVAL"), Argument::Text(script), ..] = words else { return None };
-        let ahead_s = self.clock_ahead_s;
-        let time = format!(
-            "(function(t) t[1] = string.format('%d', t[1] + {ahead_s}) return t end)(TIME)"
-        );
-        let plain = script.replace("redis.call('TIME')", "call('TIME')");
-        let plain = plain.replace("call('TIME')", &time.replace("TIME", "redis.call('TIME')"));
-        (ahead_s != 0).then_some(plain)
-    }
-
-    pub(crate) fn before(
-        mut self,
-        before: impl Fn(&[Argument<'_>]) -> Meddling + Send + Sync + 'static,
-    ) -> Self {
-        self.before = Box::new(before);
-        self
+/// The text of a policy of so many in ten years: nothing refills while a test runs, and no window ends.
+fn slow(name: &str, count: u64) -> String {
+    match name {
+        "bucketed-window" => format!("{name} bucket 10d rates {count}/3650d, {}/7300d", 3 * count),
+        _ => format!("{name} {count}/3650d"),
     }
 }
 
-impl Connection for Meddled {
-    async fn send(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        _: Deadline,
-    ) -> Result<Reply, RedisError> {
-        let deadline = patient();
-        let address = || Arc::clone(self.connection.address());
-        let reason = || "meddled with".to_owned();
-        match (self.before)(words) {
-            Meddling::None => {
-                let mut words = words.to_vec();
-                let script = self.script_ahead(&words);
-                if let Some(script) = &script {
-                    words[1] = Argument::Text(script);
-                }
-                let reply = self.connection.send(key, &words, deadline).await?;
-                Ok(self.seen(&words, reply))
-            }
-            Meddling::Twice => {
-                // Whatever the reply was.
-                drop(self.connection.send(key, words, deadline).await);
-                self.connection.send(key, words, deadline).await
-            }
-            Meddling::AnswerLost => {
-                self.connection.send(key, words, deadline).await?;
-                Err(RedisError::Lost { address: address(), reason: reason() })
-            }
-            Meddling::NeverSent => {
-                Err(RedisError::Unreachable { address: address(), reason: reason() })
-            }
-        }
-    }
-
-    async fn transaction(
-        &self,
-        key: &str,
-        commands: &[Vec<Argument<'_>>],
-        _: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
-        let deadline = patient();
-        let address = || Arc::clone(self.connection.address());
-        let reason = || "meddled with".to_owned();
-        let words: Vec<_> = commands.iter().flatten().copied().collect();
-        match (self.before)(&words) {
-            Meddling::None => {
-                let replies = self.connection.transaction(key, commands, deadline).await?;
-                Ok(commands
-                    .iter()
-                    .zip(replies)
-                    .map(|(words, reply)| self.seen(words, reply))
-                    .collect())
-            }
-            Meddling::Twice => {
-                self.connection.transaction(key, commands, deadline).await?;
-                self.connection.transaction(key, commands, deadline).await
-            }
-            Meddling::AnswerLost => {
-                self.connection.transaction(key, commands, deadline).await?;
-                Err(RedisError::Lost { address: address(), reason: reason() })
-            }
-            Meddling::NeverSent => {
-                Err(RedisError::Unreachable { address: address(), reason: reason() })
-            }
-        }
-    }
-
-    async fn send_to_each(
-        &self,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words, deadline).await
-    }
-
-    fn is_cluster(&self) -> bool {
-        self.is_cluster
-    }
-
-    fn may_repeat(&self) -> bool {
-        self.may_repeat
-    }
-
-    fn address(&self) -> &Arc<str> {
-        self.connection.address()
-    }
+/// Limits of every algorithm, named by it, of so many in ten years.
+pub(crate) fn every(count: u64) -> Vec<Limit<Policy>> {
+    Policy::NAMES.iter().map(|name| limit(name, &slow(name, count))).collect()
 }
 
-/// The server's URL, for a store with this client.
-pub(crate) fn url(server: &RedisServer, client: Client) -> String {
-    with_client(&server.url(), client)
+/// Those that every mode can decide.
+pub(crate) fn native(count: u64) -> Vec<Limit<Policy>> {
+    let attempts = |name: &&str| limit(name, &format!("{} count attempts", slow(name, count)));
+    NATIVE.iter().map(attempts).collect()
+}
+
+/// A limit by its text.
+pub(crate) fn limit(name: &str, policy: &str) -> Limit<Policy> {
+    named(name, policy.parse::<Policy>().unwrap_or_else(|error| panic!("{policy}: {error}")))
+}
+
+pub(crate) fn named<A: Algorithm>(name: &str, algorithm: A) -> Limit<A> {
+    Limit::new(name, algorithm).expect("a name")
+}
+
+/// Three in ten years.
+pub(crate) fn seldom() -> Limit<Policy> {
+    limit("seldom", &slow("gcra", 3))
+}
+
+/// A limit whose state has its own key.
+pub(crate) fn logged() -> Limit<Policy> {
+    limit("logged", &slow("sliding-log", 3))
+}
+
+/// A limit that every mode can decide.
+pub(crate) fn attempts() -> Limit<Policy> {
+    limit("attempts", "fixed-window 3/3650d count attempts")
+}
+
+/// A prefix that no other test has, for the servers that all share.
+pub(crate) fn prefix() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+pub(crate) fn server() -> RedisServer {
+    server_with(&[])
+}
+
+pub(crate) fn server_with(args: &[&str]) -> RedisServer {
+    RedisServer::start_with(&RedisServer::binaries()[0], args).expect("redis-server")
+}
+
+/// Sends a command beside the store, which succeeds.
+pub(crate) fn tell(server: &RedisServer, words: &[&str]) -> RespValue {
+    let answer = server.command(words).expect("it is up");
+    answer.ok().unwrap_or_else(|error| panic!("{words:?}: {error}"))
+}
+
+/// The number that the server answers.
+pub(crate) fn number(server: &RedisServer, words: &[&str]) -> i64 {
+    tell(server, words).as_integer().unwrap_or_else(|| panic!("{words:?}: a number"))
+}
+
+/// All keys, in order.
+pub(crate) fn keys(server: &RedisServer) -> Vec<String> {
+    let keys = tell(server, &["KEYS", "*"]);
+    let mut keys: Vec<_> =
+        keys.as_array().iter().map(|key| key.as_text().expect("text").to_owned()).collect();
+    keys.sort();
+    keys
+}
+
+/// The keys of a store that live for longer than this.
+pub(crate) fn outliving(server: &RedisServer, prefix: &str, within_ms: u128) -> Vec<String> {
+    let kept = "local kept = {} for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do \
+                local ttl = redis.call('PTTL', key) if ttl == -1 or ttl > tonumber(ARGV[2]) then \
+                kept[#kept + 1] = key .. ' lives for ' .. ttl .. ' ms' end end return kept";
+    let kept = tell(server, &["EVAL", kept, "0", prefix, &within_ms.to_string()]);
+    kept.as_array().iter().map(ToString::to_string).collect()
 }
 
 /// This URL, for a store with this client.
 pub(crate) fn with_client(url: &str, client: Client) -> String {
-    let name = match client {
-        #[cfg(feature = "redis")]
-        Client::Redis => "redis",
-        #[cfg(feature = "fred")]
-        Client::Fred => "fred",
-        other => panic!("a client that has no name: {other:?}"),
-    };
     let mark = if url.contains('?') { '&' } else { '?' };
-    format!("{url}{mark}client={name}")
+    format!("{url}{mark}client={client}")
+}
+
+/// A store with this client, whose keys differ from the other client's.
+pub(crate) async fn store(url: &str, client: Client) -> RedisStore {
+    store_within(PATIENCE, url, client).await.expect("the servers are up")
+}
+
+pub(crate) async fn store_within(
+    deadline: Duration,
+    url: &str,
+    client: Client,
+) -> Result<RedisStore, RedisError> {
+    let builder = RedisStore::builder().prefix(client.name()).deadline(deadline);
+    builder.connect(&with_client(url, client)).await
+}
+
+/// A patient store of the default client and prefix.
+pub(crate) async fn plain(server: &RedisServer) -> RedisStore {
+    RedisStore::builder().deadline(PATIENCE).connect(&server.url()).await.expect("it is up")
+}
+
+/// A connection to interfere with.
+pub(crate) async fn meddled(server: &RedisServer) -> Meddled {
+    Meddled::new(RedisConnection::open(&server.url(), PATIENCE).await.expect("it is up"))
+}
+
+/// A store over a connection that interferes.
+pub(crate) fn over<M: Mode>(
+    builder: Builder<M>,
+    connection: Meddled,
+) -> RedisStore<M, Arc<Meddled>> {
+    builder.over(Arc::new(connection)).expect("a prefix")
+}
+
+/// A store in every mode, by the mode's name.
+pub(crate) fn in_every_mode<C: Connection>(
+    store: &RedisStore<Lua, C>,
+) -> [(&'static str, Arc<dyn DynStore<Policy>>); 3] {
+    let (cas, multi) = (store.in_mode::<Cas>(), store.in_mode::<Multi>());
+    [
+        (Lua::NAME, Arc::new(store.clone())),
+        (Cas::NAME, Arc::new(cas)),
+        (Multi::NAME, Arc::new(multi)),
+    ]
+}
+
+/// Applies an operation to each limit and key at a cost.
+pub(crate) async fn apply<A: Algorithm, S: Store<A>>(
+    store: &S,
+    checks: &[(&Limit<A>, &str, u64)],
+    op: Op,
+    id: Option<u128>,
+) -> Result<Verdict, S::Error> {
+    let checks: Vec<_> =
+        checks.iter().map(|(limit, key, cost)| Check { limit, key, cost: *cost }).collect();
+    let batch = Batch::new(&checks).expect("distinct").op(op);
+    store.apply(&id.map_or(batch, |id| batch.id(ReservationId::new(id)))).await
+}
+
+pub(crate) async fn acquire<A: Algorithm, S: Store<A>>(
+    store: &S,
+    limit: &Limit<A>,
+    key: &str,
+) -> Result<Verdict, S::Error> {
+    apply(store, &[(limit, key, 1)], Op::Acquire, None).await
+}
+
+/// What remains after a request that has to be decided.
+pub(crate) async fn left<A: Algorithm, S: Store<A>>(store: &S, limit: &Limit<A>, key: &str) -> u64 {
+    acquire(store, limit, key).await.unwrap_or_else(|error| panic!("{key}: {error}")).remaining()
+}
+
+/// What remains without one.
+pub(crate) async fn peek<A: Algorithm, S: Store<A>>(store: &S, limit: &Limit<A>, key: &str) -> u64 {
+    apply(store, &[(limit, key, 0)], Op::Peek, None).await.expect("it answers").remaining()
+}
+
+/// Three requests are admitted and a fourth is denied.
+pub(crate) async fn three_and_no_more<A: Algorithm, S: Store<A>>(
+    store: &S,
+    limit: &Limit<A>,
+    key: &str,
+) {
+    for due in [2, 1, 0] {
+        assert_eq!(left(store, limit, key).await, due, "{} of {key}", limit.name());
+    }
+    assert!(!acquire(store, limit, key).await.expect("decided").allowed(), "{key}");
+}
+
+/// The error is of this kind and says this.
+#[track_caller]
+pub(crate) fn fails<T>(answer: Result<T, impl StoreError>, kind: ErrorKind, says: &str) -> String {
+    let error = answer.err().unwrap_or_else(|| panic!("not refused: {kind:?}, {says}"));
+    let said = error.to_string();
+    assert!(error.kind() == kind && said.contains(says), "{kind:?}, {says}: {error:?}: {said}");
+    said
+}
+
+/// Repeats the attempt until it succeeds.
+pub(crate) async fn until<T, E: Display>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let begin = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => assert!(begin.elapsed() < PATIENCE, "still: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Runs work that blocks on servers without blocking the connections.
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("no panic")
 }
 
 /// Runs each of these cases with each available client.
-#[allow(unused_macros, reason = "not every test uses it")]
 macro_rules! with_each_client {
     ($($case:ident),* $(,)?) => {
         #[cfg(feature = "redis")]

@@ -1,168 +1,240 @@
-//! Random traces of everything that a batch can express (ids, metadata, attempts, stacks, changing
-//! limits) give the same decisions, refusals, states and reservations as in memory.
+//! Random traces of everything that a batch can express (ids, metadata, attempts, stacks, changing limits) give the
+//! same decisions, refusals, states and reservations as the pure step, in every mode: on one server, across slots,
+//! and by a client that sends everything twice.
 
+use std::fmt::Debug;
+use std::future::Future;
+use std::mem::discriminant;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow,
-    FixedWindow, Gcra, Limit, ManualClock, Now, Op, Policy, PolicyState, Rate, Refusal,
-    Reservation, ReservationGroup, ReservationId, SlidingCounter, SlidingLog, Stack, StackState,
-    Store, SyncStore, Timestamp, TokenBucket, Verdict, WindowLog,
+    Algorithm, Batch, Check, Limit, Limits, Now, Op, Policy, PolicyState, Refusal, Reservation,
+    ReservationGroup, ReservationId, Stack, StackState, Store, Timestamp,
 };
-use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_redis::{
-    Argument, Cas, Codec, Connection, Deadline, Lua, RedisConnection, RedisError, RedisStore, Reply,
+    Builder, Cas, Codec, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore,
 };
-use ratelimit_testkit::{PureStore, RedisServer};
+use ratelimit_servers::RedisServer;
+use ratelimit_testkit::PureStore;
 use tokio::runtime::Runtime;
 
-type Shared<M> = RedisStore<M, std::sync::Arc<RedisConnection>>;
+use crate::common::{Meddled, PATIENCE, limit, named, outliving, prefix, tell};
 
-/// One server for all tests, one prefix per case.
+/// How requests come to the server, which changes no decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Plain,
+    /// It poses as a cluster: each identifier has a slot of its own.
+    Split,
+    /// So it does, and the client sends everything twice.
+    Repeated,
+}
+
+const WAYS: [Way; 4] = [Way::Plain, Way::Split, Way::Plain, Way::Repeated];
+
+/// One server for all tests, one connection for each way, and one prefix per store.
 struct OnServer {
     runtime: Runtime,
-    connection: std::sync::Arc<RedisConnection>,
+    server: &'static RedisServer,
+    connections: [Arc<Meddled>; 3],
 }
 
-static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
-
-fn patient() -> Deadline {
-    Deadline::within(Duration::from_secs(20))
-}
+type Built<M> = RedisStore<M, Arc<Meddled>>;
 
 impl OnServer {
     fn new() -> Self {
         let server = RedisServer::shared().expect("a server to test on");
+        Self::by(&server.url())
+    }
+
+    /// The server for a user with this URL.
+    fn by(url: &str) -> Self {
         let runtime = Runtime::new().expect("a runtime");
-        let connection = runtime.block_on(async {
-            RedisConnection::open(&server.url(), Duration::from_secs(20)).await
-        });
-        let connection = connection.expect("the server is up");
-        Self { runtime, connection: connection.into() }
+        let server = RedisServer::shared().expect("a server to test on");
+        let connect = || {
+            let opened = runtime.block_on(RedisConnection::open(url, PATIENCE));
+            Meddled::new(opened.expect("the server is up"))
+        };
+        let connections =
+            [connect(), connect().clustered(), connect().clustered().repeating()].map(Arc::new);
+        Self { runtime, server, connections }
     }
 
-    /// An empty store in each mode.
-    fn stores(&self) -> (Shared<Lua>, Shared<Cas>) {
-        let prefix = format!("case{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
-        let lua = RedisStore::builder()
-            .deadline(Duration::from_secs(20))
-            .prefix(&prefix)
-            .over(self.connection.clone());
-        let lua = lua.expect("a plain prefix");
-        let cas = lua.in_mode();
-        (lua, cas)
+    fn store<M: Mode>(&self, builder: Builder<M>, way: Way) -> Built<M> {
+        let connection = Arc::clone(&self.connections[way as usize]);
+        builder.deadline(PATIENCE).prefix(&prefix()).over(connection).expect("a prefix")
     }
 
-    /// The keys of a case, and their times to live.
-    async fn lifetimes(&self, prefix: &str) -> Vec<(String, i64)> {
-        let pattern = format!("{prefix}:*");
-        let words = [Argument::Text("KEYS"), Argument::Text(&pattern)];
-        let reply = self.connection.send("", &words, patient()).await;
-        let Ok(Reply::Array(keys)) = reply else { panic!("keys, not {reply:?}") };
-        let mut lifetimes = Vec::new();
-        for key in keys {
-            let Reply::Text(key) = key else { panic!("a key") };
-            let words = [Argument::Text("PTTL"), Argument::Bytes(&key)];
-            let ttl = self.connection.send("", &words, patient()).await;
-            let Ok(Reply::Integer(ttl_ms)) = ttl else { panic!("a time to live, not {ttl:?}") };
-            lifetimes.push((String::from_utf8(key).expect("keys are text"), ttl_ms));
+    /// Follows the trace in the Lua mode and by comparing and setting.
+    fn follow<A>(&self, way: Way, limit: &impl Fn(usize, usize) -> Limit<A>, trace: &[Request])
+    where
+        A: Algorithm<State: PartialEq + Debug> + Debug,
+        Built<Lua>: Readable<A>,
+        Built<Cas>: Readable<A>,
+    {
+        self.follow_by(&self.store(RedisStore::builder(), way), way, limit, trace);
+        self.follow_by(&self.store(RedisStore::builder().cas(), way), way, limit, trace);
+    }
+
+    fn follow_by<A, M: Mode>(
+        &self,
+        store: &Built<M>,
+        way: Way,
+        limit: &impl Fn(usize, usize) -> Limit<A>,
+        trace: &[Request],
+    ) where
+        A: Algorithm<State: PartialEq + Debug> + Debug,
+        Built<M>: Readable<A>,
+    {
+        self.runtime.block_on(follow(store, way, limit, trace));
+        assert_eq!(outliving(self.server, store.prefix(), 1 << 43), [""; 0], "{}", M::NAME);
+    }
+}
+
+/// A store whose states and reservations can be read.
+trait Readable<A: Algorithm>: Store<A, Error = RedisError> {
+    /// Whether the store reads a state as this limit's.
+    fn reads(limit: &Limit<A>, state: &A::State) -> bool;
+    fn state_of(&self, limit: &Limit<A>, key: &str) -> impl Future<Output = Option<A::State>>;
+    fn reserved(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> impl Future<Output = Option<Reservation>>;
+}
+
+macro_rules! readable {
+    ($($mode:ty, $algorithm:ty, $reads:expr;)+) => { $(
+        impl Readable<$algorithm> for Built<$mode> {
+            fn reads(
+                limit: &Limit<$algorithm>,
+                state: &<$algorithm as Algorithm>::State,
+            ) -> bool {
+                let reads: fn(&$algorithm, &<$algorithm as Algorithm>::State) -> bool = $reads;
+                reads(limit.algorithm(), state)
+            }
+
+            async fn state_of(
+                &self,
+                limit: &Limit<$algorithm>,
+                key: &str,
+            ) -> Option<<$algorithm as Algorithm>::State> {
+                self.state(limit, key).await.expect("reads")
+            }
+
+            async fn reserved(
+                &self,
+                limit: &Limit<$algorithm>,
+                key: &str,
+                id: ReservationId,
+            ) -> Option<Reservation> {
+                self.reservation(limit, key, id).await.expect("reads")
+            }
         }
-        lifetimes
+    )+ };
+}
+
+readable! {
+    Lua, Policy, |policy, state: &PolicyState| {
+        // The token bucket is GCRA by its other name.
+        let name = if policy.name() == "token-bucket" { "gcra" } else { policy.name() };
+        state.encode().starts_with(format!("{name} ").as_bytes())
+    };
+    Cas, Policy, |_, _| true;
+    Lua, Stack<Policy>, |_, _: &StackState<PolicyState>| true;
+    Cas, Stack<Policy>, |_, _| true;
+}
+
+impl Readable<Policy> for Built<Multi> {
+    fn reads(_: &Limit<Policy>, _: &PolicyState) -> bool {
+        true
+    }
+
+    async fn state_of(&self, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+        self.state(limit, key).await.expect("reads")
+    }
+
+    async fn reserved(&self, _: &Limit<Policy>, _: &str, _: ReservationId) -> Option<Reservation> {
+        None
     }
 }
 
-fn rate(text: &str) -> Rate {
-    text.parse().expect(text)
-}
-
-fn fixed(text: &str) -> FixedWindow {
-    FixedWindow::new(rate(text)).expect(text)
-}
-
-fn gcra(text: &str, burst: u64) -> Gcra {
-    Gcra::new(rate(text), burst).expect(text)
+fn policies(texts: &[&str]) -> Vec<Policy> {
+    texts.iter().map(|text| text.parse().expect(text)).collect()
 }
 
 /// Algorithms whose states lie in one field of one hash: a limit may change from any of them to any
 /// other. They include a coarse bucket, the largest windows, and limits that differ only in their size.
 fn in_a_field() -> Vec<Policy> {
-    let bucket = |text, burst| TokenBucket::new(rate(text), burst).expect(text);
-    let concurrency = |text| Concurrency::new(rate(text)).expect(text);
-    let first = FirstRequestWindow::new(rate("4/2s")).expect("a limit");
-    let counter = SlidingCounter::new(rate("5/s")).expect("a limit");
-    let buckets = BucketedWindow::new(250_000, &[rate("3/s"), rate("7/3s")]).expect("a limit");
-    let largest = rate("4503599627370495/h");
-    let longest = rate("3/4503599627370495us");
-    let long_counter = SlidingCounter::new(rate("3/2251799813685247us")).expect("a limit");
-    vec![
-        gcra("3/s", 4).into(),
-        gcra("3/s", 9).into(),
-        gcra("1000000007/30d", 1_000_000_007).into(),
-        Attempts::new(gcra("3/s", 4)).into(),
-        bucket("3/s", 4).into(),
-        bucket("1/2h", 9).into(),
-        Attempts::new(bucket("7/5m", 7)).into(),
-        fixed("5/s").into(),
-        fixed("60/90m").into(),
-        Attempts::new(fixed("5/s")).into(),
-        first.into(),
-        Attempts::new(first).into(),
-        counter.into(),
-        Attempts::new(counter).into(),
-        buckets.into(),
-        Attempts::new(buckets).into(),
-        Attempts::new(BucketedWindow::new(60_000_000, &[largest]).expect("a limit")).into(),
-        Attempts::new(FixedWindow::new(largest).expect("a limit")).into(),
-        gcra("1/us", 4_503_599_627_370_494).into(),
-        bucket("1/4503599627370494us", 1).into(),
-        FixedWindow::new(longest).expect("a limit").into(),
-        FirstRequestWindow::new(longest).expect("a limit").into(),
-        BucketedWindow::new(longest.period_us(), &[longest]).expect("a limit").into(),
-        Concurrency::new(longest).expect("a limit").into(),
-        long_counter.into(),
-        Attempts::new(long_counter).into(),
-        Attempts::new(SlidingCounter::new(largest).expect("a limit")).into(),
-        concurrency("3/2s").into(),
-        concurrency("9/2h").into(),
-    ]
+    policies(&[
+        "gcra 3/s burst 4",
+        "gcra 3/s burst 9",
+        "gcra 1000000007/30d burst 1000000007",
+        "gcra 3/s burst 4 count attempts",
+        "token-bucket 3/s burst 4",
+        "token-bucket 1/2h burst 9",
+        "token-bucket 7/5m burst 7 count attempts",
+        "fixed-window 5/s",
+        "fixed-window 60/90m",
+        "fixed-window 5/s count attempts",
+        "first-request-window 4/2s",
+        "first-request-window 4/2s count attempts",
+        "sliding-counter 5/s",
+        "sliding-counter 5/s count attempts",
+        "bucketed-window bucket 250ms rates 3/1s, 7/3s",
+        "bucketed-window bucket 250ms rates 3/1s, 7/3s count attempts",
+        "bucketed-window bucket 1m rates 4503599627370495/1h count attempts",
+        "fixed-window 4503599627370495/h count attempts",
+        "gcra 1/us burst 4503599627370494",
+        "token-bucket 1/4503599627370494us burst 1",
+        "fixed-window 3/4503599627370495us",
+        "first-request-window 3/4503599627370495us",
+        "bucketed-window bucket 4503599627370495us rates 3/4503599627370495us",
+        "concurrency 3/4503599627370495us",
+        "sliding-counter 3/2251799813685247us",
+        "sliding-counter 3/2251799813685247us count attempts",
+        "sliding-counter 4503599627370495/h count attempts",
+        "concurrency 3/2s",
+        "concurrency 9/2h",
+    ])
 }
 
 fn window_logs() -> Vec<Policy> {
-    let log = |text| WindowLog::new(rate(text)).expect(text);
-    let longest = log("3/4503599627370495us");
-    vec![log("3/s").into(), log("9/90m").into(), longest.into(), Attempts::new(log("3/s")).into()]
+    policies(&[
+        "window-log 3/s",
+        "window-log 9/90m",
+        "window-log 3/4503599627370495us",
+        "window-log 3/s count attempts",
+    ])
 }
 
 fn sliding_logs() -> Vec<Policy> {
-    let log = |text| SlidingLog::new(rate(text)).expect(text);
-    let attempts = |text| Attempts::new(log(text)).into();
-    vec![log("5/s").into(), attempts("5/s"), attempts("4503599627370495/s")]
+    policies(&[
+        "sliding-log 5/s",
+        "sliding-log 5/s count attempts",
+        "sliding-log 4503599627370495/s count attempts",
+    ])
 }
 
-/// The limits by name, each with the policies that it may have from one request to the next.
-type Choices = Vec<(&'static str, Vec<Policy>)>;
-
-fn all_algorithms() -> Choices {
-    vec![
-        ("some", in_a_field()),
-        ("others", in_a_field()),
-        ("logged", window_logs()),
-        ("sliding", sliding_logs()),
-    ]
+fn all() -> Vec<Policy> {
+    [in_a_field(), window_logs(), sliding_logs()].concat()
 }
+
+/// The policies that each limit may have from one request to the next.
+type Choices = Vec<Vec<Policy>>;
 
 /// Two limits that do not change, of policies with this property.
 fn of_those(has: impl Fn(&Policy) -> bool) -> impl Strategy<Value = Choices> {
-    let mut policies = [in_a_field(), window_logs(), sliding_logs()].concat();
-    policies.retain(has);
-    let one = select(policies);
-    (one.clone(), one)
-        .prop_map(|(some, others)| vec![("some", vec![some]), ("others", vec![others])])
+    let one = select(all().into_iter().filter(has).collect::<Vec<_>>());
+    vec(one.prop_map(|policy| vec![policy]), 2)
+}
+
+fn chosen(choices: &Choices) -> impl Fn(usize, usize) -> Limit<Policy> {
+    |place, choice| named(&format!("l{place}"), choices[place][choice % choices[place].len()])
 }
 
 #[derive(Clone, Debug)]
@@ -171,7 +243,7 @@ struct Request {
     op: Op,
     id: Option<u128>,
     metadata: Vec<u8>,
-    /// The index of the name, of its policy, the key, and the cost.
+    /// The place of the limit, the choice of its policy, the key, and the cost.
     asks: Vec<(usize, usize, &'static str, u64)>,
 }
 
@@ -214,54 +286,45 @@ fn metadata() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Requests to the first `names` limits.
-fn requests(names: usize) -> impl Strategy<Value = Vec<Request>> {
+const NOW_US: u64 = 1_795_218_392_123_456;
+
+/// Requests to so many limits.
+fn requests(limits: usize) -> impl Strategy<Value = Vec<Request>> {
     let key = select(vec!["a", "a", "a", "b"]);
-    let asks = vec((0..names, 0_usize..99, key, costs()), 1..4);
+    let asks = vec((0..limits, 0_usize..99, key, costs()), 1..4);
     let id = prop_oneof![2 => Just(None), 5 => (0_u128..3).prop_map(Some)];
     let request = (advances(), ops(), id, metadata(), asks);
     // The present, and the ends of all times.
     let begin_us = prop_oneof![
-        6 => Just(1_795_218_392_123_456),
+        6 => Just(NOW_US),
         1 => Just(0),
         1 => Just(Timestamp::MAX.as_us() - 5_000_000),
     ];
     (begin_us, vec(request, 1..40)).prop_map(|(mut at_us, drafts)| {
         let resolve = |(advance, op, id, metadata, mut asks): (_, _, _, _, Vec<_>)| {
             at_us = u64::saturating_add_signed(at_us, advance).min(Timestamp::MAX.as_us());
-            asks.sort_by_key(|(name, _, key, _)| (*name, *key));
-            asks.dedup_by_key(|(name, _, key, _)| (*name, *key));
+            asks.sort_by_key(|(place, _, key, _)| (*place, *key));
+            asks.dedup_by_key(|(place, _, key, _)| (*place, *key));
             Request { at_us, op, id, metadata, asks }
         };
         drafts.into_iter().map(resolve).collect()
     })
 }
 
+/// Each becomes an attempt, if it is not a peek or a reset: without an id there is nothing to settle.
+fn only_attempts(mut trace: Vec<Request>, ops: &[Op]) -> Vec<Request> {
+    for request in &mut trace {
+        request.id = None;
+        if !ops.contains(&request.op) {
+            request.op = Op::Acquire;
+        }
+    }
+    trace
+}
+
 fn config(cases: u32) -> ProptestConfig {
     let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig { cases: more.unwrap_or(cases), failure_persistence: None, ..Default::default() }
-}
-
-/// The batch of a request, with its id if it has one.
-fn batch<'a, A: Algorithm>(checks: &'a [Check<'a, A>], request: &'a Request) -> Batch<'a, A> {
-    let now = Now::At(Timestamp::from_us(request.at_us).expect("a time"));
-    let batch = Batch::new(checks).expect("distinct").op(request.op).now(now);
-    let batch = batch.metadata(&request.metadata);
-    request.id.map_or(batch, |id| batch.id(ReservationId::new(id)))
-}
-
-/// The result on Redis, where only a refusal may fail.
-fn answered(answer: Result<Verdict, RedisError>) -> Result<Verdict, Refusal> {
-    answer.map_err(|error| match error {
-        RedisError::Refused(refusal) => refusal,
-        error => panic!("{error}"),
-    })
-}
-
-/// Whether a limit of this algorithm wrote the state.
-fn wrote(policy: &Policy, state: &PolicyState) -> bool {
-    let name = format!("{} ", policy.name());
-    state.encode().starts_with(name.as_bytes())
 }
 
 /// A reservation without the number that each store derives itself.
@@ -272,109 +335,69 @@ fn without_fingerprint(mut reservation: Reservation) -> Reservation {
     reservation
 }
 
-async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
-    let (pure, (lua, cas)) = (PureStore::new(), server.stores());
+/// The result on Redis, where only a refusal may fail.
+fn refused(error: RedisError) -> Refusal {
+    match error {
+        RedisError::Refused(refusal) => refusal,
+        error => panic!("{error}"),
+    }
+}
+
+async fn follow<A, S: Readable<A>>(
+    store: &S,
+    way: Way,
+    limit: impl Fn(usize, usize) -> Limit<A>,
+    trace: &[Request],
+) where
+    A: Algorithm<State: PartialEq + Debug> + Debug,
+{
+    let pure = PureStore::new();
     for request in trace {
-        let limits: Vec<_> = (request.asks.iter())
-            .map(|(name, choice, ..)| {
-                let (name, policies) = &choices[*name];
-                Limit::new(name, policies[choice % policies.len()]).expect("a name")
-            })
-            .collect();
+        let limits: Vec<_> =
+            request.asks.iter().map(|(place, choice, ..)| limit(*place, *choice)).collect();
         let checks: Vec<_> = (request.asks.iter().zip(&limits))
             .map(|((_, _, key, cost), limit)| Check { limit, key, cost: *cost })
             .collect();
-        let batch = batch(&checks, request);
-        let due = pure.decide(&batch);
-        assert_eq!(answered(lua.apply(&batch).await), due, "in Lua: {request:?} of {limits:?}");
-        assert_eq!(answered(cas.apply(&batch).await), due, "by Cas: {request:?} of {limits:?}");
-        for Check { limit, key, .. } in checks {
-            let state = pure.state(limit, key);
-            let there = cas.state(limit, key).await.expect("reads");
-            assert_eq!(there, state, "by Cas: after {request:?}");
-            let state = state.filter(|state| wrote(limit.algorithm(), state));
-            let there = lua.state(limit, key).await.expect("reads");
-            assert_eq!(there, state, "in Lua: after {request:?} of {limit:?}");
-            if let Some(id) = request.id.map(ReservationId::new) {
+        let now = Now::At(Timestamp::from_us(request.at_us).expect("a time"));
+        let batch = Batch::new(&checks).expect("distinct").op(request.op).now(now);
+        let batch = batch.metadata(&request.metadata);
+        let id = request.id.map(ReservationId::new);
+        let batch = id.map_or(batch, |id| batch.id(id));
+        let after = format!("{request:?} of {limits:?}");
+        match (store.apply(&batch).await.map_err(refused), pure.decide(&batch)) {
+            // Any slot may be the first to refuse.
+            (Err(one), Err(due)) if way != Way::Plain => {
+                assert_eq!(discriminant(&one), discriminant(&due), "{one}, not {due}: {after}");
+            }
+            (told, due) => assert_eq!(told, due, "{after}"),
+        }
+        for Check { limit, key, .. } in &checks {
+            let state = pure.state(limit, key).filter(|state| S::reads(limit, state));
+            assert_eq!(store.state_of(limit, key).await, state, "after {after}");
+            if let Some(id) = id {
                 let due = pure.reservation(limit, key, id).map(without_fingerprint);
-                let there = lua.reservation(limit, key, id).await.expect("reads");
-                assert_eq!(there.map(without_fingerprint), due, "in Lua: after {request:?}");
-                let there = cas.reservation(limit, key, id).await.expect("reads");
-                assert_eq!(there.map(without_fingerprint), due, "by Cas: after {request:?}");
+                let there = store.reserved(limit, key, id).await.map(without_fingerprint);
+                assert_eq!(there, due, "after {after}");
             }
         }
-    }
-    for (key, ttl_ms) in server.lifetimes(lua.prefix()).await {
-        // An emptied key has a millisecond left, or has expired since: then this is -2.
-        let lives = ttl_ms == -2 || (0..1 << 43).contains(&ttl_ms);
-        assert!(lives, "{key} lives for {ttl_ms} ms");
     }
 }
 
 #[test]
 fn every_operation_of_every_algorithm_agrees_with_the_pure_step() {
-    let (server, choices) = (OnServer::new(), all_algorithms());
-    proptest!(config(128), |(trace in requests(choices.len()))| {
-        server.runtime.block_on(follow(&server, &choices, &trace));
+    let server = OnServer::new();
+    let choices = vec![in_a_field(), in_a_field(), window_logs(), sliding_logs()];
+    proptest!(config(128), |(trace in requests(choices.len()), way in select(&WAYS[..]))| {
+        server.follow(way, &chosen(&choices), &trace);
     });
-}
-
-/// A regression that the property above found. The reserved cost shows whether anything was charged
-/// since.
-#[test]
-fn after_the_clock_went_back_a_reserved_attempt_counts_at_the_states_time() {
-    let server = OnServer::new();
-    let limit = |algorithm: Policy| vec![("some", vec![algorithm])];
-    let request = |at_us: u64, op: Op, id: Option<u128>, cost: u64| Request {
-        at_us: 1_795_218_392_123_450 + at_us,
-        op,
-        id,
-        metadata: Vec::new(),
-        asks: vec![(0, 0, "a", cost)],
-    };
-    let trace = [
-        request(6, Op::Acquire, None, 1),
-        request(4, Op::Force, Some(0), 0),
-        request(4, Op::Acquire, Some(1), 1),
-        request(3, Op::Refund, Some(2), 1),
-    ];
-    for policy in in_a_field().into_iter().filter(Policy::charges_denials) {
-        server.runtime.block_on(follow(&server, &limit(policy), &trace));
-    }
-}
-
-/// A regression that the property above found: a charge of nothing waited until as little was used as the smaller limit
-/// admits.
-#[test]
-fn in_a_denied_batch_a_charge_of_nothing_waits_for_nothing_after_the_limit_has_shrunk() {
-    let server = OnServer::new();
-    let never = vec![gcra("1/s", 1).into()];
-    let request = |at_us: u64, limit: usize, cost: u64| Request {
-        at_us: 1_795_218_392_123_450 + at_us,
-        op: Op::Acquire,
-        id: None,
-        metadata: Vec::new(),
-        asks: vec![(0, 0, "a", 2), (1, limit, "a", cost)],
-    };
-    let in_a_field = in_a_field().into_iter().filter(Policy::charges_denials);
-    let logs = [window_logs(), sliding_logs()].concat();
-    let logs = logs.into_iter().filter(Policy::charges_denials);
-    let attempts: Vec<_> = in_a_field.chain(logs).collect();
-    for larger in 0..attempts.len() {
-        for smaller in 0..attempts.len() {
-            let choices = vec![("never", never.clone()), ("some", attempts.clone())];
-            let trace = [request(0, larger, 4), request(1, larger, 4), request(2, smaller, 0)];
-            server.runtime.block_on(follow(&server, &choices, &trace));
-        }
-    }
 }
 
 #[test]
 fn reservations_and_leases_agree_with_the_pure_step() {
     let server = OnServer::new();
     let choices = of_those(|policy| policy.reservation_us().is_some());
-    proptest!(config(128), |(choices in choices, trace in requests(2))| {
-        server.runtime.block_on(follow(&server, &choices, &trace));
+    proptest!(config(128), |(choices in choices, trace in requests(2), way in select(&WAYS[..]))| {
+        server.follow(way, &chosen(&choices), &trace);
     });
 }
 
@@ -382,15 +405,25 @@ fn reservations_and_leases_agree_with_the_pure_step() {
 fn attempts_agree_with_the_pure_step() {
     let server = OnServer::new();
     let choices = of_those(Policy::charges_denials);
-    proptest!(config(128), |(choices in choices, mut trace in requests(2))| {
-        for request in &mut trace {
-            request.id = None;
-            // Without an id there is nothing to settle, so these become attempts too.
-            if matches!(request.op, Op::Settle | Op::Renew) {
-                request.op = Op::Acquire;
-            }
-        }
-        server.runtime.block_on(follow(&server, &choices, &trace));
+    let ops = [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Reset];
+    proptest!(config(128), |(choices in choices, trace in requests(2), way in select(&WAYS[..]))| {
+        server.follow(way, &chosen(&choices), &only_attempts(trace, &ops));
+    });
+}
+
+/// Whether a transaction can decide it.
+fn is_native(policy: &Policy) -> bool {
+    RedisStore::<Multi>::supports(&Limits::new([named("l", *policy)]).expect("one")).is_ok()
+}
+
+#[test]
+fn transactions_agree_with_the_pure_step() {
+    let server = OnServer::new();
+    let (choices, ops) = (of_those(is_native), [Op::Peek, Op::Reset]);
+    // A client that repeats is refused.
+    proptest!(config(128), |(choices in choices, trace in requests(2), way in select(&WAYS[..3]))| {
+        let store = server.store(RedisStore::builder().multi(), way);
+        server.follow_by(&store, way, &chosen(&choices), &only_attempts(trace, &ops));
     });
 }
 
@@ -400,117 +433,103 @@ fn stacks() -> Vec<Vec<Policy>> {
         policies.retain(|policy| !policy.charges_denials());
         policies
     };
-    let logs = [plain(window_logs()), plain(sliding_logs()), vec![gcra("3/s", 4).into()]].concat();
-    vec![
-        vec![gcra("3/s", 4).into(), gcra("9/m", 9).into(), gcra("20/h", 20).into()],
-        plain(in_a_field()),
-        logs,
-    ]
-}
-
-/// The result in memory, where only a refusal may fail.
-fn answered_in_memory(answer: Result<Verdict, MemoryError>) -> Result<Verdict, Refusal> {
-    answer.map_err(|error| match error {
-        MemoryError::Refused(refusal) => refusal,
-        error => panic!("{error}"),
-    })
-}
-
-type States = StackState<PolicyState>;
-
-async fn follow_stack(server: &OnServer, policies: &[Policy], trace: &[Request]) {
-    let (lua, cas) = server.stores();
-    let memory: MemoryStore<Stack<Policy>, _> =
-        MemoryStore::builder().clock(ManualClock::default()).build();
-    let stack = Stack::new(policies.iter().copied()).expect("a stack");
-    let limits = ["some", "others"].map(|name| Limit::new(name, stack.clone()).expect("a name"));
-    for request in trace {
-        let checks: Vec<_> = (request.asks.iter())
-            .map(|(name, _, key, cost)| Check { limit: &limits[*name], key, cost: *cost })
-            .collect();
-        let batch = batch(&checks, request);
-        let due = answered_in_memory(memory.apply_now(&batch));
-        assert_eq!(answered(lua.apply(&batch).await), due, "in Lua: {request:?} of {stack:?}");
-        assert_eq!(answered(cas.apply(&batch).await), due, "by Cas: {request:?} of {stack:?}");
-        for Check { limit, key, .. } in checks {
-            let state: Option<States> = memory.state(limit.name(), key);
-            let there = lua.state(limit, key).await.expect("reads");
-            assert_eq!(there, state, "in Lua: after {request:?} of {stack:?}");
-            let there = cas.state(limit, key).await.expect("reads");
-            assert_eq!(there, state, "by Cas: after {request:?} of {stack:?}");
-        }
-    }
+    let buckets = policies(&["gcra 3/s burst 4", "gcra 9/m", "gcra 20/h"]);
+    let logs = [window_logs(), sliding_logs(), buckets[..1].to_vec()].concat();
+    vec![buckets, plain(in_a_field()), plain(logs)]
 }
 
 #[test]
-fn a_stack_agrees_with_memory() {
+fn a_stack_agrees_with_the_pure_step() {
     let server = OnServer::new();
-    proptest!(config(128), |(
-        policies in select(stacks()).prop_flat_map(|all| vec(select(all), 1..4)),
-        trace in requests(2),
-    )| {
-        server.runtime.block_on(follow_stack(&server, &policies, &trace));
+    let policies = select(stacks()).prop_flat_map(|all| vec(select(all), 1..4));
+    proptest!(config(128), |(policies in policies, trace in requests(2), way in select(&WAYS[..]))| {
+        server.follow(way, &|place, _| stack(place, &policies), &trace);
     });
 }
 
-/// A regression that the property above found: a stack did not pass on when a charge counts as made.
+fn stack(place: usize, policies: &[Policy]) -> Limit<Stack<Policy>> {
+    named(&format!("l{place}"), Stack::new(policies.iter().copied()).expect("a stack"))
+}
+
+/// Anything that a mode can do, by a user with no more permissions than it names.
 #[test]
-fn after_the_clock_went_back_a_reserved_stack_counts_at_its_latest_limits_time() {
-    let server = OnServer::new();
-    let request = |at_us: i64, op: Op, id: Option<u128>, cost: u64| Request {
-        at_us: 1_795_218_392_123_450_u64.saturating_add_signed(at_us),
-        op,
-        id,
-        metadata: Vec::new(),
-        asks: vec![(0, 0, "a", cost)],
+fn the_permissions_that_a_mode_names_suffice() {
+    let server = RedisServer::shared().expect("a server to test on");
+    let user = |name: &str, commands: &str| {
+        // The test reads more than the store does, to see what is stored.
+        let rights = format!("{commands} +hget +zrange +lrange");
+        let mut words = vec!["ACL", "SETUSER", name, "on", ">secret", "~*", "-@all"];
+        words.extend(rights.split_whitespace());
+        tell(server, &words);
+        OnServer::by(&server.url().replace("://", &format!("://{name}:secret@")))
     };
-    let trace = [
-        request(0, Op::Acquire, None, 1),
-        request(-1_730_000, Op::Force, Some(0), 0),
-        request(-1_730_000 + 3_600_000_000, Op::Peek, Some(0), 0),
-    ];
-    for policies in [vec![gcra("3/s", 4).into()], vec![fixed("5/s").into(), gcra("3/s", 4).into()]]
-    {
-        server.runtime.block_on(follow_stack(&server, &policies, &trace));
-    }
+    let (lua, cas) = (user("lua", Lua::COMMANDS), user("cas", Cas::COMMANDS));
+    let (multi, ops) = (user("multi", Multi::COMMANDS), [Op::Peek, Op::Reset]);
+    let choices = vec![in_a_field(), in_a_field(), window_logs(), sliding_logs()];
+    proptest!(config(24), |(trace in requests(4), native in of_those(is_native), few in requests(2))| {
+        let store = lua.store(RedisStore::builder(), Way::Plain);
+        lua.follow_by(&store, Way::Plain, &chosen(&choices), &trace);
+        let store = cas.store(RedisStore::builder().cas(), Way::Plain);
+        cas.follow_by(&store, Way::Plain, &chosen(&choices), &trace);
+        let store = multi.store(RedisStore::builder().multi(), Way::Plain);
+        multi.follow_by(&store, Way::Plain, &chosen(&native), &only_attempts(few, &ops));
+    });
 }
 
-#[test]
-fn a_stack_of_three_limits_is_one_key_and_reports_when_all_admit() {
-    let server = OnServer::new();
-    let (lua, cas) = server.stores();
-    let burst = |text, burst| Policy::from(gcra(text, burst));
-    let stack = Stack::new([burst("2/s", 2), burst("3/m", 3), burst("9/h", 9)]).expect("a stack");
-    let limit = Limit::new("requests", stack).expect("a name");
-    let check = Check { limit: &limit, key: "alice", cost: 1 };
-    let at = |us: u64| Now::At(Timestamp::from_us(1_795_218_392_123_456 + us).expect("a time"));
-    server.runtime.block_on(async {
-        for (us, allowed, limit, remaining, retry_us) in [
-            (0, true, 2, 1, 0),
-            (0, true, 2, 0, 0),
-            (0, false, 2, 0, 500_000),
-            (500_000, true, 2, 0, 0),
-            (500_000, false, 2, 0, 19_500_000), // a second is not enough: the minute is used up
-        ] {
-            let verdicts = [
-                lua.apply(&Batch::one(&check).now(at(us))).await.expect("decides"),
-                cas.apply(&Batch::one(&check).now(at(us))).await.expect("decides"),
-            ];
-            for verdict in verdicts {
-                let retry = verdict.retry_after().expect("some time");
-                assert_eq!(verdict.decisions().len(), 1);
-                assert_eq!((verdict.allowed(), verdict.limit()), (allowed, limit));
-                assert_eq!(
-                    (verdict.remaining(), retry),
-                    (remaining, Duration::from_micros(retry_us))
-                );
-            }
+/// Regressions that the properties above found.
+mod found {
+    use super::*;
+
+    fn request(at_us: i64, op: Op, id: Option<u128>, cost: u64) -> Request {
+        let at_us = NOW_US.saturating_add_signed(at_us);
+        Request { at_us, op, id, metadata: Vec::new(), asks: vec![(0, 0, "a", cost)] }
+    }
+
+    /// The reserved cost shows whether anything was charged since.
+    #[test]
+    fn after_the_clock_went_back_a_reserved_attempt_counts_at_the_states_time() {
+        let trace = [
+            request(0, Op::Acquire, None, 1),
+            request(-2, Op::Force, Some(0), 0),
+            request(-2, Op::Acquire, Some(1), 1),
+            request(-3, Op::Refund, Some(2), 1),
+        ];
+        for policy in in_a_field().into_iter().filter(Policy::charges_denials) {
+            OnServer::new().follow(Way::Plain, &chosen(&vec![vec![policy]]), &trace);
         }
-        let mut keys: Vec<_> =
-            server.lifetimes(lua.prefix()).await.into_iter().map(|(key, _)| key).collect();
-        keys.sort();
-        let due = [lua.key(&limit, "alice"), cas.key(&limit, "alice")];
-        assert_eq!(keys, due);
-        assert_eq!(keys[0], format!("{}:1::{{alice}}", lua.prefix()));
-    });
+    }
+
+    /// A stack did not pass on when a charge counts as made.
+    #[test]
+    fn after_the_clock_went_back_a_reserved_stack_counts_at_its_latest_limits_time() {
+        let trace = [
+            request(0, Op::Acquire, None, 1),
+            request(-1_730_000, Op::Force, Some(0), 0),
+            request(-1_730_000 + 3_600_000_000, Op::Peek, Some(0), 0),
+        ];
+        for texts in [&["gcra 3/s burst 4"][..], &["fixed-window 5/s", "gcra 3/s burst 4"]] {
+            let policies = policies(texts);
+            OnServer::new().follow(Way::Plain, &|place, _| stack(place, &policies), &trace);
+        }
+    }
+
+    /// A charge of nothing waited until as little was used as the smaller limit admits.
+    #[test]
+    fn in_a_denied_batch_a_charge_of_nothing_waits_for_nothing_after_the_limit_has_shrunk() {
+        let both = |at_us, choice, cost| {
+            let asks = vec![(0, 0, "a", 2), (1, choice, "a", cost)];
+            Request { asks, ..request(at_us, Op::Acquire, None, 0) }
+        };
+        let trace = [both(0, 0, 4), both(1, 0, 4), both(2, 1, 0)];
+        let server = OnServer::new();
+        for name in Policy::NAMES.iter().filter(|name| !["concurrency"].contains(name)) {
+            let of = |count| match *name {
+                "bucketed-window" => format!("{name} bucket 250ms rates {count}/1s count attempts"),
+                name => format!("{name} {count}/s count attempts"),
+            };
+            let shrunk = [9, 3].map(|count| *limit("l", &of(count)).algorithm()).to_vec();
+            let choices = vec![policies(&["gcra 1/s"]), shrunk];
+            server.follow(Way::Plain, &chosen(&choices), &trace);
+        }
+    }
 }

@@ -1,414 +1,218 @@
-//! A user's own algorithm, that of the example, in memory and on Redis, and the behaviour of the
-//! compare-and-set mode on a real server.
+//! The compare-and-set mode against other clients: what is contention and what is not, and what it sends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use crate::common::{Meddled, Meddling, aside, query, url};
-use crate::weekend_budget::WeekendBudget;
-use ratelimit_core::{
-    Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, ReservationId, Store,
-    StoreError, SyncStore, Timestamp,
-};
-use ratelimit_memory::MemoryStore;
-use ratelimit_redis::{
-    Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
-};
-use ratelimit_testkit::{RedisServer, RespClient, RespValue};
+use ratelimit_core::{ErrorKind, Limit, Op, Policy, Store};
+use ratelimit_redis::{Cas, RedisError, RedisStore};
+use ratelimit_servers::{RedisServer, RespClient, RespValue};
 use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-const DAY_US: u64 = 86_400_000_000;
-/// A Friday, 20 March 2026, at midnight.
-const FRIDAY_US: u64 = 1_773_964_800_000_000;
+use crate::common::{
+    Fate, Meddled, PATIENCE, Words, acquire, apply, fails, left, limit, meddled, over, peek,
+    prefix, seldom, server, tell, three_and_no_more,
+};
 
-async fn store(server: &RedisServer, client: Client) -> RedisStore<Cas> {
-    RedisStore::builder().cas().connect(&url(server, client)).await.expect("the server is up")
+/// The key of an identifier's state under the limit that never refills.
+fn key(identifier: &str) -> String {
+    format!("rl:1:seldom!:{{{identifier}}}")
 }
 
-fn hourly() -> Limit<Policy> {
-    let gcra = Gcra::new("3/h".parse().expect("a rate"), 3).expect("a limit");
-    Limit::new("hourly", gcra.into()).expect("a name")
-}
-
-async fn a_users_algorithm_decides_alike_in_memory_and_on_redis(client: Client) {
-    let server = RedisServer::start().expect("redis-server");
-    let redis = store(&server, client).await;
-    let memory = MemoryStore::builder().clock(ManualClock::default()).build();
-    let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
-    let mut seen = Vec::new();
-    for (day, cost) in
-        [(0, 60), (0, 60), (0, 0), (1, 60), (1, 50), (1, 1), (0, 1), (3, 100), (3, 101)]
-    {
-        let at = Timestamp::from_us(FRIDAY_US + day * DAY_US + 1).expect("a time");
-        let check = Check { limit: &limit, key: "alice", cost };
-        let batch = Batch::one(&check).now(Now::At(at));
-        let there = redis.apply(&batch).await.expect("decides");
-        assert_eq!(memory.apply_now(&batch).expect("decides"), there, "{cost} on day {day}");
-        assert_eq!(
-            memory.state("budget", "alice"),
-            redis.state(&limit, "alice").await.expect("reads"),
-        );
-        seen.push((there.allowed(), there.limit(), there.remaining()));
-    }
-    assert_eq!(
-        seen,
-        [
-            (true, 100, 40),
-            (false, 100, 40),
-            (true, 100, 40),
-            (false, 50, 50), // Saturday
-            (true, 50, 0),
-            (false, 50, 0),
-            (false, 50, 0), // the clock went back
-            (true, 100, 0),
-            (false, 100, 0),
-        ]
-    );
-}
-
-async fn an_operation_that_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Client) {
-    let server = RedisServer::start().expect("redis-server");
-    let store = store(&server, client).await;
-    let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
-    let check = Check { limit: &limit, key: "alice", cost: 1 };
-    for op in [Op::Refund, Op::Force] {
-        let error = store.apply(&Batch::one(&check).op(op)).await.expect_err("has none");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("budget"), "{error}");
-    }
-    assert_eq!(query::<u64>(&mut aside(&server), &["DBSIZE"]), 0);
-}
-
-async fn a_corrupt_value_is_reported_once_and_the_limit_starts_fresh(client: Client) {
-    let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server, client).await, aside(&server));
-    let limit = hourly();
-    let check = Check { limit: &limit, key: "a", cost: 1 };
-    for garbage in ["nonsense", "gcra 1 2", "gcra 1 2 99999999999999999999"] {
-        query::<()>(&mut aside, &["SET", &store.key(&limit, "a"), garbage]);
-        let error = store.apply(&Batch::one(&check)).await.expect_err(garbage);
-        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert_eq!(store.apply(&Batch::one(&check)).await.expect("healed").remaining(), 2);
-    }
-    query::<()>(&mut aside, &["DEL", &store.key(&limit, "a")]);
-    query::<()>(&mut aside, &["RPUSH", &store.key(&limit, "a"), "another program's"]);
-    let error = store.apply(&Batch::one(&check)).await.expect_err("a list");
-    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-}
-
-/// A connection on which another client is always faster: the key changes before every write.
-struct Overtaken {
-    connection: RedisConnection,
-    changes: AtomicU64,
-}
-
-impl Connection for Overtaken {
-    async fn send(
-        &self,
-        to: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
-        let key = match words {
-            [Argument::Text("EVAL" | "EVALSHA"), _, _, key, ..]
-            | [Argument::Text("SET"), key, ..] => Some(*key),
-            _ => None,
-        };
-        if let Some(key) = key {
-            let now_us = self.changes.fetch_add(1, Ordering::Relaxed);
-            let state = format!("gcra {now_us} 0 0");
-            let change = [Argument::Text("SET"), key, Argument::Text(&state), Argument::Text("PX")];
-            let ttl = [Argument::Number(60_000)];
-            self.connection.send(to, &[&change[..], &ttl[..]].concat(), deadline).await?;
-        }
-        self.connection.send(to, words, deadline).await
-    }
-
-    async fn transaction(
-        &self,
-        to: &str,
-        commands: &[Vec<Argument<'_>>],
-        deadline: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
-        self.connection.transaction(to, commands, deadline).await
-    }
-
-    async fn send_to_each(
-        &self,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words, deadline).await
-    }
-
-    fn is_cluster(&self) -> bool {
-        self.connection.is_cluster()
-    }
-
-    fn address(&self) -> &Arc<str> {
-        self.connection.address()
-    }
-}
-
-async fn a_key_that_others_always_change_first_is_contended_and_uncharged(client: Client) {
-    let server = RedisServer::start().expect("redis-server");
-    let opened = RedisConnection::open(&url(&server, client), Duration::from_secs(5)).await;
-    let connection = opened.expect("the server is up");
-    let overtaken = Overtaken { connection, changes: AtomicU64::new(1) };
-    let store = RedisStore::builder().cas().over(Arc::new(overtaken)).expect("a prefix");
-    let limit = hourly();
-    let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
-    for batch in [Batch::one(&checks[0]), Batch::new(&checks).expect("distinct")] {
-        let error = store.apply(&batch).await.expect_err("never first");
-        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-    }
-    assert_eq!(store.state(&limit, "b").await.expect("reads"), None);
-    // A peek writes nothing and disturbs no other caller.
-    let _ = store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
-}
-
-/// A connection on which a read waits until this many have been sent.
-struct AllAtOnce {
-    connection: RedisConnection,
-    readings: Barrier,
-}
-
-impl Connection for AllAtOnce {
-    async fn send(
-        &self,
-        to: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
-        if matches!(words, [Argument::Text("GET" | "TIME"), ..]) {
-            let all = tokio::time::timeout_at(deadline.at(), self.readings.wait());
-            all.await.expect("all readings are sent at once");
-        }
-        self.connection.send(to, words, deadline).await
-    }
-
-    async fn transaction(
-        &self,
-        to: &str,
-        commands: &[Vec<Argument<'_>>],
-        deadline: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
-        self.connection.transaction(to, commands, deadline).await
-    }
-
-    async fn send_to_each(
-        &self,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words, deadline).await
-    }
-
-    fn is_cluster(&self) -> bool {
-        self.connection.is_cluster()
-    }
-
-    fn address(&self) -> &Arc<str> {
-        self.connection.address()
-    }
-}
-
-async fn a_batch_reads_everything_in_one_round_trip(client: Client) {
-    let server = RedisServer::start().expect("redis-server");
-    let limit = hourly();
-    let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
-    // The states, the reservations under the id, and the time.
-    for (batch, readings) in [
-        (Batch::one(&checks[0]), 2),
-        (Batch::new(&checks).expect("distinct"), 3),
-        (Batch::new(&checks).expect("distinct").id(ReservationId::new(7)), 5),
-    ] {
-        let deadline = Duration::from_secs(10);
-        let opened = RedisConnection::open(&url(&server, client), deadline).await;
-        let connection = opened.expect("the server is up");
-        let all_at_once = AllAtOnce { connection, readings: Barrier::new(readings) };
-        let builder = RedisStore::builder().cas().deadline(deadline);
-        let store = builder.over(Arc::new(all_at_once)).expect("a prefix");
-        assert!(store.apply(&batch).await.expect("decides").allowed(), "{readings}");
-    }
-}
-
-/// Callers of one process take turns, and processes back off from each other.
-async fn many_callers_of_one_key_are_rarely_contended(client: Client) {
-    const TIMES: usize = 10;
-    let limit: Limit<Policy> = Limit::new(
-        "many",
-        Gcra::new("1/h".parse().expect("a rate"), 1_000).expect("a limit").into(),
-    )
-    .expect("a name");
-    for (stores, tasks) in [(1, 64), (4, 16)] {
-        let server = RedisServer::start().expect("redis-server");
-        let (mut asking, mut contended) = (tokio::task::JoinSet::new(), 0);
-        for _ in 0..stores {
-            let builder = RedisStore::builder().cas().deadline(Duration::from_secs(20));
-            let store = builder.connect(&url(&server, client)).await.expect("the server is up");
-            for _ in 0..tasks {
-                let (store, limit) = (store.clone(), limit.clone());
-                asking.spawn(async move {
-                    let mut contended = 0;
-                    for _ in 0..TIMES {
-                        let check = Check { limit: &limit, key: "one", cost: 1 };
-                        match store.apply(&Batch::one(&check)).await {
-                            Ok(verdict) => assert!(verdict.allowed()),
-                            Err(error) => {
-                                assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-                                contended += 1;
-                            }
-                        }
-                    }
-                    contended
-                });
-            }
-        }
-        while let Some(of_task) = asking.join_next().await {
-            contended += of_task.expect("no panic");
-        }
-        let requests = stores * tasks * TIMES;
-        assert!(contended * 100 < requests, "{contended} of {requests} with {stores} stores");
-        let store = store(&server, client).await;
-        let check = Check { limit: &limit, key: "one", cost: 0 };
-        let left = store.apply(&Batch::one(&check)).await.expect("decides").remaining();
-        assert_eq!(left, 1_000 - (requests - contended) as u64, "each was charged once");
-    }
-}
-
-/// A store on whose connection `before` runs before every write. Its deadline never forces another
-/// attempt.
-async fn meddled(
-    server: &RedisServer,
-    client: Client,
-    clustered: bool,
-    before_writes: impl Fn(&mut RespClient) + Send + Sync + 'static,
-) -> RedisStore<Cas, Arc<Meddled>> {
-    let opened = RedisConnection::open(&url(server, client), Duration::from_secs(20)).await;
-    let port = server.port();
-    let connection = Meddled::new(opened.expect("the server is up")).before(move |words| {
-        if matches!(words, [Argument::Text("EVAL" | "EVALSHA" | "SET"), ..]) {
-            before_writes(&mut RespClient::connect(port).expect("it is up"));
-        }
-        Meddling::None
-    });
-    let connection = if clustered { connection.clustered() } else { connection };
-    let builder = RedisStore::builder().cas().deadline(Duration::from_millis(1));
-    builder.over(Arc::new(connection)).expect("a prefix")
-}
-
-fn tell(client: &mut RespClient, words: &[&str]) -> RespValue {
-    client.command(words).expect("it answers").ok().expect("done")
+/// Writes a state as another client: another one for each number.
+fn write(client: &mut RespClient, key: &str, n: u64) {
+    let set = ["SET", key, &format!("gcra {n} 0 0"), "PX", "60000"];
+    client.command(&set).expect("it answers").ok().expect("OK");
 }
 
 /// Makes keys expire, and returns when they have.
 fn expire(client: &mut RespClient, keys: &[String]) {
     for key in keys {
-        tell(client, &["PEXPIRE", key, "1"]);
-        while tell(client, &["EXISTS", key]) == RespValue::Integer(1) {}
+        client.command(&["PEXPIRE", key, "1"]).expect("it answers").ok().expect("done");
+        while client.command(&["EXISTS", key]) == Ok(RespValue::Integer(1)) {}
     }
 }
 
-/// No other client is there, so it is no contention, however long it takes and in however many slots.
-async fn a_state_that_expires_between_read_and_write_is_read_again(client: Client) {
-    let server = RedisServer::start().expect("redis-server");
-    let limit = hourly();
-    let keys = ["a", "b"].map(|key| format!("rl:1:hourly!:{{{key}}}"));
-    let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
-    let (one, both) = (Batch::one(&checks[0]), Batch::new(&checks).expect("distinct"));
-    for (batch, clustered) in [(one, false), (both, false), (both, true)] {
+/// A store before each of whose writes another client does this. No deadline forces another attempt.
+async fn store(
+    server: &RedisServer,
+    is_cluster: bool,
+    before_writes: impl Fn(&mut RespClient) + Send + Sync + 'static,
+) -> RedisStore<Cas, Arc<Meddled>> {
+    let port = server.port();
+    let connection = meddled(server).await.decided(move |words| {
+        if ["EVAL", "EVALSHA", "SET"].contains(&words.name()) {
+            before_writes(&mut RespClient::connect(port).expect("it is up"));
+        }
+        Fate::Sent
+    });
+    let connection = if is_cluster { connection.clustered() } else { connection };
+    over(RedisStore::builder().cas().deadline(std::time::Duration::from_millis(1)), connection)
+}
+
+#[tokio::test]
+async fn a_key_that_others_always_change_first_is_contended_and_uncharged() {
+    let (server, limit) = (server(), seldom());
+    let written = AtomicU64::new(1);
+    let change = move |client: &mut RespClient| {
+        write(client, &key("a"), written.fetch_add(1, Ordering::Relaxed));
+    };
+    let changed = store(&server, false, change).await;
+    let both = [(&limit, "a", 1), (&limit, "b", 1)];
+    for checks in [&both[..1], &both] {
+        fails(apply(&changed, checks, Op::Acquire, None).await, ErrorKind::Contended, "");
+    }
+    assert_eq!(changed.state(&limit, "b").await.expect("reads"), None);
+    // A peek writes nothing and disturbs no other caller.
+    let _ = peek(&changed, &limit, "a").await;
+    // A removal by another client looks like an expiry. Together with its writes it is contention.
+    let written = AtomicU64::new(1);
+    let in_turn = store(&server, false, move |client| {
+        if client.command(&["DEL", &key("c")]) == Ok(RespValue::Integer(0)) {
+            write(client, &key("c"), written.fetch_add(1, Ordering::Relaxed));
+        }
+    });
+    fails(acquire(&in_turn.await, &limit, "c").await, ErrorKind::Contended, "");
+}
+
+/// No other client is there, so it is no contention: however long it takes, in however many slots, and if each of
+/// many states expires at another time.
+#[tokio::test]
+async fn a_state_that_expires_between_read_and_write_is_read_again() {
+    let (server, limit) = (server(), seldom());
+    let mut aside = server.client().expect("it is up");
+    let names: Vec<_> = (0..50).map(|n| n.to_string()).collect();
+    for (some, is_cluster, in_turn) in
+        [(1, false, false), (2, false, false), (2, true, false), (50, false, true)]
+    {
+        let keys: Vec<_> = names[..some].iter().map(|name| key(name)).collect();
         let to_expire = keys.clone();
-        let store = meddled(&server, client, clustered, move |aside| expire(aside, &to_expire));
-        let store = store.await;
-        for _ in 0..3 {
-            for key in &keys {
-                let mut aside = RespClient::connect(server.port()).expect("it is up");
-                tell(&mut aside, &["SET", key, "gcra 1 0 0", "PX", "60000"]);
+        let expiring = store(&server, is_cluster, move |client| {
+            if in_turn {
+                let there =
+                    |key: &&String| client.command(&["EXISTS", key]) == Ok(RespValue::Integer(1));
+                let first = to_expire.iter().find(there).cloned();
+                expire(client, first.as_slice());
+            } else {
+                expire(client, &to_expire);
             }
-            let verdict = store.apply(&batch).await.expect("no other caller is there");
-            assert_eq!(verdict.remaining(), 2);
+        });
+        let expiring = expiring.await;
+        for _ in 0..2 {
+            for key in &keys {
+                write(&mut aside, key, 1);
+            }
+            let checks: Vec<_> = names[..some].iter().map(|name| (&limit, &**name, 1)).collect();
+            let verdict = apply(&expiring, &checks, Op::Acquire, None).await;
+            assert_eq!(verdict.expect("no other caller is there").remaining(), 2);
         }
     }
 }
 
-/// Each of many states expires at a different time, and each time all of them are read again.
-async fn states_that_expire_in_turn_are_no_contention(client: Client) {
-    const MANY: usize = 50;
-    let server = RedisServer::start().expect("redis-server");
-    let limit = hourly();
-    let names: Vec<_> = (0..MANY).map(|n| n.to_string()).collect();
-    let keys: Vec<_> = names.iter().map(|name| format!("rl:1:hourly!:{{{name}}}")).collect();
-    let mut aside = RespClient::connect(server.port()).expect("it is up");
-    for key in &keys {
-        tell(&mut aside, &["SET", key, "gcra 1 0 0", "PX", "60000"]);
+#[tokio::test]
+async fn a_batch_reads_everything_in_one_round_trip() {
+    let (server, limit) = (server(), seldom());
+    let both = [(&limit, "a", 1), (&limit, "b", 1)];
+    // The states, the reservations under the id, and the time.
+    for (checks, id, reads) in [(&both[..1], None, 2), (&both, None, 3), (&both, Some(7), 5)] {
+        let all = Arc::new(Barrier::new(reads));
+        let all_at_once = meddled(&server).await.before(move |words: Words| {
+            let all = Arc::clone(&all);
+            async move {
+                if ["GET", "TIME"].contains(&words.name()) {
+                    timeout(PATIENCE, all.wait()).await.expect("all are sent at once");
+                }
+                Fate::Sent
+            }
+        });
+        let store = over(RedisStore::builder().cas().deadline(PATIENCE), all_at_once);
+        let verdict = apply(&store, checks, Op::Acquire, id).await;
+        assert!(verdict.expect("decides").allowed(), "{reads}");
     }
-    let store = meddled(&server, client, false, move |aside| {
-        let there = |key: &&String| tell(aside, &["EXISTS", key]) == RespValue::Integer(1);
-        if let Some(first) = keys.iter().find(there).cloned() {
-            expire(aside, &[first]);
-        }
-    });
-    let store = store.await;
-    let checks: Vec<_> =
-        names.iter().map(|name| Check { limit: &limit, key: name, cost: 1 }).collect();
-    let verdict = store.apply(&Batch::new(&checks).expect("distinct")).await;
-    assert_eq!(verdict.expect("no other caller is there").remaining(), 2);
 }
 
-/// A removal by another client looks like an expiry. Together with its writes it is contention.
-async fn a_key_that_others_write_and_remove_in_turn_is_contended(client: Client) {
-    let server = RedisServer::start().expect("redis-server");
-    let limit = hourly();
-    let check = Check { limit: &limit, key: "a", cost: 1 };
-    let written = AtomicU64::new(0);
-    let store = meddled(&server, client, false, move |aside| {
-        let key = "rl:1:hourly!:{a}";
-        if tell(aside, &["DEL", key]) == RespValue::Integer(0) {
-            let state = format!("gcra {} 0 0", written.fetch_add(1, Ordering::Relaxed));
-            tell(aside, &["SET", key, &state, "PX", "60000"]);
+/// Callers of one process take turns, and processes back off from each other.
+#[tokio::test]
+async fn many_callers_of_one_key_are_rarely_contended() {
+    const TIMES: u64 = 10;
+    let (server, many) = (server(), limit("many", "gcra 1/h burst 1000"));
+    for (stores, tasks) in [(1, 64), (4, 16)] {
+        let (mut asking, prefix) = (JoinSet::new(), prefix());
+        let builder = RedisStore::builder().cas().deadline(PATIENCE).prefix(&prefix);
+        let url = server.url();
+        let connect = || builder.clone().connect(&url);
+        for _ in 0..stores {
+            let store = connect().await.expect("it is up");
+            for _ in 0..tasks {
+                asking.spawn(contended(store.clone(), many.clone(), TIMES));
+            }
         }
-    });
-    let error = store.await.apply(&Batch::one(&check)).await.expect_err("never first");
-    assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        let contended: u64 = asking.join_all().await.into_iter().sum();
+        let requests = stores * tasks * TIMES;
+        assert!(contended * 100 < requests, "{contended} of {requests} with {stores} stores");
+        let store = connect().await.expect("it is up");
+        assert_eq!(peek(&store, &many, "one").await, 1_000 - (requests - contended), "once each");
+    }
+}
+
+/// How many of so many requests are contended.
+async fn contended<S>(store: S, limit: Limit<Policy>, times: u64) -> u64
+where
+    S: Store<Policy, Error = RedisError>,
+{
+    let mut contended = 0;
+    for _ in 0..times {
+        match acquire(&store, &limit, "one").await {
+            Ok(verdict) => assert!(verdict.allowed()),
+            error => {
+                fails(error, ErrorKind::Contended, "");
+                contended += 1;
+            }
+        }
+    }
+    contended
 }
 
 /// On every configured server. Those without `SET … IFEQ` need the script, and support it.
-async fn a_single_check_needs_no_scripting_if_the_server_has_ifeq(client: Client) {
+#[tokio::test]
+async fn a_single_check_needs_no_scripting_if_the_server_has_ifeq() {
     for binary in RedisServer::binaries() {
         let server = RedisServer::start_with(&binary, &[]).expect("a server");
-        let (store, mut aside) = (store(&server, client).await, aside(&server));
-        query::<()>(&mut aside, &["SET", "probe", "old"]);
-        let mut ifeq = redis::cmd("SET");
-        let known = ifeq.arg(&["probe", "new", "IFEQ", "old"]).query::<()>(&mut aside).is_ok();
-        let limit = hourly();
-        let check = Check { limit: &limit, key: "a", cost: 1 };
-        for remaining in [2, 1, 0] {
-            let verdict = store.apply(&Batch::one(&check)).await.expect("decides");
-            assert_eq!((verdict.allowed(), verdict.remaining()), (true, remaining), "{binary}");
-        }
-        assert!(!store.apply(&Batch::one(&check)).await.expect("decides").allowed());
-        let refund = Check { cost: 3, ..check };
-        let verdict = store.apply(&Batch::one(&refund).op(Op::Refund)).await.expect("decides");
-        assert_eq!(verdict.remaining(), 3);
+        let store = RedisStore::builder().cas().deadline(PATIENCE).connect(&server.url()).await;
+        let (store, limit) = (store.expect("it is up"), seldom());
+        tell(&server, &["SET", "probe", "old"]);
+        let known = server.command(&["SET", "probe", "new", "IFEQ", "old"]);
+        let known = known.expect("it is up").ok().is_ok();
+        three_and_no_more(&store, &limit, "a").await;
+        let refund = apply(&store, &[(&limit, "a", 3)], Op::Refund, None).await;
+        assert_eq!(refund.expect("decides").remaining(), 3);
         assert_eq!(store.state(&limit, "a").await.expect("reads"), None);
-        assert_eq!(store.apply(&Batch::one(&check)).await.expect("decides").remaining(), 2);
+        assert_eq!(left(&store, &limit, "a").await, 2);
         let calls = |command| server.calls(command).expect("it is up");
         let scripted = calls("evalsha") + calls("eval") > 0;
         assert_eq!(scripted, !known, "{binary}: IFEQ is known: {known}");
     }
 }
 
-with_each_client! {
-    a_users_algorithm_decides_alike_in_memory_and_on_redis,
-    an_operation_that_an_algorithm_lacks_is_unsupported_and_charges_nothing,
-    a_corrupt_value_is_reported_once_and_the_limit_starts_fresh,
-    a_key_that_others_always_change_first_is_contended_and_uncharged,
-    a_batch_reads_everything_in_one_round_trip,
-    many_callers_of_one_key_are_rarely_contended,
-    a_state_that_expires_between_read_and_write_is_read_again,
-    states_that_expire_in_turn_are_no_contention,
-    a_key_that_others_write_and_remove_in_turn_is_contended,
-    a_single_check_needs_no_scripting_if_the_server_has_ifeq,
+/// A check that costs nothing is never written, whatever the server can compare and set.
+#[tokio::test]
+async fn a_check_that_costs_nothing_is_not_written() {
+    let (server, limit) = (server(), seldom());
+    let touched = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&touched);
+    let connection = meddled(&server).await.clustered().decided(move |words| {
+        if words.asks("SET", "bob") {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        Fate::Sent
+    });
+    let store = over(RedisStore::builder().cas(), connection);
+    for cost in [0, 1, 0] {
+        let before = touched.load(Ordering::SeqCst);
+        let both = [(&limit, "alice", 1), (&limit, "bob", cost)];
+        assert!(apply(&store, &both, Op::Acquire, None).await.expect("decides").allowed());
+        assert!(cost > 0 || touched.load(Ordering::SeqCst) == before, "it was written");
+    }
+    assert_eq!(peek(&store, &limit, "bob").await, 2);
 }

@@ -1,428 +1,383 @@
-//! Requests that come while a call is under way go together in the next one: observed on the wire.
+//! Requests that come while a call is under way share the next one. From outside: they are charged in their order, each
+//! learns its own outcome by its own deadline, and no caller that stops holds another back.
 
-use std::collections::VecDeque;
+use std::collections::HashSet;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ratelimit_core::{
-    Batch, Check, ErrorKind, FixedWindow, Gcra, Limit, Policy, SlidingCounter, Stack, Store,
-    StoreError, TokenBucket, Verdict,
-};
-use ratelimit_redis::{
-    Argument, Connection, Deadline, Lua, LuaProgram, RedisConnection, RedisError, RedisStore,
-    Reply, Tag,
-};
-use ratelimit_testkit::RedisServer;
+use futures_util::FutureExt as _;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use ratelimit_core::{ErrorKind, Limit, Op, Policy, StoreError, Verdict};
+use ratelimit_redis::{Client, Lua, RedisError, RedisStore, Tag};
+use ratelimit_servers::{FaultProxy, RedisServer};
+use ratelimit_testkit::PureStore;
+use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, yield_now};
 
-/// A connection that holds each command back until the test lets it go.
-struct Gate {
-    connection: RedisConnection,
-    open: Semaphore,
-    /// What happens to the next commands; all others are sent.
-    fates: Mutex<VecDeque<Fate>>,
-    calls: Mutex<Vec<Vec<String>>>,
-}
+use crate::common::{
+    Fate, Meddled, PATIENCE, Slow, acquire, apply, every, fails, left, limit, meddled, over, peek,
+    prefix, seldom, server, store, tell,
+};
 
-/// What happens to a command.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Sent,
-    /// It is sent, and its reply is lost.
-    ReplyLost,
-    NeverSent,
-    /// The server refuses it.
-    Refused,
+/// What holds each command back until the test lets it go.
+struct Gate {
+    open: Semaphore,
+    /// The server refuses the first command about this identifier.
+    refused: Mutex<Option<&'static str>>,
+    /// How many calls of scripts there were.
+    calls: Mutex<usize>,
 }
 
 impl Gate {
-    fn lets_go(&self, commands: usize) {
-        self.open.add_permits(commands);
+    fn opens(&self) {
+        self.open.add_permits(10_000);
     }
 
-    /// The calls of scripts since the last time. Those that repeat one by its text do not count.
-    fn calls(&self) -> Vec<Vec<String>> {
-        let mut calls = std::mem::take(&mut *self.calls.lock().expect("no panic"));
-        calls.retain(|words| words[0] == "EVALSHA");
-        calls
-    }
-
-    /// Holds commands back again.
     fn closes(&self) {
         self.open.forget_permits(Semaphore::MAX_PERMITS);
     }
 }
 
-impl Connection for Gate {
-    async fn send(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
-        let word = |word: &Argument<'_>| match word {
-            Argument::Text(text) => (*text).to_owned(),
-            Argument::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            Argument::Number(number) => number.to_string(),
-            Argument::Integer(number) => number.to_string(),
-        };
-        self.calls.lock().expect("no panic").push(words.iter().map(word).collect());
-        tokio::time::timeout_at(deadline.at(), self.open.acquire())
-            .await
-            .map_err(|_| RedisError::TimedOut {
-                address: Arc::clone(self.connection.address()),
-                deadline: deadline.given(),
-            })?
-            .expect("never closed")
-            .forget();
-        let fate = self.fates.lock().expect("no panic").pop_front().unwrap_or(Fate::Sent);
-        let (address, reason) = (Arc::clone(self.connection.address()), "by the test".to_owned());
-        match fate {
-            Fate::NeverSent => return Err(RedisError::Unreachable { address, reason }),
-            Fate::Refused => {
-                let code = "OOM".to_owned();
-                return Err(RedisError::Server { address, code, message: reason });
-            }
-            Fate::Sent | Fate::ReplyLost => {}
-        }
-        let patient = Deadline::within(Duration::from_secs(20));
-        let reply = self.connection.send(key, words, patient).await;
-        match fate {
-            Fate::ReplyLost => Err(RedisError::Lost { address, reason }),
-            _ => reply,
-        }
-    }
-
-    async fn transaction(
-        &self,
-        key: &str,
-        commands: &[Vec<Argument<'_>>],
-        deadline: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
-        self.connection.transaction(key, commands, deadline).await
-    }
-
-    async fn send_to_each(
-        &self,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words, deadline).await
-    }
-
-    fn is_cluster(&self) -> bool {
-        // All keys are in one slot, and so in one queue.
-        true
-    }
-
-    fn address(&self) -> &Arc<str> {
-        self.connection.address()
-    }
-}
-
-/// A store behind a gate.
-struct Merging {
-    server: RedisServer,
+/// A store behind a gate. All requests lie in one slot.
+#[derive(Clone)]
+struct Gated {
     gate: Arc<Gate>,
-    store: RedisStore<Lua, Arc<Gate>>,
+    store: RedisStore<Lua, Arc<Meddled>>,
 }
 
 type Task = JoinHandle<Result<Verdict, RedisError>>;
+type Asked = Pin<Box<dyn Future<Output = Result<Verdict, RedisError>> + Send>>;
 
-impl Merging {
-    async fn new() -> Self {
-        Self::within(Duration::from_secs(20)).await
-    }
-
-    async fn within(deadline: Duration) -> Self {
-        let server = RedisServer::start().expect("redis-server");
-        let connection = RedisConnection::open(&server.url(), Duration::from_secs(20)).await;
-        let gate = Arc::new(Gate {
-            connection: connection.expect("it is up"),
-            open: Semaphore::new(0),
-            fates: Mutex::default(),
-            calls: Mutex::default(),
+impl Gated {
+    async fn new(server: &RedisServer, deadline: Duration, wrong: Option<Wrong>) -> Self {
+        let (open, refused, calls) = (Semaphore::new(0), Mutex::default(), Mutex::default());
+        let gate = Arc::new(Gate { open, refused, calls });
+        let held = Arc::clone(&gate);
+        let connection = meddled(server).await.clustered().holding().before(move |words| {
+            let gate = Arc::clone(&held);
+            async move {
+                *gate.calls.lock().unwrap() += usize::from(words.name() == "EVALSHA");
+                gate.open.acquire().await.expect("never closed").forget();
+                let refused = &mut *gate.refused.lock().unwrap();
+                let is_refused =
+                    refused.is_some_and(|key| words.0.iter().any(|w| w.ends_with(key)));
+                if is_refused {
+                    *refused = None;
+                }
+                if is_refused { Fate::Refused } else { Fate::Sent }
+            }
         });
-        let store = RedisStore::builder().tag(Tag::Fixed("all".into())).deadline(deadline);
-        let store = store.over(Arc::clone(&gate));
-        Self { server, gate, store: store.expect("a prefix") }
+        let connection =
+            if let Some(wrong) = wrong { connection.rewriting(wrong) } else { connection };
+        let builder = RedisStore::builder().tag(Tag::Fixed("all".into())).deadline(deadline);
+        Self { gate, store: over(builder.prefix(&prefix()), connection) }
     }
 
-    /// Starts a request, which runs until it waits.
-    async fn asks<A: LuaProgram + 'static>(
-        &self,
-        checks: impl IntoIterator<Item = (&Arc<Limit<A>>, &'static str, u64)>,
-    ) -> Task
-    where
-        A::State: Send + Sync,
-    {
-        let checks: Vec<_> =
-            checks.into_iter().map(|(limit, key, cost)| (Arc::clone(limit), key, cost)).collect();
+    fn future(&self, checks: &[(&Limit<Policy>, &'static str, u64)]) -> Asked {
         let store = self.store.clone();
-        let task = tokio::spawn(async move {
+        let checks: Vec<_> =
+            checks.iter().map(|(l, key, cost)| ((*l).clone(), *key, *cost)).collect();
+        Box::pin(async move {
             let checks: Vec<_> =
-                checks.iter().map(|(limit, key, cost)| Check { limit, key, cost: *cost }).collect();
-            store.apply(&Batch::new(&checks).expect("distinct")).await
-        });
-        settled().await;
+                checks.iter().map(|(limit, key, cost)| (limit, *key, *cost)).collect();
+            apply(&store, &checks, Op::Acquire, None).await
+        })
+    }
+
+    /// Starts a request, which runs until it waits. The runtime has one thread.
+    async fn asks(&self, checks: &[(&Limit<Policy>, &'static str, u64)]) -> Task {
+        let task = tokio::spawn(self.future(checks));
+        for _ in 0..100 {
+            yield_now().await;
+        }
         task
     }
 
-    /// A request that is under way: all that come now wait for it.
-    async fn is_busy(&self) -> Task {
-        let limit = limit("busy", Gcra::new("1/h".parse().expect("a rate"), 9).expect("a limit"));
-        self.gate.calls();
-        let task = self.asks([(&limit, "another", 1)]).await;
-        assert_eq!(self.gate.calls().len(), 1);
-        task
-    }
-
-    /// Lets the call under way go, and all that come.
-    async fn lands(&self, busy: Task) {
-        self.gate.lets_go(1_000);
-        assert!(busy.await.expect("no panic").expect("decides").allowed());
+    /// A request that waits, and that no task polls any more.
+    fn kept(&self, limit: &Limit<Policy>, key: &'static str) -> Asked {
+        let mut kept = self.future(&[(limit, key, 1)]);
+        assert!((&mut kept).now_or_never().is_none(), "the server answers nothing yet");
+        kept
     }
 }
 
-/// Until all tasks wait. The runtime has one thread.
-async fn settled() {
-    for _ in 0..200 {
-        yield_now().await;
-    }
-}
-
-fn limit<A: ratelimit_core::Algorithm>(name: &str, algorithm: A) -> Arc<Limit<A>> {
-    Arc::new(Limit::new(name, algorithm).expect("a name"))
-}
-
-/// Ten per day, by each algorithm that merges.
-fn policies() -> Vec<Policy> {
-    let rate = || "10/d".parse().expect("a rate");
-    let gcra = || Gcra::new(rate(), 10).expect("a limit");
-    vec![
-        gcra().into(),
-        TokenBucket::new(rate(), 10).expect("a limit").into(),
-        FixedWindow::new(rate()).expect("a limit").into(),
-        SlidingCounter::new(rate()).expect("a limit").into(),
-    ]
-}
-
-async fn remaining(task: Task) -> (bool, u64) {
+async fn remaining(task: Task) -> u64 {
     let verdict = task.await.expect("no panic").expect("decides");
-    (verdict.allowed(), verdict.remaining())
+    assert!(verdict.allowed());
+    verdict.remaining()
 }
 
-#[tokio::test]
-async fn requests_of_one_key_are_one_call_and_charged_in_their_order() {
-    let merging = Merging::new().await;
-    for (n, policy) in policies().into_iter().enumerate() {
-        let limit = limit(&format!("l{n}"), policy);
-        let busy = merging.is_busy().await;
-        let mut tasks = Vec::new();
-        for cost in [1, 1, 1, 4, 9, 2, 2, 1, 1] {
-            tasks.push(merging.asks([(&limit, "alice", cost)]).await);
-        }
-        assert!(merging.gate.calls().is_empty(), "they wait");
-        merging.lands(busy).await;
-        let mut seen = Vec::new();
-        for task in tasks {
-            seen.push(remaining(task).await);
-        }
-        let due = [(9, true), (8, true), (7, true), (3, true), (3, false), (1, true), (1, false)];
-        let due = due.into_iter().chain([(0, true), (0, false)]).map(|(left, yes)| (yes, left));
-        assert_eq!(seen, due.collect::<Vec<_>>(), "{limit:?}");
-        let calls = merging.gate.calls();
-        assert_eq!(calls.len(), 1, "{calls:?}");
-        merging.gate.closes();
-    }
+/// What a script may do wrong.
+type Wrong = fn(&str) -> String;
+
+/// Requests for several limits and keys, all of which wait for a call under way: the place of the limit, whether
+/// the key is the second one, and the cost.
+fn requests() -> impl Strategy<Value = Vec<Vec<(usize, bool, u64)>>> {
+    let cost = prop_oneof![6 => Just(1_u64), 2 => 1..7_u64, 1 => Just(0)];
+    let one = (0..4_usize, any::<bool>(), cost);
+    let few = prop_oneof![
+        4 => prop::collection::vec(one.clone(), 1..2),
+        1 => prop::collection::vec(one, 1..4),
+    ];
+    // One that charges nothing waits for no other.
+    let charges = |asks: &Vec<(usize, bool, u64)>| asks.iter().any(|(_, _, cost)| *cost > 0);
+    prop::collection::vec(few.prop_filter("it charges", charges), 1..24)
 }
 
-#[tokio::test]
-async fn requests_of_different_keys_and_limits_go_in_one_call() {
-    let merging = Merging::new().await;
-    let gcra = |n| Gcra::new("10/d".parse().expect("a rate"), n).expect("a limit");
-    let (few, many) = (limit("few", gcra(2)), limit("many", gcra(5)));
-    let busy = merging.is_busy().await;
-    let mut tasks = Vec::new();
-    for key in ["alice", "bob", "carol", "alice", "alice"] {
-        tasks.push(merging.asks([(&few, key, 1)]).await);
-        tasks.push(merging.asks([(&many, key, 1)]).await);
-    }
-    merging.lands(busy).await;
-    let mut left = Vec::new();
-    for task in tasks {
-        left.push(remaining(task).await);
-    }
-    let due = [(1, 4), (1, 4), (1, 4), (0, 3), (0, 2)];
-    let due: Vec<_> = due.into_iter().flat_map(|(few, many)| [few, many]).collect();
-    assert_eq!(left.iter().map(|(_, left)| *left).collect::<Vec<_>>(), due);
-    assert_eq!(left.iter().filter(|(allowed, _)| !allowed).count(), 1, "{left:?}");
-    assert_eq!(merging.gate.calls().len(), 1);
+/// Whether requests that share calls are decided as one after the other, by scripts that may be wrong.
+fn decides_in_order(wrong: Option<Wrong>, cases: u32) -> Result<(), String> {
+    let (server, runtime) = (server(), runtime());
+    // The same cases each time. A fault needs not be shrunk.
+    let config =
+        Config { cases, max_shrink_iters: 64, failure_persistence: None, ..Config::default() };
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let (limits, busy) = (&every(9)[..7], seldom());
+    let limits: Vec<_> = [0, 2, 3, 6].iter().map(|n| limits[*n].clone()).collect();
+    let (asked, called) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    let ran = runner.run(&requests(), |requests| {
+        runtime.block_on(async {
+            let (gated, pure) = (Gated::new(&server, PATIENCE, wrong).await, PureStore::new());
+            let under_way = gated.asks(&[(&busy, "busy", 1)]).await;
+            let (mut tasks, mut due) = (Vec::new(), Vec::new());
+            for asks in requests {
+                let mut checks: Vec<_> = asks
+                    .iter()
+                    .map(|(place, second, cost)| {
+                        (&limits[*place], ["alice", "bob"][usize::from(*second)], *cost)
+                    })
+                    .collect();
+                checks.sort_by_key(|(limit, key, cost)| {
+                    (limit.name(), *key, std::cmp::Reverse(*cost))
+                });
+                checks.dedup_by_key(|(limit, key, _)| (limit.name(), *key));
+                tasks.push(gated.asks(&checks).await);
+                due.push(told(&apply(&pure, &checks, Op::Acquire, None).await.expect("decides")));
+            }
+            gated.gate.opens();
+            let lost = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
+            let _ = under_way.await.expect("no panic").map_err(|error| lost(&error))?;
+            asked.set(asked.get() + tasks.len());
+            for (task, due) in tasks.into_iter().zip(due) {
+                let verdict = task.await.expect("no panic").map_err(|error| lost(&error))?;
+                prop_assert_eq!(told(&verdict), due);
+            }
+            called.set(called.get() + *gated.gate.calls.lock().unwrap());
+            for limit in &limits {
+                for key in ["alice", "bob"] {
+                    let left = peek(&pure, limit, key).await;
+                    prop_assert_eq!(peek(&gated.store, limit, key).await, left);
+                }
+            }
+            Ok(())
+        })
+    });
+    ran.map_err(|error| error.to_string())?;
+    // A wrong script is sent as its text each time.
+    let is_shared = wrong.is_some() || called.get() < asked.get();
+    assert!(is_shared, "{} calls for {}", called.get(), asked.get());
+    Ok(())
 }
 
-#[tokio::test]
-async fn batches_are_all_or_nothing_and_those_that_overlap_keep_their_order() {
-    let merging = Merging::new().await;
-    let gcra = |n| Gcra::new("10/d".parse().expect("a rate"), n).expect("a limit");
-    let (few, many) = (limit("few", gcra(2)), limit("many", gcra(5)));
-    let busy = merging.is_busy().await;
-    let both = [(&few, "alice", 1), (&many, "alice", 1)];
-    let first = merging.asks(both).await;
-    let second = merging.asks(both).await;
-    let third = merging.asks(both).await;
-    // Shares a state with those before it, and has other limits: it goes after them.
-    let alone = merging.asks([(&many, "alice", 3)]).await;
-    let last = merging.asks([(&few, "alice", 1)]).await;
-    let elsewhere = merging.asks([(&few, "bob", 1)]).await;
-    merging.lands(busy).await;
-    assert_eq!(remaining(first).await, (true, 1));
-    assert_eq!(remaining(second).await, (true, 0));
-    assert_eq!(remaining(third).await, (false, 0));
-    assert_eq!(remaining(alone).await, (true, 0), "the third request charged nothing");
-    assert_eq!(remaining(last).await, (false, 0));
-    assert_eq!(remaining(elsewhere).await, (true, 1));
-    let calls = merging.gate.calls();
-    let with =
-        |text: &str| calls.iter().position(|words| words.iter().any(|word| word.contains(text)));
-    // Two scripts of one flight, then the one of the next.
-    assert!(with("}bob") < Some(2), "it goes with the first of them: {calls:?}");
-    assert_eq!(calls.len(), 3, "{calls:?}");
+/// What does not depend on the moment.
+fn told(verdict: &Verdict) -> Vec<(bool, u64)> {
+    verdict.decisions().iter().map(|decision| (decision.allowed, decision.remaining)).collect()
 }
 
-#[tokio::test]
-async fn stacks_merge_as_other_limits_do() {
-    let merging = Merging::new().await;
-    let stack = limit("stack", Stack::new(policies().into_iter().take(3)).expect("a stack"));
-    let busy = merging.is_busy().await;
-    let mut tasks = Vec::new();
-    for cost in [3, 3, 3, 3, 1] {
-        tasks.push(merging.asks([(&stack, "alice", cost)]).await);
-    }
-    merging.lands(busy).await;
-    let mut seen = Vec::new();
-    for task in tasks {
-        seen.push(remaining(task).await);
-    }
-    assert_eq!(seen, [(true, 7), (true, 4), (true, 1), (false, 1), (true, 0)]);
-    assert_eq!(merging.gate.calls().len(), 1);
+#[test]
+fn requests_that_share_calls_are_decided_in_the_order_in_which_they_came() {
+    decides_in_order(None, 96).unwrap_or_else(|error| panic!("{error}"));
 }
 
-#[tokio::test]
-async fn a_request_that_is_dropped_is_charged_at_most_once_and_shifts_no_other() {
-    let merging = Merging::new().await;
-    let limit = limit("api", policies().swap_remove(0));
-    let busy = merging.is_busy().await;
-    let mut tasks = Vec::new();
-    for cost in [1, 2, 3, 1] {
-        tasks.push(merging.asks([(&limit, "alice", cost)]).await);
-    }
-    // Before it is sent: it is never charged.
-    let dropped = tasks.remove(1);
-    dropped.abort();
-    settled().await;
-    merging.gate.lets_go(1);
-    settled().await;
-    // The server lacks the script of the busy request: its text.
-    merging.gate.lets_go(1);
-    assert!(remaining(busy).await.0);
-    settled().await;
-    // After it is sent: it stays charged, and the others get their own answers.
-    let dropped = tasks.remove(1);
-    dropped.abort();
-    merging.gate.lets_go(1_000);
-    let mut seen = Vec::new();
-    for task in tasks {
-        seen.push(remaining(task).await);
-    }
-    assert_eq!(seen, [(true, 9), (true, 5)]);
-}
-
-#[tokio::test]
-async fn a_lost_reply_is_indeterminate_for_those_that_rode_in_the_call_and_no_other() {
-    for (fate, kind) in
-        [(Fate::ReplyLost, ErrorKind::Indeterminate), (Fate::NeverSent, ErrorKind::Unavailable)]
-    {
-        let merging = Merging::new().await;
-        let limit = limit("api", policies().swap_remove(0));
-        let busy = merging.is_busy().await;
-        let (alice, bob) =
-            (merging.asks([(&limit, "alice", 1)]).await, merging.asks([(&limit, "bob", 1)]).await);
-        let fates = [Fate::Sent, Fate::Sent, Fate::Sent, fate];
-        merging.gate.fates.lock().expect("no panic").extend(fates);
-        merging.lands(busy).await;
-        for task in [alice, bob] {
-            let error = task.await.expect("no panic").expect_err("it is lost");
-            assert_eq!(error.kind(), kind, "{error}");
-        }
-        let after = merging.asks([(&limit, "alice", 1)]).await;
-        let charged = u64::from(fate == Fate::ReplyLost);
-        assert_eq!(remaining(after).await, (true, 9 - charged));
-    }
+#[test]
+fn a_merged_script_with_a_fault_is_caught() {
+    let faults: [(&str, Wrong); 6] = [
+        ("one request more fits than does", |s| s.replace("fit, floor((", "fit, floor(1 + (")),
+        ("more are charged than a run has", |s| s.replace("math.min(fit, ", "(")),
+        ("each group charges the first key", |s| s.replace("key0 = key0 + 1", "key0 = key0 + 0")),
+        ("the first run is forgotten", |s| s.replace("run = first0,", "run = first0 + 2,")),
+        ("a run is charged as one request", |s| s.replace("fit * charge", "charge")),
+        ("only the last run is counted", |s| s.replace("admitted0 + fit", "fit")),
+    ];
+    let is_missed = |(_, wrong): &&(&str, Wrong)| decides_in_order(Some(*wrong), 96).is_ok();
+    let missed: Vec<_> = faults.iter().filter(is_missed).map(|(fault, _)| fault).collect();
+    assert!(missed.is_empty(), "not caught: {missed:?}");
 }
 
 #[tokio::test]
 async fn what_the_server_refuses_is_decided_one_by_one() {
-    let merging = Merging::new().await;
-    let limit = limit("api", policies().swap_remove(0));
-    let mut aside = crate::common::aside(&merging.server);
-    let () = crate::common::query(&mut aside, &["RPUSH", "rl:1::{all}mallory", "no", "hash"]);
-    let () = crate::common::query(&mut aside, &["HSET", "rl:1::{all}eve", "api", "no state"]);
-    let busy = merging.is_busy().await;
+    let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
+    let gated = Gated::new(&server, PATIENCE, None).await;
+    let of = |key| gated.store.key(&limit, key);
+    tell(&server, &["RPUSH", &of("mallory"), "no", "hash"]);
+    tell(&server, &["HSET", &of("eve"), "api", "no state"]);
+    // And one call is refused as a whole, which has charged nothing.
+    *gated.gate.refused.lock().unwrap() = Some("dave");
+    let busy = gated.asks(&[(&limit, "busy", 1)]).await;
     let mut tasks = Vec::new();
-    for key in ["alice", "mallory", "eve", "alice"] {
-        tasks.push(merging.asks([(&limit, key, 1)]).await);
+    for key in ["alice", "mallory", "eve", "alice", "dave", "dave"] {
+        tasks.push((key, gated.asks(&[(&limit, key, 1)]).await));
     }
-    merging.lands(busy).await;
-    let last = remaining(tasks.pop().expect("four")).await;
-    let mut tasks = tasks.into_iter();
-    let alice = remaining(tasks.next().expect("three")).await;
-    assert_eq!((alice, last), ((true, 9), (true, 8)));
-    for task in tasks {
-        let error = task.await.expect("no panic").expect_err("the value is not ours");
-        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    gated.gate.opens();
+    assert_eq!(remaining(busy).await, 9);
+    let mut decided = HashSet::new();
+    for (key, task) in tasks {
+        match key {
+            "alice" | "dave" => assert!(decided.insert((key, remaining(task).await))),
+            _ => drop(fails(task.await.expect("no panic"), ErrorKind::Corrupt, "")),
+        }
     }
-
-    // A call that the server refuses as a whole has charged nothing.
-    merging.gate.closes();
-    let busy = merging.is_busy().await;
-    let tasks =
-        [merging.asks([(&limit, "dave", 1)]).await, merging.asks([(&limit, "dave", 1)]).await];
-    merging.gate.fates.lock().expect("no panic").extend([Fate::Sent, Fate::Refused]);
-    merging.lands(busy).await;
-    let mut left = Vec::new();
-    for task in tasks {
-        left.push(remaining(task).await);
-    }
-    assert_eq!(left, [(true, 9), (true, 8)]);
+    assert_eq!(decided, HashSet::from([("alice", 9), ("alice", 8), ("dave", 9), ("dave", 8)]));
 }
 
+/// The clock's timers are exact to a millisecond.
+const EXACT: Duration = Duration::from_millis(2);
+
+/// Requests that come all the time to a server that hangs. Those that wait, those in flight and those that went
+/// alone end when their own time is over, also after callers before them are dropped, or no longer polled.
+#[tokio::test(start_paused = true)]
+async fn every_caller_ends_by_its_own_deadline() {
+    const DEADLINE: Duration = Duration::from_secs(1);
+    for (dropped, after_ms) in
+        [(None, 0), (Some(0), 300), (Some(1), 70), (Some(1), 300), (Some(1), 730), (Some(2), 990)]
+    {
+        for kept in 0..3 {
+            let slow = Slow::new(PATIENCE);
+            let builder = RedisStore::builder().deadline(DEADLINE);
+            let store = builder.over(Arc::clone(&slow)).expect("a prefix");
+            let ask = || {
+                let store = store.clone();
+                async move {
+                    let begin = tokio::time::Instant::now();
+                    (acquire(&store, &seldom(), "alice").await, begin.elapsed())
+                }
+            };
+            let mut unpolled: Vec<_> = (0..kept).map(|_| Box::pin(ask())).collect();
+            assert!(unpolled.iter_mut().all(|asked| asked.now_or_never().is_none()));
+            let mut tasks = Vec::new();
+            for n in 0..30 {
+                tasks.push(tokio::spawn(ask()));
+                tokio::time::sleep(Duration::from_millis(70)).await;
+                if let Some(dropped) = dropped.filter(|_| n == after_ms / 70) {
+                    tasks[dropped].abort();
+                }
+            }
+            for (n, task) in tasks.into_iter().enumerate() {
+                let Ok((answer, took)) = task.await else {
+                    assert_eq!(dropped, Some(n));
+                    continue;
+                };
+                let error = answer.expect_err("the server hangs");
+                let kinds = [ErrorKind::Unavailable, ErrorKind::Indeterminate];
+                assert!(kinds.contains(&error.kind()), "{error}");
+                // A call ends by the earliest deadline of its requests, each of which has a quarter of its time left.
+                let in_time = (DEADLINE / 4).saturating_sub(EXACT)..=(DEADLINE + EXACT);
+                assert!(in_time.contains(&took), "{n}, {kept}, {dropped:?}: {took:?}: {error}");
+            }
+            let sent = slow.sent.load(std::sync::atomic::Ordering::SeqCst);
+            assert!(sent < 12, "requests that wait share calls: {sent}");
+        }
+    }
+}
+
+/// A caller may keep a future and no longer poll it, as `select!` with a reference does: of the request in the call
+/// under way, or of the first of those that wait for it. The others are decided in their time.
 #[tokio::test]
-async fn a_request_waits_for_the_call_under_way_until_its_deadline_and_is_not_sent_after_it() {
-    let merging = Merging::within(Duration::from_millis(40)).await;
-    let limit = limit("api", policies().swap_remove(0));
-    let busy = merging.is_busy().await;
-    let waits = merging.asks([(&limit, "alice", 1)]).await;
-    let error = busy.await.expect("no panic").expect_err("the server hangs");
-    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
-    let error = waits.await.expect("no panic").expect_err("the server hangs");
-    assert!([ErrorKind::Unavailable, ErrorKind::Indeterminate].contains(&error.kind()), "{error}");
+async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
+    let deadline = Duration::from_secs(1);
+    for kept in [0, 1, 8] {
+        let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
+        let gated = Gated::new(&server, deadline, None).await;
+        let under_way = gated.kept(&limit, "kept");
+        let waiting: Vec<_> = (0..kept).map(|_| gated.kept(&limit, "alice")).collect();
+        let begin = Instant::now();
+        let asked = gated.asks(&[(&limit, "alice", 1)]).await;
+        gated.gate.opens();
+        assert_eq!(remaining(asked).await, 9 - kept);
+        assert!(begin.elapsed() < deadline, "{:?}", begin.elapsed());
+        for (n, waits) in (1..).zip(waiting) {
+            assert_eq!(waits.await.expect("it was sent with the others").remaining(), 10 - n);
+        }
+        assert_eq!(under_way.await.expect("decided").remaining(), 9);
+        // No request waits any more.
+        assert_eq!(left(&gated.store, &limit, "bob").await, 9);
+        gated.gate.closes();
+    }
 }
 
-/// Requests of a runtime that ends, while those of another wait for it.
-#[test]
-fn a_runtime_that_ends_strands_no_request_of_another() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let lasting = runtime().expect("a runtime");
-    let merging = lasting.block_on(Merging::new());
-    let limit = limit("api", policies().swap_remove(0));
-    let ending = runtime().expect("a runtime");
-    ending.block_on(async {
-        let _busy = merging.is_busy().await;
-        let _waits = merging.asks([(&limit, "alice", 1)]).await;
-    });
-    let waits = lasting.block_on(merging.asks([(&limit, "bob", 1)]));
-    drop(ending);
-    merging.gate.lets_go(1_000);
-    assert_eq!(lasting.block_on(remaining(waits)), (true, 9));
+/// A runtime of one thread, which runs its tasks only while a thread drives it.
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
+
+#[test]
+fn a_runtime_that_ends_or_stands_still_strands_no_request_of_another() {
+    for ends in [true, false] {
+        let (lasting, other) = (runtime(), runtime());
+        let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
+        let gated = lasting.block_on(Gated::new(&server, Duration::from_secs(2), None));
+        other.block_on(async {
+            let _under_way = gated.asks(&[(&limit, "busy", 1)]).await;
+            let _waits = gated.asks(&[(&limit, "alice", 1)]).await;
+        });
+        let waits = lasting.block_on(gated.asks(&[(&limit, "bob", 1)]));
+        let kept = if ends { None } else { Some(other) };
+        gated.gate.opens();
+        assert_eq!(lasting.block_on(remaining(waits)), 9);
+        drop(kept);
+    }
+}
+
+/// A network that fails under requests that share calls. Only those that rode in the failed one learn that their outcome
+/// is unknown, and it charged all of them, or none.
+async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) {
+    let (server, shared) = (server(), limit("shared", "gcra 40/3650d"));
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let store = store(&proxy.url(), client).await;
+    // From the second round on the server knows all scripts.
+    for (key, executes) in [("warm", None), ("lost", Some(true)), ("cut", Some(false))] {
+        proxy.hang(true);
+        let (mut tasks, busy) = (Vec::new(), limit("busy", "gcra 9/3650d"));
+        let mut ask = async |limits: &[&Limit<Policy>]| {
+            let (store, limits) = (store.clone(), limits.iter().map(|l| (*l).clone()).collect());
+            let task = tokio::spawn(async move {
+                let limits: Vec<Limit<Policy>> = limits;
+                let checks: Vec<_> = limits.iter().map(|limit| (limit, key, 1)).collect();
+                apply(&store, &checks, Op::Acquire, None).await
+            });
+            tasks.push(task);
+            for _ in 0..200 {
+                yield_now().await;
+            }
+        };
+        ask(&[&busy]).await;
+        for limits in [&[&shared][..]; 8].into_iter().chain([&[&shared, &busy][..]; 2]) {
+            ask(limits).await;
+        }
+        match executes {
+            Some(true) => proxy.swallow_matching("shared", 1),
+            Some(false) => proxy.cut_matching("shared", 1),
+            None => {}
+        }
+        proxy.hang(false);
+        let (mut decided, mut lost) = (0, 0);
+        for (n, task) in tasks.into_iter().enumerate() {
+            match task.await.expect("no panic") {
+                Ok(_) if n > 0 => decided += 1,
+                Ok(_) => {}
+                error => {
+                    fails(error, ErrorKind::Indeterminate, "");
+                    lost += 1;
+                }
+            }
+        }
+        assert_eq!(lost > 0, executes.is_some(), "{key}: {decided} decided");
+        let charged = decided + if executes == Some(true) { lost } else { 0 };
+        assert_eq!(peek(&store, &shared, key).await, 40 - charged, "{key}: {lost} lost");
+    }
+}
+
+with_each_client!(a_lost_call_is_indeterminate_for_those_that_rode_in_it);

@@ -11,7 +11,7 @@ use crate::algorithm::{AlgorithmHarness, Kept};
 pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
-    let other = &walk.other.algorithm;
+    let other = walk.other;
     while walk.go().is_some() {
         let (Some(state), latest) = (&walk.state, walk.latest) else { continue };
         // A limit of another algorithm knows nothing of the state.
@@ -41,10 +41,10 @@ pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
 
 /// Tries every operation of the other limit that gives this cost back, or charges it.
 fn of_cost<A: InMemory>(walk: &Walk<'_, A>, state: &A::State, at: Timestamp, cost: u64) -> Kept {
-    let other = &walk.other.algorithm;
+    let other = walk.other;
     let keeps = |what: &str, step: Option<Step<A::State>>, back: u64| match step {
         Some(step) => forgives(walk, state, at, &step, back)
-            .map_err(|how| format!("{what} of {cost} at {at} by {}: {how}", walk.other.text)),
+            .map_err(|how| format!("{what} of {cost} at {at} by {}: {how}", walk.other_text)),
         None => Ok(()),
     };
     keeps("a forced charge", other.force(Some(state), at, cost), 0)?;
@@ -74,7 +74,7 @@ fn forgives<A: InMemory>(
     step: &Step<A::State>,
     back: u64,
 ) -> Kept {
-    let (limit, other) = (walk.algorithm(), &walk.other.algorithm);
+    let (limit, other) = (walk.algorithm(), walk.other);
     let after = step.write.after(Some(state));
     let shown = other.step(after, at, 0).decision.remaining;
     ensure(step.decision.remaining == shown, || {
@@ -88,6 +88,6 @@ fn forgives<A: InMemory>(
     let forgives = now.remaining > before.remaining.saturating_add(back)
         && !(in_time && now.reset_after_us.saturating_add(back_us) >= before.reset_after_us);
     ensure(!forgives, || {
-        format!("{} had {before:?}, and then {now:?}, when {back} was given back", walk.limit.text)
+        format!("{} had {before:?}, and then {now:?}, when {back} was given back", walk.text)
     })
 }

@@ -2,11 +2,11 @@
 //! every state that a walk reaches.
 
 use ratelimit_core::{
-    Algorithm, Compact, Decision, InMemory, MAX_INTEGER, Reservation, Timestamp, Write,
+    Algorithm, Compact, Decision, InMemory, MAX_INTEGER, Op, Reservation, Timestamp, Write,
     step_compact,
 };
 
-use crate::algorithm::walk::{Act, Asked, Walk};
+use crate::algorithm::walk::{Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
 /// Fails with this message unless the condition is true.
@@ -27,7 +27,7 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
         // Bounds do not account for refunds, so each refund is replaced by an acquire.
-        let asked = Asked { act: Act::Acquire, ..asked };
+        let asked = Asked { op: Op::Acquire, ..asked };
         let step = walk.step(&asked);
         let Asked { at, cost, .. } = asked;
         // After the clock has gone back, the time of the last admission counts.
@@ -59,7 +59,7 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
 ) -> Kept {
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
-        let Asked { at, act, cost } = asked;
+        let Asked { at, op, cost } = asked;
         let left = walk.decision(at, 0);
         let step = walk.step(&asked);
         let got = step.decision;
@@ -81,7 +81,7 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
         ensure(!over.allowed || capacity == u64::MAX, || {
             format!("at {at}, one more than the capacity of {capacity} got {over:?}")
         })?;
-        if act == Act::Acquire {
+        if op == Op::Acquire {
             ensure(got.allowed == (cost <= left.remaining), || message("it fits or not"))?;
             let due = if got.allowed { left.remaining - cost } else { left.remaining };
             let same = got.remaining == due || (attempts && !got.allowed && got.remaining <= due);
@@ -146,7 +146,7 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
         let step = walk.step(&asked);
         let got = step.decision;
         walk.take(step);
-        let Asked { at, act, cost } = asked;
+        let Asked { at, op, cost } = asked;
         let message = |what: &str| format!("{asked:?} got {got:?}: {what}");
         let waits = got.retry_after_us;
         ensure((waits == Some(0)) == got.allowed, || message("a wait of 0 is what allowed means"))?;
@@ -167,7 +167,7 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
                 let full_us = walk.scale.full_us;
                 for us in [0, full_us, 10 * full_us, 1_000 * full_us] {
                     let Some(then) = later(at, us) else { continue };
-                    let allowed = act == Act::Acquire && walk.decision(then, cost).allowed;
+                    let allowed = op == Op::Acquire && walk.decision(then, cost).allowed;
                     ensure(!allowed, || {
                         message(&format!("after {us} µs, at {then}, it is admitted"))
                     })?;
@@ -237,7 +237,7 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
         if got.allowed {
             continue;
         }
-        ensure(asked.act == Act::Acquire, || {
+        ensure(asked.op == Op::Acquire, || {
             format!("{asked:?} was denied with {got:?}: only an acquire can be")
         })?;
         let after = walk.decision(asked.at, 0);
@@ -291,7 +291,7 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
 ) -> Kept {
     while let Some(asked) = walk.next() {
         let step = walk.step(&asked);
-        let charges = asked.act != Act::Refund && asked.cost > 0 && step.decision.allowed;
+        let charges = asked.op != Op::Refund && asked.cost > 0 && step.decision.allowed;
         walk.take(step);
         // Only a state that was just charged is certain to carry this time or a later one.
         let (Some(state), true) = (walk.state.as_ref(), charges) else { continue };
@@ -367,14 +367,14 @@ pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Al
 pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
-    let new = &walk.other.algorithm;
+    let new = walk.other;
     let capacity = new.capacity();
     let mut longest = None;
     while walk.go().is_some() {
         // After the clock has gone back, charges count for that much longer, so the latest time is used.
         let (at, state) = (walk.latest, walk.state.as_ref());
         let message = |what: &str, got: &Decision| {
-            let (old, new) = (&walk.limit.text, &walk.other.text);
+            let (old, new) = (walk.text, walk.other_text);
             format!("at {at} {old} was changed to {new}, which {what}: {got:?}")
         };
         let hint = "as it says of drained keys; if it can take longer from empty, say so in \
@@ -485,7 +485,6 @@ pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm
                 for state in [walk.state.as_ref(), None] {
                     // The other laws judge the result.
                     let _ = algorithm.step(state, at, cost);
-                    let _ = algorithm.decision(state, at, cost);
                     let _ = algorithm.refund(state, at, cost);
                     let _ = algorithm.force(state, at, cost);
                     let _ = algorithm.charged_at(state, at);

@@ -131,10 +131,11 @@ macro_rules! __algorithm_tests {
     };
     (@kept $name:ident, $module:ident) => {
         $crate::__algorithm_test_on!($name, $module, [
-            (one_answer_everywhere, OneAnswerEverywhere)
-            (many_tasks_are_admitted_as_one, ManyTasksAreAdmittedAsOne)
-            (nothing_leaks, NothingLeaks)
-            (decides_by_its_own_clock, DecidesByItsOwnClock)
+            (it_agrees, Agrees)
+            (it_agrees_after_a_change, AgreesAfterAChange)
+            (many_tasks_are_admitted_exactly_the_limit, ManyTasksAreAdmittedExactlyTheLimit)
+            (it_keeps_what_matters_and_no_longer, KeepsWhatMatters)
+            (it_decides_by_its_own_clock, DecidesByItsOwnClock)
         ]);
     };
 }
@@ -166,7 +167,7 @@ macro_rules! __algorithm_test_on {
         #[test]
         fn $test() {
             $crate::test_algorithm_on::<super::Limits, Harnessed>(
-                $crate::AlgorithmProperty::$property,
+                $crate::Property::$property,
                 concat!(module_path!(), "::", stringify!($test)),
                 concat!(
                     env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/",

@@ -1,11 +1,11 @@
 //! The laws on an algorithm's shortcuts: each agrees with the general step.
 
 use ratelimit_core::{
-    Algorithm, Compact, InMemory, Reservation, Step, Timestamp, Write, step_compact,
+    Algorithm, Compact, InMemory, Op, Reservation, Step, Timestamp, Write, step_compact,
 };
 
 use crate::algorithm::laws::{ensure, later};
-use crate::algorithm::walk::{Act, Asked, Walk};
+use crate::algorithm::walk::{Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
 /// Law 10: the same state, time and cost give the same step, whatever is asked in between.
@@ -15,7 +15,7 @@ pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
     while let Some(asked) = walk.next() {
         let first = walk.step(&asked);
         // Other requests in between, to this limit and to another one.
-        for limit in [walk.algorithm(), &walk.other.algorithm] {
+        for limit in [walk.algorithm(), walk.other] {
             let _ = limit.step(None, asked.at.saturating_add_us(1), asked.cost / 2);
             let _ = limit.step(first.write.after(None), asked.at, 1);
         }
@@ -44,34 +44,20 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
     }
 }
 
-/// Law 10: `decision`, `step_in_place`, `settle_in_place`, `step_compact` and `step_fast` decide and write what
-/// `step` and `settle` do; a state survives the round trip through its compact form.
+/// Law 10: `step_in_place`, `step_compact` and `step_fast` decide and write what `step` does; a state survives the round
+/// trip through its compact form.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
     while let Some(asked) = walk.next() {
-        let asked = Asked { act: Act::Acquire, ..asked };
+        let asked = Asked { op: Op::Acquire, ..asked };
         let step = walk.step(&asked);
         let Asked { at, cost, .. } = asked;
         let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
-        let decision = algorithm.decision(state, at, cost);
-        ensure(decision == step.decision, || {
-            format!("`decision` says {decision:?}, and `step` {:?}, of {asked:?}", step.decision)
-        })?;
         if let Some(before) = state {
             let mut own = before.clone();
             let placed = algorithm.step_in_place(&mut own, at, cost);
             agree(walk, ("step_in_place", asked), &step, before, &placed, &own)?;
-            let reservation = Reservation::new(at, cost);
-            if let Some(settled) = algorithm.settle(Some(before), at, &reservation, cost / 2) {
-                let mut own = before.clone();
-                match algorithm.settle_in_place(&mut own, at, &reservation, cost / 2) {
-                    None => return Err("`settle` does what `settle_in_place` cannot".to_owned()),
-                    Some(placed) => {
-                        agree(walk, ("settle_in_place", asked), &settled, before, &placed, &own)?;
-                    }
-                }
-            }
         }
         in_compact(walk, asked, &step)?;
         walk.take(step);

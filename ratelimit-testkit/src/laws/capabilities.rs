@@ -1,31 +1,36 @@
 //! Law 10 for the capabilities that a harness claims.
 
 use ratelimit_core::{
-    Algorithm, ErrorKind, Limit, Op, Policy, PolicyState, ReservationId, Timestamp,
+    Algorithm, ErrorKind, Limit, Now, Op, Policy, PolicyState, ReservationId, Timestamp,
 };
 
 use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::laws::{Kept, Said, Subject};
-use crate::seeds::{AlgorithmKind, limit, rate};
-use crate::trace::{Ask, Request, Scope};
+use crate::seeds::{AlgorithmKind, Scope, rate};
+use crate::trace::made::limit;
+use crate::trace::{Ask, Request};
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_457);
 const ID: ReservationId = ReservationId::new(10);
 
 /// Law 10: the store supports, on limits of this scope, everything that its harness does not list as lacking.
 /// It refuses the rest as unsupported, where a refusal can be observed.
-///
-/// # Errors
-/// The missing capability, or the one that the harness wrongly lists as lacking.
-pub async fn it_can_do_what_it_claims<H: Harness>(subject: &Subject<'_, H>, scope: Scope) -> Kept {
+pub(crate) async fn it_can_do_what_it_claims<H: Harness>(
+    subject: &Subject<'_, Policy, H>,
+    scope: Scope,
+) -> Kept {
     let rate = rate(3, 3_600_000_000);
     for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
         let limits = [limit(&format!("l{n}"), policy), limit(&format!("m{n}"), policy)];
         let claims = Claims { subject, limits: &limits };
         let needed = [
             Some(Capability::Algorithm(AlgorithmKind::of(&policy))),
-            policy.charges_denials().then_some(Capability::Attempts),
+            Some(if policy.charges_denials() {
+                Capability::Attempts
+            } else {
+                Capability::Admissions
+            }),
         ];
         if let Some(lacking) = subject.able().lacks(needed.into_iter().flatten()) {
             claims.refused(lacking, &Request { asks: vec![ask(0, "a")], ..acquire(None) }).await?;
@@ -45,7 +50,7 @@ fn acquire(id: Option<ReservationId>) -> Request {
 }
 
 struct Claims<'a, H: Harness> {
-    subject: &'a Subject<'a, H>,
+    subject: &'a Subject<'a, Policy, H>,
     limits: &'a [Limit<Policy>],
 }
 
@@ -54,7 +59,7 @@ impl<H: Harness> Claims<'_, H> {
         let limit = &self.limits[0];
         self.done(&acquire(None)).await?;
         if self.subject.able().can(Capability::States) {
-            let state = self.subject.state(limit, "a").await;
+            let state = self.subject.harness.state(self.subject.store, limit, "a").await;
             self.subject.ensure(state.is_some(), || {
                 format!(
                     "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {}?",
@@ -123,7 +128,7 @@ impl<H: Harness> Claims<'_, H> {
     }
 
     async fn said(&self, request: &Request) -> Result<Said, crate::Violation> {
-        self.subject.answer(self.limits, request).await
+        self.subject.answer(self.limits, request, Now::At(request.at)).await
     }
 
     async fn done(&self, request: &Request) -> Kept {

@@ -4,52 +4,35 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{
-    Algorithm, Decision, Limit, Now, Op, Policy, ReservationId, StoreError, Timestamp,
-};
+use ratelimit_core::{Algorithm, Limit, Now, Op, Timestamp};
 
-use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
-use crate::law::Violation;
-use crate::laws::{Kept, Said, Subject, checks};
-use crate::pure::{PureStore, Refused};
-use crate::seeds::{AlgorithmKind, limit, rate};
-use crate::trace::{Ask, Request, Scope, Trace};
+use crate::laws::agreement::agrees_on;
+use crate::laws::{Kept, Subject};
+use crate::pure::PureStore;
+use crate::trace::{Ask, Request, Trace};
 
-pub(crate) use running::Running;
-pub use running::decides_by_a_clock_that_runs;
+pub(crate) use running::{Running, decides_by_a_clock_that_runs};
 
 mod running;
 
 /// Law 14 for a settable clock: at every time to which its clock is set, the store answers at its own time as
 /// the pure step answers at that time, errors included. Charges at a given time count towards the same account.
-///
-/// # Errors
-/// How the store breaks the law.
-pub async fn decides_by_its_own_clock<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+pub(crate) async fn decides_by_its_own_clock<A: Algorithm, H: Harness<A>>(
+    subject: &Subject<'_, A, H>,
+    trace: &Trace<A>,
+) -> Kept {
     let StoreClock::Settable(set) = subject.harness.clock(subject.store) else { return Ok(()) };
+    // By its own clock a store sweeps up what has expired: peeks tell what is left, and not the states.
+    let Subject { law, harness, store, .. } = *subject;
+    let subject = &Subject { law, harness, store, shown: None };
     let pure = PureStore::new();
     let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
     for (place, request) in trace.requests.iter().enumerate() {
         let request = Request { at: later_on(begin_us, request.at), ..request.clone() };
         set(request.at);
-        let own = place % 4 != 3;
-        let now = if own { Now::Store } else { Now::At(request.at) };
-        let got = subject.answer_at(&trace.limits, &request, now).await?;
-        let (checks, metadata) = (checks(&trace.limits, &request.asks), subject.metadata(&request));
-        let batch = match request.batch(&checks, &metadata) {
-            Ok(batch) => batch,
-            Err(error) => return subject.broken(error.to_string()),
-        };
-        let due: Said = pure.decide(&batch).map_err(|refusal| {
-            let refused = Refused(refusal);
-            (refused.kind(), refused.to_string())
-        });
-        subject.ensure(got == due, || {
-            let by =
-                if own { "by the store's own clock, set to that time" } else { "at that time" };
-            format!("{request:?}, {by}, got {got:?}; the pure step says {due:?}")
-        })?;
+        let now = if place % 4 == 3 { Now::At(request.at) } else { Now::Store };
+        agrees_on(subject, &pure, &trace.limits, &request, now).await?;
     }
     Ok(())
 }
@@ -66,15 +49,9 @@ fn later_on(begin_us: u64, at: Timestamp) -> Timestamp {
     at.saturating_add_us(BEGIN_US - begin_us)
 }
 
-/// The capacity of the limits that are tried on a running clock.
-const CAPACITY: u64 = 3;
-/// How often a long limit is asked: more often than any algorithm admits in two of its windows.
-const ASKED: u64 = 2 * CAPACITY + 1;
-/// Longer than any test runs.
-const LONG_US: u64 = 3_600_000_000;
-/// A period short enough that two of its windows end while the test waits.
-const SHORT_US: u64 = 8_000;
-pub(crate) const WAIT_US: u64 = 20_000;
+/// Two windows of a limit that recovers within this time end while the test waits.
+pub(crate) const SHORT_US: u64 = 8_000;
+const WAIT_US: u64 = 20_000;
 /// The tolerated coarseness of a running clock.
 const COARSE_US: u64 = 2_000;
 /// A running clock may drift by one part in this many.
@@ -82,113 +59,76 @@ const ADJUSTED: u64 = 32;
 /// How often the clock is sampled, before and after.
 const LOOKS: usize = 3;
 
-/// Law 14 at whatever speed a test runs: charges at the store's own time count, its clock keeps real time (or,
-/// where it can be set, follows what it is set to), and used capacity returns in time.
+/// Law 14 at whatever speed a test runs: charges at the store's own time count, and its clock keeps real time (or,
+/// where it can be set, follows what it is set to). Of limits that are `short`, everything is back after [`WAIT_US`]. All are
+/// asked in one batch.
 ///
 /// Every bound holds however slow the store and the machine are. The function waits only if the clock cannot be
 /// set: 20 ms.
-///
-/// # Errors
-/// How the store breaks the law.
-pub async fn its_own_clock_keeps_time<H: Harness>(subject: &Subject<'_, H>, scope: Scope) -> Kept {
-    let kept = |name: &str, us| -> Vec<_> {
-        let policies = scope.at_rate(rate(CAPACITY, us), CAPACITY).into_iter();
-        let able = policies.filter(|policy| subject.able().can_keep(policy));
-        able.enumerate().map(|(n, policy)| limit(&format!("{name}{n}"), policy)).collect()
-    };
-    let (long, short) = (kept("long", LONG_US), kept("short", SHORT_US));
-    if subject.able().can(Capability::Batches) {
-        return keeps_time(subject, &long, &short).await;
-    }
-    for (long, short) in long.iter().zip(&short) {
-        keeps_time(subject, std::slice::from_ref(long), std::slice::from_ref(short)).await?;
-    }
-    Ok(())
-}
-
-async fn keeps_time<H: Harness>(
-    subject: &Subject<'_, H>,
-    long: &[Limit<Policy>],
-    short: &[Limit<Policy>],
+pub(crate) async fn its_own_clock_keeps_time<A: Algorithm, H: Harness<A>>(
+    subject: &Subject<'_, A, H>,
+    limits: &[Limit<A>],
+    short: &[Limit<A>],
 ) -> Kept {
-    let own = OwnTime { subject, time: Time::of(subject.harness.clock(subject.store)) };
-    let mut admitted = 0;
-    for _ in 0..ASKED {
-        admitted += u64::from(own.ask(long, Op::Acquire, 1, None).await?.allowed);
+    let time = Time::of(subject.harness.clock(subject.store));
+    let ask = |limits: &[Limit<A>], op, cost: fn(&A) -> u64| {
+        let ask = |(limit, of): (usize, &Limit<A>)| Ask {
+            limit,
+            key: "own clock".to_owned(),
+            cost: cost(of.algorithm()),
+        };
+        let asks = limits.iter().enumerate().map(ask).collect();
+        Request { at: Timestamp::ZERO, op, asks, id: None }
+    };
+    if !short.is_empty() {
+        let _ = subject.ask(short, &ask(short, Op::Acquire, A::capacity), Now::Store).await?;
     }
-    subject.ensure(admitted < ASKED, || {
-        format!(
-            "at the store's own time, {admitted} of {ASKED} requests in a row were admitted by {}: what is charged \
-             at the store's own time does not count",
-            listed(long)
-        )
-    })?;
-    own.ask(short, Op::Acquire, CAPACITY, None).await?;
-    let mut looks = Vec::new();
-    for _ in 0..LOOKS {
-        looks.push(own.look(long).await?);
-    }
-    own.time.wait(WAIT_US);
-    for _ in 0..LOOKS {
-        looks.push(own.look(long).await?);
-    }
-    for (place, then) in looks.iter().enumerate() {
-        for before in &looks[..place] {
-            for (n, limit) in long.iter().enumerate() {
-                own.compare(limit, before, then, n)?;
+    let _ = subject.ask(limits, &ask(limits, Op::Acquire, |_| 1), Now::Store).await?;
+    // The test's own time before and after a look, and when each limit is to be full again.
+    let mut looks: Vec<(u64, u64, Vec<u64>)> = Vec::new();
+    for look in 0..2 * LOOKS {
+        if look == LOOKS {
+            time.wait(WAIT_US);
+        }
+        let from_us = time.now_us();
+        let got = subject.ask(limits, &ask(limits, Op::Peek, |_| 0), Now::Store).await?;
+        let to_us = time.now_us();
+        let resets_us: Vec<_> = got.decisions().iter().map(|got| got.reset_after_us).collect();
+        for (from_before_us, to_before_us, before_us) in &looks {
+            let between_us = (from_us.saturating_sub(*to_before_us), to_us - from_before_us);
+            for (n, resets_us) in
+                before_us.iter().copied().zip(resets_us.iter().copied()).enumerate()
+            {
+                let how = how_wrong(resets_us, between_us, time.is_exact());
+                subject.ensure(how.is_none(), || {
+                    let hint = "; if a test has to set this clock, tell so in `Harness::clock`";
+                    format!(
+                        "the store's own clock: {}. All of l{n} was to be back in {} µs and then, at least {} µs \
+                         and at most {} µs later, in {} µs{}",
+                        how.unwrap_or_default(),
+                        resets_us.0,
+                        between_us.0,
+                        between_us.1,
+                        resets_us.1,
+                        if time.is_exact() { "" } else { hint }
+                    )
+                })?;
             }
         }
+        looks.push((from_us, to_us, resets_us));
     }
-    if let (Time::Real(_), Some(look)) = (&own.time, looks.last()) {
-        let all_us = look.decisions.iter().map(|decision| decision.reset_after_us);
-        let longest_us = all_us.max().unwrap_or(0);
-        let vanishes = vanishes_within(subject.harness, subject.store, longest_us).await;
-        subject.ensure(vanishes.is_none(), || {
-            format!(
-                "at the store's own time {} will be full in {longest_us} µs, and the store keeps nothing for \
-                 {vanishes:?}: its states vanish too early",
-                listed(long)
-            )
-        })?;
+    if short.is_empty() {
+        return Ok(());
     }
-    let again = own.ask(short, Op::Peek, CAPACITY, None).await?;
-    subject.ensure(again.allowed, || {
-        format!(
-            "{CAPACITY} were used of {}, and {WAIT_US} µs later the store says at its own time: {again:?}",
-            listed(short)
-        )
-    })?;
-    own.settles(long).await
+    let again = subject.ask(short, &ask(short, Op::Peek, A::capacity), Now::Store).await?;
+    subject.ensure(again.allowed(), || {
+        format!("all of {} limits was used, and {WAIT_US} µs later, at the store's own time, it says {again:?}", short.len())
+    })
 }
-
-/// Long enough that the eighth part of it is no time for which a test stops.
-const LONG_ENOUGH_US: u64 = 60_000_000;
-
-/// On a clock that cannot be set: for how long a store was to keep something and does not, where a limit that was just
-/// charged takes this time to recover; `None` if all is well, or if the harness does not report what is kept.
-pub(crate) async fn vanishes_within<A: Algorithm, H: Harness<A>>(
-    harness: &H,
-    store: &H::Store,
-    reset_us: u64,
-) -> Option<Duration> {
-    let within = Duration::from_micros(reset_us / 8 * 7);
-    let kept = async |within| !harness.leaks(store, within).await.is_empty();
-    let is_wrong = reset_us >= LONG_ENOUGH_US && kept(Duration::ZERO).await && !kept(within).await;
-    is_wrong.then_some(within)
-}
-
-/// A store that is asked at its own time.
-struct OwnTime<'a, H: Harness> {
-    subject: &'a Subject<'a, H>,
-    time: Time,
-}
-
-/// The remedy if only the test is at fault.
-pub(crate) const HINT: &str = "; if a test has to set this clock, tell so in `Harness::clock`";
 
 /// Says what is wrong with a clock, given the time to full recovery that it reported first and then, and the
 /// least and the most time that passed in between; `None` if it is right.
-pub(crate) fn how_wrong(
+fn how_wrong(
     (first_us, then_us): (u64, u64),
     (least_us, most_us): (u64, u64),
     is_exact: bool,
@@ -206,96 +146,6 @@ pub(crate) fn how_wrong(
         (true, _) => Some("runs slow"),
         (_, true) => Some("runs fast"),
     }
-}
-
-/// The limits' answers, and the test's own time before and after.
-struct Look {
-    from_us: u64,
-    to_us: u64,
-    decisions: Vec<Decision>,
-}
-
-const ID: ReservationId = ReservationId::new(14);
-
-impl<H: Harness> OwnTime<'_, H> {
-    /// Performs an operation on one key of all these limits at the store's own time.
-    async fn ask(
-        &self,
-        limits: &[Limit<Policy>],
-        op: Op,
-        cost: u64,
-        id: Option<ReservationId>,
-    ) -> Result<Decision, Violation> {
-        let verdict =
-            self.subject.ask_at(limits, &request(limits, op, cost, id), Now::Store).await?;
-        Ok(*verdict.summary())
-    }
-
-    async fn look(&self, limits: &[Limit<Policy>]) -> Result<Look, Violation> {
-        let request = request(limits, Op::Peek, 0, None);
-        let from_us = self.time.now_us();
-        let verdict = self.subject.ask_at(limits, &request, Now::Store).await?;
-        let decisions = verdict.decisions().to_vec();
-        Ok(Look { from_us, to_us: self.time.now_us(), decisions })
-    }
-
-    /// Checks that as much time passed for the store between two looks as for the test: the moment of full
-    /// recovery must not move.
-    fn compare(&self, limit: &Limit<Policy>, before: &Look, then: &Look, n: usize) -> Kept {
-        let (least_us, most_us) =
-            (then.from_us.saturating_sub(before.to_us), then.to_us - before.from_us);
-        let resets_us = (before.decisions[n].reset_after_us, then.decisions[n].reset_after_us);
-        let between_us = (least_us, most_us);
-        let Some(how) = how_wrong(resets_us, between_us, self.time.is_exact()) else {
-            return Ok(());
-        };
-        let mut message = format!(
-            "the store's own clock: {how}. All of {} was to be back in {} µs and then, at least {least_us} µs and at \
-             most {most_us} µs later, in {} µs",
-            limit.algorithm(),
-            resets_us.0,
-            resets_us.1
-        );
-        if !self.time.is_exact() {
-            message.push_str(HINT);
-        }
-        self.subject.broken(message)
-    }
-
-    /// Checks that a reservation made at the store's own time can be settled at it and is returned.
-    async fn settles(&self, long: &[Limit<Policy>]) -> Kept {
-        let reservations = long.iter().filter(|limit| {
-            let policy = limit.algorithm();
-            !policy.charges_denials()
-                && AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
-        });
-        if !self.subject.able().can(Capability::Reservations) {
-            return Ok(());
-        }
-        for reserving in reservations {
-            let limits = [limit(&format!("{}-reserved", reserving.name()), *reserving.algorithm())];
-            for (op, cost) in [(Op::Acquire, CAPACITY), (Op::Acquire, CAPACITY), (Op::Settle, 0)] {
-                self.ask(&limits, op, cost, Some(ID)).await?;
-            }
-            let back = self.ask(&limits, Op::Peek, CAPACITY, None).await?;
-            self.subject.ensure(back.allowed, || {
-                format!(
-                    "{CAPACITY} were reserved of {} and settled at 0, at the store's own time; then it says {back:?}",
-                    listed(&limits)
-                )
-            })?;
-        }
-        Ok(())
-    }
-}
-
-fn request(limits: &[Limit<Policy>], op: Op, cost: u64, id: Option<ReservationId>) -> Request {
-    let ask = |limit| Ask { limit, key: "own clock".to_owned(), cost };
-    Request { at: Timestamp::ZERO, op, asks: (0..limits.len()).map(ask).collect(), id }
-}
-
-fn listed(limits: &[Limit<Policy>]) -> String {
-    limits.iter().map(|limit| limit.algorithm().to_string()).collect::<Vec<_>>().join(" and ")
 }
 
 /// The time that passes for the test.

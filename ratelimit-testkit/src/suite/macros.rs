@@ -2,17 +2,12 @@
 
 /// Writes the tests that hold a backend to the laws: `conformance!(name, Harness);`
 ///
-/// The macro expands to a module of that name. It has a submodule per algorithm, one per algorithm that counts
-/// attempts and one for batches over several algorithms. Each has a test per law:
-/// `name::gcra::a_denial_charges_nothing`, `name::gcra_attempts::every_attempt_is_charged`. See
+/// The macro expands to a module of that name, with a test per algorithm of whole histories, such as
+/// `name::agrees_on::gcra` and `name::agrees_on::gcra_attempts`, and one for each thing that such histories cannot show. See
 /// [`Harness`](crate::Harness) for the second argument.
 ///
-/// `conformance!(name, Harness, attempts);` is for a store that only charges attempts
-/// [increment-first](crate::AlgorithmKind::INCREMENT_FIRST): it tests these algorithms only, and batches over
-/// several of them.
-///
-/// `conformance!(name, Harness, mixed);` and `conformance!(name, Harness, mixed_attempts);` test batches over several algorithms only:
-/// for another way to a store that is tested as a whole elsewhere, such as by another client.
+/// `conformance!(name, Harness, batches);` tries batches over several algorithms only, which need every command of a store: for
+/// another way to a store that is tested as a whole elsewhere, such as by another client.
 ///
 /// A failing test prints its case as a call of [`regression`](crate::regression): paste it as a named test. Until the case
 /// is fixed, its seed under `proptest-regressions/` of the calling crate tries it first.
@@ -24,163 +19,98 @@ macro_rules! conformance {
             use super::*;
             type Harnessed = $harness;
 
-            $crate::__tests!($name, gcra, [One(Gcra)], [each keys admissions small buckets reservations]);
-            $crate::__tests!($name, token_bucket, [One(TokenBucket)],
-                [each keys admissions small buckets reservations]);
-            $crate::__tests!($name, fixed_window, [One(FixedWindow)],
-                [each keys admissions small reservations]);
-            $crate::__tests!($name, first_request_window, [One(FirstRequestWindow)],
-                [each keys admissions small]);
-            $crate::__tests!($name, window_log, [One(WindowLog)], [each keys admissions small]);
-            $crate::__tests!($name, bucketed_window, [One(BucketedWindow)],
-                [each keys admissions small]);
-            $crate::__tests!($name, sliding_counter, [One(SlidingCounter)],
-                [each keys admissions small]);
-            $crate::__tests!($name, sliding_log, [One(SlidingLog)], [each keys admissions small]);
-            $crate::__tests!($name, concurrency, [One(Concurrency)], [each keys admissions small reservations]);
-            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts reservations]);
-            $crate::__tests!($name, gcra_attempts, [Attempts(Gcra)], [each attempts small buckets]);
-            $crate::__tests!($name, token_bucket_attempts, [Attempts(TokenBucket)],
-                [each attempts small buckets]);
-            $crate::__tests!($name, sliding_counter_attempts, [Attempts(SlidingCounter)],
-                [each attempts small]);
-            $crate::__tests!(@increment_first $name, [each attempts small]);
+            mod agrees_on {
+                type Harnessed = super::Harnessed;
+                $crate::__tests!($name, [Agrees, AgreesAfterAChange], [
+                    gcra [One(Gcra)]
+                    token_bucket [One(TokenBucket)]
+                    fixed_window [One(FixedWindow)]
+                    first_request_window [One(FirstRequestWindow)]
+                    window_log [One(WindowLog)]
+                    bucketed_window [One(BucketedWindow)]
+                    sliding_counter [One(SlidingCounter)]
+                    sliding_log [One(SlidingLog)]
+                    concurrency [One(Concurrency)]
+                    gcra_attempts [Attempts(Gcra)]
+                    token_bucket_attempts [Attempts(TokenBucket)]
+                    fixed_window_attempts [Attempts(FixedWindow)]
+                    first_request_window_attempts [Attempts(FirstRequestWindow)]
+                    window_log_attempts [Attempts(WindowLog)]
+                    bucketed_window_attempts [Attempts(BucketedWindow)]
+                    sliding_counter_attempts [Attempts(SlidingCounter)]
+                    sliding_log_attempts [Attempts(SlidingLog)]
+                    batches [Mixed]
+                    reservations [Reservations]
+                ]);
+            }
+            $crate::__tests!($name, [ManyTasksAreAdmittedExactlyTheLimit], [
+                many_tasks_are_admitted_exactly_the_limit [singles]
+                many_tasks_are_admitted_exactly_both_limits [Mixed]
+            ]);
+            $crate::__tests!($name, [DecidesByItsOwnClock], [
+                it_decides_by_its_own_clock [singles]
+                it_decides_batches_by_its_own_clock [Mixed]
+                it_decides_reservations_by_its_own_clock [Reservations]
+            ]);
+            $crate::__tests!($name, [KeepsWhatMatters], [
+                it_keeps_what_matters_and_no_longer [all]
+            ]);
+            $crate::__tests!($name, [IdentifiersNeverMeet], [
+                two_identifiers_never_meet [singles]
+            ]);
+            $crate::__tests!($name, [ItCanDoWhatItClaims], [
+                it_can_do_what_it_claims [singles]
+            ]);
         }
     };
-    ($name:ident, $harness:ty, attempts) => {
+    ($name:ident, $harness:ty, batches) => {
         mod $name {
             #[allow(unused_imports, reason = "the harness may be named by a path")]
             use super::*;
             type Harnessed = $harness;
 
-            $crate::__tests!(@increment_first $name, [each keys attempts small]);
-            $crate::__tests!($name, mixed_attempts, [MixedAttempts], [each attempts]);
-        }
-    };
-    ($name:ident, $harness:ty, mixed) => {
-        mod $name {
-            #[allow(unused_imports, reason = "the harness may be named by a path")]
-            use super::*;
-            type Harnessed = $harness;
-
-            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts reservations]);
-        }
-    };
-    ($name:ident, $harness:ty, mixed_attempts) => {
-        mod $name {
-            #[allow(unused_imports, reason = "the harness may be named by a path")]
-            use super::*;
-            type Harnessed = $harness;
-
-            $crate::__tests!($name, mixed_attempts, [MixedAttempts], [each attempts]);
+            $crate::__tests!($name, [Agrees, AgreesAfterAChange], [
+                it_agrees_on_batches [Mixed]
+                it_agrees_on_reservations [Reservations]
+            ]);
+            $crate::__tests!($name, [ManyTasksAreAdmittedExactlyTheLimit], [
+                many_tasks_are_admitted_exactly_both_limits [Mixed]
+            ]);
+            $crate::__tests!($name, [DecidesByItsOwnClock], [
+                it_decides_batches_by_its_own_clock [Mixed]
+            ]);
+            $crate::__tests!($name, [KeepsWhatMatters], [
+                it_keeps_what_matters_and_no_longer [Mixed]
+            ]);
         }
     };
 }
 
-/// A module of tests: for these limits, the sets of laws that apply to them.
+/// Tests of these properties, each on the limits that stand beside its name.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __tests {
-    (@increment_first $name:ident, $sets:tt) => {
-        $crate::__tests!($name, fixed_window_attempts, [Attempts(FixedWindow)], $sets);
-        $crate::__tests!($name, first_request_window_attempts, [Attempts(FirstRequestWindow)],
-            $sets);
-        $crate::__tests!($name, window_log_attempts, [Attempts(WindowLog)], $sets);
-        $crate::__tests!($name, bucketed_window_attempts, [Attempts(BucketedWindow)], $sets);
-        $crate::__tests!($name, sliding_log_attempts, [Attempts(SlidingLog)], $sets);
+    ($name:ident, $properties:tt, [$($test:ident $scope:tt)+]) => {
+        $( $crate::__tests!(@one $name, $properties, $test, $scope); )+
     };
-    ($name:ident, $module:ident, $scope:tt, [$($set:ident)+]) => {
-        mod $module {
-            $( $crate::__set!($set, $name, $module, $scope); )+
-        }
-    };
-}
-
-/// The sets of laws.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __set {
-    (each, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (never_admits_more_than_its_bound, NeverAdmitsMoreThanItsBound)
-            (many_tasks_are_admitted_exactly_the_limit, ManyTasksAreAdmittedExactlyTheLimit)
-            (no_false_denial, NoFalseDenial)
-            (retry_after_is_honest, RetryAfterIsHonest)
-            (expired_is_absent, ExpiredIsAbsent)
-            (time_going_back_mints_nothing, TimeGoingBackMintsNothing)
-            (cost_zero_is_a_peek, CostZeroIsAPeek)
-            (nothing_leaks, NothingLeaks)
-            (one_answer_everywhere, OneAnswerEverywhere)
-            (one_answer_after_a_limit_was_changed, OneAnswerAfterALimitWasChanged)
-            (different_keys_never_meet, DifferentKeysNeverMeet)
-            (changing_a_limit_is_safe, ChangingALimitIsSafe)
-            (decides_by_its_own_clock, DecidesByItsOwnClock)
-            (it_can_do_what_it_claims, ItCanDoWhatItClaims)
-        ]);
-    };
-    // Once per way to keep a state: a limit that counts attempts keeps its states as one that does not.
-    (keys, $($of:tt)+) => {
-        $crate::__test!($($of)+, [(similar_keys_never_meet, SimilarKeysNeverMeet)]);
-    };
-    // For limits that count admissions.
-    (admissions, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (a_denial_charges_nothing, ADenialChargesNothing)
-            (all_or_nothing, AllOrNothing)
-        ]);
-    };
-    // For limits that count attempts.
-    (attempts, $($of:tt)+) => {
-        $crate::__test!($($of)+, [(every_attempt_is_charged, EveryAttemptIsCharged)]);
-    };
-    // For limits whose charges can be reserved.
-    (reservations, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (a_reservation_is_settled_once, AReservationIsSettledOnce)
-            (reservations_agree, ReservationsAgree)
-            (reservations_leak_nothing, ReservationsLeakNothing)
-        ]);
-    };
-    // Batches of several limits are too many to enumerate.
-    (small, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (every_small_trace_agrees_with_the_oracle, EverySmallTraceAgreesWithTheOracle)
-        ]);
-    };
-    // For the two buckets that the law compares.
-    (buckets, $($of:tt)+) => {
-        $crate::__test!($($of)+, [(two_names_one_machine, TwoNamesOneMachine)]);
-    };
-}
-
-/// The tests of a set.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __test {
-    ($name:ident, $module:ident, $scope:tt, [$(($test:ident, $property:ident))*]) => { $(
+    (@one $name:ident, [$($property:ident),+], $test:ident, $scope:tt) => {
         #[test]
         fn $test() {
-            $crate::test::<super::Harnessed>(
-                $crate::Property::$property,
-                $crate::__scope!($scope),
+            $crate::test::<Harnessed>(
+                &[$($crate::Property::$property),+],
+                &$crate::__tests!(@scopes $scope),
                 concat!(module_path!(), "::", stringify!($test)),
                 concat!(
                     env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/",
-                    stringify!($name), "/", stringify!($module), "/", stringify!($test), ".txt",
+                    stringify!($name), "/", stringify!($test), ".txt",
                 ),
             );
         }
-    )* };
-}
-
-/// A scope as [`conformance!`] writes it.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __scope {
-    ([$scope:ident($kind:ident)]) => {
-        $crate::Scope::$scope($crate::AlgorithmKind::$kind)
     };
-    ([$scope:ident]) => {
-        $crate::Scope::$scope
+    (@scopes [$scope:ident($kind:ident)]) => {
+        [$crate::Scope::$scope($crate::AlgorithmKind::$kind)]
     };
+    (@scopes [Mixed]) => { [$crate::Scope::Mixed] };
+    (@scopes [Reservations]) => { [$crate::Scope::Reservations] };
+    (@scopes [$all:ident]) => { $crate::Scope::$all() };
 }

@@ -1,135 +1,126 @@
 //! The laws hold for the built-in algorithms, for wrappers around them, and for a custom algorithm.
 
 use ratelimit_core::{
-    Algorithm, Attempts, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow,
-    Gcra, InMemory, Policy, Rate, SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket,
-    WindowLog, Write,
+    Algorithm, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow, Gcra,
+    InMemory, Policy, SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog,
+    Write,
 };
-use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_conformance};
+use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
 
-fn rate(text: &str) -> Rate {
-    text.parse().expect("a rate")
+use crate::bounds;
+
+fn policy(text: &str) -> Policy {
+    text.parse().expect("a policy")
 }
 
-fn gcra(text: &str, burst: u64) -> Gcra {
-    Gcra::new(rate(text), burst).expect("a limit")
+/// A charge at the beginning of a sliding counter's window fades until the end of the next one.
+fn recovers_within_us(policy: &Policy) -> Option<u64> {
+    match policy.by_admissions() {
+        Policy::SlidingCounter(counter) => Some(2 * counter.window_us()),
+        _ => None,
+    }
 }
 
-fn tokens(text: &str, burst: u64) -> TokenBucket {
-    TokenBucket::new(rate(text), burst).expect("a limit")
+/// The laws for each algorithm by its own type, on the seeds of its kind.
+macro_rules! alone {
+    ($($name:ident: $algorithm:ident),+ $(,)?) => { $(
+        mod $name {
+            use super::*;
+
+            pub(super) struct Seeds;
+
+            impl AlgorithmHarness for Seeds {
+                type Algorithm = $algorithm;
+
+                fn limits() -> Vec<Instance<$algorithm>> {
+                    let seeds = AlgorithmKind::$algorithm.seeds().into_iter();
+                    seeds
+                        .map(|policy| match policy {
+                            Policy::$algorithm(limit) => Instance::new(policy.to_string(), limit),
+                            other => unreachable!("{other}"),
+                        })
+                        .collect()
+                }
+
+                fn excess(
+                    limit: &$algorithm,
+                    admitted: &[(Timestamp, u64)],
+                    at: Timestamp,
+                    cost: u64,
+                ) -> Option<String> {
+                    bounds::excess(&Policy::from(*limit), admitted, at, cost)
+                }
+
+                fn recovers_within_us(limit: &$algorithm) -> Option<u64> {
+                    recovers_within_us(&Policy::from(*limit))
+                }
+            }
+
+            algorithm_conformance!(alone, Seeds);
+        }
+    )+ };
 }
 
-fn fixed(text: &str) -> FixedWindow {
-    FixedWindow::new(rate(text)).expect("a limit")
+alone! {
+    gcra: Gcra,
+    token_bucket: TokenBucket,
+    fixed_window: FixedWindow,
+    first_request_window: FirstRequestWindow,
+    window_log: WindowLog,
+    bucketed_window: BucketedWindow,
+    sliding_counter: SlidingCounter,
+    sliding_log: SlidingLog,
+    concurrency: Concurrency,
 }
 
-fn first(text: &str) -> FirstRequestWindow {
-    FirstRequestWindow::new(rate(text)).expect("a limit")
-}
+/// Limits that count attempts, and some that do not, as policies.
+struct Policies;
 
-fn list(text: &str) -> WindowLog {
-    WindowLog::new(rate(text)).expect("a limit")
-}
-
-fn buckets(bucket_us: u64, rates: &[&str]) -> BucketedWindow {
-    let rates: Vec<_> = rates.iter().map(|text| rate(text)).collect();
-    BucketedWindow::new(bucket_us, &rates).expect("a limit")
-}
-
-fn counter(text: &str) -> SlidingCounter {
-    SlidingCounter::new(rate(text)).expect("a limit")
-}
-
-fn log(text: &str) -> SlidingLog {
-    SlidingLog::new(rate(text)).expect("a limit")
-}
-
-fn leases(text: &str) -> Concurrency {
-    Concurrency::new(rate(text)).expect("a limit")
-}
-
-fn stack<A: InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
-    Stack::new(limits).expect("a stack")
-}
-
-algorithm_conformance!(
-    gcra_alone,
-    Gcra,
-    [gcra("1/s", 1), gcra("3/s", 4), gcra("2/3us", 3), gcra("1000003/30d", 1_000_003)]
-);
-algorithm_conformance!(
-    token_bucket_alone,
-    TokenBucket,
-    [tokens("1/s", 1), tokens("3/s", 4), tokens("2/3us", 3)]
-);
-algorithm_conformance!(
-    fixed_window_alone,
-    FixedWindow,
-    [fixed("1/s"), fixed("7/5m"), fixed("2/3us"), fixed("5/d")]
-);
-algorithm_conformance!(
-    first_request_window_alone,
-    FirstRequestWindow,
-    [first("1/s"), first("7/5m"), first("2/3us")]
-);
-algorithm_conformance!(window_log_alone, WindowLog, [list("1/s"), list("7/5m"), list("2/3us")]);
-algorithm_conformance!(
-    bucketed_window_alone,
-    BucketedWindow,
-    [buckets(1_000, &["4/4ms", "6/12ms"]), buckets(1, &["2/3us"])]
-);
-/// The sliding counter, which takes two windows to recover from a charge at the beginning of the first.
-struct Counters;
-
-impl AlgorithmHarness for Counters {
+impl AlgorithmHarness for Policies {
     type Algorithm = Policy;
 
     fn limits() -> Vec<Instance<Policy>> {
-        let counters = ["1/s", "7/5m", "5/7us"].map(|rate| Policy::from(counter(rate)));
-        let tries = Policy::from(Attempts::new(counter("5/7us")));
-        let all = counters.into_iter().chain([tries]);
-        all.map(|policy| Instance::new(policy.to_string(), policy)).collect()
+        let attempts = AlgorithmKind::ATTEMPTS.iter().flat_map(|kind| kind.seeds());
+        let attempts =
+            attempts.map(|policy| policy.by_attempts().expect("a kind that counts them"));
+        let others = AlgorithmKind::ALL.iter().filter_map(|kind| kind.seeds().pop());
+        attempts.chain(others).map(|policy| Instance::new(policy.to_string(), policy)).collect()
+    }
+
+    fn excess(
+        limit: &Policy,
+        admitted: &[(Timestamp, u64)],
+        at: Timestamp,
+        cost: u64,
+    ) -> Option<String> {
+        bounds::excess(limit, admitted, at, cost)
     }
 
     fn recovers_within_us(limit: &Policy) -> Option<u64> {
-        match limit {
-            Policy::SlidingCounter(counter) => Some(2 * counter.window_us()),
-            Policy::SlidingCounterAttempts(counter) => Some(2 * counter.algorithm().window_us()),
-            _ => None,
-        }
+        recovers_within_us(limit)
     }
 }
 
-algorithm_conformance!(sliding_counter_alone, Counters);
-algorithm_conformance!(sliding_log_alone, SlidingLog, [log("1/s"), log("7/5m"), log("4/8us")]);
+algorithm_conformance!(policies, Policies);
+
+fn stack(limits: &[&str]) -> Stack<Policy> {
+    Stack::new(limits.iter().map(|limit| policy(limit))).expect("a stack")
+}
+
 algorithm_conformance!(
-    concurrency_alone,
-    Concurrency,
-    [leases("1/s"), leases("3/30s"), leases("3/6us")]
-);
-algorithm_conformance!(
-    attempts_alone,
-    Policy,
+    stacks_of_buckets,
+    Stack<Policy>,
     [
-        Attempts::new(gcra("3/s", 4)).into(),
-        Attempts::new(fixed("7/5m")).into(),
-        Attempts::new(first("2/3us")).into(),
-        Attempts::new(list("3/s")).into(),
-        Attempts::new(buckets(1_000, &["4/4ms", "6/12ms"])).into(),
-        Attempts::new(log("4/8us")).into(),
+        stack(&["gcra 10/s burst 10", "gcra 120/m burst 12"]),
+        stack(&["gcra 3/s burst 4", "gcra 1/s burst 9"]),
     ]
 );
 algorithm_conformance!(
-    stack_alone,
-    Stack<Gcra>,
-    [stack([gcra("10/s", 10), gcra("120/m", 12)]), stack([gcra("3/s", 4), gcra("1/s", 9)])]
-);
-algorithm_conformance!(
-    mixed_stack_alone,
+    stacks_of_several_kinds,
     Stack<Policy>,
     [
-        stack([Policy::from(gcra("3/s", 4)), fixed("7/5m").into(), log("4/8us").into()]),
-        stack([Policy::from(first("3/s")), leases("3/30s").into()]),
+        stack(&["gcra 3/s burst 4", "fixed-window 7/5m", "sliding-log 4/8us"]),
+        stack(&["first-request-window 3/s", "concurrency 3/30s"]),
     ]
 );
 

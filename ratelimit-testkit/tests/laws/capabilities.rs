@@ -1,81 +1,106 @@
 //! A store with few capabilities is tested on those that it has. A store is caught if it lacks what its harness
-//! claims, or supports what its harness says it lacks.
+//! claims, or supports what its harness says it lacks. A failure's case can be pasted as a test.
 
 use std::process::Command;
+use std::time::Duration;
 
-use ratelimit_testkit::wrong::{Flaw, WrongHarness};
+use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_testkit::{
-    AlgorithmKind, Capability, Harness, Property, Scope, conformance, try_same,
+    AlgorithmKind, Capability, Harness, Property, Scope, StoreClock, conformance, regression,
+    try_same,
 };
 
-const GCRA: Capability = Capability::Algorithm(AlgorithmKind::Gcra);
-const NOTHING_BACK: &[Capability] = &[
-    Capability::Refund,
-    Capability::Force,
-    Capability::Reset,
-    Capability::Reservations,
-    Capability::Metadata,
-];
-const ONE_BY_ONE: &[Capability] = &[Capability::Attempts, Capability::Batches];
-const SMALL: &[Capability] = &[Capability::SeveralKeys, Capability::States, GCRA];
+use crate::wrong::{Flaw, WrongHarness, WrongStore};
 
-harnesses! {
-    NothingBack has Some(Flaw::Cannot(NOTHING_BACK)), lacks NOTHING_BACK;
-    OneByOne has Some(Flaw::Cannot(ONE_BY_ONE)), lacks ONE_BY_ONE;
-    Little has Some(Flaw::Cannot(SMALL)), lacks SMALL;
-    // This store supports what its harness says it lacks.
-    Modest has None,
-        lacks &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA];
+/// Writes harnesses: each of a store with this flaw, or without one, and with these capabilities listed as lacking.
+macro_rules! harnesses {
+    ($($harness:ident has $flaw:expr, lacks $lacks:expr;)+) => { $(
+        struct $harness;
+
+        impl Harness for $harness {
+            type Store = WrongStore;
+            const CASES: u32 = 16;
+            const SMALL_TRACE_REQUESTS: u32 = 2;
+            const LACKS: &'static [Capability] = $lacks;
+
+            fn new() -> Self {
+                Self
+            }
+
+            fn store(&self) -> WrongStore {
+                WrongHarness { flaw: $flaw, in_real_time: false }.store()
+            }
+
+            fn clock(&self, store: &WrongStore) -> StoreClock {
+                WrongHarness { flaw: $flaw, in_real_time: false }.clock(store)
+            }
+
+            async fn state(&self, store: &WrongStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+                WrongHarness { flaw: $flaw, in_real_time: false }.state(store, limit, key).await
+            }
+
+            async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
+                WrongHarness { flaw: $flaw, in_real_time: false }.leaks(store, within).await
+            }
+        }
+    )+ };
 }
 
-conformance!(nothing_back, NothingBack);
+const GCRA: Capability = Capability::Algorithm(AlgorithmKind::Gcra);
+const ONE_BY_ONE: &[Capability] =
+    &[Capability::Attempts, Capability::Batches, Capability::SeveralKeys, Capability::States];
+
+harnesses! {
+    IncrementFirst has Some(Flaw::Cannot(Capability::INCREMENT_FIRST)), lacks Capability::INCREMENT_FIRST;
+    OneByOne has Some(Flaw::Cannot(ONE_BY_ONE)), lacks ONE_BY_ONE;
+    // This store supports what its harness says it lacks.
+    Modest has None, lacks &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA];
+    Sound has None, lacks &[];
+    WaitsOneShort has Some(Flaw::WaitsOneShort), lacks &[];
+    KeepsTheOldLimit has Some(Flaw::KeepsTheOldLimit), lacks &[];
+    ChargesAgain has Some(Flaw::ChargesAgain), lacks &[];
+}
+
+conformance!(increment_first, IncrementFirst);
 conformance!(one_by_one, OneByOne);
-conformance!(little, Little);
 
-const CLAIMS: Property = Property::ItCanDoWhatItClaims;
-
-/// The failure that a false claim produces.
-fn failure_message<H: Harness>(harness: &H, scope: Scope) -> String {
-    match try_same(harness, CLAIMS, scope, 1) {
-        Ok(()) => panic!("{scope:?} passes"),
-        Err(failure) => failure.to_string(),
-    }
+fn claims_failure<H: Harness>(harness: &H, scope: Scope) -> String {
+    let outcome = try_same(harness, Property::ItCanDoWhatItClaims, scope, 1);
+    outcome.err().map_or_else(|| panic!("{scope:?} passes"), |failure| failure.to_string())
 }
 
 #[test]
 fn a_store_that_lacks_what_it_claims_is_caught() {
-    let log = Scope::One(AlgorithmKind::WindowLog);
-    let gcra = Scope::One(AlgorithmKind::Gcra);
-    for (flaw, scope, says) in [
-        (Flaw::Cannot(&[Capability::Refund]), gcra, "lack refund in its harness"),
-        (Flaw::Cannot(&[Capability::Force]), log, "lack force in its harness"),
-        (Flaw::Cannot(&[Capability::Reset]), Scope::MixedAttempts, "lack reset in its harness"),
-        (Flaw::Cannot(&[Capability::Reservations]), gcra, "acquire"),
-        (
-            Flaw::Cannot(&[Capability::Attempts]),
-            Scope::Attempts(AlgorithmKind::Gcra),
-            "count attempts",
-        ),
-        (Flaw::Cannot(&[Capability::Batches]), gcra, "1 of \"b\" in l1"),
-        (Flaw::Cannot(&[Capability::SeveralKeys]), gcra, "1 of \"c\", 1 of \"d\""),
-        (Flaw::Cannot(&[Capability::PastTimes]), gcra, "under gcra"),
-        (Flaw::Cannot(&[Capability::States]), gcra, "lacks a look at its states"),
-        (Flaw::Cannot(&[GCRA]), gcra, "under gcra 3/h burst 3"),
-        (Flaw::Cannot(&[Capability::Metadata]), log, "lacks metadata"),
+    let (log, gcra) = (Scope::One(AlgorithmKind::WindowLog), Scope::One(AlgorithmKind::Gcra));
+    let attempts = Scope::Attempts(AlgorithmKind::Gcra);
+    for (lacks, scope, says) in [
+        (&[Capability::Refund], gcra, "lack refund in its harness"),
+        (&[Capability::Force], log, "lack force in its harness"),
+        (&[Capability::Reset], attempts, "lack reset in its harness"),
+        (&[Capability::Reservations], gcra, "acquire"),
+        (&[Capability::Attempts], attempts, "count attempts"),
+        (&[Capability::Admissions], gcra, "under gcra"),
+        (&[Capability::Batches], gcra, "1 of \"b\" in l1"),
+        (&[Capability::SeveralKeys], gcra, "1 of \"c\", 1 of \"d\""),
+        (&[Capability::PastTimes], gcra, "under gcra"),
+        (&[Capability::States], gcra, "lacks a look at its states"),
+        (&[GCRA], gcra, "under gcra 3/h burst 3"),
+        (&[Capability::Metadata], log, "lacks metadata"),
     ] {
-        let message = failure_message(&WrongHarness(Some(flaw)), scope);
-        assert!(message.contains(says), "{flaw:?}: {message}");
+        let message = claims_failure(
+            &WrongHarness { flaw: Some(Flaw::Cannot(lacks)), in_real_time: false },
+            scope,
+        );
+        assert!(message.contains(says), "{lacks:?}: {message}");
     }
 }
 
 #[test]
 fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
-    for (scope, says) in [
-        (Scope::One(AlgorithmKind::Gcra), "lacks gcra"),
-        (Scope::One(AlgorithmKind::FixedWindow), "lacks refund"),
-        (Scope::Mixed, "lacks gcra"),
-    ] {
-        let message = failure_message(&Modest, scope);
+    for (kind, says) in
+        [(AlgorithmKind::Gcra, "lacks gcra"), (AlgorithmKind::FixedWindow, "lacks refund")]
+    {
+        let message = claims_failure(&Modest, Scope::One(kind));
         assert!(message.contains(says) && message.contains("lacks it no more"), "{message}");
     }
 }
@@ -83,8 +108,8 @@ fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
 /// The output of this test binary for the tests of this name in this file.
 fn printed(tests: &str) -> String {
     let this = std::env::current_exe().expect("a test binary");
-    let tests = format!("capabilities::{tests}");
-    let output = Command::new(this).arg(tests).output().expect("it runs");
+    let output =
+        Command::new(this).arg(format!("capabilities::{tests}")).output().expect("it runs");
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stderr).expect("text")
 }
@@ -92,26 +117,50 @@ fn printed(tests: &str) -> String {
 #[test]
 fn each_skipped_test_says_so_by_its_name() {
     for (test, says) in [
-        ("nothing_back::gcra::reservations_agree", "the store lacks reservations"),
-        ("one_by_one::mixed::every_attempt_is_charged", "the store lacks batches"),
-        ("one_by_one::gcra_attempts::no_false_denial", "the store lacks attempts"),
-        ("one_by_one::mixed::retry_after_is_honest", "the store lacks batches"),
-        ("one_by_one::gcra::all_or_nothing", "the store lacks batches"),
-        ("little::gcra::no_false_denial", "the store lacks gcra"),
-        ("little::token_bucket::two_names_one_machine", "the store lacks gcra"),
-        (
-            "little::fixed_window::one_answer_after_a_limit_was_changed",
-            "the store lacks a look at its states",
-        ),
+        ("increment_first::agrees_on::fixed_window", "admissions"),
+        ("one_by_one::agrees_on::batches", "batches"),
+        ("one_by_one::agrees_on::gcra_attempts", "attempts"),
+        ("increment_first::agrees_on::reservations", "reservations"),
     ] {
-        assert_eq!(printed(test), format!("capabilities::{test} is skipped: {says}\n"));
+        let line = format!("capabilities::{test} is skipped: the store lacks {says}\n");
+        assert!(printed(test).contains(&line), "{}", printed(test));
     }
-    let lines = printed("nothing_back::gcra::it_can_do_what_it_claims");
+    let lines = printed("increment_first::it_can_do_what_it_claims");
     assert!(
-        lines.contains(
-            "the store lacks refund, force, reset, reservations, metadata, and no law here asks for it"
-        ),
+        lines.contains("the store lacks refund, force, reservations, admissions, changes"),
         "{lines}"
     );
-    assert_eq!(printed("nothing_back::gcra::no_false_denial"), "");
+    assert_eq!(printed("one_by_one::two_identifiers_never_meet"), "");
+}
+
+/// Checks that a failure's case fails again when it is pasted, and passes in a sound store.
+fn pasted<H: Harness>(property: Property, scope: Scope) -> String {
+    let failure = try_same(&H::new(), property, scope, 256).expect_err("it is wrong");
+    if !failure.case.is_empty() {
+        let case = failure.case.clone();
+        let again = std::panic::catch_unwind(|| regression::<H>(property, &case));
+        let message = again.expect_err("it fails again");
+        let message = message.downcast_ref::<String>().expect("a message");
+        assert!(message.contains(&property.law().to_string()), "{message}");
+        regression::<Sound>(property, &case);
+    }
+    failure.to_string()
+}
+
+#[test]
+fn a_case_is_shown_in_the_words_of_its_policy_and_can_be_pasted() {
+    let message = pasted::<WaitsOneShort>(Property::Agrees, Scope::Mixed);
+    assert!(message.contains("regression::<Harness>(Property::Agrees, r"), "{message}");
+    for internal in ["Refill", "token_units", "window_us", "Entries", "Ask {", "Request {"] {
+        assert!(!message.contains(internal), "{message}");
+    }
+    let message = pasted::<KeepsTheOldLimit>(Property::AgreesAfterAChange, Scope::Mixed);
+    assert!(message.matches("limit l0: ").count() > 1, "{message}");
+    let message = pasted::<ChargesAgain>(Property::Agrees, Scope::Reservations);
+    assert!(message.contains(" under 0000"), "{message}");
+    // The smallest traces are no text to paste, and are named all the same.
+    for kind in AlgorithmKind::ALL {
+        let message = pasted::<WaitsOneShort>(Property::Agrees, Scope::One(kind));
+        assert!(message.contains(&format!("limit tiny: {kind} ")), "{message}");
+    }
 }

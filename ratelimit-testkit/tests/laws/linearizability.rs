@@ -3,14 +3,16 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, Decision, ErrorKind, Gcra, GcraState, Limit, ManualClock, Op,
-    Reservation, States, Store, SyncStore, Timestamp, Verdict, Write, decide,
+    Algorithm, Batch, Clock, Decision, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Store,
+    SyncStore, Timestamp, Verdict, Write,
 };
-use ratelimit_testkit::{ConcurrentRun, Event, History, Linearized, Refused, Unexplained};
+use ratelimit_testkit::{
+    ConcurrentRun, Event, History, Linearized, PureStore, Refused, Unexplained,
+};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -63,130 +65,55 @@ impl Meeting {
 /// A map under a lock, with a flaw or none.
 struct Mapped {
     flaw: Option<Flaw>,
-    states: Mutex<HashMap<String, GcraState>>,
-    before: Mutex<HashMap<String, GcraState>>,
+    /// What it keeps, and what it kept before the last write.
+    kept: Mutex<[PureStore<Gcra>; 2]>,
     answers: Mutex<HashMap<String, Verdict>>,
     meeting: Meeting,
     calls: AtomicUsize,
     clock: ManualClock,
 }
 
-impl Mapped {
-    fn new(flaw: Option<Flaw>, clock: &ManualClock) -> Self {
-        Self {
-            flaw,
-            states: Mutex::default(),
-            before: Mutex::default(),
-            answers: Mutex::default(),
-            meeting: Meeting::default(),
-            calls: AtomicUsize::new(0),
-            clock: clock.clone(),
-        }
-    }
-
-    fn is(&self, flaw: Flaw) -> bool {
-        self.flaw == Some(flaw)
-    }
-
-    fn states(&self) -> MutexGuard<'_, HashMap<String, GcraState>> {
-        self.states.lock().expect("no thread panicked")
-    }
-
-    fn now(&self) -> Timestamp {
-        if self.is(Flaw::StandsStill) { BEGIN } else { self.clock.now() }
-    }
-
-    fn write(
-        &self,
-        states: &mut HashMap<String, GcraState>,
-        key: String,
-        write: &Write<GcraState>,
-    ) {
-        let state = match write {
-            Write::Keep => return,
-            Write::Remove => {
-                states.remove(&key);
-                return;
-            }
-            Write::Put { state, .. } => *state,
-        };
-        let hundredth = (self.calls.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(100);
-        let mut before = self.before.lock().expect("no thread panicked");
-        let previous = states.get(&key).copied();
-        match self.flaw {
-            Some(Flaw::LosesOneInAHundred) if hundredth => return,
-            Some(Flaw::GoesBackOneInAHundred) if hundredth => {
-                if let Some(old) = before.get(&key) {
-                    states.insert(key, *old);
-                }
-                return;
-            }
-            _ => states.insert(key.clone(), state),
-        };
-        if let Some(previous) = previous {
-            before.insert(key, previous);
-        }
-    }
-}
-
-/// The states read for a batch, and the writes to make.
-struct Read {
-    states: Vec<Option<GcraState>>,
-    writes: Vec<(usize, Write<GcraState>)>,
-}
-
-impl States<GcraState> for Read {
-    fn get(&self, position: usize) -> Option<&GcraState> {
-        self.states[position].as_ref()
-    }
-
-    fn put(&mut self, position: usize, write: Write<GcraState>) {
-        self.writes.push((position, write));
-    }
-
-    fn reservation(&self, _: usize) -> Option<Reservation> {
-        None
-    }
-
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-
-    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
-}
-
 impl SyncStore<Gcra> for Mapped {
     fn apply_now(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refused> {
-        let keys: Vec<_> = batch.checks().iter().map(|check| check.key.to_owned()).collect();
-        if self.is(Flaw::AnswersPeeksFromMemory) && batch.operation() == Op::Peek {
-            let answers = self.answers.lock().expect("no thread panicked");
-            if let Some(answer) = answers.get(&format!("{keys:?}")) {
-                return Ok(answer.clone());
-            }
-        }
-        let mut states = self.states();
-        let read = keys.iter().map(|key| states.get(key).copied()).collect();
-        if self.is(Flaw::ReadsThenWrites) {
-            drop(states);
-            self.meeting.wait();
-            states = self.states();
-        }
-        let mut read = Read { states: read, writes: Vec::new() };
-        let verdict = decide(batch, self.now(), &mut read).map_err(Refused)?;
-        for (position, write) in read.writes {
-            if position == 0 || !self.is(Flaw::ChargesTheFirst) {
-                self.write(&mut states, keys[position].clone(), &write);
-            }
-        }
+        let is = |flaw| self.flaw == Some(flaw);
+        let now = if is(Flaw::StandsStill) { BEGIN } else { self.clock.now() };
+        let batch = batch.now(Now::At(now));
+        let peeks = batch.operation() == Op::Peek;
+        let keys: Vec<_> = batch.checks().iter().map(|check| check.key).collect();
         let mut answers = self.answers.lock().expect("no thread panicked");
-        if batch.operation() == Op::Peek || !answers.contains_key(&format!("{keys:?}")) {
-            answers.insert(format!("{keys:?}"), verdict.clone());
-        }
-        drop((answers, states));
-        if self.is(Flaw::LiesOneInAHundred)
-            && self.calls.load(Ordering::Relaxed) % 100 == 50
-            && verdict.decisions().len() == 1
+        if let (true, Some(answer)) =
+            (peeks && is(Flaw::AnswersPeeksFromMemory), answers.get(&keys.join(",")))
         {
+            return Ok(answer.clone());
+        }
+        let mut kept = self.kept.lock().expect("no thread panicked");
+        if is(Flaw::ReadsThenWrites) {
+            let seen = kept[0].clone();
+            drop((answers, kept));
+            self.meeting.wait();
+            let verdict = seen.decide(&batch).map_err(Refused);
+            self.kept.lock().expect("no thread panicked")[0] = seen;
+            return verdict;
+        }
+        let call = self.calls.fetch_add(usize::from(!peeks), Ordering::Relaxed) + 1;
+        let hundredth = !peeks && call.is_multiple_of(100);
+        let before = kept[0].clone();
+        let verdict = kept[0].decide(&batch).map_err(Refused)?;
+        match self.flaw {
+            Some(Flaw::LosesOneInAHundred) if hundredth => kept[0] = before,
+            Some(Flaw::GoesBackOneInAHundred) if hundredth => kept.swap(0, 1),
+            Some(Flaw::ChargesTheFirst) if keys.len() > 1 => {
+                kept[0] = before;
+                let first = Batch::one(&batch.checks()[0]).op(batch.operation());
+                if verdict.allowed() {
+                    let _ = kept[0].decide(&first.now(Now::At(now)));
+                }
+            }
+            _ if !peeks => kept[1] = before,
+            _ => {}
+        }
+        answers.insert(keys.join(","), verdict.clone());
+        if is(Flaw::LiesOneInAHundred) && call % 100 == 50 && keys.len() == 1 {
             let lie = Decision { remaining: verdict.remaining() + 1, ..*verdict.summary() };
             return Ok(Verdict::one(lie));
         }
@@ -207,7 +134,15 @@ fn linearizability(
     scenario: &ConcurrentRun<'_, Gcra>,
 ) -> Result<Linearized, Unexplained> {
     let clock = ManualClock::new(BEGIN);
-    scenario.run(&Mapped::new(flaw, &clock), &clock)
+    let store = Mapped {
+        flaw,
+        kept: Mutex::default(),
+        answers: Mutex::default(),
+        meeting: Meeting::default(),
+        calls: AtomicUsize::new(0),
+        clock: clock.clone(),
+    };
+    scenario.run(&store, &clock)
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub(super) fn of_ipv6(network: Ipv6Addr, prefix_length: u8) -> Identifier {
     }
     if prefix_length < 128 {
         text.push(b'/');
-        push_decimal(&mut text, prefix_length);
+        itoa::Buffer::new().format(prefix_length).bytes().for_each(|digit| text.push(digit));
     }
     text.as_str().into()
 }
@@ -76,16 +76,6 @@ fn longest_zeros(segments: &[u16; 8]) -> Range<usize> {
         }
     }
     if longest.len() < 2 { 0..0 } else { longest }
-}
-
-const fn push_decimal<const BYTES: usize>(text: &mut Text<BYTES>, number: u8) {
-    if number >= 100 {
-        text.push(b'0' + number / 100);
-    }
-    if number >= 10 {
-        text.push(b'0' + number / 10 % 10);
-    }
-    text.push(b'0' + number % 10);
 }
 
 /// Without leading zeros.

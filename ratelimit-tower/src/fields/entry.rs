@@ -33,7 +33,7 @@ pub(crate) struct PolicyField {
 impl PolicyField {
     /// The field of this limit at its capacity; `None` if each caller has its own.
     pub(crate) fn new<A: Quota + 'static>(limit: &Limit<A>, fields: &Fields) -> Option<Self> {
-        if fields.has_partition_keys() {
+        if fields.partition_secret.is_some() {
             return None;
         }
         let full = Decision {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use http::request::Parts;
 
-use super::{Found, Identified, Identify, IdentifyError, from_fn};
+use super::{Found, Identify, IdentifyError, from_fn};
 
 /// Identifies by the route that axum matched, such as `/users/{id}`. All paths of a route share a limit.
 ///
@@ -25,42 +25,22 @@ pub fn matched_route() -> impl Identify {
 ///
 /// A request whose route has no such parameter is answered with 500, because the layer stands before the wrong routes.
 #[must_use]
-pub const fn path_param(name: &'static str) -> PathParam {
-    PathParam { name }
-}
-
-/// See [`path_param`].
-#[derive(Clone, Copy, Debug)]
-pub struct PathParam {
-    name: &'static str,
-}
-
-impl Identify for PathParam {
-    fn identify(&self, request: &mut Parts) -> Found {
-        Found::Now(self.value(request))
-    }
-}
-
-impl PathParam {
-    fn value(&self, request: &mut Parts) -> Identified {
-        let name = self.name;
+pub fn path_param(name: &'static str) -> impl Identify {
+    move |request: &mut Parts| {
         let mut extracted = pin!(RawPathParams::from_request_parts(request, &()));
         // The extractor reads an extension of the request and waits for nothing.
         let params = match extracted.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(params)) => params,
+            Poll::Ready(Ok(params)) => Some(params),
             Poll::Ready(Err(refused)) if refused.status().is_client_error() => {
-                return Err(IdentifyError::missing(refused.body_text()));
+                return Found::Now(Err(IdentifyError::missing(refused.body_text())));
             }
-            Poll::Ready(Err(_)) | Poll::Pending => return Err(self.not_wired()),
+            Poll::Ready(Err(_)) | Poll::Pending => None,
         };
-        let value = params.iter().find(|(known, _)| *known == name);
-        value.map(|(_, value)| Some(value.into())).ok_or_else(|| self.not_wired())
-    }
-
-    fn not_wired(&self) -> IdentifyError {
-        IdentifyError::not_wired(format!(
-            "the route has no parameter {:?}; add the layer with `Router::layer` to routes that have it",
-            self.name
-        ))
+        let value = params.iter().flatten().find(|(known, _)| *known == name);
+        Found::Now(value.map(|(_, value)| Some(value.into())).ok_or_else(|| {
+            IdentifyError::not_wired(format!(
+                "the route has no parameter {name:?}; add the layer with `Router::layer` to routes that have it"
+            ))
+        }))
     }
 }

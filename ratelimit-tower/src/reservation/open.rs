@@ -1,134 +1,107 @@
 //! [`Reservation`]: what a request has reserved, until the last of its holders is dropped.
 
-use std::borrow::Borrow;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::borrow::Cow;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ratelimit_core::{ErrorKind, OwnedReservation, Quota, Store, StoreError as _};
+use derive_where::derive_where;
+use ratelimit_core::{ErrorKind, Identifiers, OwnedReservation, Quota, Store, StoreError as _};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Meter;
-use crate::BoxFuture;
-use crate::caller::{Caller, Sources};
+use crate::caller::{Caller, Sources, Values};
 use crate::config::HoldTime;
 
-/// The sources of a caller, counted among the [`Settlements`](super::Settlements): a reservation owns its caller until it is settled.
-#[derive(Clone)]
+/// A caller that outlives its request, counted among the settlements until its reservation is settled.
 pub(super) struct Counted {
-    sources: Sources,
-    _counted: TaskTrackerToken,
+    pub(super) sources: Sources,
+    pub(super) values: Values,
+    pub(super) _token: TaskTrackerToken,
 }
 
 impl Counted {
-    pub(super) const fn new(sources: Sources, counted: TaskTrackerToken) -> Self {
-        Self { sources, _counted: counted }
+    const fn caller(&self) -> Caller<'_> {
+        Caller { sources: &self.sources, values: &self.values }
     }
 }
 
-impl Borrow<Sources> for Counted {
-    fn borrow(&self) -> &Sources {
-        &self.sources
+impl Identifiers for Counted {
+    fn bare(&self) -> Option<Cow<'_, str>> {
+        self.caller().value(None).map(Cow::Borrowed)
+    }
+
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.caller().value(Some(name)).map(Cow::Borrowed)
     }
 }
 
-pub(super) type Owned<S, A> = OwnedReservation<S, A, Caller<Counted>>;
+/// A reservation of any store, which is settled at its cost when it is dropped.
+pub(super) trait Settle: Send + Sync {
+    fn set_cost(&mut self, cost: u64);
 
-/// A reservation without the types of its limiter. It is settled when the last of its holders is dropped.
-pub(crate) trait Open: Send + Sync {
-    /// These bytes of the body were handed to the connection.
-    fn sent(&self, bytes: usize);
-
-    /// Keeps it from expiring for as long as it is held.
-    fn renewals(self: Arc<Self>) -> BoxFuture<()>;
+    /// Keeps it from expiring. Returns whether it had not.
+    fn renew(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>>;
 }
 
-/// How long a reservation lives without a renewal, and whether it is a lease.
-#[derive(Clone, Copy)]
-pub(super) struct Life {
-    pub(super) length: Duration,
-    pub(super) is_lease: bool,
-}
-
-pub(super) struct Reservation<S, A>
-where
-    S: Store<A> + 'static,
-    A: Quota + 'static,
-{
-    /// It settles itself when it is dropped.
-    owned: Owned<S, A>,
-    cost: AtomicU64,
-    counts_bytes: AtomicBool,
-    meter: Option<Meter>,
-    life: Life,
-    since: Option<(Instant, Arc<HoldTime>)>,
-}
-
-impl<S: Store<A> + 'static, A: Quota + 'static> Reservation<S, A> {
-    pub(super) fn new(
-        owned: Owned<S, A>,
-        meter: Option<Meter>,
-        life: Life,
-        hold_time: Option<Arc<HoldTime>>,
-    ) -> Self {
-        let since = hold_time.map(|hold_time| (Instant::now(), hold_time));
-        let (cost, counts_bytes) = (owned.cost().into(), false.into());
-        Self { owned, cost, counts_bytes, meter, life, since }
+impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A, Counted> {
+    fn set_cost(&mut self, cost: u64) {
+        self.set_cost(cost);
     }
 
-    /// The cost when the request arrived.
-    pub(super) const fn estimate(&self) -> u64 {
-        self.owned.cost()
-    }
-
-    pub(super) const fn is_lease(&self) -> bool {
-        self.life.is_lease
-    }
-
-    /// Sets the cost, and whether the bytes of the body add to it.
-    pub(super) fn set_cost(&self, (cost, counts_bytes): (u64, bool)) {
-        self.cost.store(cost, Ordering::Relaxed);
-        self.counts_bytes.store(counts_bytes, Ordering::Relaxed);
-    }
-}
-
-impl<S: Store<A> + 'static, A: Quota + 'static> Open for Reservation<S, A> {
-    fn sent(&self, bytes: usize) {
-        if self.counts_bytes.load(Ordering::Relaxed) {
-            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-            let added = |cost: u64| Some(cost.saturating_add(bytes));
-            // The function always has an answer.
-            let _before = self.cost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added);
-        }
-    }
-
-    fn renewals(self: Arc<Self>) -> BoxFuture<()> {
-        let every = (self.life.length / 3).max(Duration::from_millis(1));
-        let open: Weak<Self> = Arc::downgrade(&self);
-        Box::pin(async move {
-            loop {
-                sleep(every).await;
-                let Some(open) = open.upgrade() else { return };
-                match open.owned.renew().await {
-                    Err(error) if error.kind() == ErrorKind::Invalid => {
-                        tracing::warn!(%error, "a reservation that is held has expired");
-                        return;
-                    }
-                    // A store that is away may be back in time.
-                    _ => {}
+    fn renew(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+        Box::pin(async {
+            match self.renew().await {
+                Err(error) if error.kind() == ErrorKind::Invalid => {
+                    tracing::warn!(%error, "a reservation that is held has expired");
+                    false
                 }
+                // A store that is away may be back in time.
+                _ => true,
             }
         })
     }
 }
 
-impl<S: Store<A> + 'static, A: Quota + 'static> Drop for Reservation<S, A> {
+/// What a request has reserved. It is settled when the last of its holders is dropped: at what the handler says, or else at what the
+/// response costs, or else at the estimate.
+#[derive_where(Debug)]
+pub(super) struct Reservation {
+    #[derive_where(skip)]
+    pub(super) settles: Box<dyn Settle>,
+    pub(super) by_handler: Option<Meter>,
+    pub(super) by_response: Meter,
+    /// How long it lives without a renewal.
+    pub(super) life: Duration,
+    pub(super) is_lease: bool,
+    /// Since when it is held, and where to tell that.
+    #[derive_where(skip)]
+    pub(super) since: Option<(Instant, Arc<HoldTime>)>,
+}
+
+impl Reservation {
+    /// Renews it until it is dropped.
+    pub(super) async fn renewals(this: Weak<Self>, life: Duration) {
+        loop {
+            sleep((life / 3).max(Duration::from_millis(1))).await;
+            let Some(this) = this.upgrade() else { return };
+            if !this.settles.renew().await {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some((since, hold_time)) = &self.since {
             hold_time.add(since.elapsed());
         }
-        let metered = self.meter.as_ref().and_then(Meter::cost);
-        self.owned.set_cost(metered.unwrap_or_else(|| *self.cost.get_mut()));
+        let by_handler = self.by_handler.as_ref().and_then(Meter::cost);
+        if let Some(cost) = by_handler.or_else(|| self.by_response.cost()) {
+            self.settles.set_cost(cost);
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! [`WaitLayer`]: a client that waits before each request.
 
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use derive_where::derive_where;
 use http::{Response, StatusCode};
 use ratelimit_core::{Algorithm, Identifiers, Policy, Store};
 use tower_layer::Layer;
@@ -21,30 +21,49 @@ use crate::{BoxFuture, take_ready};
 /// ```
 /// # use std::time::Duration;
 /// # use ratelimit_core::*;
-/// # use http::Request;
+/// # use http::{Request, Response};
 /// use ratelimit_tower::{WaitLayer, Waiter};
 ///
 /// # fn example<S: Store<Policy> + 'static>(limiter: RateLimiter<S>) {
 /// let by_host = |request: &Request<String>| request.uri().host().unwrap_or_default().to_owned();
 /// let layer = WaitLayer::new(Waiter::new(limiter), by_host, Duration::from_secs(30));
+/// # let _: WaitLayer<_, _, Response<String>> = layer;
 /// # }
 /// ```
-pub struct WaitLayer<S, F, A = Policy, H = IgnoreAnswers> {
+#[derive_where(Clone; F)]
+#[derive_where(Debug)]
+pub struct WaitLayer<S, F, Res, A = Policy> {
     waiter: Waiter<S, A>,
+    #[derive_where(skip(Debug))]
     caller: F,
     max_wait: Duration,
-    hold_back: H,
+    #[derive_where(skip(Debug))]
+    hold_back: Option<Arc<HoldBack<Res>>>,
 }
 
-impl<S: Store<A>, F, A: Algorithm> WaitLayer<S, F, A> {
+/// Tells from a response for how long the following requests of the same key are held back.
+type HoldBack<Res> = dyn Fn(&Res) -> Option<Duration> + Send + Sync;
+
+impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
     /// A layer that waits for at most this long per request.
     #[must_use]
     pub const fn new(waiter: Waiter<S, A>, caller: F, max_wait: Duration) -> Self {
-        Self { waiter, caller, max_wait, hold_back: IgnoreAnswers }
+        Self { waiter, caller, max_wait, hold_back: None }
+    }
+
+    /// The same layer, where this function tells from a response for how long the following requests of the same key are held back:
+    /// for responses that are not HTTP, or rules of another service.
+    #[must_use]
+    pub fn hold_back_by(
+        mut self,
+        hold_back: impl Fn(&Res) -> Option<Duration> + Send + Sync + 'static,
+    ) -> Self {
+        self.hold_back = Some(Arc::new(hold_back));
+        self
     }
 }
 
-impl<S: Store<A>, F, A: Algorithm, H> WaitLayer<S, F, A, H> {
+impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
     /// The same layer, which heeds what the other service answers: after a 429 or 503 that tells a wait, in `Retry-After` or in the
     /// `RateLimit` fields, the following requests of the same key [wait until then](Waiter::hold_back).
     ///
@@ -56,93 +75,28 @@ impl<S: Store<A>, F, A: Algorithm, H> WaitLayer<S, F, A, H> {
     /// ```
     /// # use std::time::Duration;
     /// # use ratelimit_core::*;
-    /// # use http::Request;
+    /// # use http::{Request, Response};
     /// use ratelimit_tower::{WaitLayer, Waiter};
     ///
     /// # fn example<S: Store<Policy> + 'static>(waiter: Waiter<S>) {
     /// let by_host = |request: &Request<String>| request.uri().host().unwrap_or_default().to_owned();
     /// let layer = WaitLayer::new(waiter, by_host, Duration::from_secs(30)).heed_answers();
+    /// # let _: WaitLayer<_, _, Response<String>> = layer;
     /// # }
     /// ```
     #[must_use]
-    pub fn heed_answers(self) -> WaitLayer<S, F, A, HeedAnswers> {
-        self.hold_back_by(HeedAnswers)
-    }
-
-    /// The same layer, where this function tells from a response for how long the following requests of the same key are held back:
-    /// for responses that are not HTTP, or rules of another service.
-    #[must_use]
-    pub fn hold_back_by<H2>(self, hold_back: H2) -> WaitLayer<S, F, A, H2> {
-        let Self { waiter, caller, max_wait, .. } = self;
-        WaitLayer { waiter, caller, max_wait, hold_back }
-    }
-}
-
-/// Tells from a response for how long the following requests of the same key are held back: [`HeedAnswers`], [`IgnoreAnswers`], or a
-/// function.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not tell from `{Response}` for how long requests are held back",
-    note = "`heed_answers()` needs responses of the type `http::Response`; for others, pass \
-            `.hold_back_by(|response: &YourResponse| -> Option<Duration> {{ … }})`"
-)]
-pub trait HoldBack<Response>: Send + Sync {
-    /// For how long; `None` for not at all.
-    fn hold_back(&self, response: &Response) -> Option<Duration>;
-}
-
-impl<Response, H> HoldBack<Response> for H
-where
-    H: Fn(&Response) -> Option<Duration> + Send + Sync,
-{
-    fn hold_back(&self, response: &Response) -> Option<Duration> {
-        self(response)
-    }
-}
-
-/// No response holds requests back.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct IgnoreAnswers;
-
-impl<Response> HoldBack<Response> for IgnoreAnswers {
-    fn hold_back(&self, _: &Response) -> Option<Duration> {
-        None
-    }
-}
-
-/// A 429 or 503 holds requests back for as long as its [`Advice`] says.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HeedAnswers;
-
-impl<B> HoldBack<Response<B>> for HeedAnswers {
-    fn hold_back(&self, response: &Response<B>) -> Option<Duration> {
-        match response.status() {
+    pub fn heed_answers(self) -> Self {
+        self.hold_back_by(|response| match response.status() {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 Advice::from_headers(response.headers()).wait()
             }
             _ => None,
-        }
+        })
     }
 }
 
-impl<S, F: Clone, A, H: Clone> Clone for WaitLayer<S, F, A, H> {
-    fn clone(&self) -> Self {
-        Self {
-            waiter: self.waiter.clone(),
-            caller: self.caller.clone(),
-            max_wait: self.max_wait,
-            hold_back: self.hold_back.clone(),
-        }
-    }
-}
-
-impl<S, F, A, H> fmt::Debug for WaitLayer<S, F, A, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WaitLayer").field("max_wait", &self.max_wait).finish_non_exhaustive()
-    }
-}
-
-impl<Svc, S, F: Clone, A, H: Clone> Layer<Svc> for WaitLayer<S, F, A, H> {
-    type Service = WaitService<Svc, S, F, A, H>;
+impl<Svc, S, F: Clone, Res, A> Layer<Svc> for WaitLayer<S, F, Res, A> {
+    type Service = WaitService<Svc, S, F, Res, A>;
 
     fn layer(&self, inner: Svc) -> Self::Service {
         WaitService { inner, shared: Arc::new(self.clone()) }
@@ -150,21 +104,11 @@ impl<Svc, S, F: Clone, A, H: Clone> Layer<Svc> for WaitLayer<S, F, A, H> {
 }
 
 /// A service that waits before each request. See [`WaitLayer`].
-pub struct WaitService<Svc, S, F, A = Policy, H = IgnoreAnswers> {
+#[derive_where(Clone, Debug; Svc)]
+pub struct WaitService<Svc, S, F, Res, A = Policy> {
     inner: Svc,
-    shared: Arc<WaitLayer<S, F, A, H>>,
-}
-
-impl<Svc: Clone, S, F, A, H> Clone for WaitService<Svc, S, F, A, H> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: self.shared.clone() }
-    }
-}
-
-impl<Svc: fmt::Debug, S, F, A, H> fmt::Debug for WaitService<Svc, S, F, A, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WaitService").field("inner", &self.inner).finish_non_exhaustive()
-    }
+    #[derive_where(skip(Debug))]
+    shared: Arc<WaitLayer<S, F, Res, A>>,
 }
 
 /// The error of a [`WaitService`].
@@ -178,20 +122,19 @@ pub enum WaitServiceError<E, W> {
     Inner(E),
 }
 
-impl<Svc, S, F, A, H, C, Request> Service<Request> for WaitService<Svc, S, F, A, H>
+impl<Svc, S, F, Res, A, C, Request> Service<Request> for WaitService<Svc, S, F, Res, A>
 where
-    Svc: Service<Request> + Clone + Send + 'static,
-    Svc::Future: Send,
+    Svc: Service<Request, Response = Res, Future: Send> + Clone + Send + 'static,
     Request: Send + 'static,
+    Res: 'static,
     S: Store<A> + 'static,
     A: Algorithm + 'static,
     F: Fn(&Request) -> C + Send + Sync + 'static,
     C: Identifiers + Send + Sync + 'static,
-    H: HoldBack<Svc::Response> + 'static,
 {
-    type Response = Svc::Response;
+    type Response = Res;
     type Error = WaitServiceError<Svc::Error, S::Error>;
-    type Future = BoxFuture<Result<Self::Response, Self::Error>>;
+    type Future = BoxFuture<Result<Res, Self::Error>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx).map_err(WaitServiceError::Inner)
@@ -205,7 +148,8 @@ where
             let waited = shared.waiter.until_allowed(&caller, shared.max_wait).await;
             waited.map_err(WaitServiceError::Wait)?;
             let response = ready.call(request).await.map_err(WaitServiceError::Inner)?;
-            if let Some(wait) = shared.hold_back.hold_back(&response) {
+            let told = shared.hold_back.as_ref().and_then(|told_by| told_by(&response));
+            if let Some(wait) = told {
                 shared.waiter.hold_back(&caller, wait);
             }
             Ok(response)

@@ -9,42 +9,69 @@ use tokio::time::Instant;
 /// The longest time for which a queue is held back.
 const LONGEST_HOLD: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The queues of the callers that wait now.
+/// The key of a caller under each limit, if that applies.
+pub(super) type Name = Vec<Option<String>>;
+
+/// Held by the caller that may ask the store. It is fair: others get it in the order in which they came.
+type Turn = tokio::sync::Mutex<()>;
+
+/// The queues of the callers that wait now, or are held back.
 #[derive(Default)]
 pub(super) struct Queues(Mutex<State>);
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) turns: HashMap<String, Arc<Turn>>,
-    pub(super) holds: Holds,
+    pub(super) queues: HashMap<Name, Queue>,
+    /// The number of queues at which those that are over are removed.
+    sweep_at: usize,
 }
 
-/// Held by the caller that may ask the store. It is fair: others get it in the order in which they came.
-type Turn = tokio::sync::Mutex<()>;
+#[derive(Default)]
+pub(super) struct Queue {
+    turn: Arc<Turn>,
+    held_until: Option<Instant>,
+}
+
+impl Queue {
+    /// Whether the queue has no other places than so many, and is not held back.
+    fn is_over(&self, places: usize) -> bool {
+        // One is the queue's own; others are made under the lock.
+        Arc::strong_count(&self.turn) <= 1 + places
+            && self.held_until.is_none_or(|until| until <= Instant::now())
+    }
+}
 
 impl Queues {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, name: String) -> Place<'_> {
-        let turn = self.lock().turns.entry(name.clone()).or_default().clone();
+    fn with<T>(&self, name: Name, then: impl FnOnce(&mut Queue) -> T) -> T {
+        let State { queues, sweep_at } = &mut *self.lock();
+        if queues.len() >= *sweep_at {
+            queues.retain(|_, queue| !queue.is_over(0));
+            // Twice as many, so that sweeping takes a constant time per queue.
+            *sweep_at = (2 * queues.len()).max(64);
+        }
+        then(queues.entry(name).or_default())
+    }
+
+    pub(super) fn enter(&self, name: Name) -> Place<'_> {
+        let turn = self.with(name.clone(), |queue| queue.turn.clone());
         Place { queues: self, name, turn }
     }
 
-    pub(super) fn hold_back(&self, name: String, wait: Duration) {
-        let now = Instant::now();
-        // A clock that cannot tell the time of tomorrow holds nothing back.
-        if let Some(until) = now.checked_add(wait.min(LONGEST_HOLD)) {
-            self.lock().holds.hold_back(name, until, now);
-        }
+    pub(super) fn hold_back(&self, name: Name, wait: Duration) {
+        // A clock that cannot tell the time of tomorrow holds nothing back. Answers come in any order: the longest counts.
+        let until = Instant::now().checked_add(wait.min(LONGEST_HOLD));
+        self.with(name, |queue| queue.held_until = queue.held_until.max(until));
     }
 }
 
-/// A place in a queue. The queue is removed with its last place.
+/// A place in a queue. The queue is removed with its last place, unless it is held back.
 pub(super) struct Place<'a> {
     queues: &'a Queues,
-    name: String,
+    name: Name,
     pub(super) turn: Arc<Turn>,
 }
 
@@ -55,55 +82,19 @@ impl Place<'_> {
         deadline: Option<Instant>,
     ) -> Result<Option<Instant>, Duration> {
         let now = Instant::now();
-        let until = self.queues.lock().holds.until(&self.name, now);
-        match (until, deadline) {
+        let until = self.queues.lock().queues.get(&self.name).and_then(|queue| queue.held_until);
+        match (until.filter(|until| *until > now), deadline) {
             (Some(until), Some(deadline)) if until > deadline => Err(until - now),
-            _ => Ok(until),
+            (until, _) => Ok(until),
         }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut state = self.queues.lock();
-        // One is the map's and one is this place's; others are made under this lock.
-        if Arc::strong_count(&self.turn) <= 2 {
-            state.turns.remove(&self.name);
+        let queues = &mut self.queues.lock().queues;
+        if queues.get(&self.name).is_some_and(|queue| queue.is_over(1)) {
+            queues.remove(&self.name);
         }
-    }
-}
-
-/// Until when queues are held back. Most queues never are.
-#[derive(Default)]
-pub(super) struct Holds {
-    until: HashMap<String, Instant>,
-    /// The number of holds at which those that are over are removed.
-    sweep_at: usize,
-}
-
-impl Holds {
-    fn hold_back(&mut self, name: String, until: Instant, now: Instant) {
-        if self.until.len() >= self.sweep_at {
-            self.until.retain(|_, until| *until > now);
-            // Twice as many, so that sweeping takes a constant time per hold.
-            self.sweep_at = (2 * self.until.len()).max(64);
-        }
-        // Answers come in any order: the longest counts.
-        let held = self.until.entry(name).or_insert(until);
-        *held = until.max(*held);
-    }
-
-    fn until(&mut self, name: &str, now: Instant) -> Option<Instant> {
-        let until = *self.until.get(name)?;
-        if until <= now {
-            self.until.remove(name);
-            return None;
-        }
-        Some(until)
-    }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.until.len()
     }
 }

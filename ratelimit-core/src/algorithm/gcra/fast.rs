@@ -12,7 +12,7 @@
 
 use core::num::NonZeroU64;
 
-use super::{Gcra, GcraState};
+use super::{GcraState, LeakyBucket};
 use crate::algorithm::{Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{Compact, InMemory};
@@ -54,7 +54,7 @@ impl Token {
     }
 }
 
-impl InMemory for Gcra {
+impl<const TOKENS: bool> InMemory for LeakyBucket<TOKENS> {
     #[inline(always)]
     fn is_compact(&self) -> bool {
         true

@@ -82,57 +82,6 @@ fn an_allotment_that_lapses_sets_the_next_to_what_was_used_and_a_pause_ends_it()
     }
 }
 
-#[test]
-fn a_cost_that_does_not_fit_gives_back_what_is_left() {
-    let mut counted = Counted::default();
-    for n in 0..5 {
-        counted.asks(n, 400);
-    }
-    let Answer::Ask { ended: Some(ended), draw: Some(draw) } = counted.request(5, &[7]) else {
-        panic!("7 do not fit the rest of 4");
-    };
-    assert_eq!((ended.used, ended.unused, ended.ending), (vec![2], 2, Ending::GivenBack));
-    assert_eq!(draw.times, TERMS.most / 7);
-}
-
-#[test]
-fn what_is_reset_while_it_is_drawn_is_neither_spent_nor_given_back() {
-    for (endings, due) in [
-        (&[Ending::GivenBack][..], Ending::GivenBack),
-        (&[Ending::Forfeited], Ending::Forfeited),
-        (&[Ending::Forfeited, Ending::GivenBack], Ending::Forfeited),
-    ] {
-        let mut counted = Counted::default();
-        counted.asks(0, 400);
-        let Answer::Ask { draw: Some(draw), .. } = counted.request(1, &[1]) else {
-            panic!("it asks again");
-        };
-        for ending in endings {
-            assert_eq!(counted.slot.end(*ending), None);
-        }
-        let told = [(told(400, 10_000), Recovery::Gradual)];
-        let (decisions, ended) = counted.slot.drawn(&TERMS, (draw, at(1)), &[1], &told);
-        assert!(decisions[0].allowed);
-        let ended = ended.expect("it has ended");
-        assert_eq!((ended.used, ended.unused, ended.ending), (vec![1], 1, due));
-        assert_eq!(counted.slot.ends(), None);
-    }
-}
-
-#[test]
-fn a_store_that_refuses_draws_is_not_asked_for_one_within_a_lifetime() {
-    let mut counted = Counted::default();
-    counted.asks(0, 400);
-    let Answer::Ask { draw: Some(draw), .. } = counted.request(1, &[1]) else {
-        panic!("it asks again");
-    };
-    counted.slot.not_drawn(&TERMS, draw.id, Some(at(1)));
-    for now in [2, 500, 1_000] {
-        assert!(matches!(counted.request(now, &[1]), Answer::Ask { draw: None, .. }));
-    }
-    assert!(matches!(counted.request(1_001, &[1]), Answer::Ask { draw: Some(_), .. }));
-}
-
 /// A draw that the store has charged: what was charged by check, when, and what was spent of it.
 struct Drawn {
     draw: Draw,

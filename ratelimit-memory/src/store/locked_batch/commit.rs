@@ -5,7 +5,7 @@ use ratelimit_core::{Clock, InMemory};
 
 use super::{LockedBatch, Next, Pending, Place};
 use crate::cuckoo::{Address, Insertion, Packed};
-use crate::shard::{Shard, shard_of};
+use crate::shard::Shard;
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Writes all that the decision noted.
@@ -15,9 +15,6 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             match std::mem::replace(&mut placed.next, Next::Same) {
                 Next::Same | Next::Replaced(_) => {}
                 Next::Removed => self.remove(position),
-                Next::Put(state, pending) if placed.place == Place::Overflow => {
-                    self.put_in_overflow(position, state, pending);
-                }
                 Next::Put(state, pending) => {
                     let is_in_table =
                         pending.packed.is_some_and(|packed| self.put_in_table(position, packed));
@@ -31,38 +28,42 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
         if let Some(reservations) = &mut self.reservations {
             for (position, reservation, sweep_at) in self.next_reservations.drain(..) {
-                reservations.put(position, reservation, sweep_at, &mut self.reserved);
+                reservations.put(position, reservation, sweep_at, &mut self.spare_reservations);
             }
         }
     }
 
     /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their next write
     /// finds a slot there. Reserved room that is left is given back.
-    pub(super) fn end(mut self) {
-        if self.is_swept_at_the_end {
-            self.sweep_shards();
-        }
-        let Self { store, placed, reservations, overflow, shards, table, reserved, .. } = self;
-        drop((reservations, overflow, shards, table, reserved));
+    pub(super) fn end(self) {
+        let Self { store, placed, moved, crowded, own, .. } = self;
+        drop((self.reservations, self.overflow, self.shards, self.table));
+        drop((self.spare_keys, self.spare_reservations, self.spare_entries));
         if let Some(table) = &store.table {
-            for address in self.crowded {
-                store.capacity.release(table.make_room(address, self.own).freed);
+            for address in crowded {
+                store.capacity.keys.release(table.make_room(address, own).freed);
             }
         }
-        drop((placed, self.moved));
+        drop((placed, moved));
     }
 
-    /// The shard of a key. It locks the batch's shards if no lock that comes after them is held. They are swept
-    /// at the end then, because a sweep drops states.
+    /// The shard that a key's state lies in, or that has the state it shares.
     fn shard(&mut self, key: usize) -> Option<&mut Shard<A::State>> {
-        if self.shards.is_none() && self.overflow.is_none() && self.reservations.is_none() {
-            self.shards = Some(self.locked_shards());
-            self.is_swept_at_the_end = true;
+        match self.placed[key].place {
+            Place::Overflow => self.overflow.as_deref_mut(),
+            _ => Some(self.shards.get_mut(self.placed[key].hash)),
         }
-        let place = shard_of(self.placed[key].hash, self.store.shards.len());
-        let locked = self.shards.as_mut()?;
-        let position = locked.position(place);
-        locked.shards.get_mut(position).map(|shard| &mut **shard)
+    }
+
+    /// Frees the slot of a key's state in its shard.
+    fn clear_in_shard(&mut self, key: usize) -> Option<A::State> {
+        let hash = self.placed[key].hash;
+        let shard = self.shard(key)?;
+        let (state, entries) = shard.find(hash).and_then(|slot| shard.clear(slot))?;
+        if self.placed[key].place != Place::Overflow {
+            self.spare_entries.keep(entries, 0);
+        }
+        Some(state)
     }
 
     /// Writes a state to a bucket, if the key has a slot there or finds one.
@@ -77,61 +78,44 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             self.crowded.push(Address::new(self.placed[key].hash));
             return false;
         }
-        match place {
-            Place::Reserved => _ = self.reserved.take_key(),
-            Place::Shard(slot) => {
-                if let Some((state, entries)) = self.shard(key).and_then(|shard| shard.clear(slot))
-                {
-                    self.reserved.keep_entries(entries, 0);
-                    self.moved.push(state);
-                    self.store.capacity.leave_shard();
-                }
-            }
-            _ => {}
+        if place == Place::Reserved {
+            self.spare_keys.take();
+        } else if let Some(state) = self.clear_in_shard(key) {
+            self.moved.push(state);
+            self.store.capacity.leave_shard();
         }
         true
     }
 
-    /// Writes a state to the key's shard, and removes it from its bucket.
+    /// Writes a state to the key's shard, and removes it from its bucket; or to the state that the key shares.
     fn put_in_shard(&mut self, key: usize, state: A::State, pending: Pending) {
-        let hash = self.placed[key].hash;
+        let (hash, place) = (self.placed[key].hash, self.placed[key].place);
         let Pending { entries, sweep_at, .. } = pending;
         let Some(shard) = self.shard(key) else { return };
-        let (slot, replaced) = if let Some(slot) = shard.find(hash) {
-            (slot, shard.replace(slot, state, entries, sweep_at))
+        let replaced = if let Some(slot) = shard.find(hash) {
+            shard.replace(slot, state, entries, sweep_at)
         } else {
-            let slot = shard.insert(hash, state, entries, sweep_at);
-            self.store.capacity.enter_shard();
-            if self.placed[key].place == Place::Reserved {
-                self.reserved.take_key();
-            }
-            (slot, None)
+            shard.insert(hash, state, entries, sweep_at);
+            None
         };
-        self.reserved.keep_entries(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
-        // The bucket of a key that was found in its shard is marked already.
-        if let (Some((_, buckets)), place @ (Place::Bucket(_) | Place::Reserved | Place::New)) =
-            (&mut self.table, self.placed[key].place)
-        {
-            buckets.spill(key);
-            if let Place::Bucket(place) = place {
-                buckets.clear(place);
+        if place != Place::Overflow {
+            self.spare_entries.keep(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
+            if replaced.is_none() {
+                self.store.capacity.enter_shard();
+            }
+            if place == Place::Reserved && replaced.is_none() {
+                self.spare_keys.take();
+            }
+            // The bucket of a key that was found in its shard is marked already.
+            if let (Some((_, buckets)), false) = (&mut self.table, matches!(place, Place::Shard(_)))
+            {
+                buckets.spill(key);
+                if let Place::Bucket(place) = place {
+                    buckets.clear(place);
+                }
             }
         }
-        self.placed[key].place = Place::Shard(slot);
         if let Some((before, _)) = replaced {
-            self.placed[key].next = Next::Replaced(before);
-        }
-    }
-
-    fn put_in_overflow(&mut self, key: usize, state: A::State, pending: Pending) {
-        let hash = self.placed[key].hash;
-        let Pending { entries, sweep_at, .. } = pending;
-        let Some(overflow) = &mut self.overflow else { return };
-        let Some(slot) = overflow.find(hash) else {
-            overflow.insert(hash, state, entries, sweep_at);
-            return;
-        };
-        if let Some((before, _)) = overflow.replace(slot, state, entries, sweep_at) {
             self.placed[key].next = Next::Replaced(before);
         }
     }
@@ -145,27 +129,18 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                     && buckets.get(place).is_some()
                 {
                     buckets.clear(place);
-                    self.store.capacity.release(1);
+                    self.store.capacity.keys.release(1);
                 }
             }
-            Place::Shard(slot) => {
-                if let Some((state, entries)) = self.shard(key).and_then(|shard| shard.clear(slot))
-                {
-                    self.reserved.keep_entries(entries, 0);
+            Place::Shard(_) | Place::Overflow => {
+                if let Some(state) = self.clear_in_shard(key) {
                     self.placed[key].next = Next::Replaced(state);
-                    self.store.capacity.release_from_shard(1);
+                    if self.placed[key].place != Place::Overflow {
+                        self.store.capacity.release_from_shard(1);
+                    }
                 }
             }
-            Place::Overflow => {
-                let Some(overflow) = &mut self.overflow else { return };
-                let slot = overflow.find(self.placed[key].hash);
-                if let Some((state, _)) = slot.and_then(|slot| overflow.clear(slot)) {
-                    self.placed[key].next = Next::Replaced(state);
-                }
-                return;
-            }
-            Place::New | Place::Reserved => return,
+            Place::New | Place::Reserved => {}
         }
-        self.placed[key].place = Place::New;
     }
 }

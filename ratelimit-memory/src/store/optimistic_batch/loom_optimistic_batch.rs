@@ -3,11 +3,10 @@
 //! That thread uses snapshots from before the threads begin, and not the store: loom compares an access only
 //! with the last one before it, and a lookup of that thread would hide the batch's access.
 
-use loom::sync::Arc;
 use ratelimit_core::{Check, Compact, Op, SyncStore};
 
 use super::*;
-use crate::loom_store::{self, model, small_limit, small_store};
+use crate::loom_store::{self, beside, model, small_limit, small_store};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -26,12 +25,11 @@ fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
     model(move || {
         let (store, clock) = small_store(8);
         left(&store, Op::Acquire, [1, 1]);
-        let other = Arc::clone(&store);
         let addresses = ["a", "b"].map(|key| Address::new(store.hash(&small_limit(3), key)));
         let table = store.table.as_ref().expect("small states");
         let seen = addresses.map(|address| table.route(address).find().expect("there").parts());
-        let thread = loom::thread::spawn(move || {
-            let table = other.table.as_ref().expect("small states");
+        let thread = beside(&store, move |store| {
+            let table = store.table.as_ref().expect("small states");
             let twice = Compact { at: clock.now(), span_us: 2 * SECOND_US, extra: 0 };
             let twice = table.pack(twice).expect("fits");
             let bucket = |place: usize| table.route(addresses[place]).buckets()[0];

@@ -1,65 +1,85 @@
-//! Batches of several keys, by several threads, while the table grows. The segments of tests are small: one
-//! splits every few keys.
-
-use ratelimit_core::{Gcra, ManualClock};
+//! Calls of every kind, by several threads, while the table grows and time stands still: each key is admitted exactly its
+//! burst. The segments of tests are small: one splits every few keys.
 
 use super::*;
 
-const KEYS: usize = 256;
-const BURST: u64 = 4;
+const BURST: u64 = 40;
 
-type Memory = MemoryStore<Gcra, ManualClock>;
-
-fn limit() -> Limit<Gcra> {
-    let gcra = Gcra::new("1/d".parse().expect("a rate"), BURST).expect("a limit");
-    Limit::new("l", gcra).expect("a name")
-}
-
-/// Charges all keys, in batches of three to five, in an order that begins at another key per thread. Returns
-/// how often each key was admitted.
-fn ask_in_batches(store: &Memory, names: &[String], thread: usize) -> Vec<u64> {
-    let limit = limit();
-    let mut admitted = vec![0; KEYS];
-    let (mut place, mut width) = (thread, 3 + thread % 3);
-    while place < KEYS + thread {
-        let keys: Vec<usize> = (place..place + width).map(|place| place % KEYS).collect();
-        let check = |key: &usize| Check { limit: &limit, key: &names[*key], cost: 1 };
-        let checks: Vec<_> = keys.iter().map(check).collect();
-        let batch = Batch::new(&checks).expect("distinct");
-        if store.apply_now(&batch).expect("decides").allowed() {
-            for key in keys {
-                admitted[key] += 1;
+/// Single checks, batches, several keys at once, requests at a given time (which move a key to the shards), and peeks
+/// and refunds of cost 0. Returns how often each key was admitted.
+fn ask_anything(store: &Memory, names: &[String], thread: u64, calls: usize) -> Vec<u64> {
+    let (limit, mut chance) = (limit(BURST), thread);
+    let mut below = |bound: usize| {
+        chance =
+            chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(chance >> 33).expect("small") % bound
+    };
+    let mut admitted = vec![0; names.len()];
+    for _ in 0..calls {
+        let (key, kind) = (below(names.len()), below(40));
+        let name = |place: usize| names[(key + place) % names.len()].as_str();
+        let check = |place: usize, cost| Check { limit: &limit, key: name(place), cost };
+        let mut admit = |place: usize, cost: u64, allowed: bool| {
+            admitted[(key + place) % names.len()] += if allowed { cost } else { 0 };
+        };
+        let one = |cost, op, now| {
+            let check = check(0, cost);
+            store.apply_now(&Batch::one(&check).op(op).now(now)).expect("decides").allowed()
+        };
+        match kind {
+            0 => admit(0, 1, one(1, Op::Acquire, Now::At(NOW))),
+            1 => _ = one(1, Op::Peek, Now::Store),
+            2 => _ = one(0, Op::Refund, Now::Store),
+            3..8 => {
+                let checks: Vec<_> =
+                    (0..names.len().min(kind - 1)).map(|at| check(at, 1)).collect();
+                let batch = Batch::new(&checks).expect("distinct");
+                let allowed = store.apply_now(&batch).expect("decides").allowed();
+                (0..checks.len()).for_each(|at| admit(at, 1, allowed));
             }
+            8 => {
+                let places = [0, 1, 2, 0, 3, 4, 0, 5, 6, 7, 1];
+                let mut next = 0;
+                store.acquire_each_now(&limit, &places.map(name), 1, |place, decided| {
+                    assert_eq!(place, next);
+                    next += 1;
+                    admit(places[place], 1, decided.expect("decides").allowed());
+                });
+                assert_eq!(next, places.len());
+            }
+            _ => admit(0, 1 + kind as u64 % 2, one(1 + kind as u64 % 2, Op::Acquire, Now::Store)),
         }
-        place += width;
-        width = 3 + (width + 1) % 3;
     }
     admitted
 }
 
 #[test]
-fn every_key_of_batches_is_admitted_exactly_its_burst_while_segments_split() {
-    let names: Vec<String> = (0..KEYS).map(|n| format!("key {n}")).collect();
-    for round in 0..300 {
-        let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
-        let store: Memory = MemoryStore::builder().capacity(1 << 10).shards(4).clock(clock).build();
-        let threads = 2 + round % 3;
-        let counts: Vec<Vec<u64>> = std::thread::scope(|scope| {
-            let ask = |thread| {
-                let (store, names) = (&store, &names);
-                scope.spawn(move || ask_in_batches(store, names, thread))
-            };
-            let threads: Vec<_> = (0..threads).map(ask).collect();
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-        });
-        let limit = limit();
-        for (key, name) in names.iter().enumerate() {
-            let admitted: u64 = counts.iter().map(|counts| counts[key]).sum();
-            let allowed = |_: &u64| store.acquire_now(&limit, name, 1).expect("decides").allowed();
-            let left = (0..=BURST).filter(allowed).count() as u64;
-            assert_eq!(admitted + left, BURST, "round {round}, {threads} threads: {name}");
+fn every_key_is_admitted_exactly_its_burst_while_segments_split() {
+    for (keys, rounds, calls) in [(2, 6, 10_000), (256, 60, 800), (5_000, 3, 20_000)] {
+        let names: Vec<String> = (0..keys).map(|n| format!("key {n}")).collect();
+        for round in 0..rounds {
+            let clock = ManualClock::new(NOW);
+            let store: Memory = MemoryStore::builder().shards(4).clock(clock).build();
+            let threads = [2, 4, 8][round % 3];
+            let counts: Vec<Vec<u64>> = std::thread::scope(|scope| {
+                let ask = |thread| {
+                    let (store, names) = (&store, &names);
+                    scope.spawn(move || ask_anything(store, names, thread, calls))
+                };
+                let threads: Vec<_> = (0..threads).map(ask).collect();
+                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            });
+            // The rest of each burst is admitted one by one.
+            let limit = limit(BURST);
+            for (key, name) in names.iter().enumerate() {
+                let admitted: u64 = counts.iter().map(|counts| counts[key]).sum();
+                let allowed =
+                    |_: &u64| store.acquire_now(&limit, name, 1).expect("decides").allowed();
+                let left = (0..=BURST).filter(allowed).count() as u64;
+                assert_eq!(admitted + left, BURST, "round {round}, {threads} threads: {name}");
+            }
+            assert_eq!((store.len(), store.overflowed()), (keys, 0));
+            assert_eq!(counted(&store), keys);
         }
-        assert_eq!((store.len(), store.overflowed()), (KEYS, 0));
-        assert_eq!(counted(&store), KEYS);
     }
 }

@@ -3,19 +3,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Batch, Check, Gcra, Limit, ManualClock, Op, SyncStore, Timestamp};
-
 use super::*;
-
-const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
-
-type Memory = MemoryStore<Gcra, ManualClock>;
-
-fn apply(store: &Memory, op: Op, limit: &Limit<Gcra>, callers: &[String; 2]) {
-    let checks = callers.each_ref().map(|key| Check { limit, key, cost: 1 });
-    let batch = Batch::new(&checks).expect("distinct").op(op);
-    let _ = store.apply_now(&batch).expect("decides");
-}
 
 /// Finds two callers that meet in this store while it is empty. The small segments of tests tell keys apart by
 /// only 41 bits, so there are some among two million callers.
@@ -32,13 +20,11 @@ fn two_that_meet(store: &Memory, limit: &Limit<Gcra>) -> Option<[String; 2]> {
 
 #[test]
 fn two_keys_that_a_bucket_cannot_tell_apart_count_as_one_state() {
-    let clock = ManualClock::new(BEGIN);
-    let gcra = Gcra::new("1/h".parse().expect("a rate"), 1).expect("a limit");
-    let limit = Limit::new("limit", gcra).expect("a name");
-    let store: Memory = MemoryStore::builder().capacity(64).shards(1).clock(clock.clone()).build();
+    let (limit, (store, _clock)) = (limit(1), store(64));
     let both = two_that_meet(&store, &limit).expect("some do");
-    apply(&store, Op::Acquire, &limit, &both);
-    assert_eq!(store.len(), counted(&store));
-    apply(&store, Op::Reset, &limit, &both);
-    assert_eq!(store.len(), counted(&store), "after a reset of both");
+    let checks = both.each_ref().map(|key| Check { limit: &limit, key, cost: 1 });
+    for op in [Op::Acquire, Op::Reset] {
+        let _ = store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides");
+        assert_eq!(store.len(), counted(&store), "after {op} of both");
+    }
 }

@@ -4,8 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use ratelimit_core::{
-    Algorithm, Clock, Compact, Decision, InMemory, ManualClock, Recovery, Reservation, Step,
-    Timestamp,
+    Algorithm, Clock, Compact, InMemory, ManualClock, Recovery, Reservation, Step, Timestamp,
 };
 
 /// The parts of foreign code that a store calls.
@@ -18,6 +17,8 @@ pub(crate) enum Part {
     Entries,
     Annotate,
     Clock,
+    /// What does not panic: a parameter of the limit.
+    Parameter,
 }
 
 pub(crate) const PARTS: [Part; 5] =
@@ -58,141 +59,55 @@ pub(crate) fn trapped<T>(part: Part, after: usize, call: impl FnOnce() -> T) -> 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trapped<A>(pub(crate) A);
 
+/// Methods that call the inner algorithm's, once they have passed a part.
+macro_rules! passing {
+    ($($part:ident $name:ident($($argument:ident: $type:ty),*) $(-> $returned:ty)?;)*) => {
+        $(fn $name(&self $(, $argument: $type)*) $(-> $returned)? {
+            passes(Part::$part);
+            self.0.$name($($argument),*)
+        })*
+    };
+}
+
+type Held<'s, A> = Option<&'s <A as Algorithm>::State>;
+
 #[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm> Algorithm for Trapped<A> {
     type State = A::State;
 
-    fn capacity(&self) -> u64 {
-        self.0.capacity()
-    }
-
-    fn step(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Step<A::State> {
-        passes(Part::Step);
-        self.0.step(state, now, cost)
-    }
-
-    fn refund(
-        &self,
-        state: Option<&A::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<A::State>> {
-        passes(Part::Step);
-        self.0.refund(state, now, cost)
-    }
-
-    fn force(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<Step<A::State>> {
-        passes(Part::Step);
-        self.0.force(state, now, cost)
-    }
-
-    fn reservation_us(&self) -> Option<u64> {
-        self.0.reservation_us()
-    }
-
-    fn charged_at(&self, state: Option<&A::State>, now: Timestamp) -> Timestamp {
-        passes(Part::Step);
-        self.0.charged_at(state, now)
-    }
-
-    fn settle(
-        &self,
-        state: Option<&A::State>,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<A::State>> {
-        passes(Part::Step);
-        self.0.settle(state, now, reservation, cost)
-    }
-
-    fn renew(
-        &self,
-        state: Option<&A::State>,
-        now: Timestamp,
-        reservation: &Reservation,
-    ) -> Step<A::State> {
-        passes(Part::Step);
-        self.0.renew(state, now, reservation)
-    }
-
-    fn undo(
-        &self,
-        state: Option<&A::State>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &A::State,
-    ) -> Option<Step<A::State>> {
-        passes(Part::Step);
-        self.0.undo(state, now, reservation, charged)
-    }
-
-    fn filled(&self, now: Timestamp) -> Step<A::State> {
-        passes(Part::Step);
-        self.0.filled(now)
-    }
-
-    fn charges_denials(&self) -> bool {
-        self.0.charges_denials()
-    }
-
-    fn has_leases(&self) -> bool {
-        self.0.has_leases()
-    }
-
-    fn recovery(&self) -> Option<Recovery> {
-        self.0.recovery()
-    }
-
-    fn metadata_bytes(&self) -> Option<usize> {
-        self.0.metadata_bytes()
-    }
-
-    fn wait_us(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<u64> {
-        passes(Part::Step);
-        self.0.wait_us(state, now, cost)
-    }
-
-    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
-        passes(Part::Annotate);
-        self.0.annotate(state, metadata);
+    passing! {
+        Parameter capacity() -> u64;
+        Step step(state: Held<'_, A>, now: Timestamp, cost: u64) -> Step<A::State>;
+        Step refund(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
+        Step force(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
+        Parameter reservation_us() -> Option<u64>;
+        Step charged_at(state: Held<'_, A>, now: Timestamp) -> Timestamp;
+        Step settle(state: Held<'_, A>, now: Timestamp, reservation: &Reservation, cost: u64) -> Option<Step<A::State>>;
+        Step renew(state: Held<'_, A>, now: Timestamp, reservation: &Reservation) -> Step<A::State>;
+        Step undo(state: Held<'_, A>, now: Timestamp, reservation: &Reservation, charged: &A::State) -> Option<Step<A::State>>;
+        Step filled(now: Timestamp) -> Step<A::State>;
+        Parameter charges_denials() -> bool;
+        Parameter has_leases() -> bool;
+        Parameter recovery() -> Option<Recovery>;
+        Parameter metadata_bytes() -> Option<usize>;
+        Step wait_us(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<u64>;
+        Annotate annotate(state: &mut A::State, metadata: &[u8]);
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: InMemory> InMemory for Trapped<A> {
-    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
-        passes(Part::Step);
-        self.0.decision(state, now, cost)
-    }
-
-    fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
-        passes(Part::Step);
-        self.0.step_in_place(state, now, cost)
-    }
-
-    fn settle_in_place(
-        &self,
-        state: &mut A::State,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<()>> {
-        passes(Part::Step);
-        self.0.settle_in_place(state, now, reservation, cost)
+    passing! {
+        Step step_in_place(state: &mut A::State, now: Timestamp, cost: u64) -> Step<()>;
+        Parameter entries_per_step() -> usize;
+        Parameter is_compact() -> bool;
+        Parameter has_fast_step() -> bool;
+        Step step_fast(state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>>;
     }
 
     fn entries_in(state: &A::State) -> usize {
         passes(Part::Entries);
         A::entries_in(state)
-    }
-
-    fn entries_per_step(&self) -> usize {
-        self.0.entries_per_step()
-    }
-
-    fn is_compact(&self) -> bool {
-        self.0.is_compact()
     }
 
     fn to_compact(state: &A::State) -> Option<Compact> {
@@ -203,15 +118,6 @@ impl<A: InMemory> InMemory for Trapped<A> {
     fn from_compact(compact: Compact) -> Option<A::State> {
         passes(Part::Compact);
         A::from_compact(compact)
-    }
-
-    fn has_fast_step(&self) -> bool {
-        self.0.has_fast_step()
-    }
-
-    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-        passes(Part::Step);
-        self.0.step_fast(state, now, cost)
     }
 }
 

@@ -3,16 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use ratelimit_core::{
-    Decision, Limit, Now, Op, Policy, ReservationId, StoreError, Timestamp, Verdict,
-};
+use ratelimit_core::{Decision, Limit, Now, Op, Policy, ReservationId, Timestamp, Verdict};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::law::Violation;
-use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, MONTH_US, Time};
-use crate::laws::{Kept, Said, Subject, checks};
-use crate::pure::{PureStore, Refused};
+use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, Time};
+use crate::laws::{Kept, Said, Subject};
+use crate::pure::PureStore;
 use crate::seeds::{AlgorithmKind, Scale};
 use crate::trace::{Ask, Request, Trace};
 
@@ -21,22 +19,12 @@ use crate::trace::{Ask, Request, Trace};
 /// The limits of the trace are slow: during the test nothing refills and no window ends. `allowed` and
 /// `remaining` therefore equal those of the pure step at one moment, and the waits are shorter than its waits
 /// by at most the time that has passed. If the test takes longer than that, the comparison stops there.
-/// Requests that depend on single microseconds are left out.
-///
-/// The trace's times only order its requests. A settable clock is advanced by them.
-///
-/// # Errors
-/// How the store breaks the law.
-pub async fn decides_by_a_clock_that_runs<H: Harness>(
-    subject: &Subject<'_, H>,
-    trace: &Trace,
+/// Requests that depend on single microseconds are left out. The trace's times only order its requests.
+pub(crate) async fn decides_by_a_clock_that_runs<H: Harness>(
+    subject: &Subject<'_, Policy, H>,
+    trace: &Trace<Policy>,
 ) -> Kept {
     let time = Time::of(subject.harness.clock(subject.store));
-    let mut before = trace.requests.first().map_or(Timestamp::ZERO, |request| request.at);
-    if time.is_exact() {
-        // Advance the clock to the same place within its windows as in the trace.
-        time.wait(before.as_us() % MONTH_US);
-    }
     let run = Running::begin(subject, &trace.limits, time).await?;
     let pure = PureStore::new();
     let last = at_last(subject, trace);
@@ -45,16 +33,12 @@ pub async fn decides_by_a_clock_that_runs<H: Harness>(
         if reserved.leaves_it_to_the_moment(trace, request) {
             continue;
         }
-        if run.time.is_exact() {
-            run.time.wait(request.at.saturating_us_since(before));
-            before = request.at;
-        }
-        let got = subject.answer_at(&trace.limits, request, Now::Store).await?;
+        let got = subject.answer(&trace.limits, request, Now::Store).await?;
         let passed = run.passed();
         if !run.is_steady(&passed) {
             break;
         }
-        let due = run.due(request, &pure)?;
+        let due = run.due(request, &pure);
         subject.ensure(agrees(&got, &due, &passed), || {
             format!(
                 "{request:?}, at the store's own time, got {got:?}; the pure step says {due:?}, less at most {} µs of \
@@ -80,11 +64,11 @@ impl<'t> Reserved<'t> {
     /// - A bucket that was charged after a reservation returns only what cannot have refilled since, which is
     ///   nearly a unit less after the first microsecond.
     /// - A lease that was taken away is not returned; another one of the same time in its place is.
-    fn leaves_it_to_the_moment(&mut self, trace: &Trace, request: &'t Request) -> bool {
+    fn leaves_it_to_the_moment(&mut self, trace: &Trace<Policy>, request: &'t Request) -> bool {
         let mut matters = false;
         for ask in &request.asks {
             let (limit, key) = (ask.limit, &*ask.key);
-            let kind = AlgorithmKind::of(trace.policy(ask));
+            let kind = AlgorithmKind::of(trace.limits[ask.limit].algorithm());
             let same = |known: &(usize, &str, ReservationId)| known.0 == limit && known.1 == key;
             match (request.op, request.id) {
                 _ if !kind.is_bucket() && kind != AlgorithmKind::Concurrency => {}
@@ -114,7 +98,7 @@ impl<'t> Reserved<'t> {
 }
 
 /// Peeks at everything that the trace asked about, in one batch if the store supports that.
-fn at_last<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Vec<Request> {
+fn at_last<H: Harness>(subject: &Subject<'_, Policy, H>, trace: &Trace<Policy>) -> Vec<Request> {
     let look = |asks| Request { at: trace.latest(), op: Op::Peek, asks, id: None };
     let everybody = trace.everybody();
     match subject.able().lacks([Capability::Batches, Capability::SeveralKeys]) {
@@ -133,7 +117,7 @@ pub(crate) struct Passed {
 
 /// A store with a running clock that is asked about slow limits.
 pub(crate) struct Running<'a, H: Harness> {
-    subject: &'a Subject<'a, H>,
+    subject: &'a Subject<'a, Policy, H>,
     limits: &'a [Limit<Policy>],
     time: Time,
     began_us: u64,
@@ -148,7 +132,7 @@ impl<'a, H: Harness> Running<'a, H> {
     /// Asks each of the limits once. The `reset_after` of the first answer from a clock-aligned window tells
     /// how far the store's windows have progressed; the store's absolute time does not matter.
     pub(crate) async fn begin(
-        subject: &'a Subject<'a, H>,
+        subject: &'a Subject<'a, Policy, H>,
         limits: &'a [Limit<Policy>],
         time: Time,
     ) -> Result<Self, Violation> {
@@ -172,13 +156,13 @@ impl<'a, H: Harness> Running<'a, H> {
         let together = if subject.able().can(Capability::Batches) { asks.len() } else { 1 };
         for (n, asks) in asks.chunks(together.max(1)).enumerate() {
             let request = Request { at, op: Op::Acquire, asks: asks.to_vec(), id: None };
-            let got = subject.answer_at(limits, &request, Now::Store).await?;
+            let got = subject.answer(limits, &request, Now::Store).await?;
             let passed = run.passed();
-            if let (0, Ok(got), Ok(due)) = (n, &got, run.due(&request, &PureStore::new())?) {
+            if let (0, Ok(got), Ok(due)) = (n, &got, run.due(&request, &PureStore::new())) {
                 let resets_us = [due, got.clone()].map(|all| all.decisions()[0].reset_after_us);
                 run.at = at.saturating_add_us(resets_us[0].saturating_sub(resets_us[1]));
             }
-            let due = run.due(&request, &PureStore::new())?;
+            let due = run.due(&request, &PureStore::new());
             subject.ensure(agrees(&got, &due, &passed), || {
                 format!(
                     "the first {request:?}, at the store's own time, got {got:?}; at no time does the pure step say \
@@ -213,16 +197,8 @@ impl<'a, H: Harness> Running<'a, H> {
     }
 
     /// The pure step's answer to a request at the moment that stands for the whole run.
-    fn due(&self, request: &Request, pure: &PureStore) -> Result<Said, Violation> {
-        let checks = checks(self.limits, &request.asks);
-        let metadata = self.subject.metadata(request);
-        match request.batch(&checks, &metadata) {
-            Ok(batch) => Ok(pure.decide(&batch.now(Now::At(self.at))).map_err(|refusal| {
-                let refused = Refused(refusal);
-                (refused.kind(), refused.to_string())
-            })),
-            Err(error) => self.subject.broken(error.to_string()),
-        }
+    fn due(&self, request: &Request, pure: &PureStore) -> Said {
+        self.subject.due(pure, self.limits, &Request { at: self.at, ..request.clone() })
     }
 }
 
@@ -276,35 +252,4 @@ fn decisions_agree(got: &Decision, due: &Decision, passed: &Passed) -> bool {
         && near(got.replenish_after_us, due.replenish_after_us)
         && near(got.reset_after_us, due.reset_after_us)
         && near(got.retry_after_us.unwrap_or(0), due.retry_after_us.unwrap_or(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::test_runner::{Config, TestCaseError, TestRunner};
-
-    use super::*;
-    use crate::capability::Able;
-    use crate::law::Law;
-    use crate::trace::Scope;
-    use crate::trace::made::Makes;
-    use crate::wrong::WrongHarness;
-
-    /// A sound store keeps the bounds however fast its clock runs and wherever in a window it begins.
-    #[test]
-    fn a_running_clock_may_have_any_speed() {
-        let scopes = AlgorithmKind::ALL.map(Scope::One).into_iter();
-        let scopes = scopes.chain(AlgorithmKind::ATTEMPTS.map(Scope::Attempts));
-        for scope in scopes.chain([Scope::Mixed, Scope::MixedAttempts]) {
-            let able = Able::of::<Policy, WrongHarness>();
-            let config = Config { failure_persistence: None, ..Config::default() };
-            let outcome = TestRunner::new(config).run(&Makes { scope, able }.slow(100), |trace| {
-                let harness = WrongHarness(None);
-                let store = harness.store();
-                let subject = Subject { law: Law::OwnClock, harness: &harness, store: &store };
-                let kept = harness.block_on(decides_by_a_clock_that_runs(&subject, &trace));
-                kept.map_err(|violation| TestCaseError::fail(violation.to_string()))
-            });
-            assert!(outcome.is_ok(), "{scope:?}: {outcome:?}");
-        }
-    }
 }

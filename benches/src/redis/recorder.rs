@@ -1,0 +1,131 @@
+//! A proxy that records the commands of a client and their replies.
+
+use std::error::Error;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Parser, Value};
+
+/// The name of a command and its arguments.
+pub(super) type Command = Vec<Vec<u8>>;
+
+/// The command of these arguments.
+pub(super) fn command(words: &[&str]) -> Command {
+    words.iter().map(|word| word.as_bytes().to_vec()).collect()
+}
+
+/// The longest wait for the record of the last reply once the client has it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Commands that set up or keep alive a connection and belong to no decision.
+const UPKEEP: [&str; 6] = ["AUTH", "CLIENT", "HELLO", "INFO", "PING", "SELECT"];
+
+/// What a client and the server have sent on a connection since it was looked at last.
+#[derive(Default)]
+struct Sent {
+    requests: Mutex<Vec<u8>>,
+    replies: Mutex<Vec<u8>>,
+}
+
+/// A proxy in front of the server, which keeps what clients send through it, and the replies.
+pub(super) struct Recorder {
+    port: u16,
+    connections: Arc<Mutex<Vec<Arc<Sent>>>>,
+}
+
+impl Recorder {
+    /// Listens on a free port, and forwards everything to this port.
+    pub(super) fn start(server_port: u16) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        let connections = Arc::<Mutex<Vec<_>>>::default();
+        let kept = Arc::clone(&connections);
+        // The threads end with the program; an error ends a connection, which the client notices.
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let sent = Arc::<Sent>::default();
+                lock(&kept).push(Arc::clone(&sent));
+                drop(forward(client, server_port, sent));
+            }
+        });
+        Ok(Self { port, connections })
+    }
+
+    /// The URL of the proxy, for a client of a single server.
+    pub(super) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The commands since the last call, in the order of each connection, with the reply to each.
+    pub(super) fn take(&self) -> Result<Vec<(Command, Value)>, Box<dyn Error>> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut taken = Vec::new();
+        for sent in lock(&self.connections).iter() {
+            let commands = parsed(&std::mem::take(&mut *lock(&sent.requests)));
+            let commands: Vec<_> = commands.into_iter().filter_map(words).collect();
+            // The client may have a reply a moment before it is recorded.
+            while parsed(&lock(&sent.replies)).len() < commands.len() {
+                if Instant::now() > deadline {
+                    return Err("the server has not replied to a recorded command".into());
+                }
+                thread::yield_now();
+            }
+            let replies = parsed(&std::mem::take(&mut *lock(&sent.replies)));
+            taken.extend(commands.into_iter().zip(replies));
+        }
+        taken.retain(|(command, _)| !is_upkeep(command));
+        Ok(taken)
+    }
+}
+
+fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Forwards both ways until one side ends.
+fn forward(client: TcpStream, server_port: u16, sent: Arc<Sent>) -> io::Result<()> {
+    let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server_port))?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (requests, replies) = (client.try_clone()?, server.try_clone()?);
+    let kept = Arc::clone(&sent);
+    thread::spawn(move || copy(requests, server, &kept.requests));
+    thread::spawn(move || copy(replies, client, &sent.replies));
+    Ok(())
+}
+
+/// Keeps bytes before it forwards them, so that a command is kept before its reply.
+fn copy(mut from: TcpStream, mut to: TcpStream, kept: &Mutex<Vec<u8>>) {
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(length @ 1..) = from.read(&mut buffer) {
+        lock(kept).extend(&buffer[..length]);
+        if to.write_all(&buffer[..length]).is_err() {
+            break;
+        }
+    }
+    drop(to.shutdown(Shutdown::Both));
+}
+
+/// The values that are there in full.
+fn parsed(mut bytes: &[u8]) -> Vec<Value> {
+    let mut parser = Parser::new();
+    std::iter::from_fn(|| parser.parse_value(&mut bytes).ok()).collect()
+}
+
+fn is_upkeep(command: &Command) -> bool {
+    let name = command.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase());
+    name.is_none_or(|name| UPKEEP.contains(&name.as_str()))
+}
+
+/// The arguments of a request, which is an array of strings.
+fn words(request: Value) -> Option<Command> {
+    let Value::Array(words) = request else { return None };
+    let word = |word| match word {
+        Value::BulkString(bytes) => Some(bytes),
+        _ => None,
+    };
+    words.into_iter().map(word).collect()
+}

@@ -1,0 +1,271 @@
+//! Stores on servers: their URLs, how to connect, and what to ask in whichever mode.
+
+use std::borrow::Cow;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+use ratelimit_core::{Batch, Check, Limit, Limits, Op, Policy, Store, Verdict};
+use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl, Tag};
+
+use crate::args::CallerArgs;
+use crate::failure::Failure;
+
+/// The deadline of a call to a server. Including the connection it stays below two seconds.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// A Redis, and how its keys are tagged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Redis {
+    pub(crate) url: RedisUrl,
+    /// The option `tag`, which is this tool's.
+    pub(crate) tag: Tag,
+}
+
+impl Redis {
+    /// Parses a URL. The error ends with `or`.
+    pub(super) fn parse(text: &str, or: &str) -> Result<Box<Self>, Failure> {
+        let (plain, tag) = split_tag(text)?;
+        // The error begins with the part of the URL that may be shown.
+        let refused = |error| Failure::input(format!("--store {error}{or}"));
+        Ok(Box::new(Self { url: RedisUrl::parse(&plain).map_err(refused)?, tag }))
+    }
+
+    /// A store that lasts, which this command needs: there is nothing in a new memory store to work on.
+    pub(crate) fn lasting(text: &str, command: &str) -> Result<Box<Self>, Failure> {
+        if text == "memory" {
+            return Err(Failure::input(format!(
+                "--store memory: there is nothing in it to {command}; name one that lasts, such as redis://host:port"
+            )));
+        }
+        Self::parse(text, "")
+    }
+}
+
+/// The environment variable that holds the secret by which a store hides identifiers.
+const SECRET: &str = "RATELIMIT_SECRET";
+
+/// The secret in a file, or else in the environment. On the command line, other users could read it.
+fn secret(file: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
+    let Some(path) = file else {
+        return Ok(env::var_os(SECRET).map(OsString::into_encoded_bytes));
+    };
+    let secret = fs::read(path).map_err(|error| {
+        let path = path.display();
+        Failure::input(format!("--secret-file {path}: cannot be read: {error}; name a file"))
+    })?;
+    // Editors end a file with a line break, which is not part of the secret.
+    let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
+    Ok(Some(secret.strip_suffix(b"\r").unwrap_or(secret).to_vec()))
+}
+
+/// What the keys of a store are made of, beside identifiers.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys<'k> {
+    pub(crate) prefix: &'k str,
+    pub(crate) secret: Option<&'k [u8]>,
+}
+
+/// A URL without the option `tag`, and the tag.
+///
+/// # Errors
+/// A tag that is none. The message does not quote it: the text may be a password in a wrong place.
+fn split_tag(text: &str) -> Result<(String, Tag), Failure> {
+    let Some((place, query)) = text.split_once('?') else {
+        return Ok((text.to_owned(), Tag::default()));
+    };
+    let mut tag = None;
+    let mut rest = Vec::new();
+    for option in query.split('&') {
+        let Some(value) = option.strip_prefix("tag=") else {
+            rest.push(option);
+            continue;
+        };
+        let parsed =
+            percent_decode_str(value).decode_utf8().ok().and_then(|value| parse_tag(&value));
+        if parsed.is_none() || tag.is_some() {
+            return Err(Failure::input(
+                "--store: the option tag is given once, as tag=identifier, tag=up-to:/ (any character), or \
+                 tag=fixed:TEXT",
+            ));
+        }
+        tag = parsed;
+    }
+    let mark = if rest.is_empty() { "" } else { "?" };
+    Ok((format!("{place}{mark}{}", rest.join("&")), tag.unwrap_or_default()))
+}
+
+fn parse_tag(value: &str) -> Option<Tag> {
+    if value == "identifier" {
+        return Some(Tag::Identifier);
+    }
+    if let Some(text) = value.strip_prefix("fixed:") {
+        return (!text.is_empty()).then(|| Tag::Fixed(text.to_owned()));
+    }
+    let mut end = value.strip_prefix("up-to:")?.chars();
+    end.next().filter(|_| end.next().is_none()).map(Tag::UpTo)
+}
+
+/// A Redis store in one of its modes. All modes decide alike and keep separate states.
+#[derive(Debug)]
+pub(crate) enum Remote {
+    Lua(RedisStore<Lua>),
+    Cas(RedisStore<Cas>),
+    Multi(RedisStore<Multi>),
+}
+
+/// What to do with a store in whichever mode it is.
+macro_rules! in_each_mode {
+    ($remote:expr, $store:ident => $do:expr) => {
+        match $remote {
+            $crate::store::Remote::Lua($store) => $do,
+            $crate::store::Remote::Cas($store) => $do,
+            $crate::store::Remote::Multi($store) => $do,
+        }
+    };
+}
+pub(crate) use in_each_mode;
+
+impl Store<Policy> for Remote {
+    type Error = RedisError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, RedisError> {
+        in_each_mode!(self, store => store.apply(batch).await)
+    }
+}
+
+/// Applies an operation to these limits, each at its own key, in one batch. A limiter would leave out shadow limits,
+/// and would refuse a caller without a required identifier: the tool asks about any caller.
+pub(crate) async fn apply_to<S: Store<Policy, Error = RedisError>>(
+    store: &S,
+    keyed: &[(&Limit<Policy>, Cow<'_, str>)],
+    op: Op,
+    cost: u64,
+) -> Result<Verdict, RedisError> {
+    let checks: Vec<Check<'_, Policy>> =
+        keyed.iter().map(|(limit, key)| Check { limit, key, cost }).collect();
+    let batch = Batch::new(&checks)?;
+    store.apply(&batch.op(op)).await
+}
+
+/// Connects to Redis in the mode of the URL, if that mode can decide these limits.
+pub(crate) async fn connect(
+    redis: &Redis,
+    keys: Keys<'_>,
+    limits: &Limits<Policy>,
+) -> Result<Remote, Failure> {
+    let failed = |error: RedisError| Failure::store(&format!("--store {}", redis.url), &error);
+    if redis.url.mode() == Some(Multi::NAME) {
+        RedisStore::<Multi>::supports(limits).map_err(failed)?;
+    }
+    let builder = RedisStore::builder().prefix(keys.prefix).tag(redis.tag.clone());
+    let builder = builder.deadline(DEADLINE);
+    let builder = match keys.secret {
+        Some(secret) => builder.hide_identifiers(secret),
+        None => builder,
+    };
+    let connected = match redis.url.mode() {
+        Some(Cas::NAME) => builder.cas().connect_to(&redis.url).await.map(Remote::Cas),
+        Some(Multi::NAME) => builder.multi().connect_to(&redis.url).await.map(Remote::Multi),
+        _ => builder.connect_to(&redis.url).await.map(Remote::Lua),
+    };
+    connected.map_err(failed)
+}
+
+/// Which store failed, and what the user needs in order to look through its keys.
+pub(crate) fn may_scan(redis: &Redis, prefix: &str) -> String {
+    format!("--store {}: the user needs SCAN on {prefix}:*", redis.url)
+}
+
+/// A unique prefix that begins with this text: concurrent replays must not see each other's states.
+pub(crate) fn own_prefix(begin: &str) -> String {
+    // The only source of randomness in the standard library; it prevents collisions.
+    let random = |n: u8| RandomState::new().hash_one(n);
+    format!("{begin}{:016x}{:016x}", random(0), random(1) ^ u64::from(std::process::id()))
+}
+
+/// The store on a server that the arguments of a command name, and what to say of its errors.
+pub(crate) async fn of_caller(
+    args: &CallerArgs,
+    command: &str,
+    limits: &Limits<Policy>,
+) -> Result<(Remote, impl Fn(RedisError) -> Failure), Failure> {
+    let redis = Redis::lasting(&args.store, command)?;
+    let secret = secret(args.secret_file.as_deref())?;
+    let keys = Keys { prefix: &args.prefix, secret: secret.as_deref() };
+    let store = connect(&redis, keys, limits).await?;
+    Ok((store, move |error| Failure::store(&format!("--store {}", redis.url), &error)))
+}
+
+/// Runs a future that asks a server.
+pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Store(format!("no runtime: {error}")))?
+        .block_on(future)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreUrl;
+
+    #[test]
+    fn a_tag_is_an_option_of_the_url() {
+        for (url, plain, tag) in [
+            ("redis://h", "redis://h", Tag::Identifier),
+            ("redis://h?tag=identifier", "redis://h", Tag::Identifier),
+            ("redis://h?tag=up-to:/", "redis://h", Tag::UpTo('/')),
+            ("redis://h?mode=cas&tag=up-to:%26", "redis://h?mode=cas", Tag::UpTo('&')),
+            ("redis://h?tag=fixed:a%20b&mode=cas", "redis://h?mode=cas", Tag::Fixed("a b".into())),
+        ] {
+            assert_eq!(split_tag(url).expect(url), (plain.to_owned(), tag), "{url}");
+        }
+        for url in [
+            "redis://h?tag=",
+            "redis://h?tag=up-to:",
+            "redis://h?tag=up-to:ab",
+            "redis://h?tag=fixed:",
+            "redis://h?tag=fixed:a&tag=fixed:a",
+            "redis://h?tag=s3cret",
+        ] {
+            let said = split_tag(url).expect_err(url).to_string();
+            assert!(said.contains("tag=up-to:/") && !said.contains("s3cret"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_url_names_a_store_or_is_refused_and_no_login_is_shown() {
+        for (url, shown) in [
+            ("memory", "memory"),
+            ("redis://h.example?client=redis&mode=lua", "redis://h.example"),
+            ("rediss://user:s3cret@h/0?tls-ca=ca.pem&mode=multi", "rediss://h/0"),
+            ("redis-sentinel://user:s3cret@h:1,h:2/cache/1", "redis-sentinel://h:1,h:2/cache/1"),
+            ("rediss-cluster://user:s3cret@[::1]:1,h:2", "rediss-cluster://[::1]:1,h:2"),
+            ("redis://user:s3cret", "redis://***"),
+            ("redis://localhost:1?mode=s3cret", "accepted are mode=lua, mode=cas and mode=multi"),
+            ("redis-cluster://h:1,h:2/1", "only database 0"),
+            ("user:s3cret@h", "accepted are redis://"),
+            ("memcached://h:1", "--store memory"),
+        ] {
+            let said = match StoreUrl::parse(url) {
+                Ok(store) => store.display(),
+                Err(failure) => failure.to_string(),
+            };
+            assert!(
+                said.contains(shown) && !said.contains("s3c") && !said.contains("user:s"),
+                "{said}"
+            );
+        }
+        let lasting = |text| Redis::lasting(text, "list").expect_err(text).to_string();
+        assert!(!lasting("memcached://h:1").contains("memory"));
+        assert!(lasting("memory").contains("nothing in it to list; name one that lasts"));
+        // Two runs share no prefix.
+        assert_ne!(own_prefix("rl-replay-"), own_prefix("rl-replay-"));
+    }
+}

@@ -1,0 +1,258 @@
+//! The arithmetic of GCRA, on the integers of a [`Refill`].
+//!
+//! With `n` tokens per `p` refill ticks (in lowest terms) a token is `p` units of work, and a tick does `n` units:
+//!
+//! ```text
+//!      at                    TAT                     at + full_us
+//!       ├──────── used ────────┤───── what is left ──────┤
+//! ```
+//!
+//! # Side by side
+//!
+//! Another limit may have written the state, with more work than this limit can hold. Then this limit reads its own
+//! whole burst. An acquire replaces the state by that reading and the charge. A refund or a forced charge moves the TAT
+//! as it was written, by as much as it moves the reading: the other limit still counts the rest.
+
+use super::GcraState;
+use crate::algorithm::{Step, Write};
+use crate::decision::Decision;
+use crate::rate::Refill;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
+
+/// A state as one moment sees it.
+#[derive(Clone, Copy)]
+struct Level {
+    /// The moment: `now`, or the time of the state if that is later.
+    at: Timestamp,
+    /// The theoretical arrival time; `at` if that has passed.
+    tat_us: u64,
+    /// Refill ticks from `at` to `tat_us`, including the tick under way.
+    ticks: u64,
+    /// Units of admitted work still to do at `at`.
+    used: u64,
+}
+
+impl Refill {
+    /// The level of a state at `now`.
+    #[inline]
+    fn level(&self, state: Option<GcraState>, now: Timestamp) -> Level {
+        let Self { tick_units, tick_us, .. } = *self;
+        let unused = |at: Timestamp| Level { at, tat_us: at.as_us(), ticks: 0, used: 0 };
+        let Some(state) = state else { return unused(now) };
+        // A time before the state's own counts as the state's.
+        let at = now.max(state.timestamp);
+        // A state written under a larger limit owes at most this limit's whole burst.
+        let latest_us = self.latest_us(state);
+        let (tat_us, surplus) = match state.tat_us {
+            tat_us if tat_us > latest_us => (latest_us, 0),
+            tat_us => (tat_us, state.surplus.min(tick_units - 1)),
+        };
+        if tat_us <= at.as_us() {
+            return unused(at);
+        }
+        let (whole, is_under_way) = self.ticks_in(tat_us - at.as_us());
+        let ticks = whole + u64::from(is_under_way);
+        // The last tick of a whole burst may do more than the burst needs.
+        let surplus = if tat_us + tick_us > latest_us {
+            surplus.max(self.full_ticks() * tick_units - self.capacity_units())
+        } else {
+            surplus
+        };
+        Level { at, tat_us, ticks, used: ticks * tick_units - surplus }
+    }
+
+    /// The latest TAT that this limit writes at the time of the state.
+    #[inline]
+    const fn latest_us(&self, state: GcraState) -> u64 {
+        state.timestamp.as_us() + self.full_us()
+    }
+
+    /// The state that follows a move from this level to `after` units: a charge or a refund that leaves some.
+    #[inline]
+    fn moved(&self, mut level: Level, after: u64) -> GcraState {
+        let Self { tick_units, tick_us, .. } = *self;
+        // Work counts as done at the end of each tick, so a tick under way may have run out of work already. The rest
+        // of that tick must not do the work of a new charge: a new tick begins with it. (A tick of a microsecond ends
+        // in the moment it begins: there this changes nothing.)
+        if after > level.used && level.used > 0 && level.used < tick_units {
+            level = Level { tat_us: level.at.as_us() + tick_us, ticks: 1, ..level };
+        }
+        // The TAT moves by the difference in ticks.
+        let ticks_after = self.ticks_for(after);
+        GcraState {
+            tat_us: level.tat_us + ticks_after * tick_us - level.ticks * tick_us,
+            surplus: ticks_after * tick_units - after,
+            timestamp: level.at,
+        }
+    }
+
+    /// When at most `room` units will be used, at a level that uses more.
+    #[inline]
+    fn fits_us(&self, level: Level, room: u64) -> u64 {
+        level.tat_us + self.ticks_for(level.used - room) * self.tick_us - level.ticks * self.tick_us
+    }
+
+    /// The decision that leaves `used` units, which are done at `tat_us`.
+    #[inline]
+    fn decision(
+        &self,
+        (now, cost): (Timestamp, u64),
+        used: u64,
+        tat_us: u64,
+        retry_after_us: Option<u64>,
+    ) -> Decision {
+        let Self { burst, token_units, tick_us, .. } = *self;
+        let left = self.capacity_units() - used;
+        let remaining = left / token_units;
+        // The tick under way began when the first of the used units was still to do.
+        let grown_us =
+            |missing| tat_us + self.ticks_for(missing) * tick_us - self.ticks_for(used) * tick_us;
+        let replenish_after_us = match used {
+            0 => 0,
+            _ => grown_us((remaining + 1) * token_units - left) - now.as_us(),
+        };
+        Decision {
+            allowed: retry_after_us == Some(0),
+            cost,
+            limit: burst,
+            remaining,
+            retry_after_us,
+            replenish_after_us,
+            reset_after_us: if used == 0 { 0 } else { tat_us - now.as_us() },
+        }
+    }
+
+    /// An allowed step from this level to `after` units.
+    #[inline]
+    fn step_to(&self, (now, cost): (Timestamp, u64), level: Level, after: u64) -> Step<GcraState> {
+        let (tat_us, write) = if after == level.used {
+            (level.tat_us, Write::Keep)
+        } else if after == 0 {
+            (level.tat_us, Write::Remove)
+        } else {
+            let state = self.moved(level, after);
+            (state.tat_us, written(state))
+        };
+        Step { decision: self.decision((now, cost), after, tat_us, Some(0)), write }
+    }
+
+    /// [`step_to`](Self::step_to) for a refund or a forced charge.
+    fn step_beside(
+        &self,
+        state: Option<GcraState>,
+        asked: (Timestamp, u64),
+        level: Level,
+        after: u64,
+    ) -> Step<GcraState> {
+        let is_beyond =
+            |state: &GcraState| state.tat_us > self.latest_us(*state).max(level.at.as_us());
+        let Some(other) = state.filter(|state| after != level.used && is_beyond(state)) else {
+            return self.step_to(asked, level, after);
+        };
+        let (up_us, down_us) = (self.ticks_for(after) * self.tick_us, level.ticks * self.tick_us);
+        // At the time of the write a forced charge leaves this limit's burst at most. A refund must not move that time:
+        // the reading would be full again.
+        let timestamp = if after > level.used { level.at } else { other.timestamp };
+        let tat_us = other.tat_us.saturating_add(up_us).saturating_sub(down_us);
+        let write = if tat_us > level.at.as_us() {
+            written(GcraState { tat_us, surplus: 0, timestamp })
+        } else {
+            Write::Remove
+        };
+        let (now, cost) = asked;
+        let level = self.level(write.after(state.as_ref()).copied(), now);
+        let decision = self.decision((now, cost), level.used, level.tat_us, Some(0));
+        Step { decision, write }
+    }
+
+    #[inline]
+    pub(super) fn step(
+        &self,
+        state: Option<GcraState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<GcraState> {
+        let level = self.level(state, now);
+        let capacity = self.capacity_units();
+        let denied = |retry_after_us| {
+            let decision = self.decision((now, cost), level.used, level.tat_us, retry_after_us);
+            Step { decision, write: Write::Keep }
+        };
+        if cost > self.burst {
+            return denied(None);
+        }
+        let charge = cost * self.token_units;
+        let after = level.used + charge;
+        if after > capacity {
+            return denied(Some(self.fits_us(level, capacity - charge) - now.as_us()));
+        }
+        self.step_to((now, cost), level, after)
+    }
+
+    pub(super) fn refund(
+        &self,
+        state: Option<GcraState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<GcraState> {
+        let level = self.level(state, now);
+        let charge = cost.min(self.burst) * self.token_units;
+        self.step_beside(state, (now, cost), level, level.used.saturating_sub(charge))
+    }
+
+    pub(super) fn force(
+        &self,
+        state: Option<GcraState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<GcraState> {
+        let level = self.level(state, now);
+        let charge = cost.min(self.burst) * self.token_units;
+        let after = (level.used + charge).min(self.capacity_units());
+        self.step_beside(state, (now, cost), level, after)
+    }
+
+    /// The units that a settlement at `cost`, below the reserved cost, returns: all of the difference if nothing was
+    /// charged after the reservation; otherwise the difference less what may have refilled since.
+    fn units_given_back(
+        &self,
+        reservation: &Reservation,
+        cost: u64,
+        now: Timestamp,
+        last_charged: Option<Timestamp>,
+    ) -> u64 {
+        let excess = (reservation.cost - cost).min(self.burst) * self.token_units;
+        if last_charged == Some(reservation.timestamp) {
+            return excess;
+        }
+        let ago_us = now.saturating_us_since(reservation.timestamp);
+        if ago_us >= self.full_us() {
+            return 0;
+        }
+        excess.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
+    }
+
+    /// Charges what a higher cost adds. Returns what a lower cost leaves: all of it if nothing was charged since,
+    /// otherwise less what can have refilled since, so that settling never creates capacity.
+    pub(super) fn settle(
+        &self,
+        state: Option<GcraState>,
+        now: Timestamp,
+        reservation: &Reservation,
+        cost: u64,
+    ) -> Step<GcraState> {
+        if cost >= reservation.cost {
+            return self.force(state, now, cost - reservation.cost).costing(cost);
+        }
+        let level = self.level(state, now);
+        let last_charged = state.map(|state| state.timestamp);
+        let charge = self.units_given_back(reservation, cost, now, last_charged);
+        self.step_beside(state, (now, cost), level, level.used.saturating_sub(charge))
+    }
+}
+
+#[inline]
+fn written(state: GcraState) -> Write<GcraState> {
+    Write::Put { state, expires: Timestamp::saturating_from_us(state.tat_us) }
+}

@@ -1,0 +1,117 @@
+//! [`Observed`]: a store around a store that watches what is decided, and changes nothing.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, SnapshotStore, Store, SyncStore,
+    Verdict, WithSnapshot,
+};
+
+/// A store around a store that tells an observer of each request, and is otherwise the store within: `Metrics`, `Traced` and
+/// [`TopDenied`](crate::TopDenied).
+pub struct Observed<S, O> {
+    store: S,
+    pub(crate) observer: O,
+}
+
+impl<S: fmt::Debug, O> fmt::Debug for Observed<S, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// Watches requests.
+pub trait Observer: Send + Sync {
+    /// What belongs to a request from its begin to its end.
+    type Begun: Send + Sync;
+
+    /// A request begins.
+    fn begin<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Self::Begun;
+
+    /// Runs a part of the request: a call of the store, or a poll of its future.
+    fn within<R>(begun: &Self::Begun, part: impl FnOnce() -> R) -> R {
+        let _ = begun;
+        part()
+    }
+
+    /// The store has decided a request, or failed.
+    fn end<A: Algorithm, S: Store<A>>(
+        &self,
+        store: &S,
+        batch: &Batch<'_, A>,
+        begun: &Self::Begun,
+        said: Result<&Verdict, &S::Error>,
+    );
+}
+
+impl<S, O> Observed<S, O> {
+    pub(crate) const fn around(store: S, observer: O) -> Self {
+        Self { store, observer }
+    }
+
+    /// Returns the wrapped store.
+    #[must_use]
+    pub const fn store(&self) -> &S {
+        &self.store
+    }
+}
+
+/// Awaits a part of a request.
+async fn within<O: Observer, F: Future>(begun: &O::Begun, part: F) -> F::Output {
+    let mut part = pin!(part);
+    poll_fn(|context| O::within(begun, || part.as_mut().poll(context))).await
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: Store<A>, O: Observer> Store<A> for Observed<S, O> {
+    type Error = S::Error;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let begun = self.observer.begin(batch);
+        let said = within::<O, _>(&begun, self.store.apply(batch)).await;
+        self.observer.end(&self.store, batch, &begun, said.as_ref());
+        said
+    }
+
+    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.store.report_counts(report);
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: SnapshotStore<A>, O: Observer> SnapshotStore<A> for Observed<S, O> {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
+        let begun = self.observer.begin(batch);
+        let said = within::<O, _>(&begun, self.store.apply_with_snapshot(batch)).await;
+        let verdict = said.as_ref().map(|(verdict, _)| verdict);
+        self.observer.end(&self.store, batch, &begun, verdict);
+        said
+    }
+}
+
+/// Of several keys at once, each is a request of its own.
+impl<A: Algorithm, S: SyncStore<A>, O: Observer> SyncStore<A> for Observed<S, O> {
+    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let begun = self.observer.begin(batch);
+        let said = O::within(&begun, || self.store.apply_now(batch));
+        self.observer.end(&self.store, batch, &begun, said.as_ref());
+        said
+    }
+
+    #[inline]
+    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
+        let check = Check { limit, key, cost };
+        let batch = Batch::one(&check);
+        let begun = self.observer.begin(&batch);
+        let said = O::within(&begun, || self.store.acquire_now(limit, key, cost));
+        self.observer.end(&self.store, &batch, &begun, said.as_ref());
+        said
+    }
+}
+
+lists_entries!(Observed<S, O>, [A: KeepsEntries, S: EntryStore<A>, O: Observer], store);

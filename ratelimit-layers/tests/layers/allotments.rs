@@ -1,0 +1,426 @@
+//! Allotments: one process admits what it would admit without, and how they end.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use ratelimit_core::{
+    Batch, Check, ErrorKind, Limit, ManualClock, Now, Op, Policy, Reservation, ReservationId,
+    Source, Store, SyncStore, Verdict,
+};
+use ratelimit_layers::{AllotmentCounts, Allotments, AllotmentsBuilder};
+use ratelimit_testkit::block_on;
+use tokio::time::timeout;
+
+use crate::common::{
+    BEGIN, Fake, Mode, UNAVAILABLE, ask, ask_all, left, limit, memory, operate, poll, settled,
+};
+
+type Scripted = Allotments<Fake, Policy, ManualClock>;
+
+const LIFETIME: Duration = Duration::from_millis(500);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// The settings of allotments that take all that is left, of this clock.
+fn greedy(clock: &ManualClock) -> AllotmentsBuilder<ManualClock> {
+    Allotments::builder().clock(clock.clone()).divisor(1).lifetime(LIFETIME)
+}
+
+fn scripted() -> (Scripted, Limit<Policy>, ManualClock) {
+    let clock = ManualClock::new(BEGIN);
+    (greedy(&clock).build(Fake::new(&clock)), daily(), clock)
+}
+
+fn daily() -> Limit<Policy> {
+    limit("daily", "fixed-window 100/d")
+}
+
+/// Lets so much time pass, for the clocks and for tasks.
+async fn pass(clock: &ManualClock, by: Duration) {
+    clock.advance(by);
+    tokio::time::advance(by).await;
+    settled().await;
+}
+
+/// Asks until 7 were admitted: 1, then a draw of 2, then one of 4. The next request draws eight.
+async fn seven(store: &Scripted, limit: &Limit<Policy>) {
+    for _ in 0..7 {
+        assert!(ask(store, limit, "alice", 1).await.allowed());
+    }
+    assert_eq!(store.counts().draws, 2);
+}
+
+/// Draws eight and uses two of them.
+async fn two_of_eight(store: &Scripted, limit: &Limit<Policy>) {
+    seven(store, limit).await;
+    for _ in 0..2 {
+        assert!(ask(store, limit, "alice", 1).await.allowed());
+    }
+    assert_eq!((store.counts().draws, store.store().left(limit, "alice")), (3, 100 - 15));
+}
+
+/// What went back, what was forfeited, and what Alice has left in the store.
+fn ended(store: &Scripted, limit: &Limit<Policy>) -> [u64; 3] {
+    let AllotmentCounts { given_back, forfeited, .. } = store.counts();
+    [given_back, forfeited, store.store().left(limit, "alice")]
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_goes_back_after_a_lifetime_without_a_request() {
+    let (store, limit, clock) = scripted();
+    two_of_eight(&store, &limit).await;
+    pass(&clock, Duration::from_millis(498)).await;
+    assert_eq!(ended(&store, &limit), [0, 0, 85]);
+    pass(&clock, Duration::from_millis(3)).await;
+    assert_eq!(ended(&store, &limit), [6, 0, 91]);
+
+    // A node that is denied gets what another node does not use.
+    let small = self::limit("small", "fixed-window 15/d");
+    let [idle, busy] = [(); 2].map(|()| greedy(&clock));
+    let idle = idle.build(Arc::new(Fake::new(&clock)));
+    let busy = busy.build(Arc::clone(idle.store()));
+    for _ in 0..8 {
+        assert!(ask(&idle, &small, "alice", 1).await.allowed());
+    }
+    assert!(!ask(&busy, &small, "alice", 1).await.allowed(), "it has drawn all of the limit");
+    pass(&clock, LIFETIME + MILLISECOND).await;
+    for n in 0..8 {
+        assert_eq!(ask(&busy, &small, "alice", 1).await.allowed(), n < 7);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_a_process_ends_it_gives_back_all_that_is_left() {
+    let (store, limit, clock) = scripted();
+    two_of_eight(&store, &limit).await;
+    let keys: Vec<String> = (0..200).map(|n| n.to_string()).collect();
+    for key in keys.iter().flat_map(|key| [key; 2]) {
+        assert!(ask(&store, &limit, key, 1).await.allowed());
+    }
+    let before = store.store().memory.reservations();
+    assert_eq!(store.give_back().await, 0);
+    assert_eq!(ended(&store, &limit), [206, 0, 91]);
+    assert!(keys.iter().all(|key| store.store().left(&limit, key) == 98));
+    // The reservation of a draw is forgotten soon after it was given back. Those that were spent whole were not settled.
+    clock.advance(Duration::from_micros(Reservation::REPEAT_US));
+    for n in 0..1_000 {
+        let _ = left(&store.store().memory, &limit, &n.to_string());
+    }
+    assert_eq!(before - store.store().memory.reservations(), 201);
+
+    // A store that hangs holds it up for some time only, and it says what did not go back.
+    let (store, limit, _) = scripted();
+    two_of_eight(&store, &limit).await;
+    store.store().set(Mode::Hangs);
+    assert_eq!(timeout(Duration::from_secs(3_600), store.give_back()).await, Ok(6));
+    // Later requests draw again, and what they leave goes back.
+    store.store().set(Mode::Answers);
+    for _ in 0..2 {
+        assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    }
+    assert_eq!((store.give_back().await, store.counts().given_back), (0, 14));
+}
+
+/// What becomes of eight units and of their slot if their draw is not answered.
+#[tokio::test(start_paused = true)]
+async fn a_draw_without_an_answer_is_never_spent_and_leaves_the_slot_free() {
+    for (mode, due) in [
+        // Its reply is lost, and its units go back.
+        (Mode::ChargesAndHangs, [8, 0, 93]),
+        // Its future is dropped, and the store does not know of it.
+        (Mode::Hangs, [0, 8, 93]),
+        // Its outcome is unknown, and it cannot be given back.
+        (Mode::Fails(ErrorKind::Indeterminate), [0, 8, 93]),
+        (UNAVAILABLE, [0, 0, 93]),
+    ] {
+        let (store, limit, _) = scripted();
+        seven(&store, &limit).await;
+        store.store().set(mode);
+        let check = Check { limit: &limit, key: "alice", cost: 1 };
+        let batch = Batch::one(&check);
+        {
+            let mut draw = pin!(store.apply(&batch));
+            let lost = timeout(MILLISECOND, draw.as_mut()).await;
+            assert!(lost.is_err() || lost.is_ok_and(|said| said.is_err()), "{mode:?}");
+            if mode == Mode::Hangs {
+                // Meanwhile another request goes to the store by itself, and waits for no draw.
+                store.store().set(Mode::Answers);
+                assert!(ask(&store, &limit, "alice", 1).await.allowed());
+                assert_eq!(store.counts().draws, 3);
+            }
+            if !matches!(mode, Mode::Fails(_)) {
+                store.store().set(Mode::Answers);
+            }
+        }
+        settled().await;
+        store.store().set(Mode::Answers);
+        let [given_back, forfeited, remaining] = ended(&store, &limit);
+        let more = u64::from(mode == Mode::Hangs);
+        assert_eq!([given_back, forfeited, remaining + more], due, "{mode:?}");
+        let source = ask(&store, &limit, "alice", 1).await.source();
+        assert_eq!((source, store.counts().draws), (Source::Store, 4));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draw_that_is_kept_and_not_polled_ends_no_serving() {
+    let (store, limit, clock) = scripted();
+    seven(&store, &limit).await;
+    store.store().once(Mode::Hangs);
+    let mut kept = Box::pin(ask(&store, &limit, "alice", 1));
+    assert!(poll(kept.as_mut()).is_pending());
+    clock.advance(LIFETIME);
+    for _ in 0..8 {
+        assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    }
+    let counts = store.counts();
+    assert!(counts.draws > 3 && counts.served > 0, "{counts:?}");
+    drop(kept);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_is_away_what_is_left_is_spent_and_nothing_more() {
+    let (store, limit, _) = scripted();
+    two_of_eight(&store, &limit).await;
+    store.store().set(UNAVAILABLE);
+    let check = Check { limit: &limit, key: "alice", cost: 1 };
+    for _ in 0..6 {
+        let verdict = store.apply(&Batch::one(&check)).await.expect("it was drawn");
+        assert_eq!(verdict.source(), Source::Allotment);
+    }
+    for _ in 0..3 {
+        assert!(store.apply(&Batch::one(&check)).await.is_err());
+    }
+    assert_eq!(ended(&store, &limit), [0, 0, 85]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_a_key_ends_its_allotment() {
+    // The rest is given back first, but not if a reset has returned it.
+    for (op, due) in
+        [(Op::Reset, [0, 6, 100]), (Op::Force, [6, 0, 100 - 9 - 30]), (Op::Refund, [6, 0, 100])]
+    {
+        let (store, limit, _) = scripted();
+        two_of_eight(&store, &limit).await;
+        assert!(operate(&store, op, &limit, "alice", 30).await.allowed());
+        assert_eq!(ended(&store, &limit), due, "{op}");
+        let mut admitted = 0;
+        while ask(&store, &limit, "alice", 1).await.allowed() {
+            admitted += 1;
+        }
+        assert_eq!(admitted, due[2], "{op}");
+    }
+    // Changed parameters of the limit.
+    let (store, limit, _) = scripted();
+    two_of_eight(&store, &limit).await;
+    let smaller = self::limit("daily", "fixed-window 50/d");
+    let verdict = ask(&store, &smaller, "alice", 1).await;
+    assert_eq!((verdict.source(), verdict.limit()), (Source::Store, 50));
+    settled().await;
+    assert_eq!(store.counts().given_back, 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draw_that_is_under_way_during_a_reset_is_not_spent() {
+    // It is known by each of its keys, also after all was given back.
+    for (limits, gives_back) in
+        [(vec![daily()], false), (vec![daily(), limit("other", "fixed-window 100/d")], true)]
+    {
+        let (store, limit, _) = scripted();
+        store.store().set(Mode::Late(Duration::from_millis(5)));
+        for _ in 0..3 {
+            assert!(ask_all(&store, &limits, "alice", 1).await.allowed());
+        }
+        let mut draw = pin!(ask_all(&store, &limits, "alice", 1));
+        // It is charged, and its answer is on its way.
+        assert!(timeout(MILLISECOND, draw.as_mut()).await.is_err());
+        if gives_back {
+            store.give_back().await;
+        }
+        assert!(operate(&store, Op::Reset, &limit, "alice", 1).await.allowed());
+        assert!(draw.await.allowed());
+        let [given_back, forfeited, _] = ended(&store, &limit);
+        assert_eq!([given_back, forfeited], [0, 3 * limits.len() as u64]);
+        let next = ask_all(&store, &limits, "alice", 1).await;
+        assert_eq!(next.source(), Source::Store);
+    }
+    // Nor is what is drawn while a reset is under way, which may be charged before it.
+    let (store, limit, _) = scripted();
+    seven(&store, &limit).await;
+    store.store().once(Mode::Late(Duration::from_millis(5)));
+    let mut reset = pin!(operate(&store, Op::Reset, &limit, "alice", 1));
+    assert!(poll(reset.as_mut()).is_pending());
+    for _ in 0..2 {
+        assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    }
+    assert!(reset.await.allowed());
+    assert_eq!((store.counts().forfeited, store.counts().given_back), (6, 0));
+}
+
+/// The allotments of several users share the limit of their address. All of them are settled at once, also if the caller that
+/// ended them goes away.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_ends_no_settlement() {
+    for goes in [false, true] {
+        let (store, address, _) = scripted();
+        store.store().set(Mode::Late(Duration::from_millis(5)));
+        let user = limit("user", "fixed-window 100/d");
+        let of_address = Check { limit: &address, key: "::1", cost: 1 };
+        for name in ["alice", "bob", "carol"] {
+            let both = [of_address, Check { limit: &user, key: name, cost: 1 }];
+            for _ in 0..4 {
+                let verdict = store.apply(&Batch::new(&both).expect("distinct")).await;
+                assert!(verdict.expect("decides").allowed());
+            }
+        }
+        let force = Batch::one(&of_address).op(Op::Force);
+        // The settlements take 5 ms together, and the charge after them as long.
+        let most = Duration::from_millis(if goes { 1 } else { 11 });
+        assert_eq!(timeout(most, store.apply(&force)).await.is_err(), goes);
+        tokio::time::advance(Duration::from_millis(20)).await;
+        settled().await;
+        assert_eq!((store.counts().given_back, store.counts().forfeited), (3 * 6, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_denied_takes_back_what_other_batches_hold_of_its_keys() {
+    let (store, large, _) = scripted();
+    let both = [limit("small", "fixed-window 15/d"), large];
+    // All of `small` is drawn, beside `large`.
+    for _ in 0..8 {
+        assert!(ask_all(&store, &both, "alice", 1).await.allowed());
+    }
+    assert_eq!(store.store().left(&both[0], "alice"), 0);
+    assert!(ask(&store, &both[0], "alice", 7).await.allowed());
+    assert!(!ask(&store, &both[0], "alice", 1).await.allowed());
+    assert_eq!(store.counts().given_back, 14);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_are_bounded_and_one_that_goes_gives_back_what_it_has() {
+    let (limit, clock) = (daily(), ManualClock::new(BEGIN));
+    let store: Scripted = greedy(&clock).capacity(1).build(Fake::new(&clock));
+    two_of_eight(&store, &limit).await;
+    for n in 0..20 {
+        assert!(ask(&store, &limit, &n.to_string(), 1).await.allowed());
+    }
+    settled().await;
+    assert!(store.counts().slots <= 2, "{:?}", store.counts());
+    assert_eq!(ended(&store, &limit), [6, 0, 91]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_cannot_be_served_go_to_the_store_as_they_are() {
+    let (store, daily, _) = scripted();
+    let ask_store = async |batch: Batch<'_, Policy>| {
+        for _ in 0..6 {
+            let verdict = store.apply(&batch).await.expect("decides");
+            assert!(verdict.source() == Source::Store);
+        }
+        assert_eq!(store.counts().draws, 0, "{batch:?}");
+    };
+    let check = Check { limit: &daily, key: "alice", cost: 1 };
+    for words in [
+        "sliding-log 50/d",
+        "sliding-counter 50/d",
+        "first-request-window 50/d",
+        "window-log 50/d",
+        "concurrency 50/d",
+        "fixed-window 50/d count attempts",
+    ] {
+        let limit = limit("other", words);
+        let other = Check { limit: &limit, key: words, cost: 1 };
+        ask_store(Batch::one(&other)).await;
+        ask_store(Batch::new(&[check, Check { key: "bob", ..other }]).expect("distinct")).await;
+    }
+    ask_store(Batch::one(&check).id(ReservationId::new(7))).await;
+    ask_store(Batch::one(&check).now(Now::At(BEGIN))).await;
+    ask_store(Batch::one(&check).op(Op::Peek)).await;
+    ask_store(Batch::one(&check).without_store()).await;
+    // A cost of 0 changes nothing, and nothing is drawn for it.
+    ask_store(Batch::one(&Check { cost: 0, ..check })).await;
+
+    // Nor is a draw repeated that the store refuses.
+    let (store, limit, _) = scripted();
+    store.store().set(Mode::RefusesIds);
+    for n in 0..110 {
+        assert_eq!(ask(&store, &limit, "alice", 1).await.allowed(), n < 100);
+    }
+    let counts = store.counts();
+    assert_eq!((counts.draws, counts.served, counts.asked), (1, 0, 110));
+}
+
+/// A request after a pause: an operation, and which limits, with their keys and costs.
+type Request = (u64, Op, Vec<(usize, usize, u64)>);
+
+fn request() -> impl Strategy<Value = Request> {
+    let op = prop_oneof![
+        24 => Just(Op::Acquire),
+        1 => Just(Op::Peek),
+        1 => Just(Op::Force),
+        1 => Just(Op::Refund),
+        1 => Just(Op::Reset),
+    ];
+    let pause_us =
+        prop_oneof![6 => Just(0), 6 => 0..5_000_u64, 1 => 0..300_000_u64, 1 => 0..2_000_000_u64];
+    let check = (0..3_usize, 0..2_usize, 1..4_u64);
+    let checks = prop_oneof![
+        4 => Just(vec![(0, 0, 1)]),
+        2 => prop::collection::vec(check.clone(), 1),
+        2 => prop::collection::vec(check, 2),
+    ];
+    (pause_us, op, checks).prop_map(|(pause_us, op, mut checks)| {
+        checks.dedup_by_key(|(limit, key, _)| (*limit, *key));
+        (pause_us, op, checks)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn one_node_admits_what_the_store_alone_admits(
+        requests in prop::collection::vec(request(), 1..120),
+        lifetime_ms in 1..2_000_u64,
+        divisor in 1..4_u64,
+    ) {
+        const KEYS: [&str; 2] = ["alice", "bob"];
+        let rates = ["second 30/s", "short 9/250ms", "day 400/d"];
+        let limits = rates.map(|rate| {
+            let (name, rate) = rate.split_once(' ').expect(rate);
+            limit(name, &format!("fixed-window {rate}"))
+        });
+        let clock = ManualClock::new(BEGIN);
+        let lifetime = Duration::from_millis(lifetime_ms);
+        let store = greedy(&clock).divisor(divisor).lifetime(lifetime).build(memory(&clock));
+        let plain = memory(&clock);
+        let all: Vec<_> = (0..limits.len()).flat_map(|limit| [(limit, 0, 1), (limit, 1, 1)]).collect();
+        for (pause_us, op, checks) in requests {
+            clock.advance(Duration::from_micros(pause_us));
+            // A reset of one limit of a batch leaves the others charged with what was drawn beside it.
+            let checks = if op == Op::Reset { &all } else { &checks };
+            let check = |(limit, key, cost): &(usize, usize, u64)| {
+                Check { limit: &limits[*limit], key: KEYS[*key], cost: *cost }
+            };
+            let checks: Vec<_> = checks.iter().map(check).collect();
+            let batch = Batch::new(&checks).expect("distinct").op(op);
+            let said = block_on(store.apply(&batch)).expect("decides");
+            let due = plain.apply_now(&batch).expect("decides");
+            let told = |verdict: &Verdict| (verdict.allowed(), verdict.retry_after());
+            prop_assert_eq!(told(&said), told(&due), "{:?}", batch);
+            if said.source() == Source::Allotment {
+                prop_assert!(op == Op::Acquire && said.allowed());
+            }
+        }
+        // And the store is charged what was admitted.
+        block_on(store.give_back());
+        for (limit, key, _) in all {
+            let [left, due] = [store.store(), &plain].map(|store| {
+                *block_on(operate(store, Op::Peek, &limits[limit], KEYS[key], 0)).summary()
+            });
+            prop_assert_eq!(left, due);
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! A denial cache answers what the store would answer, and never answers what the store alone can.
+
+mod exact;
+mod pace;
+mod rounds;
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use ratelimit_core::{
+    Batch, Check, Decision, Limit, ManualClock, Now, Op, Policy, PolicyState, ReservationId,
+    SnapshotStore, Source, Store, SyncStore, Timestamp, Verdict, WithSnapshot,
+};
+use ratelimit_layers::{DenialCache, DenialCacheBuilder};
+use ratelimit_memory::MemoryError;
+use ratelimit_testkit::block_on;
+
+use crate::common::{BEGIN, Fake, Memory, Mode, ask, limit, memory, operate, poll};
+
+type Cached = DenialCache<Fake, Policy, ManualClock>;
+
+/// A store that answers at the second poll.
+const SLOW: Mode = Mode::Late(Duration::ZERO);
+
+/// The settings of a cache that never finds an answer too old.
+fn lasting(clock: &ManualClock) -> DenialCacheBuilder<ManualClock> {
+    DenialCache::builder().clock(clock.clone()).max_age(Duration::MAX)
+}
+
+fn cached() -> (Cached, ManualClock) {
+    let clock = ManualClock::new(BEGIN);
+    (lasting(&clock).build(Fake::new(&clock)), clock)
+}
+
+fn apply(store: &Cached, batch: &Batch<'_, Policy>) -> Verdict {
+    block_on(store.apply(batch)).expect("decides")
+}
+
+fn check(store: &Cached, limit: &Limit<Policy>, cost: u64) -> Verdict {
+    block_on(ask(store, limit, "alice", cost))
+}
+
+/// Three an hour.
+fn three() -> Limit<Policy> {
+    limit("three", "gcra 3/h burst 3")
+}
+
+/// Lets a limit of three admit all, and deny once.
+fn exhaust(store: &Cached, limit: &Limit<Policy>) {
+    assert!(check(store, limit, 3).allowed());
+    assert!(!check(store, limit, 1).allowed());
+    store.store().calls();
+}
+
+#[test]
+fn under_an_attack_the_store_is_asked_for_what_it_admits_and_one_denial() {
+    let (store, clock) = cached();
+    let limit = limit("l", "fixed-window 3/m");
+    clock.set(Timestamp::saturating_from_us(BEGIN.as_us() / 60_000_000 * 60_000_000));
+    for minute in 0..5 {
+        for request in 0..6_000 {
+            let verdict = check(&store, &limit, 1);
+            assert_eq!(verdict.allowed(), request < 3);
+            // In later windows the state is known from the admitted requests.
+            let is_known = request > 3 || (request == 3 && minute > 0);
+            assert_eq!(verdict.source() == Source::Cache, is_known, "{minute} {request}");
+            clock.advance(Duration::from_millis(10));
+        }
+        assert_eq!(store.store().calls(), if minute == 0 { 4 } else { 3 });
+    }
+    let counts = store.counts();
+    assert_eq!((counts.asked, counts.answered, counts.keys), (16, 29_984, 1));
+}
+
+#[test]
+fn what_changes_a_key_here_is_asked_of_the_store() {
+    let (limit, id) = (three(), ReservationId::new(7));
+    for op in [Op::Reset, Op::Refund, Op::Force, Op::Settle, Op::Renew] {
+        let (store, _) = cached();
+        let reserved = Check { limit: &limit, key: "alice", cost: 2 };
+        assert!(apply(&store, &Batch::one(&reserved).id(id)).allowed());
+        assert!(check(&store, &limit, 1).allowed());
+        for is_cached in [false, true] {
+            let verdict = check(&store, &limit, 1);
+            assert!(!verdict.allowed() && (verdict.source() == Source::Cache) == is_cached);
+        }
+        let other = Check { cost: 1, ..reserved };
+        let batch = Batch::one(&other).op(op);
+        let batch = if matches!(op, Op::Settle | Op::Renew) { batch.id(id) } else { batch };
+        assert!(apply(&store, &batch).allowed());
+        let verdict = check(&store, &limit, 1);
+        assert_eq!(verdict.source(), Source::Store, "{op}");
+        assert_eq!(verdict.allowed(), !matches!(op, Op::Force | Op::Renew), "{op}");
+    }
+    // Also if the caller goes away, or what it changes is another limit.
+    let (store, _) = cached();
+    exhaust(&store, &limit);
+    store.store().set(SLOW);
+    assert!(poll(pin!(operate(&store, Op::Reset, &limit, "alice", 1))).is_pending());
+    store.store().set(Mode::Answers);
+    assert!(check(&store, &limit, 1).allowed());
+    exhaust(&store, &self::limit("other", "gcra 3/h burst 3"));
+    let larger = self::limit("other", "gcra 3/h burst 4");
+    assert_eq!(check(&store, &larger, 1).source(), Source::Store);
+}
+
+/// A reply comes after others that the store decided later, as to tasks of several threads.
+#[test]
+fn a_state_from_before_is_not_kept_after_what_the_store_decided_since() {
+    #[derive(Clone, Copy, Debug)]
+    enum Since {
+        Reset,
+        Admitted,
+        /// While a state is kept that the admitted request replaces.
+        AdmittedAndKnown,
+        /// At the same time.
+        Charged,
+    }
+    for (since, due) in [
+        (Since::Reset, (Source::Store, true)),
+        (Since::Admitted, (Source::Store, false)),
+        (Since::AdmittedAndKnown, (Source::Cache, false)),
+        (Since::Charged, (Source::Cache, false)),
+    ] {
+        let (store, clock) = cached();
+        let limit = three();
+        assert!(check(&store, &limit, 1).allowed());
+        store.store().set(SLOW);
+        let late = Check { limit: &limit, key: "alice", cost: 3 };
+        let (late, one) = (Batch::one(&late), Check { cost: 1, ..late });
+        let mut late = pin!(store.apply(&late));
+        assert!(poll(late.as_mut()).is_pending(), "decided, and not yet answered");
+        store.store().set(Mode::Answers);
+        match since {
+            Since::Reset => {
+                let _ = apply(&store, &Batch::one(&one).op(Op::Reset));
+            }
+            Since::Charged => {
+                assert!(!check(&store, &limit, 4).allowed());
+                assert!(check(&store, &limit, 1).allowed());
+            }
+            Since::Admitted | Since::AdmittedAndKnown => {
+                clock.advance(Duration::from_millis(1));
+                if matches!(since, Since::AdmittedAndKnown) {
+                    assert!(!check(&store, &limit, 4).allowed());
+                }
+                assert!(check(&store, &limit, 1).allowed());
+            }
+        }
+        let Poll::Ready(Ok(denied)) = poll(late) else { panic!("it was decided") };
+        assert!(!denied.allowed() && denied.remaining() == 2);
+        let verdict = check(&store, &limit, 3);
+        assert_eq!((verdict.source(), verdict.allowed()), due, "{since:?}");
+        assert_eq!(verdict.remaining(), u64::from(!verdict.allowed()), "{since:?}");
+    }
+}
+
+#[test]
+fn what_the_cache_cannot_know_is_always_asked_of_the_store() {
+    let three = three();
+    for words in ["gcra 3/h burst 3 count attempts", "concurrency 3/h", "silent"] {
+        let (store, _) = cached();
+        let words = if words == "silent" {
+            store.store().set(Mode::Silent);
+            "gcra 3/h burst 3"
+        } else {
+            words
+        };
+        let limit = limit("l", words);
+        exhaust(&store, &limit);
+        for _ in 0..5 {
+            assert_eq!(check(&store, &limit, 1).source(), Source::Store, "{words}");
+        }
+        assert_eq!((store.store().calls(), store.counts().keys), (5, 0));
+        // Nor does a batch with such a limit use what is kept of others.
+        store.store().set(Mode::Answers);
+        exhaust(&store, &three);
+        let checks = [&limit, &three].map(|limit| Check { limit, key: "alice", cost: 1 });
+        let verdict = apply(&store, &Batch::new(&checks).expect("distinct"));
+        assert_eq!((verdict.source(), verdict.denied_by().count()), (Source::Store, 2));
+    }
+    let (store, _) = cached();
+    exhaust(&store, &three);
+    let one = Check { limit: &three, key: "alice", cost: 1 };
+    let batch = Batch::one(&one);
+    for batch in [
+        batch.op(Op::Peek),
+        batch.id(ReservationId::new(1)),
+        batch.metadata(b"why"),
+        batch.now(Now::At(BEGIN)),
+    ] {
+        let _ = check(&store, &three, 1);
+        store.store().calls();
+        let _ = block_on(store.apply(&batch));
+        assert_eq!(store.store().calls(), 1, "{batch:?}");
+    }
+}
+
+#[test]
+fn a_batch_is_answered_if_all_its_states_are_known_and_one_denies() {
+    let (store, _) = cached();
+    let (few, many) = (three(), limit("many", "gcra 90/h burst 90"));
+    exhaust(&store, &few);
+    let checks = [&few, &many].map(|limit| Check { limit, key: "alice", cost: 1 });
+    let batch = Batch::new(&checks).expect("distinct");
+    // The state of the second is unknown.
+    assert_eq!(apply(&store, &batch).source(), Source::Store);
+    let cached = apply(&store, &batch);
+    assert_eq!((cached.source(), cached.decisions()[1].remaining), (Source::Cache, 90));
+    // What passes the second alone counts at once in the next answer.
+    assert!(check(&store, &many, 7).allowed());
+    let cached = apply(&store, &batch);
+    assert_eq!((cached.source(), cached.decisions()[1].remaining), (Source::Cache, 83));
+    assert_eq!(cached.denied_by().collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn an_answer_counts_no_longer_than_the_maximum_age_and_not_after_the_clock_has_gone_back() {
+    let clock = ManualClock::new(BEGIN);
+    let settings = DenialCache::builder().clock(clock.clone()).max_age(Duration::from_millis(500));
+    let (store, limit): (Cached, _) = (settings.build(Fake::new(&clock)), three());
+    exhaust(&store, &limit);
+    // Another process resets the key.
+    let _ = block_on(operate(store.store(), Op::Reset, &limit, "alice", 1));
+    clock.advance(Duration::from_millis(500));
+    assert_eq!(check(&store, &limit, 1).source(), Source::Cache);
+    clock.advance(Duration::from_micros(1));
+    assert!(check(&store, &limit, 1).allowed());
+
+    for back_us in [1, 5_000_000] {
+        let (store, clock) = cached();
+        exhaust(&store, &limit);
+        let late = Check { limit: &limit, key: "late", cost: 4 };
+        let batch = Batch::one(&late);
+        store.store().set(SLOW);
+        let mut late = pin!(store.apply(&batch));
+        assert!(poll(late.as_mut()).is_pending());
+        store.store().set(Mode::Answers);
+        clock.set(Timestamp::saturating_from_us(BEGIN.as_us() - back_us));
+        if back_us == 1 {
+            assert_eq!(check(&store, &limit, 1).source(), Source::Store);
+            continue;
+        }
+        assert!(poll(late).is_ready());
+        // It passes the time at which both were sent.
+        clock.advance(Duration::from_millis(5_500));
+        assert_eq!(apply(&store, &batch).source(), Source::Store);
+        assert_eq!(check(&store, &limit, 1).source(), Source::Store);
+    }
+}
+
+#[test]
+fn it_keeps_no_more_keys_than_it_may_and_forgets_those_that_are_too_old() {
+    let clock = ManualClock::new(BEGIN);
+    let settings = DenialCache::builder().clock(clock.clone()).capacity(10);
+    let store: Cached = settings.build(Fake::new(&clock));
+    let limit = limit("l", "gcra 1/h burst 1");
+    let ask = |key: &str| block_on(ask(&store, &limit, key, 1));
+    let deny = |key: usize| {
+        assert!(ask(&key.to_string()).allowed());
+        assert!(!ask(&key.to_string()).allowed());
+    };
+    for n in 0..1_000 {
+        deny(n);
+        assert_eq!(store.counts().keys, 10.min(n + 1));
+    }
+    assert_eq!(ask("999").source(), Source::Cache);
+    assert_eq!((ask("0").allowed(), ask("0").source()), (false, Source::Cache));
+    // Each key that comes drops two that are too old.
+    clock.advance(Duration::from_secs(2));
+    (1_000..1_010).for_each(deny);
+    assert_eq!(store.counts().keys, 10);
+    clock.advance(Duration::from_secs(2));
+    (1_010..1_015).for_each(deny);
+    assert_eq!(store.counts().keys, 5);
+    store.forget();
+    assert_eq!((store.counts().keys, ask("1014").source()), (0, Source::Store));
+    // Keys that are dropped and come again take no room.
+    store.forget();
+    for _ in 0..10 {
+        for n in 0..5 {
+            let _ = block_on(operate(&store, Op::Reset, &limit, &n.to_string(), 1));
+            deny(n);
+        }
+        assert_eq!(store.counts().keys, 5);
+    }
+}
+
+/// Alice's server, and that of all others, whose clocks differ.
+struct Servers([Memory; 2]);
+
+impl Servers {
+    fn of(&self, key: &str) -> &Memory {
+        &self.0[usize::from(key != "alice")]
+    }
+}
+
+impl Store<Policy> for Servers {
+    type Error = MemoryError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+        let each = batch.checks().iter().map(|check| {
+            Ok(*self.of(check.key).apply_now(&batch.with_checks(&[*check]))?.summary())
+        });
+        Ok(Verdict::several(each.collect::<Result<Vec<Decision>, MemoryError>>()?))
+    }
+}
+
+impl SnapshotStore<Policy> for Servers {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, Policy>,
+    ) -> Result<WithSnapshot<PolicyState>, MemoryError> {
+        match batch.checks() {
+            [check] => self.of(check.key).apply_with_snapshot(batch).await,
+            _ => Ok((self.apply(batch).await?, None)),
+        }
+    }
+}
+
+#[test]
+fn a_batch_is_not_denied_because_one_server_is_ahead_of_another() {
+    let local = ManualClock::new(BEGIN);
+    for ahead in ["alice", "bob"] {
+        let later = Timestamp::saturating_from_us(BEGIN.as_us() + 5_000_000);
+        let clocks =
+            ["alice", "bob"].map(|key| ManualClock::new(if key == ahead { later } else { BEGIN }));
+        let servers = Servers(clocks.each_ref().map(memory));
+        let cache: DenialCache<_, Policy, _> = lasting(&local).build(servers);
+        let limit = limit("api", "gcra 1/s burst 10");
+        let check = |key, cost| Check { limit: &limit, key, cost };
+        let ask = |checks: &[Check<'_, Policy>]| {
+            let batch = Batch::new(checks).expect("distinct");
+            let verdict = block_on(cache.apply(&batch)).expect("decides");
+            (verdict.allowed(), verdict.source())
+        };
+        // Each is denied, and would have two a second later.
+        for key in ["alice", "bob"] {
+            assert_eq!(ask(&[check(key, 9)]), (true, Source::Store));
+            assert_eq!(ask(&[check(key, 3)]), (false, Source::Store));
+            assert_eq!(ask(&[check(key, 3)]), (false, Source::Cache));
+        }
+        // Both are known, and denied for what neither has.
+        assert_eq!(ask(&[check("alice", 3), check("bob", 3)]), (false, Source::Cache));
+        for clock in clocks.iter().chain([&local]) {
+            clock.advance(Duration::from_secs(1));
+        }
+        let both = ask(&[check("alice", 2), check("bob", 2)]);
+        assert_eq!(both, (true, Source::Store), "{ahead} is ahead");
+    }
+}

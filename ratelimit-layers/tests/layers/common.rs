@@ -1,0 +1,281 @@
+//! A store that does as it is told, and what tests ask of stores.
+
+use std::future::pending;
+use std::num::NonZeroU64;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use ratelimit_core::{
+    Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, Op, Policy, PolicyState,
+    Refusal, ReservationId, SnapshotStore, Store, StoreError, Timestamp, Verdict, WindowEntry,
+    WithSnapshot,
+};
+use ratelimit_layers::Fallback;
+use ratelimit_memory::{MemoryError, MemoryStore};
+use tokio::sync::watch;
+use tokio::task::yield_now;
+
+pub(crate) type Memory = MemoryStore<Policy, ManualClock>;
+
+pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+pub(crate) const ID: ReservationId = ReservationId::new(42);
+/// How long an open breaker waits before it probes.
+pub(crate) const PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Answers,
+    /// It answers without what it saw.
+    Silent,
+    /// It decides, and answers after so long.
+    Late(Duration),
+    Hangs,
+    /// It does what it was asked, and never says so.
+    ChargesAndHangs,
+    Fails(ErrorKind),
+    Panics,
+    RefusesIds,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FakeError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("{0:?}")]
+    Fails(ErrorKind),
+}
+
+impl From<Refusal> for FakeError {
+    fn from(refusal: Refusal) -> Self {
+        MemoryError::from(refusal).into()
+    }
+}
+
+impl StoreError for FakeError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Memory(error) => error.kind(),
+            Self::Fails(kind) => *kind,
+        }
+    }
+}
+
+/// A store in memory, some way off.
+#[derive(Debug)]
+pub(crate) struct Fake {
+    pub(crate) memory: Memory,
+    clock: ManualClock,
+    mode: Mutex<Mode>,
+    /// What becomes of the next call.
+    next: Mutex<Option<Mode>>,
+    /// Calls begin at once, and go on when it is open.
+    is_open: watch::Sender<bool>,
+    /// How far it moves the clock on the way there and back.
+    trip: Mutex<[Duration; 2]>,
+    calls: AtomicU64,
+    inside: AtomicU64,
+    most_inside: AtomicU64,
+}
+
+/// Counts a call that is inside, until it ends or is dropped.
+struct Inside<'s>(&'s Fake);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Fake {
+    pub(crate) fn new(clock: &ManualClock) -> Self {
+        Self {
+            memory: memory(clock),
+            clock: clock.clone(),
+            mode: Mutex::new(Mode::Answers),
+            next: Mutex::default(),
+            is_open: watch::Sender::new(true),
+            trip: Mutex::default(),
+            calls: AtomicU64::new(0),
+            inside: AtomicU64::new(0),
+            most_inside: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn set(&self, mode: Mode) {
+        *self.mode.lock().expect("no panic") = mode;
+    }
+
+    pub(crate) fn once(&self, mode: Mode) {
+        *self.next.lock().expect("no panic") = Some(mode);
+    }
+
+    pub(crate) fn open(&self, is_open: bool) {
+        self.is_open.send_replace(is_open);
+    }
+
+    pub(crate) fn takes(&self, trip: [Duration; 2]) {
+        *self.trip.lock().expect("no panic") = trip;
+    }
+
+    /// How many calls began since the last look.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.swap(0, SeqCst)
+    }
+
+    /// The most calls that were inside at the same time.
+    pub(crate) fn most_inside(&self) -> u64 {
+        self.most_inside.load(SeqCst)
+    }
+
+    /// What a key has left in the store itself.
+    pub(crate) fn left(&self, limit: &Limit<Policy>, key: &str) -> u64 {
+        left(&self.memory, limit, key)
+    }
+
+    fn mode(&self) -> Mode {
+        *self.mode.lock().expect("no panic")
+    }
+}
+
+impl Store<Policy> for Fake {
+    type Error = FakeError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, FakeError> {
+        Ok(self.apply_with_snapshot(batch).await?.0)
+    }
+}
+
+impl SnapshotStore<Policy> for Fake {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, Policy>,
+    ) -> Result<WithSnapshot<PolicyState>, FakeError> {
+        self.calls.fetch_add(1, SeqCst);
+        self.most_inside.fetch_max(self.inside.fetch_add(1, SeqCst) + 1, SeqCst);
+        let _inside = Inside(self);
+        let _ = self.is_open.subscribe().wait_for(|is_open| *is_open).await;
+        let next = self.next.lock().expect("no panic").take();
+        let mode = next.unwrap_or_else(|| self.mode());
+        let [there, back] = *self.trip.lock().expect("no panic");
+        match mode {
+            Mode::Hangs => pending().await,
+            Mode::Fails(kind) => return Err(FakeError::Fails(kind)),
+            Mode::Panics => panic!("as it was told"),
+            Mode::RefusesIds if batch.reservation_id().is_some() => {
+                return Err(Refusal::CannotReserve { limit: "daily".to_owned() }.into());
+            }
+            _ => self.clock.advance(there),
+        }
+        let (verdict, seen) = self.memory.apply_with_snapshot(batch).await?;
+        self.clock.advance(back);
+        match mode {
+            Mode::ChargesAndHangs => pending().await,
+            Mode::Late(by) if by.is_zero() => yield_now().await,
+            Mode::Late(by) => tokio::time::sleep(by).await,
+            _ => {}
+        }
+        Ok((verdict, seen.filter(|_| mode != Mode::Silent)))
+    }
+}
+
+impl EntryStore<Policy> for Fake {
+    async fn entries(
+        &self,
+        limit: &Limit<Policy>,
+        key: &str,
+        now: Now,
+    ) -> Result<Vec<WindowEntry>, FakeError> {
+        match self.mode() {
+            Mode::Fails(kind) => Err(FakeError::Fails(kind)),
+            Mode::Hangs => pending().await,
+            _ => Ok(self.memory.entries(limit, key, now).await?),
+        }
+    }
+}
+
+pub(crate) fn memory(clock: &ManualClock) -> Memory {
+    MemoryStore::builder().shards(4).clock(clock.clone()).build()
+}
+
+pub(crate) fn limit(name: &str, words: &str) -> Limit<Policy> {
+    Limit::new(name, words.parse().expect(words)).expect("a name")
+}
+
+pub(crate) fn limits(all: &[Limit<Policy>]) -> Limits<Policy> {
+    Limits::new(all.iter().cloned()).expect("limits")
+}
+
+/// A request of a key of each of these limits.
+pub(crate) fn checks<'c>(
+    limits: &'c [Limit<Policy>],
+    key: &'c str,
+    cost: u64,
+) -> Vec<Check<'c, Policy>> {
+    limits.iter().map(|limit| Check { limit, key, cost }).collect()
+}
+
+/// What a store says about a request of one key of these limits.
+pub(crate) async fn ask_all<S: Store<Policy>>(
+    store: &S,
+    limits: &[Limit<Policy>],
+    key: &str,
+    cost: u64,
+) -> Verdict {
+    store.apply(&Batch::new(&checks(limits, key, cost)).expect("distinct")).await.expect("decides")
+}
+
+pub(crate) async fn ask<S: Store<Policy>>(
+    store: &S,
+    limit: &Limit<Policy>,
+    key: &str,
+    cost: u64,
+) -> Verdict {
+    store.apply(&Batch::one(&Check { limit, key, cost })).await.expect("decides")
+}
+
+/// Does this of one key.
+pub(crate) async fn operate<S: Store<Policy>>(
+    store: &S,
+    op: Op,
+    limit: &Limit<Policy>,
+    key: &str,
+    cost: u64,
+) -> Verdict {
+    store.apply(&Batch::one(&Check { limit, key, cost }).op(op)).await.expect("decides")
+}
+
+/// What a key has left in a store that answers at once.
+pub(crate) fn left<S: Store<Policy>>(store: &S, limit: &Limit<Policy>, key: &str) -> u64 {
+    ratelimit_testkit::block_on(operate(store, Op::Peek, limit, key, 0)).remaining()
+}
+
+pub(crate) fn nodes(count: u64) -> NonZeroU64 {
+    NonZeroU64::new(count).expect("at least one")
+}
+
+/// A fallback whose breaker opens after two failures.
+pub(crate) fn fallback<S>(
+    store: S,
+    clock: &ManualClock,
+    all: &[Limit<Policy>],
+) -> Fallback<S, Policy, ManualClock> {
+    let settings = Fallback::builder().failures(2).probe_after(PAUSE).nodes(nodes(3));
+    settings.clock(clock.clone()).build(store, &limits(all)).expect("choices")
+}
+
+/// Polls once.
+pub(crate) fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Until no task can go on.
+pub(crate) async fn settled() {
+    for _ in 0..200 {
+        yield_now().await;
+    }
+}

@@ -1,0 +1,195 @@
+//! The laws of a store, with each layer around a store in memory.
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use ratelimit_core::{
+    EntryStore, Limit, ManualClock, Now, OnOutage, Op, Policy, PolicyState, Store, Verdict,
+    WindowEntry,
+};
+use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
+use ratelimit_testkit::{
+    AlgorithmKind, Harness, Property, Scope, StoreClock, block_on, conformance,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::common::{BEGIN, Memory, limit, limits, memory, operate};
+
+/// More calls than there are states to sweep up.
+const CALLS_TO_SWEEP: usize = 200;
+
+/// A layer around memory.
+trait Layer: EntryStore<Policy> {
+    /// Whether it waits, so that it needs a runtime.
+    const WAITS: bool = false;
+
+    fn around(memory: Memory, clock: &ManualClock) -> Self;
+    fn memory(&self) -> &Memory;
+}
+
+/// While the store within answers, a fallback and those that only observe change nothing.
+type Healthy = Metrics<Traced<TopDenied<Fallback<Memory, Policy, ManualClock>>>>;
+
+impl Layer for Healthy {
+    const WAITS: bool = true;
+
+    fn around(memory: Memory, clock: &ManualClock) -> Self {
+        // The limits of the laws have no choice; while the store answers, none is asked for.
+        let open = limits(&[limit("l", "gcra 1/s").on_outage(OnOutage::Open)]);
+        // On a busy machine a call can wait longer than any deadline that suits a service.
+        let settings = Fallback::builder().deadline(Duration::from_secs(600)).clock(clock.clone());
+        let fallback = settings.build(memory, &open).expect("a choice");
+        Metrics::new(Traced::new(TopDenied::new(fallback, 16)))
+    }
+
+    fn memory(&self) -> &Memory {
+        self.store().store().store().store()
+    }
+}
+
+impl Layer for DenialCache<Memory, Policy, ManualClock> {
+    fn around(memory: Memory, clock: &ManualClock) -> Self {
+        DenialCache::builder().clock(clock.clone()).max_age(Duration::MAX).capacity(8).build(memory)
+    }
+
+    fn memory(&self) -> &Memory {
+        self.store()
+    }
+}
+
+impl Layer for Allotments<Memory, Policy, ManualClock> {
+    fn around(memory: Memory, clock: &ManualClock) -> Self {
+        Allotments::builder().clock(clock.clone()).divisor(1).capacity(8).build(memory)
+    }
+
+    fn memory(&self) -> &Memory {
+        self.store()
+    }
+}
+
+/// It does not tell where its verdicts come from, as the pure step does not.
+struct Plain<L>(L);
+
+impl<L: Layer> Store<Policy> for Plain<L> {
+    type Error = L::Error;
+
+    async fn apply(&self, batch: &ratelimit_core::Batch<'_, Policy>) -> Result<Verdict, L::Error> {
+        let verdict = self.0.apply(batch).await?;
+        Ok(Verdict::several(verdict.decisions().to_vec()))
+    }
+}
+
+impl<L: Layer> EntryStore<Policy> for Plain<L> {
+    async fn entries(
+        &self,
+        limit: &Limit<Policy>,
+        key: &str,
+        now: Now,
+    ) -> Result<Vec<WindowEntry>, L::Error> {
+        self.0.entries(limit, key, now).await
+    }
+}
+
+struct Laws<L> {
+    clock: ManualClock,
+    runtime: Runtime,
+    layer: PhantomData<fn() -> L>,
+}
+
+impl<L: Layer> Harness for Laws<L> {
+    type Store = Plain<L>;
+
+    const CASES: u32 = 32;
+    const SMALL_TRACE_REQUESTS: u32 = 2;
+
+    fn new() -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_time().build();
+        let (clock, runtime) = (ManualClock::new(BEGIN), runtime.expect("a runtime"));
+        Self { clock, runtime, layer: PhantomData }
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        if L::WAITS { self.runtime.block_on(future) } else { block_on(future) }
+    }
+
+    fn store(&self) -> Plain<L> {
+        self.clock.set(BEGIN);
+        Plain(L::around(memory(&self.clock), &self.clock))
+    }
+
+    fn clock(&self, _: &Plain<L>) -> StoreClock {
+        StoreClock::from(&self.clock)
+    }
+
+    async fn state(
+        &self,
+        store: &Plain<L>,
+        limit: &Limit<Policy>,
+        key: &str,
+    ) -> Option<PolicyState> {
+        store.0.memory().state(limit.name(), key)
+    }
+
+    /// Moves the clock on, and says what memory still keeps after calls.
+    async fn leaks(&self, store: &Plain<L>, within: Duration) -> Vec<String> {
+        self.clock.advance(within);
+        let other = limit("other", "fixed-window 1/s").on_outage(OnOutage::Open);
+        for n in 0..CALLS_TO_SWEEP {
+            let _ = operate(&store.0, Op::Peek, &other, &n.to_string(), 1).await;
+        }
+        let memory = store.0.memory();
+        match memory.len() + memory.reservations() {
+            0 => Vec::new(),
+            held => vec![format!("{held} keys and reservations after {CALLS_TO_SWEEP} more calls")],
+        }
+    }
+}
+
+conformance!(healthy, Laws<Healthy>);
+conformance!(cached, Laws<DenialCache<Memory, Policy, ManualClock>>);
+
+/// With allotments, a limit that is not served keeps every law. One that is served keeps those that speak of what is allowed.
+/// Those that compare whole decisions do not hold, because `remaining` and the waits of a request that was served are
+/// estimates; nor does the law that nothing leaks, because each draw leaves a reservation for an hour. That a fixed window admits
+/// what the pure step admits is tried beside the other tests of allotments.
+mod allotted {
+    use ratelimit_testkit::try_same;
+
+    use super::*;
+
+    fn keep(laws: &[Property], scopes: &[Scope]) {
+        type Allotted = Laws<Allotments<Memory, Policy, ManualClock>>;
+
+        for scope in scopes {
+            for law in laws {
+                if let Err(failure) = try_same(&Allotted::new(), *law, *scope, Allotted::CASES) {
+                    panic!("{scope:?}: {failure}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn limits_that_are_not_served_keep_the_laws() {
+        let one = [
+            AlgorithmKind::SlidingLog,
+            AlgorithmKind::SlidingCounter,
+            AlgorithmKind::FirstRequestWindow,
+            AlgorithmKind::BucketedWindow,
+            AlgorithmKind::Concurrency,
+        ];
+        keep(&Property::ALL, &one.map(Scope::One));
+        keep(&Property::ALL, &[Scope::Attempts(AlgorithmKind::Gcra)]);
+    }
+
+    #[test]
+    fn limits_that_are_served_keep_the_laws_of_what_is_allowed() {
+        let laws = [
+            Property::ManyTasksAreAdmittedExactlyTheLimit,
+            Property::IdentifiersNeverMeet,
+            Property::ItCanDoWhatItClaims,
+        ];
+        let served = [AlgorithmKind::Gcra, AlgorithmKind::TokenBucket, AlgorithmKind::FixedWindow];
+        keep(&laws, &served.map(Scope::One));
+    }
+}

@@ -1,0 +1,394 @@
+//! What a fallback decides while its store hangs, fails and comes back, on paused time.
+
+use std::time::Duration;
+
+use ratelimit_core::{
+    Batch, Check, EntryStore, ErrorKind, Limit, ManualClock, Now, OnOutage, Op, Policy,
+    RateLimiter, Reservation, ReservationId, Store, StoreError as _, Verdict,
+};
+use ratelimit_layers::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
+use tokio::time::{Instant, advance, timeout};
+
+use crate::common::{
+    BEGIN, Fake, FakeError, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, limit, limits, nodes,
+    poll,
+};
+
+const DEADLINE: Duration = Duration::from_millis(100);
+
+pub(crate) type Layered = Fallback<Fake, Policy, ManualClock>;
+
+/// A fallback with these settings for these limits, on one of three nodes, and the clock of both its stores.
+pub(crate) fn layered_with(
+    all: &[Limit<Policy>],
+    settings: impl FnOnce(Builder) -> Builder,
+) -> (Layered, ManualClock) {
+    let clock = ManualClock::new(BEGIN);
+    let settings = settings(Fallback::builder().nodes(nodes(3))).clock(clock.clone());
+    (settings.build(Fake::new(&clock), &limits(all)).expect("choices"), clock)
+}
+
+fn layered(limits: &[Limit<Policy>]) -> Layered {
+    layered_with(limits, |settings| settings).0
+}
+
+/// 60 a minute. The share of one node of three is 20.
+pub(crate) fn burst(choice: OnOutage) -> Limit<Policy> {
+    limit(choice.name(), "gcra 60/m burst 60").on_outage(choice)
+}
+
+/// What the fallback decides about a request of Alice.
+pub(crate) async fn ask(store: &Layered, limits: &[Limit<Policy>], cost: u64) -> Verdict {
+    ask_all(store, limits, "alice", cost).await
+}
+
+async fn peek(store: &Layered, limits: &[Limit<Policy>]) {
+    let checks = checks(limits, "alice", 0);
+    let peek = Batch::new(&checks).expect("distinct").op(Op::Peek);
+    let _ = store.apply(&peek).await.expect("decides");
+}
+
+/// Opens the breaker.
+pub(crate) async fn down(store: &Layered, limits: &[Limit<Policy>]) {
+    store.store().set(UNAVAILABLE);
+    for _ in 0..5 {
+        peek(store, limits).await;
+    }
+    assert_eq!(store.breaker(), BreakerState::Open);
+    store.store().calls();
+}
+
+/// Lets the store answer again, and a probe find out.
+pub(crate) async fn up(store: &Layered, limits: &[Limit<Policy>]) {
+    store.store().set(Mode::Answers);
+    advance(PAUSE).await;
+    peek(store, limits).await;
+    assert_eq!(store.breaker(), BreakerState::Closed);
+    store.store().calls();
+}
+
+fn counted(store: &Layered) -> Vec<(OnOutage, [u64; 4])> {
+    let all = store.outage_counts().into_iter();
+    all.map(|OutageCount { choice, allowed, denied, spared, undetermined, .. }| {
+        (choice, [allowed, denied, spared, undetermined])
+    })
+    .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_hangs_a_handful_of_calls_wait_and_one_probe_at_a_time() {
+    let limits = [burst(OnOutage::Local)];
+    for mode in [Mode::Hangs, Mode::ChargesAndHangs] {
+        let store = layered(&limits);
+        for left in (40..60).rev() {
+            assert_eq!(ask(&store, &limits, 1).await.remaining(), left);
+        }
+        assert_eq!((store.store().calls(), counted(&store)), (20, vec![]));
+        store.store().set(mode);
+        let begin = Instant::now();
+        for nth in 1..=5 {
+            assert!(ask(&store, &limits, 1).await.allowed());
+            assert_eq!(begin.elapsed(), DEADLINE * nth);
+        }
+        for _ in 0..100 {
+            let _ = ask(&store, &limits, 1).await;
+        }
+        assert_eq!((begin.elapsed(), store.breaker()), (DEADLINE * 5, BreakerState::Open));
+        assert_eq!(store.store().calls(), 5);
+        // The share of one node of three. What was sent and not answered may be charged twice, and nothing else.
+        assert_eq!(counted(&store), [(OnOutage::Local, [20, 85, 0, 5])]);
+        let charged = if mode == Mode::Hangs { 0 } else { 5 };
+        assert_eq!(store.store().left(&limits[0], "alice"), 40 - charged);
+        for _ in 0..3 {
+            advance(PAUSE).await;
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..50 {
+                let (store, limits) = (store.clone(), limits.clone());
+                tasks.spawn(async move { ask(&store, &limits, 1).await.allowed() });
+            }
+            while tasks.join_next().await.is_some() {}
+            assert_eq!((store.store().calls(), store.store().most_inside()), (1, 1));
+            assert_eq!(store.breaker(), BreakerState::Open);
+        }
+        up(&store, &limits).await;
+        assert_eq!(ask(&store, &limits, 1).await.limit(), 60);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_setting_is_too_long_for_a_clock() {
+    let limits = [burst(OnOutage::Local), burst(OnOutage::Closed)];
+    let (store, _) = layered_with(&limits, |settings| {
+        settings.deadline(Duration::MAX).probe_after(Duration::MAX).on_recovery(OnRecovery::Charge)
+    });
+    assert!(ask(&store, &limits[..1], 1).await.allowed());
+    down(&store, &limits).await;
+    assert!(ask(&store, &limits[..1], 1).await.allowed());
+    let wait = ask(&store, &limits, 1).await.retry_after().expect("a probe, some day");
+    assert!(wait > Duration::from_secs(86_400), "{wait:?}");
+    assert_eq!(store.pending_charges(), 1);
+    advance(Duration::from_secs(400 * 86_400)).await;
+    store.store().set(Mode::Answers);
+    assert!(ask(&store, &limits, 1).await.allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_once_however_many_limits_it_has() {
+    let shadow = |name| limit(name, "gcra 60/m burst 60").on_outage(OnOutage::Local).shadow();
+    let (enforced, one, two) = (burst(OnOutage::Local), shadow("one"), shadow("two"));
+    for all in [vec![enforced, one.clone(), two.clone()], vec![one, two]] {
+        let limiter = RateLimiter::new(limits(&all), layered(&all));
+        limiter.store().store().set(Mode::Hangs);
+        let begin = Instant::now();
+        let verdict = limiter.check("alice").await.expect("decides");
+        assert!(verdict.allowed());
+        assert_eq!((begin.elapsed(), limiter.store().store().calls()), (DEADLINE, 1));
+        // The shadow limits are decided, too, and counted.
+        assert_eq!(verdict.shadow_decisions().len(), 2);
+        assert_eq!(limiter.store().outage_counts().len(), all.len());
+
+        // A store without a fallback fails once.
+        let bare = RateLimiter::new(limits(&all), Fake::new(&ManualClock::new(BEGIN)));
+        bare.store().set(UNAVAILABLE);
+        let _ = bare.check("alice").await;
+        assert_eq!(bare.store().calls(), 1);
+    }
+    // Nor does a list of entries wait for each limit.
+    let all = ["one", "two", "three"].map(|name| limit(name, "window-log 9/m"));
+    let all = all.map(|limit| limit.on_outage(OnOutage::Local));
+    let limiter = RateLimiter::new(limits(&all), layered(&all));
+    limiter.store().store().set(Mode::Hangs);
+    let begin = Instant::now();
+    assert_eq!(limiter.entries("alice").await.expect("lists").len(), 3);
+    assert_eq!(begin.elapsed(), DEADLINE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closed_limits_refuse_else_local_ones_decide() {
+    for (choice, allowed, left) in
+        [(OnOutage::Open, true, 59), (OnOutage::Closed, false, 0), (OnOutage::Local, true, 19)]
+    {
+        let limits = [burst(choice)];
+        let store = layered(&limits);
+        down(&store, &limits).await;
+        let verdict = ask(&store, &limits, 1).await;
+        assert_eq!((verdict.allowed(), verdict.remaining()), (allowed, left), "{choice:?}");
+        let wait = if allowed { Duration::ZERO } else { PAUSE };
+        assert_eq!((verdict.retry_after(), store.store().calls()), (Some(wait), 0));
+        assert_eq!(counted(&store), [(choice, [u64::from(allowed), u64::from(!allowed), 0, 0])]);
+    }
+
+    let tries = limit("tries", "fixed-window 30/h count attempts").on_outage(OnOutage::Local);
+    let [open, local, closed] = [OnOutage::Open, OnOutage::Local, OnOutage::Closed].map(burst);
+    let all = [tries, open, local, closed];
+    let store = layered(&all);
+    down(&store, &all).await;
+    let decided = |verdict: &Verdict| -> Vec<_> {
+        verdict.decisions().iter().map(|one| (one.allowed, one.remaining)).collect()
+    };
+    let refused = ask(&store, &all, 1).await;
+    // A denial charges nothing but attempts.
+    assert_eq!(decided(&refused), [(true, 9), (true, 60), (true, 20), (false, 0)]);
+    let two = &all[1..3];
+    assert_eq!(decided(&ask(&store, two, 20).await), [(true, 40), (true, 0)]);
+    let denied = ask(&store, two, 1).await;
+    assert_eq!(denied.denied_by().collect::<Vec<_>>(), [1]);
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(3)));
+    let counts = [
+        (OnOutage::Closed, [0, 1, 0, 0]),
+        (OnOutage::Local, [1, 1, 1, 0]),
+        (OnOutage::Open, [1, 0, 2, 0]),
+        (OnOutage::Local, [0, 0, 1, 0]),
+    ];
+    assert_eq!(counted(&store), counts);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_of_a_store_that_is_there_are_returned_and_do_not_open_the_breaker() {
+    let limits = [burst(OnOutage::Open)];
+    let store = layered(&limits);
+    let checks = checks(&limits, "alice", 1);
+    for kind in [
+        ErrorKind::Contended,
+        ErrorKind::CrossSlot,
+        ErrorKind::Unsupported,
+        ErrorKind::Corrupt,
+        ErrorKind::Invalid,
+        ErrorKind::Config,
+    ] {
+        store.store().set(Mode::Fails(kind));
+        for _ in 0..10 {
+            let error = store.apply(&Batch::one(&checks[0])).await.expect_err("fails");
+            assert!(matches!(error, FallbackError::Store(_)) && error.kind() == kind);
+        }
+        assert_eq!(store.breaker(), BreakerState::Closed, "{kind:?}");
+    }
+    assert_eq!(counted(&store), []);
+    // A request that no store can decide is refused during an outage, too.
+    down(&store, &limits).await;
+    let settle = Batch::one(&checks[0]).op(Op::Settle);
+    assert_eq!(store.apply(&settle).await.expect_err("no id").kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_that_only_the_store_can_do_is_an_error() {
+    let limits = [burst(OnOutage::Local)];
+    let store = layered(&limits);
+    let checks = checks(&limits, "alice", 5);
+    let batch = Batch::one(&checks[0]);
+    assert!(store.apply(&batch.id(ID)).await.expect("decides").allowed());
+    down(&store, &limits).await;
+    for op in [Op::Settle, Op::Renew, Op::Reset] {
+        let error = store.apply(&batch.id(ID).op(op)).await.expect_err("not here");
+        assert!(matches!(error, FallbackError::BreakerOpen { .. }), "{op}: {error}");
+    }
+    up(&store, &limits).await;
+    assert!(store.apply(&batch.id(ID).op(Op::Settle)).await.expect("settles").allowed());
+
+    // What may have been forced is not forced once more, and the caller learns of it.
+    store.store().set(Mode::ChargesAndHangs);
+    let error = store.apply(&batch.op(Op::Force)).await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reservation_settles_where_it_was_made() {
+    for (choice, left) in [(OnOutage::Local, 16), (OnOutage::Open, 60)] {
+        let limits = [burst(choice)];
+        let store = layered(&limits);
+        let (reserved, settled) = (checks(&limits, "alice", 10), checks(&limits, "alice", 4));
+        let reserve = Batch::one(&reserved[0]).id(ID);
+        let settle = Batch::one(&settled[0]).id(ID).op(Op::Settle);
+        down(&store, &limits).await;
+        assert!(store.apply(&reserve).await.expect("decides").allowed());
+        up(&store, &limits).await;
+
+        // Repeated, it is done once; the store never hears of it.
+        assert!(store.apply(&reserve).await.expect("decides").allowed());
+        for _ in 0..2 {
+            let verdict = store.apply(&settle).await.expect("settles");
+            assert_eq!((verdict.allowed(), verdict.remaining()), (true, left), "{choice:?}");
+        }
+        assert_eq!(store.store().calls(), 0);
+        assert_eq!(store.store().left(&limits[0], "alice"), 60);
+        // The same id of another key is another reservation.
+        let other = Check { key: "bob", ..reserved[0] };
+        assert!(store.apply(&Batch::one(&other).id(ID)).await.expect("decides").allowed());
+        assert_eq!(store.store().left(&limits[0], "bob"), 50);
+
+        // One that was denied leaves no id behind.
+        if choice == OnOutage::Local {
+            down(&store, &limits).await;
+            let much = Check { key: "carol", cost: 21, ..reserved[0] };
+            assert!(!store.apply(&Batch::one(&much).id(ID)).await.expect("decides").allowed());
+            up(&store, &limits).await;
+            let little = Check { cost: 1, ..much };
+            assert!(store.apply(&Batch::one(&little).id(ID)).await.expect("decides").allowed());
+            assert_eq!(store.store().left(&limits[0], "carol"), 59);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_without_the_store_are_bounded() {
+    let limits = [burst(OnOutage::Open)];
+    let (store, _) = layered_with(&limits, |settings| settings.capacity(2));
+    down(&store, &limits).await;
+    let checks = checks(&limits, "alice", 1);
+    let reserve = |id: u128| Batch::one(&checks[0]).id(ReservationId::new(id));
+    for id in [1, 2, 1, 2] {
+        assert!(store.apply(&reserve(id)).await.expect("decides").allowed());
+    }
+    let full = store.apply(&reserve(3)).await.expect_err("full");
+    assert!(matches!(full, FallbackError::Ids { most: 2 }), "{full}");
+    let drawn = store.apply(&reserve(3).settled_once()).await.expect("decides");
+    assert!(drawn.allowed() && drawn.is_unrecorded());
+    // An hour later both are forgotten; an id that was drawn, soon after its settlement.
+    advance(Duration::from_secs(3_600)).await;
+    down(&store, &limits).await;
+    assert!(store.apply(&reserve(3)).await.expect("decides").allowed());
+    for id in 10..20 {
+        let reserve = reserve(id).settled_once();
+        let reserved = store.apply(&reserve).await.expect("decides");
+        assert!(reserved.allowed() && !reserved.is_unrecorded());
+        let _ = store.apply(&reserve.op(Op::Settle)).await.expect("settles");
+        advance(Duration::from_micros(Reservation::REPEAT_US)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_given_time_decides_locally_as_in_the_store() {
+    let limits = [burst(OnOutage::Local)];
+    let store = layered(&limits);
+    down(&store, &limits).await;
+    let checks = checks(&limits, "alice", 20);
+    for (seconds, allowed) in [(0, true), (59, false), (60, true), (61, false), (120, true)] {
+        let now = Now::At(BEGIN.saturating_add_us(seconds * 1_000_000));
+        let verdict = store.apply(&Batch::one(&checks[0]).now(now)).await;
+        assert_eq!(verdict.expect("decides").allowed(), allowed, "{seconds}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn entries_are_those_of_the_local_limit_while_the_store_is_away() {
+    let [local, open] = [OnOutage::Local, OnOutage::Open]
+        .map(|choice| limit(choice.name(), "window-log 9/h").on_outage(choice));
+    let limits = [local.clone()];
+    let store = layered(&[local.clone(), open.clone()]);
+    down(&store, &limits).await;
+    assert!(ask(&store, &limits, 1).await.allowed());
+    let entries = store.entries(&local, "alice", Now::Store).await.expect("lists");
+    assert_eq!(entries.len(), 1);
+    assert!(store.entries(&open, "alice", Now::Store).await.is_err());
+    up(&store, &limits).await;
+    assert!(store.entries(&local, "alice", Now::Store).await.expect("lists").is_empty());
+}
+
+#[tokio::test]
+async fn limits_without_a_choice_or_a_share_are_refused_by_name() {
+    let clock = ManualClock::new(BEGIN);
+    let silent = limit("silent", "gcra 60/m burst 60");
+    let small = limit("small", "fixed-window 2/m").on_outage(OnOutage::Local);
+    for (refused, count, told) in [
+        (silent.clone(), Some(3), "on_outage"),
+        (burst(OnOutage::Local), None, "nodes(n)"),
+        (small, Some(3), "share"),
+    ] {
+        let settings = Fallback::builder();
+        let settings = match count {
+            Some(count) => settings.nodes(nodes(count)),
+            None => settings,
+        };
+        let built = settings.build(Fake::new(&clock), &limits(std::slice::from_ref(&refused)));
+        let error = built.expect_err("refused");
+        assert_eq!(error.limit(), Some(refused.name()));
+        assert!(error.to_string().contains(told), "{error}");
+    }
+    // A limiter of other limits over the same store is refused before there is an outage.
+    let store = layered(&[burst(OnOutage::Open)]);
+    let check = Check { limit: &silent, key: "alice", cost: 1 };
+    let error: FallbackError<FakeError> =
+        store.apply(&Batch::one(&check)).await.expect_err("no choice");
+    assert_eq!((error.kind(), store.store().calls()), (ErrorKind::Config, 0));
+    assert!(error.to_string().contains("silent") && error.to_string().contains("on_outage"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_is_kept_and_not_polled_holds_up_no_other() {
+    let limits = [burst(OnOutage::Local)];
+    let store = layered(&limits);
+    down(&store, &limits).await;
+    advance(PAUSE).await;
+    store.store().set(Mode::Hangs);
+    let checks = checks(&limits, "alice", 1);
+    let batch = Batch::new(&checks).expect("a batch");
+    let mut kept = Box::pin(timeout(PAUSE, store.apply(&batch)));
+    assert!(poll(kept.as_mut()).is_pending());
+    assert_eq!(store.breaker(), BreakerState::HalfOpen);
+    store.store().set(Mode::Answers);
+    advance(DEADLINE).await;
+    assert!(ask(&store, &limits, 1).await.allowed());
+    assert_eq!(store.breaker(), BreakerState::Closed);
+    drop(kept);
+    assert_eq!(store.breaker(), BreakerState::Closed);
+}

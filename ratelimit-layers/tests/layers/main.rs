@@ -1,0 +1,17 @@
+//! Stores around a store: each alone, all together, and on Redis.
+#![cfg(all(unix, feature = "metrics", feature = "reload", feature = "tracing"))]
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+mod allotments;
+mod cache;
+mod common;
+mod conformance;
+mod fallback;
+mod observers;
+mod orders;
+mod recovery;
+mod redis;
+mod reload;
+mod reported;
+mod share;
+mod simulation;

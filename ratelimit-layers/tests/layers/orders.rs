@@ -1,0 +1,179 @@
+//! Layers around each other: in the order that the guide shows, with and without each of them, and what an answer of one says to
+//! another.
+
+use std::sync::Arc;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use ratelimit_core::{
+    DynSnapshotStore, DynStore, Limit, ManualClock, OnOutage, Policy, RateLimiter, Source,
+};
+use ratelimit_layers::{Allotments, BreakerState, DenialCache, Metrics, TopDenied, Traced};
+
+use crate::common::{BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, ask, fallback, limit, limits, memory};
+
+fn daily() -> Limit<Policy> {
+    limit("daily", "fixed-window 100/d").on_outage(OnOutage::Open)
+}
+
+fn cache<S>(store: S, clock: &ManualClock) -> DenialCache<S, Policy, ManualClock> {
+    DenialCache::builder().clock(clock.clone()).build(store)
+}
+
+fn allotments<S>(store: S, clock: &ManualClock) -> Allotments<S, Policy, ManualClock> {
+    Allotments::builder().clock(clock.clone()).divisor(1).build(store)
+}
+
+/// How many of 1,000 requests in a row are admitted, decided by the store, by a cache, and served from allotments.
+async fn drained(store: &dyn DynStore<Policy>) -> [u64; 4] {
+    let [mut admitted, mut stored, mut cached, mut served] = [0; 4];
+    for _ in 0..1_000 {
+        let verdict = ask(&store, &daily(), "alice", 1).await;
+        admitted += u64::from(verdict.allowed());
+        *match verdict.source() {
+            Source::Cache => &mut cached,
+            Source::Allotment => &mut served,
+            _ => &mut stored,
+        } += 1;
+    }
+    [admitted, stored, cached, served]
+}
+
+/// What is recorded of decisions, by the label `store`, the outcome and the source.
+fn recorded(run: impl Future<Output = ()>) -> Vec<(String, u64)> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_time().start_paused(true).build().expect("a runtime").block_on(run);
+    });
+    let mut seen = Vec::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let DebugValue::Counter(count) = value else { continue };
+        if key.key().name() == "ratelimit_decisions_total" {
+            let label = |name| key.key().labels().find(|label| label.key() == name);
+            let labels =
+                ["store", "outcome", "source"].map(|name| label(name).expect(name).value());
+            seen.push((labels.join(" "), count));
+        }
+    }
+    seen.sort();
+    seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_layer_does_its_part_wherever_it_stands() {
+    let clock = ManualClock::new(BEGIN);
+    let within = || memory(&clock);
+    let all = [daily()];
+    let chosen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(within());
+    // 1, and draws of 2, 4, 8, 16 and 32, of which the last takes what is left: six calls, and a denial.
+    for (what, store, due) in [
+        (
+            "a cache",
+            Box::new(cache(within(), &clock)) as Box<dyn DynStore<Policy>>,
+            [100, 101, 899, 0],
+        ),
+        (
+            "a cache of a store that is chosen at run time",
+            Box::new(cache(chosen, &clock)),
+            [100, 101, 899, 0],
+        ),
+        (
+            "a cache of those that observe",
+            Box::new(cache(Traced::new(Metrics::new(within())), &clock)),
+            [100, 101, 899, 0],
+        ),
+        ("allotments", Box::new(allotments(within(), &clock)), [100, 907, 0, 93]),
+        (
+            "allotments of a cache",
+            Box::new(allotments(cache(within(), &clock), &clock)),
+            [100, 8, 899, 93],
+        ),
+        (
+            "all",
+            Box::new(Metrics::new(Traced::new(TopDenied::new(
+                fallback(allotments(cache(within(), &clock), &clock), &clock, &all),
+                16,
+            )))),
+            [100, 8, 899, 93],
+        ),
+    ] {
+        assert_eq!(drained(&*store).await, due, "{what}");
+    }
+}
+
+#[test]
+fn metrics_tell_apart_what_reaches_the_store_and_what_does_not() {
+    let clock = ManualClock::new(BEGIN);
+    let seen = recorded(async {
+        let inner = Traced::new(Metrics::named(memory(&clock), "inner"));
+        let all = allotments(cache(TopDenied::new(inner, 16), &clock), &clock);
+        let store = TopDenied::new(Metrics::named(Traced::new(all), "outer"), 16);
+        let _ = drained(&store).await;
+        assert_eq!(store.top(1)[0].count, 900);
+        assert_eq!(store.store().store().store().store().store().top(1)[0].count, 1);
+    });
+    let due = [
+        ("inner allowed store", 7),
+        ("inner denied store", 1),
+        ("outer allowed allotment", 93),
+        ("outer allowed store", 7),
+        ("outer denied cache", 899),
+        ("outer denied store", 1),
+    ];
+    assert_eq!(seen, due.map(|(labels, count)| (labels.to_owned(), count)));
+}
+
+/// What is decided within says nothing of the store: between two failures it does not make up for the first one, nor does it
+/// close the breaker in the place of a probe.
+#[tokio::test(start_paused = true)]
+async fn within_a_fallback_what_a_layer_decides_says_nothing_of_the_store() {
+    let clock = ManualClock::new(BEGIN);
+    let few = [limit("daily", "fixed-window 8/d").on_outage(OnOutage::Open)];
+    for (source, requests) in [(Source::Allotment, 5), (Source::Cache, 10)] {
+        let store = allotments(cache(Fake::new(&clock), &clock), &clock);
+        let store = fallback(store, &clock, &few);
+        let ask = async |key| ask(&store, &few[0], key, 1).await.source();
+        for _ in 0..requests {
+            let _ = ask("alice").await;
+        }
+        let fake = store.store().store().store();
+        fake.set(UNAVAILABLE);
+        assert_eq!(ask("bob").await, Source::Fallback);
+        assert_eq!(ask("alice").await, source);
+        assert_eq!(ask("bob").await, Source::Fallback);
+        assert_eq!(store.breaker(), BreakerState::Open);
+        tokio::time::advance(PAUSE).await;
+        assert_eq!(ask("alice").await, source);
+        assert_eq!(store.breaker(), BreakerState::Open);
+        fake.set(Mode::Answers);
+        assert_eq!(ask("bob").await, Source::Store);
+        assert_eq!(store.breaker(), BreakerState::Closed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn around_a_fallback_nothing_is_spent_that_the_store_has_not_charged() {
+    let clock = ManualClock::new(BEGIN);
+    let store = allotments(fallback(Fake::new(&clock), &clock, &[daily()]), &clock);
+    store.store().store().set(UNAVAILABLE);
+    for _ in 0..20 {
+        assert_eq!(ask(&store, &daily(), "alice", 1).await.source(), Source::Fallback);
+    }
+    assert_eq!(store.counts().served, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_over_a_cache_decides_shadow_limits_as_over_the_store() {
+    let clock = ManualClock::new(BEGIN);
+    let both = [limit("l", "gcra 3/h burst 3"), limit("s", "gcra 1/h burst 1").shadow()];
+    let limiter = RateLimiter::new(limits(&both), cache(Fake::new(&clock), &clock));
+    for n in 0..3 {
+        let verdict = limiter.check("alice").await.expect("decides");
+        assert!(verdict.allowed() && verdict.source() == Source::Store);
+        let shadow: Vec<_> = verdict.shadow_decisions().map(|shadow| shadow.allowed).collect();
+        assert_eq!(shadow, [n == 0]);
+    }
+    // The third decision of the shadow limit came from the cache.
+    assert_eq!(limiter.store().counts().answered, 1);
+}

@@ -1,0 +1,138 @@
+//! What a store learns, when it is back, of what was admitted without it.
+
+use std::time::Duration;
+
+use ratelimit_core::{Batch, ErrorKind, Limit, ManualClock, OnOutage, Op, Policy, Store as _};
+use ratelimit_layers::{BreakerState, OnRecovery};
+use tokio::task::yield_now;
+use tokio::time::sleep;
+
+use crate::common::{ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, operate};
+use crate::fallback::{Layered, ask, burst, down, layered_with, up};
+
+/// A fallback that charges on recovery, and its limit.
+fn charging() -> (Layered, ManualClock, [Limit<Policy>; 1]) {
+    let limits = [burst(OnOutage::Local)];
+    let charge = OnRecovery::Charge;
+    let (store, clock) = layered_with(&limits, |settings| settings.on_recovery(charge).capacity(2));
+    (store, clock, limits)
+}
+
+/// How many keys are to be charged, how many charges are forgotten, and what Alice has left in the store, when the task has run
+/// that never waits for the clock while the store answers.
+async fn recovered(store: &Layered, limits: &[Limit<Policy>]) -> (usize, u64, u64) {
+    sleep(Duration::from_millis(1)).await;
+    let left = store.store().left(&limits[0], "alice");
+    (store.pending_charges(), store.forgotten_charges(), left)
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_charged_or_forgotten_by_choice() {
+    for (choice, left) in [(OnRecovery::Charge, [48, 57]), (OnRecovery::Forget, [60, 60])] {
+        let limits = [burst(OnOutage::Local)];
+        let (store, _) = layered_with(&limits, |settings| settings.on_recovery(choice));
+        down(&store, &limits).await;
+        for _ in 0..4 {
+            assert!(ask(&store, &limits, 3).await.allowed());
+        }
+        assert!(ask_all(&store, &limits, "bob", 3).await.allowed());
+        assert!(!ask_all(&store, &limits, "bob", 18).await.allowed());
+        up(&store, &limits).await;
+        assert_eq!(recovered(&store, &limits).await, (0, 0, left[0]), "{choice:?}");
+        assert_eq!(store.store().left(&limits[0], "bob"), left[1], "{choice:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_still_counts_is_charged_without_refunds_and_ids_and_of_so_many_keys() {
+    let (store, clock, limits) = charging();
+    down(&store, &limits).await;
+    assert!(ask(&store, &limits, 20).await.allowed());
+    // The share refills at 20 a minute.
+    clock.advance(Duration::from_secs(30));
+    up(&store, &limits).await;
+    assert_eq!(recovered(&store, &limits).await, (0, 0, 50));
+
+    let (store, _, limits) = charging();
+    down(&store, &limits).await;
+    for (key, pending) in [("alice", (1, 0)), ("bob", (2, 0)), ("carol", (2, 1))] {
+        assert!(ask_all(&store, &limits, key, 10).await.allowed());
+        assert_eq!((store.pending_charges(), store.forgotten_charges()), pending);
+    }
+    assert!(operate(&store, Op::Refund, &limits[0], "alice", 4).await.allowed());
+    let checks = checks(&limits, "alice", 4);
+    assert!(store.apply(&Batch::one(&checks[0]).id(ID)).await.expect("reserves").allowed());
+    up(&store, &limits).await;
+    assert_eq!(recovered(&store, &limits).await, (0, 1, 54));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_that_may_have_arrived_is_not_sent_again_and_one_that_did_not_is() {
+    for (mode, left, forgotten) in [
+        (Mode::ChargesAndHangs, 58, 1),
+        (UNAVAILABLE, 58, 0),
+        (Mode::Fails(ErrorKind::Unsupported), 60, 1),
+    ] {
+        let (store, _, limits) = charging();
+        down(&store, &limits).await;
+        assert!(ask(&store, &limits, 2).await.allowed());
+        up(&store, &limits).await;
+        // The store fails again before the task runs.
+        store.store().set(mode);
+        sleep(Duration::from_millis(500)).await;
+        store.store().set(Mode::Answers);
+        sleep(PAUSE * 2).await;
+        assert_eq!(recovered(&store, &limits).await, (0, forgotten, left), "{mode:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_admitted_locally_while_the_breaker_stays_closed_is_charged_by_the_next_answer() {
+    let (store, _, limits) = charging();
+    store.store().set(UNAVAILABLE);
+    assert!(ask(&store, &limits, 3).await.allowed());
+    assert_eq!(recovered(&store, &limits).await, (1, 0, 60));
+    store.store().set(Mode::Answers);
+    assert!(ask_all(&store, &limits, "bob", 1).await.allowed());
+    assert_eq!(store.breaker(), BreakerState::Closed);
+    assert_eq!(recovered(&store, &limits).await, (0, 0, 57));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_the_store_may_have_charged_is_not_charged_once_more() {
+    let (store, _, limits) = charging();
+    store.store().set(Mode::ChargesAndHangs);
+    for _ in 0..8 {
+        assert!(ask(&store, &limits, 1).await.allowed());
+    }
+    // Five calls had no answer, and the store has charged them. The breaker kept three from it.
+    assert_eq!(recovered(&store, &limits).await, (1, 0, 55));
+    up(&store, &limits).await;
+    assert_eq!(recovered(&store, &limits).await, (0, 0, 52));
+}
+
+#[test]
+fn a_recovery_whose_runtime_no_thread_drives_holds_up_no_other() {
+    let [idle, driven] = [(); 2].map(|()| {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_time().start_paused(true).build().expect("a runtime")
+    });
+    let (store, _, limits) = charging();
+    idle.block_on(async {
+        down(&store, &limits).await;
+        assert!(ask(&store, &limits, 2).await.allowed());
+        up(&store, &limits).await;
+        // The task begins a charge that is never answered, and is polled no more.
+        store.store().set(Mode::Hangs);
+        yield_now().await;
+    });
+    assert_eq!(store.pending_charges(), 0);
+    driven.block_on(async {
+        tokio::time::advance(PAUSE).await;
+        down(&store, &limits).await;
+        assert!(ask_all(&store, &limits, "bob", 3).await.allowed());
+        up(&store, &limits).await;
+        assert_eq!(recovered(&store, &limits).await, (0, 0, 60));
+    });
+    assert_eq!(store.store().left(&limits[0], "bob"), 57);
+}

@@ -1,0 +1,250 @@
+//! A policy is replaced as a whole, keeps its states, and stays where the new one is broken.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ratelimit_core::{Algorithm as _, ConfigError, Limits, ManualClock, Policy};
+use ratelimit_layers::{Changes, Fallback, Reload, ReloadError};
+
+use crate::common::{BEGIN, Memory, memory};
+
+const EVERY: Duration = Duration::from_secs(1);
+
+fn policy(limits: &[(&str, u64)]) -> String {
+    let table = |(name, burst): &(&str, u64)| {
+        format!("[[limit]]\nname = '{name}'\nalgorithm = 'gcra'\nrate = '60/m'\nburst = {burst}\n")
+    };
+    limits.iter().map(table).collect()
+}
+
+fn limits(document: &str) -> Limits<Policy> {
+    toml::from_str(document).expect("a policy")
+}
+
+fn reload(document: &str) -> Reload<Memory> {
+    Reload::new(limits(document), memory(&ManualClock::new(BEGIN)))
+}
+
+fn capacity(reload: &Reload<Memory>) -> u64 {
+    reload.limiter().peek_now("nobody", 0).expect("decides").limit()
+}
+
+#[test]
+fn a_limit_that_keeps_its_name_keeps_its_states() {
+    let clock = ManualClock::new(BEGIN);
+    let reload = Reload::new(limits(&policy(&[("burst", 20)])), memory(&clock));
+    assert_eq!(reload.limiter().check_n_now("alice", 18).expect("decides").remaining(), 2);
+
+    // A larger limit gives what the state leaves, and no more.
+    let changes = reload.read(&policy(&[("burst", 30)])).expect("a policy");
+    assert_eq!(changes.to_string(), "changed burst");
+    assert_eq!(reload.limiter().peek_now("alice", 0).expect("decides").remaining(), 12);
+
+    // A smaller one creates nothing, and locks no key for longer than it takes to recover.
+    let _changes = reload.read(&policy(&[("burst", 5)])).expect("a policy");
+    let verdict = reload.limiter().check_now("alice").expect("decides");
+    assert!(!verdict.allowed() && verdict.reset_after() <= Duration::from_secs(5));
+    clock.advance(Duration::from_secs(5));
+    assert_eq!(reload.limiter().check_n_now("alice", 5).expect("decides").remaining(), 0);
+
+    // Another name begins anew.
+    let changes = reload.read(&policy(&[("other", 5)])).expect("a policy");
+    assert_eq!(changes.to_string(), "added other; removed burst");
+    assert!(reload.limiter().check_now("alice").expect("decides").allowed());
+}
+
+#[test]
+fn a_broken_policy_keeps_the_one_in_force_and_says_so() {
+    let reload = reload(&policy(&[("burst", 20)]));
+    for (broken, told) in [
+        ("", "[[limit]]"),
+        ("[[limit]", "line 1"),
+        ("[[limit]]\nname = 'x'\nalgorithm = 'gcra'\n", "rate"),
+        ("[[limit]]\nname = 'x'\nalgorithm = 'gcra'\nrate = '1/s'\nburst = 0\n", "burst"),
+    ] {
+        let error = reload.read(broken).expect_err(broken);
+        assert!(error.to_string().contains(told), "{error}");
+        assert!(reload.last_error().is_some_and(|last| Arc::ptr_eq(&last, &error)));
+        assert_eq!(capacity(&reload), 20);
+    }
+    let _changes = reload.read(&policy(&[("burst", 7)])).expect("a policy");
+    assert!(reload.last_error().is_none());
+    assert_eq!(capacity(&reload), 7);
+}
+
+#[test]
+fn a_policy_that_the_program_refuses_is_not_taken() {
+    let checked = |limits: &Limits<Policy>| match limits.iter().find(|l| l.name() == "forbidden") {
+        Some(limit) => Err(ConfigError::new("not here").in_limit(limit.name())),
+        None => Ok(()),
+    };
+    let reload = reload(&policy(&[("burst", 20)])).validate(checked).expect("valid");
+    let error = reload.read(&policy(&[("burst", 5), ("forbidden", 1)])).expect_err("refused");
+    assert!(error.to_string().contains("forbidden"), "{error}");
+    assert_eq!(capacity(&reload), 20);
+    assert!(self::reload(&policy(&[("forbidden", 1)])).validate(checked).is_err());
+}
+
+#[test]
+fn over_a_fallback_a_policy_without_a_choice_is_not_taken() {
+    let open = |burst| policy(&[("burst", burst)]) + "on_outage = 'open'\n";
+    let in_force = limits(&open(20));
+    let fallback =
+        Fallback::builder().build(memory(&ManualClock::new(BEGIN)), &in_force).expect("a choice");
+    let checked = fallback.clone();
+    let reload = Reload::new(in_force, fallback);
+    let reload = reload.validate(move |limits| checked.validate(limits)).expect("valid");
+    let error = reload.read(&policy(&[("burst", 5)])).expect_err("no choice").to_string();
+    assert!(error.contains("burst") && error.contains("on_outage"), "{error}");
+    let changes = reload.read(&open(5)).expect("a choice");
+    assert_eq!(changes.to_string(), "changed burst");
+    assert_eq!(reload.limiter().limits().as_slice()[0].algorithm().capacity(), 5);
+}
+
+#[test]
+fn a_request_is_decided_by_the_old_limits_or_the_new_ones_never_by_some_of_each() {
+    let policies = [policy(&[("a", 1_000), ("b", 1_001)]), policy(&[("c", 2_000), ("d", 2_001)])];
+    let reload = reload(&policies[0]);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let limiter = reload.limiter();
+                    let verdict = limiter.peek_now("alice", 1).expect("decides");
+                    let told: Vec<_> =
+                        limiter.named(&verdict).map(|d| (d.name().to_owned(), d.limit)).collect();
+                    let known = [[("a", 1_000), ("b", 1_001)], [("c", 2_000), ("d", 2_001)]];
+                    let is = |known: &[(&str, u64); 2]| {
+                        told.iter().map(|(name, limit)| (&**name, *limit)).eq(known.iter().copied())
+                    };
+                    assert!(known.iter().any(is), "{told:?}");
+                }
+            });
+        }
+        for nth in 0..500 {
+            let changes = reload.read(&policies[(nth + 1) % 2]).expect("a policy");
+            assert!(!changes.is_empty());
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A file, and everything that a watch on it told.
+struct Watched {
+    folder: tempfile::TempDir,
+    path: PathBuf,
+    reload: Reload<Memory>,
+    told: Arc<Mutex<Vec<String>>>,
+    _watch: ratelimit_layers::Watch,
+}
+
+fn in_words(said: Result<Changes, Arc<ReloadError>>) -> String {
+    match said {
+        Ok(changes) => changes.to_string(),
+        Err(error) => format!("error: {error}"),
+    }
+}
+
+/// Watches a new file with this policy. What the test does from here on falls between two looks.
+async fn watched(document: &str) -> Watched {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("policy.toml");
+    fs::write(&path, document).expect("writes");
+    let reload = reload(document);
+    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let heard = Arc::clone(&told);
+    let watch = reload.watch(&path, EVERY, move |said| {
+        heard.lock().expect("no panic").push(in_words(said));
+    });
+    tokio::time::sleep(EVERY / 2).await;
+    Watched { folder, path, reload, told, _watch: watch }
+}
+
+impl Watched {
+    /// Lets the watch look this often.
+    async fn looks(&self, count: u32) {
+        tokio::time::sleep(EVERY * count).await;
+    }
+
+    fn told(&self) -> Vec<String> {
+        std::mem::take(&mut self.told.lock().expect("no panic"))
+    }
+}
+
+/// As editors save: into a new file, which takes the name of the old one.
+fn replace(path: &Path, document: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, document).expect("writes");
+    fs::rename(&new, path).expect("renames");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_written_or_replaced_is_read() {
+    let watched = watched(&policy(&[("burst", 20)])).await;
+    watched.looks(5).await;
+    assert_eq!(watched.told(), Vec::<String>::new());
+
+    fs::write(&watched.path, policy(&[("burst", 9)])).expect("writes");
+    watched.looks(5).await;
+    assert_eq!((watched.told(), capacity(&watched.reload)), (vec!["changed burst".into()], 9));
+
+    replace(&watched.path, &policy(&[("burst", 8), ("more", 30)]));
+    watched.looks(5).await;
+    assert_eq!(watched.told(), ["added more; changed burst"]);
+    // A symbolic link that moves is followed.
+    let other = watched.folder.path().join("other.toml");
+    fs::write(&other, policy(&[("burst", 7)])).expect("writes");
+    let link = watched.folder.path().join("link");
+    std::os::unix::fs::symlink(&other, &link).expect("links");
+    fs::rename(&link, &watched.path).expect("renames");
+    watched.looks(5).await;
+    assert_eq!(watched.told(), ["removed more; changed burst"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_file_is_an_error_once_and_the_policy_stays() {
+    let watched = watched(&policy(&[("burst", 20)])).await;
+    replace(&watched.path, "[[limit]]\nname = 'burst'\n");
+    watched.looks(9).await;
+    let told = watched.told();
+    assert_eq!((told.len(), capacity(&watched.reload)), (1, 20), "{told:?}");
+    assert!(told[0].contains("policy.toml") && watched.reload.last_error().is_some(), "{told:?}");
+
+    fs::remove_file(&watched.path).expect("removes");
+    watched.looks(9).await;
+    let told = watched.told();
+    assert!(told.len() == 1 && told[0].contains("cannot be read"), "{told:?}");
+    assert_eq!(capacity(&watched.reload), 20);
+
+    replace(&watched.path, &policy(&[("burst", 5)]));
+    watched.looks(5).await;
+    assert_eq!(watched.told(), ["changed burst"]);
+    assert!(watched.reload.last_error().is_none());
+
+    // The policy that was in force before the mistake is taken, too.
+    replace(&watched.path, "");
+    watched.looks(5).await;
+    replace(&watched.path, &policy(&[("burst", 5)]));
+    watched.looks(5).await;
+    assert!(watched.reload.last_error().is_none());
+    assert_eq!(capacity(&watched.reload), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_still_being_written_is_not_taken() {
+    let watched = watched(&policy(&[("burst", 20), ("more", 30)])).await;
+    watched.looks(3).await;
+    // Each piece would be a policy of its own, and is there at one look only.
+    for count in [1, 2, 3, 4] {
+        let written: Vec<_> = [("burst", 9), ("a", 1), ("b", 2), ("c", 3)][..count].to_vec();
+        fs::write(&watched.path, policy(&written)).expect("writes");
+        watched.looks(1).await;
+        assert_eq!(capacity(&watched.reload), 20, "{count}");
+    }
+    watched.looks(2).await;
+    assert_eq!(watched.told(), ["added a, b, c; removed more; changed burst"]);
+}

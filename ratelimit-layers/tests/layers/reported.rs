@@ -1,0 +1,233 @@
+//! What is reported to the crate `metrics` is what happened, and what the documents and the dashboard say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use ratelimit_core::{Batch, ErrorKind, ManualClock, OnOutage, Op, Policy, RateLimiter, Store};
+use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics};
+
+use crate::common::{BEGIN, Memory, Mode, UNAVAILABLE, ask, checks, limit, limits, memory};
+use crate::fallback::layered_with;
+
+type Labels = BTreeMap<String, String>;
+
+/// Every series by its name and labels, and its value: of a histogram how often it was recorded.
+fn recorded(run: impl Future<Output = ()>) -> BTreeMap<(String, Labels), u64> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
+        runtime.block_on(run);
+    });
+    let value = |value| match value {
+        DebugValue::Counter(count) => count,
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0, 1 or 2")]
+        DebugValue::Gauge(level) => level.into_inner() as u64,
+        DebugValue::Histogram(values) => values.len() as u64,
+    };
+    let all = snapshotter.snapshot().into_vec().into_iter();
+    all.map(|(key, _, _, told)| {
+        let key = key.key();
+        let labels = key.labels().map(|label| (label.key().into(), label.value().into()));
+        ((key.name().to_owned(), labels.collect()), value(told))
+    })
+    .collect()
+}
+
+/// One of everything: allowed, denied and spared decisions of both sources, errors, an outage and its end.
+async fn one_of_everything() {
+    let limits = [
+        limit("narrow", "fixed-window 1/d").on_outage(OnOutage::Open),
+        limit("wide", "fixed-window 9/d").on_outage(OnOutage::Local),
+        limit("strict", "fixed-window 5/d").on_outage(OnOutage::Closed),
+    ];
+    let (store, _) = layered_with(&limits, |settings| settings);
+    let store = Metrics::new(store);
+    let asks = checks(&limits, "alice", 1);
+    // `narrow` denies, and spares `wide`; without the store the share of `wide` allows three.
+    for (mode, count) in
+        [(Mode::Answers, 2), (Mode::Fails(ErrorKind::Corrupt), 1), (UNAVAILABLE, 5)]
+    {
+        store.store().store().set(mode);
+        for _ in 0..count {
+            let _decided = store.apply(&Batch::new(&asks[..2]).expect("distinct")).await;
+        }
+    }
+    let _ = store.apply(&Batch::new(&asks).expect("distinct")).await.expect("decides");
+    store.store().store().set(Mode::Answers);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let _ = store.apply(&Batch::one(&asks[1]).op(Op::Peek)).await.expect("decides");
+}
+
+#[test]
+fn decisions_are_counted_by_limit_outcome_and_source() {
+    let recorded = recorded(one_of_everything());
+    // The sum of the series of this name that have all of these labels.
+    let of = |name: &str, labels: &str| -> u64 {
+        let has = |all: &Labels| {
+            let mut wanted = labels.split_whitespace().filter_map(|label| label.split_once('='));
+            wanted.all(|(key, value)| all.get(key).is_some_and(|told| told == value))
+        };
+        let same = recorded
+            .iter()
+            .filter(|((told, all), _)| *told == format!("ratelimit{name}") && has(all));
+        same.map(|(_, value)| value).sum()
+    };
+    for (name, labels, due) in [
+        ("_decisions_total", "limit=narrow source=store outcome=allowed store=store", 1),
+        ("_decisions_total", "limit=narrow source=store outcome=denied", 1),
+        ("_decisions_total", "limit=wide source=store outcome=allowed", 1),
+        ("_decisions_total", "limit=wide source=store outcome=spared", 1),
+        ("_decisions_total", "limit=narrow source=fallback outcome=allowed", 3),
+        ("_decisions_total", "limit=narrow source=fallback outcome=spared", 3),
+        ("_decisions_total", "limit=wide source=fallback outcome=allowed", 3),
+        ("_decisions_total", "limit=wide source=fallback outcome=denied", 3),
+        ("_errors_total", "op=acquire kind=corrupt", 1),
+        ("_duration_seconds", "op=acquire source=store", 2),
+        ("_duration_seconds", "op=acquire source=fallback", 6),
+        ("_duration_seconds", "op=peek source=store", 1),
+        ("_outage_decisions_total", "choice=local outcome=denied", 3),
+        ("_breaker_state", "", 0),
+        ("_breaker_transitions_total", "to=open", 1),
+        ("_breaker_transitions_total", "to=half-open", 1),
+        ("_breaker_transitions_total", "to=closed", 2),
+    ] {
+        assert_eq!(of(name, labels), due, "{name} {labels}");
+    }
+}
+
+#[test]
+fn a_series_begins_when_what_it_counts_has_happened() {
+    let clock = ManualClock::new(BEGIN);
+    let shadow = [limit("live", "fixed-window 9/d"), limit("shadow", "fixed-window 1/d").shadow()];
+    let told = recorded(async {
+        let store = Metrics::named(memory(&clock), "other");
+        let limiter = RateLimiter::new(limits(&shadow), store);
+        for _ in 0..2 {
+            assert!(limiter.check("alice").await.expect("decides").allowed());
+        }
+    });
+    let told: Vec<_> = told
+        .into_iter()
+        .map(|((name, labels), count)| {
+            let label = |name| labels.get(name).map_or("", String::as_str).to_owned();
+            assert_eq!(label("store"), "other");
+            format!("{name} {} {} {count}", label("limit"), label("outcome"))
+        })
+        .collect();
+    let due = [
+        "ratelimit_decisions_total live allowed 2",
+        "ratelimit_decisions_total shadow allowed 1",
+        "ratelimit_decisions_total shadow shadow-denied 1",
+        "ratelimit_duration_seconds   4",
+    ];
+    assert_eq!(told, due);
+}
+
+/// Each store that counts, around each other.
+fn counting() -> Fallback<Allotments<DenialCache<Memory>>> {
+    let daily = limit("daily", "fixed-window 3/d").on_outage(OnOutage::Open);
+    let within = Allotments::new(DenialCache::new(memory(&ManualClock::new(BEGIN))));
+    Fallback::builder().build(within, &limits(&[daily])).expect("choices")
+}
+
+#[test]
+fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
+    let recorded = recorded(async {
+        let store = Metrics::new(counting());
+        let daily = limit("daily", "fixed-window 3/d").on_outage(OnOutage::Open);
+        while ask(&store, &daily, "alice", 1).await.allowed() {}
+        assert!(!ask(&store, &daily, "alice", 1).await.allowed());
+        store.record_counts();
+    });
+    let told: BTreeMap<_, _> =
+        recorded.iter().map(|((name, labels), value)| (&**name, (labels.len(), *value))).collect();
+    assert_eq!(told["ratelimit_cache_asked_total"], (1, 4));
+    assert_eq!(told["ratelimit_cache_answered_total"], (1, 1));
+    assert_eq!(told["ratelimit_cache_keys"], (1, 1));
+    assert!(!told.contains_key("ratelimit_journal_keys"));
+}
+
+/// The names that the code emits, with their labels; of counts also what has not happened.
+fn emitted() -> BTreeMap<String, BTreeSet<String>> {
+    let mut emitted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for ((name, labels), _) in recorded(one_of_everything()) {
+        emitted.entry(name).or_default().extend(labels.into_keys());
+    }
+    Store::<Policy>::report_counts(&counting(), &mut |name, _| {
+        emitted.insert(name.to_owned(), ["store".to_owned()].into());
+    });
+    emitted
+}
+
+fn file(path: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect(path)
+}
+
+/// The words of a text: names, labels, and all else.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
+}
+
+/// What a dashboard asks for that nothing reports, and what it does not show.
+fn wrong_words(dashboard: &str, emitted: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let mut wrong: BTreeSet<String> = emitted.keys().cloned().collect();
+    // What a Prometheus exporter makes of a histogram.
+    let known_as = |word: &str| {
+        let ends = ["_bucket", "_sum", "_count"];
+        let histogram = ends.iter().find_map(|end| word.strip_suffix(end));
+        emitted.get_key_value(word).or_else(|| emitted.get_key_value(histogram?))
+    };
+    for line in dashboard.lines().filter(|line| line.contains("ratelimit_")) {
+        let names: Vec<_> = words(line).filter(|word| word.starts_with("ratelimit_")).collect();
+        let known: Vec<_> = names.iter().filter_map(|name| known_as(name)).collect();
+        let unknown = names.iter().filter(|name| known_as(name).is_none());
+        wrong.extend(unknown.map(|name| format!("{name} is not reported")));
+        // A label stands before what it is compared with, and between the brackets after `by`.
+        let by = line.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
+        let compared = line
+            .split(['{', ','])
+            .filter_map(|part| part.split_once("=~").or(part.split_once("=\\")));
+        for label in by.flat_map(words).chain(compared.filter_map(|(label, _)| words(label).last()))
+        {
+            if label != "le" && !known.iter().all(|(_, labels)| labels.contains(label)) {
+                wrong.insert(format!("no label {label}: {line}"));
+            }
+        }
+        for (name, _) in known {
+            wrong.remove(name);
+        }
+    }
+    wrong.into_iter().collect()
+}
+
+#[test]
+fn the_dashboard_asks_for_what_is_reported() {
+    let (emitted, dashboard) = (emitted(), file("dashboard.json"));
+    assert_eq!(wrong_words(&dashboard, &emitted), Vec::<String>::new());
+    for (right, wrong) in [
+        ("ratelimit_decisions_total", "ratelimit_decision_total"),
+        ("by (limit", "by (limits"),
+        ("{source=", "{sources="),
+    ] {
+        assert!(dashboard.contains(right), "{right}");
+        assert!(!wrong_words(&dashboard.replace(right, wrong), &emitted).is_empty(), "{wrong}");
+    }
+}
+
+#[test]
+fn the_documents_name_every_metric_and_its_labels() {
+    let documents = file("../docs/operations.md");
+    let rows = documents.lines().filter(|line| line.starts_with("| `ratelimit_"));
+    let documented: BTreeMap<String, BTreeSet<String>> = rows
+        .map(|row| {
+            let columns: Vec<_> = row.split('|').map(str::trim).collect();
+            let labels = columns[3].split('`').skip(1).step_by(2).map(str::to_owned);
+            (columns[1].trim_matches('`').to_owned(), labels.collect())
+        })
+        .collect();
+    assert_eq!(documented, emitted());
+}

@@ -1,0 +1,321 @@
+//! The facade over the memory store, as a service uses it: callers of several identifiers, limits that apply to some of
+//! them, several callers at once, and a store that is chosen at run time.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelimit_core::{
+    Algorithm, DynSnapshotStore, DynStore, ErrorKind, FixedWindow, Gcra, IdentifierValue,
+    Identifiers, InMemory, Limit, Limits, LimitsBuilder, Policy, Rate, RateLimiter, ReservationId,
+    SlidingLog, Step, Store, StoreError, Timestamp, Verdict,
+};
+use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_testkit::block_on;
+
+use crate::common::{Limiter, limit, limiter, store};
+
+type Tried = Result<(), Box<dyn Error>>;
+
+fn limits() -> [Limit<Policy>; 3] {
+    let by = |limit: Limit<Policy>, names: &[&str]| limit.by(names).expect("plain names");
+    [
+        by(limit("burst", "gcra 1/s burst 3"), &["ip"]),
+        by(limit("daily", "fixed-window 5/d"), &["user"]),
+        by(limit("pair", "fixed-window 2/h"), &["ip", "user"]),
+    ]
+}
+
+#[test]
+fn several_limits_of_several_identifiers_are_charged_all_or_none_and_named() {
+    let (limiter, clock) = limiter(limits(), |builder| builder);
+    clock.set(Timestamp::ZERO);
+    let alice = [("ip", "192.0.2.1"), ("user", "alice")];
+    assert_eq!(limiter.request(&alice).applicable().collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(limiter.check_n_now(&alice, 2).expect("decides").allowed());
+    let denied = limiter.check_now(&alice).expect("decides");
+    // The pair's limit denies. The others would have admitted, and are uncharged.
+    let seen = limiter.named(&denied).map(|d| (d.name(), d.allowed, d.remaining));
+    assert_eq!(
+        seen.collect::<Vec<_>>(),
+        [("burst", true, 1), ("daily", true, 3), ("pair", false, 0)]
+    );
+    assert_eq!((denied.allowed(), denied.limit(), denied.remaining()), (false, 2, 0));
+    clock.advance(denied.retry_after().expect("it fits later"));
+    assert!(limiter.check_now(&alice).expect("decides").allowed());
+    // Another address makes another pair, of the same user.
+    let elsewhere = [("ip", "192.0.2.2"), ("user", "alice")];
+    assert_eq!(limiter.peek_now(&elsewhere, 0).expect("decides").decisions()[1].remaining, 2);
+    // Without a user only the address is limited.
+    let unlimited = limiter.peek_now(&[("ip", "192.0.2.1")], 0).expect("decides");
+    assert_eq!(limiter.named(&unlimited).map(|d| d.name()).collect::<Vec<_>>(), ["burst"]);
+    assert!(limiter.named(&unlimited).by_name("daily").is_none());
+}
+
+/// Asks in every way about a caller to whom no limit applies or who lacks a required identifier.
+fn all_ways<C: Identifiers + Sync + ?Sized>(
+    limiter: &Limiter,
+    caller: &C,
+) -> Vec<Result<Verdict, MemoryError>> {
+    let id = ReservationId::new(7);
+    let mut results = vec![
+        limiter.check_now(caller),
+        limiter.check_n_now(caller, 2),
+        limiter.peek_now(caller, 1),
+        limiter.force_now(caller, 1),
+        limiter.refund_now(caller, 1),
+        limiter.reset_now(caller),
+        limiter.reserve_now(caller, id, 1),
+        limiter.commit_now(caller, id, 1),
+        limiter.renew_now(caller, id),
+        block_on(limiter.check(caller)),
+        block_on(limiter.request(caller).metadata(b"who").acquire()),
+    ];
+    MemoryStore::check_each_now(limiter, &[caller, caller], |_, decided| results.push(decided));
+    results
+}
+
+/// Limits, a caller, whether it may be unlimited, and what an error then says.
+type Case = (Vec<Limit<Policy>>, Box<dyn Identifiers + Sync>, bool, &'static [&'static str]);
+
+#[test]
+fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or_admitted() {
+    let [by_ip, ..] = limits();
+    let required =
+        || limits().map(|limit| if limit.name() == "daily" { limit.required() } else { limit });
+    let cases: [Case; 6] = [
+        (
+            vec![by_ip.clone()],
+            Box::new([("IP", "192.0.2.1")]),
+            false,
+            &["identifier \"IP\"", "wants \"ip\""],
+        ),
+        (
+            limits().into(),
+            Box::new("a bare key"),
+            false,
+            &["no limit applies", "which has a bare key"],
+        ),
+        (
+            limits().into(),
+            Box::new([("", ""); 0]),
+            false,
+            &["which has no identifier", "allow_unlimited()"],
+        ),
+        (limits().into(), Box::new("a bare key"), true, &[]),
+        (
+            required().into(),
+            Box::new([("ip", "192.0.2.1")]),
+            true,
+            &["is required and wants", "identifier \"ip\""],
+        ),
+        (
+            vec![by_ip.required()],
+            Box::new([("user", "alice")]),
+            true,
+            &["is required and wants", "identifier \"user\""],
+        ),
+    ];
+    for (limits, caller, allows_unlimited, expected) in cases {
+        let mut limiter = RateLimiter::new(Limits::new(limits).expect("limits"), store(|b| b).0);
+        if allows_unlimited {
+            limiter = limiter.allow_unlimited();
+        }
+        for decided in all_ways(&limiter, &*caller) {
+            match decided {
+                Ok(verdict) => {
+                    assert!(expected.is_empty() && verdict.allowed() && verdict.is_unlimited());
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Invalid);
+                    let says = |part: &&str| error.to_string().contains(part);
+                    assert!(!expected.is_empty() && expected.iter().all(says), "{error}");
+                }
+            }
+        }
+        assert!(limiter.store().is_empty());
+    }
+}
+
+/// An algorithm without refunds.
+struct OnlySteps(Gcra);
+impl Algorithm for OnlySteps {
+    type State = ();
+    fn capacity(&self) -> u64 {
+        1
+    }
+    fn step(&self, _: Option<&()>, now: Timestamp, cost: u64) -> Step<()> {
+        self.0.step(None, now, cost).map(drop)
+    }
+}
+impl InMemory for OnlySteps {}
+
+/// The same calls, for any store.
+async fn story<S: Store<Policy>>(store: S) -> Result<Vec<u64>, S::Error> {
+    let limiter = RateLimiter::new(Limits::new(limits()).expect("limits"), store);
+    let (who, at) = ([("ip", "192.0.2.1")], Timestamp::saturating_from_us(5));
+    Ok(vec![
+        limiter.check(&who).await?.remaining(),
+        limiter.check_n(&who, 2).await?.remaining(),
+        limiter.refund(&who, 1).await?.remaining(),
+        limiter.force(&who, 7).await?.remaining(),
+        limiter.request(&who).at(at).peek().await?.remaining(),
+        limiter.reset(&who).await?.remaining(),
+        limiter.peek(&who, 0).await?.remaining(),
+    ])
+}
+
+#[test]
+fn a_store_decides_alike_behind_any_pointer_and_an_erased_error_keeps_its_kind_and_message() {
+    let expected = vec![2, 0, 1, 0, 0, 3, 3];
+    let store = || store::<Policy>(|builder| builder).0;
+    assert_eq!(block_on(story(store())), Ok(expected.clone()));
+    assert_eq!(block_on(story(Arc::new(store()))), Ok(expected.clone()));
+    let chosen: Arc<dyn DynStore<Policy>> = Arc::new(store());
+    assert_eq!(block_on(story(chosen)).expect("decides"), expected);
+    let chosen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(store());
+    assert_eq!(block_on(story(chosen)).expect("decides"), expected);
+
+    let steps = OnlySteps(Gcra::per_second(1).build().expect("a limit"));
+    let limits = Limits::new([Limit::new("steps", steps).expect("a name")]).expect("one");
+    let chosen: Arc<dyn DynStore<OnlySteps>> = Arc::new(MemoryStore::new());
+    let error = block_on(RateLimiter::new(limits, chosen).refund("a", 1)).expect_err("has none");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("steps") && error.to_string().contains("refund"), "{error}");
+}
+
+/// Asks one limiter about all callers at once, and another of the same limits about one after the other: places
+/// come in order, each once, and the answers are the same, also when asked again.
+fn agrees<C: Identifiers + ?Sized>(limits: &[Limit<Policy>], callers: &[&C]) {
+    let limiter =
+        || RateLimiter::new(Limits::new(limits.iter().cloned()).expect("limits"), store(|b| b).0);
+    let (at_once, alone) = (limiter(), limiter());
+    for turn in 0..3 {
+        let mut reported = Vec::new();
+        MemoryStore::check_each_now(&at_once, callers, |place, decided| {
+            reported.push((place, decided));
+        });
+        let expected = callers.iter().map(|caller| alone.check_now(*caller)).enumerate();
+        assert_eq!(
+            reported,
+            expected.collect::<Vec<_>>(),
+            "turn {turn}, {} callers",
+            callers.len()
+        );
+        assert_eq!(at_once.store().len(), alone.store().len(), "turn {turn}");
+    }
+}
+
+#[test]
+fn several_callers_are_decided_as_one_by_one() {
+    let [gcra, window, log] =
+        ["gcra 2/h", "fixed-window 5/h", "sliding-log 2/h"].map(|words| limit(&words[..3], words));
+    for limits in [vec![gcra.clone()], vec![window.clone()], vec![log], vec![gcra, window]] {
+        for count in [0, 1, 7, 8, 9, 16, 17] {
+            let names: Vec<_> = (0..count).map(|n| format!("caller {n}")).collect();
+            agrees::<str>(&limits, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        agrees::<str>(&limits, &["a"; 17]);
+        agrees::<str>(&limits, &["a", "b", "a", "a", "c", "b", "a", "a", "a", "a", "b"]);
+    }
+    let [by_ip, by_user, by_both] = limits();
+    let both: &[(&str, &str)] = &[("ip", "1.2.3.4"), ("user", "u")];
+    let (user, neither) = (&both[1..], &both[..0]);
+    for limits in [vec![by_ip.clone()], vec![by_both], vec![by_ip, by_user]] {
+        agrees(&limits, &[both, user, neither, both, both, both, user, both, both, user, both]);
+        // The caller without the identifier is the last of eight, the first of the next, and the last of all.
+        agrees(&limits, &[both, both, both, both, both, both, both, user, user, both, neither]);
+    }
+}
+
+#[test]
+fn the_closure_may_call_the_limiter_again() {
+    let (limiter, _clock) = limiter([limit("one", "gcra 4/h")], |builder| builder);
+    let mut left = Vec::new();
+    MemoryStore::check_each_now::<str>(&limiter, &["a", "b", "a"], |_, decided| {
+        let again = limiter.check_now("a").expect("decides");
+        left.push((decided.expect("decides").remaining(), again.remaining()));
+    });
+    // `a` is charged by the call and by the closure, in turn.
+    assert_eq!(left, [(3, 2), (3, 1), (0, 0)]);
+}
+
+#[test]
+fn limits_of_different_kinds_mix_without_a_type_or_a_conversion() -> Tried {
+    let limits = Limits::builder()
+        .limit("burst", Gcra::per_second(10).burst(2))
+        .by(["ip"])
+        .limit("daily", FixedWindow::per_day(5))
+        .by(["user"])
+        .limit("hourly", "sliding-counter 100/h")
+        .by(["ip", "user"])
+        .limit("log", SlidingLog::new(Rate::new(50, Duration::from_secs(90))?)?)
+        .by(["user"])
+        .build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
+    let ip: IpAddr = "192.0.2.7".parse()?;
+    let verdict = limiter.check_now(&(("ip", ip), ("user", "alice")))?;
+    let decisions = limiter.named(&verdict);
+    let seen: Vec<_> = decisions.clone().map(|d| (d.name(), d.limit, d.remaining)).collect();
+    assert_eq!(seen, [("burst", 2, 1), ("daily", 5, 4), ("hourly", 100, 99), ("log", 50, 49)]);
+    let windows: Vec<_> = decisions.map(|d| d.window().map(|w| w.as_millis())).collect();
+    assert_eq!(windows, [Some(200), Some(86_400_000), Some(3_600_000), Some(90_000)]);
+
+    // A store that is built needs no type, nor do limits of one kind.
+    let limits = LimitsBuilder::<Gcra>::new().limit("a", "10/s burst 20").build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::builder().build());
+    assert!(limiter.store().is_empty());
+    let verdict = limiter.check_now("alice")?;
+    assert_eq!(limiter.named(&verdict).by_name("a").map(|decision| decision.limit), Some(20));
+    Ok(())
+}
+
+#[test]
+fn a_verdict_names_its_limits_in_a_policy_of_very_many() -> Tried {
+    let limits = (0..100).map(|n| {
+        let gcra = Gcra::per_hour(1).burst(n + 1).build()?;
+        Limit::new(&format!("limit-{n}"), gcra)?.by([format!("id-{n}")])
+    });
+    let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
+    let verdict = limiter.check_now(&[("id-70", "x"), ("id-99", "y")])?;
+    let seen: Vec<_> = limiter.named(&verdict).map(|d| (d.name().to_string(), d.limit)).collect();
+    assert_eq!(seen, [("limit-70".to_string(), 71), ("limit-99".into(), 100)]);
+    Ok(())
+}
+
+#[test]
+fn one_address_is_one_key_however_it_is_written_down() {
+    let (ip, text) = (IpAddr::from([192, 0, 2, 7]), "192.0.2.7".to_string());
+    let callers: [&dyn Identifiers; 10] = [
+        &[("ip", ip)],
+        &[("ip", Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped())],
+        &[("ip", &text)],
+        &[("ip".to_string(), Cow::from(&*text))],
+        &[("ip", &ip as &dyn IdentifierValue), ("user", &text)],
+        &(("ip", ip), ("user", "alice")),
+        &vec![("ip", text.clone())],
+        &HashMap::from([("ip", text.as_str())]),
+        &HashMap::from([("ip".to_string(), ip)]),
+        &BTreeMap::from([("ip", text.clone())]),
+    ];
+    let by_ip = limit("ip", "gcra 1/h burst 100").by(["ip"]).expect("a name").required();
+    let (limiter, _clock) = limiter([by_ip], |builder| builder);
+    let left = callers.map(|caller| limiter.check_now(caller).expect("decides").remaining());
+    assert_eq!(left, std::array::from_fn(|n| 99 - n as u64));
+    // An address is a bare key as well, alone and among several callers.
+    let (limiter, _clock) = self::limiter([limit("l", "gcra 9/h")], |builder| builder);
+    let mut left = Vec::new();
+    MemoryStore::check_each_now(
+        &limiter,
+        &[&ip, &IpAddr::from([192, 0, 2, 8]), &ip],
+        |_, decided| {
+            left.push(decided.expect("decides").remaining());
+        },
+    );
+    assert_eq!(left, [8, 8, 7]);
+    assert_eq!(limiter.check_now("192.0.2.7").expect("decides").remaining(), 6);
+}

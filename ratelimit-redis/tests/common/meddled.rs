@@ -1,0 +1,312 @@
+//! Connections that cause what no server can be made to do at a given moment.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use ratelimit_redis::{Argument, Connection, Deadline, RedisConnection, RedisError, Reply};
+use tokio::time::{sleep, timeout_at};
+
+use super::PATIENCE;
+
+/// What happens to a command or a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Sent,
+    /// It is sent twice in a row, as by a client that lost the first reply.
+    Twice,
+    /// It is sent, and its reply is lost.
+    AnswerLost,
+    NeverSent,
+    /// The server refuses it.
+    Refused,
+}
+
+/// The words of a command, or of a transaction's commands.
+#[derive(Clone, Debug)]
+pub(crate) struct Words(pub(crate) Vec<String>);
+
+impl Words {
+    fn of(words: &[Argument<'_>]) -> Self {
+        let text = |word: &Argument<'_>| match word {
+            Argument::Text(text) => (*text).to_owned(),
+            Argument::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            Argument::Number(number) => number.to_string(),
+            Argument::Integer(number) => number.to_string(),
+        };
+        Self(words.iter().map(text).collect())
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0[0]
+    }
+
+    pub(crate) fn has(&self, word: &str) -> bool {
+        self.0.iter().any(|has| has == word)
+    }
+
+    pub(crate) fn has_any(&self, words: &[&str]) -> bool {
+        words.iter().any(|word| self.has(word))
+    }
+
+    /// Whether a key of this identifier is among them.
+    pub(crate) fn about(&self, identifier: &str) -> bool {
+        let tag = format!("{{{identifier}}}");
+        self.0.iter().any(|word| word.ends_with(&tag))
+    }
+
+    /// Whether this asks the Lua mode's script for an operation on an identifier.
+    pub(crate) fn asks(&self, operation: &str, identifier: &str) -> bool {
+        self.has(operation) && self.about(identifier)
+    }
+}
+
+type Before = Box<dyn Fn(Words) -> BoxFuture<'static, Fate> + Send + Sync>;
+
+/// A connection that interferes. It shortens no request's time: each command has as much as it needs.
+pub(crate) struct Meddled {
+    connection: RedisConnection,
+    before: Before,
+    is_cluster: bool,
+    may_repeat: bool,
+    holds: bool,
+    /// By how many seconds the clock that it reports is ahead.
+    ahead_s: i64,
+    rewrite: Option<fn(&str) -> String>,
+}
+
+impl Meddled {
+    pub(crate) fn new(connection: RedisConnection) -> Self {
+        let before: Before = Box::new(|_| Box::pin(async { Fate::Sent }));
+        let (is_cluster, may_repeat, holds) = (false, false, false);
+        Self { connection, before, is_cluster, may_repeat, holds, ahead_s: 0, rewrite: None }
+    }
+
+    /// Runs this before each command, and does with the command what it says.
+    pub(crate) fn before<F: Future<Output = Fate> + Send + 'static>(
+        mut self,
+        before: impl Fn(Words) -> F + Send + Sync + 'static,
+    ) -> Self {
+        self.before = Box::new(move |words| Box::pin(before(words)));
+        self
+    }
+
+    /// The same, without waiting for anything.
+    pub(crate) fn decided(self, fate: impl Fn(&Words) -> Fate + Send + Sync + 'static) -> Self {
+        self.before(move |words| std::future::ready(fate(&words)))
+    }
+
+    /// What runs before a command ends by the command's deadline.
+    pub(crate) fn holding(mut self) -> Self {
+        self.holds = true;
+        self
+    }
+
+    /// Reports that it is a cluster, so that a batch of several identifiers is split.
+    pub(crate) fn clustered(mut self) -> Self {
+        self.is_cluster = true;
+        self
+    }
+
+    /// Reports that it may repeat requests, and sends everything twice.
+    pub(crate) fn repeating(mut self) -> Self {
+        self.may_repeat = true;
+        self.decided(|_| Fate::Twice)
+    }
+
+    /// Reports a clock that is so far ahead of the server's.
+    pub(crate) fn clock_ahead(mut self, seconds: i64) -> Self {
+        self.ahead_s = seconds;
+        self
+    }
+
+    /// Changes the text of every script.
+    pub(crate) fn rewriting(mut self, rewrite: fn(&str) -> String) -> Self {
+        self.rewrite = Some(rewrite);
+        self
+    }
+
+    /// A script as it is sent, if not as it was given.
+    fn script(&self, words: &[Argument<'_>]) -> Option<String> {
+        let [Argument::Text("EVAL"), Argument::Text(script), ..] = words else { return None };
+        if let Some(rewrite) = self.rewrite {
+            return Some(rewrite(script));
+        }
+        let ahead_s = self.ahead_s;
+        let time = format!(
+            "(function(t) t[1] = string.format('%d', t[1] + {ahead_s}) return t end)(TIME)"
+        );
+        let plain = script.replace("redis.call('TIME')", "call('TIME')");
+        let ahead = plain.replace("call('TIME')", &time.replace("TIME", "redis.call('TIME')"));
+        (ahead_s != 0).then_some(ahead)
+    }
+
+    /// The reply to TIME by the clock that is ahead.
+    fn told(&self, words: &[Argument<'_>], reply: Reply) -> Reply {
+        let is_time = matches!(words, [Argument::Text("TIME") | Argument::Bytes(b"TIME"), ..]);
+        match &reply {
+            Reply::Array(parts) if is_time => {
+                let Reply::Text(seconds) = &parts[0] else { panic!("{parts:?}") };
+                let seconds: i64 = String::from_utf8_lossy(seconds).parse().expect("a number");
+                let seconds = (seconds + self.ahead_s).to_string();
+                Reply::Array(vec![Reply::Text(seconds.into()), parts[1].clone()])
+            }
+            _ => reply,
+        }
+    }
+
+    async fn meddle<T, F: Future<Output = Result<T, RedisError>>>(
+        &self,
+        words: Words,
+        deadline: Deadline,
+        send: impl Fn(Deadline) -> F,
+    ) -> Result<T, RedisError> {
+        let address = || Arc::clone(self.connection.address());
+        let reason = || "by the test".to_owned();
+        let (patient, before) = (Deadline::within(PATIENCE), (self.before)(words));
+        let fate = if self.holds {
+            let late = |_| RedisError::TimedOut { address: address(), deadline: deadline.given() };
+            timeout_at(deadline.at(), before).await.map_err(late)?
+        } else {
+            before.await
+        };
+        match fate {
+            Fate::Sent => send(patient).await,
+            Fate::Twice => {
+                // Whatever the reply was.
+                drop(send(patient).await);
+                send(patient).await
+            }
+            Fate::AnswerLost => {
+                send(patient).await?;
+                Err(RedisError::Lost { address: address(), reason: reason() })
+            }
+            Fate::NeverSent => {
+                Err(RedisError::Unreachable { address: address(), reason: reason() })
+            }
+            Fate::Refused => {
+                let code = "OOM".to_owned();
+                Err(RedisError::Server { address: address(), code, message: reason() })
+            }
+        }
+    }
+}
+
+impl Connection for Meddled {
+    async fn send(
+        &self,
+        key: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        let script = self.script(words);
+        let mut changed = words.to_vec();
+        if let Some(script) = &script {
+            changed[1] = Argument::Text(script);
+        }
+        let send = |patient| self.connection.send(key, &changed, patient);
+        Ok(self.told(words, self.meddle(Words::of(words), deadline, send).await?))
+    }
+
+    async fn transaction(
+        &self,
+        key: &str,
+        commands: &[Vec<Argument<'_>>],
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
+        let send = |patient| self.connection.transaction(key, commands, patient);
+        let replies = self.meddle(Words::of(&commands.concat()), deadline, send).await?;
+        Ok(commands.iter().zip(replies).map(|(words, reply)| self.told(words, reply)).collect())
+    }
+
+    async fn send_to_each(
+        &self,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words, deadline).await
+    }
+
+    fn is_cluster(&self) -> bool {
+        self.is_cluster
+    }
+
+    fn may_repeat(&self) -> bool {
+        self.may_repeat
+    }
+
+    fn address(&self) -> &Arc<str> {
+        self.connection.address()
+    }
+}
+
+/// A server that takes a fixed time per command, and knows no script.
+pub(crate) struct Slow {
+    address: Arc<str>,
+    takes: Duration,
+    pub(crate) sent: AtomicUsize,
+}
+
+impl Slow {
+    pub(crate) fn new(takes: Duration) -> Arc<Self> {
+        Arc::new(Self { address: "slow:1".into(), takes, sent: AtomicUsize::new(0) })
+    }
+
+    async fn answer(&self, name: &str, deadline: Deadline) -> Result<Reply, RedisError> {
+        let address = Arc::clone(&self.address);
+        if deadline.is_over() {
+            return Err(RedisError::Unreachable { address, reason: "too late".into() });
+        }
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        if timeout_at(deadline.at(), sleep(self.takes)).await.is_err() {
+            return Err(RedisError::TimedOut { address, deadline: deadline.given() });
+        }
+        match name {
+            "TIME" => Ok(Reply::Array(vec![Reply::Integer(1), Reply::Integer(0)])),
+            "EVALSHA" => {
+                let message = "No matching script.".into();
+                Err(RedisError::Server { address, code: "NOSCRIPT".into(), message })
+            }
+            _ => Ok(Reply::Nil),
+        }
+    }
+}
+
+impl Connection for Slow {
+    async fn send(
+        &self,
+        _: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        self.answer(Words::of(words).name(), deadline).await
+    }
+
+    async fn transaction(
+        &self,
+        _: &str,
+        commands: &[Vec<Argument<'_>>],
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
+        let answer = self.answer("MULTI", deadline).await?;
+        Ok(commands.iter().map(|_| answer.clone()).collect())
+    }
+
+    async fn send_to_each(
+        &self,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        vec![(Arc::clone(&self.address), self.answer(Words::of(words).name(), deadline).await)]
+    }
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+}

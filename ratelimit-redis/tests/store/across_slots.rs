@@ -1,0 +1,401 @@
+//! Batches over several slots, decided in two waves, on one server that poses as a cluster: what becomes of a request
+//! that fails between two of its commands. The error says whether something may have been charged, and charges are
+//! given back once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_core::{
+    Algorithm, DynStore, ErrorKind, Op, Policy, PolicyState, Reservation, StoreError, Timestamp,
+    Write,
+};
+use ratelimit_redis::{Builder, Cas, CrossSlot, Lua, RedisStore, Tag};
+use ratelimit_servers::RedisServer;
+use ratelimit_testkit::AlgorithmKind;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::common::{
+    Fate, Meddled, PATIENCE, Words, apply, attempts, every, fails, in_every_mode, limit, meddled,
+    over, peek, plain, seldom, server, tell,
+};
+
+type Split<M = Lua> = RedisStore<M, Arc<Meddled>>;
+type Modes = [(&'static str, Arc<dyn DynStore<Policy>>); 3];
+
+/// A store that splits what a cluster would split, over a connection that treats commands so.
+async fn split(
+    server: &RedisServer,
+    fate: impl Fn(&Words) -> Fate + Send + Sync + 'static,
+) -> Split {
+    over(patient(), meddled(server).await.clustered().decided(fate))
+}
+
+fn patient() -> Builder {
+    RedisStore::builder().deadline(PATIENCE)
+}
+
+/// The store in every mode, on a server of its own.
+async fn modes(fate: impl Fn(&Words) -> Fate + Send + Sync + 'static) -> (RedisServer, Modes) {
+    let server = server();
+    let store = split(&server, fate).await;
+    (server, in_every_mode(&store))
+}
+
+/// Whether a command may charge, in any mode.
+fn charges(words: &Words) -> bool {
+    words.has_any(&["reserve", "acquire", "attempt", "HINCRBY", "SET", "put"])
+}
+
+fn cut(is_cut: bool) -> Fate {
+    if is_cut { Fate::NeverSent } else { Fate::Sent }
+}
+
+#[tokio::test]
+async fn a_slots_charge_is_returned_when_another_slot_is_unreachable_or_the_rest_is_reported() {
+    for (alice, undo, kind, left) in [
+        (Fate::NeverSent, Fate::Sent, ErrorKind::Unavailable, [3, 3]),
+        (Fate::AnswerLost, Fate::Sent, ErrorKind::Indeterminate, [3, 2]),
+        (Fate::NeverSent, Fate::NeverSent, ErrorKind::Indeterminate, [2, 3]),
+    ] {
+        let (server, limit) = (server(), seldom());
+        let fate = move |words: &Words| match () {
+            () if words.asks("reserve", "alice") => alice,
+            () if words.asks("undo", "1.2.3.4") => undo,
+            () => Fate::Sent,
+        };
+        let store = split(&server, fate).await;
+        let both = [(&limit, "1.2.3.4", 1), (&limit, "alice", 1)];
+        let says = if undo == Fate::NeverSent { "done in part" } else { "" };
+        fails(apply(&store, &both, Op::Acquire, None).await, kind, says);
+        let shown = [peek(&store, &limit, "1.2.3.4").await, peek(&store, &limit, "alice").await];
+        assert_eq!(shown, left, "{alice:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_denied_batch_writes_nothing_in_any_slot() {
+    let (server, limit) = (server(), seldom());
+    let writes = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&writes);
+    let store = split(&server, move |words| {
+        counted.fetch_add(u64::from(words.has("reserve")), Ordering::Relaxed);
+        Fate::Sent
+    });
+    let store = store.await;
+    let full = [(&limit, "5.6.7.8", 1), (&limit, "alice", 3)];
+    assert!(apply(&store, &full, Op::Acquire, None).await.expect("decides").allowed());
+    assert_eq!(writes.swap(0, Ordering::Relaxed), 2);
+    let both = [(&limit, "1.2.3.4", 1), (&limit, "alice", 1)];
+    let verdict = apply(&store, &both, Op::Acquire, None).await.expect("decides");
+    assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1]);
+    assert_eq!(verdict.decisions()[0].remaining, 3, "as before the request");
+    assert_eq!(writes.load(Ordering::Relaxed), 0);
+}
+
+/// Callers that stop anywhere: dropped between any two commands, or cut off from a server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_stopped_between_the_waves_never_raises_a_limit() {
+    let (server, sent) = (server(), AtomicU64::new(0));
+    let store = split(&server, move |_| match sent.fetch_add(1, Ordering::Relaxed) % 7 {
+        3 => Fate::NeverSent,
+        5 => Fate::AnswerLost,
+        _ => Fate::Sent,
+    });
+    let store = store.await;
+    for limit in every(20) {
+        let mut tasks = JoinSet::new();
+        for task in 0..24 {
+            let (store, limit) = (store.clone(), limit.clone());
+            tasks.spawn(async move {
+                let mut admitted = 0;
+                for request in 0..6 {
+                    // Some callers give up after a time that ends between any two commands.
+                    let patience = Duration::from_micros(300 + 150 * (task * 6 + request) % 3_000);
+                    let both = [(&limit, "a", 1), (&limit, "b", 1)];
+                    let asking = apply(&store, &both, Op::Acquire, None);
+                    if let Ok(Ok(verdict)) = timeout(patience, asking).await {
+                        admitted += u64::from(verdict.allowed());
+                    }
+                }
+                admitted
+            });
+        }
+        let admitted: u64 = tasks.join_all().await.into_iter().sum();
+        assert!(admitted <= 20, "{}: {admitted} of 20", limit.name());
+    }
+}
+
+#[tokio::test]
+async fn a_strict_store_refuses_batches_across_slots() {
+    let (server, limit) = (server(), seldom());
+    let connection = Arc::new(meddled(&server).await.clustered());
+    let builder = RedisStore::builder().cross_slot(CrossSlot::Refuse);
+    let store = builder.clone().over(Arc::clone(&connection)).expect("a prefix");
+    let both = [(&limit, "acme/1.2.3.4", 1), (&limit, "acme/alice", 1)];
+    let refused = apply(&store, &both, Op::Acquire, None).await;
+    fails(refused, ErrorKind::CrossSlot, "Builder::tag");
+    // All identifiers of a tenant can share a slot.
+    let store = builder.tag(Tag::UpTo('/')).over(connection).expect("a prefix");
+    let _ = apply(&store, &both, Op::Acquire, None).await.expect("one slot");
+}
+
+/// One client takes the user's last place between the question and the charge. Another charges the
+/// address between the charge and its return. The address ends up with what they left, in every
+/// algorithm.
+#[tokio::test]
+async fn a_returned_charge_leaves_other_clients_charges() {
+    let (server, user) = (server(), seldom());
+    for address in every(20) {
+        let aside = plain(&server).await;
+        let others = (address.clone(), user.clone());
+        let connection = meddled(&server).await.clustered().before(move |words| {
+            let (aside, (address, user)) = (aside.clone(), others.clone());
+            async move {
+                if words.asks("reserve", "alice") {
+                    let last = apply(&aside, &[(&user, "alice", 3)], Op::Acquire, None).await;
+                    assert!(last.expect("decides").allowed());
+                }
+                if words.asks("undo", "1.2.3.4") {
+                    let other = apply(&aside, &[(&address, "1.2.3.4", 2)], Op::Acquire, None).await;
+                    assert!(other.expect("decides").allowed());
+                }
+                Fate::Sent
+            }
+        });
+        let store = over(patient(), connection);
+        let both = [(&address, "1.2.3.4", 5), (&user, "alice", 1)];
+        let verdict = apply(&store, &both, Op::Acquire, None).await.expect("decides");
+        assert!(!verdict.allowed());
+        let left = peek(&store, &address, "1.2.3.4").await;
+        assert_eq!((verdict.decisions()[0].remaining, left), (18, 18), "{}", address.name());
+        tell(&server, &["FLUSHALL"]);
+    }
+}
+
+/// The request of a caller that must not simply repeat it: one slot may have done it, and the other has not.
+#[tokio::test]
+async fn a_request_that_one_slot_may_have_done_is_indeterminate() {
+    let is_question = |words: &Words| words.has_any(&["ask", "GET", "TIME"]);
+    let bob_is_cut = |words: &Words| cut(words.about("bob"));
+    let bobs_answer_is_lost = move |words: &Words| match () {
+        () if is_question(words) => Fate::Sent,
+        () if words.about("bob") => Fate::AnswerLost,
+        () => cut(words.about("alice")),
+    };
+    let (lost, cut) = (modes(bobs_answer_is_lost).await, modes(bob_is_cut).await);
+    for ((server, modes), ops) in
+        [(lost, &[Op::Acquire, Op::Force][..]), (cut, &[Op::Refund, Op::Force, Op::Reset])]
+    {
+        let (limit, quiet) = (seldom(), in_every_mode(&plain(&server).await));
+        for ((mode, store), (_, quiet)) in modes[..2].iter().zip(&quiet) {
+            for op in ops {
+                for key in ["alice", "bob"] {
+                    let used = apply(quiet, &[(&limit, key, 1)], Op::Acquire, None).await;
+                    assert!(used.expect("decides").allowed(), "{mode}");
+                }
+                let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+                fails(apply(store, &both, *op, None).await, ErrorKind::Indeterminate, "");
+                tell(&server, &["FLUSHALL"]);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn attempts_counted_in_one_slot_are_reported() {
+    let (server, modes) = modes(|words| cut(charges(words) && words.about("bob"))).await;
+    let (limit, quiet) = (attempts(), in_every_mode(&plain(&server).await));
+    for ((mode, store), (_, quiet)) in modes.iter().zip(&quiet) {
+        for used in [1, 3] {
+            tell(&server, &["FLUSHALL"]);
+            let full = apply(quiet, &[(&limit, "alice", used)], Op::Acquire, None).await;
+            assert!(full.expect("decides").allowed());
+            let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+            let error = apply(store, &both, Op::Acquire, None).await.expect_err("cut off");
+            // The third of three is denied, which is an attempt as well.
+            let is_charged = used == 3 || peek(quiet, &limit, "alice").await < 3 - used;
+            let is_known = error.kind() == ErrorKind::Indeterminate;
+            assert!(is_known || !is_charged, "{mode} {used}: {error}");
+        }
+    }
+}
+
+/// A read-only request charges nothing, whatever happens to its reply.
+#[tokio::test]
+async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
+    type IsQuestion = fn(&Words) -> bool;
+    let limit = attempts();
+    let questions: [(usize, IsQuestion); 4] = [
+        // A single peek is a script with a key and a field, and without a charge.
+        (0, |words| {
+            let reads = words.0.len() == 5 && words.has("attempts");
+            reads || words.has_any(&["ask", "show", "peek"])
+        }),
+        (1, |words| words.has("GET")),
+        (1, |words| words.has("TIME")),
+        (2, |words| words.has("TIME") || !words.has("PEXPIRE")),
+    ];
+    for (place, is_question) in questions {
+        let lost = move |words: &Words| {
+            if is_question(words) { Fate::AnswerLost } else { Fate::Sent }
+        };
+        let (_server, modes) = modes(lost).await;
+        let (mode, store) = &modes[place];
+        let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+        for checks in [&both[..], &both[..1]] {
+            for op in [Op::Acquire, Op::Peek] {
+                let answer = apply(store, checks, op, None).await;
+                if (*mode, op, checks.len()) == ("lua", Op::Acquire, 1) {
+                    let _ = answer.expect("the Lua mode asks nothing before it charges one slot");
+                } else {
+                    fails(answer, ErrorKind::Unavailable, "");
+                }
+            }
+        }
+    }
+}
+
+/// The first call charges alice and is denied by bob. Before it returns its charge, the same request is
+/// repeated under the same id, and bob has a place again. What the second call returned is charged.
+#[tokio::test]
+async fn a_reservation_confirmed_to_a_later_call_is_not_taken_back() {
+    const ID: Option<u128> = Some(7);
+    for place in 0..2 {
+        let (server, limit) = (server(), seldom());
+        let quiet = in_every_mode(&split(&server, |_| Fate::Sent).await)[place].1.clone();
+        let (seen, again) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (aside, hook_limit, count) = (Arc::clone(&quiet), limit.clone(), Arc::clone(&again));
+        let connection = meddled(&server).await.clustered().before(move |words| {
+            let (aside, limit) = (Arc::clone(&aside), hook_limit.clone());
+            let (seen, count) = (Arc::clone(&seen), Arc::clone(&count));
+            async move {
+                let charges = words.has(["reserve", "put"][place]);
+                let takes_back = words.has_any([&["undo"][..], &["remove", "IFEQ"]][place]);
+                let bob = async |op| {
+                    let done = apply(&aside, &[(&limit, "bob", 3)], op, None).await;
+                    assert!(done.expect("decides").allowed(), "{op}");
+                };
+                if charges && words.about("bob") && !seen.swap(true, Ordering::SeqCst) {
+                    bob(Op::Acquire).await;
+                } else if takes_back
+                    && words.about("alice")
+                    && count.fetch_add(1, Ordering::SeqCst) == 0
+                {
+                    bob(Op::Refund).await;
+                    let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+                    let verdict = apply(&aside, &both, Op::Acquire, ID).await.expect("decides");
+                    assert!(verdict.allowed());
+                } else if count.load(Ordering::SeqCst) > 0 && words.has_any(&["ask", "GET"]) {
+                    // The first call does not get to start again.
+                    return Fate::NeverSent;
+                }
+                Fate::Sent
+            }
+        });
+        let (mode, store) = in_every_mode(&over(patient(), connection))[place].clone();
+        let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+        apply(&store, &both, Op::Acquire, ID).await.expect_err("cut off");
+        assert!(again.load(Ordering::SeqCst) > 0, "{mode}: nothing was given back");
+        let left = async |key| peek(&quiet, &limit, key).await;
+        assert_eq!((left("alice").await, left("bob").await), (2, 2), "{mode}");
+        // The reservation exists under the id, and is returned once.
+        for _ in 0..2 {
+            let none = [(&limit, "alice", 0), (&limit, "bob", 0)];
+            let _ = apply(&quiet, &none, Op::Settle, ID).await.expect("it is reserved");
+            assert_eq!(left("alice").await, 3, "{mode}");
+        }
+    }
+}
+
+/// Another client interferes in every round, and every round takes a while.
+#[tokio::test]
+async fn contention_ends_by_the_deadline() {
+    for place in 0..2 {
+        let (server, limit, rounds) = (server(), seldom(), Arc::new(AtomicU64::new(0)));
+        let quiet = in_every_mode(&split(&server, |_| Fate::Sent).await)[place].1.clone();
+        let (hook_limit, count) = (limit.clone(), Arc::clone(&rounds));
+        let connection = meddled(&server).await.clustered().before(move |words| {
+            let (aside, limit, count) =
+                (Arc::clone(&quiet), hook_limit.clone(), Arc::clone(&count));
+            async move {
+                let bob = async |cost, op| {
+                    let done = apply(&aside, &[(&limit, "bob", cost)], op, None).await;
+                    assert!(done.expect("decides").allowed(), "{op}");
+                };
+                let charges = words.has("EVALSHA") && words.asks(["reserve", "put"][place], "bob");
+                if charges {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    sleep(Duration::from_millis(30)).await;
+                    bob([3, 1][place], Op::Acquire).await;
+                } else if words.has("undo") {
+                    bob(3, Op::Refund).await;
+                }
+                Fate::Sent
+            }
+        });
+        let builder = RedisStore::builder().deadline(Duration::from_millis(50));
+        let (mode, store) = in_every_mode(&over(builder, connection))[place].clone();
+        let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+        match apply(&store, &both, Op::Acquire, Some(7)).await {
+            Ok(verdict) => assert!(!verdict.allowed(), "{mode}"),
+            error => drop(fails(error, ErrorKind::Contended, "")),
+        }
+        let rounds = rounds.load(Ordering::SeqCst);
+        assert!((1..=2).contains(&rounds), "{mode}: {rounds}");
+    }
+}
+
+/// The first reply, an error that removed the corrupt value, is lost; the second charges.
+#[tokio::test]
+async fn a_request_repeated_after_an_error_is_charged_once() {
+    let (server, limit) = (server(), limit("jobs", "gcra 3/3650d"));
+    let store = over(RedisStore::builder(), meddled(&server).await.clustered().repeating());
+    let cas = store.in_mode::<Cas>();
+    let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+    for checks in [&both[..1], &both] {
+        for key in ["alice", "bob"] {
+            tell(&server, &["HSET", &format!("rl:1::{{{key}}}"), "jobs", "garbage"]);
+            tell(&server, &["SET", &format!("rl:1:jobs!:{{{key}}}"), "garbage"]);
+        }
+        let _ = apply(&store, checks, Op::Acquire, None).await.expect("healed and charged");
+        assert_eq!(peek(&store, &limit, "alice").await, 2);
+        // This mode reports each by itself, and only once.
+        for _ in checks {
+            fails(apply(&cas, checks, Op::Acquire, None).await, ErrorKind::Corrupt, "");
+        }
+        let _ = apply(&cas, checks, Op::Acquire, None).await.expect("healed");
+        assert_eq!(peek(&cas, &limit, "alice").await, 2);
+    }
+}
+
+/// Other callers' charges stay, in the same window and in the next.
+#[test]
+fn an_undo_returns_at_most_what_was_charged() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let begin = Timestamp::saturating_from_us(1_000 * HOUR_US);
+    for policy in AlgorithmKind::ALL.map(|kind| kind.policy("20/h".parse().expect("a rate"), 20)) {
+        let charged = |state: Option<&PolicyState>, at, cost| {
+            let Write::Put { state, .. } = policy.step(state, at, cost).write else {
+                panic!("{policy}: nothing was charged");
+            };
+            state
+        };
+        let left = charged(None, begin, 5);
+        let reservation =
+            Reservation { since: begin, ..Reservation::new(policy.charged_at(None, begin), 5) };
+        for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
+            let now = begin.saturating_add_us(later_us);
+            let others = charged(Some(&left), now, 2);
+            let undone = policy.undo(Some(&others), now, &reservation, &left);
+            let after = undone.map_or_else(
+                || Some(others.clone()),
+                |step| step.write.after(Some(&others)).cloned(),
+            );
+            let remaining = policy.step(after.as_ref(), now, 0).decision.remaining;
+            assert!(remaining <= 18, "{policy}, {later_us} µs later: {remaining}");
+            assert!(remaining == 18 || later_us > 0, "{policy}: {remaining}");
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Values that no limit wrote: a request that only reads reports them and leaves them, one that writes reports them
+//! once and removes them, and what has another type stays. None is charged in part.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use ratelimit_core::{
+    Algorithm, Batch, Check, DynStore, ErrorKind, Limit, Now, Op, Policy, ReservationId, Store,
+    StoreError, Timestamp, Write,
+};
+use ratelimit_redis::{Cas, Connection, Lua, Multi, RedisStore};
+use ratelimit_servers::{RedisServer, RespValue};
+use tokio::runtime::Runtime;
+
+use crate::common::{
+    apply, every, fails, in_every_mode, limit, meddled, named, native, number, over, peek, plain,
+    server, tell, three_and_no_more,
+};
+
+const LEFT: &str = "has not been removed";
+const REMOVED: &str = "has been removed";
+const ID: Option<u128> = Some(7);
+
+/// How a mode stores a limit's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stored {
+    Field,
+    Text,
+    List,
+    Scores,
+    Counters,
+}
+
+/// A limit in a mode that can decide it.
+struct Place {
+    store: Arc<dyn DynStore<Policy>>,
+    limit: Limit<Policy>,
+    key: String,
+    stored: Stored,
+}
+
+/// Every algorithm in every mode.
+fn places<C: Connection>(store: &RedisStore<Lua, C>, caller: &str) -> Vec<Place> {
+    let [(_, lua), (_, cas), (_, multi)] = in_every_mode(store);
+    let native_key = store.in_mode::<Multi>();
+    let own = |limit: &Limit<Policy>, other| match limit.algorithm().name() {
+        "window-log" => Stored::List,
+        "sliding-log" => Stored::Scores,
+        _ => other,
+    };
+    let mut places = Vec::new();
+    for limit in every(3) {
+        let (key, stored) = (store.key(&limit, caller), own(&limit, Stored::Field));
+        places.push(Place { store: Arc::clone(&lua), limit: limit.clone(), key, stored });
+        let key = store.in_mode::<Cas>().key(&limit, caller);
+        places.push(Place { store: Arc::clone(&cas), limit, key, stored: Stored::Text });
+    }
+    for limit in native(3) {
+        let (key, stored) = (native_key.key(&limit, caller), own(&limit, Stored::Counters));
+        places.push(Place { store: Arc::clone(&multi), limit, key: key.expect("native"), stored });
+    }
+    places
+}
+
+impl Place {
+    /// What no limit writes.
+    fn garbage(&self) -> Vec<String> {
+        // The token bucket is GCRA by its other name.
+        let name = self.limit.name().replace("token-bucket", "gcra");
+        let texts: &[&str] = match self.stored {
+            Stored::List => &["nonsense", "1 2 3", "1 2 3 99999999999999999999 x", "-1 1 1 1 "],
+            Stored::Scores | Stored::Counters => &["nonsense"],
+            Stored::Field | Stored::Text if name == "bucketed-window" => &[
+                "nonsense",
+                "NAME",
+                "NAME 0000000000000000 0000000000000000              nan",
+                "NAME 0000000000000000 0000000000000x10 0000000000000000",
+            ],
+            Stored::Field | Stored::Text => &[
+                "nonsense",
+                "NAME",
+                "NAME nan inf 0x10",
+                "NAME 1 2 99999999999999999999",
+                "NAME 1 0 1\n",
+                "-1 -1",
+                "a\nb",
+            ],
+        };
+        texts.iter().map(|text| text.replace("NAME", &name)).collect()
+    }
+
+    fn spoil(&self, server: &RedisServer, garbage: &str) {
+        let key = &*self.key;
+        let _ = match self.stored {
+            Stored::Field => tell(server, &["HSET", key, self.limit.name(), garbage]),
+            Stored::Text => tell(server, &["SET", key, garbage]),
+            Stored::List => tell(server, &["RPUSH", key, garbage]),
+            Stored::Scores => tell(server, &["ZADD", key, "1", garbage]),
+            Stored::Counters => tell(server, &["HSET", key, "17", garbage]),
+        };
+    }
+}
+
+fn dump(server: &RedisServer, key: &str) -> RespValue {
+    tell(server, &["DUMP", key])
+}
+
+async fn corrupt<S: Store<Policy>>(
+    store: &S,
+    checks: &[(&Limit<Policy>, &str, u64)],
+    (op, id): (Op, Option<u128>),
+    says: &str,
+) -> String {
+    fails(apply(store, checks, op, id).await, ErrorKind::Corrupt, says)
+}
+
+#[tokio::test]
+async fn to_look_leaves_a_foreign_value_and_a_charge_removes_it_and_starts_fresh() {
+    let server = server();
+    let lua = plain(&server).await;
+    for place in places(&lua, "a") {
+        let Place { store, limit, key, .. } = &place;
+        for garbage in place.garbage() {
+            place.spoil(&server, &garbage);
+            let before = dump(&server, key);
+            corrupt(store, &[(limit, "a", 1)], (Op::Peek, None), LEFT).await;
+            // A program may read the state itself.
+            let read = match place.stored {
+                Stored::Text => lua.in_mode::<Cas>().state(limit, "a").await,
+                _ if limit.algorithm().charges_denials() => {
+                    lua.in_mode::<Multi>().state(limit, "a").await
+                }
+                _ => lua.state(limit, "a").await,
+            };
+            fails(read, ErrorKind::Corrupt, LEFT);
+            assert_eq!(dump(&server, key), before, "{key}: {garbage:?}");
+            let said = corrupt(store, &[(limit, "a", 1)], (Op::Acquire, None), REMOVED).await;
+            assert!(said.contains(limit.name()) && said.contains(key), "{said}");
+            three_and_no_more(store, limit, "a").await;
+            tell(&server, &["DEL", key]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_reported_every_time_and_left_alone() {
+    let server = server();
+    let (store, beside) = (plain(&server).await, limit("beside", "gcra 3/h"));
+    for Place { store, limit, key, stored } in places(&store, "a") {
+        let other = if stored == Stored::Text { "RPUSH" } else { "SET" };
+        tell(&server, &[other, &key, "another program's"]);
+        let before = dump(&server, &key);
+        for op in [Op::Acquire, Op::Peek] {
+            corrupt(&store, &[(&limit, "a", 1)], (op, None), &key).await;
+        }
+        if stored != Stored::Counters && !limit.algorithm().charges_denials() {
+            // A batch with several checks charges nothing, whichever of them has the wrong type.
+            let both = [(&beside, "b", 1), (&limit, "a", 1)];
+            corrupt(&store, &both, (Op::Acquire, None), &key).await;
+            assert_eq!(peek(&store, &beside, "b").await, 3);
+        }
+        assert_eq!(dump(&server, &key), before, "{key}");
+        tell(&server, &["DEL", &key]);
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_reservation_is_left_by_a_peek_and_removed_by_a_write() {
+    let (server, limit) = (server(), limit("leases", "concurrency 3/h"));
+    let lua = plain(&server).await;
+    let id = ReservationId::new(7);
+    let keys = [
+        lua.reservation_key(&limit, "a", id),
+        lua.in_mode::<Cas>().reservation_key(&limit, "a", id),
+    ];
+    for (key, (_, store)) in keys.iter().zip(in_every_mode(&lua)) {
+        let lease = [(&limit, "a", 2)];
+        for garbage in ["nonsense", "1 2", "1 2 3 4 5", "1 99999999999999999999 1", "1 2 -3"] {
+            tell(&server, &["SET", key, garbage]);
+            let before = dump(&server, key);
+            corrupt(&store, &lease, (Op::Peek, ID), LEFT).await;
+            assert_eq!(dump(&server, key), before);
+            corrupt(&store, &lease, (Op::Acquire, ID), key).await;
+            let verdict = apply(&store, &lease, Op::Acquire, ID).await.expect("healed");
+            assert_eq!(verdict.remaining(), 1, "{garbage}");
+            let verdict = apply(&store, &lease, Op::Settle, ID).await.expect("released");
+            assert_eq!(verdict.remaining(), 3);
+            tell(&server, &["DEL", key]);
+        }
+        tell(&server, &["RPUSH", key, "another program's"]);
+        for _ in 0..2 {
+            corrupt(&store, &lease, (Op::Acquire, ID), key).await;
+        }
+        assert_eq!(number(&server, &["LLEN", key]), 1);
+    }
+}
+
+/// Asking is part of charging: otherwise a corrupt value would deny forever.
+#[tokio::test]
+async fn across_slots_a_question_leaves_a_foreign_value_and_the_operation_removes_it() {
+    let server = server();
+    let store = over(RedisStore::builder(), meddled(&server).await.clustered());
+    for place in places(&store, "b") {
+        let Place { store, limit, .. } = &place;
+        let both = [(limit, "a", 1), (limit, "b", 1)];
+        place.spoil(&server, "nonsense");
+        corrupt(store, &both, (Op::Peek, None), LEFT).await;
+        if limit.algorithm().charges_denials() {
+            // Each slot charges an attempt on its own.
+            let error = apply(store, &both, Op::Acquire, None).await;
+            fails(error, ErrorKind::Indeterminate, REMOVED);
+            let _ = apply(store, &both, Op::Acquire, None).await.expect("healed");
+        } else {
+            corrupt(store, &both, (Op::Acquire, None), REMOVED).await;
+            let healed = apply(store, &both, Op::Acquire, None).await.expect("healed");
+            assert_eq!(healed.remaining(), 2);
+        }
+    }
+    let (limit, id) = (limit("jobs", "gcra 3/h"), ReservationId::new(7));
+    let in_lua = ["a", "b"].map(|key| store.reservation_key(&limit, key, id));
+    let in_cas = ["a", "b"].map(|key| store.in_mode::<Cas>().reservation_key(&limit, key, id));
+    for ([a, b], (mode, store)) in [in_lua, in_cas].iter().zip(in_every_mode(&store)) {
+        let both = [(&limit, "a", 1), (&limit, "b", 1)];
+        let _ = apply(&store, &both, Op::Acquire, ID).await.expect("reserved");
+        let reserved = dump(&server, a);
+        tell(&server, &["SET", b, "nonsense"]);
+        corrupt(&store, &both, (Op::Peek, ID), LEFT).await;
+        assert_ne!(dump(&server, b), RespValue::Nil, "only read");
+        // The other slot is not touched.
+        corrupt(&store, &both, (Op::Settle, ID), REMOVED).await;
+        assert_eq!(dump(&server, a), reserved, "{mode}");
+        let _ = apply(&store, &both, Op::Settle, ID).await.expect("healed");
+    }
+}
+
+/// A check that costs nothing finds it, in a batch with one that is charged.
+#[tokio::test]
+async fn a_corrupt_state_beside_a_charge_charges_nothing_and_is_removed() {
+    let server = server();
+    let (store, looked) = (plain(&server).await, limit("looked", "gcra 3/3650d"));
+    for charged in ["gcra 3/3650d", "gcra 3/3650d count attempts"] {
+        let charged = limit("charged", charged);
+        for (n, garbage) in ["nonsense", "gcra", "gcra 1 0 1\n", "\n\n", "a\nb"].iter().enumerate()
+        {
+            let key = format!("{n} {:?}", charged.algorithm());
+            tell(&server, &["HSET", &store.key(&looked, &key), "looked", garbage]);
+            let both = [(&charged, &*key, 1), (&looked, &key, 0)];
+            corrupt(&store, &both, (Op::Acquire, None), "looked").await;
+            let verdict = apply(&store, &both, Op::Acquire, None).await.expect("healed");
+            assert_eq!(verdict.decisions()[0].remaining, 2, "{garbage:?} of {charged:?}");
+        }
+    }
+}
+
+/// The oldest entry that counts, one in the middle that only a denial reads in search of room, and one deep in a
+/// list that only a refund reads, with a total, a cost or a time that no limit writes.
+#[tokio::test]
+async fn a_foreign_entry_of_a_log_is_reported_and_removed() {
+    let server = server();
+    let (store, log) = (plain(&server).await, limit("log", "sliding-log 3/h"));
+    let now: u64 = tell(&server, &["TIME"]).as_array()[0].as_text().unwrap().parse().unwrap();
+    let ago = |seconds: u64| format!("{}", (now - seconds) * 1_000_000);
+    for (n, (score, member)) in [
+        (ago(60), "1 9007199254740992"),
+        (ago(60), "1 99999999999999999999999999"),
+        (ago(60), "9007199254740992 1"),
+        (ago(60), "nonsense"),
+        (ago(60) + ".5", "1 1"),
+        ("inf".into(), "1 1"),
+        ("1e300".into(), "1 1"),
+    ]
+    .iter()
+    .enumerate()
+    {
+        for cost in [1, 2] {
+            let caller = format!("{n} {cost}");
+            let key = store.key(&log, &caller);
+            if cost == 2 {
+                tell(&server, &["ZADD", &key, &ago(90), "1 1", &ago(30), "1 3"]);
+            } else {
+                tell(&server, &["ZADD", &key, &ago(30), "1 2"]);
+            }
+            tell(&server, &["ZADD", &key, score, member]);
+            corrupt(&store, &[(&log, &caller, cost)], (Op::Acquire, None), &key).await;
+            let healed = apply(&store, &[(&log, &*caller, cost)], Op::Acquire, None).await;
+            assert_eq!(healed.expect("healed").remaining(), 3 - cost, "{caller}");
+        }
+    }
+    let log = limit("log", "window-log 3/h");
+    let key = store.key(&log, "a");
+    tell(&server, &["RPUSH", &key, "nonsense", &format!("{now}000000 1 2 {now}000000 ")]);
+    corrupt(&store, &[(&log, "a", 1)], (Op::Refund, None), &key).await;
+    let healed = apply(&store, &[(&log, "a", 1)], Op::Refund, None).await.expect("healed");
+    assert_eq!(healed.remaining(), 3);
+}
+
+#[tokio::test]
+async fn an_impossible_count_is_reported_once_and_leftovers_of_corrections_go() {
+    let server = server();
+    let store = plain(&server).await.in_mode::<Multi>();
+    let now = Timestamp::from_us(7_200_000_000).expect("a time");
+    for policy in ["fixed-window 3/h", "first-request-window 3/h"] {
+        let limit = limit("l", &format!("{policy} count attempts"));
+        let key = store.key(&limit, policy).expect("native");
+        let check = Check { limit: &limit, key: policy, cost: 1 };
+        let batch = Batch::one(&check).now(Now::At(now));
+        tell(&server, &["HSET", &key, "7200000000", "9223372036854775807"]);
+        fails(store.apply(&batch).await, ErrorKind::Corrupt, REMOVED);
+        // A counter that a correction emptied long ago, and a correction that is under way.
+        tell(&server, &["HSET", &key, "1", "0", "7200000000", "-1"]);
+        let _ = store.apply(&batch).await.expect("heals");
+        assert_eq!(number(&server, &["HEXISTS", &key, "1"]), 0);
+        assert!(number(&server, &["PTTL", &key]) > 0);
+    }
+}
+
+const NOW_US: u64 = 1_795_218_392_123_456;
+
+/// Algorithms whose state is a few numbers, and how many.
+fn of_numbers() -> Vec<(Policy, usize)> {
+    let mut all = Vec::new();
+    for (name, numbers) in
+        [("gcra", 3), ("fixed-window", 2), ("first-request-window", 2), ("sliding-counter", 3)]
+    {
+        for rate in ["3/s", "7/5m", "1000000000/s", "1/3650d", "4503599627/d"] {
+            for burst in ["", " burst 1", " burst 1000", " burst 1099511627776"] {
+                let Ok(policy) = format!("{name} {rate}{burst}").parse::<Policy>() else {
+                    continue;
+                };
+                all.push((policy, numbers));
+                all.extend(policy.by_attempts().map(|attempts| (attempts, numbers)));
+            }
+        }
+    }
+    all
+}
+
+/// Small numbers, those around times, and those around the limits of a double.
+fn numbers() -> impl Strategy<Value = u64> {
+    let near = |centre: u64| (0..=4_u64).prop_map(move |n| (centre + n).saturating_sub(2));
+    prop_oneof![
+        0..5_u64,
+        any::<u64>(),
+        (0..64_u32).prop_map(|bits| 1 << bits).prop_flat_map(near),
+        near(NOW_US),
+        (NOW_US - 10_000_000)..(NOW_US + 10_000_000),
+    ]
+}
+
+#[test]
+fn script_and_step_agree_on_any_stored_numbers() {
+    let (server, runtime) = (server(), Runtime::new().expect("a runtime"));
+    let store = runtime.block_on(plain(&server));
+    let aside = RefCell::new(server.client().expect("it is up"));
+    let costs = prop_oneof![1..5_u64, numbers()];
+    let stored = proptest::collection::vec(numbers(), 4);
+    let config =
+        ProptestConfig { cases: 3_000, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |((policy, count) in select(of_numbers()), stored in stored, cost in costs)| {
+        let limit = named("l", policy);
+        let key = store.key(&limit, "a\r\nb");
+        let mut text = limit.algorithm().name().to_owned();
+        for number in &stored[..count] {
+            write!(text, " {number}").expect("a text takes all");
+        }
+        for words in [&["DEL", &*key][..], &["HSET", &key, "l", &text]] {
+            aside.borrow_mut().command(words).expect("it answers").ok().expect("done");
+        }
+        let now = Timestamp::from_us(NOW_US).expect("a time");
+        let check = Check { limit: &limit, key: "a\r\nb", cost };
+        let batch = Batch::one(&check).now(Now::At(now));
+        runtime.block_on(async {
+            let state = store.state(&limit, "a\r\nb").await;
+            match store.apply(&batch).await {
+                Ok(verdict) => {
+                    let state = state.expect("it was decided by it");
+                    let step = limit.algorithm().step(state.as_ref(), now, cost);
+                    assert_eq!(*verdict.summary(), step.decision, "{text} of {limit:?}");
+                    if let Write::Put { state: due, .. } = step.write {
+                        let left = store.state(&limit, "a\r\nb").await.expect("reads");
+                        assert_eq!(left, Some(due), "after {text} of {limit:?}");
+                    }
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt, "{text}: {error}"),
+            }
+        });
+    });
+}

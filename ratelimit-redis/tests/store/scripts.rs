@@ -1,0 +1,342 @@
+//! What a decision sends to the server and leaves there. Almost all requests take one flat script with few
+//! arguments, not the driver: observed on the wire.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, EntryStore, Limit, Limits, Now, Op, Policy, RateLimiter, Reservation,
+    ReservationId, Stack, Store, Timestamp, Verdict,
+};
+use ratelimit_memory::MemoryStore;
+use ratelimit_redis::{Cas, LuaProgram, Multi, RedisStore};
+use ratelimit_servers::RedisServer;
+
+use crate::common::{
+    Fate, Meddled, Words, acquire, apply, every, in_every_mode, keys, left, limit, meddled, named,
+    number, over, plain, server, tell,
+};
+
+/// A store, and each command that it has sent.
+struct Wire {
+    server: RedisServer,
+    store: RedisStore<ratelimit_redis::Lua, Arc<Meddled>>,
+    sent: Arc<Mutex<Vec<Words>>>,
+}
+
+impl Wire {
+    async fn new() -> Self {
+        let (server, sent) = (server(), Arc::<Mutex<Vec<Words>>>::default());
+        let log = Arc::clone(&sent);
+        let connection = meddled(&server).await.decided(move |words| {
+            log.lock().expect("no panic").push(words.clone());
+            Fate::Sent
+        });
+        Self { server, store: over(RedisStore::builder(), connection), sent }
+    }
+
+    /// The verdict, and what was sent for it.
+    async fn apply<A: LuaProgram>(
+        &self,
+        checks: &[(&Limit<A>, &str, u64)],
+        op: Op,
+        id: Option<u128>,
+    ) -> (Verdict, Vec<Words>) {
+        let verdict = apply(&self.store, checks, op, id).await.expect("decides");
+        (verdict, std::mem::take(&mut *self.sent.lock().expect("no panic")))
+    }
+}
+
+/// Three per hour, by each algorithm that a flat script decides.
+fn flat() -> Vec<Limit<Policy>> {
+    let texts = [
+        "gcra 3/h",
+        "fixed-window 3/h",
+        "first-request-window 3/h",
+        "sliding-counter 3/h",
+        "sliding-log 3/h",
+        "concurrency 3/h",
+        "gcra 3/h count attempts",
+    ];
+    (0..).zip(texts).map(|(n, text)| limit(&format!("l{n}"), text)).collect()
+}
+
+fn policies(limits: &[Limit<Policy>]) -> Vec<Policy> {
+    limits.iter().map(|limit| *limit.algorithm()).collect()
+}
+
+/// The driver gets every operation by its name.
+fn by_driver(sent: &[Words]) -> bool {
+    sent.last().expect("sent").has_any(&["acquire", "peek"])
+}
+
+#[tokio::test]
+async fn one_check_is_one_script_with_few_arguments() {
+    let wire = Wire::new().await;
+    for limit in flat() {
+        // The server learns the script.
+        let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire, None).await;
+        assert_eq!((verdict.remaining(), sent.len()), (2, 2), "{limit:?}: {sent:?}");
+        for left in [1, 0, 0] {
+            let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire, None).await;
+            assert_eq!((verdict.remaining(), sent.len()), (left, 1), "{limit:?}");
+            assert!(sent[0].0.len() <= 10 && !by_driver(&sent), "{limit:?}: {sent:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn several_limits_are_one_script_for_one_or_several_callers() {
+    let (wire, limits) = (Wire::new().await, flat());
+    let several = [(0, "alice"), (3, "alice"), (6, "alice"), (0, "bob")];
+    let several = several.map(|(n, key)| (&limits[n], key, 1));
+    let stack = named("stack", Stack::new(policies(&limits[..3])).expect("a stack"));
+    for left in [2, 1, 0, 0] {
+        let (verdict, sent) = wire.apply(&several, Op::Acquire, None).await;
+        assert!(verdict.remaining() == left && !by_driver(&sent), "{sent:?}");
+        let (verdict, sent) = wire.apply(&[(&stack, "alice", 1)], Op::Acquire, None).await;
+        assert!(verdict.remaining() == left && !by_driver(&sent), "{sent:?}");
+    }
+}
+
+/// A server keeps every text that it has seen, and clients may choose which checks cost nothing.
+#[tokio::test]
+async fn the_number_of_flat_scripts_is_bounded_and_the_driver_decides_the_rest() {
+    const CHECKS: usize = 9;
+    const MOST: usize = 256;
+    let wire = Wire::new().await;
+    let limits: Vec<_> =
+        (0..CHECKS).map(|n| limit(&format!("l{n}"), "gcra 3/h burst 1000")).collect();
+    let (mut texts, mut driven) = (HashSet::new(), 0);
+    let ask = async |costs: u64| {
+        let checks: Vec<_> =
+            (0..).zip(&limits).map(|(n, limit)| (limit, "alice", costs >> n & 1)).collect();
+        let (verdict, sent) = wire.apply(&checks, Op::Acquire, None).await;
+        assert!(verdict.allowed());
+        sent
+    };
+    for costs in 1..1_u64 << CHECKS {
+        let sent = ask(costs).await;
+        if by_driver(&sent) {
+            driven += 1;
+        } else {
+            texts.insert(sent.last().expect("sent").0[1].clone());
+        }
+    }
+    assert_eq!((texts.len(), driven), (MOST, (1 << CHECKS) - 1 - MOST));
+    // What was requested before the store was full still has its script.
+    assert!(!by_driver(&ask(1).await));
+}
+
+#[tokio::test]
+async fn a_lease_under_an_id_is_one_script_and_repeating_it_charges_nothing() {
+    let (wire, lease) = (Wire::new().await, limit("lease", "concurrency 3/h"));
+    for (id, left, is_flat) in [(1, 2, true), (2, 1, true), (1, 1, false), (3, 0, true)] {
+        let (verdict, sent) = wire.apply(&[(&lease, "alice", 1)], Op::Acquire, Some(id)).await;
+        assert_eq!((verdict.remaining(), !by_driver(&sent)), (left, is_flat), "{sent:?}");
+    }
+}
+
+/// A peek, a check that costs nothing, and a cost that never fits leave nothing behind.
+#[tokio::test]
+async fn a_read_only_request_runs_a_read_only_script() {
+    let wire = Wire::new().await;
+    for limit in &flat()[..4] {
+        for (op, cost, allowed) in [
+            (Op::Peek, 1, true),
+            (Op::Acquire, 0, true),
+            (Op::Acquire, 4, false),
+            (Op::Peek, 4, false),
+        ] {
+            let (verdict, sent) = wire.apply(&[(limit, "alice", cost)], op, None).await;
+            assert_eq!(verdict.allowed(), allowed, "{limit:?} {op} {cost}");
+            assert_eq!(sent.last().expect("sent").0.len(), 5, "{sent:?}");
+        }
+    }
+    assert_eq!(keys(&wire.server), [""; 0]);
+}
+
+/// Another algorithm's state is ignored and replaced: the driver does so, once.
+#[tokio::test]
+async fn a_limit_that_changes_its_algorithm_needs_the_driver_once() {
+    let wire = Wire::new().await;
+    for (policy, driver) in
+        [("gcra 3/h", false), ("fixed-window 3/h", true), ("fixed-window 3/h", false)]
+    {
+        let limit = limit("login", policy);
+        let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire, None).await;
+        assert!(verdict.allowed());
+        assert_eq!(by_driver(&sent), driver, "{sent:?}");
+    }
+}
+
+/// As many checks as a script has room for, and one more, of one caller and of as many callers.
+#[tokio::test]
+async fn flat_scripts_and_the_driver_decide_many_checks_alike() {
+    let wire = Wire::new().await;
+    let plain = policies(&flat()[..4]);
+    let attempts = plain.iter().filter_map(|policy| policy.by_attempts());
+    let mixed = vec![plain[0], plain[0].by_attempts().expect("can be"), plain[3], plain[1]];
+    for (name, policies) in [("attempts", attempts.collect()), ("mixed", mixed)] {
+        for (count, is_flat) in [(24, true), (25, false)] {
+            for callers in [1, count] {
+                let limit =
+                    |n| named(&format!("{name}{callers}-{n}"), policies[n % policies.len()]);
+                let limits: Vec<_> = (0..count).map(limit).collect();
+                let keys: Vec<_> =
+                    (0..count).map(|n| format!("{count}of{}", n % callers)).collect();
+                let checks: Vec<_> =
+                    limits.iter().zip(&keys).map(|(limit, key)| (limit, &**key, 1)).collect();
+                for (left, allowed) in [(2, true), (1, true), (0, true), (0, false)] {
+                    let _ = wire.apply(&checks, Op::Peek, None).await;
+                    let (verdict, sent) = wire.apply(&checks, Op::Acquire, None).await;
+                    let decided = (verdict.remaining(), verdict.allowed(), !by_driver(&sent));
+                    assert_eq!(decided, (left, allowed, is_flat), "{name} {count} {callers}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_batch_of_every_algorithm_is_one_call_and_one_key_per_form_of_state() {
+    let server = server();
+    let limiter = RateLimiter::new(Limits::new(every(3)).expect("limits"), plain(&server).await);
+    let _ = limiter.check("1.2.3.4").await.expect("loads the script");
+    let before = server.calls("evalsha").expect("it is up");
+    let _ = limiter.check("1.2.3.4").await.expect("decides");
+    assert_eq!(server.calls("evalsha").expect("it is up") - before, 1);
+    let due = ["rl:1::{1.2.3.4}", "rl:1:sliding-log:{1.2.3.4}", "rl:1:window-log+:{1.2.3.4}"];
+    assert_eq!(keys(&server), due);
+    let _ = limiter.reset("1.2.3.4").await.expect("forgets");
+    assert_eq!(keys(&server), [""; 0]);
+}
+
+#[tokio::test]
+async fn flushed_scripts_are_loaded_again() {
+    let server = server();
+    let store = plain(&server).await;
+    for limit in &every(3) {
+        for due in [2, 1, 0] {
+            tell(&server, &["SCRIPT", "FLUSH"]);
+            assert_eq!(left(&store, limit, "a").await, due, "EVAL follows EVALSHA");
+        }
+        assert!(!acquire(&store, limit, "a").await.expect("decides").allowed());
+    }
+}
+
+#[tokio::test]
+async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour() {
+    let server = server();
+    let store = plain(&server).await;
+    let hourly = limit("hourly", "first-request-window 3/h");
+    for limit in [&hourly, &limit("quick", "gcra 100/s burst 1")] {
+        let _ = acquire(&store, limit, "a").await.expect("decides");
+    }
+    let ttl_ms = number(&server, &["PTTL", "rl:1::{a}"]);
+    assert!((3_590_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
+}
+
+/// A log of 5,000 entries is read a few at a time, and those that have expired are removed, not carried along.
+#[tokio::test]
+async fn a_long_log_is_read_a_few_entries_at_a_time() {
+    let server = server();
+    let store = plain(&server).await;
+    for (name, reads, length) in
+        [("sliding-log", "zrange", "ZCARD"), ("window-log", "lindex", "LLEN")]
+    {
+        let log = limit("log", &format!("{name} 5000/h"));
+        let at = |us: u64| Now::At(Timestamp::from_us(us).expect("a time"));
+        let apply = async |op, cost, us| {
+            let check = Check { limit: &log, key: "a", cost };
+            let batch = Batch::one(&check).op(op).now(at(us));
+            store.apply(&batch).await.expect("decides")
+        };
+        for us in 0..1_000 {
+            let _ = apply(Op::Acquire, 5, us).await;
+        }
+        let calls = || server.calls(reads).expect("it is up");
+        let before = calls();
+        assert!(!apply(Op::Acquire, 1, 1_000).await.allowed());
+        assert!((1..=16).contains(&(calls() - before)), "{name}: {} reads", calls() - before);
+        if name == "window-log" {
+            let before = calls();
+            assert_eq!(apply(Op::Refund, 1_000, 1_000).await.remaining(), 1_000);
+            assert!(calls() - before <= 16, "{} reads", calls() - before);
+        }
+        // An hour later.
+        assert_eq!(apply(Op::Acquire, 1, 3_600_001_000).await.remaining(), 4_999);
+        assert_eq!(number(&server, &[length, &store.key(&log, "a")]), 1);
+    }
+}
+
+#[tokio::test]
+async fn settled_reservations_under_drawn_ids_leave_keys_that_expire_soon() {
+    let server = server();
+    let store = plain(&server).await;
+    let limits = [limit("gcra", "gcra 9/3650d"), limit("leases", "concurrency 3/h")];
+    for (_, store) in &in_every_mode(&store)[..2] {
+        for id in (0..20).map(ReservationId::new) {
+            let checks = limits.each_ref().map(|limit| Check { limit, key: "a", cost: 1 });
+            let batch = Batch::new(&checks).expect("distinct").id(id).settled_once();
+            assert!(store.apply(&batch).await.expect("decides").allowed());
+            let back = checks.map(|check| Check { cost: 0, ..check });
+            let _ = store.apply(&batch.with_checks(&back).op(Op::Settle)).await.expect("settles");
+        }
+    }
+    let reserved: Vec<_> = keys(&server).into_iter().filter(|key| key.contains('#')).collect();
+    // Two limits, in two modes.
+    assert_eq!(reserved.len(), 20 * 2 * 2, "{reserved:?}");
+    let longest_ms = i64::try_from(Reservation::REPEAT_US / 1_000).expect("ten seconds");
+    for key in reserved {
+        let ttl_ms = number(&server, &["PTTL", &key]);
+        assert!((0..=longest_ms).contains(&ttl_ms) || ttl_ms == -2, "{key}: {ttl_ms} ms");
+    }
+}
+
+#[tokio::test]
+async fn the_entries_of_a_log_have_their_metadata_until_its_window_is_over() {
+    let (server, memory) = (server(), MemoryStore::new());
+    let lua = plain(&server).await;
+    let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
+    let every: Vec<u8> = (0..=255).collect();
+    let at = |us: u64| Now::At(Timestamp::from_us(us).expect("a time"));
+    for policy in ["window-log 3/5ms", "window-log 3/5ms count attempts"] {
+        let log = limit("log", policy);
+        // The fourth does not fit.
+        for (us, metadata) in [(1, &every[..]), (1, b""), (2, b"mine"), (3, b"late")] {
+            let check = Check { limit: &log, key: "a", cost: 1 };
+            let batch = Batch::one(&check).now(at(us)).metadata(metadata);
+            let due = memory.apply(&batch).await.expect("decides");
+            assert_eq!(lua.apply(&batch).await.expect("decides"), due);
+            assert_eq!(cas.apply(&batch).await.expect("decides"), due);
+            if log.algorithm().charges_denials() {
+                assert_eq!(multi.apply(&batch).await.expect("decides"), due);
+            }
+        }
+        for us in [4, 5_000, 5_001, 10_000] {
+            let due = memory.entries(&log, "a", at(us)).await.expect("reads");
+            assert_eq!(due.len(), if us < 5_001 { 3 } else { 0 }, "{us}");
+            assert_eq!(lua.entries(&log, "a", at(us)).await.expect("reads"), due);
+            assert_eq!(cas.entries(&log, "a", at(us)).await.expect("reads"), due);
+            if log.algorithm().charges_denials() {
+                assert_eq!(multi.entries(&log, "a", at(us)).await.expect("reads"), due);
+            }
+        }
+        tell(&server, &["FLUSHALL"]);
+        let all = Check { limit: &log, key: "a", cost: 0 };
+        let _ = memory.apply(&Batch::one(&all).op(Op::Reset)).await.expect("resets");
+    }
+}
+
+/// In every mode alike: there is nothing to ask a server.
+#[tokio::test]
+async fn a_batch_without_checks_needs_no_server() {
+    let store = RedisStore::builder().connect_lazy("redis://127.0.0.1:1").expect("a URL");
+    for (mode, store) in in_every_mode(&store) {
+        assert!(apply(&store, &[], Op::Acquire, None).await.expect("no server").allowed());
+        let settled = apply(&store, &[], Op::Settle, Some(1)).await.map(drop);
+        let said = settled.err().map_or_else(String::new, |error| error.to_string());
+        assert!(mode == "multi" || said.contains("no reservation"), "{mode}: {said}");
+    }
+}

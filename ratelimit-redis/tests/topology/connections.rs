@@ -1,0 +1,344 @@
+//! What callers cost a server that hangs, refuses, or comes and goes, and what it costs them: one
+//! connector per server, one deadline per decision, and a connection that is replaced when it has gone
+//! silent, not before.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ratelimit_core::{ErrorKind, Op};
+use ratelimit_redis::{
+    Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
+};
+use ratelimit_servers::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use crate::common::{
+    PATIENCE, Slow, acquire, apply, aside, every, fails, left, number, seldom, server, server_with,
+    tell, until, with_client,
+};
+
+/// Of a decision while a runtime stands still, which a caller of another notices after half of it.
+const DEADLINE: Duration = Duration::from_secs(4);
+
+fn lazy(url: &str, client: Client, deadline: Duration) -> RedisStore {
+    let builder = RedisStore::builder().deadline(deadline);
+    builder.connect_lazy(&with_client(url, client)).expect("a URL")
+}
+
+async fn is_away(store: &RedisStore) {
+    fails(acquire(store, &seldom(), "a").await, ErrorKind::Unavailable, "");
+}
+
+fn behind_proxy() -> (RedisServer, FaultProxy) {
+    let server = server();
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    (server, proxy)
+}
+
+/// A server that accepts connections and never completes a login.
+struct NoServer {
+    url: String,
+    connects: Arc<AtomicUsize>,
+}
+
+impl NoServer {
+    /// Says nothing, or closes at once, as a balancer without a server behind it does.
+    async fn start(says_nothing: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("redis://{}", listener.local_addr().expect("bound"));
+        let connects = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connects);
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                open.extend(says_nothing.then_some(stream));
+            }
+        });
+        Self { url, connects }
+    }
+
+    /// How often a thousand callers connect who send so many requests in a row.
+    async fn connects(&self, store: &RedisStore, times: usize) -> usize {
+        let mut tasks = JoinSet::new();
+        for _ in 0..1_000 {
+            let store = store.clone();
+            tasks.spawn(async move {
+                for _ in 0..times {
+                    is_away(&store).await;
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        tasks.join_all().await;
+        self.connects.load(Ordering::SeqCst)
+    }
+}
+
+async fn a_thousand_callers_of_no_server_connect_a_few_times(client: Client) {
+    let closes = NoServer::start(false).await;
+    let connects = closes.connects(&lazy(&closes.url, client, PATIENCE), 20).await;
+    // A few in the first second, and one or two in each later one.
+    assert!(connects <= 60, "{connects}");
+
+    let silent = NoServer::start(true).await;
+    let store = lazy(&silent.url, client, Duration::from_millis(200));
+    tokio::time::pause();
+    // It would take five seconds if every call waited for its deadline.
+    let connects = silent.connects(&store, 25).await;
+    assert!(connects <= 3, "{connects}");
+    // A known failure is returned at once.
+    let begun = Instant::now();
+    is_away(&store).await;
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+async fn short_deadlines_do_not_prevent_a_connection(client: Client) {
+    let (_server, proxy) = behind_proxy();
+    proxy.hang(true);
+    let store = lazy(&proxy.url(), client, Duration::from_millis(50));
+    for _ in 0..5 {
+        is_away(&store).await;
+    }
+    proxy.hang(false);
+    let _ = until(async || acquire(&store, &seldom(), "a").await).await;
+    assert!(proxy.connections() <= 2, "the attempt went on: {}", proxy.connections());
+}
+
+async fn a_lazy_store_is_built_while_redis_is_down_and_health_says_so(client: Client) {
+    let mut server = server();
+    server.stop();
+    let (url, begun) = (server.url(), Instant::now());
+    let login = with_client(&url.replace("//", "//user:secret@"), client);
+    let said = fails(RedisStore::connect(&login).await, ErrorKind::Unavailable, "127.0.0.1:");
+    assert!(begun.elapsed() < Duration::from_secs(2) && !said.contains("secret"), "{said}");
+    // A cluster and Sentinels get no request either.
+    for url in [&*url, "redis-cluster://127.0.0.1:1", "redis-sentinel://127.0.0.1:1"] {
+        let store = lazy(url, client, PATIENCE);
+        is_away(&store).await;
+        let (health, (_, place)) = (store.health().await, url.split_once("//").expect("a URL"));
+        assert!(!health.is_ready() && health.findings()[0].to_string().contains(place), "{url}");
+    }
+    let store = lazy(&url, client, PATIENCE);
+    is_away(&store).await;
+    server.restart().expect("redis-server");
+    let _ = until(async || acquire(&store, &seldom(), "a").await).await;
+    assert!(store.health().await.is_ready());
+    // It goes once more, and returns.
+    server.restart().expect("redis-server");
+    let _ = until(async || acquire(&store, &seldom(), "a").await).await;
+}
+
+/// A connection to a proxy, which sends PINGs.
+struct Pinging(RedisConnection);
+
+impl Pinging {
+    async fn to(proxy: &FaultProxy, client: Client, limit: Duration) -> Self {
+        let url = with_client(&proxy.url(), client);
+        let connection = Self(RedisConnection::lazy(&url, limit).expect("a URL"));
+        connection.ping(PATIENCE).await.expect("it is up");
+        connection
+    }
+
+    async fn ping(&self, deadline: Duration) -> Result<Reply, RedisError> {
+        self.0.send("", &[Argument::Text("PING")], Deadline::within(deadline)).await
+    }
+}
+
+async fn one_timeout_does_not_end_the_shared_connection(client: Client) {
+    let (server, proxy) = behind_proxy();
+    let connection = Pinging::to(&proxy, client, PATIENCE).await;
+    // A request that has expired is not even sent.
+    let words = ["SET", "a", "1"].map(Argument::Text);
+    let late = connection.0.send("a", &words, Deadline::within(Duration::ZERO)).await;
+    fails(late, ErrorKind::Unavailable, "");
+    proxy.hang(true);
+    for _ in 0..5 {
+        let error = connection.ping(Duration::from_millis(20)).await.expect_err("it hangs");
+        assert!(matches!(error, RedisError::TimedOut { .. }), "{error}");
+    }
+    proxy.hang(false);
+    connection.ping(PATIENCE).await.expect("it goes on");
+    assert_eq!((proxy.connections(), number(&server, &["EXISTS", "a"])), (1, 0));
+}
+
+async fn a_silent_connection_is_replaced(client: Client) {
+    let limit = Duration::from_millis(200);
+    for waits in [true, false] {
+        let (_server, proxy) = behind_proxy();
+        let connection = Pinging::to(&proxy, client, limit).await;
+        proxy.hang(true);
+        let left = async {
+            while proxy.connections() == 1 {
+                if waits {
+                    connection.ping(limit).await.expect_err("it hangs");
+                } else {
+                    // No caller ever waits until the deadline.
+                    let asked = timeout(limit / 10, connection.ping(PATIENCE));
+                    assert!(!asked.await.is_ok_and(|answer| answer.is_ok()), "it hangs");
+                }
+            }
+        };
+        timeout(PATIENCE, left).await.expect("another connection");
+        proxy.hang(false);
+        connection.ping(PATIENCE).await.expect("the next one serves");
+    }
+}
+
+/// A thousand callers wait for a shard that hangs, and two hundred use the others.
+async fn a_hanging_shard_does_not_delay_the_others(client: Client) {
+    let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
+    let store = crate::common::store(&cluster.url(), client).await;
+    let owner = |key: &str| cluster.master_of(cluster.slot_of(key)).expect("an owner");
+    let hangs = owner("a");
+    let keys = (0..1_000).map(|n| format!("k{n}"));
+    let (hung, healthy): (Vec<_>, Vec<_>) = keys.partition(|key| owner(key) == hangs);
+    // Every shard has had a request.
+    for key in hung.iter().take(1).chain(healthy.iter().take(50)) {
+        let _ = left(&store, &seldom(), key).await;
+    }
+    cluster.proxies()[hangs].hang(true);
+    let all = |keys: &mut dyn Iterator<Item = &String>| {
+        let mut tasks = JoinSet::new();
+        for key in keys {
+            let (store, key) = (store.clone(), key.clone());
+            tasks.spawn(async move { left(&store, &seldom(), &key).await });
+        }
+        tasks
+    };
+    let mut waiting = all(&mut hung.iter().cycle().take(1_000));
+    tokio::task::yield_now().await;
+    all(&mut healthy.iter().skip(50).take(200)).join_all().await;
+    assert!(waiting.try_join_next().is_none(), "it hangs for all of its callers");
+    cluster.proxies()[hangs].hang(false);
+    // No request had to be given up.
+    waiting.join_all().await;
+}
+
+with_each_client! {
+    a_hanging_shard_does_not_delay_the_others,
+    a_thousand_callers_of_no_server_connect_a_few_times,
+    short_deadlines_do_not_prevent_a_connection,
+    a_lazy_store_is_built_while_redis_is_down_and_health_says_so,
+    one_timeout_does_not_end_the_shared_connection,
+    a_silent_connection_is_replaced,
+    a_runtime_that_stands_still_holds_up_no_other,
+    a_look_up_on_a_runtime_that_stands_still_begins_anew,
+    the_given_runtime_connects,
+}
+
+/// A runtime of one thread, which runs its tasks only while a thread drives it.
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// What remains for a caller of this runtime.
+fn left_on(runtime: &Runtime, store: &RedisStore) -> u64 {
+    runtime.block_on(left(store, &seldom(), "a"))
+}
+
+/// Begins a request on this runtime, which hangs, and leaves it there.
+fn begins_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
+    proxy.hang(true);
+    let brief = Duration::from_millis(10);
+    let begun = async { timeout(brief, acquire(store, &seldom(), "a")).await };
+    runtime.block_on(begun).expect_err("it hangs");
+    proxy.hang(false);
+}
+
+/// A runtime that is kept and not driven, a driven one that uses the same store meanwhile, and the first one again.
+async fn a_runtime_that_stands_still_holds_up_no_other(client: Client) {
+    aside(move || {
+        let (server, proxy) = behind_proxy();
+        // Its connection stays on the first caller's runtime.
+        let (idle, driven) = (runtime(), runtime());
+        let store = lazy(&proxy.url(), client, DEADLINE);
+        assert_eq!(left_on(&idle, &store), 2);
+        assert_eq!(left_on(&driven, &store), 1);
+        assert_eq!(left_on(&idle, &store), 0);
+
+        // The attempt to connect began there.
+        tell(&server, &["FLUSHALL"]);
+        let (idle, driven) = (runtime(), runtime());
+        let store = lazy(&proxy.url(), client, DEADLINE);
+        begins_on(&idle, &store, &proxy);
+        assert_eq!(left_on(&driven, &store), 2);
+        drop(idle);
+        // That runtime ends, and another caller's takes over.
+        assert_eq!(left_on(&driven, &store), 1);
+        drop(driven);
+        assert_eq!(left_on(&runtime(), &store), 0);
+    })
+    .await;
+}
+
+/// The same for the look-up of a master and of a cluster's slots.
+async fn a_look_up_on_a_runtime_that_stands_still_begins_anew(client: Client) {
+    aside(move || {
+        let node = server_with(&["--cluster-enabled", "yes"]);
+        tell(&node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        let sentinels = RedisSentinels::start().expect("sentinels");
+        for (kind, port) in
+            [("redis-cluster:", node.port()), ("redis-sentinel:", sentinels.ports()[0])]
+        {
+            let proxy = FaultProxy::start(port).expect("a proxy");
+            let store = lazy(&proxy.url().replace("redis:", kind), client, DEADLINE);
+            let (idle, driven) = (runtime(), runtime());
+            begins_on(&idle, &store, &proxy);
+            assert_eq!(left_on(&driven, &store), 2, "{kind}");
+        }
+    })
+    .await;
+}
+
+/// Shared work starts on the runtime that the builder was given, on whichever runtime the first caller is.
+async fn the_given_runtime_connects(client: Client) {
+    aside(move || {
+        let (_server, proxy) = behind_proxy();
+        let mut given = tokio::runtime::Builder::new_multi_thread();
+        let given = given.worker_threads(1).enable_all().build().expect("a runtime");
+        let builder = RedisStore::builder().deadline(DEADLINE).runtime(given.handle().clone());
+        let url = with_client(&proxy.url(), client);
+        let store = runtime().block_on(builder.connect(&url)).expect("it is up");
+        // The runtimes of the callers end, and the connection does not.
+        for due in [2, 1, 0] {
+            assert_eq!((left_on(&runtime(), &store), proxy.connections()), (due, 1));
+        }
+        drop(given);
+        assert_eq!(left_on(&runtime(), &store), 0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
+    const DEADLINE: Duration = Duration::from_millis(100);
+    let limits = every(3);
+    // Five states of a few numbers.
+    let checks: Vec<_> = [0, 1, 2, 3, 6].map(|n| (&limits[n], "alice", 1)).into();
+    for (takes_ms, is_cas, kind, sent) in [
+        // The script has to be sent anew.
+        (60, false, ErrorKind::Indeterminate, 2),
+        // The reads of five states and the time are concurrent; then the script that writes is pending.
+        (60, true, ErrorKind::Indeterminate, 7),
+        // No time is left to send the script anew: nothing has been written yet.
+        (50, true, ErrorKind::Unavailable, 7),
+    ] {
+        let slow = Slow::new(Duration::from_millis(takes_ms));
+        let builder = RedisStore::builder().deadline(DEADLINE);
+        let store = builder.over(Arc::clone(&slow)).expect("a prefix");
+        let begun = Instant::now();
+        let answer = if is_cas {
+            apply(&store.in_mode::<Cas>(), &checks, Op::Acquire, None).await
+        } else {
+            apply(&store, &checks, Op::Acquire, None).await
+        };
+        fails(answer, kind, "");
+        assert_eq!(begun.elapsed(), DEADLINE);
+        assert_eq!(slow.sent.load(Ordering::SeqCst), sent, "{takes_ms} ms");
+    }
+}

@@ -1,0 +1,418 @@
+//! [`RedisCluster`]: a cluster that belongs to one test, made of plain servers, without `redis-cli`.
+
+mod migration;
+mod view;
+
+use std::sync::{Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use crate::port::Port;
+use crate::proxy::FaultProxy;
+use crate::{DEADLINE, RedisServer, RespValue, on_free_ports, password, wait_until};
+use view::View;
+
+/// The masters of a new cluster: the fewest that can hold an election.
+const MASTERS: usize = 3;
+const SLOTS: u16 = 16_384;
+/// How long a cluster may take to start. The servers themselves take about two seconds of it, during which they
+/// refuse writes.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Three masters and their replicas, in processes of their own, which end with the test.
+///
+/// In the methods below, a running node is one that is neither killed nor [paused](RedisServer::pause).
+///
+/// Nodes are numbered: 0 to 2 are the initial masters, then comes the first replica of each, in the same order,
+/// then the second. A node keeps its number whatever happens to it.
+///
+/// Nodes keep their role: a master that has lost its last slot does not become a replica
+/// (`--cluster-allow-replica-migration no`). A node that does not answer counts as dead after a second.
+/// Arguments can change either.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+    /// The node ids.
+    ids: Vec<String>,
+    /// The proxy in front of each node, if there are any.
+    proxies: Vec<FaultProxy>,
+    plan: Plan,
+    /// See [`alone`](Self::alone).
+    one_at_a_time: Mutex<()>,
+}
+
+/// The nodes to start.
+#[derive(Clone, Debug)]
+struct Plan {
+    binary: String,
+    args: Vec<String>,
+    behind_proxies: bool,
+}
+
+impl RedisCluster {
+    /// Starts three masters, which share all slots evenly, from the first of the
+    /// [`binaries`](RedisServer::binaries).
+    ///
+    /// # Errors
+    /// The cluster did not start; the text includes what the servers said.
+    pub fn start() -> Result<Self, String> {
+        Self::start_with(&RedisServer::binaries()[0], 0, &[])
+    }
+
+    /// Starts three masters with one replica each.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_replicas() -> Result<Self, String> {
+        Self::start_with(&RedisServer::binaries()[0], 1, &[])
+    }
+
+    /// Starts three masters with this many replicas each and additional arguments for every node. If the
+    /// arguments set `--requirepass`, the nodes also use that password among themselves.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(binary: &str, replicas: usize, args: &[&str]) -> Result<Self, String> {
+        Self::start_plan(&Plan::new(binary, args, false), replicas)
+    }
+
+    /// Starts three masters, each behind a proxy of its own. Clients see only the proxies' addresses, also in
+    /// redirections.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_behind_proxies() -> Result<Self, String> {
+        Self::start_behind_proxies_with(&RedisServer::binaries()[0], 0, &[])
+    }
+
+    /// As [`start_with`](Self::start_with), with each node behind a proxy of its own. Replication passes
+    /// through the proxies; the nodes' gossip does not.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_behind_proxies_with(
+        binary: &str,
+        replicas: usize,
+        args: &[&str],
+    ) -> Result<Self, String> {
+        Self::start_plan(&Plan::new(binary, args, true), replicas)
+    }
+
+    /// One cluster of three masters shared by all tests of a binary, started on first use.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn shared() -> Result<&'static Self, String> {
+        static SHARED: OnceLock<Result<RedisCluster, String>> = OnceLock::new();
+        SHARED.get_or_init(Self::start).as_ref().map_err(Clone::clone)
+    }
+
+    /// The URL of the first three nodes, or of their proxies:
+    /// `redis-cluster://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let addresses: Vec<String> =
+            self.client_ports().iter().take(MASTERS).map(|p| format!("127.0.0.1:{p}")).collect();
+        format!("redis-cluster://{}", addresses.join(","))
+    }
+
+    /// The port of every node, or of its proxy, as clients see it.
+    #[must_use]
+    pub fn client_ports(&self) -> Vec<u16> {
+        let of_proxies = self.proxies.iter().map(FaultProxy::port);
+        let of_nodes = self.nodes.iter().map(RedisServer::port);
+        if self.plan.behind_proxies { of_proxies.collect() } else { of_nodes.collect() }
+    }
+
+    /// The nodes, reached without a proxy.
+    #[must_use]
+    pub fn nodes(&self) -> &[RedisServer] {
+        &self.nodes
+    }
+
+    /// The proxies in front of the nodes, in the same order; empty if the cluster was started without.
+    #[must_use]
+    pub fn proxies(&self) -> &[FaultProxy] {
+        &self.proxies
+    }
+
+    /// A node's id, for `CLUSTER` commands.
+    #[must_use]
+    pub fn id(&self, node: usize) -> &str {
+        &self.ids[node]
+    }
+
+    /// The slot of a key.
+    #[must_use]
+    #[allow(clippy::unused_self, reason = "reads like a question to the cluster")]
+    pub fn slot_of(&self, key: &str) -> u16 {
+        slot_of(key.as_bytes())
+    }
+
+    /// The node that serves a slot, in the view of the running nodes: of those that claim it, the one with the
+    /// highest epoch.
+    ///
+    /// # Errors
+    /// No node claims the slot, or none answers.
+    pub fn master_of(&self, slot: u16) -> Result<usize, String> {
+        let mut owner = None;
+        let mut errors = Vec::new();
+        for (node, _) in self.running() {
+            match self.view(node) {
+                Ok(view) => {
+                    let Some(myself) = view.node(self.id(node)) else { continue };
+                    let newest = owner.is_none_or(|(epoch, _)| epoch < myself.epoch);
+                    if newest && myself.is_master() && myself.slots.contains(slot) {
+                        owner = Some((myself.epoch, node));
+                    }
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        let message = || format!("no running node has slot {slot}: {}", errors.join("; "));
+        owner.map(|(_, node)| node).ok_or_else(message)
+    }
+
+    /// The master of a replica; `None` if the node is a master.
+    ///
+    /// # Errors
+    /// The node does not answer.
+    pub fn master_of_replica(&self, node: usize) -> Result<Option<usize>, String> {
+        let view = self.view(node)?;
+        let master = view.node(self.id(node)).and_then(|myself| myself.master.clone());
+        Ok(master.and_then(|id| self.ids.iter().position(|known| *known == id)))
+    }
+
+    /// Flushes all scripts on every running node.
+    ///
+    /// # Errors
+    /// The error that a node replied.
+    pub fn flush_scripts(&self) -> Result<(), String> {
+        self.running()
+            .try_for_each(|(_, node)| node.command(&["SCRIPT", "FLUSH", "SYNC"])?.ok().map(drop))
+    }
+
+    /// Kills a node, as a crash would.
+    pub fn kill(&self, node: usize) {
+        self.nodes[node].kill();
+    }
+
+    /// Starts a killed node again under its old id: it knows its slots and the other nodes, but has lost its
+    /// keys. The node answers when this returns; a master accepts writes about two seconds later
+    /// ([`wait_until_healthy`](Self::wait_until_healthy)).
+    ///
+    /// # Errors
+    /// The node did not start.
+    pub fn restart(&self, node: usize) -> Result<(), String> {
+        self.nodes[node].revive()
+    }
+
+    /// Makes a replica take over from its master, whether that runs or not, and returns when all running nodes
+    /// know.
+    ///
+    /// # Errors
+    /// The node is not a replica, or the others did not accept it as master.
+    pub fn promote(&self, replica: usize) -> Result<(), String> {
+        let _alone = self.alone();
+        // Otherwise it may claim the slots with too low an epoch and yield to its master.
+        wait_until(DEADLINE, || self.knows_all_epochs(replica))?;
+        self.nodes[replica].command(&["CLUSTER", "FAILOVER", "TAKEOVER"])?.ok()?;
+        let took_over = || match self.master_of_replica(replica)? {
+            None => Ok(()),
+            Some(master) => Err(format!("node {replica} is still a replica of node {master}")),
+        };
+        wait_until(DEADLINE, took_over)?;
+        self.wait_until_healthy(START_DEADLINE)?;
+        took_over()
+    }
+
+    /// Adds a master without slots, and returns its number when all running nodes know it.
+    ///
+    /// # Errors
+    /// The node did not start or could not join.
+    pub fn add_empty_master(&mut self) -> Result<usize, String> {
+        let (node, proxy) = on_free_ports(|| self.plan.start_node())?;
+        let number = self.nodes.len();
+        self.ids.push(my_id(&node)?);
+        self.nodes.push(node);
+        self.proxies.extend(proxy);
+        for (known, _) in self.running().filter(|(known, _)| *known != number) {
+            self.meet(number, known)?;
+        }
+        self.wait_until_healthy(START_DEADLINE)?;
+        Ok(number)
+    }
+
+    /// Waits until every running node accepts commands, all of them agree on the owner of each slot and the
+    /// master of each replica, a running node owns every slot, and the running replicas are connected to their
+    /// masters.
+    ///
+    /// # Errors
+    /// What was still wrong at the deadline, in the nodes' own words.
+    pub fn wait_until_healthy(&self, deadline: Duration) -> Result<(), String> {
+        wait_until(deadline, || self.ailment())
+    }
+
+    fn start_plan(plan: &Plan, replicas: usize) -> Result<Self, String> {
+        let count = MASTERS * (1 + replicas);
+        let started: Vec<_> = thread::scope(|scope| {
+            let start = || on_free_ports(|| plan.start_node());
+            let starting: Vec<_> = (0..count).map(|_| scope.spawn(start)).collect();
+            starting.into_iter().map(thread::ScopedJoinHandle::join).collect()
+        });
+        let mut cluster = Self {
+            nodes: Vec::new(),
+            ids: Vec::new(),
+            proxies: Vec::new(),
+            plan: plan.clone(),
+            one_at_a_time: Mutex::new(()),
+        };
+        for node in started {
+            let (node, proxy) = node.map_err(|_| "a thread that starts a node panicked")??;
+            cluster.ids.push(my_id(&node)?);
+            cluster.nodes.push(node);
+            cluster.proxies.extend(proxy);
+        }
+        cluster.join()?;
+        Ok(cluster)
+    }
+
+    /// Joins nodes that do not know each other into one cluster.
+    fn join(&self) -> Result<(), String> {
+        for (number, node) in self.nodes.iter().enumerate() {
+            let epoch = (number + 1).to_string();
+            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch])?.ok()?;
+            if number < MASTERS {
+                let (first, last) = share(number);
+                let (first, last) = (first.to_string(), last.to_string());
+                node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last])?.ok()?;
+            }
+        }
+        // Every node meets every other: waiting for gossip would take longer.
+        for number in 0..self.nodes.len() {
+            (0..number).try_for_each(|known| self.meet(number, known))?;
+        }
+        for (number, node) in self.nodes.iter().enumerate().skip(MASTERS) {
+            let master = self.id(number % MASTERS);
+            // The node refuses until the handshake is complete.
+            wait_until(START_DEADLINE, || node.command(&["CLUSTER", "REPLICATE", master])?.ok())?;
+        }
+        self.wait_until_healthy(START_DEADLINE)
+    }
+
+    fn meet(&self, node: usize, known: usize) -> Result<(), String> {
+        let ports = self.client_ports();
+        let (port, bus) = (ports[known].to_string(), self.bus_port(known)?.to_string());
+        self.nodes[node].command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?.ok().map(drop)
+    }
+
+    fn bus_port(&self, node: usize) -> Result<u16, String> {
+        let port = self.nodes[node].extra_port.as_ref().map(Port::number);
+        port.ok_or_else(|| format!("node {node} has no bus"))
+    }
+
+    /// The nodes that are neither killed nor paused, with their numbers.
+    fn running(&self) -> impl Iterator<Item = (usize, &RedisServer)> {
+        self.nodes.iter().enumerate().filter(|(_, node)| node.is_running())
+    }
+
+    fn view(&self, node: usize) -> Result<View, String> {
+        let reply = self.nodes[node].command(&["CLUSTER", "NODES"])?.ok()?;
+        view::parse(&reply.to_string()).map_err(|error| format!("node {node}: {error}: {reply}"))
+    }
+
+    /// Describes why the cluster is not healthy yet.
+    fn ailment(&self) -> Result<(), String> {
+        let mut views = Vec::new();
+        for (number, node) in self.running() {
+            let state = node.command(&["CLUSTER", "INFO"])?.ok()?.to_string();
+            if !state.contains("cluster_state:ok") {
+                return Err(format!("node {number}: {state}"));
+            }
+            views.push((number, self.view(number)?));
+        }
+        let mut covered = 0;
+        for (number, view) in &views {
+            let own = view.node(self.id(*number)).ok_or("a node does not know itself")?;
+            for (other, theirs) in &views {
+                theirs.agrees(own).map_err(|error| format!("node {other}: {error}"))?;
+            }
+            match &own.master {
+                None => covered += own.slots.len(),
+                Some(_) => self.nodes[*number].follows(0)?,
+            }
+        }
+        if covered == usize::from(SLOTS) {
+            return Ok(());
+        }
+        Err(format!("{covered} slots are with running nodes"))
+    }
+}
+
+impl Plan {
+    fn new(binary: &str, args: &[&str], behind_proxies: bool) -> Self {
+        let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        if let Some(password) = password(&args).map(str::to_owned) {
+            args.splice(0..0, ["--masterauth".to_owned(), password]);
+        }
+        Self { binary: binary.to_owned(), args, behind_proxies }
+    }
+
+    fn start_node(&self) -> Result<(RedisServer, Option<FaultProxy>), String> {
+        let (port, bus) = (Port::claim()?, Port::claim()?);
+        let proxy =
+            if self.behind_proxies { Some(FaultProxy::start(port.number())?) } else { None };
+        let announced = proxy.as_ref().map_or(port.number(), FaultProxy::port).to_string();
+        let bus_text = bus.number().to_string();
+        let mut args = vec!["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
+        args.extend(["--cluster-port", &bus_text, "--cluster-announce-bus-port", &bus_text]);
+        args.extend(["--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", &announced]);
+        args.extend(["--cluster-node-timeout", "1000"]);
+        args.extend(["--cluster-allow-replica-migration", "no"]);
+        args.extend(self.args.iter().map(String::as_str));
+        let mut node = RedisServer::start_on(port, &self.binary, &args)?;
+        node.extra_port = Some(bus);
+        Ok((node, proxy))
+    }
+}
+
+fn my_id(node: &RedisServer) -> Result<String, String> {
+    let reply = node.command(&["CLUSTER", "MYID"])?.ok()?;
+    let id = reply.as_text().map(str::to_owned);
+    id.ok_or_else(|| format!("no name for a node: {reply}"))
+}
+
+/// The first and the last slot of a master.
+fn share(master: usize) -> (u16, u16) {
+    let border = |part: usize| part * usize::from(SLOTS) / MASTERS;
+    let slot = |border: usize| u16::try_from(border).unwrap_or(SLOTS);
+    (slot(border(master)), slot(border(master + 1) - 1))
+}
+
+/// CRC-16 of the key, or of its hash tag, modulo the number of slots.
+fn slot_of(key: &[u8]) -> u16 {
+    let tag = || {
+        let open = key.iter().position(|byte| *byte == b'{')?;
+        let inside = &key[open + 1..];
+        let close = inside.iter().position(|byte| *byte == b'}')?;
+        (close > 0).then_some(&inside[..close])
+    };
+    let hashed = tag().unwrap_or(key);
+    let crc = hashed.iter().fold(0_u16, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    });
+    crc % SLOTS
+}
+
+impl RespValue {
+    /// The number of the node that a redirection names: `MOVED slot host:port`, `ASK slot host:port`.
+    #[must_use]
+    pub fn redirected_to(&self) -> Option<u16> {
+        let mut words = self.as_error()?.split(' ');
+        let redirection = matches!(words.next(), Some("MOVED" | "ASK"));
+        let port = words.nth(1)?.rsplit(':').next()?.parse().ok();
+        if redirection { port } else { None }
+    }
+}

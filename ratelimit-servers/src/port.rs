@@ -1,0 +1,67 @@
+//! Ports that no other test takes.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+#[cfg(unix)]
+use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
+
+/// Below the range that systems use for outgoing connections, so that a restarted server finds its port free.
+const PORTS: Range<u16> = 10_000..32_000;
+const ATTEMPTS: usize = 1_000;
+
+/// A free TCP port, claimed as long as the value lives.
+///
+/// The claim is a bound UDP socket of the same number. Every test on the machine sees it; it lasts while the
+/// port's server is down, and it ends with the process in every case.
+#[derive(Debug)]
+pub(super) struct Port {
+    number: u16,
+    _claim: UdpSocket,
+}
+
+impl Port {
+    pub(super) fn claim() -> Result<Self, String> {
+        let mut message = String::new();
+        for attempt in 0..ATTEMPTS {
+            let number = any_of(PORTS, attempt);
+            let claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, number));
+            let free = claim.and_then(|claim| {
+                let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, number))?;
+                Ok((probe, claim))
+            });
+            match free {
+                Ok((probe, claim)) => {
+                    release(probe);
+                    return Ok(Self { number, _claim: claim });
+                }
+                Err(error) => message = error.to_string(),
+            }
+        }
+        Err(format!("none of {ATTEMPTS} ports from {PORTS:?} is free: {message}"))
+    }
+
+    pub(super) const fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+/// Stops listening at once. Closing the socket may not be enough: a process that another thread is just
+/// starting inherits the listener until it executes its own program.
+pub(super) fn release(listener: TcpListener) {
+    #[cfg(unix)]
+    {
+        let stream = TcpStream::from(std::os::fd::OwnedFd::from(listener));
+        // Some systems cannot shut down a listener; closing it must do.
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+    #[cfg(not(unix))]
+    drop(listener);
+}
+
+/// A number from the range that differs per process and per call.
+fn any_of(range: Range<u16>, attempt: usize) -> u16 {
+    let random = RandomState::new().hash_one((std::process::id(), attempt));
+    let offset = random % u64::from(range.end - range.start);
+    range.start + u16::try_from(offset).unwrap_or_default()
+}

@@ -1,0 +1,182 @@
+//! [`FaultProxy`]: a network that fails on purpose, between clients and one server.
+
+mod faults;
+mod link;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::port::{Port, release};
+use crate::{DEADLINE, on_free_ports, wait_until};
+use faults::Faults;
+use link::Link;
+
+/// A TCP proxy in front of one server of this machine that injects faults on request. It begins without faults,
+/// and closes all its connections when it is dropped.
+///
+/// The proxy parses the servers' protocol, RESP2 or RESP3, and therefore knows which reply belongs to which
+/// request, also where requests are pipelined or several tasks share the connection. Where it cannot parse
+/// (TLS, replication, subscriptions) it can still delay, hang, cut and refuse.
+///
+/// Setting a counted fault replaces the earlier setting of its kind; a count of 0 ends it.
+#[derive(Debug)]
+pub struct FaultProxy {
+    port: Port,
+    target_port: u16,
+    faults: Arc<Faults>,
+    /// `None` while the proxy refuses connections.
+    listener: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl FaultProxy {
+    /// Starts a proxy in front of a port of this machine. The port need not be listening yet.
+    ///
+    /// # Errors
+    /// The proxy cannot listen.
+    pub fn start(target_port: u16) -> Result<Self, String> {
+        on_free_ports(|| {
+            let (port, faults) = (Port::claim()?, Arc::default());
+            let listener = Mutex::new(Some(listen(port.number(), target_port, &faults)?));
+            Ok(Self { port, target_port, faults, listener })
+        })
+    }
+
+    /// The proxy's port.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// The proxy's URL, for a client of a single server.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port())
+    }
+
+    /// The number of connections accepted so far.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.faults.accepted()
+    }
+
+    /// The number of open connections.
+    #[must_use]
+    pub fn open_connections(&self) -> usize {
+        self.faults.open()
+    }
+
+    /// The number of replies swallowed so far.
+    #[must_use]
+    pub fn swallowed(&self) -> usize {
+        self.faults.swallowed()
+    }
+
+    /// The number of requests that cuts have kept from the server so far.
+    #[must_use]
+    pub fn requests_cut(&self) -> usize {
+        self.faults.requests_cut()
+    }
+
+    /// Swallows the replies to the next `n` requests: the server executes each of them, and the proxy reads its
+    /// reply and then cuts the client's connection. Later requests on that connection have reached the server,
+    /// too, and are not answered either.
+    pub fn swallow_replies(&self, n: usize) {
+        self.swallow_matching("", n);
+    }
+
+    /// As [`swallow_replies`](Self::swallow_replies), only for requests whose bytes contain the pattern, such
+    /// as `EVALSHA`: handshakes and `PING`s pass.
+    pub fn swallow_matching(&self, pattern: &str, n: usize) {
+        self.faults.swallow(pattern, n);
+    }
+
+    /// Keeps the next `n` requests from the server: the proxy cuts the connection before each of them, once the
+    /// server has answered the earlier ones on it.
+    pub fn cut_requests(&self, n: usize) {
+        self.cut_matching("", n);
+    }
+
+    /// As [`cut_requests`](Self::cut_requests), only for requests whose bytes contain the pattern.
+    pub fn cut_matching(&self, pattern: &str, n: usize) {
+        self.faults.cut(pattern, n);
+    }
+
+    /// Delays every chunk of bytes by this much, in each direction and in sequence: a round trip takes twice as
+    /// long.
+    pub fn delay(&self, latency: Duration) {
+        self.faults.delay(latency);
+    }
+
+    /// Makes all connections half-open: while the proxy hangs, it accepts connections and keeps them open, and
+    /// nothing passes in either direction, not even the end of a connection. Afterwards, everything that was
+    /// delayed passes.
+    pub fn hang(&self, on: bool) {
+        self.faults.hang(on);
+    }
+
+    /// Cuts all open connections.
+    pub fn cut_all(&self) {
+        self.faults.cut_all();
+    }
+
+    /// Sets whether the proxy refuses new connections, like a machine without a listener. Open ones continue.
+    ///
+    /// # Panics
+    /// Another process has taken the port in the meantime.
+    pub fn refuse(&self, on: bool) {
+        let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        if on {
+            stop_listening(self.port(), &self.faults, listener.take());
+        } else if listener.is_none() {
+            let again = || listen(self.port(), self.target_port, &self.faults);
+            *listener = Some(wait_until(DEADLINE, again).expect("the port is claimed"));
+        }
+    }
+
+    /// Ends every fault. Connections that were cut stay cut.
+    pub fn heal(&self) {
+        self.swallow_replies(0);
+        self.cut_requests(0);
+        self.delay(Duration::ZERO);
+        self.hang(false);
+        self.refuse(false);
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        let listener = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        stop_listening(self.port.number(), &self.faults, listener);
+        self.faults.hang(false);
+        self.faults.cut_all();
+    }
+}
+
+fn listen(port: u16, target: u16, faults: &Arc<Faults>) -> Result<JoinHandle<()>, String> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let message = |error| format!("the proxy cannot listen on port {port}: {error}");
+    let listener = TcpListener::bind(address).map_err(message)?;
+    faults.accept(true);
+    let faults = Arc::clone(faults);
+    Ok(thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            if !faults.accepts() {
+                break;
+            }
+            Link::open(client, target, &faults);
+        }
+        release(listener);
+    }))
+}
+
+fn stop_listening(port: u16, faults: &Faults, listener: Option<JoinHandle<()>>) {
+    let Some(listener) = listener else { return };
+    faults.accept(false);
+    // The accepting thread only checks for its end when a connection comes.
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    if TcpStream::connect_timeout(&address, DEADLINE).is_ok() {
+        let _ = listener.join();
+    }
+}

@@ -1,0 +1,356 @@
+//! [`RedisSentinels`]: a master, its replica, and three sentinels that fail over.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::keeper::{Recipe, new_directory};
+use crate::port::Port;
+use crate::{Door, RedisServer, RespValue, on_free_ports, password, wait_until};
+
+const SENTINELS: usize = 3;
+const SERVICE: &str = "mymaster";
+/// How long starting or a failover may take: an election without a winner is repeated after some seconds.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The milliseconds after which each sentinel considers a silent server dead. The last one is slow to stand for
+/// election, so that it votes for one of the others: three simultaneous candidates all lose.
+const PATIENCE_MS: [u16; SENTINELS] = [1000, 1000, 2000];
+/// How long an election or a promotion may take; half the time until the next attempt.
+const FAILOVER_TIMEOUT_MS: u16 = 2000;
+
+/// The periods of the sentinels' own activity in milliseconds: shorter than in production, to keep tests fast. After
+/// a stall of two seconds or a jump of the clock, a sentinel only watches for the tilt period, which is 30 s by default.
+const PACE: [&str; 8] =
+    ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "250", "PING-PERIOD", "200", "TILT-PERIOD", "1000"];
+
+/// A master, a replica and three sentinels, in processes of their own, which end with the test.
+///
+/// In the methods below, a running server or sentinel is one that is neither killed nor
+/// [paused](RedisServer::pause).
+///
+/// Servers are numbered: 0 is the initial master, 1 its replica. A server that does not answer counts as dead
+/// after a second.
+#[derive(Debug)]
+pub struct RedisSentinels {
+    servers: Vec<RedisServer>,
+    sentinels: Vec<RedisServer>,
+}
+
+impl RedisSentinels {
+    /// Starts the first of the [`binaries`](RedisServer::binaries).
+    ///
+    /// # Errors
+    /// The servers did not start; the text includes what they said.
+    pub fn start() -> Result<Self, String> {
+        Self::start_with(&RedisServer::binaries()[0], &[])
+    }
+
+    /// Starts master and replica with additional arguments. If these set `--requirepass`, replica and sentinels
+    /// use the password; the sentinels themselves demand none.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(binary: &str, args: &[&str]) -> Result<Self, String> {
+        let mut args = args.to_vec();
+        let owned: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let password = password(&owned);
+        if let Some(password) = password {
+            args.extend(["--masterauth", password]);
+        }
+        let master = RedisServer::start_with(binary, &args)?;
+        let master_port = master.port().to_string();
+        args.extend(["--replicaof", "127.0.0.1", &master_port]);
+        let replica = RedisServer::start_with(binary, &args)?;
+        let ports = [master.port(), replica.port()];
+        let sentinels = on_free_ports(|| start_sentinels(binary, ports, password))?;
+        let started = Self { servers: vec![master, replica], sentinels };
+        started.set_pace()?;
+        started.wait_until_healthy(START_DEADLINE)?;
+        Ok(started)
+    }
+
+    /// The URL of the sentinels, with the name of the master:
+    /// `redis-sentinel://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002/mymaster`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let addresses: Vec<String> =
+            self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("redis-sentinel://{}/{SERVICE}", addresses.join(","))
+    }
+
+    /// The ports of the sentinels.
+    #[must_use]
+    pub fn ports(&self) -> Vec<u16> {
+        self.sentinels.iter().map(RedisServer::port).collect()
+    }
+
+    /// The name under which the sentinels know the master, whichever server it is.
+    #[must_use]
+    #[allow(clippy::unused_self, reason = "reads like a question to the sentinels")]
+    pub const fn service(&self) -> &'static str {
+        SERVICE
+    }
+
+    /// The servers that the sentinels watch.
+    #[must_use]
+    pub fn servers(&self) -> &[RedisServer] {
+        &self.servers
+    }
+
+    /// The sentinels, which answer commands as well.
+    #[must_use]
+    pub fn sentinels(&self) -> &[RedisServer] {
+        &self.sentinels
+    }
+
+    /// The port of the master, according to the first running sentinel.
+    ///
+    /// # Errors
+    /// No sentinel runs, or the error that it replied.
+    pub fn master_port(&self) -> Result<u16, String> {
+        let first = self.running_sentinels().next();
+        named_master(first.ok_or("no sentinel runs")?)
+    }
+
+    /// The number of the current master.
+    ///
+    /// # Errors
+    /// As [`master_port`](Self::master_port).
+    pub fn master(&self) -> Result<usize, String> {
+        let port = self.master_port()?;
+        let found = self.servers.iter().position(|server| server.port() == port);
+        found.ok_or_else(|| format!("the sentinels name port {port}, which is none of ours"))
+    }
+
+    /// Kills the master, as a crash would, and returns the port of the new one when all running sentinels agree
+    /// on it.
+    ///
+    /// # Errors
+    /// No replica runs that could take over, or none took over in time.
+    pub fn kill_master(&self) -> Result<u16, String> {
+        let before = self.master()?;
+        self.servers[before].kill();
+        self.wait_for_another_than(before, || Ok(()))
+    }
+
+    /// Makes the sentinels fail over while the master is alive, and returns the port of the new one when the
+    /// old one replicates it.
+    ///
+    /// # Errors
+    /// There is no replica that could take over, or the error that a sentinel replied.
+    pub fn fail_over(&self) -> Result<u16, String> {
+        let before = self.master()?;
+        let sentinel = self.running_sentinels().next().ok_or("no sentinel runs")?;
+        let ask = || sentinel.command(&["SENTINEL", "FAILOVER", SERVICE])?.ok().map(drop);
+        ask()?;
+        let port = self.wait_for_another_than(before, || {
+            // On a busy machine a promotion can take longer than the failover timeout. The sentinel then abandons
+            // the failover, and does not repeat one that it was told to begin.
+            if self.is_idle(sentinel, before)? { ask() } else { Ok(()) }
+        })?;
+        self.wait_until_healthy(START_DEADLINE)?;
+        Ok(port)
+    }
+
+    /// Kills a sentinel, as a crash would.
+    pub fn kill_sentinel(&self, sentinel: usize) {
+        self.sentinels[sentinel].kill();
+    }
+
+    /// Starts all killed processes again: sentinels under their old identity, servers as replicas of the
+    /// current master. Returns when the group is healthy.
+    ///
+    /// # Errors
+    /// A process did not start or was not accepted.
+    pub fn restart_dead(&self) -> Result<(), String> {
+        for sentinel in self.sentinels.iter().filter(|sentinel| sentinel.pid().is_none()) {
+            sentinel.revive()?;
+        }
+        self.set_pace()?;
+        let master = self.master_port()?.to_string();
+        for server in self.servers.iter().filter(|server| server.pid().is_none()) {
+            server.revive()?;
+            if server.port().to_string() != master {
+                server.command(&["REPLICAOF", "127.0.0.1", &master])?.ok()?;
+            }
+        }
+        self.wait_until_healthy(START_DEADLINE)
+    }
+
+    /// Waits until all running sentinels name the same running master and could fail over, and every other
+    /// running server is a connected replica of it that the sentinels know as such.
+    ///
+    /// # Errors
+    /// What was still wrong at the deadline, in the servers' own words.
+    pub fn wait_until_healthy(&self, deadline: Duration) -> Result<(), String> {
+        wait_until(deadline, || self.ailment())
+    }
+
+    fn running_sentinels(&self) -> impl Iterator<Item = &RedisServer> {
+        self.sentinels.iter().filter(|sentinel| sentinel.is_running())
+    }
+
+    fn set_pace(&self) -> Result<(), String> {
+        let words = [&["SENTINEL", "DEBUG"], &PACE[..]].concat();
+        self.running_sentinels().try_for_each(|sentinel| sentinel.command(&words)?.ok().map(drop))
+    }
+
+    /// Whether a sentinel watches this master and fails nothing over, by one reply: a failover that ends in between
+    /// is not repeated.
+    fn is_idle(&self, sentinel: &RedisServer, master: usize) -> Result<bool, String> {
+        let watched = sentinel.command(&["SENTINEL", "MASTER", SERVICE])?.ok()?;
+        let flags = field(&watched, "flags").unwrap_or_default();
+        Ok(field(&watched, "port") == Some(&*self.servers[master].port().to_string())
+            && flags.split(',').all(|flag| flag != "failover_in_progress"))
+    }
+
+    /// Waits until the sentinels agree on another master. As long as they name this one, `urge` is called.
+    fn wait_for_another_than(
+        &self,
+        before: usize,
+        urge: impl Fn() -> Result<(), String>,
+    ) -> Result<u16, String> {
+        let port = wait_until(START_DEADLINE, || {
+            let master = self.agreed_master()?;
+            if master == before {
+                urge()?;
+                return Err(format!("the sentinels still name server {before}"));
+            }
+            self.is_master(master)?;
+            Ok(self.servers[master].port())
+        });
+        port.map_err(|error| format!("no failover {error}"))
+    }
+
+    /// The master that all running sentinels name.
+    fn agreed_master(&self) -> Result<usize, String> {
+        let master = self.master()?;
+        for sentinel in self.running_sentinels() {
+            let named = named_master(sentinel)?;
+            if named != self.servers[master].port() {
+                return Err(format!("one sentinel names server {master}, another port {named}"));
+            }
+        }
+        Ok(master)
+    }
+
+    fn is_master(&self, server: usize) -> Result<(), String> {
+        if !self.servers[server].is_running() {
+            return Err(format!("the sentinels name server {server}, which does not run"));
+        }
+        let role = self.servers[server].command(&["ROLE"])?;
+        if role.as_array().first().and_then(RespValue::as_text) == Some("master") {
+            return Ok(());
+        }
+        Err(format!("server {server} is not a master: {role}"))
+    }
+
+    /// Describes why the group is not healthy yet.
+    fn ailment(&self) -> Result<(), String> {
+        let master = self.agreed_master()?;
+        self.is_master(master)?;
+        let master_port = self.servers[master].port().to_string();
+        let replicas: Vec<&RedisServer> = self
+            .servers
+            .iter()
+            .filter(|server| server.is_running() && server.port().to_string() != master_port)
+            .collect();
+        for replica in &replicas {
+            replica.follows(0)?;
+        }
+        for sentinel in self.running_sentinels() {
+            sentinel.command(&["SENTINEL", "CKQUORUM", SERVICE])?.ok()?;
+            let known = sentinel.command(&["SENTINEL", "REPLICAS", SERVICE])?.ok()?;
+            for replica in &replicas {
+                let port = replica.port().to_string();
+                let due = [
+                    ("port", port.as_str()),
+                    ("flags", "slave"),
+                    ("master-port", &master_port),
+                    ("master-link-status", "ok"),
+                ];
+                let fits = |reply: &RespValue| due.iter().all(|(n, v)| field(reply, n) == Some(*v));
+                if !known.as_array().iter().any(fits) {
+                    return Err(format!("a sentinel does not trust the replica {port}: {known}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The port of the master, according to this sentinel.
+fn named_master(sentinel: &RedisServer) -> Result<u16, String> {
+    let reply = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?.ok()?;
+    let port = reply.as_array().get(1).and_then(RespValue::as_text);
+    port.and_then(|port| port.parse().ok()).ok_or_else(|| format!("a sentinel replied {reply}"))
+}
+
+/// A field of a reply that alternates names and values.
+fn field<'a>(description: &'a RespValue, name: &str) -> Option<&'a str> {
+    let mut pairs = description.as_array().chunks_exact(2);
+    pairs.find(|pair| pair[0].as_text() == Some(name)).and_then(|pair| pair[1].as_text())
+}
+
+/// Starts sentinels that know each other and all servers, the master first, from the beginning: discovery would
+/// take seconds.
+fn start_sentinels(
+    binary: &str,
+    servers: [u16; 2],
+    password: Option<&str>,
+) -> Result<Vec<RedisServer>, String> {
+    let mut known = Vec::new();
+    for number in 0..SENTINELS {
+        known.push((Port::claim()?, format!("{:040x}", number + 1)));
+    }
+    let configurations: Vec<String> = (0..SENTINELS)
+        .map(|own| {
+            let others = known.iter().enumerate().filter(|(other, _)| *other != own);
+            let others: Vec<_> = others.map(|(_, (port, id))| (port.number(), &id[..])).collect();
+            let (port, id) = &known[own];
+            let of_itself = format!("port {}\nbind 127.0.0.1\nsentinel myid {id}\n", port.number());
+            of_itself + &configuration(PATIENCE_MS[own], servers, &others, password)
+        })
+        .collect();
+    let starting = known.into_iter().zip(configurations);
+    thread::scope(|scope| {
+        let starting: Vec<_> = starting
+            .map(|((port, _), text)| scope.spawn(move || start_sentinel(binary, port, &text)))
+            .collect();
+        let panicked = |_| Err("a thread that starts a sentinel panicked".to_owned());
+        starting.into_iter().map(|sentinel| sentinel.join().unwrap_or_else(panicked)).collect()
+    })
+}
+
+fn start_sentinel(binary: &str, port: Port, configuration: &str) -> Result<RedisServer, String> {
+    let directory = new_directory();
+    let file = directory.join("sentinel.conf").to_string_lossy().into_owned();
+    // Sentinels read their state from this file only. The directory's name may contain spaces.
+    let configuration = format!("dir \"{}\"\n{configuration}", directory.display());
+    let words = vec![file, "--sentinel".to_owned()];
+    let files = vec![("sentinel.conf", configuration)];
+    let recipe = Recipe { binary: binary.to_owned(), words, directory, files };
+    RedisServer::start_recipe(recipe, &[], port, Door::Open)
+}
+
+/// The lines of a `sentinel.conf` about the other servers and sentinels.
+fn configuration(
+    patience_ms: u16,
+    [master, replica]: [u16; 2],
+    others: &[(u16, &str)],
+    password: Option<&str>,
+) -> String {
+    let mut lines = vec![
+        format!("sentinel monitor {SERVICE} 127.0.0.1 {master} 2"),
+        format!("sentinel down-after-milliseconds {SERVICE} {patience_ms}"),
+        format!("sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}"),
+        format!("sentinel known-replica {SERVICE} 127.0.0.1 {replica}"),
+    ];
+    if let Some(password) = password {
+        lines.push(format!("sentinel auth-pass {SERVICE} {password}"));
+    }
+    for (port, id) in others {
+        lines.push(format!("sentinel known-sentinel {SERVICE} 127.0.0.1 {port} {id}"));
+    }
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,172 @@
+//! Law 10 for identifiers that a store may confuse.
+
+use std::collections::BTreeSet;
+
+use ratelimit_core::{Algorithm, Limit, Now, Op, Timestamp};
+
+use crate::capability::Capability;
+use crate::harness::{Harness, join_all};
+use crate::law::Violation;
+use crate::laws::{Kept, Subject};
+use crate::trace::made::limit;
+use crate::trace::{Ask, Request};
+
+/// Identifiers of which some database, driver, script or function takes two for one, beside each other.
+const ALIKE: &[&[&str]] = &[
+    &["", " ", "  ", "\0", "\t", "a", " a", "a ", "a\0", "a\0b", "a\n", "a\r\nb", "a\u{200b}"],
+    &[
+        "A", "ä", "a\u{308}", "Ä", "é", "e\u{301}", "e", "ß", "ss", "ﬁ", "fi", "１", "1", "²", "2",
+        "K", "\u{212a}",
+    ],
+    &["{a}b", "{a}c", "{a}", "{", "}", "{}", "{}a", "{b}a", "a{", "a}", "}{", "{{a}}"],
+    &[
+        "a:b", "a_b", "a.b", "a-b", "a|b", "a\\|b", "a/b", "a//b", "a/./b", "a/../b", "ab", "a,b",
+        "a;b", "a b", "a+b",
+    ],
+    &[
+        "a%20b", "a%2520b", "%61", "\\u0061", "&amp;", "&", "\"a\"", "'a'", "`a`", "\\", "\\\\",
+        "$1", "?", "??",
+    ],
+    &[
+        "01", "1.0", "+1", "1e0", "0x1", "-1", "10", "100", "1_000", "1000", "l0", "0", "nil",
+        "null", "false",
+    ],
+    &[
+        "::1",
+        "0:0:0:0:0:0:0:1",
+        "127.0.0.1",
+        "127.0.0.10",
+        "::ffff:127.0.0.1",
+        "10.0.0.1",
+        "10.0.0.01",
+    ],
+    &[
+        "🦀", "🦞", "\u{fffd}", "\u{202e}", "\u{e9}", "\u{1e9}", "\u{80}", "\u{7f}", "\u{1}", "Aa",
+        "BB", "ba",
+    ],
+    &["*", "a*", "?*", "[a-z]", "_", ".*", "a%", "costarring", "liquid", "declinate", "macallums"],
+];
+
+/// Characters of identifiers that differ at one end or in the middle, at which a store may have cut or hashed them.
+const LENGTHS: [usize; 8] = [16, 32, 64, 128, 129, 255, 1_000, 100_000];
+
+/// Keys that a store which resets by pattern would take for patterns.
+const PATTERNS: [&str; 6] = ["*", "?*", "[a-z]", "a%", "_", ".*"];
+
+/// Keys of the limits whose names are alike.
+const FEW: [&str; 7] = ["", "0", "a", "b", "ab", "a:b", "l0"];
+
+const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+/// How many identifiers are asked concurrently.
+const AT_ONCE: usize = 64;
+
+/// Identifiers that all differ, and little.
+fn identifiers() -> BTreeSet<String> {
+    let mut all: BTreeSet<String> =
+        ALIKE.iter().copied().flatten().map(|key| (*key).to_owned()).collect();
+    for length in LENGTHS {
+        let (half, rest) = ("x".repeat(length / 2), "x".repeat(length - length / 2));
+        for sign in ["", "y", "z"] {
+            all.extend([
+                format!("{sign}{half}{rest}"),
+                format!("{half}{sign}{rest}"),
+                format!("{half}{rest}{sign}"),
+            ]);
+        }
+    }
+    all
+}
+
+/// Law 10 for similar identifiers: a charge to one never shows in another, however little they differ. A reset of one, even if it
+/// looks like a pattern, resets no other. `limits` are several of one algorithm, whose names can be joined with a key to the same
+/// text, or differ in case.
+pub(crate) async fn two_identifiers_never_meet<A: Algorithm, H: Harness<A>>(
+    subject: &Subject<'_, A, H>,
+    limits: [A; 4],
+) -> Kept {
+    let mut names = ["l", "l0", "L", "l.a"].into_iter();
+    let limits = limits.map(|algorithm| limit(names.next().unwrap_or_default(), algorithm));
+    let ask = async |ask: &Ask, op, cost| -> Result<_, Violation> {
+        let request = Request::one(AT, op, Ask { cost, ..ask.clone() });
+        Ok(*subject.ask(&limits, &request, Now::At(AT)).await?.summary())
+    };
+    let few = |limit| FEW.map(|key| Ask { limit, key: key.to_owned(), cost: 0 });
+    let all = identifiers().into_iter().map(|key| Ask { limit: 0, key, cost: 0 });
+    let asks: Vec<Ask> = all.chain((1..limits.len()).flat_map(few)).collect();
+    let shown = |ask: &Ask| shown(&limits, ask);
+    for some in asks.chunks(AT_ONCE) {
+        let capacity = |ask: &Ask| limits[ask.limit].algorithm().capacity();
+        let charged = join_all(some.iter().map(|one| ask(one, Op::Acquire, capacity(one)))).await;
+        for (charged, one) in charged.into_iter().zip(some) {
+            let charged = charged?;
+            if !charged.allowed || charged.remaining > 0 {
+                return Meets { subject, limits: &limits }.with(&asks, one).await;
+            }
+        }
+    }
+    for some in asks.chunks(AT_ONCE) {
+        for (left, one) in
+            join_all(some.iter().map(|one| ask(one, Op::Peek, 1))).await.into_iter().zip(some)
+        {
+            let left = left?;
+            subject.ensure(!left.allowed, || {
+                format!("{} was used up, and is not: its state was lost", shown(one))
+            })?;
+        }
+    }
+    if !subject.able().can(Capability::Reset) {
+        return Ok(());
+    }
+    for pattern in PATTERNS {
+        ask(&Ask { limit: 0, key: pattern.to_owned(), cost: 0 }, Op::Reset, 0).await?;
+    }
+    for one in asks.iter().filter(|ask| ask.limit > 0 || !PATTERNS.contains(&&*ask.key)) {
+        let left = ask(one, Op::Peek, 1).await?;
+        subject.ensure(!left.allowed, || {
+            format!("{} was used up, and is not after a reset of {PATTERNS:?}: the store resets by patterns", shown(one))
+        })?;
+    }
+    Ok(())
+}
+
+/// An identifier, shortened if it is long.
+fn shown<A: Algorithm>(limits: &[Limit<A>], ask: &Ask) -> String {
+    let (name, key) = (limits[ask.limit].name(), &ask.key);
+    let begin: String = key.chars().take(40).collect();
+    format!("{begin:?} ({} bytes) of limit {name}", key.len())
+}
+
+struct Meets<'a, A: Algorithm, H: Harness<A>> {
+    subject: &'a Subject<'a, A, H>,
+    limits: &'a [Limit<A>],
+}
+
+impl<A: Algorithm, H: Harness<A>> Meets<'_, A, H> {
+    async fn one(&self, ask: &Ask, op: Op, cost: u64) -> Result<bool, Violation> {
+        let request = Request::one(AT, op, Ask { cost, ..ask.clone() });
+        Ok(self.subject.ask(self.limits, &request, Now::At(AT)).await?.allowed())
+    }
+
+    /// Names the identifier that shares its state with this one, if both can be reset.
+    async fn with(&self, asks: &[Ask], found: &Ask) -> Kept {
+        let capacity = |ask: &Ask| self.limits[ask.limit].algorithm().capacity();
+        let others = asks.iter().take_while(|other| *other != found);
+        for other in others.filter(|_| self.subject.able().can(Capability::Reset)) {
+            self.one(other, Op::Reset, 0).await?;
+            self.one(found, Op::Reset, 0).await?;
+            self.one(other, Op::Acquire, capacity(other)).await?;
+            let apart = self.one(found, Op::Acquire, capacity(found)).await?;
+            self.subject.ensure(apart, || {
+                format!(
+                    "{} shares its state with {}",
+                    shown(self.limits, found),
+                    shown(self.limits, other)
+                )
+            })?;
+        }
+        let found = shown(self.limits, found);
+        self.subject.broken(format!(
+            "{found} was never used, and something of it is, among many that are asked at once"
+        ))
+    }
+}

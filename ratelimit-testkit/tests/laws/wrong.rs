@@ -1,0 +1,535 @@
+//! Stores that are wrong on purpose, each as real limiters have been. A law that catches nothing proves nothing; whether one would
+//! notice a fault of the real code, `cargo mutants` asks.
+//!
+//! All are one sound store over the pure step, with one [`Flaw`] or none.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, Decision, Limit, ManualClock, Now, Op, Policy, PolicyState,
+    Rate, Refusal, Reservation, ReservationId, States, Store, SystemClock, Timestamp, Verdict,
+    Write, decide,
+};
+use ratelimit_testkit::{AlgorithmKind, Capability, Harness, Refused, StoreClock};
+
+/// The flaw of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Flaw {
+    /// The store tests `current > limit` before the increment: one request too many is admitted.
+    OffByOne,
+    /// GET, decide, SET: another client does the same in between.
+    ReadThenWrite,
+    /// INCR without EXPIRE: the key stays forever.
+    LosesTheTtl,
+    /// INCR and EXPIRE on every request: the window of a client that keeps coming never ends.
+    ExtendsTheWindow,
+    /// A batch that one limit denies has already been charged to the limits before it.
+    ChargesTheSiblings,
+    /// The state has a time to live in whole seconds and no timestamp: it counts for too long.
+    OutlivesItsWindow,
+    /// The elapsed time is an unsigned difference: when the clock goes back, it is huge, and the bucket is full.
+    MintsWhenTimeGoesBack,
+    /// `retry_after` is a microsecond short.
+    WaitsOneShort,
+    /// The limit is stored with the first state written under it; a changed limit has no effect.
+    KeepsTheOldLimit,
+    /// A request that is sent twice under one id is charged twice.
+    ChargesAgain,
+    /// A release is a DEL that does not check the lease's owner: a late one frees another client's lease.
+    ReleasesAnyLease,
+    /// The store's own clock stands still.
+    OwnClockStands,
+    /// A request reads the store's own clock before it waits for the lock, so that one which came later may be decided
+    /// before it, at a later time.
+    ReadsTheClockFirst,
+    /// A state written at a given time is removed when it expires, without the hour of grace.
+    SweepsWithoutGrace,
+    /// A state written at the store's own time is removed when four fifths of its time have passed.
+    SweepsEarly,
+    /// Different keys share a state if they fold to the same text.
+    FoldsKeys(Fold),
+    /// The store refuses everything that needs one of these capabilities, and drops metadata.
+    Cannot(&'static [Capability]),
+}
+
+/// A mapping of keys under which different keys become equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Fold {
+    /// Only the hash tag counts: `{a}b` is `{a}c`.
+    HashTag,
+    /// A collation ignores case: `Alice` is `alice`.
+    Case,
+    /// The store replaces its own separator: `a:b` is `a_b`.
+    Colons,
+    /// White space at the ends is trimmed.
+    Trimmed,
+    /// A key ends with a NUL.
+    NulTerminated,
+    /// Only so many bytes count.
+    CutAt(usize),
+}
+
+impl Fold {
+    fn folded(self, key: &str) -> String {
+        let tag = || key.split_once('{')?.1.split_once('}').map(|(tag, _)| tag);
+        match self {
+            Self::HashTag => tag().filter(|tag| !tag.is_empty()).unwrap_or(key).to_owned(),
+            Self::Case => key.to_lowercase(),
+            Self::Colons => key.replace(':', "_"),
+            Self::Trimmed => key.trim().to_owned(),
+            Self::NulTerminated => key.split('\0').next().unwrap_or_default().to_owned(),
+            Self::CutAt(bytes) => {
+                String::from_utf8_lossy(&key.as_bytes()[..bytes.min(key.len())]).into_owned()
+            }
+        }
+    }
+}
+
+/// The name of a limit, and a key.
+type Key = (String, String);
+
+struct Entry {
+    state: PolicyState,
+    /// The limit under which the state was written.
+    policy: Policy,
+    written: Timestamp,
+    expires: Timestamp,
+    /// When the store removes the state, by its own clock.
+    sweep_at: Option<Timestamp>,
+}
+
+/// What a store keeps.
+#[derive(Default)]
+struct Kept {
+    entries: HashMap<Key, Entry>,
+    /// Reservations, and when they are removed.
+    reservations: HashMap<(Key, ReservationId), (Reservation, Timestamp)>,
+}
+
+/// The clock that a wrong store reads.
+enum OwnClock {
+    Manual(ManualClock),
+    System(SystemClock),
+}
+
+impl OwnClock {
+    fn now(&self) -> Timestamp {
+        match self {
+            Self::Manual(clock) => clock.now(),
+            Self::System(clock) => clock.now(),
+        }
+    }
+}
+
+/// A store over the pure step with one flaw, or none. Its own clock is set by hand, or runs.
+pub(crate) struct WrongStore {
+    flaw: Option<Flaw>,
+    clock: OwnClock,
+    began: Timestamp,
+    /// The latest given time, in microseconds.
+    latest_us: AtomicU64,
+    /// The number of requests at the store's own time.
+    calls: AtomicU64,
+    kept: Mutex<Kept>,
+}
+
+/// A limit of the same algorithm with one unit more.
+fn one_more(policy: &Policy) -> Policy {
+    let (kind, admissions) = (AlgorithmKind::of(policy), policy.by_admissions());
+    let refill = match &admissions {
+        Policy::Gcra(gcra) => Some(*gcra.refill()),
+        Policy::TokenBucket(tokens) => Some(*tokens.refill()),
+        _ => None,
+    };
+    let us = match &admissions {
+        Policy::FixedWindow(of) => of.window_us(),
+        Policy::FirstRequestWindow(of) => of.window_us(),
+        Policy::WindowLog(of) => of.window_us(),
+        Policy::SlidingLog(of) => of.window_us(),
+        Policy::SlidingCounter(of) => of.window_us(),
+        Policy::Concurrency(of) => of.lease_us(),
+        _ => 1_000_000,
+    };
+    let (count, us) = match refill {
+        Some(refill) => (refill.tick_units, refill.token_units * refill.tick_us),
+        None => (policy.capacity() + 1, us),
+    };
+    let more = kind.policy(Rate::per_us(count, us).expect("a rate"), policy.capacity() + 1);
+    if policy.charges_denials() { more.by_attempts().expect("as before") } else { more }
+}
+
+/// The initial time of a [`WrongStore`] whose clock is set by hand.
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+
+/// How much too long a state counts under [`Flaw::OutlivesItsWindow`].
+const OUTLIVES_US: u64 = 1_000_000;
+
+impl WrongStore {
+    fn new(flaw: Option<Flaw>, clock: OwnClock) -> Self {
+        let (began, kept) = (clock.now(), Mutex::default());
+        let (latest_us, calls) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { flaw, clock, began, latest_us, calls, kept }
+    }
+
+    fn is(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cannot(&self, capability: Capability) -> bool {
+        matches!(self.flaw, Some(Flaw::Cannot(lacking)) if lacking.contains(&capability))
+    }
+
+    fn key(&self, limit: &Limit<Policy>, key: &str) -> Key {
+        let key = match self.flaw {
+            Some(Flaw::FoldsKeys(fold)) => fold.folded(key),
+            _ => key.to_owned(),
+        };
+        (limit.name().to_owned(), key)
+    }
+
+    /// The time of a request in the store's belief.
+    fn time(&self, batch: &Batch<'_, Policy>) -> Timestamp {
+        match batch.time() {
+            Now::At(now) => now,
+            Now::Store if self.is(Flaw::OwnClockStands) => self.began,
+            Now::Store => self.clock.now(),
+        }
+    }
+
+    /// When a state with this expiry is removed, by the store's own clock.
+    fn sweep_at(&self, now: Now, written: Timestamp, expires: Timestamp) -> Timestamp {
+        let mut us = expires.saturating_us_since(written);
+        if self.is(Flaw::SweepsEarly) && now == Now::Store {
+            us = us / 5 * 4;
+        }
+        if !self.is(Flaw::SweepsWithoutGrace) {
+            us += now.padding_us();
+        }
+        self.clock.now().saturating_add_us(us)
+    }
+
+    /// Refuses what the store cannot do.
+    fn able(&self, batch: &Batch<'_, Policy>) -> Result<(), Refused> {
+        let Some(Flaw::Cannot(lacking)) = self.flaw else { return Ok(()) };
+        let (op, checks) = (batch.operation(), batch.checks());
+        let any = |of: &dyn Fn(&Check<'_, Policy>) -> bool| checks.iter().any(of);
+        let needed = |capability: &Capability| match *capability {
+            Capability::Batches => checks.len() > 1,
+            Capability::SeveralKeys => any(&|check| check.key != checks[0].key),
+            Capability::Reservations => batch.reservation_id().is_some(),
+            Capability::Attempts => any(&|check| check.limit.algorithm().charges_denials()),
+            Capability::Admissions => any(&|check| !check.limit.algorithm().charges_denials()),
+            Capability::Algorithm(kind) => {
+                any(&|check| AlgorithmKind::of(check.limit.algorithm()) == kind)
+            }
+            Capability::PastTimes => match batch.time() {
+                Now::Store => false,
+                Now::At(at) => self.latest_us.fetch_max(at.as_us(), Ordering::SeqCst) > at.as_us(),
+            },
+            Capability::States
+            | Capability::Metadata
+            | Capability::TimesInOrder
+            | Capability::Changes => false,
+            Capability::Refund | Capability::Force | Capability::Reset => {
+                Capability::of(op) == Some(*capability)
+            }
+        };
+        let limit = checks[0].limit.name().to_owned();
+        let needed = lacking.iter().any(needed);
+        if needed { Err(Refused(Refusal::Unsupported { limit, op })) } else { Ok(()) }
+    }
+
+    fn decide(
+        &self,
+        batch: &Batch<'_, Policy>,
+        read: Option<Vec<Option<PolicyState>>>,
+    ) -> Result<Verdict, Refusal> {
+        let mut kept = self.kept();
+        // Behind the lock.
+        let mut now = self.time(batch);
+        let keys: Vec<Key> =
+            batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect();
+        if self.is(Flaw::OutlivesItsWindow) {
+            let ends = keys.iter().filter_map(|key| Some(kept.entries.get(key)?.expires));
+            let outlived =
+                |end: &Timestamp| *end <= now && now <= end.saturating_add_us(OUTLIVES_US);
+            let before =
+                |end: Timestamp| Timestamp::saturating_from_us(end.as_us().saturating_sub(1));
+            now = ends.filter(outlived).map(before).min().unwrap_or(now);
+        }
+        let limits: Vec<_> = keys
+            .iter()
+            .zip(batch.checks())
+            .map(|(key, check)| self.limit(&kept, key, check))
+            .collect();
+        let checks = batch.checks().iter().zip(&limits);
+        let checks: Vec<_> = checks.map(|(check, limit)| Check { limit, ..*check }).collect();
+        let mut believed = batch.with_checks(&checks);
+        if self.cannot(Capability::Metadata) {
+            believed = believed.metadata(&[]);
+        }
+        let states = read.unwrap_or_else(|| self.read(&kept, &keys, now));
+        let reservations = keys.iter().map(|key| self.reservation(&kept, key, batch)).collect();
+        let mut view = View { states, reservations, keys: &keys, writes: vec![], reserves: vec![] };
+        let verdict = decide(&believed, now, &mut view)?;
+        let View { writes, reserves, .. } = view;
+        for (place, write) in writes {
+            self.write(
+                &mut kept,
+                &keys[place],
+                checks[place].limit.algorithm(),
+                (now, batch.time()),
+                write,
+            );
+        }
+        for (place, reservation, expires) in reserves {
+            let sweep_at = self.sweep_at(batch.time(), now, expires);
+            let id = batch.reservation_id().unwrap_or(ReservationId::new(0));
+            kept.reservations.insert((keys[place].clone(), id), (reservation, sweep_at));
+        }
+        if self.is(Flaw::ChargesTheSiblings)
+            && !verdict.allowed()
+            && batch.operation() == Op::Acquire
+        {
+            for (key, check) in keys.iter().zip(&checks) {
+                let policy = check.limit.algorithm();
+                let state = kept.entries.get(key).map(|entry| entry.state.clone());
+                let step = policy.step(state.as_ref(), now, check.cost);
+                if step.decision.allowed {
+                    self.write(&mut kept, key, policy, (now, batch.time()), step.write);
+                }
+            }
+        }
+        Ok(self.tell(batch, &verdict))
+    }
+
+    /// The limit that the store believes is asked for.
+    fn limit(&self, kept: &Kept, key: &Key, check: &Check<'_, Policy>) -> Limit<Policy> {
+        let policy = check.limit.algorithm();
+        let believed = match self.flaw {
+            Some(Flaw::OffByOne) => one_more(policy),
+            Some(Flaw::KeepsTheOldLimit) => {
+                kept.entries.get(key).map_or(*policy, |entry| entry.policy)
+            }
+            _ => *policy,
+        };
+        Limit::new(check.limit.name(), believed).expect("as plain as before")
+    }
+
+    /// The states of these keys in the store's belief.
+    fn read(&self, kept: &Kept, keys: &[Key], now: Timestamp) -> Vec<Option<PolicyState>> {
+        let minted = |entry: &Entry| self.is(Flaw::MintsWhenTimeGoesBack) && now < entry.written;
+        let read = |key| kept.entries.get(key).filter(|entry| !minted(entry));
+        keys.iter().map(|key| read(key).map(|entry| entry.state.clone())).collect()
+    }
+
+    /// The reservation under a batch's id in the store's belief.
+    fn reservation(
+        &self,
+        kept: &Kept,
+        key: &Key,
+        batch: &Batch<'_, Policy>,
+    ) -> Option<Reservation> {
+        let (reservation, _) = kept.reservations.get(&(key.clone(), batch.reservation_id()?))?;
+        let mut reservation = reservation.clone();
+        match (self.flaw, batch.operation()) {
+            (Some(Flaw::ChargesAgain), Op::Acquire) => return None,
+            (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
+                if let Some(PolicyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state)
+                {
+                    let last = of.leases.last().map(|lease| lease.timestamp);
+                    reservation.timestamp = last.unwrap_or(reservation.timestamp);
+                    reservation.since = self.time(batch);
+                }
+            }
+            _ => {}
+        }
+        Some(reservation)
+    }
+
+    fn write(
+        &self,
+        kept: &mut Kept,
+        key: &Key,
+        policy: &Policy,
+        (written, now): (Timestamp, Now),
+        write: Write<PolicyState>,
+    ) {
+        match write {
+            Write::Keep => {}
+            Write::Remove => {
+                kept.entries.remove(key);
+            }
+            Write::Put { mut state, mut expires } => {
+                if let (
+                    true,
+                    PolicyState::FirstRequestWindow(window),
+                    Policy::FirstRequestWindow(of),
+                ) = (self.is(Flaw::ExtendsTheWindow), &mut state, policy.by_admissions())
+                {
+                    window.start = window.start.max(written);
+                    expires = window.start.saturating_add_us(of.window_us());
+                }
+                let sweep_at = self.sweep_at(now, written, expires);
+                let sweep_at = (!self.is(Flaw::LosesTheTtl)).then_some(sweep_at);
+                let entry = Entry { state, policy: *policy, written, expires, sweep_at };
+                kept.entries.insert(key.clone(), entry);
+            }
+        }
+    }
+
+    /// The answer that the store gives.
+    fn tell(&self, batch: &Batch<'_, Policy>, verdict: &Verdict) -> Verdict {
+        let told = |(decision, check): (&Decision, &Check<'_, Policy>)| {
+            let mut told = *decision;
+            match self.flaw {
+                Some(Flaw::OffByOne) => {
+                    told.limit = check.limit.algorithm().capacity();
+                    told.remaining = told.remaining.saturating_sub(1);
+                }
+                Some(Flaw::WaitsOneShort) => {
+                    told.retry_after_us = told.retry_after_us.map(|us| us.saturating_sub(1));
+                }
+                _ => {}
+            }
+            told
+        };
+        let told: Vec<_> = verdict.decisions().iter().zip(batch.checks()).map(told).collect();
+        if let [one] = told[..] { Verdict::one(one) } else { Verdict::several(told) }
+    }
+}
+
+impl Store<Policy> for WrongStore {
+    type Error = Refused;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+        self.able(batch)?;
+        let mut read = None;
+        if self.is(Flaw::ReadThenWrite) {
+            let keys: Vec<Key> =
+                batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect();
+            read = Some(self.read(&self.kept(), &keys, self.time(batch)));
+            let_others_run().await;
+        }
+        if self.is(Flaw::ReadsTheClockFirst) && batch.time() == Now::Store {
+            let now = Now::At(self.time(batch));
+            for _ in 0..self.calls.fetch_add(1, Ordering::SeqCst) % 3 {
+                let_others_run().await;
+            }
+            return self.decide(&batch.now(now), None).map_err(Refused);
+        }
+        self.decide(batch, read).map_err(Refused)
+    }
+}
+
+/// What was read for a batch, and the writes to make.
+struct View<'a> {
+    states: Vec<Option<PolicyState>>,
+    reservations: Vec<Option<Reservation>>,
+    keys: &'a [Key],
+    writes: Vec<(usize, Write<PolicyState>)>,
+    reserves: Vec<(usize, Reservation, Timestamp)>,
+}
+
+impl States<PolicyState> for View<'_> {
+    fn get(&self, place: usize) -> Option<&PolicyState> {
+        self.states[place].as_ref()
+    }
+
+    fn put(&mut self, place: usize, write: Write<PolicyState>) {
+        self.writes.push((place, write));
+    }
+
+    fn reservation(&self, place: usize) -> Option<Reservation> {
+        self.reservations[place].clone()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        BuildHasherDefault::<DefaultHasher>::default().hash_one({
+            let mut keys = self.keys.to_vec();
+            keys.sort_unstable();
+            keys
+        })
+    }
+
+    fn put_reservation(&mut self, place: usize, reservation: Reservation, expires: Timestamp) {
+        self.reserves.push((place, reservation, expires));
+    }
+}
+
+/// Lets other tasks interleave.
+async fn let_others_run() {
+    let mut waited = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// The harness of wrong stores.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WrongHarness {
+    /// The flaw of its stores, or none.
+    pub(crate) flaw: Option<Flaw>,
+    /// Whether their clocks run, or are set.
+    pub(crate) in_real_time: bool,
+}
+
+impl Harness for WrongHarness {
+    type Store = WrongStore;
+
+    const SMALL_TRACE_REQUESTS: u32 = 3;
+
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn store(&self) -> WrongStore {
+        let manual = || OwnClock::Manual(ManualClock::new(BEGIN));
+        let system = || OwnClock::System(SystemClock::new());
+        WrongStore::new(self.flaw, if self.in_real_time { system() } else { manual() })
+    }
+
+    fn clock(&self, store: &WrongStore) -> StoreClock {
+        match &store.clock {
+            OwnClock::Manual(clock) => StoreClock::from(clock),
+            OwnClock::System(_) => StoreClock::Real,
+        }
+    }
+
+    async fn state(
+        &self,
+        store: &WrongStore,
+        limit: &Limit<Policy>,
+        key: &str,
+    ) -> Option<PolicyState> {
+        let key = store.key(limit, key);
+        let state = store.kept().entries.get(&key).map(|entry| entry.state.clone());
+        state.filter(|_| !store.cannot(Capability::States))
+    }
+
+    async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
+        let (by, kept) = (store.clock.now() + within, store.kept());
+        let states = kept.entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
+        let reserved =
+            kept.reservations.iter().map(|(key, (_, at))| (format!("{key:?}"), Some(*at)));
+        let all = states.chain(reserved);
+        all.filter(|(_, at)| at.is_none_or(|at| at > by))
+            .map(|(key, at)| format!("{key} until {at:?}"))
+            .collect()
+    }
+}

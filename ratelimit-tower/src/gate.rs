@@ -1,0 +1,277 @@
+//! [`Gate`]: who asks, which limits apply, and what is told.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::WWW_AUTHENTICATE;
+use http::request::Parts;
+use ratelimit_core::{
+    ConfigError, ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError,
+    Verdict,
+};
+
+use crate::caller::{Caller, Later, Values};
+use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
+use crate::fields::{Entry, PolicyField, Told, write_retry_after};
+use crate::identify::IdentifyError;
+use crate::rejection::{Reason, Rejection};
+
+/// What decides the requests of a service: a configuration, and what is computed once of it.
+pub(crate) struct Gate<S, A> {
+    pub(crate) config: Config<S, A>,
+    /// The identifier that the one limiter wants and no source has.
+    lacks: Option<ConfigError>,
+    /// The `RateLimit-Policy` of each limit of the one limiter.
+    policies: Vec<Option<PolicyField>>,
+}
+
+/// Which limits are asked, for what cost, and what of the caller is waited for. The limiter is borrowed, unless it was chosen: counting
+/// references takes longer than the rest of an arrival.
+pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, u64, Option<Later>);
+
+impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
+    pub(crate) fn new(config: Config<S, A>) -> Self {
+        if let Some(require) = &config.require
+            && let Err(error) = require(&config.sources)
+        {
+            tracing::error!(%error, "a rate limit is configured wrongly; requests are refused");
+        }
+        let (lacks, policies) = match &config.limiters {
+            Limiters::One(limiter) => {
+                let policy = |limit| PolicyField::new(limit, &config.fields);
+                (config.lacks(limiter), limiter.limits().iter().map(policy).collect())
+            }
+            Limiters::Chosen(_) => (None, Vec::new()),
+        };
+        Self { config, lacks, policies }
+    }
+
+    /// Who asks, and which limits; `None` for none.
+    #[inline]
+    pub(crate) fn arrive(
+        &self,
+        request: &mut Parts,
+        values: &mut Values,
+    ) -> Result<Option<Asked<'_, S, A>>, Box<Rejection>> {
+        let config = &self.config;
+        let (limiter, lacks) = match &config.limiters {
+            Limiters::One(limiter) => {
+                (Cow::Borrowed(limiter), self.lacks.as_ref().map(Cow::Borrowed))
+            }
+            Limiters::Chosen(choose) => match choose(request) {
+                Choice::Limited(limiter) => {
+                    let lacks = config.lacks(&limiter).map(Cow::Owned);
+                    (Cow::Owned(limiter), lacks)
+                }
+                Choice::Exempt => return Ok(None),
+                Choice::Refused(error) => return Err(self.unidentified(error)),
+            },
+        };
+        if let Some(lacks) = lacks {
+            return Err(self.misconfigured(&*lacks));
+        }
+        let cost = match &config.cost {
+            Cost::Fixed(cost) => *cost,
+            Cost::ByRequest(cost) => cost(request),
+        };
+        match config.sources.identify(request, values) {
+            Ok(later) => Ok(Some((limiter, cost, later))),
+            Err(error) => Err(self.unidentified(error)),
+        }
+    }
+
+    /// The caller with these identifiers.
+    pub(crate) const fn caller<'a>(&'a self, values: &'a Values) -> Caller<'a> {
+        Caller { sources: &self.config.sources, values }
+    }
+
+    /// Where to tell for how long a place was held, if that is of use.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn hold_time(&self) -> Option<Arc<crate::config::HoldTime>> {
+        self.config.fields.tells_hold_time().then(|| self.config.hold_time.clone())
+    }
+
+    /// The service is at fault. The reason is for the log.
+    #[cold]
+    fn misconfigured(&self, reason: &dyn fmt::Display) -> Box<Rejection> {
+        self.config.log.misconfigured(reason);
+        Rejection::new(Reason::Misconfigured, StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// The request has no identifier.
+    #[cold]
+    pub(crate) fn unidentified(&self, error: IdentifyError) -> Box<Rejection> {
+        let (what, challenge) = match error {
+            IdentifyError::NotWired(reason) => return self.misconfigured(&reason),
+            IdentifyError::Missing { what, challenge } => (what, challenge),
+        };
+        let mut rejection = Rejection::new(Reason::Unidentified, StatusCode::BAD_REQUEST);
+        if let Some(challenge) = challenge {
+            rejection.status = StatusCode::UNAUTHORIZED;
+            rejection.headers.insert(WWW_AUTHENTICATE, challenge);
+        }
+        rejection.detail = Some(what);
+        rejection
+    }
+
+    /// What a decision means for the request: admitted, with what is told of it, or refused.
+    #[inline]
+    pub(crate) fn judge(
+        &self,
+        limiter: &RateLimiter<S, A>,
+        caller: Caller<'_>,
+        decided: Result<&Verdict, &S::Error>,
+    ) -> Result<Option<Told>, Box<Rejection>> {
+        match decided {
+            Ok(verdict) => {
+                self.log_shadow_denials(limiter, verdict);
+                if verdict.allowed() {
+                    Ok(self.tell(limiter, caller, verdict))
+                } else {
+                    Err(self.deny(limiter, caller, verdict))
+                }
+            }
+            Err(error) => self.judge_error(limiter, caller, error),
+        }
+    }
+
+    #[cold]
+    fn judge_error(
+        &self,
+        limiter: &RateLimiter<S, A>,
+        caller: Caller<'_>,
+        error: &S::Error,
+    ) -> Result<Option<Told>, Box<Rejection>> {
+        match error.kind() {
+            // The client did not send an identifier that it may lack, and without it no limit applies.
+            ErrorKind::Invalid if caller.lacks_some() => {
+                let what = "the request lacks what its rate limits are kept by";
+                Err(self.unidentified(IdentifyError::missing(what)))
+            }
+            ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::CrossSlot => {
+                Err(self.misconfigured(error))
+            }
+            _ => {
+                let admits = self.config.on_store_error == OnStoreError::Admit;
+                let first = limiter.limits().iter().next().map_or("", |limit| limit.name());
+                self.config.log.undecided(first, error, admits);
+                if admits {
+                    return Ok(None);
+                }
+                let limits = limiter.limits().iter();
+                let applies =
+                    limits.filter(|limit| !limit.is_shadow() && limit.key_for(&caller).is_some());
+                let mut rejection =
+                    Rejection::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE);
+                rejection.violated_policies = applies.map(|limit| limit.name().into()).collect();
+                Err(rejection)
+            }
+        }
+    }
+
+    /// The fields that describe the verdict, if the answer has any.
+    #[inline]
+    fn tell<'a>(
+        &'a self,
+        limiter: &'a RateLimiter<S, A>,
+        caller: Caller<'_>,
+        verdict: &'a Verdict,
+    ) -> Option<Told> {
+        let fields = &self.config.fields;
+        if !fields.tells(verdict.allowed()) {
+            return None;
+        }
+        let entry = |decided: NamedDecision<'a, A>| {
+            let limit = decided.configured();
+            let mut entry = Entry::new(limit, decided.decision(), fields);
+            if limit.algorithm().has_leases() {
+                entry = entry.busy(self.busy_wait_us(&decided));
+            }
+            let place = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
+            let policy = place.and_then(|place| self.policies.get(place)?.as_ref());
+            entry.policy = policy.and_then(|policy| policy.of(&entry));
+            if fields.partition_secret.is_some() {
+                let key = limit.key_for(&caller);
+                entry.partition_key =
+                    key.and_then(|key| fields.partition_key_of(limit.name(), &key));
+            }
+            entry
+        };
+        // Without shadow limits, which a client need not know.
+        let mut decisions = limiter.named(verdict);
+        if verdict.decisions().len() == 1 {
+            return fields.tell(&[entry(decisions.next()?)]);
+        }
+        fields.tell(&decisions.map(entry).collect::<Vec<_>>())
+    }
+
+    /// The rejection of a request that limits denied.
+    #[cold]
+    fn deny(
+        &self,
+        limiter: &RateLimiter<S, A>,
+        caller: Caller<'_>,
+        verdict: &Verdict,
+    ) -> Box<Rejection> {
+        let denied = || limiter.named(verdict).filter(|decided| !decided.allowed);
+        // During an outage a limit that closes has counted nothing that a field could tell. One of another choice still
+        // denies by a count of its own.
+        let closes = verdict.source() == Source::Fallback
+            && denied().any(|decided| decided.configured().outage() == Some(OnOutage::Closed));
+        let (mut rejection, wait_us, told) = if closes {
+            let wait_us = verdict.summary().retry_after_us;
+            (
+                Rejection::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE),
+                wait_us,
+                None,
+            )
+        } else {
+            let (wait_us, told) = (self.wait_us(denied()), self.tell(limiter, caller, verdict));
+            (Rejection::new(Reason::QuotaExceeded, StatusCode::TOO_MANY_REQUESTS), wait_us, told)
+        };
+        rejection.violated_policies = denied().map(|decided| decided.name().into()).collect();
+        rejection.retry_after = wait_us.map(Duration::from_micros);
+        if let Some(wait_us) = wait_us {
+            write_retry_after(wait_us, &mut rejection.headers);
+        }
+        if let Some(told) = told {
+            told.write_to(&mut rejection.headers);
+        }
+        let Rejection { violated_policies: limits, retry_after, .. } = &*rejection;
+        tracing::debug!(?limits, ?retry_after, "a request is denied");
+        rejection
+    }
+
+    /// How long a request is to wait for the place that this limit denied, if that is told.
+    fn busy_wait_us(&self, denied: &NamedDecision<'_, A>) -> Option<u64> {
+        self.config.fields.busy_wait_us(self.config.hold_time.us(), denied.cost, denied.limit)
+    }
+
+    /// The longest wait of these denials. `None` if that is never, or not known.
+    fn wait_us<'a>(&self, denied: impl Iterator<Item = NamedDecision<'a, A>>) -> Option<u64>
+    where
+        A: 'a,
+    {
+        let mut longest_us = None;
+        for decided in denied {
+            let wait_us = decided.retry_after_us?;
+            let is_busy = decided.configured().algorithm().has_leases();
+            longest_us =
+                longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { Some(wait_us) });
+        }
+        longest_us
+    }
+
+    /// A shadow limit refuses nothing. What it would have denied is for the log.
+    fn log_shadow_denials(&self, limiter: &RateLimiter<S, A>, verdict: &Verdict) {
+        if verdict.shadow_decisions().any(|decision| !decision.allowed) {
+            let shadow = limiter.named(verdict);
+            for denied in shadow.shadow().filter(|decided| !decided.allowed) {
+                self.config.log.shadow_denial(denied.name());
+            }
+        }
+    }
+}

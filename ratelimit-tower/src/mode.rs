@@ -1,0 +1,109 @@
+//! [`Mode`]: how the store is asked, and what an admitted request holds until it is answered.
+#![allow(private_bounds, private_interfaces, reason = "other crates use no more than the names")]
+
+use std::future::Future;
+use std::sync::Arc;
+
+use http::{Extensions, Response};
+use ratelimit_core::{Quota, RateLimiter, Store, SyncStore};
+
+use crate::caller::Caller;
+use crate::fields::Told;
+use crate::gate::Gate;
+use crate::rejection::Rejection;
+
+/// What an admitted request is told, and what it holds.
+pub(crate) type Decided<G> = Result<(Option<Told>, G), Box<Rejection>>;
+
+/// How the store is asked: [`Awaited`], [`Immediate`], or reserving.
+pub trait Mode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
+    /// What an admitted request holds.
+    type Grant: Grant;
+
+    /// What a request holds that no limit decided.
+    fn exempt(&self) -> Self::Grant;
+
+    /// The decision, if there is no need to wait for it.
+    #[inline]
+    #[must_use]
+    fn decide_now(
+        _: &Gate<S, A>,
+        _: &RateLimiter<S, A>,
+        _: Caller<'_>,
+        _: u64,
+    ) -> Option<Decided<Self::Grant>> {
+        None
+    }
+
+    /// Asks the store.
+    fn decide(
+        &self,
+        gate: &Gate<S, A>,
+        limiter: &Arc<RateLimiter<S, A>>,
+        caller: Caller<'_>,
+        cost: u64,
+    ) -> impl Future<Output = Decided<Self::Grant>> + Send {
+        let grant = self.exempt();
+        async move {
+            let decided = limiter.request(&caller).cost(cost).acquire().await;
+            Ok((gate.judge(limiter, caller, decided.as_ref())?, grant))
+        }
+    }
+}
+
+/// What an admitted request holds until it is answered.
+pub trait Grant: Send + 'static {
+    /// The body of the answer.
+    type Body<B>: From<B>;
+
+    /// The request goes to the service.
+    fn begin(&mut self, request: &mut Extensions);
+
+    /// The service has answered, or failed.
+    ///
+    /// # Errors
+    /// That of the service.
+    fn end<B, E>(self, response: Result<Response<B>, E>) -> Result<Response<Self::Body<B>>, E>;
+}
+
+/// Nothing is held.
+impl Grant for () {
+    type Body<B> = B;
+
+    fn begin(&mut self, _: &mut Extensions) {}
+
+    fn end<B, E>(self, response: Result<Response<B>, E>) -> Result<Response<B>, E> {
+        response
+    }
+}
+
+/// The store is awaited: any [`Store`].
+#[derive(Clone, Copy, Debug)]
+pub struct Awaited;
+
+/// The store decides without waiting: a [`SyncStore`]. No future is boxed, unless an identifier is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Immediate;
+
+impl<S: Store<A>, A: Quota + 'static> Mode<S, A> for Awaited {
+    type Grant = ();
+
+    fn exempt(&self) {}
+}
+
+impl<S: SyncStore<A>, A: Quota + 'static> Mode<S, A> for Immediate {
+    type Grant = ();
+
+    fn exempt(&self) {}
+
+    #[inline]
+    fn decide_now(
+        gate: &Gate<S, A>,
+        limiter: &RateLimiter<S, A>,
+        caller: Caller<'_>,
+        cost: u64,
+    ) -> Option<Decided<()>> {
+        let decided = limiter.check_n_now(&caller, cost);
+        Some(gate.judge(limiter, caller, decided.as_ref()).map(|told| (told, ())))
+    }
+}

@@ -1,0 +1,106 @@
+//! How a layer reserves, and settles with the response.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::{Extensions, Response, StatusCode};
+use ratelimit_core::{Limit, Quota, RateLimiter, Reservation as Core, Reserved, Store};
+use tokio::time::Instant;
+
+use super::open::{Counted, Reservation};
+use super::{Hold, Meter, Reserving, SettledBody};
+use crate::caller::Caller;
+use crate::gate::Gate;
+use crate::mode::{Decided, Grant, Mode};
+
+#[allow(private_interfaces, reason = "other crates use no more than the names")]
+impl<S: Store<A> + 'static, A: Quota + 'static> Mode<S, A> for Reserving {
+    type Grant = Underway;
+
+    fn exempt(&self) -> Underway {
+        Underway { mode: self.clone(), reservation: None }
+    }
+
+    async fn decide(
+        &self,
+        gate: &Gate<S, A>,
+        limiter: &Arc<RateLimiter<S, A>>,
+        caller: Caller<'_>,
+        cost: u64,
+    ) -> Decided<Underway> {
+        let counted = Counted {
+            sources: caller.sources.clone(),
+            values: caller.values.clone(),
+            _token: self.settlements.token(),
+        };
+        let reserved = limiter.reserve_owned(counted, cost).await;
+        let decided = match &reserved {
+            Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
+            Ok(Reserved::Denied(verdict)) => Ok(verdict),
+            Err(error) => Err(error),
+        };
+        let told = gate.judge(limiter, caller, decided)?;
+        let mut underway = Mode::<S, A>::exempt(self);
+        if let Ok(Reserved::Granted(owned)) = reserved {
+            let algorithms = || limiter.limits().iter().map(Limit::algorithm);
+            let shortest_us = algorithms().filter_map(A::reservation_us).min();
+            underway.reservation = Some(Arc::new(Reservation {
+                settles: Box::new(owned),
+                by_handler: None,
+                by_response: Meter::default(),
+                life: Duration::from_micros(shortest_us.unwrap_or(Core::LIFE_US)),
+                is_lease: algorithms().any(A::has_leases),
+                since: gate.hold_time().map(|hold_time| (Instant::now(), hold_time)),
+            }));
+        }
+        Ok((told, underway))
+    }
+}
+
+/// What is known of a request that the service answers. No reservation if it is exempt, or if the store could not decide.
+pub struct Underway {
+    mode: Reserving,
+    reservation: Option<Arc<Reservation>>,
+}
+
+impl Grant for Underway {
+    type Body<B> = SettledBody<B>;
+
+    /// Gives the handler its extensions. A request without a reservation has them too, so that a handler can rely on them.
+    fn begin(&mut self, request: &mut Extensions) {
+        let meter = request.get_or_insert_default::<Meter>().clone();
+        let hold = request.get_or_insert_default::<Hold>();
+        if let Some(reservation) = &mut self.reservation {
+            if let Some(reservation) = Arc::get_mut(reservation) {
+                reservation.by_handler = Some(meter).filter(|_| !self.mode.charge.unmetered);
+            }
+            hold.0.push(Arc::downgrade(reservation));
+        }
+    }
+
+    /// The response, whose body settles the reservation.
+    fn end<B, E>(self, response: Result<Response<B>, E>) -> Result<Response<SettledBody<B>>, E> {
+        let Self { mode, reservation } = self;
+        // An error of the service is a 500 that another layer makes.
+        let status = response.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, Response::status);
+        let (cost, counts_bytes) = match &response {
+            Err(_) if !mode.charge.is_free(status) => (None, false),
+            _ => mode.charge.of(status),
+        };
+        if let (Some(reservation), Some(cost)) = (&reservation, cost) {
+            reservation.by_response.set(cost);
+        }
+        if let Some(reservation) = &reservation
+            && status == StatusCode::SWITCHING_PROTOCOLS
+            && reservation.is_lease
+            && Arc::strong_count(reservation) == 1
+            && !mode.said_unheld.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "a connection is upgraded and its place given back; keep the place by the extension `Hold`"
+            );
+        }
+        Ok(response?.map(|body| SettledBody { body, reservation, counts_bytes }))
+    }
+}

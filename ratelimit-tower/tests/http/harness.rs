@@ -1,0 +1,135 @@
+//! Limits, requests, and what came back.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::routing::get;
+use http::header::HeaderName;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt, Collected};
+use ratelimit_core::{
+    Batch, Limits, LimitsBuilder, ManualClock, Policy, RateLimiter, Store, Verdict,
+};
+use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_tower::{ClientAddress, PeerAddress, RateLimitLayer};
+use tower::{Service, ServiceExt};
+
+pub(crate) type Manual = MemoryStore<Policy, ManualClock>;
+
+pub(crate) fn store(clock: &ManualClock) -> Manual {
+    MemoryStore::builder().clock(clock.clone()).build()
+}
+
+/// A store that decides a second later.
+pub(crate) struct Slow(Manual);
+
+impl Default for Slow {
+    fn default() -> Self {
+        Self(store(&ManualClock::default()))
+    }
+}
+
+impl Store<Policy> for Slow {
+    type Error = MemoryError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        self.0.apply(batch).await
+    }
+}
+
+/// Each limit's name, its policy in words, and the identifier that it is kept by.
+pub(crate) type Rows<'a> = &'a [(&'a str, &'a str, &'a str)];
+
+/// Two requests per address, one more every ten seconds.
+pub(crate) const BURST: Rows = &[("burst", "gcra 6/m burst 2", "ip")];
+
+pub(crate) fn limits(rows: Rows) -> Limits<Policy> {
+    let add =
+        |limits: LimitsBuilder, row: &(&str, &str, &str)| limits.limit(row.0, row.1).by([row.2]);
+    rows.iter().fold(Limits::builder(), add).build().unwrap()
+}
+
+/// The clock stands still.
+pub(crate) fn limiter(rows: Rows) -> RateLimiter<Manual> {
+    RateLimiter::new(limits(rows), store(&ManualClock::default()))
+}
+
+pub(crate) fn layer(rows: Rows) -> RateLimitLayer<Manual> {
+    RateLimitLayer::new(limiter(rows)).by("ip", ClientAddress::peer())
+}
+
+pub(crate) fn hello() -> Router {
+    Router::new().route("/", get(|| async { "hello" }))
+}
+
+pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+pub(crate) fn request(path: &str) -> Request<Body> {
+    let mut request = Request::get(path).body(Body::empty()).unwrap();
+    let peer: SocketAddr = "192.0.2.7:4711".parse().unwrap();
+    request.extensions_mut().insert(PeerAddress(peer));
+    request
+}
+
+pub(crate) fn with_key(key: &str) -> Request<Body> {
+    let mut request = request("/");
+    request.headers_mut().insert(API_KEY, key.parse().unwrap());
+    request
+}
+
+/// What came back.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Answer {
+    /// The lines of this field; empty if there are none.
+    pub(crate) fn field(&self, name: &str) -> String {
+        let lines = self.headers.get_all(name).iter().map(|line| line.to_str().unwrap());
+        lines.collect::<Vec<_>>().join(", ")
+    }
+
+    pub(crate) fn problem(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    pub(crate) fn violated(&self) -> Vec<String> {
+        serde_json::from_value(self.problem()["violated-policies"].clone()).unwrap()
+    }
+}
+
+/// A service of this body, which does not fail.
+pub(crate) trait App<B>:
+    Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone
+{
+}
+
+impl<S, B> App<B> for S where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone
+{
+}
+
+/// Sends a request, and reads the answer to its end.
+pub(crate) async fn send<B: http_body::Body>(app: &impl App<B>, request: Request<Body>) -> Answer {
+    let (parts, body) = app.clone().oneshot(request).await.unwrap().into_parts();
+    let body = body.collect().await.map_or(Bytes::new(), Collected::to_bytes);
+    Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+}
+
+/// Sends these requests, one after the other.
+pub(crate) async fn statuses<B: http_body::Body, const N: usize>(
+    app: &impl App<B>,
+    requests: [Request<Body>; N],
+) -> [u16; N] {
+    let mut statuses = [0; N];
+    for (status, request) in statuses.iter_mut().zip(requests) {
+        *status = send(app, request).await.status;
+    }
+    statuses
+}

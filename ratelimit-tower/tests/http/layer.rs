@@ -1,0 +1,343 @@
+//! The layer in front of axum routes: who is limited, by what, and what clients are told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::get;
+use http::header::HeaderValue;
+use http::{Request, Response, StatusCode};
+use ratelimit_core::{
+    Batch, Decision, DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter,
+    Refusal, Source, Store, StoreError, Verdict,
+};
+use ratelimit_tower::{
+    Advice, Choice, ClientAddress, Fields, IdentifyError, OnStoreError, RateLimitLayer, Rejection,
+    Unit, XRateLimit, extension, from_async_fn, header, matched_route, method, optional,
+    path_param, unauthorized,
+};
+
+use crate::harness::{
+    API_KEY, BURST, hello, layer, limiter, limits, request, send, statuses, store, with_key,
+};
+
+/// Two requests per key.
+const BY_KEY: crate::harness::Rows = &[("burst", "gcra 6/m burst 2", "key")];
+
+#[tokio::test]
+async fn a_denied_client_is_told_when_to_come_back_and_is_admitted_then() {
+    let clock = ManualClock::default();
+    let limiter = RateLimiter::new(limits(BURST), store(&clock));
+    let app = hello().layer(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()));
+    let first = send(&app, request("/")).await;
+    assert_eq!((first.status, &*first.field("ratelimit-policy")), (200, r#""burst";q=2;w=20"#));
+    assert_eq!(first.field("ratelimit"), r#""burst";r=1;t=10"#);
+    assert_eq!(first.field("retry-after"), "");
+    send(&app, request("/")).await;
+
+    clock.advance(Duration::from_millis(1));
+    let denied = send(&app, request("/")).await;
+    assert_eq!((denied.status, &*denied.field("retry-after")), (429, "10")); // 9.999 s, rounded up
+    assert_eq!(denied.field("ratelimit"), r#""burst";r=0;t=10"#);
+    assert_eq!(denied.field("content-type"), "application/problem+json");
+    let problem = denied.problem();
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
+    assert_eq!((&problem["status"], denied.violated()), (&429.into(), vec!["burst".to_owned()]));
+
+    clock.advance(Advice::from_headers(&denied.headers).wait().unwrap());
+    assert_eq!(statuses(&app, [request("/")]).await, [200]);
+}
+
+fn finished<S: Store<Policy>>(layer: RateLimitLayer<S>) -> RateLimitLayer<S> {
+    let layer = layer.by("ip", ClientAddress::peer()).by("key", optional(header(API_KEY)));
+    // The last unit counts.
+    layer.fields(Fields::new().unit("bytes", Unit::Requests).unit("bytes", Unit::ContentBytes))
+}
+
+#[tokio::test]
+async fn both_modes_a_boxed_store_and_a_chosen_limiter_decide_and_tell_alike() {
+    let rows: crate::harness::Rows = &[
+        ("daily", "gcra 9/d", "key"),
+        ("burst", "gcra 6/m burst 2", "ip"),
+        ("bytes", "gcra 60/m burst 4000", "ip"),
+    ];
+    let boxed: Arc<dyn DynStore<Policy>> = Arc::new(store(&ManualClock::default()));
+    let chosen = Arc::new(limiter(rows));
+    for app in [
+        hello().layer(finished(RateLimitLayer::new(limiter(rows)))),
+        hello().layer(finished(RateLimitLayer::new(limiter(rows))).immediate()),
+        hello().layer(finished(RateLimitLayer::new(RateLimiter::new(limits(rows), boxed)))),
+        hello().layer(finished(RateLimitLayer::choosing(move |_| Choice::Limited(chosen.clone())))),
+    ] {
+        let some = send(&app, request("/")).await;
+        let told = r#""burst";q=2;w=20, "bytes";q=4000;qu="content-bytes";w=4000"#;
+        assert_eq!((some.status, &*some.field("ratelimit-policy")), (200, told));
+        assert_eq!(some.field("ratelimit"), r#""burst";r=1;t=10, "bytes";r=3999;t=1"#);
+        let all = send(&app, with_key("alice")).await;
+        assert_eq!(all.field("ratelimit-policy"), format!(r#""daily";q=9;w=86400, {told}"#));
+        assert_eq!(statuses(&app, [request("/"), with_key("alice")]).await, [429; 2]);
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_wired_is_a_500_and_never_unlimited() {
+    let layer = || RateLimitLayer::new(limiter(BURST));
+    let by_extension = extension(|user: &String| Some(user.as_str().into()));
+    let failing = from_async_fn(|_| async { Err(IdentifyError::not_wired("it is away")) });
+    for app in [
+        hello().layer(layer()),
+        hello().layer(layer().by("IP", ClientAddress::peer())),
+        hello().layer(layer().by("ip", by_extension)),
+        hello().layer(layer().by("ip", path_param("tenant"))),
+        hello().layer(layer().by("ip", failing)),
+    ] {
+        let answer = send(&app, request("/")).await;
+        assert_eq!((answer.status, &answer.problem()["type"]), (500, &"about:blank".into()));
+        assert_eq!(answer.problem().get("detail"), None); // clients are not told
+    }
+    let wired = layer().by("ip", ClientAddress::peer()).checked().unwrap();
+    let without_peer = Request::new(Body::empty());
+    assert_eq!(statuses(&hello().layer(wired.immediate()), [without_peer]).await, [500]);
+    let refused = layer().by("IP", ClientAddress::peer()).checked().unwrap_err().to_string();
+    assert!(refused.contains("\"burst\"") && refused.contains("did you mean \"IP\""), "{refused}");
+}
+
+#[tokio::test]
+async fn what_the_client_did_not_send_is_a_400_or_a_401_by_choice() {
+    let layer = || RateLimitLayer::new(limiter(BY_KEY));
+    let app = hello().layer(layer().by("key", header(API_KEY)));
+    let refused = send(&app, request("/")).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.problem()["detail"].as_str().unwrap().contains("x-api-key"));
+    let requests = ["", "a", "a", "a", "b"].map(with_key);
+    assert_eq!(statuses(&app, requests).await, [400, 200, 200, 429, 200]);
+    let bearer = unauthorized(header(API_KEY), HeaderValue::from_static("Bearer"));
+    let refused = send(&hello().layer(layer().by("key", bearer)), request("/")).await;
+    assert_eq!((refused.status, &*refused.field("www-authenticate")), (401, "Bearer"));
+}
+
+#[tokio::test]
+async fn a_request_that_may_lack_an_identifier_still_needs_a_limit() {
+    let app = layer(&[("key", "gcra 6/m burst 1", "key"), ("ip", "gcra 6/m burst 2", "ip")]);
+    let app = hello().layer(app.by("key", optional(header(API_KEY))));
+    let anonymous = send(&app, request("/")).await;
+    assert_eq!(
+        (anonymous.status, &*anonymous.field("ratelimit-policy")),
+        (200, r#""ip";q=2;w=20"#)
+    );
+    assert_eq!(statuses(&app, [with_key("a")]).await, [200]);
+    assert_eq!(send(&app, with_key("a")).await.violated(), ["key", "ip"]);
+    let app = hello().layer(layer(BY_KEY).by("key", optional(header(API_KEY))));
+    assert_eq!(statuses(&app, [request("/")]).await, [400]);
+}
+
+#[tokio::test]
+async fn routes_parameters_methods_and_functions_identify() {
+    let last_letter = from_async_fn(|request| {
+        let last = request.uri.path().chars().last();
+        async move {
+            tokio::task::yield_now().await;
+            Ok(last.map(|letter| letter.to_string().into()))
+        }
+    });
+    let layer = || RateLimitLayer::new(limiter(&[("burst", "gcra 6/m burst 2", "x")]));
+    // Two requests to /one/a use up its limit. Then:
+    for (layer, then) in [
+        (layer().by("x", path_param("tenant")), "GET /one/b 429, GET /two/a 200"),
+        (layer().by("x", matched_route()), "GET /two/a 429, GET /one/b 200"),
+        (layer().by("x", last_letter), "GET /two/a 429, GET /one/b 200"),
+        (layer().by("x", method()), "GET /two/b 429, POST /one/a 200"),
+        // A client that invents methods has one limit for all of them.
+        (layer().by("x", method()), "BREW /one/a 405, get /one/a 405, BREW2 /one/a 429"),
+    ] {
+        let route = || get(|| async { "" }).post(|| async { "" });
+        let app = Router::new().route("/{tenant}/a", route()).route("/{tenant}/b", route());
+        let app = app.layer(layer);
+        for row in format!("GET /one/a 200, GET /one/a 200, {then}").split(", ") {
+            let words: Vec<_> = row.split(' ').collect();
+            let mut request = request(words[1]);
+            *request.method_mut() = words[0].parse().unwrap();
+            assert_eq!(send(&app, request).await.status.to_string(), words[2], "{row}");
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Pays(bool);
+
+#[tokio::test]
+async fn limits_are_chosen_per_request_and_exempt_ones_say_so() {
+    let shared = Arc::new(store(&ManualClock::default()));
+    let plan =
+        |name, words| Arc::new(RateLimiter::new(limits(&[(name, words, "ip")]), shared.clone()));
+    let (free, paid) = (plan("free", "gcra 6/m burst 1"), plan("paid", "gcra 6/m burst 3"));
+    let layer = RateLimitLayer::choosing(move |request| match request.extensions.get::<Pays>() {
+        _ if request.uri.path() == "/health" => Choice::Exempt,
+        Some(Pays(pays)) => Choice::Limited(if *pays { paid.clone() } else { free.clone() }),
+        None => Choice::Refused(IdentifyError::not_wired("no customer")),
+    });
+    let app = hello().route("/health", get(|| async { "well" }));
+    let app = app.layer(layer.by("ip", ClientAddress::peer()));
+    let requests = [false, false, true, true, true, true].map(|pays| {
+        let mut request = request("/");
+        request.extensions_mut().insert(Pays(pays));
+        request
+    });
+    assert_eq!(statuses(&app, requests).await, [200, 429, 200, 200, 200, 429]);
+    for _ in 0..5 {
+        let healthy = send(&app, request("/health")).await;
+        assert_eq!((healthy.status, &*healthy.field("ratelimit")), (200, ""));
+    }
+    assert_eq!(statuses(&app, [request("/")]).await, [500]);
+}
+
+#[tokio::test]
+async fn a_cost_is_fixed_or_told_by_the_request() {
+    let app = hello().layer(layer(BURST).cost(2));
+    assert_eq!(statuses(&app, [request("/"), request("/")]).await, [200, 429]);
+    let by_query = |request: &http::request::Parts| request.uri.query().map_or(1, |_| 3);
+    let app = hello().layer(layer(BURST).cost_of(by_query));
+    let never = send(&app, request("/?expensive")).await;
+    assert_eq!((never.status, &*never.field("retry-after")), (429, "")); // it never fits
+    assert_eq!(statuses(&app, [request("/")]).await, [200]);
+}
+
+#[tokio::test]
+async fn a_custom_answer_gets_the_fields_unless_it_has_them() {
+    let plain = |rejection: &Rejection| {
+        let mut response = Response::new(Body::from(format!("{:?}", rejection.reason)));
+        *response.status_mut() = StatusCode::IM_A_TEAPOT;
+        response.headers_mut().insert("ratelimit", HeaderValue::from_static("mine"));
+        response
+    };
+    let answer = send(&hello().layer(layer(BURST).cost(3).answer(plain)), request("/")).await;
+    assert_eq!((answer.status, &*answer.field("ratelimit")), (418, "mine"));
+    assert_eq!(answer.field("ratelimit-policy"), r#""burst";q=2;w=20"#);
+    let app = hello().layer(layer(BURST).cost(2).fields(Fields::new().only_on_denials()));
+    assert_eq!(send(&app, request("/")).await.field("ratelimit"), "");
+    assert_ne!(send(&app, request("/")).await.field("ratelimit"), "");
+}
+
+#[tokio::test]
+async fn nested_layers_are_all_told_and_a_denial_by_the_one_that_denied() {
+    let named = |name, words| {
+        layer(&[(name, words, "ip")]).fields(Fields::new().x_ratelimit(XRateLimit::Seconds))
+    };
+    let inner = named("inner", "gcra 6/m burst 1");
+    let app = hello().layer(inner).layer(named("outer", "gcra 6/m burst 5"));
+    let both = send(&app, request("/")).await;
+    assert_eq!(both.field("ratelimit"), r#""inner";r=0;t=10, "outer";r=4;t=10"#);
+    assert_eq!(Advice::from_headers(&both.headers).limits.len(), 2);
+    let denied = send(&app, request("/")).await;
+    assert_eq!(denied.field("ratelimit"), r#""inner";r=0;t=10"#);
+    assert_eq!(denied.field("ratelimit-policy"), r#""inner";q=1;w=10"#);
+    assert_eq!(denied.field("x-ratelimit-remaining"), "0");
+}
+
+#[tokio::test]
+async fn the_policy_field_is_that_of_the_window_which_the_decision_tells() {
+    let clock = ManualClock::default();
+    let limits = limits(&[("steps", "bucketed-window bucket 1s rates 2/1s, 3/10s", "ip")]);
+    let limiter = RateLimiter::new(limits, store(&clock));
+    let app = hello().layer(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()));
+    for told in ["q=2;w=1", "q=2;w=1", "q=3;w=10", "q=3;w=10"] {
+        let policy = send(&app, request("/")).await.field("ratelimit-policy");
+        assert_eq!(policy, format!(r#""steps";{told}"#));
+        clock.advance(Duration::from_secs(2));
+    }
+}
+
+/// A store that answers with an error of this kind, or with the denial of a fallback.
+struct Away(Option<ErrorKind>);
+
+#[derive(Debug, thiserror::Error)]
+#[error("the store is away")]
+struct AwayError(ErrorKind);
+
+impl StoreError for AwayError {
+    fn kind(&self) -> ErrorKind {
+        self.0
+    }
+}
+
+impl From<Refusal> for AwayError {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal.kind())
+    }
+}
+
+impl Store<Policy> for Away {
+    type Error = AwayError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, AwayError> {
+        let denied = |_| Decision {
+            allowed: false,
+            cost: 1,
+            limit: 2,
+            remaining: 0,
+            retry_after_us: Some(5_000_000),
+            replenish_after_us: 5_000_000,
+            reset_after_us: 5_000_000,
+        };
+        let decisions = batch.checks().iter().map(denied).collect();
+        let verdict = Verdict::several(decisions).with_source(Source::Fallback);
+        self.0.map_or(Ok(verdict), |kind| Err(AwayError(kind)))
+    }
+}
+
+#[tokio::test]
+async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() {
+    for (kind, refused, admitted) in [
+        (ErrorKind::Unavailable, 503, 200),
+        (ErrorKind::Indeterminate, 503, 200),
+        (ErrorKind::Contended, 503, 200),
+        // What the service does wrong is no outage.
+        (ErrorKind::Unsupported, 500, 500),
+        (ErrorKind::Invalid, 500, 500),
+        (ErrorKind::CrossSlot, 500, 500),
+    ] {
+        let layer = RateLimitLayer::new(RateLimiter::new(limits(BURST), Away(Some(kind))));
+        let layer = layer.by("ip", ClientAddress::peer());
+        let answer = send(&hello().layer(layer.clone()), request("/")).await;
+        assert_eq!(answer.status, refused);
+        if refused == 503 {
+            let kind = answer.problem()["type"].to_string();
+            assert!(kind.ends_with("#temporary-reduced-capacity\""), "{kind}");
+            assert_eq!(answer.violated(), ["burst"]);
+        }
+        let open = hello().layer(layer.on_store_error(OnStoreError::Admit));
+        let answer = send(&open, request("/")).await;
+        assert_eq!((answer.status, &*answer.field("ratelimit")), (admitted, ""));
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_limit_refuses_nothing_and_is_not_told() {
+    let limits = Limits::builder().limit("stricter", "gcra 6/m burst 1").by(["ip"]).shadow();
+    let limits = limits.limit("burst", "gcra 6/m burst 2").by(["ip"]).build().unwrap();
+    let layer = || {
+        let limiter = RateLimiter::new(limits.clone(), store(&ManualClock::default()));
+        RateLimitLayer::new(limiter).by("ip", ClientAddress::peer())
+    };
+    for app in [hello().layer(layer().immediate()), hello().layer(layer())] {
+        let first = send(&app, request("/")).await;
+        assert_eq!((first.status, &*first.field("ratelimit-policy")), (200, r#""burst";q=2;w=20"#));
+        assert_eq!(statuses(&app, [request("/")]).await, [200]);
+        let third = send(&app, request("/")).await;
+        assert_eq!((third.status, third.violated()), (429, vec!["burst".to_owned()]));
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_closes_in_an_outage_is_a_503_and_one_that_counts_locally_a_429() {
+    for (on_outage, status) in [(OnOutage::Closed, 503), (OnOutage::Local, 429)] {
+        let limits = Limits::builder().limit("burst", "gcra 6/m").by(["ip"]).on_outage(on_outage);
+        let limiter = RateLimiter::new(limits.build().unwrap(), Away(None));
+        let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
+        let answer = send(&hello().layer(layer), request("/")).await;
+        assert_eq!((answer.status, &*answer.field("retry-after")), (status, "5"));
+        assert_eq!(answer.field("ratelimit").is_empty(), status == 503);
+        assert_eq!(answer.violated(), ["burst"]);
+    }
+}
