@@ -30,7 +30,7 @@ use crate::script::Script;
 
 mod merged;
 
-pub(crate) use merged::{MOST_MERGED, merged};
+pub(crate) use merged::{MOST_KINDS, MOST_MERGED, merged};
 
 /// The most checks of a flat script: Lua allows 200 local variables, and 250 registers for an
 /// expression.

@@ -1,8 +1,8 @@
 //! The Lua mode: one script per batch, run where the states are.
 //!
 //! [`call`] collects the keys and twins of a batch. [`flat_call`] serves almost all requests: a script of
-//! the twins' sections answers the states that it read, and Rust derives the verdict. [`merged_call`] lets such
-//! requests share a call, which [`flight`] sends. [`driver_call`] serves all others.
+//! the twins' sections answers the states that it read, and Rust derives the verdict. [`rider`] lets such
+//! requests ride together, and [`sender`] sends them. [`driver_call`] serves all others.
 
 use ratelimit_core::{Batch, Op, Refusal, Snapshot, Timestamp, Verdict};
 
@@ -16,8 +16,8 @@ use crate::store::{RedisStore, SingleSlot};
 pub(crate) mod call;
 pub(crate) mod driver_call;
 mod flat_call;
-mod flight;
-mod merged_call;
+mod rider;
+mod sender;
 pub(crate) mod states;
 
 use call::Call;
@@ -52,7 +52,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Verdict, RedisError> {
         refuse_unsupported(batch)?;
         let call = Call::of(&self.inner.keys, batch)?;
-        match self.apply_merged(batch, &call, deadline, left).await? {
+        match self.apply_riding(batch, &call, deadline, left).await? {
             Some(verdict) => Ok(verdict),
             // Rare and large: unboxed, it would enlarge every request's future.
             None => Box::pin(self.apply_driver(batch, &call, deadline)).await,

@@ -20,7 +20,9 @@ struct Known {
     /// The driver's scripts, by the names of the algorithms in them.
     drivers: BTreeMap<Vec<&'static str>, Arc<Script>>,
     /// Flat scripts, by their form and their checks.
-    flat: BTreeMap<(Form, Vec<Participant>), Arc<Script>>,
+    flat: BTreeMap<(Form, Kind), Arc<Script>>,
+    /// Scripts of flights, and the kinds of requests that each decides.
+    merged: Vec<(Vec<Kind>, Arc<Script>)>,
 }
 
 /// The most flat scripts of a store. A server keeps every text that it has seen, and untrusted clients
@@ -34,12 +36,13 @@ enum Form {
     Now,
     /// One request, at a given time.
     At,
-    /// Any number of requests, at the server's time.
-    Merged,
 }
 
 /// A check of a flat script: the algorithm, how it takes part, and the index of its key.
 type Participant = (&'static str, Role, usize);
+
+/// The checks of a request.
+type Kind = Vec<Participant>;
 
 /// A script of one store, or one that all stores share.
 pub(crate) enum Found {
@@ -61,7 +64,12 @@ impl std::ops::Deref for Found {
 impl Default for Scripts {
     fn default() -> Self {
         let programs = BUILT_IN.to_vec();
-        Self(Mutex::new(Known { programs, drivers: BTreeMap::new(), flat: BTreeMap::new() }))
+        Self(Mutex::new(Known {
+            programs,
+            drivers: BTreeMap::new(),
+            flat: BTreeMap::new(),
+            merged: Vec::new(),
+        }))
     }
 }
 
@@ -107,16 +115,49 @@ impl Scripts {
         Ok(script.map(Found::Own))
     }
 
-    /// The script that acquires any number of groups of checks of these shapes; `None` if the store already has
-    /// too many others.
+    /// A script that acquires any number of groups of these kinds, and the number that each has in it; `None` if the store
+    /// already has too many others.
     ///
     /// # Errors
     /// A program whose name belongs to another one.
     pub(crate) fn merging(
         &self,
-        shapes: &[Shape],
-    ) -> Result<Option<Arc<Script>>, &'static Program> {
-        self.flat(Form::Merged, shapes, || flat::merged(shapes))
+        kinds: &[Vec<Shape>],
+    ) -> Result<Option<(Arc<Script>, Vec<usize>)>, &'static Program> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for shape in kinds.iter().flatten() {
+            known.register(shape.program)?;
+        }
+        let asked: Vec<Kind> = kinds.iter().map(|shapes| kind(shapes)).collect();
+        let numbers = |all: &[Kind]| -> Option<Vec<usize>> {
+            let number = |kind| all.iter().position(|known| known == kind);
+            asked.iter().map(|kind| number(kind).map(|place| place + 1)).collect()
+        };
+        // The newest knows most.
+        for (all, script) in known.merged.iter().rev() {
+            if let Some(numbers) = numbers(all) {
+                return Ok(Some((Arc::clone(script), numbers)));
+            }
+        }
+        if known.flat.len() + known.merged.len() >= MOST_FLAT {
+            return Ok(None);
+        }
+        // It also decides what the newest does, so that the number of texts grows with that of kinds, and not of their sets.
+        let mut all = known.merged.last().map(|(all, _)| all.clone()).unwrap_or_default();
+        let of_user = |kind: &Kind| !kind.iter().all(|(name, ..)| is_built_in(name));
+        if asked.iter().chain(&all).any(of_user) || all.len() + asked.len() > flat::MOST_KINDS {
+            all.clear();
+        }
+        for kind in &asked {
+            if !all.contains(kind) {
+                all.push(kind.clone());
+            }
+        }
+        let shapes: Vec<Vec<Shape>> = all.iter().map(|kind| known.shapes(kind)).collect();
+        let script = Arc::new(flat::merged(shapes.iter().map(Vec::as_slice)));
+        let found = numbers(&all).map(|numbers| (Arc::clone(&script), numbers));
+        known.merged.push((all, script));
+        Ok(found)
     }
 
     fn flat(
@@ -129,9 +170,9 @@ impl Scripts {
         for shape in shapes {
             known.register(shape.program)?;
         }
-        let of_each = shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key));
-        let shape = (form, of_each.collect());
-        if known.flat.len() >= MOST_FLAT && !known.flat.contains_key(&shape) {
+        let shape = (form, kind(shapes));
+        let count = known.flat.len() + known.merged.len();
+        if count >= MOST_FLAT && !known.flat.contains_key(&shape) {
             return Ok(None);
         }
         let script = known.flat.entry(shape).or_insert_with(|| Arc::new(make()));
@@ -152,7 +193,24 @@ impl Scripts {
     }
 }
 
+fn kind(shapes: &[Shape]) -> Kind {
+    shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
+}
+
+fn is_built_in(name: &str) -> bool {
+    BUILT_IN.iter().any(|program| program.name == name)
+}
+
 impl Known {
+    /// The shapes of a kind, whose programs are registered.
+    fn shapes(&self, kind: &[Participant]) -> Vec<Shape> {
+        let shape = |(name, role, key): &Participant| {
+            let program = self.programs.iter().find(|program| program.name == *name)?;
+            Some(Shape { program, role: *role, key: *key })
+        };
+        kind.iter().filter_map(shape).collect()
+    }
+
     /// Checks that no other program has this name, and that the name is allowed in scripts.
     fn register(&mut self, program: &'static Program) -> Result<(), &'static Program> {
         if !program.has_plain_name() {

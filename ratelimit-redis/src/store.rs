@@ -15,8 +15,8 @@ use ratelimit_core::{
 use crate::connection::{self, Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::flights::{MOST_WAITING, Queues};
 use crate::key::{self, Keys};
-use crate::merge::{MOST_WAITING, Queues};
 use crate::mode::{Lua, Mode};
 use crate::reservation;
 use crate::script::Script;
@@ -323,7 +323,7 @@ impl<M, C: Connection> RedisStore<M, C> {
         // A client that may repeat a request needs its reply cached, which a merged script does not do.
         let merges = merges && !connection.may_repeat();
         let inner = Inner {
-            queues: merges.then(|| Queues::new(connection.is_cluster())),
+            queues: merges.then(|| Queues::new(connection.is_cluster(), deadline)),
             connection,
             keys,
             cross_slot,

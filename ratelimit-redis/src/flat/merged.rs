@@ -8,10 +8,10 @@
 //! The arguments are parts, one for each set of limits with their numbers:
 //!
 //! ```text
-//! SINGLE GROUPS (FIELD [CAPACITY NUMBER… CHARGE])… (RUNS (COUNT CHARGE…)…)…
+//! KIND SINGLE GROUPS (FIELD [CAPACITY NUMBER… CHARGE])… (RUNS (COUNT CHARGE…)…)…
 //! ```
 //!
-//! The first SINGLE groups of a part are one request each, at the CHARGE that stands with the limits. Each other
+//! KIND is the place of the limits' algorithms among those that the script knows, from 1. The first SINGLE groups of a part are one request each, at the CHARGE that stands with the limits. Each other
 //! group of the GROUPS has runs of requests: how many, and what each of them charges the limits that cost
 //! something. The keys of a group are the next ones of KEYS.
 //!
@@ -30,26 +30,42 @@ use crate::script::Script;
 
 /// The most checks of a merged request: Lua allows 200 local variables.
 pub(crate) const MOST_MERGED: usize = 6;
+/// The most kinds of requests that one script decides.
+pub(crate) const MOST_KINDS: usize = 16;
 
 /// Leaves the group without an answer other than `?`.
 const UNKNOWN: &str = "break";
 
-/// The script for groups of these shapes.
-pub(crate) fn merged(shapes: &[Shape]) -> Script {
+/// The script for groups of these kinds: each is the shapes of its checks.
+pub(crate) fn merged<'k>(kinds: impl Iterator<Item = &'k [Shape]>) -> Script {
+    let mut text = format!("{BEGIN}{ITS_TIME}");
+    text.push_str(
+        "local answers0, place0, key0 = { t[1] .. ' ' .. t[2] }, 1, 0\n\
+         while ARGV[place0] do\n\
+         local kind0 = ARGV[place0]\n",
+    );
+    let mut begin = "if";
+    for (number, shapes) in (1..).zip(kinds) {
+        let _ = writeln!(text, "{begin} kind0 == '{number}' then");
+        part(&mut text, shapes);
+        begin = "elseif";
+    }
+    text.push_str("end\nend\nreturn answers0\n");
+    Script::from_text(&text)
+}
+
+/// Emits what decides a part.
+fn part(text: &mut String, shapes: &[Shape]) {
     let checks: Vec<_> = (1..).zip(shapes).map(|(n, shape)| Check { n, shape: *shape }).collect();
     let charged: Vec<_> = checks.iter().filter(|check| check.is_charged()).copied().collect();
     let keys = shapes.iter().map(|shape| shape.key).max().unwrap_or_default();
     let names = |prefix: &str| {
         charged.iter().map(|check| format!("{prefix}{}", check.n)).collect::<Vec<_>>().join(", ")
     };
-
-    let mut text = format!("{BEGIN}{ITS_TIME}");
-    text.push_str("local answers0, place0, key0 = { t[1] .. ' ' .. t[2] }, 1, 0\n");
-    text.push_str("while ARGV[place0] do\n");
-    text.push_str("local single0, groups0 = ARGV[place0] + 0, ARGV[place0 + 1] + 0\n");
-    let mut offset = 2;
+    text.push_str("local single0, groups0 = ARGV[place0 + 1] + 0, ARGV[place0 + 2] + 0\n");
+    let mut offset = 3;
     for check in &checks {
-        check.head(&mut text, &mut offset);
+        check.head(text, &mut offset);
     }
     let _ = writeln!(text, "place0 = place0 + {offset}");
     text.push_str(
@@ -64,7 +80,7 @@ pub(crate) fn merged(shapes: &[Shape]) -> Script {
          repeat"
     );
     for key in 1..=keys {
-        read(&mut text, key, &checks);
+        read(text, key, &checks);
     }
     for check in checks.iter().filter(|check| !check.is_charged()) {
         text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
@@ -72,11 +88,11 @@ pub(crate) fn merged(shapes: &[Shape]) -> Script {
     let _ = writeln!(text, "local admitted0, done, wrote = 0");
     let _ = writeln!(text, "local {}, {}, {}", names("after"), names("put"), names("us"));
     for check in &charged {
-        check.level(&mut text);
+        check.level(text);
     }
-    admit(&mut text, &charged, stride);
+    admit(text, &charged, stride);
     for check in charged.iter().rev() {
-        check.step(&mut text);
+        check.step(text);
     }
     text.push_str("if admitted0 > 0 then\n");
     // Leaves the group with what the server refused.
@@ -93,9 +109,9 @@ pub(crate) fn merged(shapes: &[Shape]) -> Script {
         }
         let key = format!("KEYS[key0 + {key}]");
         text.push_str("do\n");
-        measure(&mut text, &key, pairs.iter().map(|(n, _)| *n), "");
-        set(&mut text, &key, &pairs, &refused);
-        extend(&mut text, &key, &refused);
+        measure(text, &key, pairs.iter().map(|(n, _)| *n), "");
+        set(text, &key, &pairs, &refused);
+        extend(text, &key, &refused);
         text.push_str("end\n");
     }
     text.push_str("end\n");
@@ -106,11 +122,8 @@ pub(crate) fn merged(shapes: &[Shape]) -> Script {
         "until true\n\
          key0 = key0 + {keys}\n\
          answers0[#answers0 + 1] = answer0\n\
-         end\n\
-         end\n\
-         return answers0"
+         end"
     );
-    Script::from_text(&text)
 }
 
 /// A check of every group.

@@ -6,6 +6,10 @@
 #[path = "../common/mod.rs"]
 #[macro_use]
 mod common;
+/// Of the store, for [`flights_loom`].
+#[allow(dead_code, unreachable_pub, reason = "of the store")]
+#[path = "../../src/deadline.rs"]
+mod deadline;
 #[allow(dead_code, unreachable_pub, reason = "of an example, which runs by itself")]
 #[path = "../../examples/own_twin.rs"]
 mod own_twin;
@@ -16,12 +20,12 @@ mod weekend_budget;
 mod across_slots;
 mod agreement;
 mod cas;
+mod flights_loom;
 mod foreign;
 mod given_clients;
 mod heal;
 mod health;
 mod late_charges;
-mod merge_loom;
 mod merged_drops;
 mod merging;
 mod own;

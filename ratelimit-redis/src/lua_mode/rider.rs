@@ -1,0 +1,237 @@
+//! A request that rides in a flight with others, or goes at once and alone.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::Poll;
+
+use ratelimit_core::{Batch, Now, Op, Snapshot, Verdict, decide};
+use smallvec::SmallVec;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::call::{Call, TwinCheck};
+use super::flat_call::states;
+use super::sender::{Alone, send};
+use crate::connection::Connection;
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::flat::{MOST_MERGED, Role, Shape};
+use crate::flights::{
+    Boarding, Charged, Fate, Joined, Load, News, Outcome, Part, Parts, Queue, Seat,
+};
+use crate::mode::Lua;
+use crate::program::LuaProgram;
+use crate::store::{Inner, RedisStore};
+
+/// The checks of a batch that need no allocation.
+const FEW: usize = 2;
+/// How often somebody looks at the clock for the requests that wait, in parts of their time.
+const LOOKS: u32 = 8;
+
+type Queued = Queue<Load, Outcome>;
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Decides a batch by a flat script, together with others that wait for the connection. Returns `None`, with nothing
+    /// written, for a batch that no flat script decides.
+    pub(super) async fn apply_riding<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        deadline: Deadline,
+        left: Option<&mut Option<Snapshot<A::State>>>,
+    ) -> Result<Option<Verdict>, RedisError> {
+        // The task that sends for others runs there.
+        let Some((queues, runtime)) = self.inner.queues.as_ref().zip(Handle::try_current().ok())
+        else {
+            return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+        };
+        let Some(checks) = boarding(batch, call) else {
+            return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+        };
+        let queue = queues.of(&call.keys[0]);
+        loop {
+            let mut place = 0;
+            let costs = || batch.checks().iter().map(|check| check.cost);
+            let joined = queue.join(deadline, Instant::now(), |load, seat| {
+                let group = load.add(seat, &call.keys, &checks, costs(), &runtime);
+                place = group.unwrap_or_default();
+                group.is_some()
+            });
+            let seat = match joined {
+                Joined::Full => return Err(self.inner.overloaded()),
+                Joined::Goes(number) => {
+                    let _alone = Alone::new(&self.inner, &queue, number, &runtime);
+                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+                }
+                Joined::Waits(seat, departure) => {
+                    if let Some(departure) = departure {
+                        send(&self.inner, &queue, departure, &runtime);
+                    }
+                    seat
+                }
+            };
+            if queue.begins_to_watch(runtime.id()) {
+                let inner = Arc::downgrade(&self.inner);
+                runtime.spawn(watch(inner, Arc::clone(&queue), deadline));
+            }
+            let Some(outcome) = outcome(&seat, deadline).await else {
+                return Err(self.inner.overdue(!seat.take_back(), deadline));
+            };
+            let fate = match &*outcome {
+                Outcome::NotSent => continue,
+                Outcome::Lost(error) => return Err(error.clone()),
+                Outcome::Landed(fates) => &fates[place],
+            };
+            return match fate {
+                Fate::Failed(error) => Err(error.clone()),
+                Fate::Apart => Box::pin(self.apply_flat(batch, call, deadline, left)).await,
+                Fate::Charged(charged) => {
+                    self.part(batch, call, charged, seat.number(), left).map(Some)
+                }
+            };
+        }
+    }
+
+    /// What the request in a seat is told. The first of its group that asks derives the parts of all.
+    fn part<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        charged: &Charged,
+        seat: usize,
+        left: Option<&mut Option<Snapshot<A::State>>>,
+    ) -> Result<Verdict, RedisError> {
+        let is_noted = left.is_some();
+        let parts = charged.parts.get_or_init(|| self.parts(batch, call, charged, is_noted));
+        let (parts, states) = parts.as_ref().map_err(Clone::clone)?;
+        let place = charged.requests.binary_search_by_key(&seat, |request| request.seat);
+        match place.ok().and_then(|place| parts.get(place)) {
+            Some(Part::Known(verdict)) => {
+                if let Some(left) = left {
+                    let states = states.as_ref().and_then(|states| states.downcast_ref());
+                    *left = states.cloned();
+                }
+                verdict.clone()
+            }
+            Some(Part::Panicked(panic)) => {
+                let panic = panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+                resume_unwind(panic.unwrap_or_else(|| Box::new("a step panicked")))
+            }
+            None => Err(self.inner.protocol("no part for this request".into())),
+        }
+    }
+
+    /// The parts of a group's requests: the steps in Rust on the states that the script read, one after the other. With
+    /// them, if `is_noted`, the states that the last of these steps left.
+    fn parts<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        charged: &Charged,
+        is_noted: bool,
+    ) -> Parts {
+        let states = states(batch, call, charged.seen.split('\n')).ok_or_else(|| {
+            self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
+        })?;
+        let mut states = Snapshot { now: charged.now, states };
+        let mut checks = batch.checks().to_vec();
+        let (mut admitted, mut has_panicked) = (0, false);
+        let mut step = |costs: &[u64]| {
+            for (check, cost) in checks.iter_mut().zip(costs) {
+                check.cost = *cost;
+            }
+            // An algorithm is code of others: a panic concerns the request whose step it was.
+            let step = || decide(&batch.with_checks(&checks), charged.now, &mut states);
+            match catch_unwind(AssertUnwindSafe(step)) {
+                Ok(verdict) => {
+                    admitted += u64::from(verdict.as_ref().is_ok_and(Verdict::allowed));
+                    Part::Known(verdict.map_err(RedisError::from))
+                }
+                Err(panic) => {
+                    has_panicked = true;
+                    Part::Panicked(Mutex::new(Some(panic)))
+                }
+            }
+        };
+        let parts = charged.requests.iter().map(|request| step(&request.costs)).collect();
+        if admitted == charged.admitted || has_panicked {
+            let states = is_noted.then(|| -> Box<dyn Any + Send + Sync> { Box::new(states) });
+            return Ok((parts, states));
+        }
+        Err(self.inner.disagrees(batch.checks()[0].limit.name()))
+    }
+}
+
+/// Waits for what becomes of a request; `None` if its time is over.
+async fn outcome(seat: &Seat<Load, Outcome>, deadline: Deadline) -> Option<Arc<Outcome>> {
+    // Made if the flight is late: most requests never look at the clock.
+    let mut timer = None;
+    let mut is_extended = false;
+    poll_fn(|context| {
+        match seat.news(context) {
+            News::Outcome(outcome) => return Poll::Ready(Some(outcome)),
+            News::TakenBack => return Poll::Ready(None),
+            News::None => return Poll::Pending,
+            News::Late => {}
+        }
+        let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.at())));
+        while timer.as_mut().poll(context).is_ready() {
+            // The flight that it is in has ended by then, and knows whether the request was charged.
+            if is_extended || seat.take_back() {
+                return Poll::Ready(None);
+            }
+            is_extended = true;
+            timer.as_mut().reset(deadline.extended().at());
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Looks at the clock for all requests that wait on this runtime. No caller can do this for others, since it may keep its
+/// future and no longer poll it; nor can the task that sends, whose runtime may stand still.
+async fn watch<C: Connection>(inner: Weak<Inner<C>>, queue: Arc<Queued>, deadline: Deadline) {
+    let runtime = Handle::current();
+    loop {
+        sleep(deadline.given() / LOOKS).await;
+        let departure = queue.watch(Instant::now());
+        if let (Some(departure), Some(inner)) = (departure, inner.upgrade()) {
+            send(&inner, &queue, departure, &runtime);
+        }
+        if queue.ends_to_watch(runtime.id()) {
+            return;
+        }
+    }
+}
+
+/// The checks of a batch that rides with others. `None` if it goes alone: it does not charge, it has an id, metadata or a
+/// given time, it counts attempts, or a state has variable length.
+fn boarding<'c, A: LuaProgram>(
+    batch: &Batch<'_, A>,
+    call: &'c Call<'_>,
+) -> Option<SmallVec<[Boarding<'c>; FEW]>> {
+    let is_plain = batch.operation() == Op::Acquire
+        && batch.time() == Now::Store
+        && batch.is_plain()
+        && call.twins.len() <= MOST_MERGED;
+    let cost = |check: &TwinCheck<'_>| batch.checks()[check.position].cost;
+    let fits = |check: &TwinCheck<'_>| {
+        let twin = &check.twin;
+        twin.program.numbers.is_some() && !twin.attempts && cost(check) <= twin.capacity
+    };
+    let rides =
+        is_plain && call.twins.iter().all(fits) && call.twins.iter().any(|check| cost(check) > 0);
+    let check = |check: &'c TwinCheck<'_>| Boarding {
+        shape: Shape {
+            program: check.twin.program,
+            role: if cost(check) == 0 { Role::Look } else { Role::Charge },
+            key: check.key,
+        },
+        position: check.position,
+        field: &check.field,
+        twin: &check.twin,
+    };
+    rides.then(|| call.twins.iter().map(check).collect())
+}

@@ -1,0 +1,302 @@
+//! Sends [flights](crate::flights), one after the other, until no request waits.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use ratelimit_core::Timestamp;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use crate::connection::{Argument, Connection, Reply, TryAgain};
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::flat::{MOST_KINDS, Role};
+use crate::flights::{Charged, Departure, Fate, Flight, Group, LimitSet, Load, Outcome, Queue};
+use crate::store::{Inner, evalsha};
+
+type Queued = Queue<Load, Outcome>;
+
+/// A request that goes alone. When it has its answer or is dropped, the next flight departs.
+pub(super) struct Alone<'s, C: Connection> {
+    inner: &'s Arc<Inner<C>>,
+    queue: &'s Arc<Queued>,
+    number: u64,
+    /// Of the caller: this may be dropped elsewhere.
+    runtime: &'s Handle,
+}
+
+impl<'s, C: Connection> Alone<'s, C> {
+    pub(super) fn new(
+        inner: &'s Arc<Inner<C>>,
+        queue: &'s Arc<Queued>,
+        number: u64,
+        runtime: &'s Handle,
+    ) -> Self {
+        Self { inner, queue, number, runtime }
+    }
+}
+
+impl<C: Connection> Drop for Alone<'_, C> {
+    fn drop(&mut self) {
+        if let Some(departure) = self.queue.next(self.number, Instant::now()) {
+            let of_caller = runtime_of(&departure);
+            send(self.inner, self.queue, departure, of_caller.as_ref().unwrap_or(self.runtime));
+        }
+    }
+}
+
+/// Sends a flight on this runtime, and those that wait after it.
+pub(super) fn send<C: Connection>(
+    inner: &Arc<Inner<C>>,
+    queue: &Arc<Queued>,
+    departure: Departure<Load, Outcome>,
+    runtime: &Handle,
+) {
+    let (inner, queue) = (Arc::clone(inner), Arc::clone(queue));
+    let sender = Sender { inner, queue, departure: Some(departure) };
+    runtime.spawn(sender.run());
+}
+
+/// Where the first of a flight's callers waits: a thread drives that runtime.
+fn runtime_of(departure: &Departure<Load, Outcome>) -> Option<Handle> {
+    departure.flight.look(|load, is_wanted| load.runtime(is_wanted).cloned())
+}
+
+/// Sends one flight after the other. Dropping it, with its runtime, lets the callers know, and those whose requests were
+/// not sent yet send them themselves.
+struct Sender<C: Connection> {
+    inner: Arc<Inner<C>>,
+    queue: Arc<Queued>,
+    departure: Option<Departure<Load, Outcome>>,
+}
+
+impl<C: Connection> Drop for Sender<C> {
+    fn drop(&mut self) {
+        let Some(Departure { number, flight }) = self.departure.take() else { return };
+        for flight in [flight].into_iter().chain(self.queue.abandon(number)) {
+            let lost = self.inner.lost("the task that sent it has ended with its runtime");
+            flight.settle(Outcome::Lost(lost), || Outcome::NotSent);
+        }
+    }
+}
+
+impl<C: Connection> Sender<C> {
+    async fn run(mut self) {
+        while let Some(Departure { number, flight }) = &self.departure {
+            let number = *number;
+            self.inner.fly(flight).await;
+            // Callers that ask again at once go together.
+            tokio::task::yield_now().await;
+            self.departure = self.queue.next(number, Instant::now());
+            let Some(departure) = self.departure.take() else { return };
+            match runtime_of(&departure) {
+                Some(other) if other.id() != Handle::current().id() => {
+                    return send(&self.inner, &self.queue, departure, &other);
+                }
+                _ => self.departure = Some(departure),
+            }
+        }
+    }
+}
+
+/// A group whose requests are sent now.
+struct Sent {
+    /// Its place in the flight.
+    place: usize,
+    group: Group,
+    runs: Vec<Run>,
+}
+
+/// Requests of the same costs, one after the other: the place of the first, and how many there are.
+struct Run {
+    first: usize,
+    count: u64,
+}
+
+impl Sent {
+    fn new(place: usize, group: Group) -> Self {
+        let mut runs: Vec<Run> = Vec::new();
+        for (first, request) in group.requests.iter().enumerate() {
+            match runs.last_mut() {
+                Some(run) if group.requests[run.first].costs == request.costs => run.count += 1,
+                _ => runs.push(Run { first, count: 1 }),
+            }
+        }
+        Self { place, group, runs }
+    }
+
+    /// Whether it is one request.
+    fn is_single(&self) -> bool {
+        self.group.requests.len() == 1
+    }
+
+    /// The costs of a run's requests.
+    fn costs(&self, run: &Run) -> &[u64] {
+        &self.group.requests[run.first].costs
+    }
+}
+
+/// Groups of the same limits.
+struct Section<'f> {
+    limits: &'f LimitSet,
+    groups: Vec<Sent>,
+}
+
+impl Section<'_> {
+    /// Adds the arguments of its groups.
+    fn add<'w>(&'w self, kind: usize, words: &mut Vec<Argument<'w>>) {
+        let first = self.groups[0].costs(&self.groups[0].runs[0]);
+        let is_like_first = |sent: &&Sent| sent.is_single() && sent.costs(&sent.runs[0]) == first;
+        let single = self.groups.iter().take_while(is_like_first).count();
+        let counts = [kind, single, self.groups.len()];
+        words.extend(counts.map(|count| Argument::Number(count as u64)));
+        for check in &self.limits.0 {
+            words.push(Argument::Text(&check.field));
+            if check.shape.role != Role::Look {
+                let twin = &check.twin;
+                words.push(Argument::Number(twin.capacity * twin.unit));
+                words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
+                words.push(Argument::Number(first[check.position] * twin.unit));
+            }
+        }
+        let charged = || self.limits.0.iter().filter(|check| check.shape.role != Role::Look);
+        for sent in &self.groups[single..] {
+            words.push(Argument::Number(sent.runs.len() as u64));
+            for run in &sent.runs {
+                let costs = sent.costs(run);
+                words.push(Argument::Number(run.count));
+                words.extend(
+                    charged()
+                        .map(|check| Argument::Number(costs[check.position] * check.twin.unit)),
+                );
+            }
+        }
+    }
+}
+
+/// The sections of each script. Groups of the same limits go together, unless one between them shares a state with the
+/// later one: requests that share a state are decided in the order in which they came.
+fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<Section<'_>>> {
+    let mut sections: Vec<Section<'_>> = Vec::new();
+    for (place, group) in groups.into_iter().enumerate().filter(|(_, g)| !g.requests.is_empty()) {
+        let limits = &limits[group.limits];
+        let (sent, mut section) = (Sent::new(place, group), None);
+        for (number, earlier) in sections.iter().enumerate().rev() {
+            if std::ptr::eq(earlier.limits, limits) && !limits.can_fail() {
+                section = Some(number);
+            }
+            if section.is_some() || earlier.groups.iter().any(|e| e.group.shares_with(&sent.group))
+            {
+                break;
+            }
+        }
+        match section {
+            Some(section) => sections[section].groups.push(sent),
+            None => sections.push(Section { limits, groups: vec![sent] }),
+        }
+    }
+    let mut calls: Vec<Vec<Section<'_>>> = Vec::new();
+    for mut section in sections {
+        // Single requests of one cost share its arguments; no two of these groups share a state.
+        section.groups.sort_by_key(|s| (!s.is_single(), s.group.requests[0].costs[0]));
+        // Code of others may fail, after groups before it were written.
+        let joins = |call: &&mut Vec<Section<'_>>| {
+            !section.limits.can_fail() && !call[0].limits.can_fail() && call.len() < MOST_KINDS
+        };
+        match calls.last_mut().filter(joins) {
+            Some(call) => call.push(section),
+            None => calls.push(vec![section]),
+        }
+    }
+    calls
+}
+
+impl<C: Connection> Inner<C> {
+    /// Sends a flight, and tells its requests what became of them.
+    async fn fly(&self, flight: &Flight<Load, Outcome>) {
+        let Some((load, wanted)) = flight.depart(Instant::now()) else { return };
+        let Load { limits, mut groups, .. } = load;
+        let deadline = wanted.iter().flatten().min_by_key(|deadline| deadline.at()).copied();
+        for group in &mut groups {
+            group.requests.retain(|request| wanted[request.seat].is_some());
+        }
+        let mut fates: Vec<_> = groups.iter().map(|_| Fate::Apart).collect();
+        if let Some(deadline) = deadline {
+            let calls = calls(&limits, groups);
+            let charged = join_all(calls.into_iter().map(|call| self.charge(call, deadline))).await;
+            for (place, fate) in charged.into_iter().flatten() {
+                fates[place] = fate;
+            }
+        }
+        flight.settle(Outcome::Landed(fates), || Outcome::NotSent);
+    }
+
+    /// Charges the requests of these groups by one script. Returns the fate of each group by its place in the flight.
+    async fn charge(&self, call: Vec<Section<'_>>, deadline: Deadline) -> Vec<(usize, Fate)> {
+        let answers = self.call(&call, deadline).await;
+        let mut answers = answers.map(|answers| answers.map(|(now, all)| (now, all.into_iter())));
+        let fate = |sent: Sent| {
+            let fate = match &mut answers {
+                Ok(Some((now, answers))) => match answers.next() {
+                    Some(answer) => self.fate(*now, &answer, sent.group),
+                    None => Fate::Apart,
+                },
+                // The server executed nothing: on its own, each request gets its own error.
+                Ok(None) | Err(RedisError::Server { .. }) => Fate::Apart,
+                Err(error) => Fate::Failed(error.clone()),
+            };
+            (sent.place, fate)
+        };
+        call.into_iter().flat_map(|section| section.groups).map(fate).collect()
+    }
+
+    /// The time, and the answer about each group. `None` if there is no such script, with nothing sent.
+    async fn call(
+        &self,
+        call: &[Section<'_>],
+        deadline: Deadline,
+    ) -> Result<Option<(Timestamp, Vec<Reply>)>, RedisError> {
+        let kinds: Vec<Vec<_>> = call.iter().map(|part| part.limits.shapes().collect()).collect();
+        let Ok(Some((script, kinds))) = self.scripts.merging(&kinds) else { return Ok(None) };
+        let groups = || call.iter().flat_map(|section| &section.groups);
+        let keys: Vec<_> = groups().flat_map(|sent| &sent.group.keys).collect();
+        let mut words = evalsha(keys.iter().map(|key| key.as_str()));
+        for (section, kind) in call.iter().zip(kinds) {
+            section.add(kind, &mut words);
+        }
+        let reply = self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await?;
+        let shape = self.unexpected(&reply);
+        let Reply::Array(mut answers) = reply else { return Err(shape) };
+        if answers.len() != groups().count() + 1 {
+            return Err(shape);
+        }
+        let now = time(&answers.remove(0)).ok_or(shape)?;
+        Ok(Some((now, answers)))
+    }
+
+    /// What a script answered about a group.
+    fn fate(&self, now: Timestamp, answer: &Reply, group: Group) -> Fate {
+        let Reply::Text(text) = answer else { return Fate::Failed(self.unexpected(answer)) };
+        let charged = || {
+            let (admitted, seen) = std::str::from_utf8(text).ok()?.split_once('\n')?;
+            let (admitted, seen) = (admitted.parse().ok()?, seen.into());
+            let parts = std::sync::OnceLock::new();
+            Some(Charged { now, admitted, seen, requests: group.requests, parts })
+        };
+        match text.first() {
+            Some(b'?') => Fate::Apart,
+            Some(b'!') => {
+                let text = String::from_utf8_lossy(&text[1..]);
+                let (code, message) = text.split_once(' ').unwrap_or((&text, ""));
+                Fate::Failed(self.server_error(code, message).in_part())
+            }
+            _ => charged().map_or_else(|| Fate::Failed(self.unexpected(answer)), Fate::Charged),
+        }
+    }
+}
+
+/// Parses the time: seconds and microseconds.
+fn time(reply: &Reply) -> Option<Timestamp> {
+    let Reply::Text(text) = reply else { return None };
+    super::flat_call::time(std::str::from_utf8(text).ok()?)
+}
