@@ -201,7 +201,12 @@ fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<Section<'_>>> {
         section.groups.sort_by_key(|s| (!s.is_single(), s.group.requests[0].costs[0]));
         // Code of others may fail, after groups before it were written.
         let joins = |call: &&mut Vec<Section<'_>>| {
-            !section.limits.can_fail() && !call[0].limits.can_fail() && call.len() < MOST_KINDS
+            let mut kinds: Vec<*const LimitSet> =
+                call.iter().chain([&section]).map(|s| std::ptr::from_ref(s.limits)).collect();
+            kinds.sort_unstable();
+            kinds.dedup();
+            let can_fail = section.limits.can_fail() || call[0].limits.can_fail();
+            !can_fail && kinds.len() <= MOST_KINDS
         };
         match calls.last_mut().filter(joins) {
             Some(call) => call.push(section),

@@ -1,4 +1,4 @@
-//! Requests that come while a call is under way share the next one. From outside: they are charged in their order, each
+//! Requests that wait for a connection go together in its next flight. From outside: they are charged in their order, each
 //! learns its own outcome by its own deadline, and no caller that stops holds another back.
 
 use std::collections::HashSet;
@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use ratelimit_core::{ErrorKind, Limit, Op, Policy, StoreError, Verdict};
-use ratelimit_redis::{Client, Lua, RedisError, RedisStore, Tag};
+use ratelimit_core::{
+    Algorithm, ErrorKind, Gcra, GcraState, Limit, Op, Policy, Step, StoreError, Timestamp, Verdict,
+};
+use ratelimit_redis::{Client, Lua, LuaProgram, RedisError, RedisStore, Stored, Tag, Twin};
 use ratelimit_servers::{FaultProxy, RedisServer};
 use ratelimit_testkit::PureStore;
 use tokio::runtime::Runtime;
@@ -18,8 +20,8 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, yield_now};
 
 use crate::common::{
-    Fate, Meddled, PATIENCE, Slow, acquire, apply, every, fails, left, limit, meddled, over, peek,
-    prefix, seldom, server, store, tell,
+    Fate, Meddled, PATIENCE, Slow, acquire, apply, every, fails, left, limit, meddled, named, over,
+    peek, prefix, seldom, server, store, tell,
 };
 
 /// What holds each command back until the test lets it go.
@@ -247,6 +249,104 @@ async fn what_the_server_refuses_is_decided_one_by_one() {
         }
     }
     assert_eq!(decided, HashSet::from([("alice", 9), ("alice", 8), ("dave", 9), ("dave", 8)]));
+}
+
+/// Callers of a limit that all share: each has a limit of its own besides, and some ask in another order or of the shared
+/// limit alone. None of them waits for another.
+#[tokio::test]
+async fn requests_that_share_a_state_but_not_all_limits_ride_together() {
+    const CALLERS: u64 = 40;
+    let (server, all, own) =
+        (server(), limit("all", "gcra 99/3650d"), limit("own", "gcra 9/3650d"));
+    let gated = Gated::new(&server, PATIENCE, None).await;
+    let in_flight = gated.fills(&own).await;
+    let callers: Vec<&'static str> = (0..CALLERS).map(|n| &*format!("c{n}").leak()).collect();
+    let mut tasks = Vec::new();
+    for (n, caller) in callers.iter().enumerate() {
+        let checks = [(&all, "all", 1), (&own, *caller, 1)];
+        tasks.push(match n % 3 {
+            0 => gated.asks(&checks).await,
+            1 => gated.asks(&[checks[1], checks[0]]).await,
+            _ => gated.asks(&checks[..1]).await,
+        });
+    }
+    let before = *gated.gate.calls.lock().unwrap();
+    gated.gate.opens();
+    for (n, task) in (1..).zip(tasks) {
+        let verdict = task.await.expect("no panic").expect("decides");
+        let shared = verdict.decisions().iter().find(|decision| decision.limit == 99);
+        assert_eq!(shared.expect("it asks for it").remaining, 99 - n, "in the order they came");
+    }
+    drop(in_flight);
+    // Two flights by the number of their keys.
+    let calls = *gated.gate.calls.lock().unwrap() - before;
+    assert!(calls <= 2, "{calls} calls for {CALLERS} requests");
+}
+
+/// An algorithm whose step panics at a cost of 3, if the state is known.
+#[derive(Debug)]
+struct Trap(Gcra);
+
+impl Algorithm for Trap {
+    type State = GcraState;
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
+        assert!(cost != 3 || state.is_none(), "a trap");
+        self.0.step(state, now, cost)
+    }
+}
+
+impl LuaProgram for Trap {
+    fn twins(&self) -> Vec<Twin> {
+        self.0.twins()
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
+        self.0.decode(stored)
+    }
+}
+
+#[tokio::test]
+async fn a_panic_of_one_requests_step_is_its_own() {
+    let (server, trap) = (server(), Gcra::new("10/3650d".parse().expect("a rate"), 20));
+    let trap = Arc::new(named("trap", Trap(trap.expect("a limit"))));
+    let gated = Gated::new(&server, PATIENCE, None).await;
+    let ask = async |cost| {
+        let (store, trap) = (gated.store.clone(), Arc::clone(&trap));
+        let task = tokio::spawn(async move {
+            apply(&store, &[(&*trap, "alice", cost)], Op::Acquire, None).await
+        });
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        task
+    };
+    let in_flight = [ask(1).await, ask(1).await];
+    let (before, trapped, after) = (ask(1).await, ask(3).await, ask(1).await);
+    gated.gate.opens();
+    for task in in_flight.into_iter().chain([before, after]) {
+        assert!(task.await.expect("no panic").expect("decides").allowed());
+    }
+    assert!(trapped.await.is_err_and(|error| error.is_panic()));
+}
+
+/// Requests that are dropped one by one take no place from those that come later.
+#[tokio::test]
+async fn a_dropped_request_frees_its_place_at_once() {
+    let (server, limit) = (server(), limit("api", "gcra 9/3650d"));
+    let gated = Gated::new(&server, PATIENCE, None).await;
+    let in_flight = gated.fills(&limit).await;
+    for _ in 0..65_537 {
+        assert!(gated.future(&[(&limit, "alice", 1)]).now_or_never().is_none());
+    }
+    let asked = gated.asks(&[(&limit, "alice", 1)]).await;
+    gated.gate.opens();
+    assert_eq!(remaining(asked).await, 8, "those that were dropped charged nothing");
+    drop(in_flight);
 }
 
 /// The clock's timers are exact to a millisecond.
