@@ -2,13 +2,14 @@
 //! without closures, tables or the driver. `lua/README.md` specifies what a section receives and what it
 //! leaves.
 //!
-//! The n-th check has three variables in the script: `seenN`, the text of its state as read; `putN`, the
-//! text to write, or nil; and `usN`, the microseconds for which that text matters. All other variables
-//! of a step are local to it. The script for one charged check, with the sections in brackets:
+//! The n-th check has four variables in the script: `seenN`, its state as read; `putN`, the state to write, or nil;
+//! `keptN`, until when the key is kept, in milliseconds; and `ttlN`, for how many milliseconds it has to live from now, 0 if
+//! it is kept for long enough. All other variables of a step are local to it. The script for one charged check, with the
+//! sections in brackets:
 //!
 //! ```text
 //! local seen1 = call('HGET', KEYS[1], ARGV[1])
-//! local put1, us1 = nil, 0
+//! local put1, ttl1, kept1 = nil, 0, 0
 //! do
 //!   local charge, capacity, … = ARGV[2] + 0, ARGV[3] + 0, …
 //!   (the numbers of the state, from seen1 or by [fresh]; return '?' unless [valid])
@@ -17,9 +18,10 @@
 //!   local after, expires = used + charge
 //!   if after > capacity then return '-' … end
 //!   [move]
-//!   put1, us1 = (the numbers as a text), expires - now
+//!   (ttl1 and kept1, if the key is not kept until expires)
+//!   put1 = (the numbers and kept1, packed)
 //! end
-//! (HSET of put1; PEXPIRE if the key would live for less than us1)
+//! (HSET of put1; PEXPIRE if the key would live for less than ttl1)
 //! return '+' … seen1
 //! ```
 
@@ -69,6 +71,7 @@ pub(crate) const READ: &str = include_str!("lua/read.lua");
 const BEGIN: &str = "\
 local call, match, format = redis.call, string.match, string.format
 local ceil, floor = math.ceil, math.floor
+local pack0, unpack0 = struct.pack, struct.unpack
 ";
 const ITS_TIME: &str = "\
 local t = call('TIME')
@@ -94,11 +97,11 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
     let checks: Vec<_> =
         (1..).zip(shapes).map(|(n, shape)| Check::new(n, *shape, &mut arg)).collect();
     let time = if given_time { "''" } else { "t[1] .. ' ' .. t[2]" };
-    let seen: Vec<_> = checks.iter().map(|check| format!("(seen{} or '')", check.n)).collect();
-    let answer = format!(".. {time} .. '\\n' .. {}", seen.join(" .. '\\n' .. "));
+    let seen = checks.iter().map(|c| c.shape.program.answered(&format!("seen{}", c.n)));
+    let answer = format!(".. {time} .. '\\n' .. {}", seen.collect::<Vec<_>>().join(" .. "));
     let writer = Writer {
         counts_attempts: shapes.iter().any(|shape| shape.role == Role::Attempt),
-        padding: if given_time { " + padding_ms" } else { "" },
+        given_time,
     };
 
     let mut text = String::from(BEGIN);
@@ -117,11 +120,11 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
         text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
     }
     for check in &charged {
-        check.step(&mut text, writer.counts_attempts, &format!("return '-' {answer}"));
+        check.step(&mut text, &writer, &format!("return '-' {answer}"));
     }
     if writer.counts_attempts {
         for check in charged.iter().filter(|check| check.shape.role == Role::Charge) {
-            let _ = writeln!(text, "if denied then put{0}, us{0} = nil, 0 end", check.n);
+            let _ = writeln!(text, "if denied then put{0}, ttl{0} = nil, 0 end", check.n);
         }
     }
     text.push_str("local done, wrote\n");
@@ -178,8 +181,7 @@ const REFUSAL: &str = "(match(done.err, '%u%u+ .*') or done.err)";
 /// Emits the writes.
 struct Writer {
     counts_attempts: bool,
-    /// The text that adds to a time to live.
-    padding: &'static str,
+    given_time: bool,
 }
 
 impl Writer {
@@ -193,14 +195,14 @@ impl Writer {
             format!("if type(done) == 'table' then return wrote and {in_part} or done end");
         let of_each: Vec<_> = checks.iter().map(|check| (check.n, &*check.field)).collect();
         if !self.counts_attempts {
-            measure(text, &key, checks.iter().map(|check| check.n), self.padding);
+            measure(text, &key, checks.iter().map(|check| check.n));
             set(text, &key, &of_each, &refused);
             extend(text, &key, &refused);
             return;
         }
         let any: Vec<_> = checks.iter().map(|check| format!("put{}", check.n)).collect();
         let _ = writeln!(text, "if {} then", any.join(" or "));
-        measure(text, &key, checks.iter().map(|check| check.n), self.padding);
+        measure(text, &key, checks.iter().map(|check| check.n));
         for of_one in of_each.chunks(1) {
             let _ = writeln!(text, "if put{} then", of_one[0].0);
             set(text, &key, of_one, &refused);
@@ -211,15 +213,40 @@ impl Writer {
     }
 }
 
+/// For how many milliseconds a key is kept longer than a state matters, so that a busy key's time to live is not set anew at
+/// each charge.
+const SLACK_MS: u64 = 1_000;
+/// By how much less the state says: a server expires keys by a time that it has read a little earlier.
+const MARGIN_MS: u64 = 10;
+
+/// Emits the state of a check as it is written, `putN`, and for how many milliseconds its key has to live from now, `ttlN`: 0
+/// if the state says that the key is kept for long enough.
+fn written(program: &Program, n: usize, given_time: bool) -> String {
+    if given_time {
+        // The key lives by the server's clock, about which a given time says nothing.
+        let put = program.written("0");
+        return format!("put{n}, ttl{n} = {put}, ceil((expires - now) / 1000) + padding_ms\n");
+    }
+    format!(
+        "if kept{n} * 1000 < expires then\n\
+         kept{n} = ceil(expires / 1000) + {SLACK_MS}\n\
+         ttl{n} = kept{n} - floor(now / 1000)\n\
+         kept{n} = kept{n} - {MARGIN_MS}\n\
+         end\n\
+         put{n} = {}\n",
+        program.written(&format!("kept{n}"))
+    )
+}
+
 /// Emits how long the key has to live for these checks, and whether that is longer than it will.
-fn measure(text: &mut String, key: &str, checks: impl Iterator<Item = usize>, padding: &str) {
-    let each: Vec<_> = checks.map(|n| format!("us{n}")).collect();
+fn measure(text: &mut String, key: &str, checks: impl Iterator<Item = usize>) {
+    let each: Vec<_> = checks.map(|n| format!("ttl{n}")).collect();
     let longest = match &each[..] {
         [one] => one.clone(),
         several => format!("math.max({})", several.join(", ")),
     };
-    let _ = writeln!(text, "local ttl_ms = ceil({longest} / 1000){padding}");
-    let _ = writeln!(text, "local short = call('PTTL', {key}) < ttl_ms");
+    let _ = writeln!(text, "local ttl_ms = {longest}");
+    let _ = writeln!(text, "local short = ttl_ms > 0 and call('PTTL', {key}) < ttl_ms");
 }
 
 /// Emits the write of these checks' fields. `refused` runs if the server refuses it.
@@ -263,13 +290,13 @@ impl Check {
     }
 
     /// Emits the step from the state that was read to the one to write. `deny` ends the script.
-    fn step(&self, text: &mut String, counts_attempts: bool, deny: &str) {
+    fn step(&self, text: &mut String, writer: &Writer, deny: &str) {
         let Self { n, shape: Shape { program, role, .. }, .. } = self;
         let numbers: Vec<_> = self.numbers.iter().map(|sent| format!("{sent} + 0")).collect();
-        let _ = writeln!(text, "local put{n}, us{n} = nil, 0\ndo");
+        let _ = writeln!(text, "local put{n}, ttl{n}, kept{n} = nil, 0, 0\ndo");
         let names = [&["charge", "capacity"], program.parameters()].concat().join(", ");
         let _ = writeln!(text, "local {names} = {}", numbers.join(", "));
-        text.push_str(&program.parsing(&format!("seen{n}"), UNKNOWN));
+        text.push_str(&program.parsing(&format!("seen{n}"), &format!("kept{n}"), UNKNOWN));
         let _ = writeln!(text, "local at = now\n{}", program.section("level"));
         text.push_str("local after, expires = used + charge\n");
         // A charge that does not fit leaves the limit full.
@@ -277,11 +304,9 @@ impl Check {
             none if none.is_empty() => FILL.to_owned(),
             fill => fill,
         };
-        let written = program.written();
-        let move_ = |carry: &str| {
-            format!("{}{carry}put{n}, us{n} = {written}, expires - now\n", program.section("move"))
-        };
-        let _ = match (role, counts_attempts) {
+        let written = written(program, *n, writer.given_time);
+        let move_ = |carry: &str| format!("{}{carry}{written}", program.section("move"));
+        let _ = match (role, writer.counts_attempts) {
             (Role::Attempt, _) => writeln!(
                 text,
                 "if after > capacity then\ndenied = true\n{held}{fill}\n\

@@ -184,46 +184,60 @@ impl Program {
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// Declares the state's numbers and reads them from the text `seen`, or sets those of a fresh state.
-    /// `corrupt` runs if the text is no state.
-    pub(crate) fn parsing(&self, seen: &str, corrupt: &str) -> String {
+    /// How many bytes a stored state has.
+    fn packed_bytes(&self) -> usize {
+        self.name.len() + 1 + PACKED_BYTES * (self.state().len() + 1)
+    }
+
+    /// The format of a stored state, for `struct`: the name, the numbers, and until when the key is kept.
+    fn packed_format(&self) -> String {
+        let numbers = format!("I{PACKED_BYTES}").repeat(self.state().len() + 1);
+        format!("<c{}{numbers}", self.name.len() + 1)
+    }
+
+    /// Declares the state's numbers and reads them from `seen`, or sets those of a fresh state. `kept` is set to the time in
+    /// milliseconds until which the key is kept, and stays 0 if that is not known. `corrupt` runs if `seen` is no state.
+    pub(crate) fn parsing(&self, seen: &str, kept: &str, corrupt: &str) -> String {
         let (names, fresh) = (self.state().join(", "), self.section("fresh"));
-        let read = self.reading(seen, corrupt);
+        let read = self.reading(seen, kept, corrupt);
         format!("local {names}\nif {seen} then\n{read}else\n{fresh}end\n")
     }
 
-    /// Runs `corrupt` if the text `seen` exists and is no state.
+    /// Runs `corrupt` if `seen` exists and is no state.
     pub(crate) fn refusing(&self, seen: &str, corrupt: &str) -> String {
-        let (names, read) = (self.state().join(", "), self.reading(seen, corrupt));
-        format!("if {seen} then\nlocal {names}\n{read}end\n")
+        let (names, read) = (self.state().join(", "), self.reading(seen, "_", corrupt));
+        format!("if {seen} then\nlocal {names}, _\n{read}end\n")
     }
 
-    /// Sets the state's numbers from the text `seen`.
-    fn reading(&self, seen: &str, corrupt: &str) -> String {
+    /// Sets the state's numbers from `seen`.
+    fn reading(&self, seen: &str, kept: &str, corrupt: &str) -> String {
         let names = self.state().join(", ");
-        let last = self.state().last().copied().unwrap_or_default();
-        let numbers = self.state().iter().map(|name| format!("{name} + 0")).collect::<Vec<_>>();
         let mut valid: Vec<_> = self.state().iter().map(|name| format!("{name} < 2^53")).collect();
         let own = self.section("valid");
         if !own.is_empty() {
             valid.push(own.trim().to_owned());
         }
         format!(
-            "{names} = match({seen}, '^{name}{digits}$')\n\
-             if not {last} then {corrupt} end\n\
-             {names} = {numbers}\n\
-             if not ({valid}) then {corrupt} end\n",
-            name = self.name.replace('-', "%-"),
-            digits = " (%d+)".repeat(self.state().len()),
-            numbers = numbers.join(", "),
+            "if #{seen} ~= {bytes} then {corrupt} end\n\
+             local name0\n\
+             name0, {names}, {kept} = unpack0('{format}', {seen})\n\
+             if not (name0 == '{name} ' and {valid}) then {corrupt} end\n",
+            bytes = self.packed_bytes(),
+            format = self.packed_format(),
+            name = self.name,
             valid = valid.join(" and "),
         )
     }
 
-    /// An expression for the text of the state, as it is stored.
-    pub(crate) fn written(&self) -> String {
-        let digits = " %d".repeat(self.state().len());
-        format!("format('{}{digits}', {})", self.name, self.state().join(", "))
+    /// An expression for the state as it is stored, under a key that is kept until then.
+    pub(crate) fn written(&self, kept: &str) -> String {
+        let (format, names) = (self.packed_format(), self.state().join(", "));
+        format!("pack0('{format}', '{} ', {names}, {kept})", self.name)
+    }
+
+    /// An expression for the state `seen` in an answer: its length, a colon, and the state.
+    pub(crate) fn answered(&self, seen: &str) -> String {
+        format!("({seen} and '{}:' .. {seen} or '0:')", self.packed_bytes())
     }
 
     /// An expression for the algorithm's table, for the driver.
@@ -242,7 +256,7 @@ impl Program {
             ["capacity"].iter().chain(parameters).map(|name| format!("limit.{name}")).collect();
         let names = state.join(", ");
         format!(
-            "of_numbers('{name}', {{ {quoted_state} }}, {{ {quoted_parameters} }},\n\
+            "of_numbers('{name}', {count}, '{format}', {{ {quoted_parameters} }},\n\
              function(limit, state, now, operation, charge, made)\n\
              local {names}\n\
              if operation == 'valid' or operation == 'mark' then\n\
@@ -283,7 +297,8 @@ impl Program {
              return used, after, at, not gone and {{ {names} }}, expires\n\
              end, {refunds}, {marks})",
             name = self.name,
-            quoted_state = quoted(state),
+            count = state.len(),
+            format = self.packed_format(),
             quoted_parameters = quoted(parameters),
             valid = or("valid", "true"),
             mark = or("mark", "nil"),
@@ -319,6 +334,16 @@ pub enum Keeps {
     SortedSet,
     /// A list under a key of its own.
     List,
+}
+
+/// The bytes of a packed number, the lowest first. The highest is below 32, so none looks like text.
+const PACKED_BYTES: usize = 7;
+
+/// A packed number, which is below 2^53.
+fn unpacked(bytes: [u8; PACKED_BYTES]) -> Option<u64> {
+    let mut all = [0; 8];
+    all[..PACKED_BYTES].copy_from_slice(&bytes);
+    Some(u64::from_le_bytes(all)).filter(|number| *number < 1 << 53)
 }
 
 /// The most parameters of any algorithm: a bucket and four windows.
@@ -360,11 +385,21 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// Parses a field's text: a name and numbers.
-    pub(crate) fn from_text(text: &str) -> Option<Self> {
-        let (name, numbers) = text.split_once(' ')?;
-        let numbers = numbers.split(' ').map(|word| word.parse().ok());
-        Some(Self::Numbers(name.to_owned(), numbers.collect::<Option<_>>()?))
+    /// Parses a field: a name and numbers, as text or packed.
+    pub(crate) fn from_field(field: &[u8]) -> Option<Self> {
+        let space = field.iter().position(|byte| *byte == b' ')?;
+        let (name, rest) = (std::str::from_utf8(&field[..space]).ok()?, &field[space + 1..]);
+        let is_text = rest.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
+        let numbers = if is_text {
+            let words = std::str::from_utf8(rest).ok()?.split(' ');
+            words.map(|word| word.parse().ok()).collect::<Option<_>>()?
+        } else {
+            let (packed, rest) = rest.as_chunks::<PACKED_BYTES>();
+            // The last one says until when the key is kept.
+            let (_, packed) = packed.split_last().filter(|_| rest.is_empty())?;
+            packed.iter().map(|bytes| unpacked(*bytes)).collect::<Option<_>>()?
+        };
+        Some(Self::Numbers(name.to_owned(), numbers))
     }
 
     /// The numbers, if this program wrote them.

@@ -25,7 +25,7 @@
 
 use std::fmt::Write as _;
 
-use super::{BEGIN, ITS_TIME, REFUSAL, Role, Shape, extend, measure, set};
+use super::{BEGIN, ITS_TIME, REFUSAL, Role, Shape, extend, measure, set, written};
 use crate::script::Script;
 
 /// The most checks of a merged request: Lua allows 200 local variables.
@@ -86,7 +86,9 @@ fn part(text: &mut String, shapes: &[Shape]) {
         text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
     }
     let _ = writeln!(text, "local admitted0, done, wrote = 0");
-    let _ = writeln!(text, "local {}, {}, {}", names("after"), names("put"), names("us"));
+    let _ = writeln!(text, "local {}, {}", names("after"), names("put"));
+    let zeros = vec!["0"; charged.len()].join(", ");
+    let _ = writeln!(text, "local {}, {} = {zeros}, {zeros}", names("ttl"), names("kept"));
     for check in &charged {
         check.level(text);
     }
@@ -109,14 +111,15 @@ fn part(text: &mut String, shapes: &[Shape]) {
         }
         let key = format!("KEYS[key0 + {key}]");
         text.push_str("do\n");
-        measure(text, &key, pairs.iter().map(|(n, _)| *n), "");
+        measure(text, &key, pairs.iter().map(|(n, _)| *n));
         set(text, &key, &pairs, &refused);
         extend(text, &key, &refused);
         text.push_str("end\n");
     }
     text.push_str("end\n");
-    let seen: Vec<_> = checks.iter().map(|check| format!("(seen{} or '')", check.n)).collect();
-    let _ = writeln!(text, "answer0 = admitted0 .. '\\n' .. {}", seen.join(" .. '\\n' .. "));
+    let seen = checks.iter().map(|c| c.shape.program.answered(&format!("seen{}", c.n)));
+    let seen = seen.collect::<Vec<_>>().join(" .. ");
+    let _ = writeln!(text, "answer0 = admitted0 .. '\\n' .. {seen}");
     let _ = writeln!(
         text,
         "until true\n\
@@ -168,7 +171,7 @@ impl Check {
         let given: Vec<_> = self.given().collect();
         let names = [&["capacity"], program.parameters()].concat().join(", ");
         let _ = writeln!(text, "do\nlocal {names} = {}", given.join(", "));
-        text.push_str(&program.parsing(&format!("seen{n}"), UNKNOWN));
+        text.push_str(&program.parsing(&format!("seen{n}"), &format!("kept{n}"), UNKNOWN));
         let _ = writeln!(text, "local at = now\n{}after{n} = used", program.section("level"));
     }
 
@@ -179,12 +182,11 @@ impl Check {
             text,
             "if admitted0 > 0 then\n\
              local after, expires = after{n}\n\
-             {}\
-             put{n}, us{n} = {}, expires - now\n\
+             {}{}\
              end\n\
              end",
             program.section("move"),
-            program.written()
+            written(program, *n, false)
         );
     }
 }

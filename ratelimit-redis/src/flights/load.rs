@@ -222,8 +222,8 @@ pub(crate) struct Charged {
     pub(crate) now: Timestamp,
     /// How many requests it admitted.
     pub(crate) admitted: u64,
-    /// The states that it read, a line each.
-    pub(crate) seen: Box<str>,
+    /// The states that it read.
+    pub(crate) seen: Box<[u8]>,
     /// The requests that were sent, in order.
     pub(crate) requests: SmallVec<[Request; 1]>,
     /// What each of them is told. The first that asks derives all, one after the other.

@@ -11,6 +11,7 @@ use crate::connection::{Argument, Connection, Reply};
 use crate::error::RedisError;
 use crate::lua_mode::states::score_us;
 use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::program::Stored;
 use crate::scan::START;
 use crate::store::RedisStore;
 
@@ -35,8 +36,8 @@ impl<C: Connection> NewestCharge for RedisStore<Lua, C> {
     async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
         match self.inner.keys.limit_of(key) {
             Some("") => {
-                let texts = self.texts(key, &["HGETALL"], &[]).await?;
-                Ok(texts.iter().skip(1).step_by(2).filter_map(|text| newest_in(text)).max())
+                let fields = self.items(key, &["HGETALL"], &[]).await?;
+                Ok(fields.iter().skip(1).step_by(2).filter_map(|field| newest_in(field)).max())
             }
             Some(part) if part.ends_with('+') => self.newest_element(key).await,
             Some(part) if !part.contains(['#', '!', '+']) => {
@@ -52,8 +53,8 @@ impl<C: Connection> NewestCharge for RedisStore<Cas, C> {
     async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
         match self.inner.keys.limit_of(key) {
             Some(part) if part.ends_with('!') => {
-                let texts = self.texts(key, &["GET"], &[]).await?;
-                Ok(texts.iter().find_map(|text| newest_in(text)))
+                let items = self.items(key, &["GET"], &[]).await?;
+                Ok(items.iter().find_map(|item| newest_in(item)))
             }
             _ => Ok(None),
         }
@@ -83,12 +84,14 @@ fn leading_number(text: &str) -> Option<u64> {
 }
 
 /// When the newest charge of a state was made that is stored as a name and numbers.
-fn newest_in(text: &str) -> Option<u64> {
-    let (name, numbers) = text.split_once(' ')?;
-    let numbers: Vec<u64> = numbers.split(' ').map_while(|word| word.parse().ok()).collect();
-    let place = match name {
+fn newest_in(field: &[u8]) -> Option<u64> {
+    if let Some(metadata) = field.strip_prefix(b"window-log ") {
+        return leading_number(&String::from_utf8_lossy(metadata));
+    }
+    let Stored::Numbers(name, numbers) = Stored::from_field(field)? else { return None };
+    let place = match &*name {
         "gcra" => 2,
-        "fixed-window" | "first-request-window" | "sliding-counter" | "window-log" => 0,
+        "fixed-window" | "first-request-window" | "sliding-counter" => 0,
         // Pairs of a time and a count.
         "bucketed-window" | "sliding-log" | "concurrency" => numbers.len().checked_sub(2)?,
         _ => return None,
@@ -169,19 +172,29 @@ where
         command: &[&str],
         more: &[&str],
     ) -> Result<Vec<String>, RedisError> {
+        let items = self.items(key, command, more).await?;
+        Ok(items.iter().map(|item| String::from_utf8_lossy(item).into_owned()).collect())
+    }
+
+    async fn items(
+        &self,
+        key: &str,
+        command: &[&str],
+        more: &[&str],
+    ) -> Result<Vec<Vec<u8>>, RedisError> {
         let words: Vec<_> =
             [command, &[key], more].concat().into_iter().map(Argument::Text).collect();
         let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;
-        let mut texts = Vec::new();
-        push_texts(reply, &mut texts);
-        Ok(texts)
+        let mut items = Vec::new();
+        push_items(reply, &mut items);
+        Ok(items)
     }
 }
 
-fn push_texts(reply: Reply, texts: &mut Vec<String>) {
+fn push_items(reply: Reply, items: &mut Vec<Vec<u8>>) {
     match reply {
-        Reply::Text(bytes) => texts.push(String::from_utf8_lossy(&bytes).into_owned()),
-        Reply::Array(items) => items.into_iter().for_each(|item| push_texts(item, texts)),
+        Reply::Text(bytes) => items.push(bytes),
+        Reply::Array(all) => all.into_iter().for_each(|item| push_items(item, items)),
         _ => {}
     }
 }

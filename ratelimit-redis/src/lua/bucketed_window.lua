@@ -26,7 +26,7 @@ local NAME = 'bucketed-window'
 function bucketed_window.read(key, field)
   local stored = redis.call('HGET', key, field)
   if not stored then return nil end
-  if string.sub(stored, 1, #NAME) ~= NAME then return read_text(key, field, NAME) end
+  if string.sub(stored, 1, #NAME) ~= NAME then return read_field(key, field, NAME) end
   local count = ((#stored - #NAME) / WIDTH - 1) / 2
   if count < 1 or math.fmod(count, 1) ~= 0 then error(CORRUPT) end
   return { stored = stored, count = count }

@@ -1,6 +1,7 @@
 -- The driver's operations on one check. They read and step; only driver.lua writes.
 
-local operation, now, padding_ms, metadata = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local operation, padding_ms, metadata = ARGV[1], tonumber(ARGV[3]), ARGV[4]
+now = tonumber(ARGV[2])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]

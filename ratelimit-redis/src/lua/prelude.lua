@@ -4,6 +4,8 @@
 -- exactly. The remainder of two such numbers is exact too, and so are the divisions below.
 
 local ceil, floor = math.ceil, math.floor
+-- The time of the request, which checks.lua reads.
+local now
 
 local function floor_div(a, b)
   return (a - math.fmod(a, b)) / b
@@ -70,46 +72,46 @@ local function expire(key, ttl_ms)
   end
 end
 
--- The numbers, as text, that an algorithm stored in a field of the identifier's hash; nil if there are
--- none.
-local function read_text(key, field, algorithm)
+-- What an algorithm stored in a field of the identifier's hash behind its name and a space; nil if there is nothing.
+local function read_field(key, field, algorithm)
   local stored = redis.call('HGET', key, field)
   if not stored then return nil end
-  local writer, digits = string.match(stored, '^([%l-]+)([ %d]+)$')
+  local writer, rest = string.match(stored, '^([%w_-]+) (.*)$')
   if not writer then error(CORRUPT) end
+  if writer == algorithm then return rest, stored end
   -- The limit had another algorithm before, whose state means nothing to this one.
-  if writer ~= algorithm then return nil end
-  return digits
+  if not string.match(rest, '^[ %d]+$') and math.fmod(#rest, 7) ~= 0 then error(CORRUPT) end
 end
 
 -- The `retry_after_us` of a cost that never fits.
 local NEVER = -1
 
--- Builds the table of a twin in sections. `names` are the numbers of its state, stored as text in a
--- field of the identifier's hash, such as "gcra 1795218392123456 0 1795218391123456". `run` contains its
--- sections. It takes an operation and the units to charge, to return, or to leave room for. It returns
--- the used cost before and after, the time at which the charge counts as made, and, if these differ, the
--- new state and when it stops to matter.
-local function of_numbers(name, names, parameters, run, refunds, mark)
-  local pattern = '^' .. string.rep(' (%d+)', #names) .. '$'
+-- Builds the table of a twin in sections. Its state is so many numbers, packed in a field of the identifier's hash by
+-- this format: the name, the numbers, and until when the key is kept. `run` contains the sections. It takes an operation
+-- and the units to charge, to return, or to leave room for. It returns the used cost before and after, the time at which
+-- the charge counts as made, and, if these differ, the new state and when it stops to matter.
+local function of_numbers(name, count, format, parameters, run, refunds, mark)
   local twin = { parameters = { 'capacity', 'cost_unit' } }
   for _, parameter in ipairs(parameters) do twin.parameters[#twin.parameters + 1] = parameter end
 
   function twin.read(key, field)
-    local stored = read_text(key, field, name)
-    if not stored then return nil end
-    local state = { string.match(stored, pattern) }
-    for i in ipairs(names) do
-      state[i] = state[i] and integer(state[i]) or error(CORRUPT)
+    local packed, stored = read_field(key, field, name)
+    if not packed then return nil end
+    if #packed ~= 7 * (count + 1) then error(CORRUPT) end
+    local state = { select(2, struct.unpack(format, stored)) }
+    for i = 1, count do
+      if state[i] >= 9007199254740992 then error(CORRUPT) end
     end
+    state = { unpack(state, 1, count) }
     if not run(nil, state, 0, 'valid') then error(CORRUPT) end
     return state
   end
 
   function twin.put(key, field, state, ttl_ms)
-    local stored = name
-    for i in ipairs(names) do stored = stored .. ' ' .. text(state[i]) end
-    redis.call('HSET', key, field, stored)
+    -- Until when the key is kept, on the server's clock; 0 if that is not known.
+    local kept_ms = ARGV[2] == '' and floor_div(now, 1000) + ttl_ms - 10 or 0
+    state[count + 1] = math.max(kept_ms, 0)
+    redis.call('HSET', key, field, struct.pack(format, name .. ' ', unpack(state, 1, count + 1)))
     expire(key, ttl_ms)
   end
 
@@ -192,9 +194,10 @@ local function number_pairs(algorithm, first, second)
   local storage = {}
 
   function storage.read(key, field)
-    local stored = read_text(key, field, algorithm)
+    local stored = read_field(key, field, algorithm)
     if not stored then return nil end
     local all, length = {}, 0
+    stored = ' ' .. stored
     for pair_text, a, b in string.gmatch(stored, '( (%d+) (%d+))') do
       local begun, number = integer(a) or error(CORRUPT), integer(b) or error(CORRUPT)
       all[#all + 1] = { [first] = begun, [second] = number, text = pair_text }

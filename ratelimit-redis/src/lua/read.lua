@@ -4,8 +4,9 @@
 --     KEYS: the key of each check. ARGV: the field of each.
 
 local time = redis.call('TIME')
-local seen = { '=' .. time[1] .. ' ' .. time[2] }
+local answer = '=' .. time[1] .. ' ' .. time[2] .. '\n'
 for check, key in ipairs(KEYS) do
-  seen[check + 1] = redis.call('HGET', key, ARGV[check]) or ''
+  local seen = redis.call('HGET', key, ARGV[check]) or ''
+  answer = answer .. #seen .. ':' .. seen
 end
-return table.concat(seen, '\n')
+return answer

@@ -39,8 +39,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         };
         let Reply::Text(answer) = &answer else { return Err(self.inner.unexpected(&answer)) };
         let (sign, lines) = answer.split_first().unwrap_or((&b'?', &[]));
-        let lines = std::str::from_utf8(lines).ok();
-        let Some(mut seen) = lines.and_then(|lines| snapshot(batch, call, lines)) else {
+        let Some(mut seen) = snapshot(batch, call, lines) else {
             // The script understood every state that it admitted.
             if *sign == b'+' {
                 return Err(self.inner.unexpected(&Reply::Text(answer.clone())));
@@ -178,20 +177,33 @@ struct FlatCall<'w> {
     reads_only: bool,
 }
 
-/// Parses the lines of the reply: the time, and the state of each twin. `None` if a twin did not write its
-/// state.
+/// Parses the reply: a line of the time, and the state of each twin. `None` if a twin did not write its state.
 fn snapshot<A: LuaProgram>(
     batch: &Batch<'_, A>,
     call: &Call<'_>,
-    lines: &str,
+    answer: &[u8],
 ) -> Option<Snapshot<A::State>> {
-    let mut lines = lines.split('\n');
-    let asked = lines.next()?;
+    let (line, seen) = first_line(answer)?;
     let now = match batch.time() {
         Now::At(now) => now,
-        Now::Store => time(asked)?,
+        Now::Store => time(line)?,
     };
-    Some(Snapshot { now, states: states(batch, call, lines)? })
+    Some(Snapshot { now, states: states(batch, call, seen)? })
+}
+
+/// The first line of an answer, and what follows.
+pub(super) fn first_line(answer: &[u8]) -> Option<(&str, &[u8])> {
+    let end = answer.iter().position(|byte| *byte == b'\n')?;
+    Some((std::str::from_utf8(&answer[..end]).ok()?, &answer[end + 1..]))
+}
+
+/// Takes the next state from an answer: its length, a colon, and the state.
+fn next_state<'s>(seen: &mut &'s [u8]) -> Option<&'s [u8]> {
+    let colon = seen.iter().position(|byte| *byte == b':')?;
+    let length: usize = std::str::from_utf8(&seen[..colon]).ok()?.parse().ok()?;
+    let (state, rest) = seen[colon + 1..].split_at_checked(length)?;
+    *seen = rest;
+    Some(state)
 }
 
 /// Parses a time in a reply: seconds and microseconds.
@@ -203,24 +215,24 @@ pub(super) fn time(text: &str) -> Option<Timestamp> {
     Some(Timestamp::saturating_from_us(us))
 }
 
-/// Parses the state of each twin, a line each. `None` if a twin did not write its state.
-pub(super) fn states<'l, A: LuaProgram>(
+/// Parses the state of each twin. `None` if a twin did not write its state.
+pub(super) fn states<A: LuaProgram>(
     batch: &Batch<'_, A>,
     call: &Call<'_>,
-    mut lines: impl Iterator<Item = &'l str>,
+    mut seen: &[u8],
 ) -> Option<Vec<Option<A::State>>> {
     let mut stored = Vec::with_capacity(call.twins.len());
     for check in &call.twins {
-        stored.push(match lines.next()? {
-            "" => None,
-            line => match Stored::from_text(line)? {
+        stored.push(match next_state(&mut seen)? {
+            [] => None,
+            state => match Stored::from_field(state)? {
                 // The limit had another algorithm before, whose state means nothing to this one.
                 Stored::Numbers(writer, _) if writer != check.twin.program.name => None,
                 stored => Some(stored),
             },
         });
     }
-    if lines.next().is_some() {
+    if !seen.is_empty() {
         return None;
     }
     let mut states = Vec::with_capacity(batch.checks().len());

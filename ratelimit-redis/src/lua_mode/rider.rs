@@ -132,7 +132,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         charged: &Charged,
         is_noted: bool,
     ) -> Parts {
-        let states = states(batch, call, charged.seen.split('\n')).ok_or_else(|| {
+        let states = states(batch, call, &charged.seen).ok_or_else(|| {
             self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
         })?;
         let mut states = Snapshot { now: charged.now, states };

@@ -283,7 +283,7 @@ impl<C: Connection> Inner<C> {
     fn fate(&self, now: Timestamp, answer: &Reply, group: Group) -> Fate {
         let Reply::Text(text) = answer else { return Fate::Failed(self.unexpected(answer)) };
         let charged = || {
-            let (admitted, seen) = std::str::from_utf8(text).ok()?.split_once('\n')?;
+            let (admitted, seen) = super::flat_call::first_line(text)?;
             let (admitted, seen) = (admitted.parse().ok()?, seen.into());
             let parts = std::sync::OnceLock::new();
             Some(Charged { now, admitted, seen, requests: group.requests, parts })

@@ -115,9 +115,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             (Reply::Array(items), _) if items.is_empty() => return Ok(None),
             (Reply::Array(items), Keeps::SortedSet) => members(&items).map(Stored::SortedSet),
             (Reply::Array(items), Keeps::List) => elements(items).map(Stored::List),
-            (Reply::Text(text), Keeps::Numbers) => {
-                std::str::from_utf8(&text).ok().and_then(Stored::from_text)
-            }
+            (Reply::Text(field), Keeps::Numbers) => Stored::from_field(&field),
             (other, _) => return Err(self.inner.unexpected(&other)),
         };
         match stored {
