@@ -105,13 +105,12 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Sets whether requests of a key that come while a call for it is under way go together in the next one. They do
-    /// by default, unless the URL says `merge=off`.
+    /// Sets whether requests that wait for the connection go together in its next call. They do by default, unless the URL
+    /// says `merge=off`.
     ///
-    /// A merged request gets the decision that it would have got alone. It waits for the call under way and for no
-    /// other request. On a cluster all requests of one slot go together. Only the Lua mode merges; a request with
-    /// an id, with metadata or at a given time goes alone, as does one that counts attempts, that only reads, or
-    /// whose limit keeps a log or leases.
+    /// A merged request gets the decision that it would have got alone. It waits only while two calls are in flight. On a
+    /// cluster requests of one slot go together. Only the Lua mode merges; a request with an id, with metadata or at a
+    /// given time goes alone, as does one that counts attempts, that only reads, or whose limit keeps a log or leases.
     #[must_use]
     pub fn merge(mut self, merge: bool) -> Self {
         self.merge = Some(merge);
