@@ -11,7 +11,7 @@ use crate::args::HealArgs;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::policy;
-use crate::store::{self, Keys, Redis, StoredKey, in_each_mode, may_scan};
+use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
 use crate::table::Table;
 use crate::text::{count, duration, plural, printable};
@@ -40,8 +40,7 @@ pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
 
 async fn heal(args: &HealArgs, redis: &Redis, limits: &Limits<Policy>) -> Result<Healed, Failure> {
     // Keys are read as they are, so that those of a store with a secret are healed without it.
-    let keys = Keys { prefix: &args.scan.prefix, secret: None };
-    let store = store::connect(redis, keys, limits).await?;
+    let store = store::connect(redis, &args.scan.prefix, None, limits).await?;
     let options = HealOptions {
         dry_run: args.dry_run,
         max_keys: args.scan.max_keys,

@@ -15,7 +15,7 @@ use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
-use crate::store::{self, Keys, Redis, StoredKey, in_each_mode, may_scan};
+use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::{NAME_CHARS, shown_caller};
 use crate::table::Table;
 use crate::text::{count, duration, plural, quoted};
@@ -47,8 +47,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let redis = &*Redis::lasting(&args.scan.store, "list")?;
     let interrupt = Interrupt::catch()?;
     let mut found = store::block_on(async {
-        let keys = Keys { prefix: &args.scan.prefix, secret: None };
-        let store = store::connect(redis, keys, &limits).await?;
+        let store = store::connect(redis, &args.scan.prefix, None, &limits).await?;
         in_each_mode!(&store, store => scan(args, redis, &limits, &interrupt, store).await)
     })?;
     // The longest wait first; a request that never fits has no wait.

@@ -13,7 +13,7 @@ use ratelimit_core::{Op, Timestamp};
 
 use super::{BadLine, Entry};
 use crate::args::UnitArg;
-use crate::caller::Caller;
+use crate::caller::{Caller, Named};
 use crate::text::quoted;
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
@@ -52,7 +52,8 @@ impl AccessLog {
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
         let named = [("ip", Some(ip)), ("user", user), ("path", path(request))];
         let named = named.into_iter().filter_map(|(name, value)| Some((name.into(), text(value?))));
-        let caller = Caller { bare: Some(text(ip)), named: named.collect(), bare_only: true };
+        let named = Named { list: named.collect(), bare_only: true };
+        let caller = Caller { bare: Some(text(ip)), named };
         let duration_us = self.duration_us(rest);
         Ok(Entry { at: self.last.1, caller, cost: 1, op: Op::Acquire, duration_us })
     }
@@ -256,7 +257,7 @@ mod tests {
             let caller = &entry.caller;
             let named = ["ip", "user", "path"].map(|name| caller.identifier(name));
             assert_eq!(named, [Some("2001:db8::1"), user, Some("/a")], "{line}");
-            assert_eq!(caller.bare(), Some("2001:db8::1"));
+            assert_eq!(caller.bare.as_deref(), Some("2001:db8::1"));
         }
         let entry =
             AccessLog::new(None).parse(b"h - - [17/May/2015:10:05:03 +0000] \"GET /\xff\" 200");

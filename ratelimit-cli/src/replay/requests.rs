@@ -12,10 +12,9 @@ use indicatif::ProgressBar;
 use ratelimit_core::{Algorithm, Limit, Limits, Op, Policy, Timestamp};
 
 use super::Trouble;
-use super::decider::Skipped;
-use crate::args::{FormatArg, LogArgs, UnitArg};
+use crate::args::{FormatArg, LogArgs};
 use crate::failure::Failure;
-use crate::input::{DETECTED_LINES, Detector, Entry, Found, Lines, Parser, Source, too_long};
+use crate::input::{DETECTED_LINES, Detector, Entry, Lines, Parser, Source, too_long};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
 use crate::text::{count, plural};
@@ -94,6 +93,7 @@ pub(crate) struct Requests {
     /// The format that the user asked for.
     pub(super) asked: FormatArg,
     pub(super) interrupt: Interrupt,
+    pub(super) trouble: Trouble,
 }
 
 impl Requests {
@@ -102,7 +102,7 @@ impl Requests {
         log: &LogArgs,
         interrupt: &Interrupt,
         strict: bool,
-    ) -> Result<(Self, Trouble), Failure> {
+    ) -> Result<Self, Failure> {
         let bar = ProgressBar::no_length();
         let most_lines = WINDOW_LINES / log.inputs.len().max(1);
         let mut inputs = Vec::with_capacity(log.inputs.len());
@@ -110,17 +110,25 @@ impl Requests {
         for path in &log.inputs {
             let (source, length) = Source::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-            let reader = Reader::new(path, source, log.format, log.duration_unit);
+            let reader = Reader::new(path, source, log, interrupt);
             inputs.push(Sorted::new(reader, most_lines));
         }
-        let trouble = Trouble::new(Bar::new(bar, total), strict, inputs.len() > 1);
+        let (bar, several) = (Bar::new(bar, total), inputs.len() > 1);
+        let trouble = Trouble { bar, strict, several, bad_lines: 0, refused: 0 };
         let (asked, interrupt) = (log.format, interrupt.clone());
-        Ok((Self { inputs, asked, failed: None, has_leases: false, interrupt }, trouble))
+        Ok(Self { inputs, asked, failed: None, has_leases: false, interrupt, trouble })
     }
 
-    /// The name of an input.
-    pub(super) fn name(&self, input: usize) -> &Path {
-        self.inputs.get(input).map_or(Path::new(""), |input| &input.reader.name)
+    /// The same for a second pass, which repeats no complaint about a line.
+    pub(crate) fn silent(mut self) -> Self {
+        self.trouble.bar.silent = true;
+        self
+    }
+
+    /// The name of an input, and where its bad lines are reported.
+    pub(super) fn reported(&mut self, input: usize) -> (&Path, &mut Trouble) {
+        let name = self.inputs.get(input).map_or(Path::new(""), |input| &input.reader.name);
+        (name, &mut self.trouble)
     }
 
     /// The names of all inputs.
@@ -136,7 +144,6 @@ impl Requests {
     pub(crate) fn applicable(
         &mut self,
         limits: Limits<Policy>,
-        trouble: &mut Trouble,
     ) -> Result<(Limits<Policy>, Option<String>), Failure> {
         let of_leases = |limit: &&Limit<Policy>| limit.algorithm().has_leases();
         let names: Vec<_> = limits.iter().filter(of_leases).map(Limit::name).collect();
@@ -144,7 +151,10 @@ impl Requests {
             return Ok((limits, None));
         }
         let names = names.join(", ");
-        self.look_ahead(trouble);
+        // The format of each input is known once its first request is. The replay reports a failure, with what was read
+        // before.
+        let mut peeked = self.inputs.iter_mut().map(|input| input.peek(&mut self.trouble));
+        self.failed = self.failed.take().or_else(|| peeked.find_map(Result::err));
         let is_told = |input: &Sorted| input.reader.durations > 0 || !input.reader.is_access_log();
         if self.inputs.iter().any(is_told) {
             self.has_leases = true;
@@ -169,17 +179,6 @@ impl Requests {
         Ok((others, Some(note + ". It is left out here")))
     }
 
-    /// Reads of each input what its first request needs, so that its format is known.
-    fn look_ahead(&mut self, trouble: &mut Trouble) {
-        for input in &mut self.inputs {
-            // The replay reports the failure, with what was read before.
-            if let Err(failure) = input.peek(trouble, &self.interrupt) {
-                self.failed = Some(failure);
-                break;
-            }
-        }
-    }
-
     /// The format of the inputs, as far as they are known: of the first that has one.
     pub(super) fn format(&self) -> Option<&'static str> {
         self.inputs.iter().find_map(|input| input.reader.parser.as_ref()).map(Parser::name)
@@ -195,13 +194,13 @@ impl Requests {
     }
 
     /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
-    pub(super) fn next(&mut self, trouble: &mut Trouble) -> Result<Option<Request>, Failure> {
+    pub(super) fn next(&mut self) -> Result<Option<Request>, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
         let mut earliest: Option<(Timestamp, usize)> = None;
         for (place, input) in self.inputs.iter_mut().enumerate() {
-            let at = input.peek(trouble, &self.interrupt)?;
+            let at = input.peek(&mut self.trouble)?;
             if self.interrupt.is_raised() {
                 return Ok(None);
             }
@@ -250,22 +249,14 @@ impl Sorted {
     }
 
     /// The time of the next request.
-    fn peek(
-        &mut self,
-        trouble: &mut Trouble,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Timestamp>, Failure> {
+    fn peek(&mut self, trouble: &mut Trouble) -> Result<Option<Timestamp>, Failure> {
         if self.next.is_none() {
-            self.next = self.find(trouble, interrupt)?;
+            self.next = self.find(trouble)?;
         }
         Ok(self.next.as_ref().map(|(_, entry)| entry.at))
     }
 
-    fn find(
-        &mut self,
-        trouble: &mut Trouble,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Numbered>, Failure> {
+    fn find(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
         loop {
             let is_full = self.ended || self.window.len() >= self.most_lines;
             let is_due = |at: Timestamp| is_full || self.latest.saturating_us_since(at) > WINDOW_US;
@@ -277,7 +268,7 @@ impl Sorted {
             if self.ended {
                 return Ok(None);
             }
-            let Some((number, entry)) = self.reader.next(trouble, interrupt)? else {
+            let Some((number, entry)) = self.reader.next(trouble)? else {
                 self.ended = true;
                 continue;
             };
@@ -299,6 +290,7 @@ impl Sorted {
 struct Reader {
     name: PathBuf,
     lines: Lines<BufReader<Source>>,
+    interrupt: Interrupt,
     format: FormatArg,
     /// `None` until a line tells the format.
     parser: Option<Parser>,
@@ -309,12 +301,17 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(name: &Path, source: Source, format: FormatArg, duration_unit: Option<UnitArg>) -> Self {
-        let parser = Parser::of(format, duration_unit);
-        let detector = Detector::new(format, duration_unit, super::NAMED_BAD_LINES);
-        let lines = Lines::new(BufReader::new(source));
-        let name = name.to_owned();
-        Self { name, lines, format, parser, detector, durations: 0, endless: 0 }
+    fn new(name: &Path, source: Source, log: &LogArgs, interrupt: &Interrupt) -> Self {
+        Self {
+            name: name.to_owned(),
+            lines: Lines::new(BufReader::new(source)),
+            interrupt: interrupt.clone(),
+            format: log.format,
+            parser: Parser::of(log.format, log.duration_unit),
+            detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
+            durations: 0,
+            endless: 0,
+        }
     }
 
     const fn is_access_log(&self) -> bool {
@@ -322,16 +319,12 @@ impl Reader {
     }
 
     /// The request of the next line that is one. Others are reported.
-    fn next(
-        &mut self,
-        trouble: &mut Trouble,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Numbered>, Failure> {
+    fn next(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
         let name = self.name.as_path();
         loop {
             let line = match self.lines.next() {
                 // An interrupted input may end within a line.
-                _ if interrupt.is_raised() => break,
+                _ if self.interrupt.is_raised() => break,
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(error) => {
@@ -356,10 +349,9 @@ impl Reader {
                         }
                         continue;
                     };
-                    let Found { parser, header, before } = found;
-                    let parser = unknown.insert(parser);
-                    trouble.before(name, before)?;
-                    if header {
+                    let parser = unknown.insert(found.parser);
+                    trouble.before(name, found.before)?;
+                    if found.header {
                         continue;
                     }
                     parser
@@ -374,7 +366,7 @@ impl Reader {
                     }
                     return Ok(Some((number, entry)));
                 }
-                Err(bad) => trouble.skip(name, number, &Skipped::Bad(bad))?,
+                Err(bad) => trouble.bad(name, number, &bad)?,
             }
         }
         let gave_up = self.detector.is_at_a_loss();
