@@ -53,8 +53,9 @@ impl Comparison {
             (false, true) => other,
         };
         self.total.count(by_this);
-        for (kind, name) in tally.blamed(denied) {
-            self.callers.entry((kind.into(), name.into())).or_default().count(by_this);
+        for (kind, value) in tally.blamed(denied) {
+            let caller = (tally.identifiers[kind].name.as_str().into(), value.into());
+            self.callers.entry(caller).or_default().count(by_this);
         }
     }
 

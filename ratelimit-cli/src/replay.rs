@@ -1,6 +1,6 @@
 //! The replay: decides every request of the input at its own time, strictly in sequence.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ pub(crate) struct Replay<'r, S> {
 /// The destination of decision lines.
 pub(crate) struct Decisions {
     pub(crate) name: PathBuf,
-    pub(crate) out: Box<dyn Write>,
+    pub(crate) out: BufWriter<Box<dyn Write>>,
 }
 
 /// The result of a replay.
@@ -207,6 +207,7 @@ pub(crate) struct Trouble {
     bad_lines: u64,
     /// Operations that the store does not support.
     refused: u64,
+    order: Order,
 }
 
 impl Trouble {
@@ -269,7 +270,8 @@ mod tests {
         let log = LogArgs { policy, format: FormatArg::Auto, duration_unit: None, inputs };
         let opened = Requests::open(&log, &Interrupt::default(), false);
         let requests = opened.unwrap_or_else(|failure| panic!("{failure}"));
-        let out = Box::new(std::fs::File::create(&name).expect("creates"));
+        let file = Box::new(std::fs::File::create(&name).expect("creates"));
+        let out = BufWriter::new(file as Box<dyn Write>);
         let decisions = Some(Decisions { name: name.clone(), out });
         let (other, forgets, nearness) = (None, false, false);
         let replay = Replay { limiter, other, requests, decisions, forgets, nearness };

@@ -275,7 +275,6 @@ impl Tally {
 
     fn count_denial(&mut self, decided: &Decided<'_>) {
         let entry = decided.entry;
-        let mut blamed: Vec<usize> = Vec::new();
         let limits = self.limits.len();
         // A request that never fits has no wait.
         let wait_us = decided.denying().filter_map(|(_, one)| one.retry_after_us).max();
@@ -291,28 +290,24 @@ impl Tally {
                     caller.get_or_insert_with(|| Box::new(Denials::new(entry.at, limits)));
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
-                if nth == 0 {
-                    denials.by_limit[place] += 1;
-                    if !blamed.contains(&kind) {
-                        blamed.push(kind);
-                        denials.denied(entry.at, until);
-                    }
-                }
+                denials.by_limit[place] += u64::from(nth == 0);
+            }
+        }
+        for (kind, name) in self.blamed(decided) {
+            if let Some(Some(denials)) = self.identifiers[kind].callers.get_mut(name) {
+                denials.denied(entry.at, until);
             }
         }
     }
 
-    /// The callers because of whom a request was denied: by a limit whose first identifier names them.
-    pub(crate) fn blamed<'e>(&self, decided: &Decided<'e>) -> Vec<(&str, &'e str)> {
+    /// The callers because of whom a request was denied: by a limit whose first identifier names them. Each has the place of
+    /// that identifier.
+    pub(crate) fn blamed<'e>(&self, decided: &Decided<'e>) -> Vec<(usize, &'e str)> {
         let mut blamed = Vec::new();
         for (place, _) in decided.denying() {
             let Some(&kind) = self.limits[place].identifiers.first() else { continue };
-            let kind = &*self.identifiers[kind].name;
-            if let Some(name) = identifier(&decided.entry.caller, kind)
-                && !blamed.contains(&(kind, name))
-            {
-                blamed.push((kind, name));
-            }
+            let name = identifier(&decided.entry.caller, &self.identifiers[kind].name);
+            blamed.extend(name.map(|name| (kind, name)).filter(|one| !blamed.contains(one)));
         }
         blamed
     }

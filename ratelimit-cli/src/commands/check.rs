@@ -52,7 +52,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         }
         out = lines.into_bytes();
     }
-    super::print(&out)?;
+    super::print(out)?;
     Ok(if verdict.allowed() { 0 } else { DENIED })
 }
 

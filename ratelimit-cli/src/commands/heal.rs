@@ -34,8 +34,7 @@ pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
     };
     let out =
         if args.scan.json { lines(args, &healed, caller) } else { table(args, &healed, caller) };
-    super::print(out.as_bytes())?;
-    Ok(0)
+    super::print(out)
 }
 
 async fn heal(args: &HealArgs, redis: &Redis, limits: &Limits<Policy>) -> Result<Healed, Failure> {

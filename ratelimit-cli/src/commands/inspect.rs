@@ -70,8 +70,7 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
         }
         Ok(out)
     })?;
-    super::print(&out)?;
-    Ok(0)
+    super::print(out)
 }
 
 /// A state by its own field names, and the tokens of a token bucket.

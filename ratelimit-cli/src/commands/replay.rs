@@ -132,7 +132,7 @@ fn finish(
     if args.decisions.as_deref().is_some_and(is_dash) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {
-        super::print(text.as_bytes())?;
+        super::print(text)?;
     }
     ended
 }

@@ -28,6 +28,5 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
         let told = format!("{}: full capacity again in {}\n", caller.display(), names.join(", "));
         out = told.into_bytes();
     }
-    super::print(&out)?;
-    Ok(0)
+    super::print(out)
 }

@@ -73,8 +73,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         } else {
             table(args, &notes, &rows)
         };
-        super::print(out.as_bytes())?;
-        Ok(0)
+        super::print(out)
     })
 }
 

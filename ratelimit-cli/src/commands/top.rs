@@ -59,7 +59,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     });
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
-    super::print(out.as_bytes())?;
+    super::print(out)?;
     Ok(if interrupt.is_raised() { interrupt::EXIT_CODE } else { 0 })
 }
 

@@ -14,7 +14,7 @@ use ratelimit_core::{Op, Timestamp};
 use super::{BadLine, Entry};
 use crate::args::UnitArg;
 use crate::caller::{Caller, Named};
-use crate::text::quoted;
+use crate::text::{decimal, quoted};
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
 
@@ -60,20 +60,8 @@ impl AccessLog {
 
     /// How long the request took, from what follows the status.
     fn duration_us(&mut self, rest: &[u8]) -> Option<u64> {
-        let field = str::from_utf8(last_field(rest)?).ok()?;
-        let (whole, decimals) = match field.split_once('.') {
-            Some((whole, decimals)) => (whole, Some(decimals)),
-            None => (field, None),
-        };
-        let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-        let whole: u64 = Some(whole).filter(is_number)?.parse().ok()?;
-        let millionths: u64 = match decimals {
-            Some(decimals) => {
-                format!("{:0<6}", Some(decimals).filter(is_number)?).get(..6)?.parse().ok()?
-            }
-            None => 0,
-        };
-        let unit_us = match (self.unit, decimals) {
+        let (whole, millionths) = decimal(str::from_utf8(last_field(rest)?).ok()?)?;
+        let unit_us = match (self.unit, millionths) {
             (Some(unit), _) => unit.us(),
             (None, Some(_)) => UnitArg::S.us(),
             (None, None) => {
@@ -81,7 +69,11 @@ impl AccessLog {
                 return None;
             }
         };
-        Some(whole.saturating_mul(unit_us).saturating_add(millionths * unit_us / 1_000_000))
+        Some(
+            whole
+                .saturating_mul(unit_us)
+                .saturating_add(millionths.unwrap_or(0) * unit_us / 1_000_000),
+        )
     }
 }
 

@@ -85,7 +85,7 @@ impl Order {
 
 /// The requests of all inputs, in the order of their times.
 pub(crate) struct Requests {
-    inputs: Vec<Sorted>,
+    inputs: Vec<Input>,
     /// What ended the reading before the first request was asked for.
     failed: Option<Failure>,
     /// Whether a limit has leases that end with their requests.
@@ -104,17 +104,16 @@ impl Requests {
         strict: bool,
     ) -> Result<Self, Failure> {
         let bar = ProgressBar::no_length();
-        let most_lines = WINDOW_LINES / log.inputs.len().max(1);
         let mut inputs = Vec::with_capacity(log.inputs.len());
         let mut total = Some(0_u64);
         for path in &log.inputs {
             let (source, length) = Source::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-            let reader = Reader::new(path, source, log, interrupt);
-            inputs.push(Sorted::new(reader, most_lines));
+            inputs.push(Input::new(path, source, log, interrupt));
         }
         let (bar, several) = (Bar::new(bar, total), inputs.len() > 1);
-        let trouble = Trouble { bar, strict, several, bad_lines: 0, refused: 0 };
+        let trouble =
+            Trouble { bar, strict, several, bad_lines: 0, refused: 0, order: Order::default() };
         let (asked, interrupt) = (log.format, interrupt.clone());
         Ok(Self { inputs, asked, failed: None, has_leases: false, interrupt, trouble })
     }
@@ -127,14 +126,14 @@ impl Requests {
 
     /// The name of an input, and where its bad lines are reported.
     pub(super) fn reported(&mut self, input: usize) -> (&Path, &mut Trouble) {
-        let name = self.inputs.get(input).map_or(Path::new(""), |input| &input.reader.name);
+        let name = self.inputs.get(input).map_or(Path::new(""), |input| &input.name);
         (name, &mut self.trouble)
     }
 
     /// The names of all inputs.
     pub(super) fn names(&self) -> String {
         let names: Vec<_> =
-            self.inputs.iter().map(|input| input.reader.name.display().to_string()).collect();
+            self.inputs.iter().map(|input| input.name.display().to_string()).collect();
         names.join(", ")
     }
 
@@ -155,13 +154,12 @@ impl Requests {
         // before.
         let mut peeked = self.inputs.iter_mut().map(|input| input.peek(&mut self.trouble));
         self.failed = self.failed.take().or_else(|| peeked.find_map(Result::err));
-        let is_told = |input: &Sorted| input.reader.durations > 0 || !input.reader.is_access_log();
+        let is_told = |input: &Input| input.has_durations || !input.is_access_log();
         if self.inputs.iter().any(is_told) {
             self.has_leases = true;
             return Ok((limits, None));
         }
-        let lacks_unit =
-            |input: &Sorted| input.reader.parser.as_ref().is_some_and(Parser::lacks_unit);
+        let lacks_unit = |input: &Input| input.parser.as_ref().is_some_and(Parser::lacks_unit);
         let why = if self.inputs.iter().any(lacks_unit) {
             "the number at the end of the lines has no unit; if it is how long the request took, add --duration-unit \
              us, ms or s"
@@ -181,16 +179,12 @@ impl Requests {
 
     /// The format of the inputs, as far as they are known: of the first that has one.
     pub(super) fn format(&self) -> Option<&'static str> {
-        self.inputs.iter().find_map(|input| input.reader.parser.as_ref()).map(Parser::name)
+        self.inputs.iter().find_map(|input| input.parser.as_ref()).map(Parser::name)
     }
 
-    pub(super) fn order(&self) -> Order {
-        self.inputs.iter().fold(Order::default(), |sum, Sorted { order, reader, .. }| Order {
-            sorted: sum.sorted + order.sorted,
-            late: sum.late + order.late,
-            back: sum.back + order.back,
-            endless: sum.endless + if self.has_leases { reader.endless } else { 0 },
-        })
+    pub(super) const fn order(&self) -> Order {
+        let order = self.trouble.order;
+        Order { endless: if self.has_leases { order.endless } else { 0 }, ..order }
     }
 
     /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
@@ -219,33 +213,49 @@ impl Requests {
 type Numbered = (u64, Entry);
 
 /// The requests of one input; those of an access log by their times.
-struct Sorted {
-    reader: Reader,
-    most_lines: usize,
+struct Input {
+    name: PathBuf,
+    lines: Lines<BufReader<Source>>,
+    interrupt: Interrupt,
+    format: FormatArg,
+    /// `None` until a line tells the format.
+    parser: Option<Parser>,
+    detector: Detector,
+    /// Whether a request tells how long it took.
+    has_durations: bool,
     /// What `peek` has found.
     next: Option<Numbered>,
     /// By time, and then by line.
     window: BTreeMap<(Timestamp, u64), Entry>,
+    most_lines: usize,
     /// The latest time that was read.
     latest: Timestamp,
     /// The time of the last request that left the window.
     left: Timestamp,
     ended: bool,
-    order: Order,
 }
 
-impl Sorted {
-    fn new(reader: Reader, most_lines: usize) -> Self {
+impl Input {
+    fn new(name: &Path, source: Source, log: &LogArgs, interrupt: &Interrupt) -> Self {
         Self {
-            reader,
-            most_lines,
+            name: name.to_owned(),
+            lines: Lines::new(BufReader::new(source)),
+            interrupt: interrupt.clone(),
+            format: log.format,
+            parser: Parser::of(log.format, log.duration_unit),
+            detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
+            has_durations: false,
             next: None,
             window: BTreeMap::new(),
+            most_lines: WINDOW_LINES / log.inputs.len().max(1),
             latest: Timestamp::ZERO,
             left: Timestamp::ZERO,
             ended: false,
-            order: Order::default(),
         }
+    }
+
+    const fn is_access_log(&self) -> bool {
+        matches!(self.parser, Some(Parser::AccessLog(_)))
     }
 
     /// The time of the next request.
@@ -268,58 +278,25 @@ impl Sorted {
             if self.ended {
                 return Ok(None);
             }
-            let Some((number, entry)) = self.reader.next(trouble)? else {
+            let Some((number, entry)) = self.read(trouble)? else {
                 self.ended = true;
                 continue;
             };
             let is_behind = entry.at < self.latest;
             let is_late = entry.at < self.left;
             self.latest = self.latest.max(entry.at);
-            if !self.reader.is_access_log() {
-                self.order.back += u64::from(is_behind);
+            if !self.is_access_log() {
+                trouble.order.back += u64::from(is_behind);
                 return Ok(Some((number, entry)));
             }
-            self.order.late += u64::from(is_late);
-            self.order.sorted += u64::from(is_behind && !is_late);
+            trouble.order.late += u64::from(is_late);
+            trouble.order.sorted += u64::from(is_behind && !is_late);
             self.window.insert((entry.at, number), entry);
         }
     }
-}
-
-/// The requests of one input, line by line.
-struct Reader {
-    name: PathBuf,
-    lines: Lines<BufReader<Source>>,
-    interrupt: Interrupt,
-    format: FormatArg,
-    /// `None` until a line tells the format.
-    parser: Option<Parser>,
-    detector: Detector,
-    /// The requests that tell how long they took, and those that do not.
-    durations: u64,
-    endless: u64,
-}
-
-impl Reader {
-    fn new(name: &Path, source: Source, log: &LogArgs, interrupt: &Interrupt) -> Self {
-        Self {
-            name: name.to_owned(),
-            lines: Lines::new(BufReader::new(source)),
-            interrupt: interrupt.clone(),
-            format: log.format,
-            parser: Parser::of(log.format, log.duration_unit),
-            detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
-            durations: 0,
-            endless: 0,
-        }
-    }
-
-    const fn is_access_log(&self) -> bool {
-        matches!(self.parser, Some(Parser::AccessLog(_)))
-    }
 
     /// The request of the next line that is one. Others are reported.
-    fn next(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
+    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
         let name = self.name.as_path();
         loop {
             let line = match self.lines.next() {
@@ -360,9 +337,8 @@ impl Reader {
             match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
                 Ok(entry) => {
                     if entry.op == Op::Acquire {
-                        let is_endless = entry.duration_us.is_none();
-                        self.endless += u64::from(is_endless);
-                        self.durations += u64::from(!is_endless);
+                        self.has_durations |= entry.duration_us.is_some();
+                        trouble.order.endless += u64::from(entry.duration_us.is_none());
                     }
                     return Ok(Some((number, entry)));
                 }

@@ -50,25 +50,20 @@ fn split_tag(text: &str) -> Result<(String, Tag), Failure> {
     let Some((place, query)) = text.split_once('?') else {
         return Ok((text.to_owned(), Tag::default()));
     };
-    let mut tag = None;
-    let mut rest = Vec::new();
-    for option in query.split('&') {
-        let Some(value) = option.strip_prefix("tag=") else {
-            rest.push(option);
-            continue;
-        };
-        let parsed =
-            percent_decode_str(value).decode_utf8().ok().and_then(|value| parse_tag(&value));
-        if parsed.is_none() || tag.is_some() {
-            return Err(Failure::input(
-                "--store: the option tag is given once, as tag=identifier, tag=up-to:/ (any character), or \
-                 tag=fixed:TEXT",
-            ));
-        }
-        tag = parsed;
-    }
+    let (tags, rest): (Vec<_>, Vec<_>) =
+        query.split('&').partition(|option| option.starts_with("tag="));
+    let tag = match tags[..] {
+        [] => Some(Tag::default()),
+        [tag] => percent_decode_str(&tag[4..]).decode_utf8().ok().and_then(|tag| parse_tag(&tag)),
+        _ => None,
+    };
+    let tag = tag.ok_or_else(|| {
+        Failure::input(
+            "--store: the option tag is given once, as tag=identifier, tag=up-to:/ (any character), or tag=fixed:TEXT",
+        )
+    })?;
     let mark = if rest.is_empty() { "" } else { "?" };
-    Ok((format!("{place}{mark}{}", rest.join("&")), tag.unwrap_or_default()))
+    Ok((format!("{place}{mark}{}", rest.join("&")), tag))
 }
 
 fn parse_tag(value: &str) -> Option<Tag> {
