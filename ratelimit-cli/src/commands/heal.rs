@@ -67,23 +67,23 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
         if args.dry_run { ", none healed (--dry-run)" } else { ", cut to a full limit as of now" },
         plural(healed.keys, "key", "keys"),
     );
+    let mut notes = Vec::new();
     if healed.states.len() > MOST {
-        let _ = writeln!(text, "\nnote: the table shows the longest {MOST}; --json lists all");
+        notes.push(format!("the table shows the longest {MOST}; --json lists all"));
     }
     if healed.skipped > 0 {
         let skipped = plural(healed.skipped, "key was", "keys were");
-        let _ = writeln!(
-            text,
-            "\nnote: {skipped} skipped, which no limit of the policy wrote or others kept changing"
-        );
+        notes.push(format!(
+            "{skipped} skipped, which no limit of the policy wrote or others kept changing"
+        ));
     }
     if healed.is_cut {
-        let _ = writeln!(
-            text,
-            "\nnote: there are more keys than the {} that were looked at; raise --max-keys",
+        notes.push(format!(
+            "there are more keys than the {} that were looked at; raise --max-keys",
             count(args.scan.max_keys)
-        );
+        ));
     }
+    text.extend(notes.iter().map(|note| format!("\nnote: {note}\n")));
     text
 }
 

@@ -50,7 +50,13 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             if interrupt.is_raised() {
                 return Ok(interrupt::EXIT_CODE);
             }
-            rows.push(search(args, limit, recording.store()));
+            let (policy, requests) = (limit.algorithm(), recording.store().take(limit.name()));
+            let callers = requests.callers();
+            let most = args.target.of(callers);
+            let proposed = (callers > 0).then(|| requests.smallest(policy, most)).flatten();
+            let proposed = proposed.map(|policy| (policy, requests.denied(&policy)));
+            let denied_now = requests.denied(policy);
+            rows.push(Row { limit, callers, denied_now, proposed, denied_together: 0 });
         }
         let proposal = proposal(&limits, &rows)
             .map_err(|error| Failure::input(format!("no proposal: {error}")))?;
@@ -89,20 +95,6 @@ async fn replay<S: Store<Policy>>(
     match outcome.ending {
         Ending::Failed(failure) => Err(failure),
         _ => Ok(outcome),
-    }
-}
-
-fn search<'l>(args: &SuggestArgs, limit: &'l Limit<Policy>, recorder: &Recorder) -> Row<'l> {
-    let requests = recorder.take(limit.name());
-    let callers = requests.callers();
-    let policy = limit.algorithm();
-    let proposed = (callers > 0).then(|| requests.smallest(policy, args.target.of(callers)));
-    Row {
-        limit,
-        callers,
-        denied_now: requests.denied(policy),
-        proposed: proposed.flatten().map(|policy| (policy, requests.denied(&policy))),
-        denied_together: 0,
     }
 }
 

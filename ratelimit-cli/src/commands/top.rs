@@ -82,12 +82,11 @@ where
         let mut fresh = Vec::new();
         for key in &keys {
             match StoredKey::read(key, &args.scan.prefix, &redis.tag) {
-                StoredKey::Identifier(name) if !found.callers.contains(&name) => {
-                    found.callers.insert(name.clone());
-                    fresh.push(name);
+                StoredKey::Identifier(name) => {
+                    fresh.extend(found.callers.insert(name.clone()).then_some(name));
                 }
                 StoredKey::Hidden => found.hidden += 1,
-                StoredKey::Identifier(_) | StoredKey::Other => {}
+                StoredKey::Other => {}
             }
         }
         for callers in fresh.chunks(AT_ONCE) {
@@ -179,9 +178,7 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
         plural(found.callers.len() as u64, "caller", "callers"),
         plural(found.keys, "key", "keys"),
     );
-    for note in notes(args, found) {
-        let _ = writeln!(text, "\nnote: {note}");
-    }
+    text.extend(notes(args, found).iter().map(|note| format!("\nnote: {note}\n")));
     text
 }
 

@@ -35,7 +35,7 @@ impl AccessLog {
     }
 
     pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Entry, BadLine> {
-        let Fields { ip, user, time, request, rest } = Fields::of(line).map_err(|what| {
+        let [ip, user, time, request, rest] = fields(line).map_err(|what| {
             let line = String::from_utf8_lossy(line);
             BadLine::new(format!("{what}; {EXPECTED}, got {}", quoted(&line, 60)))
         })?;
@@ -131,41 +131,29 @@ fn path(request: &[u8]) -> Option<&[u8]> {
     Some(authority.iter().position(|&b| b == b'/').map_or(b"/", |slash| &authority[slash..]))
 }
 
-/// The fields of a line that a request is made of, and what follows its status.
-struct Fields<'l> {
-    ip: &'l [u8],
-    user: &'l [u8],
-    time: &'l [u8],
-    request: &'l [u8],
-    rest: &'l [u8],
-}
-
-impl<'l> Fields<'l> {
-    /// Splits a line, or says what keeps it from being one. Each byte is looked at a bounded number of times, whatever
-    /// a client sent.
-    fn of(line: &'l [u8]) -> Result<Self, &'static str> {
-        const NO_TIME: &str = "has no [TIME]";
-        let (ip, line) = word(line).ok_or(NO_TIME)?;
-        let (_identity, line) = word(line).ok_or(NO_TIME)?;
-        let mut what = NO_TIME;
-        let mut begin = 1;
-        // A user's name may contain blanks and brackets: it ends before the first [TIME] that a request follows.
-        for end in (0..line.len()).filter(|&at| line[at] == b']') {
-            let time =
-                line.get(begin..end).and_then(|text| text.windows(2).rposition(|two| two == b" ["));
-            if let Some(at) = time.map(|at| begin + at) {
-                what = match after_time(&line[end + 1..]) {
-                    Ok((request, rest)) => {
-                        let (user, time) = (&line[..at], &line[at + 2..end]);
-                        return Ok(Self { ip, user, time, request, rest });
-                    }
-                    Err(what) => what,
-                };
-            }
-            begin = end + 1;
+/// The fields of a line that a request is made of: its address, user, time and request, and what follows its status. Or
+/// what keeps it from being one. Each byte is looked at a bounded number of times, whatever a client sent.
+fn fields(line: &[u8]) -> Result<[&[u8]; 5], &'static str> {
+    const NO_TIME: &str = "has no [TIME]";
+    let (ip, line) = word(line).ok_or(NO_TIME)?;
+    let (_identity, line) = word(line).ok_or(NO_TIME)?;
+    let mut what = NO_TIME;
+    let mut begin = 1;
+    // A user's name may contain blanks and brackets: it ends before the first [TIME] that a request follows.
+    for end in (0..line.len()).filter(|&at| line[at] == b']') {
+        let time =
+            line.get(begin..end).and_then(|text| text.windows(2).rposition(|two| two == b" ["));
+        if let Some(at) = time.map(|at| begin + at) {
+            what = match after_time(&line[end + 1..]) {
+                Ok((request, rest)) => {
+                    return Ok([ip, &line[..at], &line[at + 2..end], request, rest]);
+                }
+                Err(what) => what,
+            };
         }
-        Err(what)
+        begin = end + 1;
     }
+    Err(what)
 }
 
 /// The request, and what follows the status.

@@ -328,7 +328,7 @@ impl Input {
                     };
                     let parser = unknown.insert(found.parser);
                     trouble.before(name, found.before)?;
-                    if found.header {
+                    if matches!(parser, Parser::Csv(_)) {
                         continue;
                     }
                     parser
