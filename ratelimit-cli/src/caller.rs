@@ -3,40 +3,37 @@
 use std::borrow::Cow;
 
 use ratelimit_core::{Identifiers, Limit, Limits, Policy};
-use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
 
-/// Identifiers by name, in the order of the input.
-pub(crate) type Named = Vec<(Cow<'static, str>, String)>;
-
 /// The caller of a request: a bare key, named identifiers, or both.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Caller {
+    #[serde(rename = "key", skip_serializing_if = "Option::is_none")]
     pub(crate) bare: Option<String>,
+    #[serde(rename = "keys", skip_serializing_if = "Named::is_untold")]
     pub(crate) named: Named,
+}
+
+/// Identifiers by name, in the order of the input.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) list: Vec<(Cow<'static, str>, String)>,
     /// Whether a decision line names only the bare key. That is so for access logs: the address identifies the
     /// caller, and the path would make every line long.
     pub(crate) bare_only: bool,
 }
 
-/// As `"key":"k","keys":{…}`.
-impl Serialize for Caller {
+impl Named {
+    fn is_untold(&self) -> bool {
+        self.bare_only || self.list.is_empty()
+    }
+}
+
+impl Serialize for Named {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Keys<'c>(&'c Named);
-        impl Serialize for Keys<'_> {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-            }
-        }
-        let mut map = serializer.serialize_map(None)?;
-        if let Some(key) = &self.bare {
-            map.serialize_entry("key", key)?;
-        }
-        if !self.bare_only && !self.named.is_empty() {
-            map.serialize_entry("keys", &Keys(&self.named))?;
-        }
-        map.end()
+        serializer.collect_map(self.list.iter().map(|(name, value)| (name, value)))
     }
 }
 
@@ -44,18 +41,14 @@ impl Serialize for Caller {
 pub(crate) const BARE_NAME: &str = "key";
 
 impl Caller {
-    pub(crate) fn bare(&self) -> Option<&str> {
-        self.bare.as_deref()
-    }
-
     pub(crate) fn identifier(&self, name: &str) -> Option<&str> {
-        self.named.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        self.named.list.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
 impl Identifiers for Caller {
     fn bare(&self) -> Option<Cow<'_, str>> {
-        self.bare().map(Cow::Borrowed)
+        self.bare.as_deref().map(Cow::Borrowed)
     }
 
     fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
@@ -63,7 +56,7 @@ impl Identifiers for Caller {
     }
 
     fn names(&self) -> Vec<&str> {
-        self.named.iter().map(|(name, _)| &**name).collect()
+        self.named.list.iter().map(|(name, _)| &**name).collect()
     }
 }
 
@@ -81,7 +74,7 @@ impl Caller {
                     if caller.identifier(name).is_some() {
                         return Err(Failure::input(format!("{name} is given twice; give it once")));
                     }
-                    caller.named.push((name.to_owned().into(), value.into()));
+                    caller.named.list.push((name.to_owned().into(), value.into()));
                 }
                 _ if caller.bare.is_some() => {
                     return Err(Failure::input(format!(
@@ -112,7 +105,7 @@ impl Caller {
 
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub(crate) fn display(&self) -> String {
-        let named = self.named.iter().map(|(name, value)| format!("{name}={value}"));
+        let named = self.named.list.iter().map(|(name, value)| format!("{name}={value}"));
         let parts: Vec<_> = self.bare.iter().cloned().chain(named).collect();
         crate::text::printable(&parts.join(" "), 200)
     }

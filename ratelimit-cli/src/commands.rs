@@ -1,6 +1,7 @@
 //! One file per command.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use crate::args::Command;
 use crate::failure::Failure;
@@ -44,8 +45,9 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
     }
 }
 
-/// Writes to standard output, which may be closed.
-fn print(text: &[u8]) -> Result<(), Failure> {
+/// Writes to standard output, which may be closed, and returns the exit code of success.
+fn print(text: impl AsRef<[u8]>) -> Result<u8, Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text).and_then(|()| out.flush()).map_err(|error| Failure::stdout(&error))
+    let written = out.write_all(text.as_ref()).and_then(|()| out.flush());
+    written.map(|()| 0).map_err(|error| Failure::writing(Path::new("standard output"), &error))
 }

@@ -1,11 +1,13 @@
 //! The decision line: one JSON object per request, integers only, the same bytes from every store.
 
-use ratelimit_core::{Decision, Limit, Policy, RateLimiter, Store, Verdict};
+use std::collections::BTreeMap;
+
+use ratelimit_core::{Decision, Limit};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::caller::Caller;
-use crate::tally::Decided;
+use crate::tally::{Decided, Placed};
 
 /// The fields of a decision line, in their order.
 #[derive(Serialize)]
@@ -54,8 +56,8 @@ impl From<&Decision> for Told {
 }
 
 impl<'d> DecisionLine<'d> {
-    /// The line of a verdict, of which these are the parts.
-    pub(crate) fn new(limits: &'d [Limit<Policy>], verdict: &Verdict, parts: Decided<'d>) -> Self {
+    pub(crate) fn new(decided: &Decided<'d>) -> Self {
+        let Decided { entry, limits, verdict, .. } = decided;
         let unlimited = Told {
             allowed: true,
             limit: None,
@@ -63,38 +65,29 @@ impl<'d> DecisionLine<'d> {
             retry_after_us: Some(0),
             reset_after_us: 0,
         };
-        let named = |decisions: &[(usize, Decision)]| -> Vec<OfLimit<'d>> {
-            let of_limit = |(place, decision): &(usize, Decision)| {
-                Some(OfLimit { name: limits.get(*place)?.name(), told: decision.into() })
-            };
-            decisions.iter().filter_map(of_limit).collect()
-        };
+        let of_limit =
+            |(_, one): Placed<'d>| OfLimit { name: one.name(), told: one.decision().into() };
         Self {
-            at_us: Some(parts.entry.at.as_us()),
-            caller: &parts.entry.caller,
-            cost: parts.entry.cost,
+            at_us: Some(entry.at.as_us()),
+            caller: &entry.caller,
+            cost: entry.cost,
             verdict: if verdict.is_unlimited() { unlimited } else { verdict.summary().into() },
-            limits: (limits.len() > 1).then(|| named(parts.enforced)),
-            shadow: limits.iter().any(Limit::is_shadow).then(|| named(parts.shadow)),
+            limits: (limits.iter().len() > 1).then(|| decided.enforced().map(of_limit).collect()),
+            shadow: limits
+                .iter()
+                .any(Limit::is_shadow)
+                .then(|| decided.shadow().map(of_limit).collect()),
         }
     }
 }
 
-/// Decisions, each with the position of its limit in the policy.
-pub(crate) type Placed = Vec<(usize, Decision)>;
-
-/// What the enforced limits that apply decided, and the shadow limits, each by its position in the policy.
-pub(crate) fn parts<S: Store<Policy>>(
-    limiter: &RateLimiter<S>,
-    caller: &Caller,
-    verdict: &Verdict,
-) -> (Placed, Placed) {
-    let request = limiter.request(caller);
-    let enforced = request.applicable().zip(verdict.decisions().iter().copied());
-    let place = |name: &str| limiter.limits().iter().position(|limit| limit.name() == name);
-    let named = limiter.named(verdict);
-    let shadow = named.shadow().filter_map(|d| Some((place(d.name())?, *d.decision())));
-    (enforced.collect(), shadow.collect())
+/// What a command tells of a caller: a list of this name.
+#[derive(Serialize)]
+pub(crate) struct OfCaller<'c, T> {
+    #[serde(flatten)]
+    pub(crate) caller: &'c Caller,
+    #[serde(flatten)]
+    pub(crate) list: BTreeMap<&'static str, Vec<T>>,
 }
 
 /// Appends a value as a line of JSON.

@@ -42,11 +42,6 @@ impl Failure {
         }
     }
 
-    /// Standard output that cannot be written.
-    pub(crate) fn stdout(error: &io::Error) -> Self {
-        Self::writing(Path::new("standard output"), error)
-    }
-
     pub(crate) const fn exit_code(&self) -> u8 {
         match self {
             Self::Input(_) => 2,

@@ -44,11 +44,10 @@ impl Outputs {
         let decisions = match (decisions, args.decisions.as_deref()) {
             (Some(file), Some(path)) => {
                 empty(&file).map_err(|error| Failure::writing(path, &error))?;
-                Some(Decisions::new(path, BufWriter::with_capacity(BUFFER_BYTES, file)))
+                Some(Decisions::new(path, Box::new(file)))
             }
             (None, Some(_)) => {
-                let out = BufWriter::with_capacity(BUFFER_BYTES, io::stdout());
-                Some(Decisions::new(Path::new("standard output"), out))
+                Some(Decisions::new(Path::new("standard output"), Box::new(io::stdout())))
             }
             (_, None) => None,
         };
@@ -57,8 +56,8 @@ impl Outputs {
 }
 
 impl Decisions {
-    fn new(name: &Path, out: impl Write + 'static) -> Self {
-        Self { name: name.to_owned(), out: Box::new(out) }
+    fn new(name: &Path, out: Box<dyn Write>) -> Self {
+        Self { name: name.to_owned(), out: BufWriter::with_capacity(BUFFER_BYTES, out) }
     }
 }
 

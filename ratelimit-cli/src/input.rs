@@ -12,7 +12,7 @@ mod jsonl;
 mod lines;
 mod source;
 
-pub(crate) use format::{Before, Detector, Found, LINES as DETECTED_LINES};
+pub(crate) use format::{Before, Detector, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
 pub(crate) use source::Source;
 

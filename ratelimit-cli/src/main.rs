@@ -13,8 +13,8 @@
 //! | `summary`, `table`, `report`, `report/` | presenting them |
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
-// What serves only the commands on servers.
-#![cfg_attr(not(feature = "_servers"), allow(dead_code))]
+// What serves only stores on servers.
+#![cfg_attr(not(feature = "_servers"), allow(dead_code, unused_variables, clippy::unused_async))]
 
 use std::io::{self, Write};
 use std::process::ExitCode;

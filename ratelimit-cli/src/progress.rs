@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[derive(Debug)]
 pub(crate) struct Bar {
     bar: ProgressBar,
-    silent: bool,
+    pub(crate) silent: bool,
 }
 
 impl Bar {
@@ -25,11 +25,6 @@ impl Bar {
         }
         bar.set_length(length.unwrap_or_default());
         Self { bar, silent: false }
-    }
-
-    /// The same without a word.
-    pub(crate) fn silent(self) -> Self {
-        Self { silent: true, ..self }
     }
 
     /// Writes a line to standard error, above the bar.

@@ -1,28 +1,26 @@
 //! The replay: decides every request of the input at its own time, strictly in sequence.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Policy, RateLimiter, Store};
+use ratelimit_core::{Op, Policy, RateLimiter, Store};
 
 use crate::args::FormatArg;
 use crate::compare::Comparison;
+use crate::decision_line::{DecisionLine, push_json};
 use crate::failure::Failure;
-use crate::input::Before;
+use crate::input::{BadLine, Before};
 use crate::progress::Bar;
-use crate::tally::Tally;
+use crate::tally::{Decided, Tally};
 use crate::text::plural;
 
-mod decider;
 mod judge;
 mod leases;
 mod requests;
 
-use decider::{Decider, Refused, Skipped};
-pub(crate) use judge::Touched;
-#[cfg(feature = "_servers")]
-pub(crate) use judge::forget;
+use judge::Judge;
+use requests::Request;
 pub(crate) use requests::{Order, Requests};
 
 /// The number of bad lines that are reported one by one; the rest are only counted.
@@ -34,7 +32,6 @@ pub(crate) struct Replay<'r, S> {
     /// The limits to compare with.
     pub(crate) other: Option<&'r RateLimiter<S>>,
     pub(crate) requests: Requests,
-    pub(crate) trouble: Trouble,
     pub(crate) decisions: Option<Decisions>,
     /// Whether the keys are to be reset at the end.
     pub(crate) forgets: bool,
@@ -45,7 +42,7 @@ pub(crate) struct Replay<'r, S> {
 /// The destination of decision lines.
 pub(crate) struct Decisions {
     pub(crate) name: PathBuf,
-    pub(crate) out: Box<dyn Write>,
+    pub(crate) out: BufWriter<Box<dyn Write>>,
 }
 
 /// The result of a replay.
@@ -56,9 +53,10 @@ pub(crate) struct Outcome {
     pub(crate) order: Order,
     pub(crate) ending: Ending,
     pub(crate) elapsed: Duration,
-    pub(crate) touched: Touched,
-    /// The other policy's result, with the keys that it used.
-    pub(crate) other: Option<(Comparison, Touched)>,
+    /// Why keys were left behind that were to be reset; empty if the store had failed before.
+    pub(crate) left_behind: Option<String>,
+    /// The other policy's result.
+    pub(crate) comparison: Option<Comparison>,
 }
 
 /// How a replay ended.
@@ -75,45 +73,99 @@ impl<S: Store<Policy>> Replay<'_, S> {
     /// Decides every request until the input ends or something stops the replay.
     pub(crate) async fn run(mut self) -> Outcome {
         let started = Instant::now();
-        let (nearness, forgets) = (self.nearness, self.forgets);
-        let mut decider = Decider::new(self.limiter, self.other, nearness, forgets);
-        decider.line = self.decisions.is_some().then(Vec::new);
-        let mut trouble = self.trouble;
-        let decisions = &mut self.decisions;
-        let ended = decide_all(&mut self.requests, &mut decider, decisions, &mut trouble).await;
-        let mut ending = match ended {
+        let mut this = Judge::new(self.limiter, self.nearness, self.forgets);
+        let other = self.other.map(|other| Judge::new(other, false, self.forgets));
+        let mut other = other.map(|judge| (judge, Comparison::default()));
+        let mut ending = match self.decide_all(&mut this, other.as_mut()).await {
             Ok(()) if self.requests.interrupt.is_raised() => Ending::Interrupted,
             Ok(()) => Ending::Complete,
             Err(failure) => Ending::Failed(failure),
         };
         let elapsed = started.elapsed();
         let (format, order) = (self.requests.format(), self.requests.order());
-        let (mut tally, touched, other) = decider.finish();
-        (tally.bad_lines, tally.refused_operations) = (trouble.bad_lines, trouble.refused);
+        let trouble = &self.requests.trouble;
+        (this.tally.bad_lines, this.tally.refused_operations) =
+            (trouble.bad_lines, trouble.refused);
         let skipped = trouble.skipped();
-        if matches!(ending, Ending::Complete) && tally.decisions() == 0 && skipped > 0 {
+        if matches!(ending, Ending::Complete) && this.tally.decisions() == 0 && skipped > 0 {
             let name = self.requests.names();
-            ending = Ending::Failed(match tally.refused_operations {
-                0 => no_request(&name, self.requests.asked, format, tally.bad_lines),
-                refused => all_refused(&name, refused, tally.bad_lines),
+            ending = Ending::Failed(match trouble.refused {
+                0 => no_request(&name, self.requests.asked, format, trouble.bad_lines),
+                refused => all_refused(&name, refused, trouble.bad_lines),
             });
         }
-        let bar = trouble.bar;
-        bar.finish();
+        trouble.bar.finish();
         if skipped > NAMED_BAD_LINES {
-            let lines = match tally.refused_operations {
+            let [one, many] = match trouble.refused {
                 0 => ["bad line", "bad lines"],
                 _ => ["skipped line", "skipped lines"],
             };
-            let more = plural(skipped - NAMED_BAD_LINES, lines[0], lines[1]);
-            bar.say(&format!("… and {more} more"));
+            let more = plural(skipped - NAMED_BAD_LINES, one, many);
+            trouble.bar.say(&format!("… and {more} more"));
         }
         if let Some(decisions) = &mut self.decisions
             && let Err(error) = decisions.out.flush()
         {
             ending = Ending::Failed(Failure::writing(&decisions.name, &error));
         }
-        Outcome { tally, format, order, ending, elapsed, touched, other }
+        let mut left_behind = None;
+        for judge in [Some(&this), other.as_ref().map(|(judge, _)| judge)].into_iter().flatten() {
+            left_behind = left_behind.or(match &ending {
+                // A store that has just failed would only time out again.
+                Ending::Failed(Failure::Store(_)) => judge.has_touched().then(String::new),
+                _ => judge.forget().await.err().map(|error| format!(": {error}")),
+            });
+        }
+        let comparison = other.map(|(Judge { tally, .. }, more)| Comparison { tally, ..more });
+        Outcome { tally: this.tally, format, order, ending, elapsed, left_behind, comparison }
+    }
+
+    /// Decides all requests, one after the other.
+    async fn decide_all(
+        &mut self,
+        this: &mut Judge<'_, S>,
+        mut other: Option<&mut (Judge<'_, S>, Comparison)>,
+    ) -> Result<(), Failure> {
+        let mut line = Vec::new();
+        while let Some(Request { input, number, entry }) = self.requests.next()? {
+            let (name, trouble) = self.requests.reported(input);
+            let failed = |error: S::Error| {
+                let what = format!("{}: line {number}: the store failed", name.display());
+                Failure::store(&what, &error)
+            };
+            let refused = |BadLine(told)| BadLine(format!("--compare: {told}"));
+            let valid = this.validate(&entry).and_then(|()| match &other {
+                Some((other, _)) => other.validate(&entry).map_err(refused),
+                None => Ok(()),
+            });
+            if let Err(bad) = valid {
+                trouble.bad(name, number, &bad)?;
+                continue;
+            }
+            let verdict = match this.decide(&entry).await.map_err(failed)? {
+                Ok(verdict) => verdict,
+                Err(refused) => {
+                    trouble.report(name, number, &refused)?;
+                    trouble.refused += 1;
+                    continue;
+                }
+            };
+            let decided = Decided::new(self.limiter, &entry, &verdict);
+            // An operation that the algorithms of the other policy lack has no effect there.
+            if let Some((other, comparison)) = &mut other
+                && let Ok(verdict) = other.decide(&entry).await.map_err(failed)?
+                && entry.op == Op::Acquire
+            {
+                let by_other = Decided::new(other.limiter, &entry, &verdict);
+                comparison.count((&this.tally, &decided), (&other.tally, &by_other));
+            }
+            if let Some(Decisions { name, out }) = &mut self.decisions {
+                line.clear();
+                push_json(&mut line, &DecisionLine::new(&decided));
+                out.write_all(&line).map_err(|error| Failure::writing(name, &error))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -146,32 +198,6 @@ fn all_refused(name: &str, refused: u64, bad_lines: u64) -> Failure {
     ))
 }
 
-/// Decides all requests, one after the other.
-async fn decide_all<S: Store<Policy>>(
-    requests: &mut Requests,
-    decider: &mut Decider<'_, S>,
-    decisions: &mut Option<Decisions>,
-    trouble: &mut Trouble,
-) -> Result<(), Failure> {
-    while let Some(request) = requests.next(trouble)? {
-        let (name, number) = (requests.name(request.input), request.number);
-        match decider.decide(&request.entry).await {
-            Ok(()) => {
-                if let Some((decisions, line)) = decisions.as_mut().zip(decider.line.as_ref()) {
-                    let written = decisions.out.write_all(line);
-                    written.map_err(|error| Failure::writing(&decisions.name, &error))?;
-                }
-            }
-            Err(Refused::Line(why)) => trouble.skip(name, number, &why)?,
-            Err(Refused::ByStore(error)) => {
-                let what = format!("{}: line {number}: the store failed", name.display());
-                return Err(Failure::store(&what, &error));
-            }
-        }
-    }
-    Ok(())
-}
-
 /// The lines that were skipped, and how they are reported.
 pub(crate) struct Trouble {
     bar: Bar,
@@ -181,25 +207,16 @@ pub(crate) struct Trouble {
     bad_lines: u64,
     /// Operations that the store does not support.
     refused: u64,
+    order: Order,
 }
 
 impl Trouble {
-    const fn new(bar: Bar, strict: bool, several: bool) -> Self {
-        Self { bar, strict, several, bad_lines: 0, refused: 0 }
-    }
-
-    /// The same for a second pass, which repeats no complaint about a line.
-    pub(crate) fn silent(self) -> Self {
-        Self { bar: self.bar.silent(), ..self }
-    }
-
     const fn skipped(&self) -> u64 {
         self.bad_lines + self.refused
     }
 
-    /// Reports a line that is skipped, and counts it; with `--strict` the replay ends.
-    fn skip(&mut self, name: &Path, number: u64, why: &Skipped) -> Result<(), Failure> {
-        let (Skipped::Bad(bad) | Skipped::Refused(bad)) = why;
+    /// Reports a line that is skipped; with `--strict` the replay ends.
+    fn report(&self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
         let name = name.display();
         if self.strict {
             return Err(Failure::input(format!(
@@ -210,19 +227,21 @@ impl Trouble {
             let name = if self.several { format!("{name}: ") } else { String::new() };
             self.bar.say(&format!("{name}line {number}: {bad}"));
         }
-        match why {
-            Skipped::Bad(_) => self.bad_lines += 1,
-            Skipped::Refused(_) => self.refused += 1,
-        }
+        Ok(())
+    }
+
+    /// Reports and counts a line that is no request.
+    fn bad(&mut self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
+        self.report(name, number, bad)?;
+        self.bad_lines += 1;
         Ok(())
     }
 
     /// Handles the bad lines before the line that decided the format.
-    fn before(&mut self, name: &Path, before: Before) -> Result<(), Failure> {
-        let Before { named, count } = before;
+    fn before(&mut self, name: &Path, Before { named, count }: Before) -> Result<(), Failure> {
         let unnamed = count - named.len() as u64;
         for (number, bad) in named {
-            self.skip(name, number, &Skipped::Bad(bad))?;
+            self.bad(name, number, &bad)?;
         }
         self.bad_lines += unnamed;
         Ok(())
@@ -250,11 +269,12 @@ mod tests {
         let (policy, inputs) = (name.clone(), vec![input]);
         let log = LogArgs { policy, format: FormatArg::Auto, duration_unit: None, inputs };
         let opened = Requests::open(&log, &Interrupt::default(), false);
-        let (requests, trouble) = opened.unwrap_or_else(|failure| panic!("{failure}"));
-        let out = Box::new(std::fs::File::create(&name).expect("creates"));
+        let requests = opened.unwrap_or_else(|failure| panic!("{failure}"));
+        let file = Box::new(std::fs::File::create(&name).expect("creates"));
+        let out = BufWriter::new(file as Box<dyn Write>);
         let decisions = Some(Decisions { name: name.clone(), out });
         let (other, forgets, nearness) = (None, false, false);
-        let replay = Replay { limiter, other, requests, trouble, decisions, forgets, nearness };
+        let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
         let outcome = pollster::block_on(replay.run());
         let written = std::fs::read_to_string(&name).expect("reads");
         assert_eq!(written.lines().count(), 41);

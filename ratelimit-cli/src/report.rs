@@ -1,7 +1,6 @@
 //! The report: a replay as one self-contained HTML page, without scripts to run and without requests to make.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use ratelimit_core::{Limit, Limits, Policy};
 
 use crate::caller::joined_names;
 use crate::compare::Comparison;
@@ -22,7 +21,6 @@ const NAME_CHARS: usize = 80;
 /// What the page shows.
 pub(crate) struct Report<'r> {
     pub(crate) summary: &'r Summary,
-    pub(crate) limits: &'r Limits<Policy>,
     pub(crate) tally: &'r Tally,
     /// The name and the result of the policy to compare with.
     pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
@@ -35,7 +33,7 @@ pub(crate) fn json(report: &Report<'_>) -> String {
 
 /// The page.
 pub(crate) fn page(report: &Report<'_>) -> String {
-    let Report { summary, limits, tally, comparison } = report;
+    let Report { summary, tally, comparison } = report;
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -61,10 +59,10 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                 h2 { "Requests over time" }
                 (chart::over_time("Requests over time", &tally.timeline, "denied", |b| b.all))
                 h2 { "Limits" }
-                @for (place, (limit, counts)) in limits.iter().zip(&tally.limits).enumerate() {
-                    (limit_card(tally, place, limit, counts))
+                @for (place, counts) in tally.limits.iter().enumerate() {
+                    (limit_card(tally, place, counts))
                 }
-                (denied_callers(tally, limits))
+                (denied_callers(tally))
                 @if let Some((name, comparison)) = comparison { (compared(tally, name, comparison)) }
                 p.faint.last { (summary.speed) }
             }
@@ -80,7 +78,8 @@ fn breakable(text: &str) -> Markup {
     html! { @for part in text.split_inclusive('/') { (part) wbr; } }
 }
 
-fn limit_card(tally: &Tally, place: usize, limit: &Limit<Policy>, counts: &LimitTally) -> Markup {
+fn limit_card(tally: &Tally, place: usize, counts: &LimitTally) -> Markup {
+    let limit = &counts.limit;
     let denied = if limit.is_shadow() { "would have denied" } else { "denied" };
     let title = format!("Requests to which {} applied", limit.name());
     html! {
@@ -113,8 +112,8 @@ fn limit_card(tally: &Tally, place: usize, limit: &Limit<Policy>, counts: &Limit
 }
 
 /// Who was denied, how often and for how long.
-fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
-    let table = offenders_table(tally, limits, CALLERS, NAME_CHARS);
+fn denied_callers(tally: &Tally) -> Markup {
+    let table = offenders_table(tally, CALLERS, NAME_CHARS);
     let (shown, denied) = (table.rows.len() as u64, tally.offenders(usize::MAX).len() as u64);
     html! {
         h2 { "Who was denied" }
@@ -138,9 +137,9 @@ fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
 fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
     let differing = comparison.differing();
     let shown = (CALLERS as u64).min(differing);
-    let other = comparison.tally.as_ref();
-    let limits = comparison.limits.iter().zip(other.map_or(&[][..], |other| &other.limits));
-    let limits = limits.map(|(limit, counts)| {
+    let other = &comparison.tally;
+    let limits = other.limits.iter().map(|counts| {
+        let limit = &counts.limit;
         let name = limit.name().to_owned() + if limit.is_shadow() { " (shadow)" } else { "" };
         vec![name, limit.algorithm().to_string(), count(counts.applied), count(counts.denied)]
     });
@@ -151,11 +150,9 @@ fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
             div { dt { "denied by this policy" } dd {
                 (count(tally.denied)) " " small { (share(tally.denied, tally.requests)) }
             } }
-            @if let Some(other) = other {
-                div { dt { "denied by the other" } dd {
-                    (count(other.denied)) " " small { (share(other.denied, other.requests)) }
-                } }
-            }
+            div { dt { "denied by the other" } dd {
+                (count(other.denied)) " " small { (share(other.denied, other.requests)) }
+            } }
             div { dt { "by both" } dd { (count(comparison.both)) } }
             div { dt { "only by this" } dd { (count(comparison.total.only_this)) } }
             div { dt { "only by the other" } dd { (count(comparison.total.only_other)) } }

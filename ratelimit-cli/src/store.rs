@@ -1,5 +1,13 @@
 //! The store that `--store` names.
 
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use ratelimit_core::{Batch, DynError, Limits, Policy, Store, Verdict};
+use ratelimit_memory::MemoryStore;
+
 use crate::failure::Failure;
 
 #[cfg(feature = "_servers")]
@@ -7,12 +15,40 @@ mod servers;
 #[cfg(feature = "_servers")]
 mod stored_key;
 
+#[cfg(not(feature = "_servers"))]
+pub(crate) use pollster::block_on;
 #[cfg(feature = "_servers")]
 pub(crate) use servers::{
-    Keys, Redis, Remote, apply_to, block_on, connect, in_each_mode, may_scan, of_caller, own_prefix,
+    Redis, Remote, apply_to, block_on, connect, in_each_mode, may_scan, of_caller,
 };
 #[cfg(feature = "_servers")]
 pub(crate) use stored_key::StoredKey;
+
+/// The environment variable that holds the secret by which a store hides identifiers.
+const SECRET: &str = "RATELIMIT_SECRET";
+
+/// The secret in a file, or else in the environment. On the command line, other users could read it.
+pub(crate) fn secret(file: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
+    let Some(path) = file else {
+        return Ok(env::var_os(SECRET).map(OsString::into_encoded_bytes));
+    };
+    let secret = fs::read(path).map_err(|error| {
+        let path = path.display();
+        Failure::input(format!("--secret-file {path}: cannot be read: {error}; name a file"))
+    })?;
+    // Editors end a file with a line break, which is not part of the secret.
+    let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
+    Ok(Some(secret.strip_suffix(b"\r").unwrap_or(secret).to_vec()))
+}
+
+/// The most keys in a memory store: a bound that no realistic log reaches. At some hundred bytes per key, the machine runs
+/// out of memory first.
+const MEMORY_KEYS: usize = 64 << 20;
+
+/// A new store in memory.
+pub(crate) fn memory() -> MemoryStore {
+    MemoryStore::builder().capacity(MEMORY_KEYS).build()
+}
 
 /// The value of `--store`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +75,53 @@ impl StoreUrl {
             Self::Memory => "memory".to_owned(),
             #[cfg(feature = "_servers")]
             Self::Redis(redis) => redis.url.to_string(),
+        }
+    }
+
+    /// The store itself, if it can decide these limits. On a server its keys begin with the prefix, and hide identifiers
+    /// if there is a secret.
+    pub(crate) async fn open(
+        &self,
+        prefix: &str,
+        secret: impl FnOnce() -> Result<Option<Vec<u8>>, Failure>,
+        limits: &Limits<Policy>,
+    ) -> Result<Opened, Failure> {
+        match self {
+            Self::Memory => Ok(Opened::Memory(Box::new(memory()))),
+            #[cfg(feature = "_servers")]
+            Self::Redis(redis) => {
+                connect(redis, prefix, secret()?.as_deref(), limits).await.map(Opened::Redis)
+            }
+        }
+    }
+}
+
+/// A store in memory or on a server.
+pub(crate) enum Opened {
+    Memory(Box<MemoryStore>),
+    #[cfg(feature = "_servers")]
+    Redis(Remote),
+}
+
+impl Opened {
+    /// How many checks were decided on a bucket shared with others, because the store was full.
+    pub(crate) fn overflowed(&self) -> u64 {
+        match self {
+            Self::Memory(store) => store.overflowed(),
+            #[cfg(feature = "_servers")]
+            Self::Redis(_) => 0,
+        }
+    }
+}
+
+impl Store<Policy> for Opened {
+    type Error = DynError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+        match self {
+            Self::Memory(store) => store.apply(batch).await.map_err(DynError::new),
+            #[cfg(feature = "_servers")]
+            Self::Redis(store) => store.apply(batch).await.map_err(DynError::new),
         }
     }
 }

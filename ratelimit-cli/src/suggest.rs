@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use ratelimit_core::{
-    Algorithm, Batch, Decision, Now, Op, Policy, Store, Timestamp, Verdict, Write,
-};
+use ratelimit_core::{Algorithm, Batch, Now, Op, Policy, Store, Timestamp, Verdict, Write};
 use ratelimit_memory::MemoryError;
+
+use crate::text::decimal;
 
 /// The requests that a limit saw: a store that admits everything and remembers it.
 #[derive(Debug, Default)]
@@ -32,23 +32,10 @@ impl Store<Policy> for Recorder {
         let Now::At(at) = batch.time() else { return Ok(Verdict::several(Vec::new())) };
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let decisions = batch.checks().iter().map(|check| {
-            let name = check.limit.name();
-            if !limits.contains_key(name) {
-                limits.insert(name.to_owned(), Requests::default());
-            }
-            if let Some(requests) = limits.get_mut(name) {
-                requests.push(check.key, at, check.cost, batch.operation());
-            }
-            let limit = check.limit.algorithm().capacity();
-            Decision {
-                allowed: true,
-                cost: check.cost,
-                limit,
-                remaining: limit,
-                retry_after_us: Some(0),
-                replenish_after_us: 0,
-                reset_after_us: 0,
-            }
+            let requests = limits.entry(check.limit.name().to_owned()).or_default();
+            requests.push(check.key, at, check.cost, batch.operation());
+            // A peek by a new caller, which every limit admits.
+            check.limit.algorithm().step(None, at, 0).decision
         });
         Ok(Verdict::several(decisions.collect()))
     }
@@ -134,14 +121,13 @@ impl Requests {
         let mut best = None;
         while low <= high {
             let middle = low + (high - low) / 2;
-            match with_capacity(policy, middle).filter(|wide| self.denied(wide) <= most_denied) {
-                Some(fitting) => {
-                    best = Some(fitting);
-                    high = middle - 1;
-                }
+            let wide = with_capacity(policy, middle);
+            if wide.is_some_and(|wide| self.denied(&wide) > most_denied) {
+                low = middle + 1;
+            } else {
                 // A capacity that cannot be configured is too large.
-                None if with_capacity(policy, middle).is_none() => high = middle - 1,
-                None => low = middle + 1,
+                best = wide.or(best);
+                high = middle - 1;
             }
         }
         best
@@ -195,12 +181,9 @@ impl Share {
         let refused =
             || "write a share of 0% to 100% with at most 6 decimals, such as 0.1%".to_owned();
         let number = text.strip_suffix('%').ok_or_else(refused)?;
-        let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
-        let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-        if !digits(whole) || !digits(decimals) || decimals.len() > 6 {
-            return Err(refused());
-        }
-        let part: u64 = format!("{whole}{decimals:0<6}").parse().map_err(|_| refused())?;
+        let is_exact = number.split_once('.').is_none_or(|(_, decimals)| decimals.len() <= 6);
+        let (whole, millionths) = decimal(number).filter(|_| is_exact).ok_or_else(refused)?;
+        let part = whole.saturating_mul(1_000_000).saturating_add(millionths.unwrap_or(0));
         if part <= Self::WHOLE { Ok(Self(part)) } else { Err(refused()) }
     }
 

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ratelimit_core::{Limits, Policy};
-
 use crate::caller::joined_names;
 use crate::compare::Comparison;
 use crate::table::Table;
@@ -37,7 +35,7 @@ impl Summary {
     pub(crate) fn new(
         title: String,
         notes: Vec<String>,
-        (tally, limits): (&Tally, &Limits<Policy>),
+        tally: &Tally,
         comparison: Option<&Comparison>,
         speed: String,
     ) -> Self {
@@ -54,10 +52,10 @@ impl Summary {
         let refused = tally.refused_operations;
         totals.extend((refused > 0).then(|| plain("refused operations", refused)));
         let mut tables = vec![
-            ("Limits", limits_table(tally, limits, false)),
-            ("Shadow limits, which deny nothing", limits_table(tally, limits, true)),
+            ("Limits", limits_table(tally, false)),
+            ("Shadow limits, which deny nothing", limits_table(tally, true)),
             ("Callers", identifiers_table(tally)),
-            ("Denied most", offenders_table(tally, limits, CALLERS, NAME_CHARS)),
+            ("Denied most", offenders_table(tally, CALLERS, NAME_CHARS)),
         ];
         let differing = comparison.map(|comparison| comparison.table(CALLERS, NAME_CHARS));
         tables.extend(differing.map(|table| ("Callers for whom the policies differ", table)));
@@ -100,9 +98,10 @@ impl Summary {
     }
 }
 
-fn limits_table(tally: &Tally, limits: &Limits<Policy>, shadow: bool) -> Table {
-    let tallied = limits.iter().zip(&tally.limits);
-    let rows = tallied.filter(|(limit, _)| limit.is_shadow() == shadow).map(|(limit, counts)| {
+fn limits_table(tally: &Tally, shadow: bool) -> Table {
+    let tallied = tally.limits.iter().filter(|counts| counts.limit.is_shadow() == shadow);
+    let rows = tallied.map(|counts| {
+        let limit = &counts.limit;
         vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
@@ -127,18 +126,12 @@ fn identifiers_table(tally: &Tally) -> Table {
 }
 
 /// The callers denied most, with so many characters of each name.
-pub(crate) fn offenders_table(
-    tally: &Tally,
-    limits: &Limits<Policy>,
-    most: usize,
-    chars: usize,
-) -> Table {
+pub(crate) fn offenders_table(tally: &Tally, most: usize, chars: usize) -> Table {
     let rows = tally.offenders(most).into_iter().map(|offender| {
         let denials = offender.denials;
-        let by_limit = limits.iter().zip(&denials.by_limit).filter(|(_, denied)| **denied > 0);
         // A name and its number stay on one line.
         let by =
-            by_limit.map(|(limit, denied)| format!("{}\u{a0}×{}", limit.name(), count(*denied)));
+            tally.by_limit(denials).map(|(name, denied)| format!("{name}\u{a0}×{}", count(denied)));
         vec![
             shown_caller(offender.name, offender.value, chars),
             count(denials.requests),

@@ -1,8 +1,11 @@
 //! [`Tally`]: the counts of a replay.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use ratelimit_core::{Decision, Limits, Op, Policy, Timestamp};
+use ratelimit_core::{
+    Limit, Limits, NamedDecision, NamedDecisions, Op, Policy, RateLimiter, Timestamp, Verdict,
+};
 
 use crate::caller::{BARE_NAME, Caller};
 use crate::input::Entry;
@@ -13,7 +16,7 @@ use crate::timeline::Timeline;
 const MAX_UNLIMITED_NAMES: usize = 16;
 
 /// The counts of a replay.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// Lines that asked to be admitted.
     pub(crate) requests: u64,
@@ -34,8 +37,9 @@ pub(crate) struct Tally {
 }
 
 /// The counts of one limit, in the order of the policy.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct LimitTally {
+    pub(crate) limit: Limit<Policy>,
     pub(crate) applied: u64,
     /// Denied requests; of a shadow limit, those that it would have denied.
     pub(crate) denied: u64,
@@ -46,14 +50,53 @@ pub(crate) struct LimitTally {
 }
 
 /// One decided line.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Decided<'d> {
     pub(crate) entry: &'d Entry,
-    pub(crate) allowed: bool,
-    /// What each enforced limit that applied decided, by its position in the policy.
-    pub(crate) enforced: &'d [(usize, Decision)],
-    /// The same of the shadow limits.
-    pub(crate) shadow: &'d [(usize, Decision)],
+    pub(crate) limits: &'d Limits<Policy>,
+    pub(crate) verdict: &'d Verdict,
+    named: NamedDecisions<'d, Policy>,
+}
+
+/// A limit's decision, and the place of the limit in the policy.
+pub(crate) type Placed<'d> = (usize, NamedDecision<'d, Policy>);
+
+impl<'d> Decided<'d> {
+    pub(crate) fn new<S>(
+        limiter: &'d RateLimiter<S>,
+        entry: &'d Entry,
+        verdict: &'d Verdict,
+    ) -> Self {
+        Self { entry, limits: limiter.limits(), verdict, named: limiter.named(verdict) }
+    }
+
+    fn placed(
+        &self,
+        decisions: impl Iterator<Item = NamedDecision<'d, Policy>>,
+    ) -> impl Iterator<Item = Placed<'d>> {
+        let place = |name: &str| self.limits.iter().position(|limit| limit.name() == name);
+        decisions.filter_map(move |one| Some((place(one.name())?, one)))
+    }
+
+    /// What the enforced limits that apply decided.
+    pub(crate) fn enforced(&self) -> impl Iterator<Item = Placed<'d>> {
+        self.placed(self.named.clone())
+    }
+
+    /// What the shadow limits that apply would have decided.
+    pub(crate) fn shadow(&self) -> impl Iterator<Item = Placed<'d>> {
+        self.placed(self.named.shadow())
+    }
+
+    /// All of these.
+    pub(crate) fn each(&self) -> impl Iterator<Item = Placed<'d>> {
+        self.enforced().chain(self.shadow())
+    }
+
+    /// The enforced ones that denied.
+    fn denying(&self) -> impl Iterator<Item = Placed<'d>> {
+        self.enforced().filter(|(_, one)| !one.allowed)
+    }
 }
 
 /// The counts of the callers under one identifier name.
@@ -65,7 +108,7 @@ pub(crate) struct IdentifierTally {
 }
 
 /// The denials of one caller.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Denials {
     pub(crate) first: Timestamp,
     pub(crate) last: Timestamp,
@@ -97,16 +140,7 @@ impl Spell {
 
 impl Denials {
     fn new(at: Timestamp, limits: usize) -> Self {
-        Self {
-            first: at,
-            last: at,
-            requests: 0,
-            by_limit: vec![0; limits],
-            spells: 0,
-            ended_us: 0,
-            longest_us: 0,
-            spell: None,
-        }
+        Self { first: at, last: at, by_limit: vec![0; limits], ..Self::default() }
     }
 
     /// Counts a denial that lasts until `until`.
@@ -159,38 +193,20 @@ impl Tally {
         let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
             identifiers.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
-                identifiers
-                    .push(IdentifierTally { name: name.to_owned(), callers: HashMap::new() });
+                identifiers.push(IdentifierTally { name: name.into(), callers: HashMap::new() });
                 identifiers.len() - 1
             })
         };
-        let limits = limits
-            .iter()
-            .map(|limit| {
-                let mut identifiers: Vec<_> = limit.identifier_names().map(&mut place_of).collect();
-                if identifiers.is_empty() {
-                    identifiers.push(place_of(BARE_NAME));
-                }
-                LimitTally {
-                    applied: 0,
-                    denied: 0,
-                    nearness: nearness.then(Nearness::default),
-                    identifiers,
-                }
-            })
-            .collect();
-        Self {
-            requests: 0,
-            denied: 0,
-            other: 0,
-            bad_lines: 0,
-            refused_operations: 0,
-            span: None,
-            limits,
-            identifiers,
-            timeline: Timeline::default(),
-            unlimited_names: Vec::new(),
-        }
+        let tally = |limit: &Limit<Policy>| {
+            let mut identifiers: Vec<_> = limit.identifier_names().map(&mut place_of).collect();
+            if identifiers.is_empty() {
+                identifiers.push(place_of(BARE_NAME));
+            }
+            let nearness = nearness.then(Nearness::default);
+            LimitTally { limit: limit.clone(), applied: 0, denied: 0, nearness, identifiers }
+        };
+        let limits = limits.iter().map(tally).collect();
+        Self { limits, identifiers, ..Self::default() }
     }
 
     /// The number of decided lines.
@@ -204,31 +220,31 @@ impl Tally {
     }
 
     /// Counts one decision.
-    pub(crate) fn count(&mut self, limits: &Limits<Policy>, decided: Decided<'_>) {
-        let Decided { entry, allowed, enforced, shadow } = decided;
-        self.span = Some(match self.span {
-            Some((first, last)) => (first.min(entry.at), last.max(entry.at)),
-            None => (entry.at, entry.at),
-        });
+    pub(crate) fn count(&mut self, decided: &Decided<'_>) {
+        let (entry, allowed) = (decided.entry, decided.verdict.allowed());
+        let (first, last) = self.span.unwrap_or((entry.at, entry.at));
+        self.span = Some((first.min(entry.at), last.max(entry.at)));
         if entry.op != Op::Acquire {
             self.other += 1;
             return;
         }
         self.requests += 1;
-        let each = || enforced.iter().chain(shadow);
-        let by_limit = each().map(|(place, decision)| (*place, decision.allowed));
-        self.timeline.count(entry.at, allowed, by_limit);
-        for (place, decision) in each() {
-            let (limit, tally) = (&limits.as_slice()[*place], &mut self.limits[*place]);
+        self.timeline.count(
+            entry.at,
+            allowed,
+            decided.each().map(|(place, one)| (place, one.allowed)),
+        );
+        for (place, one) in decided.each() {
+            let tally = &mut self.limits[place];
             tally.applied += 1;
-            tally.denied += u64::from(!decision.allowed);
+            tally.denied += u64::from(!one.allowed);
             if let Some(nearness) = &mut tally.nearness
-                && let Some(key) = limit.key_for(&entry.caller)
+                && let Some(key) = tally.limit.key_for(&entry.caller)
             {
-                nearness.count(key, decision);
+                nearness.count(key, &one);
             }
         }
-        if enforced.is_empty() && shadow.is_empty() {
+        if decided.each().next().is_none() {
             self.count_unlimited(&entry.caller);
         }
         for kind in &mut self.identifiers {
@@ -241,14 +257,14 @@ impl Tally {
         }
         if !allowed {
             self.denied += 1;
-            self.count_denial(entry, enforced);
+            self.count_denial(decided);
         }
     }
 
     /// Records the identifier names, for the warning that no limit ever applied.
     fn count_unlimited(&mut self, caller: &Caller) {
         let bare = caller.bare.is_some().then_some(BARE_NAME);
-        let named = caller.named.iter().map(|(kind, _)| &**kind);
+        let named = caller.named.list.iter().map(|(kind, _)| &**kind);
         for kind in bare.into_iter().chain(named) {
             let few = self.unlimited_names.len() < MAX_UNLIMITED_NAMES;
             if few && self.unlimited_names.iter().all(|known| known != kind) {
@@ -257,48 +273,52 @@ impl Tally {
         }
     }
 
-    fn count_denial(&mut self, entry: &Entry, enforced: &[(usize, Decision)]) {
-        let mut blamed: Vec<usize> = Vec::new();
+    fn count_denial(&mut self, decided: &Decided<'_>) {
+        let entry = decided.entry;
         let limits = self.limits.len();
-        let denying = || enforced.iter().filter(|(_, decision)| !decision.allowed);
         // A request that never fits has no wait.
-        let wait_us = denying().filter_map(|(_, decision)| decision.retry_after_us).max();
+        let wait_us = decided.denying().filter_map(|(_, one)| one.retry_after_us).max();
         let until = entry.at.saturating_add_us(wait_us.unwrap_or(0));
-        for (place, _) in denying() {
-            for (nth, &kind) in self.limits[*place].identifiers.iter().enumerate() {
+        for (place, _) in decided.denying() {
+            for (nth, &kind) in self.limits[place].identifiers.iter().enumerate() {
                 let identifiers = &mut self.identifiers[kind];
-                let Some(name) = identifier(&entry.caller, &identifiers.name) else {
+                let name = identifier(&entry.caller, &identifiers.name);
+                let Some(caller) = name.and_then(|name| identifiers.callers.get_mut(name)) else {
                     continue;
                 };
-                let Some(caller) = identifiers.callers.get_mut(name) else { continue };
                 let denials =
                     caller.get_or_insert_with(|| Box::new(Denials::new(entry.at, limits)));
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
-                if nth == 0 {
-                    denials.by_limit[*place] += 1;
-                    if !blamed.contains(&kind) {
-                        blamed.push(kind);
-                        denials.denied(entry.at, until);
-                    }
-                }
+                denials.by_limit[place] += u64::from(nth == 0);
+            }
+        }
+        for (kind, name) in self.blamed(decided) {
+            if let Some(Some(denials)) = self.identifiers[kind].callers.get_mut(name) {
+                denials.denied(entry.at, until);
             }
         }
     }
 
-    /// The callers because of whom a request was denied: by a limit whose first identifier names them.
-    pub(crate) fn blamed<'e>(&self, decided: Decided<'e>) -> Vec<(&str, &'e str)> {
+    /// The callers because of whom a request was denied: by a limit whose first identifier names them. Each has the place of
+    /// that identifier.
+    pub(crate) fn blamed<'e>(&self, decided: &Decided<'e>) -> Vec<(usize, &'e str)> {
         let mut blamed = Vec::new();
-        for (place, _) in decided.enforced.iter().filter(|(_, decision)| !decision.allowed) {
-            let Some(&kind) = self.limits[*place].identifiers.first() else { continue };
-            let kind = &*self.identifiers[kind].name;
-            if let Some(name) = identifier(&decided.entry.caller, kind)
-                && !blamed.contains(&(kind, name))
-            {
-                blamed.push((kind, name));
-            }
+        for (place, _) in decided.denying() {
+            let Some(&kind) = self.limits[place].identifiers.first() else { continue };
+            let name = identifier(&decided.entry.caller, &self.identifiers[kind].name);
+            blamed.extend(name.map(|name| (kind, name)).filter(|one| !blamed.contains(one)));
         }
         blamed
+    }
+
+    /// The names of the limits that denied a caller, and how often.
+    pub(crate) fn by_limit<'t>(
+        &'t self,
+        denials: &'t Denials,
+    ) -> impl Iterator<Item = (&'t str, u64)> {
+        let counts = self.limits.iter().zip(&denials.by_limit).filter(|(_, denied)| **denied > 0);
+        counts.map(|(tally, denied)| (tally.limit.name(), *denied))
     }
 
     /// Whether there were requests, and no limit applied to any of them.
@@ -308,21 +328,16 @@ impl Tally {
 
     /// The most-denied callers, the worst first.
     pub(crate) fn offenders(&self, most: usize) -> Vec<Offender<'_>> {
-        let mut offenders: Vec<_> = self
-            .identifiers
-            .iter()
-            .flat_map(|kind| {
-                kind.callers.iter().map(|(name, denials)| (&*kind.name, name, denials))
-            })
-            .filter_map(|(kind, name, denials)| {
+        let all = self.identifiers.iter().flat_map(|kind| {
+            kind.callers.iter().filter_map(|(value, denials)| {
                 let denials = denials.as_deref().filter(|denials| denials.requests > 0)?;
-                Some(Offender { name: kind, value: name, denials })
+                Some(Offender { name: &kind.name, value, denials })
             })
-            .collect();
-        offenders.sort_unstable_by(|a, b| {
-            let most_first = b.denials.requests.cmp(&a.denials.requests);
-            let earliest_first = a.denials.first.cmp(&b.denials.first);
-            most_first.then(earliest_first).then_with(|| (a.name, a.value).cmp(&(b.name, b.value)))
+        });
+        let mut offenders: Vec<_> = all.collect();
+        offenders.sort_unstable_by_key(|offender| {
+            let Offender { name, value, denials } = *offender;
+            (Reverse(denials.requests), denials.first, name, value)
         });
         offenders.truncate(most);
         offenders
@@ -338,7 +353,7 @@ impl IdentifierTally {
 
 fn identifier<'c>(caller: &'c Caller, kind: &str) -> Option<&'c str> {
     match kind {
-        BARE_NAME => caller.bare().or_else(|| caller.identifier(kind)),
+        BARE_NAME => caller.bare.as_deref().or_else(|| caller.identifier(kind)),
         kind => caller.identifier(kind),
     }
 }

@@ -53,6 +53,17 @@ pub(crate) fn duration(us: u64) -> String {
     parts.join(" ")
 }
 
+/// The whole part of a number such as `12` or `12.5`, and the millionths behind its point, if it has one. Further decimals
+/// are cut.
+pub(crate) fn decimal(text: &str) -> Option<(u64, Option<u64>)> {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let number = |text: &str| Some(text).filter(|text| digits(text))?.parse().ok();
+    let Some((whole, decimals)) = text.split_once('.') else { return Some((number(text)?, None)) };
+    let millionths =
+        format!("{decimals:0<6}").get(..6).and_then(number).filter(|_| digits(decimals))?;
+    Some((number(whole)?, Some(millionths)))
+}
+
 /// Untrusted text, made safe for a terminal: control characters are escaped, and the result has at most `max`
 /// characters.
 pub(crate) fn printable(text: &str, max: usize) -> String {

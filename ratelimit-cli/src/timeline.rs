@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use ratelimit_core::Timestamp;
 
-/// Readable widths of buckets: in microseconds below a second, and in seconds. Each divides the next, so that buckets can
-/// be merged without splitting any.
+/// Readable widths of buckets: microseconds below a second, and seconds. Each divides the next, so that buckets can be
+/// merged without splitting any.
 const BELOW_A_SECOND: [u64; 5] = [1, 1_000, 10_000, 100_000, 500_000];
 const SECONDS: [u64; 15] = [
     1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 43_200, 86_400, 432_000, 2_592_000,
@@ -16,10 +16,8 @@ const MAX_BUCKETS: u64 = 180;
 
 /// The width at a place among all.
 fn width_us(place: usize) -> u64 {
-    match BELOW_A_SECOND.get(place) {
-        Some(us) => *us,
-        None => SECONDS[place - BELOW_A_SECOND.len()] * 1_000_000,
-    }
+    let seconds = || SECONDS[place - BELOW_A_SECOND.len()] * 1_000_000;
+    BELOW_A_SECOND.get(place).copied().unwrap_or_else(seconds)
 }
 
 /// Requests over time. The buckets widen as the time span grows.
@@ -46,11 +44,8 @@ pub(crate) struct Counts {
 
 impl Counts {
     fn count(&mut self, allowed: bool) {
-        if allowed {
-            self.admitted += 1;
-        } else {
-            self.denied += 1;
-        }
+        self.admitted += u64::from(allowed);
+        self.denied += u64::from(!allowed);
     }
 
     pub(crate) const fn total(self) -> u64 {
@@ -69,11 +64,9 @@ impl Bucket {
         self.by_limit.get(place).copied().unwrap_or_default()
     }
 
-    fn limit_mut(&mut self, place: usize) -> Option<&mut Counts> {
-        if self.by_limit.len() <= place {
-            self.by_limit.resize(place + 1, Counts::default());
-        }
-        self.by_limit.get_mut(place)
+    fn limit_mut(&mut self, place: usize) -> &mut Counts {
+        self.by_limit.resize(self.by_limit.len().max(place + 1), Counts::default());
+        &mut self.by_limit[place]
     }
 }
 
@@ -89,9 +82,7 @@ impl Timeline {
         let bucket = self.buckets.entry(place).or_default();
         bucket.all.count(allowed);
         for (place, allowed) in by_limit {
-            if let Some(counts) = bucket.limit_mut(place) {
-                counts.count(allowed);
-            }
+            bucket.limit_mut(place).count(allowed);
         }
         if bucket.all.total() == 1 {
             self.widen();
@@ -126,9 +117,7 @@ impl Timeline {
                 let into = self.buckets.entry(place / merged).or_default();
                 into.all.add(bucket.all);
                 for (place, counts) in bucket.by_limit.into_iter().enumerate() {
-                    if let Some(into) = into.limit_mut(place) {
-                        into.add(counts);
-                    }
+                    into.limit_mut(place).add(counts);
                 }
             }
         }

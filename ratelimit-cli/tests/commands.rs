@@ -6,8 +6,7 @@ mod common;
 use common::{BUCKET, Scene, TWO};
 
 fn check(policy: &str, arguments: &[&str]) -> common::Ran {
-    let first = ["check", "--policy", "policy.toml", "--store", "memory"];
-    Scene::new(policy).run(&[&first, arguments].concat())
+    Scene::new(policy).command("check", &[&["--store", "memory"], arguments].concat())
 }
 
 #[test]
@@ -32,11 +31,7 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
         (BUCKET, &["a", "b"], 2, &["\"b\" is a second bare key"]),
         (TWO, &["ip=a", "ip=b"], 2, &["ip is given twice"]),
     ] {
-        let ran = check(policy, arguments);
-        assert_eq!(ran.code, code, "{ran:?}");
-        for part in says {
-            assert!(ran.out.contains(part) || ran.err.contains(part), "{ran:?}\nlacks {part}");
-        }
+        check(policy, arguments).exits(code).says(says);
     }
 }
 
@@ -44,14 +39,12 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
 fn a_check_shows_what_shadow_limits_say() {
     let policy = BUCKET.to_owned()
         + &BUCKET.replace("\"bucket\"", "\"stricter\"").replace('5', "1\nshadow = true");
-    let ran = check(&policy, &["alice", "--cost", "2"]);
-    assert!(
-        ran.code == 0 && ran.out.contains("\n  in shadow: stricter (for each key) denies"),
-        "{ran:?}"
-    );
-    let ran = check(&policy, &["alice", "--cost", "2", "--json"]);
-    let shadow = "\"shadow\":[{\"name\":\"stricter\",\"allowed\":false,\"limit\":1,";
-    assert!(ran.code == 0 && ran.out.contains(shadow), "{ran:?}");
+    for (more, says) in [
+        (&[][..], "\n  in shadow: stricter (for each key) denies"),
+        (&["--json"], "\"shadow\":[{\"name\":\"stricter\",\"allowed\":false,\"limit\":1,"),
+    ] {
+        check(&policy, &[&["alice", "--cost", "2"], more].concat()).exits(0).says(&[says]);
+    }
 }
 
 #[cfg(not(any(feature = "redis", feature = "fred")))]
@@ -61,16 +54,9 @@ fn without_a_client_a_server_is_refused_with_the_feature_to_build_with() {
     let url = "redis://user:secret@localhost";
     for command in ["check", "inspect", "reset", "top", "heal", "replay"] {
         let caller = if ["top", "heal"].contains(&command) { &[][..] } else { &["alice"] };
-        let ran =
-            scene.run(&[&[command, "--policy", "policy.toml", "--store", url], caller].concat());
-        assert_eq!(ran.code, 2, "{ran:?}");
-        for part in [
-            "cargo install ratelimit-cli --features redis",
-            "cargo run --release --features redis --",
-        ] {
-            assert!(ran.err.contains(part), "{ran:?}");
-        }
-        assert!(!ran.err.contains("secret"), "{ran:?}");
+        let ran = scene.command(command, &[&["--store", url], caller].concat()).exits(2);
+        let installs = "cargo install ratelimit-cli --features redis";
+        ran.says(&[installs, "cargo run --release --features redis --"]).lacks("secret");
     }
 }
 
@@ -81,11 +67,8 @@ const COMMANDS: [&str; 10] =
 fn every_shell_completes_every_command() {
     let scene = Scene::new(BUCKET);
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let ran = scene.run(&["completions", shell]);
-        assert_eq!(ran.code, 0, "{ran:?}");
-        for word in COMMANDS.iter().chain(&["secret-file", "compare"]) {
-            assert!(ran.out.contains(word), "{shell} lacks {word}");
-        }
+        let ran = scene.run(&["completions", shell]).exits(0);
+        ran.says(&COMMANDS).says(&["secret-file", "compare"]);
     }
     let script = scene.write("script", scene.run(&["completions", "bash"]).out);
     let checked = std::process::Command::new("bash").arg("-n").arg(script).output().expect("bash");
@@ -106,8 +89,7 @@ fn every_command_has_a_man_page() {
     let page = scene.read("new/man1/ratelimit-replay.1");
     assert!(page.contains("at_us") && page.contains("compare"), "{page}");
     scene.write("file", "");
-    let ran = scene.run(&["man", "file"]);
-    assert!(ran.code == 2 && ran.err.contains("file: cannot be written"), "{ran:?}");
+    scene.run(&["man", "file"]).exits(2).says(&["file: cannot be written"]);
 }
 
 #[test]
@@ -118,22 +100,16 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
          {gcra}on_outage = \"open\"\n\n[[limit]]\nname = \"a\"\n{gcra}burst = 0\n"
     ));
     scene.write("input", "");
-    let ran = scene.replay(&["input"]);
-    assert_eq!(ran.code, 2);
-    assert!(!ran.err.contains("TOML parse error"), "{}", ran.err);
     let place = "policy.toml: line 10, column 1: unknown field `brust`";
     let below = "; did you mean \"burst\"?\n  10 | brust = 3\n     | ^";
-    assert!(ran.err.contains(place) && ran.err.contains(below), "{}", ran.err);
+    scene.replay(&["input"]).exits(2).says(&[place, below]).lacks("TOML parse error");
 
     let lint = |more: &[&str]| scene.run(&[&["lint", "policy.toml"], more].concat());
-    let ran = lint(&[]);
-    assert!(ran.code == 2 && ran.out.contains(place), "{ran:?}");
-    assert!(ran.out.contains("line 23, column 9: limit \"a\": a burst of 0"), "{}", ran.out);
+    let burst = "line 23, column 9: limit \"a\": a burst of 0";
+    let ran = lint(&[]).exits(2).says(&[place, burst]);
     assert!(ran.out.ends_with("policy.toml: 4 limits, 2 problems\n"), "{}", ran.out);
 
-    let ran = lint(&["--identifiers", "key,user", "--fallback", "--json"]);
-    let lines: Vec<serde_json::Value> =
-        ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let lines = lint(&["--identifiers", "key,user", "--fallback", "--json"]).json();
     let told: Vec<_> = lines.iter().map(|line| (&line["line"], line["message"].as_str())).collect();
     for (line, says) in [(1, "on_outage"), (12, "did you mean \"user\"?")] {
         let is_told =

@@ -5,7 +5,8 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::Scene;
+use common::{Scene, json_lines};
+use ratelimit_core::Policy;
 use ratelimit_servers::RedisServer;
 use serde_json::Value;
 
@@ -34,8 +35,8 @@ fn is_described(scene: &Scene, command: &str, lines: &str, expected: &[&str]) {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words: BTreeSet<_> = help.split(|c| !is_word(c)).collect();
     let mut found = BTreeSet::new();
-    for line in lines.lines() {
-        fields(&serde_json::from_str(line).expect("JSON"), &mut found);
+    for line in &json_lines(lines) {
+        fields(line, &mut found);
     }
     let missing: Vec<_> = found.iter().filter(|field| !words.contains(field.as_str())).collect();
     assert_eq!(missing, Vec::<&String>::new(), "{command}: fields that its help does not name");
@@ -50,18 +51,11 @@ fn policy() -> String {
         format!("[[limit]]\nname = \"{name}\"\nkey = [\"ip\"]\nalgorithm = \"{name}\"\n{more}\n")
     };
     let rate = "rate = \"3/h\"";
-    let by_rate = [
-        "gcra",
-        "token-bucket",
-        "fixed-window",
-        "first-request-window",
-        "window-log",
-        "sliding-counter",
-        "sliding-log",
-        "concurrency",
-    ];
-    let mut policy: String = by_rate.iter().map(|name| limit(name, rate)).collect();
-    policy += &limit("bucketed-window", "bucket = \"1h\"\nrates = [\"3/h\"]");
+    let of_each = |name: &&str| match *name {
+        "bucketed-window" => limit(name, "bucket = \"1h\"\nrates = [\"3/h\"]"),
+        name => limit(name, rate),
+    };
+    let mut policy: String = Policy::NAMES.iter().map(of_each).collect();
     policy += &limit("gcra", &format!("{rate}\nshadow = true")).replacen("gcra", "trial", 1);
     policy + &limit("gcra", rate).replacen("gcra", "per-user", 1).replace("\"ip\"", "\"user\"")
 }
@@ -76,7 +70,7 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
     scene.write("input", (0..9).map(line).collect::<String>());
     scene.write("other.toml", policy().replace("3/h", "2/h"));
     let with_policy = |command: &str, more: &[&str]| {
-        let ran = scene.run(&[&[command, "--policy", "policy.toml"], more].concat());
+        let ran = scene.command(command, more);
         assert!(ran.code <= 1, "{command}: {ran:?}");
         ran.out
     };

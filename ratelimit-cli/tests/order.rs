@@ -5,7 +5,6 @@
 mod common;
 
 use common::{Ran, Scene, TWO, gzip};
-use serde_json::Value;
 
 /// A line per second, of a few callers in bursts.
 fn log() -> Vec<String> {
@@ -75,8 +74,7 @@ fn a_line_that_comes_too_late_to_be_sorted_is_counted_and_said_first() {
     lines.push(late);
     let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
     scene.write("log", lines.concat());
-    let ran = scene.replay(&["--json", "log"]);
-    let numbers: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let numbers = &scene.replay(&["--json", "log"]).json()[0];
     assert_eq!((&numbers["requests"], &numbers["bad_lines"]), (&2_000.into(), &0.into()));
     let note = numbers["notes"][0].as_str().expect("a note");
     assert!(note.starts_with("WARNING: 1 line came more than 5 minutes"), "{note}");
@@ -88,10 +86,9 @@ fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
     let line = |at| format!("{{\"at_us\": {at}, \"keys\": {{\"ip\": \"a\"}}}}\n");
     scene.write("trace", [9, 5, 7].map(line).concat());
     let ran = scene.replay(&["--decisions", "out.jsonl", "trace"]);
-    let times: Vec<_> =
-        scene.read("out.jsonl").lines().map(|line| line[9..10].to_owned()).collect();
-    assert_eq!(times, ["9", "5", "7"]);
-    assert!(ran.out.contains("note: 2 lines of a trace came after a later one"), "{}", ran.out);
+    ran.says(&["note: 2 lines of a trace came after a later one"]);
+    let decided = scene.read("out.jsonl");
+    assert_eq!(decided.lines().map(|line| &line[9..10]).collect::<Vec<_>>(), ["9", "5", "7"]);
 }
 
 #[test]
@@ -99,18 +96,14 @@ fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
     let jobs = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"2/30s\"\n";
     let scene = Scene::new(&format!("{TWO}{jobs}"));
     scene.write("log", log().concat());
-    let ran = scene.replay(&["--decisions", "out.jsonl", "log"]);
-    assert!(ran.out.contains("note: jobs: nothing can be said"), "{}", ran.out);
+    let note = "note: jobs: nothing can be said";
+    scene.replay(&["--decisions", "out.jsonl", "log"]).exits(0).says(&[note]);
     let without = Scene::new(TWO);
     without.write("log", log().concat());
-    assert_eq!(without.replay(&["--decisions", "out.jsonl", "log"]).code, 0);
-    assert_eq!(scene.read("out.jsonl"), without.read("out.jsonl"));
-    let ran = scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "log"]);
-    assert!(ran.out.contains("note: jobs: nothing can be said"), "{}", ran.out);
+    assert_eq!(scene.read("out.jsonl"), without.decided(&["log"]));
+    scene.command("suggest", &["--target", "0%", "log"]).exits(0).says(&[note]);
     scene.write("policy.toml", jobs);
-    let ran = scene.replay(&["log"]);
-    assert_eq!(ran.code, 2);
-    assert!(ran.err.contains("jobs: nothing can be said"), "{}", ran.err);
+    scene.replay(&["log"]).exits(2).says(&[&note[6..]]);
 }
 
 /// Requests of one caller that overlap, each with the time that it took: up to 35 s, under leases of 30 s.
@@ -146,9 +139,7 @@ rate = \"900/s\"
         format!("{{\"at_us\":{at},\"keys\":{{\"ip\":\"a\"}},\"duration_us\":{took}}}\n")
     };
     scene.write("trace", jobs().into_iter().map(line).collect::<String>());
-    let ran = scene.replay(&["--decisions", "out.jsonl", "trace"]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(!ran.out.contains("note"), "{}", ran.out);
+    scene.replay(&["--decisions", "out.jsonl", "trace"]).exits(0).lacks("note");
     let decided = scene.read("out.jsonl");
     let allowed: Vec<_> =
         decided.lines().map(|line| line.contains("cost\":1,\"allowed\":true")).collect();
@@ -167,19 +158,15 @@ rate = \"900/s\"
     }
     scene.write("named", named);
     scene.write("plain", plain);
-    let ran = scene.replay(&["named"]);
-    assert!(ran.out.contains("jobs") && !ran.out.contains("note"), "{}", ran.out);
+    let ran = scene.replay(&["named"]).says(&["jobs"]).lacks("note");
     let denied =
         |ran: &Ran| ran.out.lines().find(|line| line.contains("denied")).map(str::to_owned);
     assert_eq!(denied(&scene.replay(&["--duration-unit", "s", "plain"])), denied(&ran));
-    let ran = scene.replay(&["plain"]);
-    assert!(ran.out.contains("add --duration-unit us, ms or s"), "{}", ran.out);
+    scene.replay(&["plain"]).says(&["add --duration-unit us, ms or s"]);
 
     // What is proposed denies nothing, and one less denies.
     scene.write("policy.toml", JOBS);
-    let ran =
-        scene.run(&["suggest", "--policy", "policy.toml", "--target", "0%", "--json", "trace"]);
-    let proposed: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let proposed = &scene.command("suggest", &["--target", "0%", "--json", "trace"]).json()[0];
     let policy = proposed["proposed"]["policy"].as_str().expect("a policy");
     let most = (0..jobs().len()).map(|n| {
         let (at, _) = jobs()[n];

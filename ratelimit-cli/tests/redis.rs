@@ -6,9 +6,10 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use common::{BUCKET, Scene, keys, workspace};
+use common::{BUCKET, Scene, example, interrupted, json_lines, keys};
+use ratelimit_core::Policy;
 use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// A server and a cluster of three masters that belong to one test.
 struct Servers {
@@ -48,8 +49,7 @@ fn same_bytes_on(servers: &Servers, urls: &[String], scene: &Scene, input: &str,
             for (m, url) in some.iter().enumerate() {
                 scope.spawn(move || {
                     let out = format!("redis-{n}-{m}.jsonl");
-                    let ran = scene.replay(&["--decisions", &out, "--store", url, input]);
-                    assert_eq!(ran.code, 0, "{url}: {ran:?}");
+                    scene.replay(&["--decisions", &out, "--store", url, input]).exits(0);
                     let policy = scene.read("policy.toml");
                     assert!(scene.read(&out) == due, "the files differ: {url}, {policy}");
                 });
@@ -90,8 +90,7 @@ fn trace(ops: [&str; 6], mix: usize) -> String {
 
 /// The decisions of a trace in memory, of which some are denials.
 fn in_memory(scene: &Scene) -> String {
-    assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
-    let due = scene.read("memory.jsonl");
+    let due = scene.decided(&["input"]);
     assert_eq!(due.lines().count(), REQUESTS);
     assert!(due.lines().any(|line| line.contains(r#""allowed":false"#)), "{due}");
     due
@@ -102,10 +101,9 @@ fn in_memory(scene: &Scene) -> String {
 #[test]
 fn a_log_gives_the_same_bytes_everywhere_and_leaves_no_key() {
     let servers = Servers::start();
-    let bundled = workspace("examples/access.log");
-    let policy = std::fs::read_to_string(workspace("examples/policy.toml")).expect("reads");
-    let mut runs = vec![(bundled, policy, ["lua", "cas"].as_slice())];
-    if let Some(real) = std::env::var_os("RATELIMIT_REAL_LOG").filter(|log| !log.is_empty()) {
+    let (policy, bundled) = example();
+    let mut runs = vec![(bundled.clone(), policy, ["lua", "cas"].as_slice())];
+    if let Some(real) = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty()) {
         // Its lines are not in the order of time, and these limits deny some of them in either order.
         let limit = |name: &str, key: &str, more: &str| {
             format!("[[limit]]\nname = \"{name}\"\nkey = [{key}]\n{more}\n")
@@ -128,20 +126,18 @@ fn a_log_gives_the_same_bytes_everywhere_and_leaves_no_key() {
         let count = "count = \"attempts\"";
         let hourly = format!("algorithm = \"fixed-window\"\nrate = \"9/h\"\n{count}");
         let attempts = limit("ip", "\"ip\"", &hourly) + &path(count);
-        runs.push((real.clone().into(), admissions, &["lua", "cas"]));
-        runs.push((real.into(), attempts, &["multi"]));
+        runs.push((real.clone(), admissions, &["lua", "cas"]));
+        runs.push((real, attempts, &["multi"]));
     }
     for (log, policy, modes) in runs {
         let scene = Scene::new(&policy);
         let decided = |input: &str| {
-            assert_eq!(scene.replay(&["--decisions", "memory.jsonl", input]).code, 0);
-            let due = scene.read("memory.jsonl");
+            let due = scene.decided(&[input]);
             assert!(due.contains("\"allowed\":false") && due.contains("\"allowed\":true"));
             due
         };
-        let whole = decided(log.to_str().expect("text"));
-        let is_bundled = log.extension().is_some_and(|end| end == "log");
-        let part = if is_bundled {
+        let whole = decided(&log);
+        let part = if log == bundled {
             excerpt(&lines(&log), &whole)
         } else {
             lines(&log)[..600].iter().flat_map(|line| [&**line, "\n"]).collect()
@@ -155,16 +151,16 @@ fn a_log_gives_the_same_bytes_everywhere_and_leaves_no_key() {
         let (on_whole, on_part): (Vec<_>, Vec<_>) =
             servers.urls(modes).into_iter().partition(is_whole);
         assert_eq!((on_whole.len(), on_part.len()), if modes.len() == 2 { (2, 6) } else { (0, 4) });
-        same_bytes_on(&servers, &on_whole, &scene, log.to_str().expect("text"), &whole);
+        same_bytes_on(&servers, &on_whole, &scene, &log, &whole);
         same_bytes_on(&servers, &on_part, &scene, "part", &part);
     }
 }
 
 /// The lines of a log, plain or gzipped.
-fn lines(log: &std::path::Path) -> Vec<String> {
+fn lines(log: &str) -> Vec<String> {
     use std::io::Read;
     let mut bytes = std::fs::read(log).expect("a log");
-    if log.extension().is_some_and(|end| end == "gz") {
+    if bytes.starts_with(&[0x1f, 0x8b]) {
         let gzipped = std::mem::take(&mut bytes);
         flate2::read::GzDecoder::new(&*gzipped).read_to_end(&mut bytes).expect("decompresses");
     }
@@ -173,8 +169,7 @@ fn lines(log: &std::path::Path) -> Vec<String> {
 
 /// Of each address that is denied in these decisions, up to 120 lines, of which 60 lead to the first denial.
 fn excerpt(log: &[String], decisions: &str) -> String {
-    let decided: Vec<Value> =
-        decisions.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let decided = json_lines(decisions);
     assert_eq!(log.len(), decided.len());
     let mut by_address: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (number, line) in decided.iter().enumerate() {
@@ -192,21 +187,13 @@ fn excerpt(log: &[String], decisions: &str) -> String {
 #[test]
 fn every_operation_gives_the_same_bytes_in_every_mode_and_place() {
     let servers = Servers::start();
-    let rate = "rate = \"3/s\"";
-    let buckets = "bucket = \"1s\"\nrates = [\"3/s\", \"5/3s\"]";
     let admissions = ["acquire", "peek", "refund", "force", "acquire", "reset"];
     let attempts = ["acquire", "peek", "acquire", "acquire", "reset", "acquire"];
-    for (algorithm, rate, can_count_attempts) in [
-        ("gcra", rate, false),
-        ("token-bucket", rate, false),
-        ("fixed-window", rate, true),
-        ("first-request-window", rate, true),
-        ("bucketed-window", buckets, true),
-        ("sliding-counter", rate, false),
-        ("sliding-log", rate, true),
-        ("window-log", rate, true),
-        ("concurrency", rate, false),
-    ] {
+    for &algorithm in Policy::NAMES {
+        let rate = match algorithm {
+            "bucketed-window" => "bucket = \"1s\"\nrates = [\"3/s\", \"5/3s\"]",
+            _ => "rate = \"3/s\"",
+        };
         let limit = format!("[[limit]]\nname = \"one\"\nalgorithm = \"{algorithm}\"\n{rate}\n");
         let other = |algorithm: &str| {
             format!(
@@ -220,7 +207,7 @@ fn every_operation_gives_the_same_bytes_in_every_mode_and_place() {
             same_bytes_on(&servers, &servers.urls(modes), &scene, "input", &due);
         };
         check(&(limit.clone() + &other("gcra")), &trace(admissions, 11), &["lua", "cas"]);
-        if can_count_attempts {
+        if algorithm.contains("window") || algorithm == "sliding-log" {
             let count = "count = \"attempts\"\n";
             let policy = limit + count + &other("sliding-log") + count;
             check(&policy, &trace(attempts, 13), &["lua", "cas", "multi"]);
@@ -240,14 +227,11 @@ fn sentinels_and_tls_give_the_same_bytes_with_either_client() {
         let mark = if url.contains('?') { '&' } else { '?' };
         for more in ["client=redis", "client=fred&mode=cas", "client=fred&protocol=resp3"] {
             let url = format!("{url}{mark}{more}");
-            let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
-            assert_eq!(ran.code, 0, "{url}: {ran:?}");
-            assert_eq!(due, scene.read("redis.jsonl"), "{url}");
+            assert_eq!(due, scene.decided(&["--store", &url, "input"]), "{url}");
         }
     }
     // The tool does not trust this certificate.
-    let ran = scene.replay(&["--store", &secret.url(), "input"]);
-    assert_eq!(ran.code, 2, "{ran:?}");
+    let ran = scene.replay(&["--store", &secret.url(), "input"]).exits(2);
     assert!(ran.err.contains("tls-ca") || ran.err.contains("ca-certificates"), "{ran:?}");
 }
 
@@ -256,11 +240,8 @@ fn limits_that_a_transaction_cannot_decide_are_refused_before_the_first_request(
     let scene = Scene::new(BUCKET);
     scene.write("input", "{\"at_us\":1,\"key\":\"k\"}\n");
     // The port is closed.
-    let ran = scene.replay(&["--store", "redis://127.0.0.1:1?mode=multi", "input"]);
-    assert_eq!(ran.code, 2, "{ran:?}");
-    for part in ["limit \"", "a transaction charges first", "count = \"attempts\"", "Lua mode"] {
-        assert!(ran.err.contains(part), "{part}: {ran:?}");
-    }
+    let ran = scene.replay(&["--store", "redis://127.0.0.1:1?mode=multi", "input"]).exits(2);
+    ran.says(&["limit \"", "a transaction charges first", "count = \"attempts\"", "Lua mode"]);
 }
 
 #[test]
@@ -272,17 +253,13 @@ fn an_operation_that_the_mode_refuses_is_not_a_bad_line() {
     let url = format!("{}?mode=multi", server.url());
     let refund = "{\"at_us\":1,\"key\":\"k\",\"op\":\"refund\"}\n";
     scene.write("input", format!("{refund}{{\"at_us\":1,\"key\":\"k\"}}\n"));
-    let ran = scene.replay(&["--store", &url, "input"]);
-    assert_eq!(ran.code, 0, "{ran:?}");
+    let ran = scene.replay(&["--store", &url, "input"]).exits(0);
+    let ran = ran.says(&["bad lines           0", "refused operations  1"]);
     assert!(ran.err.starts_with("line 1: limit \"tries\""), "{}", ran.err);
-    assert!(ran.out.contains("bad lines           0"), "{}", ran.out);
-    assert!(ran.out.contains("refused operations  1"), "{}", ran.out);
     scene.write("input", refund);
-    let ran = scene.replay(&["--store", &url, "input"]);
-    assert_eq!(ran.code, 2, "{ran:?}");
-    assert!(ran.err.contains("the store refused 1 operation; choose a store"), "{}", ran.err);
-    assert!(!ran.err.contains("--format"), "{}", ran.err);
-    assert_eq!(scene.replay(&["--strict", "--store", &url, "input"]).code, 2);
+    let ran = scene.replay(&["--store", &url, "input"]).exits(2);
+    ran.says(&["the store refused 1 operation; choose a store"]).lacks("--format");
+    scene.replay(&["--strict", "--store", &url, "input"]).exits(2);
 }
 
 #[test]
@@ -293,18 +270,16 @@ fn inspect_shows_which_callers_used_a_window_up() {
     );
     let url = server.url();
     for (user, code) in [("alice", 0), ("bob \u{1b}[31m", 0), ("alice", 0), ("carol", 1)] {
-        let args = ["check", "ip=192.0.2.7", "--policy", "policy.toml", "--store", &url];
-        let ran = scene.run(&[&args[..], &["--metadata", user]].concat());
-        assert_eq!(ran.code, code, "{ran:?}");
+        let arguments = ["ip=192.0.2.7", "--store", &url, "--metadata", user];
+        scene.command("check", &arguments).exits(code);
     }
-    let args = ["inspect", "ip=192.0.2.7", "--policy", "policy.toml", "--store", &url];
-    let ran = scene.run(&args);
+    let ran = scene.command("inspect", &["ip=192.0.2.7", "--store", &url]);
     let by: Vec<_> = ran.out.lines().filter(|line| line.contains("cost 1, ")).collect();
     assert_eq!(by.len(), 3, "{ran:?}");
     assert!(by[0].contains("\"alice\"") && by[1].contains("\"bob "), "{ran:?}");
-    assert!(!ran.out.contains('\u{1b}') && !ran.out.contains("carol"), "{ran:?}");
-    let ran = scene.run(&[&args[..], &["--json"]].concat());
-    assert!(ran.out.contains("\"metadata\":\"alice\""), "{ran:?}");
+    ran.lacks("\u{1b}").lacks("carol");
+    let ran = scene.command("inspect", &["ip=192.0.2.7", "--store", &url, "--json"]);
+    ran.says(&["\"metadata\":\"alice\""]);
 }
 
 #[cfg(unix)]
@@ -316,8 +291,7 @@ fn an_interrupted_replay_leaves_no_key_either() {
     scene.write("input", (0..500_000).map(line).collect::<String>());
     for url in modes(&server) {
         let arguments = ["replay", "--policy", "policy.toml", "--store", &url, "input"];
-        let output = scene.interrupted(&arguments, &server);
-        assert_eq!(output.status.code(), Some(130), "{output:?}");
+        interrupted(scene.start(&arguments), || keys(&server) > 0).exits(130);
         assert_eq!(keys(&server), 0);
     }
 }
@@ -341,10 +315,9 @@ fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifi
     );
     for url in modes(&server) {
         let run = |command: &str, more: &[&str]| {
-            let first = [command, "--policy", "policy.toml", "--store", &url];
-            scene.run(&[&first, more].concat())
+            scene.command(command, &[&["--store", &url], more].concat()).exits(0)
         };
-        assert_eq!(run("check", &["ip=a", "user=b", "path=c", "--cost", "2"]).code, 0);
+        run("check", &["ip=a", "user=b", "path=c", "--cost", "2"]);
         let told = run("inspect", &["ip=a", "user=b"]).out;
         let lines: Vec<_> =
             told.lines().filter(|line| line.contains("denies, 0 of 2 left")).collect();
@@ -354,9 +327,7 @@ fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifi
         assert_eq!(told.matches("stored: surplus 0, tat ").count(), 3, "{told}");
 
         let inspect = |key: &str| {
-            let ran = run("inspect", &[key, "--json"]);
-            assert_eq!(ran.code, 0, "{ran:?}");
-            let line: Value = serde_json::from_str(&ran.out).expect("JSON");
+            let line = &run("inspect", &[key, "--json"]).json()[0];
             let limits = line["limits"].as_array().expect("limits").iter();
             limits
                 .map(|l| (l["name"].to_string(), l["shadow"].clone(), l["remaining"].clone()))
@@ -368,16 +339,13 @@ fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifi
         assert_eq!(inspect("ip=a"), [of("trial", true, 0), of("per-ip", false, 0)]);
         assert_eq!(inspect("path=c"), [of("trial-path", true, 0)]);
         for (key, names) in [("ip=a", "trial, per-ip"), ("path=c", "trial-path")] {
-            let ran = run("reset", &[key]);
-            assert_eq!(
-                (ran.code, ran.out),
-                (0, format!("{key}: full capacity again in {names}\n"))
-            );
+            let done = format!("{key}: full capacity again in {names}\n");
+            assert_eq!(run("reset", &[key]).out, done);
         }
         assert_eq!(inspect("ip=a"), [of("trial", true, 2), of("per-ip", false, 2)]);
         assert_eq!(inspect("path=c"), [of("trial-path", true, 2)]);
         assert_eq!(inspect("user=b"), [of("per-user", false, 0)]);
-        assert_eq!(run("reset", &["user=b"]).code, 0);
+        run("reset", &["user=b"]);
     }
 }
 
@@ -390,8 +358,7 @@ fn summary_and_report_show_neither_user_nor_password_nor_options() {
     server.command(&user).expect("the server obeys");
     let plain = server.url().trim_end_matches('/').to_owned();
     let url = format!("{}/0?mode=cas", plain.replace("://", "://bob:s3cret@"));
-    let ran = scene.replay(&["--store", &url, "--report", "out.html", "input"]);
-    assert_eq!(ran.code, 0, "{ran:?}");
+    let ran = scene.replay(&["--store", &url, "--report", "out.html", "input"]).exits(0);
     for text in [&ran.out, &scene.read("out.html")] {
         assert!(text.contains(&format!("store {plain}/0")), "{text}");
         assert!(!text.contains("s3cret") && !text.contains("bob") && !text.contains("mode=cas"));
@@ -412,19 +379,17 @@ fn an_unreachable_redis_is_reported_within_two_seconds_without_the_password_and_
     let started = Instant::now();
     let runs = [
         scene.replay(&[&to[..], &["input"]].concat()),
-        scene.run(&["check", "k", "--policy", "policy.toml", "--store", &url]),
-        scene.run(&["inspect", "k", "--policy", "policy.toml", "--store", &url]),
-        scene.run(&["reset", "k", "--policy", "policy.toml", "--store", &url]),
+        scene.command("check", &["k", "--store", &url]),
+        scene.command("inspect", &["k", "--store", &url]),
+        scene.command("reset", &["k", "--store", &url]),
     ];
     assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     for ran in runs {
-        assert_eq!(ran.code, 3, "{ran:?}");
-        assert!(ran.err.contains(&address) && !ran.err.contains("secret"), "{}", ran.err);
+        ran.exits(3).says(&[&address]).lacks("secret");
     }
     for output in outputs {
         assert_eq!(std::fs::read_to_string(output).expect("reads"), "earlier");
     }
-    let ran = scene.replay(&["--store", "rediss://:secret@h:1?tls-ca=none.pem", "input"]);
-    assert!(ran.code == 2 && ran.err.contains("--store rediss://h:1: "), "{ran:?}");
-    assert!(ran.err.contains("cannot read none.pem") && !ran.err.contains("secret"), "{ran:?}");
+    let ran = scene.replay(&["--store", "rediss://:secret@h:1?tls-ca=none.pem", "input"]).exits(2);
+    ran.says(&["--store rediss://h:1: ", "cannot read none.pem"]).lacks("secret");
 }

@@ -4,10 +4,8 @@
 mod common;
 
 use std::io::Write;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use common::{BUCKET, Ran, Scene, TWO, gzip, workspace};
+use common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupted};
 
 const GOOD: &str = "{\"at_us\": 5, \"key\": \"k\"}\n";
 
@@ -19,10 +17,7 @@ fn check(input: impl AsRef<[u8]>, more: &[&str], code: i32, decided: usize, says
     scene.write("input", input);
     let ran = scene.replay(&[&["--decisions", "out.jsonl"], more, &["input"]].concat());
     assert_eq!((ran.code, scene.read("out.jsonl").lines().count()), (code, decided), "{ran:?}");
-    for part in says {
-        assert!(ran.out.contains(part) || ran.err.contains(part), "{ran:?}\nlacks {part}");
-    }
-    ran
+    ran.says(says)
 }
 
 #[test]
@@ -91,10 +86,9 @@ fn a_line_without_the_identifiers_of_a_required_limit_is_a_bad_line() {
     let user = "{\"at_us\": 5, \"keys\": {\"user\": \"bob\"}}\n";
     let ip = "{\"at_us\": 6, \"keys\": {\"ip\": \"192.0.2.7\"}}\n";
     scene.write("input", format!("{user}{ip}{user}"));
-    let ran = scene.replay(&["input"]);
+    let ran = scene.replay(&["input"]).exits(0).says(&["requests   2", "bad lines  1"]);
     let due = "line 2: limit \"per-user\" is required and wants \"user\"; the request has identifier \"ip\"";
-    assert!(ran.code == 0 && ran.err.starts_with(due), "{ran:?}");
-    assert!(ran.out.contains("requests   2") && ran.out.contains("bad lines  1"), "{}", ran.out);
+    assert!(ran.err.starts_with(due), "{ran:?}");
 }
 
 #[test]
@@ -106,8 +100,7 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
     };
     let trace: String = (0..4).map(|second| line(second, "u")).collect();
     scene.write("input", trace);
-    let ran = scene.replay(&["input"]);
-    for part in [
+    let ran = scene.replay(&["input"]).says(&[
         "1970-01-01T00:00:00Z to 1970-01-01T00:00:03Z",
         "requests   4",
         "denied     2  50.0%",
@@ -115,21 +108,16 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
         "1970-01-01T00:00:02Z  1970-01-01T00:00:03Z  per-user\u{a0}×2",
         "4 decisions in ",
         "store memory",
-    ] {
-        assert!(ran.out.contains(part), "{}\nlacks {part}", ran.out);
-    }
-    assert!(!ran.out.contains('\u{1b}'), "no colours outside of a terminal");
+    ]);
+    ran.lacks("\u{1b}"); // no colours outside of a terminal
 }
 
 #[test]
 fn a_policy_that_applies_to_no_request_causes_a_warning() {
     let scene = Scene::new(TWO);
-    scene.write("input", "{\"at_us\": 5, \"key\": \"k\"}\n");
-    let ran = scene.replay(&["input"]);
-    assert_eq!(ran.code, 0);
-    for part in ["no limit applied to any request", "per-ip wants ip", "has: key", "Change `key`"] {
-        assert!(ran.out.contains(part), "{}\nlacks {part}", ran.out);
-    }
+    scene.write("input", GOOD);
+    let parts = ["no limit applied to any request", "per-ip wants ip", "has: key", "Change `key`"];
+    scene.replay(&["input"]).exits(0).says(&parts);
 }
 
 #[test]
@@ -161,13 +149,7 @@ fn invalid_arguments_and_input_exit_with_2_and_the_remedy() {
         (with_policy(&["--report", "policy.toml", "input"]), &["overwrite"]),
         (with_policy(&["--store", "nowhere:secret", "input"]), &["redis"]),
     ] {
-        let ran = scene.run(&arguments);
-        assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");
-        assert!(ran.err.contains("error: "), "{arguments:?}\n{ran:?}");
-        assert!(!ran.err.contains("secret"), "{ran:?}");
-        for part in says {
-            assert!(ran.err.contains(part), "{arguments:?}\n{}\nlacks {part}", ran.err);
-        }
+        scene.run(&arguments).exits(2).says(&["error: "]).says(says).lacks("secret");
     }
     assert_eq!(scene.read("input"), GOOD);
 }
@@ -180,14 +162,10 @@ fn a_replay_that_fails_to_start_keeps_earlier_outputs() {
     scene.write("out.html", "earlier");
     let outputs = ["--decisions", "out.jsonl", "--report", "out.html"];
     for more in [&["nowhere"][..], &["--store", "redis://h:1?mode=x", "input"]] {
-        let ran = scene.replay(&[&outputs, more].concat());
-        assert_eq!(ran.code, 2, "{ran:?}");
-        assert_eq!(
-            (scene.read("out.jsonl"), scene.read("out.html")),
-            ("earlier".into(), "earlier".into())
-        );
+        scene.replay(&[&outputs, more].concat()).exits(2);
+        assert_eq!(["out.jsonl", "out.html"].map(|out| scene.read(out)), ["earlier"; 2]);
     }
-    assert_eq!(scene.replay(&[&outputs[..], &["input"]].concat()).code, 0);
+    scene.replay(&[&outputs[..], &["input"]].concat()).exits(0);
     assert!(scene.read("out.html").starts_with("<!DOCTYPE"));
 }
 
@@ -212,29 +190,21 @@ fn an_output_never_overwrites_an_input_or_another_output() {
         &["--decisions", "d/../o", "--report", "o"],
         &["--decisions", "dangling", "--report", "new"],
     ] {
-        let ran = scene.replay(&[arguments, &["input"]].concat());
-        assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");
-        assert!(ran.err.contains("would overwrite"), "{}", ran.err);
+        scene.replay(&[arguments, &["input"]].concat()).exits(2).says(&["would overwrite"]);
         assert_eq!((scene.read("input"), scene.read("policy.toml")), (GOOD.into(), BUCKET.into()));
     }
     let null = ["--decisions", "/dev/null", "--report", "/dev/null", "input"];
-    assert_eq!(scene.replay(&null).code, 0);
+    scene.replay(&null).exits(0);
 }
 
 #[test]
 fn a_dash_names_standard_input_once_and_never_a_report() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD);
-    let policy = |more: &[&str]| {
-        scene.run_with_input(&[&["replay", "--policy", "-"], more].concat(), BUCKET.as_bytes())
-    };
-    let ran = policy(&["input"]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(ran.out.contains("requests   1"), "{}", ran.out);
-    let ran = scene.run(&["replay", "--policy", "-", "-"]);
-    assert!(ran.code == 2 && ran.err.contains("both standard input"), "{ran:?}");
-    let ran = scene.replay(&["--report", "-", "input"]);
-    assert!(ran.code == 2 && ran.err.contains("--report -"), "{ran:?}");
+    let ran = scene.run_with_input(&["replay", "--policy", "-", "input"], BUCKET.as_bytes());
+    ran.exits(0).says(&["requests   1"]);
+    scene.run(&["replay", "--policy", "-", "-"]).exits(2).says(&["both standard input"]);
+    scene.replay(&["--report", "-", "input"]).exits(2).says(&["--report -"]);
     assert!(!scene.path("-").exists());
 }
 
@@ -252,16 +222,14 @@ fn a_damaged_gzip_is_reported_with_the_decisions_made_before_it() {
     wrong_sum[sum] ^= 1;
     for (input, all) in [(&whole[..middle], false), (&damaged[..], false), (&wrong_sum[..], true)] {
         scene.write("input.gz", input);
-        let ran = scene.replay(&["--decisions", "out.jsonl", "input.gz"]);
-        assert_eq!(ran.code, 2, "{ran:?}");
+        let ran = scene.replay(&["--decisions", "out.jsonl", "input.gz"]).exits(2);
+        let ran =
+            ran.says(&["its gzip data is damaged or cut off", "stopped by an error", "requests"]);
         let decided = scene.read("out.jsonl").lines().count();
         assert!(if all { decided == 10_000 } else { (1..10_000).contains(&decided) }, "{decided}");
-        assert!(ran.err.contains("its gzip data is damaged or cut off"), "{}", ran.err);
         // Damaged bytes may still form lines, but bad ones.
         let last = ran.err.lines().last().expect("an error");
         assert!(last.contains("input.gz: cannot be read after line "), "{last}");
-        assert!(ran.out.contains("stopped by an error"), "{}", ran.out);
-        assert!(ran.out.contains("requests"), "{}", ran.out);
     }
 }
 
@@ -269,47 +237,27 @@ fn a_damaged_gzip_is_reported_with_the_decisions_made_before_it() {
 fn a_closed_output_causes_no_panic() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD.repeat(100_000));
-    let mut child = scene
-        .ratelimit(&["replay", "--policy", "policy.toml", "--decisions", "-", "input"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("runs");
+    let arguments = ["replay", "--policy", "policy.toml", "--decisions", "-", "input"];
+    let mut child = scene.start(&arguments);
     drop(child.stdout.take());
-    let output = child.wait_with_output().expect("ends");
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{output:?}");
-    assert_eq!(output.status.code(), Some(0));
+    Ran::from(child.wait_with_output().expect("ends")).exits(0).lacks("panicked");
 }
 
 #[cfg(unix)]
 #[test]
 fn an_interrupted_replay_ends_on_a_whole_line_and_reports_its_decisions() {
     let scene = Scene::new(BUCKET);
-    let mut child = scene
-        .ratelimit(&["replay", "--policy", "policy.toml", "--decisions", "out.jsonl", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("runs");
+    let mut child =
+        scene.start(&["replay", "--policy", "policy.toml", "--decisions", "out.jsonl", "-"]);
     // Enough input for the first decisions to reach the file: from then on the tool catches signals. The pipe
     // stays open, and the input ends within a line.
     let mut pipe = child.stdin.take().expect("a pipe");
     pipe.write_all(GOOD.repeat(5_000).as_bytes()).expect("writes");
     pipe.write_all(&GOOD.as_bytes()[..10]).expect("writes");
     let begun = || scene.path("out.jsonl").metadata().is_ok_and(|file| file.len() > 0);
-    let started = Instant::now();
-    while !begun() {
-        assert!(started.elapsed() < Duration::from_secs(30), "no decision was ever written");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(killed.expect("kill runs").success());
-    let output = child.wait_with_output().expect("ends");
+    let ran = interrupted(child, begun);
     drop(pipe);
-    assert_eq!(output.status.code(), Some(130), "{output:?}");
-    let summary = String::from_utf8_lossy(&output.stdout);
-    assert!(summary.contains("interrupted: this is what was decided so far"), "{summary}");
+    ran.exits(130).says(&["interrupted: this is what was decided so far"]);
     let decisions = scene.read("out.jsonl");
     assert!(decisions.ends_with("}\n"), "it ends within a line");
     for line in decisions.lines() {
@@ -319,23 +267,16 @@ fn an_interrupted_replay_ends_on_a_whole_line_and_reports_its_decisions() {
 
 #[test]
 fn every_limit_denies_a_part_of_the_example_and_every_line_of_a_real_log_is_decided() {
-    let scene =
-        Scene::new(&std::fs::read_to_string(workspace("examples/policy.toml")).expect("reads"));
-    let decided = |log: &std::path::Path| {
-        let log = log.to_str().expect("text");
-        let ran = scene.replay(&["--strict", "--decisions", "out.jsonl", log]);
-        assert_eq!(ran.code, 0, "{ran:?}");
-        scene.read("out.jsonl")
-    };
-    let log = workspace("examples/access.log");
-    let decisions = decided(&log);
+    let (policy, log) = example();
+    let scene = Scene::new(&policy);
+    let decisions = scene.decided(&["--strict", &log]);
     let lines = std::fs::read_to_string(log).expect("reads").lines().count();
     assert_eq!(decisions.lines().count(), lines);
     for name in ["burst", "same-page", "per-user", "daily"] {
         assert!(decisions.contains(&format!("{{\"name\":\"{name}\",\"allowed\":false")), "{name}");
     }
     // One that the environment names.
-    if let Some(log) = std::env::var_os("RATELIMIT_REAL_LOG").filter(|log| !log.is_empty()) {
-        assert_eq!(decided(log.as_ref()).lines().count(), 10_000);
+    if let Some(log) = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty()) {
+        assert_eq!(scene.decided(&["--strict", &log]).lines().count(), 10_000);
     }
 }

@@ -6,7 +6,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use common::{BUCKET, Scene};
+use common::{BUCKET, Scene, json_lines};
 use serde_json::{Value, json};
 
 const POLICY: &str = r#"
@@ -78,10 +78,6 @@ fn embedded(page: &str) -> Value {
     serde_json::from_str(data).expect("JSON")
 }
 
-fn lines(text: &str) -> Vec<Value> {
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
-}
-
 fn number(value: &Value, field: &str) -> u64 {
     value[field].as_u64().expect(field)
 }
@@ -102,13 +98,12 @@ fn replayed(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
     scene.write("input", trace());
     scene.write("other.toml", OTHER);
     let arguments = ["--decisions", "out.jsonl", "--report", "out.html", "input"];
-    let ran = scene.replay(&[&arguments[..], more].concat());
-    assert_eq!(ran.code, 0, "{ran:?}");
+    scene.replay(&[&arguments[..], more].concat()).exits(0);
     let page = scene.read("out.html");
     // The callers' names are escaped, and the page asks for nothing.
     assert!(page.contains("&lt;/script&gt;&lt;b&gt;&amp;") && !page.contains("</script><b>"));
     assert!(!page.contains("http") && !page.contains("src="), "{page}");
-    (embedded(&page), lines(&scene.read("out.jsonl")))
+    (embedded(&page), json_lines(&scene.read("out.jsonl")))
 }
 
 #[test]
@@ -292,23 +287,20 @@ fn a_comparison_is_that_of_two_decisions_files() {
 fn shadow_limits_are_told_as_what_they_would_have_denied() {
     let scene = Scene::new(POLICY);
     scene.write("input", trace());
-    let ran = scene.replay(&["--json", "--report", "out.html", "input"]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    let told: Value = serde_json::from_str(&ran.out).expect("JSON");
-    assert_eq!(told, embedded(&scene.read("out.html")), "as JSON the summary is the page's data");
-    let ran = scene.replay(&["input"]);
-    assert!(ran.out.contains("Shadow limits, which deny nothing"), "{}", ran.out);
-    assert!(ran.out.contains("would have denied"), "{}", ran.out);
+    let ran = scene.replay(&["--json", "--report", "out.html", "input"]).exits(0);
+    let data = embedded(&scene.read("out.html"));
+    assert_eq!(ran.json(), [data], "as JSON the summary is the page's data");
+    scene.replay(&["input"]).says(&["Shadow limits, which deny nothing", "would have denied"]);
     assert!(scene.read("out.html").contains("shadow: denies nothing"));
     // Alone, a shadow limit denies nothing, and applies.
     let shadow = BUCKET.to_owned() + "shadow = true\n";
     scene.write("policy.toml", shadow);
     scene.write("input", "{\"at_us\": 5, \"key\": \"k\"}\n".repeat(9));
-    let ran = scene.replay(&["--decisions", "out.jsonl", "--report", "out.html", "input"]);
-    assert!(!ran.out.contains("WARNING"), "{}", ran.out);
+    let outputs = ["--decisions", "out.jsonl", "--report", "out.html"];
+    scene.replay(&[&outputs[..], &["input"]].concat()).lacks("WARNING");
     let data = embedded(&scene.read("out.html"));
     assert_eq!((number(&data, "denied"), number(&data["limits"][0], "denied")), (0, 4));
-    let lines = lines(&scene.read("out.jsonl"));
+    let lines = json_lines(&scene.read("out.jsonl"));
     let would_deny = |line: &&Value| !allowed(&line["shadow"][0]);
     assert_eq!(lines.iter().filter(would_deny).count(), 4);
 }
@@ -319,7 +311,7 @@ fn a_year_of_requests_makes_a_page_no_larger_than_an_hour() {
     let size = |step_us: u64| {
         let line = |n: u64| format!("{{\"at_us\": {}, \"key\": \"k{}\"}}\n", n * step_us, n % 900);
         scene.write("input", (0..9_000).map(line).collect::<String>());
-        assert_eq!(scene.replay(&["--report", "out.html", "input"]).code, 0);
+        scene.replay(&["--report", "out.html", "input"]).exits(0);
         let page = scene.read("out.html");
         let buckets = embedded(&page)["buckets"].as_array().expect("buckets").len();
         assert!(buckets <= 180, "{buckets}");

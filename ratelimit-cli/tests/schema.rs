@@ -6,7 +6,7 @@ mod documents;
 
 use std::collections::BTreeSet;
 
-use common::{Scene, workspace};
+use common::Scene;
 use jsonschema::Validator;
 use proptest::prelude::*;
 use ratelimit_core::{Limits, OnOutage, Policy};
@@ -49,9 +49,10 @@ const MORE_THAN_THE_SCHEMA: [&str; 2] = [
     r#"[{"name":"a","algorithm":"gcra","rate":"1\t/s"}]"#,
 ];
 
+const SCHEMA: &str = include_str!("../ratelimit.schema.json");
+
 fn schema() -> Value {
-    let text = std::fs::read_to_string(workspace("ratelimit-cli/ratelimit.schema.json"));
-    serde_json::from_str(&text.expect("the file is there")).expect("JSON")
+    serde_json::from_str(SCHEMA).expect("JSON")
 }
 
 fn validator() -> Validator {
@@ -81,10 +82,7 @@ fn agree(validator: &Validator, document: &Value) -> Result<bool, String> {
 
 #[test]
 fn the_command_prints_the_schema_that_is_in_the_tree() {
-    let ran = Scene::new("").run(&["schema"]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    let file = std::fs::read_to_string(workspace("ratelimit-cli/ratelimit.schema.json"));
-    assert_eq!(ran.out, file.expect("reads"));
+    assert_eq!(Scene::new("").run(&["schema"]).exits(0).out, SCHEMA);
 }
 
 #[test]

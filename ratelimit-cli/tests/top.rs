@@ -3,25 +3,20 @@
 
 mod common;
 
-use common::{BUCKET, Scene};
+use common::{BUCKET, Ran, Scene};
 use ratelimit_servers::{RedisCluster, RedisServer};
 use serde_json::{Value, json};
 
 /// Uses up the bucket of some callers, and a little of others.
 fn charge(scene: &Scene, url: &str, more: &[&str]) {
     for (caller, cost) in [("a b}%", "5"), ("carol", "5"), ("acme/dave", "5"), ("erin", "1")] {
-        let arguments =
-            ["check", caller, "--policy", "policy.toml", "--cost", cost, "--store", url];
-        let ran = scene.run(&[&arguments[..], more].concat());
-        assert_eq!(ran.code, 0, "{ran:?}");
+        let arguments = [caller, "--cost", cost, "--store", url];
+        scene.command("check", &[&arguments[..], more].concat()).exits(0);
     }
 }
 
 fn top(scene: &Scene, url: &str, more: &[&str]) -> Vec<Value> {
-    let arguments = ["top", "--policy", "policy.toml", "--json", "--store", url];
-    let ran = scene.run(&[&arguments[..], more].concat());
-    assert_eq!(ran.code, 0, "{ran:?}");
-    ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    scene.command("top", &[&["--json", "--store", url], more].concat()).exits(0).json()
 }
 
 fn callers(lines: &[Value]) -> Vec<&str> {
@@ -63,17 +58,14 @@ fn a_prefix_without_keys_is_told() {
     let scene = scene();
     charge(&scene, &server.url(), &["--prefix", "app"]);
     let of = |command: &[&str], prefix: &str| {
-        let more = ["--policy", "policy.toml", "--store", &server.url(), "--prefix", prefix];
-        let ran = scene.run(&[command, &more].concat());
-        assert_eq!(ran.code, 0, "{ran:?}");
-        ran.out
+        let more = ["--store", &server.url(), "--prefix", prefix];
+        scene.command(command[0], &[&command[1..], &more].concat()).exits(0)
     };
-    let told = of(&["top"], "ap");
-    assert!(told.contains("no key has the prefix \"ap\""), "{told}");
-    let told = of(&["inspect", "carol"], "ap");
-    assert!(told.contains("nothing is stored for this caller under the prefix \"ap\""), "{told}");
+    of(&["top"], "ap").says(&["no key has the prefix \"ap\""]);
+    of(&["inspect", "carol"], "ap")
+        .says(&["nothing is stored for this caller under the prefix \"ap\""]);
     for command in [&["top"][..], &["inspect", "carol"]] {
-        assert!(!of(command, "app").contains("prefix"));
+        of(command, "app").lacks("prefix");
     }
 }
 
@@ -85,9 +77,8 @@ fn a_cap_on_keys_is_told_when_it_is_reached() {
     let lines = top(&scene, &server.url(), &["--max-keys", "2", "--count", "1"]);
     let totals = lines.last().expect("totals");
     assert_eq!((&totals["keys"], &totals["max_keys_reached"]), (&json!(2), &json!(true)));
-    let arguments = ["top", "--policy", "policy.toml", "--max-keys", "2", "--store"];
-    let ran = scene.run(&[&arguments[..], &[&server.url()]].concat());
-    assert!(ran.out.contains("more keys than the 2"), "{}", ran.out);
+    let ran = scene.command("top", &["--max-keys", "2", "--store", &server.url()]);
+    ran.says(&["more keys than the 2"]);
 }
 
 #[test]
@@ -108,32 +99,25 @@ fn a_tag_and_a_secret_find_the_states_of_a_store_that_has_them() {
     let lines = top(&scene, &server.url(), &[]);
     assert_eq!((callers(&lines).len(), &lines[0]["hidden_keys"]), (0, &json!(4)));
     let url = server.url();
-    let ran = scene.run(&["top", "--policy", "policy.toml", "--store", &url]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    for part in [
+    scene.command("top", &["--store", &url]).exits(0).says(&[
         "0 limited now, of 0 callers in 4 keys; cannot tell for 4 hashed keys\n",
         "note: 4 keys hold a hash",
         "ratelimit inspect KEY --policy policy.toml --store URL --secret-file FILE\n",
-    ] {
-        assert!(ran.out.contains(part), "{part}: {}", ran.out);
-    }
+    ]);
     let inspect = ["inspect", "carol", "--policy", "policy.toml", "--json", "--store", &url];
     let remaining = |arguments: &[&str], variable: Option<&str>| {
         let mut command = scene.ratelimit(&[&inspect[..], arguments].concat());
         command
             .env_remove("RATELIMIT_SECRET")
             .envs(variable.map(|value| ("RATELIMIT_SECRET", value)));
-        let ran = common::Ran::from(command.output().expect("runs"));
-        assert_eq!(ran.code, 0, "{ran:?}");
-        let line: Value = serde_json::from_str(&ran.out).expect("JSON");
-        line["limits"][0]["remaining"].as_u64().expect("a number")
+        let ran = Ran::from(command.output().expect("runs")).exits(0);
+        ran.json()[0]["limits"][0]["remaining"].as_u64().expect("a number")
     };
     assert_eq!(remaining(&secret, None), 0);
     assert_eq!(remaining(&[], Some("open sesame")), 0);
     assert_eq!(remaining(&[], Some("another")), 5);
     assert_eq!(remaining(&[], None), 5);
-    let reset = ["reset", "carol", "--policy", "policy.toml", "--store", &url];
-    assert_eq!(scene.run(&[&reset[..], &secret].concat()).code, 0);
+    scene.command("reset", &[&["carol", "--store", &url], &secret[..]].concat()).exits(0);
     assert_eq!(remaining(&secret, None), 5);
 }
 
@@ -150,20 +134,13 @@ fn a_caller_that_a_state_from_the_future_locks_is_freed_by_heal() {
     for key in [key, "rl:1::{#0123456789abcdef0123456789abcdef}"] {
         server.command(&["HSET", key, "bucket", future]).expect("it answers");
     }
-    let heal = |more: &[&str]| {
-        let arguments = ["heal", "--policy", "policy.toml", "--store", &url];
-        let ran = scene.run(&[&arguments[..], more].concat());
-        assert_eq!(ran.code, 0, "{ran:?}");
-        ran.out
-    };
+    let heal = |more: &[&str]| scene.command("heal", &[&["--store", &url], more].concat()).exits(0);
     for (more, done) in [(&["--dry-run"][..], "none healed"), (&[], "cut to a full limit")] {
-        let out = heal(more);
-        for part in ["carol ", "{#0123456789abcdef", "2 states from the future", done, "in 9 keys"]
-        {
-            assert!(out.contains(part), "{part}: {out}");
-        }
+        let parts = ["carol ", "{#0123456789abcdef", "2 states from the future", done, "in 9 keys"];
+        heal(more).says(&parts);
     }
-    assert_eq!(heal(&[]), "0 states from the future, cut to a full limit as of now, in 9 keys\n");
+    let done = "0 states from the future, cut to a full limit as of now, in 9 keys\n";
+    assert_eq!(heal(&[]).out, done);
     let lines = top(&scene, &url, &[]);
     let carol = lines.iter().find(|line| line["value"] == "carol").expect("denied for an hour");
     assert!(carol["retry_after_us"].as_u64().expect("a wait") <= 3_600_000_000, "{carol}");
@@ -180,7 +157,6 @@ fn a_store_in_memory_and_a_missing_secret_are_refused() {
         (&["reset", "alice"], &[], "--store"),
         (&["check", "k", "--secret-file", "none"], &redis, "--secret-file none"),
     ] {
-        let ran = scene.run(&[command, &["--policy", "policy.toml"], more].concat());
-        assert!(ran.code == 2 && ran.err.contains(says), "{ran:?}");
+        scene.command(command[0], &[&command[1..], more].concat()).exits(2).says(&[says]);
     }
 }

@@ -73,6 +73,9 @@ pub struct ClientAddress {
 
 type Peer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
 
+/// Reads an element of a list.
+type AddressOf = fn(&[u8]) -> Option<IpAddr>;
+
 impl ClientAddress {
     /// The address of the connection. No header is read.
     #[must_use]
@@ -153,32 +156,22 @@ impl ClientAddress {
         }
     }
 
-    /// The address that this proxy reports.
+    /// The address that this proxy reports: the first that is no trusted proxy, or the last one before what cannot be read.
     fn reported(&self, peer: IpAddr, header: &ProxyHeader, headers: &HeaderMap) -> IpAddr {
-        match header {
-            ProxyHeader::Forwarded => {
-                let elements =
-                    forwarded::elements_from_the_right(headers.get_all(FORWARDED).iter());
-                self.rightmost(peer, elements.map(forwarded::address_of_forwarded))
-            }
+        let (lines, address): (_, AddressOf) = match header {
+            ProxyHeader::Forwarded => (headers.get_all(FORWARDED), forwarded::address_of_forwarded),
             ProxyHeader::XForwardedFor => {
-                let lines = headers.get_all("x-forwarded-for").iter();
-                let elements = forwarded::elements_from_the_right(lines);
-                self.rightmost(peer, elements.map(forwarded::address_of_node))
+                (headers.get_all("x-forwarded-for"), forwarded::address_of_node)
             }
             ProxyHeader::Single(name) => {
                 let value = headers.get_all(name).iter().next_back();
                 let address = value.and_then(|value| forwarded::address_of_node(value.as_bytes()));
-                address.map_or(peer, |address| address.to_canonical())
+                return address.map_or(peer, |address| address.to_canonical());
             }
-        }
-    }
-
-    /// The first address that is no trusted proxy, or the last one before what cannot be read.
-    fn rightmost(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
+        };
         let mut nearest = peer;
-        for hop in hops {
-            let Some(hop) = hop else { break };
+        for element in forwarded::elements_from_the_right(lines.iter()) {
+            let Some(hop) = address(element) else { break };
             nearest = hop.to_canonical();
             if !self.is_proxy(nearest) {
                 break;

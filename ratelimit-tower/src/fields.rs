@@ -88,10 +88,10 @@ pub enum BusyWait {
 ///     .x_ratelimit(XRateLimit::UnixTime)
 ///     .unit("bandwidth", Unit::ContentBytes);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Fields {
-    draft: bool,
+    without_draft: bool,
     x_ratelimit: Option<XRateLimit>,
     only_denials: bool,
     busy_wait: BusyWait,
@@ -99,28 +99,15 @@ pub struct Fields {
     pub(crate) partition_secret: Option<[u8; 32]>,
 }
 
-impl Default for Fields {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Fields {
     /// `RateLimit`, `RateLimit-Policy` and `Retry-After`.
     pub fn new() -> Self {
-        Self {
-            draft: true,
-            x_ratelimit: None,
-            only_denials: false,
-            busy_wait: BusyWait::Untold,
-            units: Arc::default(),
-            partition_secret: None,
-        }
+        Self::default()
     }
 
     /// The same without the fields of the draft.
     pub const fn without_draft(mut self) -> Self {
-        self.draft = false;
+        self.without_draft = true;
         self
     }
 
@@ -201,7 +188,7 @@ impl Fields {
 
     /// Whether an answer has fields other than `Retry-After`.
     pub(crate) const fn tells(&self, allowed: bool) -> bool {
-        (self.draft || self.x_ratelimit.is_some()) && !(allowed && self.only_denials)
+        (!self.without_draft || self.x_ratelimit.is_some()) && !(allowed && self.only_denials)
     }
 
     /// The fields that describe these limits; `None` without limits.
@@ -209,27 +196,23 @@ impl Fields {
         // The first of equal ones, as a verdict does.
         let shown = entries.iter().min_by_key(|entry| entry.remaining)?;
         let older = self.x_ratelimit.map(|reset| {
-            let reset_us = shown.reset_after_us.map(|after_us| match reset {
-                XRateLimit::Seconds | XRateLimit::Unprefixed => after_us,
-                XRateLimit::UnixTime => unix_us().saturating_add(after_us),
-            });
-            let names = match reset {
-                XRateLimit::Unprefixed => &UNPREFIXED,
-                XRateLimit::Seconds | XRateLimit::UnixTime => &PREFIXED,
+            let (names, from_us) = match reset {
+                XRateLimit::Seconds => (&PREFIXED, 0),
+                XRateLimit::Unprefixed => (&UNPREFIXED, 0),
+                XRateLimit::UnixTime => (&PREFIXED, unix_us()),
             };
-            Box::new(Older {
-                names,
-                values: [Some(shown.limit), Some(shown.remaining), reset_us.map(whole_seconds)],
-            })
+            let reset = |after_us| whole_seconds(from_us.saturating_add(after_us));
+            let reset_s = shown.reset_after_us.map(reset);
+            Box::new(Older { names, values: [Some(shown.limit), Some(shown.remaining), reset_s] })
         });
-        let lists = if self.draft { draft::lists(entries) } else { None };
+        let lists = if self.without_draft { None } else { draft::lists(entries) };
         Some(Told { lists, older })
     }
 }
 
 /// The fields of one answer, other than `Retry-After`. They are written when the store has decided, and added when there is a response.
 pub(crate) struct Told {
-    lists: Option<draft::Lists>,
+    lists: Option<[HeaderValue; 2]>,
     /// Boxed, because most answers have none.
     older: Option<Box<Older>>,
 }
@@ -262,8 +245,10 @@ impl Told {
 
     /// Adds the fields. Those of an inner layer stay; of the older ones, those with less remaining do.
     pub(crate) fn write_to(self, headers: &mut HeaderMap) {
-        if let Some(lists) = self.lists {
-            lists.append_to(headers);
+        // They are lists, and a list may have several lines.
+        if let Some([policy, limit]) = self.lists {
+            headers.append(draft::RATELIMIT_POLICY, policy);
+            headers.append(draft::RATELIMIT, limit);
         }
         let Some(older) = self.older else { return };
         let Older { names, values } = *older;

@@ -98,7 +98,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     #[cold]
     fn misconfigured(&self, reason: &dyn fmt::Display) -> Box<Rejection> {
         self.config.log.misconfigured(reason);
-        Rejection::new(Reason::Misconfigured, StatusCode::INTERNAL_SERVER_ERROR)
+        Rejection::new(Reason::Misconfigured)
     }
 
     /// The request has no identifier.
@@ -108,7 +108,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             IdentifyError::NotWired(reason) => return self.misconfigured(&reason),
             IdentifyError::Missing { what, challenge } => (what, challenge),
         };
-        let mut rejection = Rejection::new(Reason::Unidentified, StatusCode::BAD_REQUEST);
+        let mut rejection = Rejection::new(Reason::Unidentified);
         if let Some(challenge) = challenge {
             rejection.status = StatusCode::UNAUTHORIZED;
             rejection.headers.insert(WWW_AUTHENTICATE, challenge);
@@ -161,12 +161,10 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                 if admits {
                     return Ok(None);
                 }
-                let limits = limiter.limits().iter();
-                let applies =
-                    limits.filter(|limit| !limit.is_shadow() && limit.key_for(&caller).is_some());
-                let mut rejection =
-                    Rejection::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE);
-                rejection.violated_policies = applies.map(|limit| limit.name().into()).collect();
+                let (limits, request) = (limiter.limits().as_slice(), limiter.request(&caller));
+                let applies = request.applicable().map(|place| limits[place].name().into());
+                let mut rejection = Rejection::new(Reason::ReducedCapacity);
+                rejection.violated_policies = applies.collect();
                 Err(rejection)
             }
         }
@@ -221,17 +219,13 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         // denies by a count of its own.
         let closes = verdict.source() == Source::Fallback
             && denied().any(|decided| decided.configured().outage() == Some(OnOutage::Closed));
-        let (mut rejection, wait_us, told) = if closes {
-            let wait_us = verdict.summary().retry_after_us;
-            (
-                Rejection::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE),
-                wait_us,
-                None,
-            )
+        let (reason, wait_us, told) = if closes {
+            (Reason::ReducedCapacity, verdict.summary().retry_after_us, None)
         } else {
-            let (wait_us, told) = (self.wait_us(denied()), self.tell(limiter, caller, verdict));
-            (Rejection::new(Reason::QuotaExceeded, StatusCode::TOO_MANY_REQUESTS), wait_us, told)
+            let told = self.tell(limiter, caller, verdict);
+            (Reason::QuotaExceeded, self.wait_us(denied()), told)
         };
+        let mut rejection = Rejection::new(reason);
         rejection.violated_policies = denied().map(|decided| decided.name().into()).collect();
         rejection.retry_after = wait_us.map(Duration::from_micros);
         if let Some(wait_us) = wait_us {
@@ -257,10 +251,10 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     {
         let mut longest_us = None;
         for decided in denied {
-            let wait_us = decided.retry_after_us?;
+            let wait_us = Some(decided.retry_after_us?);
             let is_busy = decided.configured().algorithm().has_leases();
             longest_us =
-                longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { Some(wait_us) });
+                longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { wait_us });
         }
         longest_us
     }

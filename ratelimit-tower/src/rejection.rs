@@ -47,7 +47,13 @@ pub struct Rejection {
 
 impl Rejection {
     /// Boxed, because few requests have one and every decision would move it.
-    pub(crate) fn new(reason: Reason, status: StatusCode) -> Box<Self> {
+    pub(crate) fn new(reason: Reason) -> Box<Self> {
+        let status = match reason {
+            Reason::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
+            Reason::ReducedCapacity => StatusCode::SERVICE_UNAVAILABLE,
+            Reason::Unidentified => StatusCode::BAD_REQUEST,
+            Reason::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
+        };
         Box::new(Self {
             reason,
             status,

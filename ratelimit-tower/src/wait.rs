@@ -119,11 +119,12 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         // A maximum beyond what the clock can tell is none.
         let deadline = Instant::now().checked_add(max_wait);
         let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
-        let place = self.queues.enter(queue_of(limiter, caller));
+        let place = self.queues.enter(self.queue_of(caller));
         // Those who would wait for too long need not queue up for it.
         place.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
-        if is_above_capacity(limiter, caller, cost) {
-            // Only the store can say so in a verdict. During an outage it may admit the request in its turn.
+        let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
+        if request.applicable().any(|place| limits[place].algorithm().capacity() < cost) {
+            // No wait is long enough. Only the store can say so in a verdict. During an outage it may admit the request in its turn.
             let verdict = limiter.request(caller).cost(cost).peek().await?;
             if !verdict.allowed() && verdict.retry_after().is_none() {
                 return Err(WaitError::Never { verdict });
@@ -147,12 +148,10 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             let Some(wait) = verdict.retry_after() else {
                 return Err(WaitError::Never { verdict });
             };
-            let Some(at) = Instant::now().checked_add(wait) else {
+            let is_in_time = |at: &Instant| deadline.is_none_or(|deadline| *at <= deadline);
+            let Some(at) = Instant::now().checked_add(wait).filter(is_in_time) else {
                 return Err(too_long(Some(verdict)));
             };
-            if deadline.is_some_and(|deadline| at > deadline) {
-                return Err(too_long(Some(verdict)));
-            }
             self.sleep_until(at, deadline).await;
         }
     }
@@ -176,7 +175,13 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// # }
     /// ```
     pub fn hold_back<C: Identifiers + ?Sized>(&self, caller: &C, wait: Duration) {
-        self.queues.hold_back(queue_of(&self.limiter, caller), wait);
+        self.queues.hold_back(self.queue_of(caller), wait);
+    }
+
+    /// The queue of a caller: the keys that its limits are kept by.
+    fn queue_of<C: Identifiers + ?Sized>(&self, caller: &C) -> Name {
+        let limits = self.limiter.limits().iter();
+        limits.map(|limit| Some(limit.key_for(caller)?.into_owned())).collect()
     }
 
     /// Sleeps until then, longer by the jitter, and no longer than the deadline.
@@ -186,24 +191,6 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         let jittered = at.checked_add(jitter).unwrap_or(at);
         sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
     }
-}
-
-/// Whether a limit of this caller is too small for the cost, whatever its state.
-fn is_above_capacity<S, A: Algorithm, C: Identifiers + ?Sized>(
-    limiter: &RateLimiter<S, A>,
-    caller: &C,
-    cost: u64,
-) -> bool {
-    let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
-    request.applicable().any(|place| limits[place].algorithm().capacity() < cost)
-}
-
-/// The queue of a caller: the keys that its limits are kept by.
-fn queue_of<S, A: Algorithm, C: Identifiers + ?Sized>(
-    limiter: &RateLimiter<S, A>,
-    caller: &C,
-) -> Name {
-    limiter.limits().iter().map(|limit| Some(limit.key_for(caller)?.into_owned())).collect()
 }
 
 #[cfg(test)]

@@ -2,18 +2,15 @@
 
 use std::fmt::Write as _;
 
-use ratelimit_core::{Decision, Limit, Limits, Op, Policy, RateLimiter, Store, Timestamp};
-use ratelimit_memory::MemoryStore;
+use ratelimit_core::{Decision, Limit, Op, Policy, RateLimiter, Timestamp};
 
 use crate::args::CheckArgs;
 use crate::caller::{Caller, joined_names};
-use crate::decision_line::{DecisionLine, parts, push_json};
+use crate::decision_line::{DecisionLine, push_json};
 use crate::failure::Failure;
 use crate::input::Entry;
 use crate::policy;
-#[cfg(feature = "_servers")]
-use crate::store;
-use crate::store::StoreUrl;
+use crate::store::{self, StoreUrl};
 use crate::tally::Decided;
 use crate::text::{count, duration, plural};
 
@@ -25,38 +22,20 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    match &url {
-        StoreUrl::Memory => {
-            pollster::block_on(check(args, &caller, limits, MemoryStore::new(), op, &url))
-        }
-        #[cfg(feature = "_servers")]
-        StoreUrl::Redis(_) => store::block_on(async {
-            let (store, _) = store::of_caller(&args.caller, "check", &limits).await?;
-            check(args, &caller, limits, store, op, &url).await
-        }),
-    }
-}
-
-async fn check<S: Store<Policy>>(
-    args: &CheckArgs,
-    caller: &Caller,
-    limits: Limits<Policy>,
-    store: S,
-    op: Op,
-    url: &StoreUrl,
-) -> Result<u8, Failure> {
-    let limiter = RateLimiter::new(limits, store);
-    let request = limiter.request(caller).cost(args.cost).metadata(args.metadata.as_bytes());
-    let what = format!("--store {}", url.display());
-    let verdict = request.apply(op).await.map_err(|error| Failure::store(&what, &error))?;
-    let limits = limiter.limits().as_slice();
-    let (enforced, shadow) = parts(&limiter, caller, &verdict);
+    let entry = Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None };
+    let (limiter, verdict) = store::block_on(async {
+        let secret = || store::secret(args.caller.secret_file.as_deref());
+        let store = url.open(&args.caller.prefix, secret, &limits).await?;
+        let limiter = RateLimiter::new(limits, store);
+        let request = limiter.request(&entry.caller).cost(args.cost);
+        let verdict = request.metadata(args.metadata.as_bytes()).apply(op).await;
+        let failed = |error| Failure::store(&format!("--store {}", url.display()), &error);
+        verdict.map(|verdict| (limiter, verdict)).map_err(failed)
+    })?;
+    let decided = Decided::new(&limiter, &entry, &verdict);
     let mut out = Vec::new();
     if args.caller.json {
-        let (caller, allowed) = (caller.clone(), verdict.allowed());
-        let entry = Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None };
-        let parts = Decided { entry: &entry, allowed, enforced: &enforced, shadow: &shadow };
-        let mut line = DecisionLine::new(limits, &verdict, parts);
+        let mut line = DecisionLine::new(&decided);
         line.at_us = None;
         push_json(&mut out, &line);
     } else {
@@ -66,14 +45,14 @@ async fn check<S: Store<Policy>>(
             (false, false) => "denied",
             (false, true) => "would be denied",
         };
-        let mut lines = format!("{} at cost {}: {answer}\n", caller.display(), count(args.cost));
-        for (place, decision) in enforced.iter().chain(&shadow) {
-            let mark = if limits[*place].is_shadow() { "in shadow: " } else { "" };
-            let _ = writeln!(lines, "  {mark}{}", sentence(&limits[*place], decision));
+        let caller = entry.caller.display();
+        let mut lines = format!("{caller} at cost {}: {answer}\n", count(args.cost));
+        for (_, one) in decided.each() {
+            let _ = writeln!(lines, "  {}", sentence(one.configured(), one.decision()));
         }
         out = lines.into_bytes();
     }
-    super::print(&out)?;
+    super::print(out)?;
     Ok(if verdict.allowed() { 0 } else { DENIED })
 }
 
@@ -94,5 +73,6 @@ pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision) -> String {
             plural(decision.limit, "unit", "units")
         ),
     };
-    format!("{} (for each {}) {answer}", limit.name(), joined_names(limit.identifier_names()))
+    let mark = if limit.is_shadow() { "in shadow: " } else { "" };
+    format!("{mark}{} (for each {}) {answer}", limit.name(), joined_names(limit.identifier_names()))
 }

@@ -13,17 +13,13 @@ use crate::failure::Failure;
 const SCHEMA: &[u8] = include_bytes!("../../ratelimit.schema.json");
 
 pub(super) fn schema() -> Result<u8, Failure> {
-    super::print(SCHEMA)?;
-    Ok(0)
+    super::print(SCHEMA)
 }
 
 pub(super) fn completions(shell: Shell) -> Result<u8, Failure> {
-    let mut command = Cli::command();
-    let name = command.get_name().to_owned();
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command, name, &mut script);
-    super::print(&script)?;
-    Ok(0)
+    clap_complete::generate(shell, &mut Cli::command(), "ratelimit", &mut script);
+    super::print(script)
 }
 
 pub(super) fn man(folder: &Path) -> Result<u8, Failure> {

@@ -11,7 +11,7 @@ use crate::args::HealArgs;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::policy;
-use crate::store::{self, Keys, Redis, StoredKey, in_each_mode, may_scan};
+use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
 use crate::table::Table;
 use crate::text::{count, duration, plural, printable};
@@ -34,14 +34,12 @@ pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
     };
     let out =
         if args.scan.json { lines(args, &healed, caller) } else { table(args, &healed, caller) };
-    super::print(out.as_bytes())?;
-    Ok(0)
+    super::print(out)
 }
 
 async fn heal(args: &HealArgs, redis: &Redis, limits: &Limits<Policy>) -> Result<Healed, Failure> {
     // Keys are read as they are, so that those of a store with a secret are healed without it.
-    let keys = Keys { prefix: &args.scan.prefix, secret: None };
-    let store = store::connect(redis, keys, limits).await?;
+    let store = store::connect(redis, &args.scan.prefix, None, limits).await?;
     let options = HealOptions {
         dry_run: args.dry_run,
         max_keys: args.scan.max_keys,
@@ -69,23 +67,23 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
         if args.dry_run { ", none healed (--dry-run)" } else { ", cut to a full limit as of now" },
         plural(healed.keys, "key", "keys"),
     );
+    let mut notes = Vec::new();
     if healed.states.len() > MOST {
-        let _ = writeln!(text, "\nnote: the table shows the longest {MOST}; --json lists all");
+        notes.push(format!("the table shows the longest {MOST}; --json lists all"));
     }
     if healed.skipped > 0 {
         let skipped = plural(healed.skipped, "key was", "keys were");
-        let _ = writeln!(
-            text,
-            "\nnote: {skipped} skipped, which no limit of the policy wrote or others kept changing"
-        );
+        notes.push(format!(
+            "{skipped} skipped, which no limit of the policy wrote or others kept changing"
+        ));
     }
     if healed.is_cut {
-        let _ = writeln!(
-            text,
-            "\nnote: there are more keys than the {} that were looked at; raise --max-keys",
+        notes.push(format!(
+            "there are more keys than the {} that were looked at; raise --max-keys",
             count(args.scan.max_keys)
-        );
+        ));
     }
+    text.extend(notes.iter().map(|note| format!("\nnote: {note}\n")));
     text
 }
 

@@ -1,5 +1,6 @@
 //! `ratelimit inspect`: the stored states of a caller, and the decision that a request would get.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use ratelimit_core::{
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::CallerArgs;
 use crate::caller::Caller;
-use crate::decision_line::{Told, push_json};
+use crate::decision_line::{OfCaller, Told, push_json};
 use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, in_each_mode};
@@ -18,14 +19,6 @@ use crate::text::{count, duration, quoted, time};
 
 /// How many entries of a log are shown to people.
 const SHOWN: usize = 100;
-
-/// The line of `--json`.
-#[derive(Serialize)]
-struct Line<'l> {
-    #[serde(flatten)]
-    caller: &'l Caller,
-    limits: Vec<Found<'l>>,
-}
 
 /// What one limit stores for the caller, and what is left now.
 #[derive(Serialize)]
@@ -54,10 +47,9 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
             let decision = Decision { retry_after_us, allowed, cost, ..*now };
             let state = in_each_mode!(&store, store => store.state(limit, key).await);
             let state = fields(limit, state.map_err(&failed)?.as_ref());
-            let mark = if limit.is_shadow() { "in shadow: " } else { "" };
             let (told, stored) = (super::check::sentence(limit, &decision), described(&state));
             // Writing into memory cannot fail.
-            let _ = writeln!(text, "  {mark}{told}\n    stored: {stored}");
+            let _ = writeln!(text, "  {told}\n    stored: {stored}");
             let (name, shadow) = (limit.name(), limit.is_shadow());
             found.push(Found { name, shadow, told: (&decision).into(), state });
         }
@@ -71,14 +63,14 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
         }
         let mut out = Vec::new();
         if args.json {
-            push_json(&mut out, &Line { caller: &caller, limits: found });
+            let list = BTreeMap::from([("limits", found)]);
+            push_json(&mut out, &OfCaller { caller: &caller, list });
         } else {
             out = text.into_bytes();
         }
         Ok(out)
     })?;
-    super::print(&out)?;
-    Ok(0)
+    super::print(out)
 }
 
 /// A state by its own field names, and the tokens of a token bucket.

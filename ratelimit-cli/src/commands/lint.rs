@@ -28,7 +28,7 @@ pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
         let summary = format!("{name}: {limits}, {wrong}");
         problems.chain([summary]).collect::<Vec<_>>().join("\n") + "\n"
     };
-    super::print(out.as_bytes())?;
+    super::print(out)?;
     Ok(if problems.is_empty() { 0 } else { WRONG })
 }
 

@@ -1,80 +1,49 @@
 //! `ratelimit replay`.
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::Path;
 
-use ratelimit_core::{Limits, Policy, RateLimiter, Store};
-use ratelimit_memory::MemoryStore;
+use ratelimit_core::{Limits, Policy, RateLimiter};
 
 use crate::args::ReplayArgs;
 use crate::caller::wanted;
 use crate::failure::Failure;
 use crate::files::{self, Outputs, is_dash};
 use crate::interrupt::{self, Interrupt};
-#[cfg(feature = "_servers")]
-use crate::replay::forget;
-use crate::replay::{Decisions, Ending, Outcome, Replay, Requests, Trouble};
+use crate::replay::{Ending, Outcome, Replay, Requests};
 use crate::report::Report;
-use crate::store::StoreUrl;
-#[cfg(feature = "_servers")]
-use crate::store::{self, Keys, Redis};
+use crate::store::{self, StoreUrl};
 use crate::summary::{Summary, speed};
 use crate::{policy, report, text};
-
-/// The most keys in the memory store of a replay: a bound that no realistic log reaches. At some hundred bytes
-/// per key, the machine runs out of memory first.
-const MEMORY_KEYS: usize = 64 << 20;
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     check_dashes(args)?;
     let limits = policy::read(&args.log.policy)?;
     let other = args.compare.as_deref().map(policy::read).transpose()?;
-    let store = StoreUrl::parse(&args.store)?;
-    let interrupt = Interrupt::catch()?;
-    let (mut requests, mut trouble) = Requests::open(&args.log, &interrupt, args.strict)?;
-    let (limits, note) = requests.applicable(limits, &mut trouble)?;
-    let (other, other_note) = match other {
-        None => (None, None),
-        Some(other) => {
-            let (other, note) = requests.applicable(other, &mut trouble)?;
-            (Some(other), note.map(|note| format!("--compare: {note}")))
-        }
-    };
-    let job = Job { args, limits: limits.clone(), other, requests, trouble };
-    let (outcome, mut notes, report) = match &store {
-        StoreUrl::Memory => pollster::block_on(job.on_memory())?,
-        #[cfg(feature = "_servers")]
-        StoreUrl::Redis(url) => store::block_on(job.on_redis(url))?,
-    };
-    notes.splice(0..0, note.into_iter().chain(other_note));
-    finish(args, &limits, &store, outcome, notes, report)
-}
-
-/// Everything that a replay needs except the store.
-struct Job<'a> {
-    args: &'a ReplayArgs,
-    limits: Limits<Policy>,
-    /// The limits to compare with.
-    other: Option<Limits<Policy>>,
-    requests: Requests,
-    trouble: Trouble,
-}
-
-/// The outcome, the notes, and the file that awaits the report.
-type Done = (Outcome, Vec<String>, Option<File>);
-
-impl Job<'_> {
-    async fn on_memory(self) -> Result<Done, Failure> {
-        let Outputs { decisions, report } = Outputs::open(self.args)?;
-        let limiter = |limits: &Limits<Policy>| {
-            let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
-            RateLimiter::new(limits.clone(), store).allow_unlimited()
+    let url = StoreUrl::parse(&args.store)?;
+    let mut requests = Requests::open(&args.log, &Interrupt::catch()?, args.strict)?;
+    let (limits, note) = requests.applicable(limits)?;
+    let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
+    let prefix = own_prefix();
+    let (outcome, report) = store::block_on(async {
+        let limiter = async |limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
+            let store = url.open(prefix, || Ok(None), limits).await?;
+            Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
         };
-        let (this, other) = (limiter(&self.limits), self.other.as_ref().map(limiter));
-        let mut outcome = self.replay((&this, other.as_ref()), decisions, false).await;
-        let stores = [Some(&this), other.as_ref()];
-        let overflowed = stores.into_iter().flatten().map(|one| one.store().overflowed()).sum();
+        let this = limiter(&limits, &prefix).await?;
+        let other = match &other {
+            Some(limits) => Some(limiter(limits, &format!("{prefix}-other")).await?),
+            None => None,
+        };
+        let Outputs { decisions, report } = Outputs::open(args)?;
+        let (forgets, nearness) = (url != StoreUrl::Memory, args.report.is_some() || args.json);
+        let (limiter, other) = (&this, other.as_ref());
+        let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
+        let mut outcome = replay.run().await;
+        let overflowed = other.map_or(0, |other| other.store().overflowed());
+        let overflowed = this.store().overflowed() + overflowed;
         if overflowed > 0 {
             outcome.ending = Ending::Failed(Failure::input(format!(
                 "{} were decided on a bucket shared with others, because the memory store was \
@@ -82,82 +51,39 @@ impl Job<'_> {
                 text::plural(overflowed, "check", "checks")
             )));
         }
-        Ok((outcome, Vec::new(), report))
-    }
-
-    #[cfg(feature = "_servers")]
-    async fn on_redis(self, url: &Redis) -> Result<Done, Failure> {
-        let prefix = store::own_prefix("rl-replay-");
-        let connect = async |limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
-            let store = store::connect(url, Keys { prefix, secret: None }, limits).await?;
-            Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
-        };
-        let this = connect(&self.limits, &prefix).await?;
-        let other = match &self.other {
-            Some(limits) => Some(connect(limits, &format!("{prefix}-other")).await?),
-            None => None,
-        };
-        let Outputs { decisions, report } = Outputs::open(self.args)?;
-        let mut notes = Vec::new();
-        let outcome = self.replay((&this, other.as_ref()), decisions, true).await;
-        let mut used = vec![(&this, &outcome.touched)];
-        used.extend(other.as_ref().zip(outcome.other.as_ref().map(|(_, touched)| touched)));
-        // A store that has just failed would only time out again.
-        let mut left = None;
-        for (limiter, touched) in used {
-            left = left.or(match &outcome.ending {
-                Ending::Failed(Failure::Store(_)) if !touched.is_empty() => Some(String::new()),
-                _ => forget(limiter, touched).await.err().map(|error| format!(": {error}")),
-            });
-        }
-        if let Some(why) = left {
-            notes.push(format!(
-                "the keys of this replay were not removed{why}. They begin with {prefix} and \
-                 expire by themselves"
-            ));
-        }
-        Ok((outcome, notes, report))
-    }
-
-    async fn replay<S: Store<Policy>>(
-        self,
-        (limiter, other): (&RateLimiter<S>, Option<&RateLimiter<S>>),
-        decisions: Option<Decisions>,
-        forgets: bool,
-    ) -> Outcome {
-        let nearness = self.args.report.is_some() || self.args.json;
-        let Self { requests, trouble, .. } = self;
-        let replay = Replay { limiter, other, requests, trouble, decisions, forgets, nearness };
-        replay.run().await
-    }
+        Ok((outcome, report))
+    })?;
+    let other_note = other_note.flatten().map(|note| format!("--compare: {note}"));
+    let left = outcome.left_behind.as_ref().map(|why| {
+        format!(
+            "the keys of this replay were not removed{why}. They begin with {prefix} and expire by themselves"
+        )
+    });
+    let notes = [outcome.order.note(), note, other_note, left].into_iter().flatten().collect();
+    finish(args, &limits, &url, outcome, notes, report)
 }
 
 /// Writes the summary to standard output and the report to its file.
 fn finish(
     args: &ReplayArgs,
     limits: &Limits<Policy>,
-    store: &StoreUrl,
+    url: &StoreUrl,
     outcome: Outcome,
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let Outcome { tally, format, order, ending, elapsed, other, .. } = outcome;
-    notes.splice(0..0, order.note());
-    let comparison = other.as_ref().map(|(comparison, _)| comparison);
-    if let Some(other) = comparison.and_then(|comparison| comparison.tally.as_ref())
-        && other.nothing_applied()
-    {
+    let Outcome { tally, format, ending, elapsed, comparison, .. } = outcome;
+    if comparison.as_ref().is_some_and(|comparison| comparison.tally.nothing_applied()) {
         notes.push(
             "WARNING: no limit of the policy to compare with applied to any request".to_owned(),
         );
     }
     if tally.nothing_applied() {
-        let names: Vec<_> = tally.unlimited_names.iter().map(String::as_str).collect();
         notes.push(format!(
             "WARNING: no limit applied to any request, so all were admitted. {} This input has: \
              {}. Change `key` in {}, or the input",
             wanted(limits),
-            names.join(", "),
+            tally.unlimited_names.join(", "),
             args.log.policy.display()
         ));
     }
@@ -192,26 +118,30 @@ fn finish(
     let inputs: Vec<_> = args.log.inputs.iter().map(|input| shown(input)).collect();
     let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
     let title = format!("{} ({format}) against {}", inputs.join(", "), shown(&args.log.policy));
-    let speed = speed(tally.decisions(), elapsed, &store.display());
-    let summary = Summary::new(title, notes, (&tally, limits), comparison, speed);
+    let speed = speed(tally.decisions(), elapsed, &url.display());
     let name = args.compare.as_deref().map(shown).unwrap_or_default();
-    let comparison = comparison.map(|comparison| (&*name, comparison));
+    let comparison = comparison.as_ref().map(|comparison| (&*name, comparison));
+    let summary = &Summary::new(title, notes, &tally, comparison.map(|(_, other)| other), speed);
+    let told = Report { summary, tally: &tally, comparison };
     if let (Some(path), Some(mut file)) = (&args.report, report) {
-        let page = report::page(&Report { summary: &summary, limits, tally: &tally, comparison });
+        let page = report::page(&told);
         let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
         written.map_err(|error| Failure::writing(path, &error))?;
     }
-    let text = if args.json {
-        report::json(&Report { summary: &summary, limits, tally: &tally, comparison }) + "\n"
-    } else {
-        summary.to_text(&tally)
-    };
+    let text = if args.json { report::json(&told) + "\n" } else { summary.to_text(&tally) };
     if args.decisions.as_deref().is_some_and(is_dash) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {
-        super::print(text.as_bytes())?;
+        super::print(text)?;
     }
     ended
+}
+
+/// A unique prefix of keys: concurrent replays must not see each other's states.
+fn own_prefix() -> String {
+    // The only source of randomness in the standard library; it prevents collisions.
+    let random = |n: u8| RandomState::new().hash_one(n);
+    format!("rl-replay-{:016x}{:016x}", random(0), random(1) ^ u64::from(std::process::id()))
 }
 
 fn shown(path: &Path) -> String {

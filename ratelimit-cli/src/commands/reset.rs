@@ -1,20 +1,15 @@
 //! `ratelimit reset`: forgets a caller.
 
+use std::collections::BTreeMap;
+
 use ratelimit_core::Op;
 
 use crate::args::CallerArgs;
 use crate::caller::Caller;
-use crate::decision_line::push_json;
+use crate::decision_line::{OfCaller, push_json};
 use crate::failure::Failure;
 use crate::policy;
 use crate::store;
-
-#[derive(serde::Serialize)]
-struct Line<'r> {
-    #[serde(flatten)]
-    caller: &'r Caller,
-    reset: Vec<&'r str>,
-}
 
 pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
@@ -27,11 +22,11 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
     let names: Vec<&str> = keyed.iter().map(|(limit, _)| limit.name()).collect();
     let mut out = Vec::new();
     if args.json {
-        push_json(&mut out, &Line { caller: &caller, reset: names });
+        let list = BTreeMap::from([("reset", names)]);
+        push_json(&mut out, &OfCaller { caller: &caller, list });
     } else {
         let told = format!("{}: full capacity again in {}\n", caller.display(), names.join(", "));
         out = told.into_bytes();
     }
-    super::print(&out)?;
-    Ok(0)
+    super::print(out)
 }

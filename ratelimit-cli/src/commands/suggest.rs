@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 
 use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter, Store};
-use ratelimit_memory::MemoryStore;
 use serde_json::json;
 
 use crate::args::SuggestArgs;
@@ -11,14 +10,11 @@ use crate::caller::wanted;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
-use crate::policy;
-use crate::replay::{Ending, Outcome, Replay, Requests, Trouble};
+use crate::replay::{Ending, Outcome, Replay, Requests};
 use crate::suggest::Recorder;
 use crate::table::Table;
 use crate::text::{count, share};
-
-/// The most keys in the memory store, as for a replay.
-const MEMORY_KEYS: usize = 64 << 20;
+use crate::{policy, store};
 
 /// One limit, and what is proposed for it.
 struct Row<'l> {
@@ -38,10 +34,10 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.log.policy)?;
     let interrupt = Interrupt::catch()?;
     pollster::block_on(async {
-        let (mut requests, mut trouble) = Requests::open(&args.log, &interrupt, false)?;
-        let (limits, left_out) = requests.applicable(limits, &mut trouble)?;
+        let mut requests = Requests::open(&args.log, &interrupt, false)?;
+        let (limits, left_out) = requests.applicable(limits)?;
         let recording = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
-        let first = replay(&recording, requests, trouble, false).await?;
+        let first = replay(&recording, requests, false).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
@@ -54,15 +50,19 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             if interrupt.is_raised() {
                 return Ok(interrupt::EXIT_CODE);
             }
-            rows.push(search(args, limit, recording.store()));
+            let (policy, requests) = (limit.algorithm(), recording.store().take(limit.name()));
+            let callers = requests.callers();
+            let most = args.target.of(callers);
+            let proposed = (callers > 0).then(|| requests.smallest(policy, most)).flatten();
+            let proposed = proposed.map(|policy| (policy, requests.denied(&policy)));
+            let denied_now = requests.denied(policy);
+            rows.push(Row { limit, callers, denied_now, proposed, denied_together: 0 });
         }
         let proposal = proposal(&limits, &rows)
             .map_err(|error| Failure::input(format!("no proposal: {error}")))?;
-        let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
-        let together = RateLimiter::new(proposal, store).allow_unlimited();
-        let (requests, trouble) = Requests::open(&args.log, &interrupt, false)?;
-        // Complaints about lines are not repeated.
-        let second = replay(&together, requests, trouble.silent(), true).await?;
+        let together = RateLimiter::new(proposal, store::memory()).allow_unlimited();
+        let again = Requests::open(&args.log, &interrupt, false)?.silent();
+        let second = replay(&together, again, true).await?;
         if interrupt.is_raised() {
             return Ok(interrupt::EXIT_CODE);
         }
@@ -79,8 +79,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         } else {
             table(args, &notes, &rows)
         };
-        super::print(out.as_bytes())?;
-        Ok(0)
+        super::print(out)
     })
 }
 
@@ -88,29 +87,14 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
 async fn replay<S: Store<Policy>>(
     limiter: &RateLimiter<S>,
     requests: Requests,
-    trouble: Trouble,
     nearness: bool,
 ) -> Result<Outcome, Failure> {
     let (other, decisions, forgets) = (None, None, false);
-    let replay = Replay { limiter, other, requests, trouble, decisions, forgets, nearness };
+    let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
     let outcome = replay.run().await;
     match outcome.ending {
         Ending::Failed(failure) => Err(failure),
         _ => Ok(outcome),
-    }
-}
-
-fn search<'l>(args: &SuggestArgs, limit: &'l Limit<Policy>, recorder: &Recorder) -> Row<'l> {
-    let requests = recorder.take(limit.name());
-    let callers = requests.callers();
-    let policy = limit.algorithm();
-    let proposed = (callers > 0).then(|| requests.smallest(policy, args.target.of(callers)));
-    Row {
-        limit,
-        callers,
-        denied_now: requests.denied(policy),
-        proposed: proposed.flatten().map(|policy| (policy, requests.denied(&policy))),
-        denied_together: 0,
     }
 }
 

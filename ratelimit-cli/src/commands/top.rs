@@ -15,7 +15,7 @@ use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
-use crate::store::{self, Keys, Redis, StoredKey, in_each_mode, may_scan};
+use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::{NAME_CHARS, shown_caller};
 use crate::table::Table;
 use crate::text::{count, duration, plural, quoted};
@@ -47,8 +47,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let redis = &*Redis::lasting(&args.scan.store, "list")?;
     let interrupt = Interrupt::catch()?;
     let mut found = store::block_on(async {
-        let keys = Keys { prefix: &args.scan.prefix, secret: None };
-        let store = store::connect(redis, keys, &limits).await?;
+        let store = store::connect(redis, &args.scan.prefix, None, &limits).await?;
         in_each_mode!(&store, store => scan(args, redis, &limits, &interrupt, store).await)
     })?;
     // The longest wait first; a request that never fits has no wait.
@@ -60,7 +59,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     });
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
-    super::print(out.as_bytes())?;
+    super::print(out)?;
     Ok(if interrupt.is_raised() { interrupt::EXIT_CODE } else { 0 })
 }
 
@@ -83,12 +82,11 @@ where
         let mut fresh = Vec::new();
         for key in &keys {
             match StoredKey::read(key, &args.scan.prefix, &redis.tag) {
-                StoredKey::Identifier(name) if !found.callers.contains(&name) => {
-                    found.callers.insert(name.clone());
-                    fresh.push(name);
+                StoredKey::Identifier(name) => {
+                    fresh.extend(found.callers.insert(name.clone()).then_some(name));
                 }
                 StoredKey::Hidden => found.hidden += 1,
-                StoredKey::Identifier(_) | StoredKey::Other => {}
+                StoredKey::Other => {}
             }
         }
         for callers in fresh.chunks(AT_ONCE) {
@@ -180,9 +178,7 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
         plural(found.callers.len() as u64, "caller", "callers"),
         plural(found.keys, "key", "keys"),
     );
-    for note in notes(args, found) {
-        let _ = writeln!(text, "\nnote: {note}");
-    }
+    text.extend(notes(args, found).iter().map(|note| format!("\nnote: {note}\n")));
     text
 }
 

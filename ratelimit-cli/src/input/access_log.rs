@@ -13,8 +13,8 @@ use ratelimit_core::{Op, Timestamp};
 
 use super::{BadLine, Entry};
 use crate::args::UnitArg;
-use crate::caller::Caller;
-use crate::text::quoted;
+use crate::caller::{Caller, Named};
+use crate::text::{decimal, quoted};
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
 
@@ -35,7 +35,7 @@ impl AccessLog {
     }
 
     pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Entry, BadLine> {
-        let Fields { ip, user, time, request, rest } = Fields::of(line).map_err(|what| {
+        let [ip, user, time, request, rest] = fields(line).map_err(|what| {
             let line = String::from_utf8_lossy(line);
             BadLine::new(format!("{what}; {EXPECTED}, got {}", quoted(&line, 60)))
         })?;
@@ -52,27 +52,16 @@ impl AccessLog {
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
         let named = [("ip", Some(ip)), ("user", user), ("path", path(request))];
         let named = named.into_iter().filter_map(|(name, value)| Some((name.into(), text(value?))));
-        let caller = Caller { bare: Some(text(ip)), named: named.collect(), bare_only: true };
+        let named = Named { list: named.collect(), bare_only: true };
+        let caller = Caller { bare: Some(text(ip)), named };
         let duration_us = self.duration_us(rest);
         Ok(Entry { at: self.last.1, caller, cost: 1, op: Op::Acquire, duration_us })
     }
 
     /// How long the request took, from what follows the status.
     fn duration_us(&mut self, rest: &[u8]) -> Option<u64> {
-        let field = str::from_utf8(last_field(rest)?).ok()?;
-        let (whole, decimals) = match field.split_once('.') {
-            Some((whole, decimals)) => (whole, Some(decimals)),
-            None => (field, None),
-        };
-        let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-        let whole: u64 = Some(whole).filter(is_number)?.parse().ok()?;
-        let millionths: u64 = match decimals {
-            Some(decimals) => {
-                format!("{:0<6}", Some(decimals).filter(is_number)?).get(..6)?.parse().ok()?
-            }
-            None => 0,
-        };
-        let unit_us = match (self.unit, decimals) {
+        let (whole, millionths) = decimal(str::from_utf8(last_field(rest)?).ok()?)?;
+        let unit_us = match (self.unit, millionths) {
             (Some(unit), _) => unit.us(),
             (None, Some(_)) => UnitArg::S.us(),
             (None, None) => {
@@ -80,7 +69,11 @@ impl AccessLog {
                 return None;
             }
         };
-        Some(whole.saturating_mul(unit_us).saturating_add(millionths * unit_us / 1_000_000))
+        Some(
+            whole
+                .saturating_mul(unit_us)
+                .saturating_add(millionths.unwrap_or(0) * unit_us / 1_000_000),
+        )
     }
 }
 
@@ -138,41 +131,29 @@ fn path(request: &[u8]) -> Option<&[u8]> {
     Some(authority.iter().position(|&b| b == b'/').map_or(b"/", |slash| &authority[slash..]))
 }
 
-/// The fields of a line that a request is made of, and what follows its status.
-struct Fields<'l> {
-    ip: &'l [u8],
-    user: &'l [u8],
-    time: &'l [u8],
-    request: &'l [u8],
-    rest: &'l [u8],
-}
-
-impl<'l> Fields<'l> {
-    /// Splits a line, or says what keeps it from being one. Each byte is looked at a bounded number of times, whatever
-    /// a client sent.
-    fn of(line: &'l [u8]) -> Result<Self, &'static str> {
-        const NO_TIME: &str = "has no [TIME]";
-        let (ip, line) = word(line).ok_or(NO_TIME)?;
-        let (_identity, line) = word(line).ok_or(NO_TIME)?;
-        let mut what = NO_TIME;
-        let mut begin = 1;
-        // A user's name may contain blanks and brackets: it ends before the first [TIME] that a request follows.
-        for end in (0..line.len()).filter(|&at| line[at] == b']') {
-            let time =
-                line.get(begin..end).and_then(|text| text.windows(2).rposition(|two| two == b" ["));
-            if let Some(at) = time.map(|at| begin + at) {
-                what = match after_time(&line[end + 1..]) {
-                    Ok((request, rest)) => {
-                        let (user, time) = (&line[..at], &line[at + 2..end]);
-                        return Ok(Self { ip, user, time, request, rest });
-                    }
-                    Err(what) => what,
-                };
-            }
-            begin = end + 1;
+/// The fields of a line that a request is made of: its address, user, time and request, and what follows its status. Or
+/// what keeps it from being one. Each byte is looked at a bounded number of times, whatever a client sent.
+fn fields(line: &[u8]) -> Result<[&[u8]; 5], &'static str> {
+    const NO_TIME: &str = "has no [TIME]";
+    let (ip, line) = word(line).ok_or(NO_TIME)?;
+    let (_identity, line) = word(line).ok_or(NO_TIME)?;
+    let mut what = NO_TIME;
+    let mut begin = 1;
+    // A user's name may contain blanks and brackets: it ends before the first [TIME] that a request follows.
+    for end in (0..line.len()).filter(|&at| line[at] == b']') {
+        let time =
+            line.get(begin..end).and_then(|text| text.windows(2).rposition(|two| two == b" ["));
+        if let Some(at) = time.map(|at| begin + at) {
+            what = match after_time(&line[end + 1..]) {
+                Ok((request, rest)) => {
+                    return Ok([ip, &line[..at], &line[at + 2..end], request, rest]);
+                }
+                Err(what) => what,
+            };
         }
-        Err(what)
+        begin = end + 1;
     }
+    Err(what)
 }
 
 /// The request, and what follows the status.
@@ -256,7 +237,7 @@ mod tests {
             let caller = &entry.caller;
             let named = ["ip", "user", "path"].map(|name| caller.identifier(name));
             assert_eq!(named, [Some("2001:db8::1"), user, Some("/a")], "{line}");
-            assert_eq!(caller.bare(), Some("2001:db8::1"));
+            assert_eq!(caller.bare.as_deref(), Some("2001:db8::1"));
         }
         let entry =
             AccessLog::new(None).parse(b"h - - [17/May/2015:10:05:03 +0000] \"GET /\xff\" 200");

@@ -86,16 +86,14 @@ impl Csv {
                 "cost" => cost = integer(column, cell)?,
                 "op" => operation = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
                 "duration_us" => duration_us = Some(integer(column, cell)?),
-                name => {
+                BARE_NAME => caller.bare = Some(String::from_utf8_lossy(cell).into_owned()),
+                _ => {
                     let value = String::from_utf8_lossy(cell).into_owned();
-                    match name {
-                        BARE_NAME => caller.bare = Some(value),
-                        _ => caller.named.push((column.clone().into(), value)),
-                    }
+                    caller.named.list.push((column.clone().into(), value));
                 }
             }
         }
-        if caller.bare.is_none() && caller.named.is_empty() {
+        if caller.bare.is_none() && caller.named.list.is_empty() {
             return Err(BadLine::new("names no caller; fill in key or a column such as ip"));
         }
         let at = at.ok_or_else(|| BadLine::new("has no at_us"))?;
@@ -161,9 +159,9 @@ mod tests {
         assert_eq!((entry.at.as_us(), entry.cost, entry.op), (5, 7, Op::Peek));
         assert_eq!(entry.caller.identifier("user"), Some("b \"x\", c"));
         assert_eq!(entry.caller.identifier("ip"), Some("a"));
-        assert_eq!(entry.caller.bare(), Some("k"));
+        assert_eq!(entry.caller.bare.as_deref(), Some("k"));
         let entry = csv.parse(b",,5,,k,").expect("a line");
-        assert_eq!((entry.cost, entry.op, entry.caller.named.len()), (1, Op::Acquire, 0));
+        assert_eq!((entry.cost, entry.op, entry.caller.named.list.len()), (1, Op::Acquire, 0));
     }
 
     #[test]

@@ -36,8 +36,6 @@ enum Format {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) parser: Parser,
-    /// Whether the line that decided the format is a header and therefore consumed.
-    pub(crate) header: bool,
     pub(crate) before: Before,
 }
 
@@ -58,7 +56,7 @@ impl Detector {
         Self { csv_only, unit, likely, bad: Vec::new(), bad_lines: 0, named }
     }
 
-    /// Examines a line that is not blank. A header that cannot be used is an error.
+    /// Examines a line that is not blank. Of a CSV trace it is the header, which is consumed. A header that cannot be used is an error.
     pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<Found>, BadLine> {
         // The order matters: a request in a log may contain commas, and so may text in JSON.
         let parser = match line.bytes {
@@ -76,7 +74,7 @@ impl Detector {
         };
         if let Some((parser, format)) = parser {
             let before = self.before(Some(format));
-            return Ok(Some(Found { parser, header: format == Format::Csv, before }));
+            return Ok(Some(Found { parser, before }));
         }
         let bytes = line.bytes.unwrap_or_default();
         if bytes.trim_ascii_start().starts_with(b"{") && !self.csv_only {

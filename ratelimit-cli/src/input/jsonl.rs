@@ -15,7 +15,7 @@ use crate::text::{printable, quoted};
 struct Record {
     at_us: Value,
     key: Option<String>,
-    keys: Option<Keys>,
+    keys: Option<Named>,
     cost: Option<Value>,
     op: Option<String>,
     duration_us: Option<Value>,
@@ -39,8 +39,8 @@ pub(crate) fn parse(line: &[u8]) -> Result<Entry, BadLine> {
         return Err(BadLine::new("is no JSON object, such as {\"at_us\": 5, \"key\": \"k\"}"));
     }
     let record: Record = serde_json::from_str(&text).map_err(|error| reason(&error))?;
-    let named = record.keys.map_or_else(Vec::new, |keys| keys.0);
-    if record.key.is_none() && named.is_empty() {
+    let named = record.keys.unwrap_or_default();
+    if record.key.is_none() && named.list.is_empty() {
         return Err(BadLine::new(
             "names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}",
         ));
@@ -51,7 +51,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<Entry, BadLine> {
     };
     Ok(Entry {
         at: timestamp(number("at_us", Some(record.at_us))?.unwrap_or(0))?,
-        caller: Caller { bare: record.key, named, bare_only: false },
+        caller: Caller { bare: record.key, named },
         cost: number("cost", record.cost)?.unwrap_or(1),
         op: record.op.map_or(Ok(Op::Acquire), |name| op(&name))?,
         duration_us: number("duration_us", record.duration_us)?,
@@ -70,29 +70,27 @@ fn reason(error: &serde_json::Error) -> BadLine {
     }
 }
 
-/// Named identifiers in the order of the input. A null identifier is absent.
-struct Keys(Named);
-
-impl<'de> Deserialize<'de> for Keys {
+/// A null identifier is absent.
+impl<'de> Deserialize<'de> for Named {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct KeysVisitor;
         impl<'de> Visitor<'de> for KeysVisitor {
-            type Value = Keys;
+            type Value = Named;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("keys as an object of texts, such as {\"ip\": \"192.0.2.7\"}")
             }
 
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Keys, M::Error> {
-                let mut keys = Named::new();
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Named, M::Error> {
+                let mut keys = Named::default();
                 while let Some((name, value)) = map.next_entry::<String, Option<String>>()? {
-                    if keys.iter().any(|(known, _)| *known == name) {
+                    if keys.list.iter().any(|(known, _)| *known == name) {
                         let twice = format!("keys names {} twice", quoted(&name, 40));
                         return Err(de::Error::custom(twice));
                     }
-                    keys.extend(value.map(|value| (name.into(), value)));
+                    keys.list.extend(value.map(|value| (name.into(), value)));
                 }
-                Ok(Keys(keys))
+                Ok(keys)
             }
         }
         deserializer.deserialize_map(KeysVisitor)
@@ -106,49 +104,26 @@ mod tests {
 
     #[test]
     fn a_line_has_defaults_ignores_other_fields_and_keeps_the_order_of_its_identifiers() {
-        let named = |names: &[(&'static str, &str)]| -> Named {
-            names.iter().map(|(name, value)| ((*name).into(), (*value).to_owned())).collect()
-        };
-        let (none, last) = (Timestamp::ZERO, Timestamp::MAX);
-        for (line, at, bare, identifiers, cost, op) in [
+        let (acquire, last) = (Op::Acquire, Timestamp::MAX.as_us());
+        for (line, at_us, caller, cost, op) in [
+            (r#"{"x": [1, {}], "at_us": 0, "key": "a\nb"}"#, 0, "a\\u{a}b", 1, acquire),
+            (r#"{"at_us":0,"key":"k","keys":null,"cost":null,"op":null}"#, 0, "k", 1, acquire),
+            (r#"{"at_us":0,"key":"k","keys":{},"duration_us":null}"#, 0, "k", 1, acquire),
             (
-                &br#"{"x": [1, {}], "at_us": 0, "key": "a\nb"}"#[..],
-                none,
-                Some("a\nb"),
-                &[][..],
-                1,
-                Op::Acquire,
-            ),
-            (
-                br#"{"at_us":0,"key":"k","keys":null,"cost":null,"op":null,"duration_us":null}"#,
-                none,
-                Some("k"),
-                &[],
-                1,
-                Op::Acquire,
-            ),
-            (
-                br#"{"at_us":4503599627370495,"keys":{"user":"b","path":null,"ip":"a"},"cost":18446744073709551615,"op":"peek"}"#,
+                r#"{"at_us":4503599627370495,"keys":{"user":"b","path":null,"ip":"a"},"cost":18446744073709551615,"op":"peek"}"#,
                 last,
-                None,
-                &[("user", "b"), ("ip", "a")],
+                "user=b ip=a",
                 u64::MAX,
                 Op::Peek,
             ),
-            (
-                b"{\"at_us\":0,\"key\":\"\xff\",\"op\":\"reset\"}",
-                none,
-                Some("\u{fffd}"),
-                &[],
-                1,
-                Op::Reset,
-            ),
         ] {
-            let named = named(identifiers);
-            let caller = Caller { bare: bare.map(str::to_owned), named, bare_only: false };
-            let due = Entry { at, caller, cost, op, duration_us: None };
-            assert_eq!(parse(line), Ok(due), "{}", String::from_utf8_lossy(line));
+            let entry = parse(line.as_bytes()).expect(line);
+            let told = (entry.at.as_us(), entry.caller.display(), entry.cost, entry.op);
+            assert_eq!(told, (at_us, caller.to_owned(), cost, op), "{line}");
+            assert_eq!(entry.duration_us, None);
         }
+        let entry = parse(b"{\"at_us\":0,\"key\":\"\xff\",\"op\":\"reset\"}").expect("a line");
+        assert_eq!((entry.caller.display(), entry.op), ("\u{fffd}".to_owned(), Op::Reset));
     }
 
     #[test]

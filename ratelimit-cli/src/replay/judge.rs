@@ -3,34 +3,25 @@
 use std::collections::HashSet;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Op, Policy, RateLimiter, Store, StoreError,
-    Verdict,
+    Algorithm, Batch, Check, ErrorKind, Op, Policy, RateLimiter, Store, StoreError, Verdict,
 };
 
-use super::decider::{Refused, Skipped};
 use super::leases::Leases;
-use crate::decision_line::parts;
 use crate::input::{BadLine, Entry};
 use crate::tally::{Decided, Tally};
 
 /// The number of keys that one call resets.
 const FORGOTTEN_AT_ONCE: usize = 32;
 
-/// Limits by position, each with a key for which it may have a state.
-pub(crate) type Touched = HashSet<(usize, Box<str>)>;
-
-/// Decides requests by one policy, and reuses its buffers from request to request.
+/// Decides requests by one policy.
 pub(super) struct Judge<'r, S> {
     pub(super) limiter: &'r RateLimiter<S>,
     pub(super) tally: Tally,
-    /// The keys used so far, if they are to be reset at the end.
-    pub(super) touched: Option<Touched>,
+    /// The keys used so far, if they are to be reset at the end: limits by position, each with a key for which it may have
+    /// a state.
+    touched: Option<HashSet<(usize, Box<str>)>>,
     /// The leases, if a limit has any.
     leases: Option<Leases>,
-    /// What the enforced limits decided that applied to the last request, by position.
-    enforced: Vec<(usize, Decision)>,
-    /// What the shadow limits decided.
-    shadow: Vec<(usize, Decision)>,
 }
 
 impl<'r, S: Store<Policy>> Judge<'r, S> {
@@ -39,10 +30,8 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
         Self {
             limiter,
             tally: Tally::new(limiter.limits(), nearness),
-            touched: forgets.then(Touched::new),
+            touched: forgets.then(HashSet::new),
             leases: has_leases.then(Leases::default),
-            enforced: Vec::new(),
-            shadow: Vec::new(),
         }
     }
 
@@ -52,67 +41,64 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
         request.validate().map_err(|refusal| BadLine(refusal.to_string()))
     }
 
-    /// Decides a request and counts it.
-    pub(super) async fn decide(&mut self, entry: &Entry) -> Result<Verdict, Refused<S::Error>> {
-        let limits = self.limiter.limits().as_slice();
+    /// Decides a request and counts it. The inner error says that the store does not support the operation.
+    pub(super) async fn decide(
+        &mut self,
+        entry: &Entry,
+    ) -> Result<Result<Verdict, BadLine>, S::Error> {
         let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
         if let Some(leases) = &mut self.leases {
-            leases.end_until(self.limiter, entry.at).await.map_err(Refused::ByStore)?;
+            leases.end_until(self.limiter, entry.at).await?;
         }
         if let Some(touched) = &mut self.touched {
-            for (place, limit) in limits.iter().enumerate() {
-                if let Some(key) = limit.key_for(&entry.caller) {
-                    touched.insert((place, key.into()));
-                }
+            for (place, limit) in self.limiter.limits().iter().enumerate() {
+                touched.extend(limit.key_for(&entry.caller).map(|key| (place, key.into())));
             }
         }
-        let verdict = request.apply(entry.op).await.map_err(|error| match entry.op {
-            Op::Refund | Op::Force if error.kind() == ErrorKind::Unsupported => {
-                Refused::Line(Skipped::Refused(BadLine(error.to_string())))
-            }
-            _ => Refused::ByStore(error),
-        })?;
-        (self.enforced, self.shadow) = parts(self.limiter, &entry.caller, &verdict);
+        let verdict = match request.apply(entry.op).await {
+            Ok(verdict) => verdict,
+            Err(error) => match (entry.op, error.kind()) {
+                (Op::Refund | Op::Force, ErrorKind::Unsupported) => {
+                    return Ok(Err(BadLine(error.to_string())));
+                }
+                _ => return Err(error),
+            },
+        };
+        let decided = Decided::new(self.limiter, entry, &verdict);
         if let Some(leases) = &mut self.leases {
-            for (place, decision) in self.enforced.iter().chain(&self.shadow) {
-                let limit = (*place, &limits[*place]);
-                leases.count(limit, entry, decision, verdict.allowed());
-            }
+            decided.each().for_each(|one| leases.count(one, entry, verdict.allowed()));
         }
-        let (allowed, enforced, shadow) = (verdict.allowed(), &self.enforced, &self.shadow);
-        self.tally.count(self.limiter.limits(), Decided { entry, allowed, enforced, shadow });
-        Ok(verdict)
+        self.tally.count(&decided);
+        Ok(Ok(verdict))
     }
 
-    /// The last decision.
-    pub(super) fn decided<'d>(&'d self, entry: &'d Entry, allowed: bool) -> Decided<'d> {
-        Decided { entry, allowed, enforced: &self.enforced, shadow: &self.shadow }
+    /// Whether keys were used that are to be reset at the end.
+    pub(super) fn has_touched(&self) -> bool {
+        self.touched.as_ref().is_some_and(|touched| !touched.is_empty())
     }
-}
 
-/// Resets every key that a replay used.
-pub(crate) async fn forget<S: Store<Policy>>(
-    limiter: &RateLimiter<S>,
-    touched: &Touched,
-) -> Result<(), S::Error> {
-    let limits = limiter.limits().as_slice();
-    let checks: Vec<Check<'_, Policy>> = touched
-        .iter()
-        .filter_map(|(place, key)| Some(Check { limit: limits.get(*place)?, key, cost: 0 }))
-        .collect();
-    for checks in checks.chunks(FORGOTTEN_AT_ONCE) {
-        // A set contains no key twice.
-        let Ok(batch) = Batch::new(checks) else { continue };
-        match limiter.store().apply(&batch.op(Op::Reset)).await {
-            Ok(_) => {}
-            // The keys are on different servers of a cluster: reset them one by one.
-            Err(error) if error.kind() == ErrorKind::CrossSlot => {
-                for check in checks {
-                    let _ = limiter.store().apply(&Batch::one(check).op(Op::Reset)).await?;
+    /// Resets every key that was used, if that is to be done.
+    pub(super) async fn forget(&self) -> Result<(), S::Error> {
+        let (store, limits) = (self.limiter.store(), self.limiter.limits().as_slice());
+        let checks: Vec<Check<'_, Policy>> = self
+            .touched
+            .iter()
+            .flatten()
+            .filter_map(|(place, key)| Some(Check { limit: limits.get(*place)?, key, cost: 0 }))
+            .collect();
+        for checks in checks.chunks(FORGOTTEN_AT_ONCE) {
+            // A set contains no key twice.
+            let Ok(batch) = Batch::new(checks) else { continue };
+            match store.apply(&batch.op(Op::Reset)).await {
+                // The keys are on different servers of a cluster: reset them one by one.
+                Err(error) if error.kind() == ErrorKind::CrossSlot => {
+                    for check in checks {
+                        let _ = store.apply(&Batch::one(check).op(Op::Reset)).await?;
+                    }
                 }
+                done => drop(done?),
             }
-            Err(error) => return Err(error),
         }
+        Ok(())
     }
-    Ok(())
 }

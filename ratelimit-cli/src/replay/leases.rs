@@ -8,10 +8,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, Limit, Now, Op, Policy, RateLimiter, Store, Timestamp,
+    Algorithm, Batch, Check, Limit, Now, Op, Policy, RateLimiter, Store, Timestamp,
 };
 
 use crate::input::Entry;
+use crate::tally::Placed;
 
 /// The leases of a policy's limits, as the store has them.
 #[derive(Debug, Default)]
@@ -32,20 +33,15 @@ struct Lease {
 
 impl Leases {
     /// Records what a request did to the leases of one limit.
-    pub(super) fn count(
-        &mut self,
-        (place, limit): (usize, &Limit<Policy>),
-        entry: &Entry,
-        decision: &Decision,
-        allowed: bool,
-    ) {
-        let Some(key) = limit.key_for(&entry.caller) else { return };
+    pub(super) fn count(&mut self, (place, one): Placed<'_>, entry: &Entry, allowed: bool) {
+        let limit = one.configured();
         let Some(lease_us) = lease_us(limit) else { return };
-        let leases = self.granted.entry((place, key.into())).or_default();
+        let Some(key) = limit.key_for(&entry.caller).map(Box::<str>::from) else { return };
+        let leases = self.granted.entry((place, key.clone())).or_default();
         let at = forget_ended(leases, entry.at, lease_us);
         let held = || leases.iter().fold(0_u64, |sum, lease| sum.saturating_add(lease.cost));
         let cost = match entry.op {
-            Op::Acquire if allowed && decision.allowed => entry.cost,
+            Op::Acquire if allowed && one.allowed => entry.cost,
             Op::Force => entry.cost.min(limit.algorithm().capacity().saturating_sub(held())),
             Op::Refund => {
                 end_newest(leases, entry.cost);
@@ -63,11 +59,7 @@ impl Leases {
         let ends = entry.duration_us.filter(|us| *us < lease_us && entry.op == Op::Acquire);
         let ends = ends.map(|us| entry.at.saturating_add_us(us));
         leases.push(Lease { since: at, cost, ends });
-        if let Some(ends) = ends
-            && let Some(key) = limit.key_for(&entry.caller)
-        {
-            self.ends.push(Reverse((ends, place, key.into())));
-        }
+        self.ends.extend(ends.map(|ends| Reverse((ends, place, key))));
     }
 
     /// Ends the leases of all requests that are over at this time.

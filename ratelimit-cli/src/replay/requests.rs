@@ -12,10 +12,9 @@ use indicatif::ProgressBar;
 use ratelimit_core::{Algorithm, Limit, Limits, Op, Policy, Timestamp};
 
 use super::Trouble;
-use super::decider::Skipped;
-use crate::args::{FormatArg, LogArgs, UnitArg};
+use crate::args::{FormatArg, LogArgs};
 use crate::failure::Failure;
-use crate::input::{DETECTED_LINES, Detector, Entry, Found, Lines, Parser, Source, too_long};
+use crate::input::{DETECTED_LINES, Detector, Entry, Lines, Parser, Source, too_long};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
 use crate::text::{count, plural};
@@ -86,7 +85,7 @@ impl Order {
 
 /// The requests of all inputs, in the order of their times.
 pub(crate) struct Requests {
-    inputs: Vec<Sorted>,
+    inputs: Vec<Input>,
     /// What ended the reading before the first request was asked for.
     failed: Option<Failure>,
     /// Whether a limit has leases that end with their requests.
@@ -94,6 +93,7 @@ pub(crate) struct Requests {
     /// The format that the user asked for.
     pub(super) asked: FormatArg,
     pub(super) interrupt: Interrupt,
+    pub(super) trouble: Trouble,
 }
 
 impl Requests {
@@ -102,31 +102,38 @@ impl Requests {
         log: &LogArgs,
         interrupt: &Interrupt,
         strict: bool,
-    ) -> Result<(Self, Trouble), Failure> {
+    ) -> Result<Self, Failure> {
         let bar = ProgressBar::no_length();
-        let most_lines = WINDOW_LINES / log.inputs.len().max(1);
         let mut inputs = Vec::with_capacity(log.inputs.len());
         let mut total = Some(0_u64);
         for path in &log.inputs {
             let (source, length) = Source::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-            let reader = Reader::new(path, source, log.format, log.duration_unit);
-            inputs.push(Sorted::new(reader, most_lines));
+            inputs.push(Input::new(path, source, log, interrupt));
         }
-        let trouble = Trouble::new(Bar::new(bar, total), strict, inputs.len() > 1);
+        let (bar, several) = (Bar::new(bar, total), inputs.len() > 1);
+        let trouble =
+            Trouble { bar, strict, several, bad_lines: 0, refused: 0, order: Order::default() };
         let (asked, interrupt) = (log.format, interrupt.clone());
-        Ok((Self { inputs, asked, failed: None, has_leases: false, interrupt }, trouble))
+        Ok(Self { inputs, asked, failed: None, has_leases: false, interrupt, trouble })
     }
 
-    /// The name of an input.
-    pub(super) fn name(&self, input: usize) -> &Path {
-        self.inputs.get(input).map_or(Path::new(""), |input| &input.reader.name)
+    /// The same for a second pass, which repeats no complaint about a line.
+    pub(crate) fn silent(mut self) -> Self {
+        self.trouble.bar.silent = true;
+        self
+    }
+
+    /// The name of an input, and where its bad lines are reported.
+    pub(super) fn reported(&mut self, input: usize) -> (&Path, &mut Trouble) {
+        let name = self.inputs.get(input).map_or(Path::new(""), |input| &input.name);
+        (name, &mut self.trouble)
     }
 
     /// The names of all inputs.
     pub(super) fn names(&self) -> String {
         let names: Vec<_> =
-            self.inputs.iter().map(|input| input.reader.name.display().to_string()).collect();
+            self.inputs.iter().map(|input| input.name.display().to_string()).collect();
         names.join(", ")
     }
 
@@ -136,7 +143,6 @@ impl Requests {
     pub(crate) fn applicable(
         &mut self,
         limits: Limits<Policy>,
-        trouble: &mut Trouble,
     ) -> Result<(Limits<Policy>, Option<String>), Failure> {
         let of_leases = |limit: &&Limit<Policy>| limit.algorithm().has_leases();
         let names: Vec<_> = limits.iter().filter(of_leases).map(Limit::name).collect();
@@ -144,14 +150,16 @@ impl Requests {
             return Ok((limits, None));
         }
         let names = names.join(", ");
-        self.look_ahead(trouble);
-        let is_told = |input: &Sorted| input.reader.durations > 0 || !input.reader.is_access_log();
+        // The format of each input is known once its first request is. The replay reports a failure, with what was read
+        // before.
+        let mut peeked = self.inputs.iter_mut().map(|input| input.peek(&mut self.trouble));
+        self.failed = self.failed.take().or_else(|| peeked.find_map(Result::err));
+        let is_told = |input: &Input| input.has_durations || !input.is_access_log();
         if self.inputs.iter().any(is_told) {
             self.has_leases = true;
             return Ok((limits, None));
         }
-        let lacks_unit =
-            |input: &Sorted| input.reader.parser.as_ref().is_some_and(Parser::lacks_unit);
+        let lacks_unit = |input: &Input| input.parser.as_ref().is_some_and(Parser::lacks_unit);
         let why = if self.inputs.iter().any(lacks_unit) {
             "the number at the end of the lines has no unit; if it is how long the request took, add --duration-unit \
              us, ms or s"
@@ -169,39 +177,24 @@ impl Requests {
         Ok((others, Some(note + ". It is left out here")))
     }
 
-    /// Reads of each input what its first request needs, so that its format is known.
-    fn look_ahead(&mut self, trouble: &mut Trouble) {
-        for input in &mut self.inputs {
-            // The replay reports the failure, with what was read before.
-            if let Err(failure) = input.peek(trouble, &self.interrupt) {
-                self.failed = Some(failure);
-                break;
-            }
-        }
-    }
-
     /// The format of the inputs, as far as they are known: of the first that has one.
     pub(super) fn format(&self) -> Option<&'static str> {
-        self.inputs.iter().find_map(|input| input.reader.parser.as_ref()).map(Parser::name)
+        self.inputs.iter().find_map(|input| input.parser.as_ref()).map(Parser::name)
     }
 
-    pub(super) fn order(&self) -> Order {
-        self.inputs.iter().fold(Order::default(), |sum, Sorted { order, reader, .. }| Order {
-            sorted: sum.sorted + order.sorted,
-            late: sum.late + order.late,
-            back: sum.back + order.back,
-            endless: sum.endless + if self.has_leases { reader.endless } else { 0 },
-        })
+    pub(super) const fn order(&self) -> Order {
+        let order = self.trouble.order;
+        Order { endless: if self.has_leases { order.endless } else { 0 }, ..order }
     }
 
     /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
-    pub(super) fn next(&mut self, trouble: &mut Trouble) -> Result<Option<Request>, Failure> {
+    pub(super) fn next(&mut self) -> Result<Option<Request>, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
         let mut earliest: Option<(Timestamp, usize)> = None;
         for (place, input) in self.inputs.iter_mut().enumerate() {
-            let at = input.peek(trouble, &self.interrupt)?;
+            let at = input.peek(&mut self.trouble)?;
             if self.interrupt.is_raised() {
                 return Ok(None);
             }
@@ -220,52 +213,60 @@ impl Requests {
 type Numbered = (u64, Entry);
 
 /// The requests of one input; those of an access log by their times.
-struct Sorted {
-    reader: Reader,
-    most_lines: usize,
+struct Input {
+    name: PathBuf,
+    lines: Lines<BufReader<Source>>,
+    interrupt: Interrupt,
+    format: FormatArg,
+    /// `None` until a line tells the format.
+    parser: Option<Parser>,
+    detector: Detector,
+    /// Whether a request tells how long it took.
+    has_durations: bool,
     /// What `peek` has found.
     next: Option<Numbered>,
     /// By time, and then by line.
     window: BTreeMap<(Timestamp, u64), Entry>,
+    most_lines: usize,
     /// The latest time that was read.
     latest: Timestamp,
     /// The time of the last request that left the window.
     left: Timestamp,
     ended: bool,
-    order: Order,
 }
 
-impl Sorted {
-    fn new(reader: Reader, most_lines: usize) -> Self {
+impl Input {
+    fn new(name: &Path, source: Source, log: &LogArgs, interrupt: &Interrupt) -> Self {
         Self {
-            reader,
-            most_lines,
+            name: name.to_owned(),
+            lines: Lines::new(BufReader::new(source)),
+            interrupt: interrupt.clone(),
+            format: log.format,
+            parser: Parser::of(log.format, log.duration_unit),
+            detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
+            has_durations: false,
             next: None,
             window: BTreeMap::new(),
+            most_lines: WINDOW_LINES / log.inputs.len().max(1),
             latest: Timestamp::ZERO,
             left: Timestamp::ZERO,
             ended: false,
-            order: Order::default(),
         }
     }
 
+    const fn is_access_log(&self) -> bool {
+        matches!(self.parser, Some(Parser::AccessLog(_)))
+    }
+
     /// The time of the next request.
-    fn peek(
-        &mut self,
-        trouble: &mut Trouble,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Timestamp>, Failure> {
+    fn peek(&mut self, trouble: &mut Trouble) -> Result<Option<Timestamp>, Failure> {
         if self.next.is_none() {
-            self.next = self.find(trouble, interrupt)?;
+            self.next = self.find(trouble)?;
         }
         Ok(self.next.as_ref().map(|(_, entry)| entry.at))
     }
 
-    fn find(
-        &mut self,
-        trouble: &mut Trouble,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Numbered>, Failure> {
+    fn find(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
         loop {
             let is_full = self.ended || self.window.len() >= self.most_lines;
             let is_due = |at: Timestamp| is_full || self.latest.saturating_us_since(at) > WINDOW_US;
@@ -277,61 +278,30 @@ impl Sorted {
             if self.ended {
                 return Ok(None);
             }
-            let Some((number, entry)) = self.reader.next(trouble, interrupt)? else {
+            let Some((number, entry)) = self.read(trouble)? else {
                 self.ended = true;
                 continue;
             };
             let is_behind = entry.at < self.latest;
             let is_late = entry.at < self.left;
             self.latest = self.latest.max(entry.at);
-            if !self.reader.is_access_log() {
-                self.order.back += u64::from(is_behind);
+            if !self.is_access_log() {
+                trouble.order.back += u64::from(is_behind);
                 return Ok(Some((number, entry)));
             }
-            self.order.late += u64::from(is_late);
-            self.order.sorted += u64::from(is_behind && !is_late);
+            trouble.order.late += u64::from(is_late);
+            trouble.order.sorted += u64::from(is_behind && !is_late);
             self.window.insert((entry.at, number), entry);
         }
     }
-}
-
-/// The requests of one input, line by line.
-struct Reader {
-    name: PathBuf,
-    lines: Lines<BufReader<Source>>,
-    format: FormatArg,
-    /// `None` until a line tells the format.
-    parser: Option<Parser>,
-    detector: Detector,
-    /// The requests that tell how long they took, and those that do not.
-    durations: u64,
-    endless: u64,
-}
-
-impl Reader {
-    fn new(name: &Path, source: Source, format: FormatArg, duration_unit: Option<UnitArg>) -> Self {
-        let parser = Parser::of(format, duration_unit);
-        let detector = Detector::new(format, duration_unit, super::NAMED_BAD_LINES);
-        let lines = Lines::new(BufReader::new(source));
-        let name = name.to_owned();
-        Self { name, lines, format, parser, detector, durations: 0, endless: 0 }
-    }
-
-    const fn is_access_log(&self) -> bool {
-        matches!(self.parser, Some(Parser::AccessLog(_)))
-    }
 
     /// The request of the next line that is one. Others are reported.
-    fn next(
-        &mut self,
-        trouble: &mut Trouble,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Numbered>, Failure> {
+    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
         let name = self.name.as_path();
         loop {
             let line = match self.lines.next() {
                 // An interrupted input may end within a line.
-                _ if interrupt.is_raised() => break,
+                _ if self.interrupt.is_raised() => break,
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(error) => {
@@ -356,10 +326,9 @@ impl Reader {
                         }
                         continue;
                     };
-                    let Found { parser, header, before } = found;
-                    let parser = unknown.insert(parser);
-                    trouble.before(name, before)?;
-                    if header {
+                    let parser = unknown.insert(found.parser);
+                    trouble.before(name, found.before)?;
+                    if matches!(parser, Parser::Csv(_)) {
                         continue;
                     }
                     parser
@@ -368,13 +337,12 @@ impl Reader {
             match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
                 Ok(entry) => {
                     if entry.op == Op::Acquire {
-                        let is_endless = entry.duration_us.is_none();
-                        self.endless += u64::from(is_endless);
-                        self.durations += u64::from(!is_endless);
+                        self.has_durations |= entry.duration_us.is_some();
+                        trouble.order.endless += u64::from(entry.duration_us.is_none());
                     }
                     return Ok(Some((number, entry)));
                 }
-                Err(bad) => trouble.skip(name, number, &Skipped::Bad(bad))?,
+                Err(bad) => trouble.bad(name, number, &bad)?,
             }
         }
         let gave_up = self.detector.is_at_a_loss();

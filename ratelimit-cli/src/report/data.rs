@@ -1,10 +1,9 @@
 //! The report's numbers as JSON, embedded in the page for other programs.
 
-use ratelimit_core::{Limit, Policy};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{CALLERS, Report};
-use crate::compare::{Comparison, Differing};
+use crate::compare::{Comparison, Difference};
 use crate::tally::{LimitTally, Offender, Tally};
 
 /// The JSON, safe within a `script` element.
@@ -17,15 +16,12 @@ pub(super) fn embedded(report: &Report<'_>) -> String {
 /// The numbers of a report.
 pub(super) fn data(report: &Report<'_>) -> Value {
     let tally = report.tally;
-    let by_limit = |by_limit: &[u64]| -> serde_json::Map<String, Value> {
-        let named = report.limits.iter().zip(by_limit).filter(|(_, denied)| **denied > 0);
-        named.map(|(limit, denied)| (limit.name().to_owned(), json!(denied))).collect()
-    };
     let caller = |offender: &Offender<'_>| {
         let denials = offender.denials;
+        let by_limit = tally.by_limit(denials).map(|(name, n)| (name.to_owned(), json!(n)));
         json!({
             "identifier": offender.name, "value": offender.value, "denied": denials.requests,
-            "by_limit": by_limit(&denials.by_limit),
+            "by_limit": by_limit.collect::<Map<_, _>>(),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
             "spells": denials.spells, "denied_for_us": denials.denied_us(),
             "longest_us": denials.longest_us(),
@@ -48,7 +44,7 @@ pub(super) fn data(report: &Report<'_>) -> Value {
         "requests": tally.requests, "admitted": tally.admitted(), "denied": tally.denied,
         "other_operations": tally.other, "bad_lines": tally.bad_lines,
         "refused_operations": tally.refused_operations,
-        "limits": limits(report.limits.as_slice(), tally),
+        "limits": limits(tally),
         "bucket_us": tally.timeline.width_us(), "buckets": buckets.collect::<Vec<_>>(),
         "identifiers": identifiers.collect::<Vec<_>>(),
         "denied_callers": tally.offenders(CALLERS).iter().map(caller).collect::<Vec<_>>(),
@@ -56,8 +52,9 @@ pub(super) fn data(report: &Report<'_>) -> Value {
     })
 }
 
-fn limits(limits: &[Limit<Policy>], tally: &Tally) -> Vec<Value> {
-    let limit = |(limit, counts): (&Limit<Policy>, &LimitTally)| {
+fn limits(tally: &Tally) -> Vec<Value> {
+    let limit = |counts: &LimitTally| {
+        let limit = &counts.limit;
         let nearness = counts.nearness.as_ref().map(|nearness| {
             let histogram = nearness.histogram();
             json!({
@@ -71,25 +68,24 @@ fn limits(limits: &[Limit<Policy>], tally: &Tally) -> Vec<Value> {
             "applied": counts.applied, "denied": counts.denied, "nearness": nearness,
         })
     };
-    limits.iter().zip(&tally.limits).map(limit).collect()
+    tally.limits.iter().map(limit).collect()
 }
 
 fn compared(name: &str, comparison: &Comparison) -> Value {
-    let caller = |differing: &Differing<'_>| {
+    let caller = |((name, value), difference): (&(Box<str>, Box<str>), &Difference)| {
         json!({
-            "identifier": differing.name, "value": differing.value,
-            "denied_only_by_this": differing.difference.only_this,
-            "denied_only_by_other": differing.difference.only_other,
+            "identifier": name, "value": value,
+            "denied_only_by_this": difference.only_this,
+            "denied_only_by_other": difference.only_other,
         })
     };
-    let tally = comparison.tally.as_ref();
     json!({
-        "policy_file": name, "denied": tally.map(|tally| tally.denied),
-        "limits": tally.map(|tally| limits(comparison.limits.as_slice(), tally)),
+        "policy_file": name, "denied": comparison.tally.denied,
+        "limits": limits(&comparison.tally),
         "denied_by_both": comparison.both,
         "denied_only_by_this": comparison.total.only_this,
         "denied_only_by_other": comparison.total.only_other,
         "callers_that_differ": comparison.differing(),
-        "differing_callers": comparison.callers(CALLERS).iter().map(caller).collect::<Vec<_>>(),
+        "differing_callers": comparison.callers(CALLERS).into_iter().map(caller).collect::<Vec<_>>(),
     })
 }

@@ -1,11 +1,6 @@
 //! Stores on servers: their URLs, how to connect, and what to ask in whichever mode.
 
 use std::borrow::Cow;
-use std::env;
-use std::ffi::OsString;
-use std::fs;
-use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
@@ -14,6 +9,7 @@ use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl, T
 
 use crate::args::CallerArgs;
 use crate::failure::Failure;
+use crate::store::secret;
 
 /// The deadline of a call to a server. Including the connection it stays below two seconds.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -46,30 +42,6 @@ impl Redis {
     }
 }
 
-/// The environment variable that holds the secret by which a store hides identifiers.
-const SECRET: &str = "RATELIMIT_SECRET";
-
-/// The secret in a file, or else in the environment. On the command line, other users could read it.
-fn secret(file: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
-    let Some(path) = file else {
-        return Ok(env::var_os(SECRET).map(OsString::into_encoded_bytes));
-    };
-    let secret = fs::read(path).map_err(|error| {
-        let path = path.display();
-        Failure::input(format!("--secret-file {path}: cannot be read: {error}; name a file"))
-    })?;
-    // Editors end a file with a line break, which is not part of the secret.
-    let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
-    Ok(Some(secret.strip_suffix(b"\r").unwrap_or(secret).to_vec()))
-}
-
-/// What the keys of a store are made of, beside identifiers.
-#[derive(Clone, Copy)]
-pub(crate) struct Keys<'k> {
-    pub(crate) prefix: &'k str,
-    pub(crate) secret: Option<&'k [u8]>,
-}
-
 /// A URL without the option `tag`, and the tag.
 ///
 /// # Errors
@@ -78,25 +50,20 @@ fn split_tag(text: &str) -> Result<(String, Tag), Failure> {
     let Some((place, query)) = text.split_once('?') else {
         return Ok((text.to_owned(), Tag::default()));
     };
-    let mut tag = None;
-    let mut rest = Vec::new();
-    for option in query.split('&') {
-        let Some(value) = option.strip_prefix("tag=") else {
-            rest.push(option);
-            continue;
-        };
-        let parsed =
-            percent_decode_str(value).decode_utf8().ok().and_then(|value| parse_tag(&value));
-        if parsed.is_none() || tag.is_some() {
-            return Err(Failure::input(
-                "--store: the option tag is given once, as tag=identifier, tag=up-to:/ (any character), or \
-                 tag=fixed:TEXT",
-            ));
-        }
-        tag = parsed;
-    }
+    let (tags, rest): (Vec<_>, Vec<_>) =
+        query.split('&').partition(|option| option.starts_with("tag="));
+    let tag = match tags[..] {
+        [] => Some(Tag::default()),
+        [tag] => percent_decode_str(&tag[4..]).decode_utf8().ok().and_then(|tag| parse_tag(&tag)),
+        _ => None,
+    };
+    let tag = tag.ok_or_else(|| {
+        Failure::input(
+            "--store: the option tag is given once, as tag=identifier, tag=up-to:/ (any character), or tag=fixed:TEXT",
+        )
+    })?;
     let mark = if rest.is_empty() { "" } else { "?" };
-    Ok((format!("{place}{mark}{}", rest.join("&")), tag.unwrap_or_default()))
+    Ok((format!("{place}{mark}{}", rest.join("&")), tag))
 }
 
 fn parse_tag(value: &str) -> Option<Tag> {
@@ -155,19 +122,19 @@ pub(crate) async fn apply_to<S: Store<Policy, Error = RedisError>>(
 /// Connects to Redis in the mode of the URL, if that mode can decide these limits.
 pub(crate) async fn connect(
     redis: &Redis,
-    keys: Keys<'_>,
+    prefix: &str,
+    secret: Option<&[u8]>,
     limits: &Limits<Policy>,
 ) -> Result<Remote, Failure> {
     let failed = |error: RedisError| Failure::store(&format!("--store {}", redis.url), &error);
     if redis.url.mode() == Some(Multi::NAME) {
         RedisStore::<Multi>::supports(limits).map_err(failed)?;
     }
-    let builder = RedisStore::builder().prefix(keys.prefix).tag(redis.tag.clone());
-    let builder = builder.deadline(DEADLINE);
-    let builder = match keys.secret {
-        Some(secret) => builder.hide_identifiers(secret),
-        None => builder,
-    };
+    let builder = RedisStore::builder().prefix(prefix).tag(redis.tag.clone());
+    let mut builder = builder.deadline(DEADLINE);
+    if let Some(secret) = secret {
+        builder = builder.hide_identifiers(secret);
+    }
     let connected = match redis.url.mode() {
         Some(Cas::NAME) => builder.cas().connect_to(&redis.url).await.map(Remote::Cas),
         Some(Multi::NAME) => builder.multi().connect_to(&redis.url).await.map(Remote::Multi),
@@ -181,13 +148,6 @@ pub(crate) fn may_scan(redis: &Redis, prefix: &str) -> String {
     format!("--store {}: the user needs SCAN on {prefix}:*", redis.url)
 }
 
-/// A unique prefix that begins with this text: concurrent replays must not see each other's states.
-pub(crate) fn own_prefix(begin: &str) -> String {
-    // The only source of randomness in the standard library; it prevents collisions.
-    let random = |n: u8| RandomState::new().hash_one(n);
-    format!("{begin}{:016x}{:016x}", random(0), random(1) ^ u64::from(std::process::id()))
-}
-
 /// The store on a server that the arguments of a command name, and what to say of its errors.
 pub(crate) async fn of_caller(
     args: &CallerArgs,
@@ -196,8 +156,7 @@ pub(crate) async fn of_caller(
 ) -> Result<(Remote, impl Fn(RedisError) -> Failure), Failure> {
     let redis = Redis::lasting(&args.store, command)?;
     let secret = secret(args.secret_file.as_deref())?;
-    let keys = Keys { prefix: &args.prefix, secret: secret.as_deref() };
-    let store = connect(&redis, keys, limits).await?;
+    let store = connect(&redis, &args.prefix, secret.as_deref(), limits).await?;
     Ok((store, move |error| Failure::store(&format!("--store {}", redis.url), &error)))
 }
 
@@ -265,7 +224,5 @@ mod tests {
         let lasting = |text| Redis::lasting(text, "list").expect_err(text).to_string();
         assert!(!lasting("memcached://h:1").contains("memory"));
         assert!(lasting("memory").contains("nothing in it to list; name one that lasts"));
-        // Two runs share no prefix.
-        assert_ne!(own_prefix("rl-replay-"), own_prefix("rl-replay-"));
     }
 }

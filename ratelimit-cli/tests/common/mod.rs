@@ -5,10 +5,11 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ratelimit_servers::RedisServer;
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// One token per second and a burst of five for each bare key.
@@ -66,49 +67,52 @@ impl Scene {
         Ran::from(self.ratelimit(arguments).output().expect("runs"))
     }
 
-    /// `replay --policy policy.toml` with these arguments.
-    pub(crate) fn replay(&self, arguments: &[&str]) -> Ran {
-        self.run(&[&["replay", "--policy", "policy.toml"], arguments].concat())
+    /// Runs a command on the policy of the scene.
+    pub(crate) fn command(&self, command: &str, arguments: &[&str]) -> Ran {
+        self.run(&[&[command, "--policy", "policy.toml"], arguments].concat())
     }
 
-    /// The decision lines of a replay of this input, which must succeed.
-    pub(crate) fn decisions(&self, input: &str) -> String {
-        self.write("input", input);
-        let ran = self.replay(&["--decisions", "out.jsonl", "input"]);
-        assert_eq!(ran.code, 0, "{ran:?}");
+    pub(crate) fn replay(&self, arguments: &[&str]) -> Ran {
+        self.command("replay", arguments)
+    }
+
+    /// The decision lines of a replay with these arguments, which must succeed.
+    pub(crate) fn decided(&self, arguments: &[&str]) -> String {
+        self.replay(&[&["--decisions", "out.jsonl"], arguments].concat()).exits(0);
         self.read("out.jsonl")
     }
 
-    /// Runs the tool, and interrupts it once it has written a key to the server.
-    pub(crate) fn interrupted(&self, arguments: &[&str], server: &RedisServer) -> Output {
-        let child = self
-            .ratelimit(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("runs");
-        let started = Instant::now();
-        while keys(server) == 0 {
-            assert!(started.elapsed() < Duration::from_secs(30), "no key was ever written");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-        assert!(killed.expect("kill runs").success());
-        child.wait_with_output().expect("ends")
+    /// The decision lines of this input.
+    pub(crate) fn decisions(&self, input: &str) -> String {
+        self.write("input", input);
+        self.decided(&["input"])
+    }
+
+    /// Starts the tool, with pipes in the place of a terminal.
+    pub(crate) fn start(&self, arguments: &[&str]) -> Child {
+        let mut command = self.ratelimit(arguments);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("runs")
     }
 
     /// Runs the tool with these bytes on its standard input.
     pub(crate) fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ran {
-        let mut child = self
-            .ratelimit(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("runs");
+        let mut child = self.start(arguments);
         child.stdin.take().expect("a pipe").write_all(input).expect("writes");
         Ran::from(child.wait_with_output().expect("ends"))
     }
+}
+
+/// Interrupts the tool once it has begun, and waits for its end.
+pub(crate) fn interrupted(child: Child, has_begun: impl Fn() -> bool) -> Ran {
+    let started = Instant::now();
+    while !has_begun() {
+        assert!(started.elapsed() < Duration::from_secs(30), "it never began");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(killed.expect("kill runs").success());
+    Ran::from(child.wait_with_output().expect("ends"))
 }
 
 /// The output of the tool.
@@ -117,6 +121,39 @@ pub(crate) struct Ran {
     pub(crate) code: i32,
     pub(crate) out: String,
     pub(crate) err: String,
+}
+
+impl Ran {
+    #[track_caller]
+    pub(crate) fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+
+    /// Checks that each of these parts is printed.
+    #[track_caller]
+    pub(crate) fn says(self, parts: &[&str]) -> Self {
+        for part in parts {
+            assert!(self.out.contains(part) || self.err.contains(part), "{self:?}\nlacks {part}");
+        }
+        self
+    }
+
+    /// Checks that this is not printed.
+    #[track_caller]
+    pub(crate) fn lacks(self, part: &str) -> Self {
+        assert!(!self.out.contains(part) && !self.err.contains(part), "{self:?}\nhas {part}");
+        self
+    }
+
+    /// The lines of JSON on standard output.
+    pub(crate) fn json(&self) -> Vec<Value> {
+        json_lines(&self.out)
+    }
+}
+
+pub(crate) fn json_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 impl From<Output> for Ran {
@@ -134,6 +171,12 @@ impl From<Output> for Ran {
 pub(crate) fn keys(server: &RedisServer) -> i64 {
     let keys = server.command(&["DBSIZE"]).expect("the server answers").as_integer();
     keys.expect("a number")
+}
+
+/// The policy and the log of `examples`.
+pub(crate) fn example() -> (String, String) {
+    let log = workspace("examples/access.log").to_str().expect("a name").to_owned();
+    (fs::read_to_string(workspace("examples/policy.toml")).expect("reads"), log)
 }
 
 /// A file of the workspace.

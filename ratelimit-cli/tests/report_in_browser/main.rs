@@ -8,7 +8,7 @@ mod common;
 mod chromium;
 
 use chromium::Chromium;
-use common::{Scene, workspace};
+use common::{Scene, example};
 use serde_json::{Value, json};
 
 /// Counts the colours of a picture, and how light it is, from 0 to 255.
@@ -57,14 +57,11 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
         eprintln!("no chromium here: the report is not looked at (set RATELIMIT_CHROMIUM to one)");
         return;
     };
-    let policy = std::fs::read_to_string(workspace("examples/policy.toml")).expect("reads");
+    let (policy, log) = example();
     let shadow = "\n[[limit]]\nname = \"stricter\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"\nshadow = true\n";
     let scene = Scene::new(&(policy.clone() + shadow));
     scene.write("other.toml", policy.replace("650/d", "300/d").replace("= 30", "= 60"));
-    let log = workspace("examples/access.log");
-    let log = log.to_str().expect("a name");
-    let ran = scene.replay(&["--report", "out.html", "--compare", "other.toml", log]);
-    assert_eq!(ran.code, 0, "{ran:?}");
+    scene.replay(&["--report", "out.html", "--compare", "other.toml", &log]).exits(0);
 
     let url = format!("file://{}", scene.path("out.html").display());
     let mut browser = Chromium::start(&program);
@@ -81,22 +78,17 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
         assert_eq!(browser.evaluate(INACCESSIBLE), json!([]), "{shown}");
 
         let picture = browser.screenshot();
-        let asked: Vec<&Value> = browser
-            .events
-            .iter()
-            .filter(|event| event["method"] == "Network.requestWillBeSent")
-            .map(|event| &event["params"]["request"]["url"])
-            .filter(|asked| {
-                **asked != *url && !asked.as_str().is_some_and(|a| a.starts_with("data:"))
-            })
-            .collect();
+        let of = |method: &'static str| {
+            browser.events.iter().filter(move |event| event["method"] == method)
+        };
+        let asked = of("Network.requestWillBeSent").map(|event| &event["params"]["request"]["url"]);
+        let is_foreign = |asked: &&Value| {
+            **asked != *url && !asked.as_str().is_some_and(|asked| asked.starts_with("data:"))
+        };
+        let asked: Vec<&Value> = asked.filter(is_foreign).collect();
         assert!(asked.is_empty(), "{shown}: the page asks for {asked:?}");
         let told = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"];
-        let errors: Vec<&Value> = browser
-            .events
-            .iter()
-            .filter(|event| told.iter().any(|method| event["method"] == *method))
-            .collect();
+        let errors: Vec<&Value> = told.into_iter().flat_map(of).collect();
         assert!(errors.is_empty(), "{shown}: {errors:?}");
 
         let seen = browser.evaluate(&format!("{COLOURS}({picture:?})"));

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use sfv::{ItemSerializer, RefBareItem, StringRef};
 
@@ -12,27 +11,13 @@ use crate::text::Text;
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// The values of both fields.
-pub(crate) struct Lists {
-    policy: HeaderValue,
-    limit: HeaderValue,
-}
-
-impl Lists {
-    /// Appends both fields. The fields of an inner layer stay: they are lists, and a list may have several lines.
-    pub(super) fn append_to(self, headers: &mut HeaderMap) {
-        headers.append(RATELIMIT_POLICY, self.policy);
-        headers.append(RATELIMIT, self.limit);
-    }
-}
-
-/// Both fields for these limits.
-pub(super) fn lists(entries: &[Entry<'_>]) -> Option<Lists> {
+/// The values of `RateLimit-Policy` and `RateLimit` for these limits.
+pub(super) fn lists(entries: &[Entry<'_>]) -> Option<[HeaderValue; 2]> {
     // All of it is visible ASCII.
     if let [entry] = entries {
         let policy = entry.policy.cloned().or_else(|| policy(entry))?;
         let limit = HeaderValue::from_bytes(limit_item(entry).as_bytes()).ok()?;
-        return Some(Lists { policy, limit });
+        return Some([policy, limit]);
     }
     let (mut policies, mut limits) = (Vec::new(), Vec::new());
     for entry in entries {
@@ -47,8 +32,7 @@ pub(super) fn lists(entries: &[Entry<'_>]) -> Option<Lists> {
         }
         limits.extend_from_slice(limit_item(entry).as_bytes());
     }
-    let policy = HeaderValue::try_from(policies).ok()?;
-    Some(Lists { policy, limit: HeaderValue::try_from(limits).ok()? })
+    Some([HeaderValue::try_from(policies).ok()?, HeaderValue::try_from(limits).ok()?])
 }
 
 /// The `RateLimit-Policy` of one limit.

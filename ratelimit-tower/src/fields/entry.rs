@@ -1,9 +1,9 @@
 //! What the fields tell of one limit.
 
 use http::header::HeaderValue;
-use ratelimit_core::{Decision, Limit, Quota};
+use ratelimit_core::{Decision, Limit, Quota, Timestamp};
 
-use super::{Fields, Unit, draft};
+use super::{Fields, Unit, draft, whole_seconds};
 
 /// What the fields tell of one limit, whatever their version.
 #[derive(Clone, Debug)]
@@ -31,21 +31,13 @@ pub(crate) struct PolicyField {
 }
 
 impl PolicyField {
-    /// The field of this limit at its capacity; `None` if each caller has its own.
+    /// The field of this limit for a new caller; `None` if each caller has its own.
     pub(crate) fn new<A: Quota + 'static>(limit: &Limit<A>, fields: &Fields) -> Option<Self> {
         if fields.partition_secret.is_some() {
             return None;
         }
-        let full = Decision {
-            allowed: true,
-            cost: 0,
-            limit: limit.algorithm().capacity(),
-            remaining: 0,
-            retry_after_us: Some(0),
-            replenish_after_us: 0,
-            reset_after_us: 0,
-        };
-        let entry = Entry::new(limit, &full, fields);
+        let new = limit.algorithm().step(None, Timestamp::ZERO, 0).decision;
+        let entry = Entry::new(limit, &new, fields);
         let value = draft::policy(&entry)?;
         Some(Self { limit: entry.limit, window_s: entry.window_s, value })
     }
@@ -68,14 +60,15 @@ impl<'a> Entry<'a> {
             if limit.algorithm().has_leases() { &Unit::ConcurrentRequests } else { &Unit::Requests }
         };
         let unit = fields.unit_of(limit.name()).unwrap_or_else(own);
-        let window_us = limit.algorithm().window_us(decision);
+        // A window that is not a whole number of seconds is rounded up: the quota over a longer time promises no more. One
+        // below a second cannot be said.
+        let is_told = |us: &u64| *us >= 1_000_000 && *unit != Unit::ConcurrentRequests;
+        let window_us = limit.algorithm().window_us(decision).filter(is_told);
         Self {
             name: limit.name(),
             limit: decision.limit,
             remaining: decision.remaining,
-            window_s: window_us
-                .filter(|_| *unit != Unit::ConcurrentRequests)
-                .and_then(in_whole_seconds),
+            window_s: window_us.map(whole_seconds),
             more_after_us: Some(decision.replenish_after_us).filter(|wait| *wait > 0),
             reset_after_us: Some(decision.reset_after_us),
             unit,
@@ -91,10 +84,4 @@ impl<'a> Entry<'a> {
         }
         self
     }
-}
-
-/// A window that is not a whole number of seconds is rounded up: the quota over a longer time promises no more. One below a second
-/// cannot be said.
-const fn in_whole_seconds(window_us: u64) -> Option<u64> {
-    if window_us < 1_000_000 { None } else { Some(window_us.div_ceil(1_000_000)) }
 }

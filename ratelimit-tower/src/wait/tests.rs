@@ -143,11 +143,11 @@ async fn jitter_lengthens_waits_and_never_beyond_the_maximum() {
 fn the_queues_of_different_callers_are_different() {
     let limits = Limits::builder().limit("ip", "gcra 1/s").by(["ip"]);
     let limits = limits.limit("user", "gcra 1/s").by(["user"]).build().unwrap();
-    let limiter = RateLimiter::<_, Policy>::new(limits, MemoryStore::new());
-    let queue = |ip: &str, user: &str| queue_of(&limiter, &[("ip", ip), ("user", user)]);
+    let waiter = Waiter::<_, Policy>::new(RateLimiter::new(limits, MemoryStore::new()));
+    let queue = |ip: &str, user: &str| waiter.queue_of(&[("ip", ip), ("user", user)]);
     assert_eq!(queue("a", "b"), queue("a", "b"));
     assert_ne!(queue("1:b", ""), queue("", "1:b"));
-    assert_ne!(queue("a", ""), queue_of(&limiter, &[("ip", "a")]));
+    assert_ne!(queue("a", ""), waiter.queue_of(&[("ip", "a")]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -58,8 +59,15 @@ pub(crate) fn limiter(rows: Rows) -> RateLimiter<Manual> {
     RateLimiter::new(limits(rows), store(&ManualClock::default()))
 }
 
+/// A layer of these limits, kept by the address of the peer.
+pub(crate) fn by_ip<S: Store<Policy>>(
+    limiter: impl Into<Arc<RateLimiter<S>>>,
+) -> RateLimitLayer<S> {
+    RateLimitLayer::new(limiter).by("ip", ClientAddress::peer())
+}
+
 pub(crate) fn layer(rows: Rows) -> RateLimitLayer<Manual> {
-    RateLimitLayer::new(limiter(rows)).by("ip", ClientAddress::peer())
+    by_ip(limiter(rows))
 }
 
 pub(crate) fn hello() -> Router {

@@ -19,7 +19,7 @@ use ratelimit_tower::{
 };
 
 use crate::harness::{
-    API_KEY, BURST, hello, layer, limiter, limits, request, send, statuses, store, with_key,
+    API_KEY, BURST, by_ip, hello, layer, limiter, limits, request, send, statuses, store, with_key,
 };
 
 /// Two requests per key.
@@ -28,8 +28,7 @@ const BY_KEY: crate::harness::Rows = &[("burst", "gcra 6/m burst 2", "key")];
 #[tokio::test]
 async fn a_denied_client_is_told_when_to_come_back_and_is_admitted_then() {
     let clock = ManualClock::default();
-    let limiter = RateLimiter::new(limits(BURST), store(&clock));
-    let app = hello().layer(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()));
+    let app = hello().layer(by_ip(RateLimiter::new(limits(BURST), store(&clock))));
     let first = send(&app, request("/")).await;
     assert_eq!((first.status, &*first.field("ratelimit-policy")), (200, r#""burst";q=2;w=20"#));
     assert_eq!(first.field("ratelimit"), r#""burst";r=1;t=10"#);
@@ -96,7 +95,7 @@ async fn what_is_not_wired_is_a_500_and_never_unlimited() {
         assert_eq!((answer.status, &answer.problem()["type"]), (500, &"about:blank".into()));
         assert_eq!(answer.problem().get("detail"), None); // clients are not told
     }
-    let wired = layer().by("ip", ClientAddress::peer()).checked().unwrap();
+    let wired = by_ip(limiter(BURST)).checked().unwrap();
     let without_peer = Request::new(Body::empty());
     assert_eq!(statuses(&hello().layer(wired.immediate()), [without_peer]).await, [500]);
     let refused = layer().by("IP", ClientAddress::peer()).checked().unwrap_err().to_string();
@@ -239,8 +238,7 @@ async fn nested_layers_are_all_told_and_a_denial_by_the_one_that_denied() {
 async fn the_policy_field_is_that_of_the_window_which_the_decision_tells() {
     let clock = ManualClock::default();
     let limits = limits(&[("steps", "bucketed-window bucket 1s rates 2/1s, 3/10s", "ip")]);
-    let limiter = RateLimiter::new(limits, store(&clock));
-    let app = hello().layer(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()));
+    let app = hello().layer(by_ip(RateLimiter::new(limits, store(&clock))));
     for told in ["q=2;w=1", "q=2;w=1", "q=3;w=10", "q=3;w=10"] {
         let policy = send(&app, request("/")).await.field("ratelimit-policy");
         assert_eq!(policy, format!(r#""steps";{told}"#));
@@ -297,8 +295,7 @@ async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() 
         (ErrorKind::Invalid, 500, 500),
         (ErrorKind::CrossSlot, 500, 500),
     ] {
-        let layer = RateLimitLayer::new(RateLimiter::new(limits(BURST), Away(Some(kind))));
-        let layer = layer.by("ip", ClientAddress::peer());
+        let layer = by_ip(RateLimiter::new(limits(BURST), Away(Some(kind))));
         let answer = send(&hello().layer(layer.clone()), request("/")).await;
         assert_eq!(answer.status, refused);
         if refused == 503 {
@@ -316,10 +313,7 @@ async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() 
 async fn a_shadow_limit_refuses_nothing_and_is_not_told() {
     let limits = Limits::builder().limit("stricter", "gcra 6/m burst 1").by(["ip"]).shadow();
     let limits = limits.limit("burst", "gcra 6/m burst 2").by(["ip"]).build().unwrap();
-    let layer = || {
-        let limiter = RateLimiter::new(limits.clone(), store(&ManualClock::default()));
-        RateLimitLayer::new(limiter).by("ip", ClientAddress::peer())
-    };
+    let layer = || by_ip(RateLimiter::new(limits.clone(), store(&ManualClock::default())));
     for app in [hello().layer(layer().immediate()), hello().layer(layer())] {
         let first = send(&app, request("/")).await;
         assert_eq!((first.status, &*first.field("ratelimit-policy")), (200, r#""burst";q=2;w=20"#));
@@ -333,8 +327,7 @@ async fn a_shadow_limit_refuses_nothing_and_is_not_told() {
 async fn a_limit_that_closes_in_an_outage_is_a_503_and_one_that_counts_locally_a_429() {
     for (on_outage, status) in [(OnOutage::Closed, 503), (OnOutage::Local, 429)] {
         let limits = Limits::builder().limit("burst", "gcra 6/m").by(["ip"]).on_outage(on_outage);
-        let limiter = RateLimiter::new(limits.build().unwrap(), Away(None));
-        let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
+        let layer = by_ip(RateLimiter::new(limits.build().unwrap(), Away(None)));
         let answer = send(&hello().layer(layer), request("/")).await;
         assert_eq!((answer.status, &*answer.field("retry-after")), (status, "5"));
         assert_eq!(answer.field("ratelimit").is_empty(), status == 503);

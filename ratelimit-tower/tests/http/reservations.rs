@@ -12,15 +12,14 @@ use futures_util::stream;
 use http::{Extensions, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use ratelimit_core::{ManualClock, Policy, RateLimiter};
-use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    BusyWait, Charge, Choice, ClientAddress, Fields, Held, Hold, Meter, ProblemJson,
-    RateLimitLayer, Reserving, XRateLimit,
+    BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
+    XRateLimit,
 };
 use tower::util::BoxCloneService;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::harness::{Manual, Rows, Slow, limiter, limits, request, send, store};
+use crate::harness::{Manual, Rows, Slow, by_ip, layer, limiter, limits, request, send, store};
 
 /// A hundred per caller; the clock stands still.
 const BUDGET: Rows = &[("budget", "gcra 100/m burst 100", "ip")];
@@ -36,8 +35,7 @@ impl Budget {
     }
 
     fn layer(&self, charge: Charge) -> Reserves {
-        let layer = RateLimitLayer::new(self.0.clone()).by("ip", ClientAddress::peer());
-        layer.cost(10).reserve(charge)
+        by_ip(self.0.clone()).cost(10).reserve(charge)
     }
 
     /// What is charged. A store in memory has settled when a request ends.
@@ -201,9 +199,8 @@ async fn a_handler_that_fails_panics_or_is_abandoned_is_settled() {
 const BUSY: Rows = &[("busy", "concurrency 1/30s", "ip")];
 
 fn at(clock: &ManualClock, rows: Rows, fields: Fields) -> Reserves {
-    let limiter = RateLimiter::new(limits(rows), store(clock));
-    let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()).fields(fields);
-    layer.reserve(Charge::estimate())
+    let layer = by_ip(RateLimiter::new(limits(rows), store(clock)));
+    layer.fields(fields).reserve(Charge::estimate())
 }
 
 #[tokio::test(start_paused = true)]
@@ -292,8 +289,7 @@ async fn layers_inside_each_other_share_a_meter_unless_one_is_unmetered() {
 #[tokio::test(start_paused = true)]
 async fn the_settlements_of_a_store_that_is_waited_for_can_be_waited_for() {
     let limiter = Arc::new(RateLimiter::new(limits(BUDGET), Slow::default()));
-    let layer = RateLimitLayer::new(limiter.clone()).by("ip", ClientAddress::peer()).cost(10);
-    let layer = layer.reserve(Charge::by_status(|_| 3));
+    let layer = by_ip(limiter.clone()).cost(10).reserve(Charge::by_status(|_| 3));
     let service = layer.layer(answers(200, Then::Ends));
     let response = service.oneshot(request("/")).await.unwrap();
     assert_eq!(layer.settlements().len(), 1);
@@ -304,9 +300,7 @@ async fn the_settlements_of_a_store_that_is_waited_for_can_be_waited_for() {
 
 #[tokio::test]
 async fn an_algorithm_that_cannot_reserve_is_a_500() {
-    let limiter =
-        RateLimiter::new(limits(&[("log", "sliding-log 10/m", "ip")]), MemoryStore::new());
-    let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
-    let service = layer.reserve(Charge::estimate()).layer(answers(200, Then::Ends));
+    let layer = layer(&[("log", "sliding-log 10/m", "ip")]).reserve(Charge::estimate());
+    let service = layer.layer(answers(200, Then::Ends));
     assert_eq!(send(&service, request("/")).await.status, 500);
 }
