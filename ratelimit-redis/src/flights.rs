@@ -25,7 +25,9 @@ mod sync {
 }
 
 pub(crate) use flight::{Flight, News, Seat};
-pub(crate) use load::{Boarding, Charged, Fate, Group, LimitSet, Load, Outcome, Part, Parts};
+pub(crate) use load::{
+    Boarding, Charged, Group, GroupOutcome, LimitSet, Load, Outcome, RiderVerdict, RiderVerdicts,
+};
 pub(crate) use queue::{Departure, Joined, MOST_WAITING, Queue};
 
 use crate::connection::slot;

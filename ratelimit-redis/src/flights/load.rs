@@ -197,8 +197,8 @@ impl Group {
 /// What became of a flight.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The fate of each group.
-    Landed(Vec<Fate>),
+    /// What became of each group.
+    Landed(Vec<GroupOutcome>),
     /// Its sender has ended, so the replies can no longer come.
     Lost(RedisError),
     /// Its sender has ended before it departed.
@@ -207,7 +207,7 @@ pub(crate) enum Outcome {
 
 /// What became of the requests of a group.
 #[derive(Debug)]
-pub(crate) enum Fate {
+pub(crate) enum GroupOutcome {
     /// The script charged them.
     Charged(Charged),
     /// The call failed. The error says whether they may have been charged.
@@ -227,15 +227,16 @@ pub(crate) struct Charged {
     /// The requests that were sent, in order.
     pub(crate) requests: SmallVec<[Request; 1]>,
     /// What each of them is told. The first that asks derives all, one after the other.
-    pub(crate) parts: OnceLock<Parts>,
+    pub(crate) parts: OnceLock<RiderVerdicts>,
 }
 
 /// What the requests of a group are told.
-pub(crate) type Parts = Result<(Vec<Part>, Option<Box<dyn Any + Send + Sync>>), RedisError>;
+pub(crate) type RiderVerdicts =
+    Result<(Vec<RiderVerdict>, Option<Box<dyn Any + Send + Sync>>), RedisError>;
 
 /// What one request is told: a panic of its step is its own.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum RiderVerdict {
     Known(Result<Verdict, RedisError>),
     Panicked(Mutex<Option<Box<dyn Any + Send>>>),
 }

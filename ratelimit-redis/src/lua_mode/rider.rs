@@ -19,7 +19,8 @@ use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_MERGED, Role, Shape};
 use crate::flights::{
-    Boarding, Charged, Fate, Joined, Load, News, Outcome, Part, Parts, Queue, Seat,
+    Boarding, Charged, GroupOutcome, Joined, Load, News, Outcome, Queue, RiderVerdict,
+    RiderVerdicts, Seat,
 };
 use crate::mode::Lua;
 use crate::program::LuaProgram;
@@ -79,15 +80,15 @@ impl<C: Connection> RedisStore<Lua, C> {
             let Some(outcome) = outcome(&seat, deadline).await else {
                 return Err(self.inner.overdue(!seat.take_back(), deadline));
             };
-            let fate = match &*outcome {
+            let of_group = match &*outcome {
                 Outcome::NotSent => continue,
                 Outcome::Lost(error) => return Err(error.clone()),
-                Outcome::Landed(fates) => &fates[place],
+                Outcome::Landed(outcomes) => &outcomes[place],
             };
-            return match fate {
-                Fate::Failed(error) => Err(error.clone()),
-                Fate::Apart => Box::pin(self.apply_flat(batch, call, deadline, left)).await,
-                Fate::Charged(charged) => {
+            return match of_group {
+                GroupOutcome::Failed(error) => Err(error.clone()),
+                GroupOutcome::Apart => Box::pin(self.apply_flat(batch, call, deadline, left)).await,
+                GroupOutcome::Charged(charged) => {
                     self.part(batch, call, charged, seat.number(), left).map(Some)
                 }
             };
@@ -108,14 +109,14 @@ impl<C: Connection> RedisStore<Lua, C> {
         let (parts, states) = parts.as_ref().map_err(Clone::clone)?;
         let place = charged.requests.binary_search_by_key(&seat, |request| request.seat);
         match place.ok().and_then(|place| parts.get(place)) {
-            Some(Part::Known(verdict)) => {
+            Some(RiderVerdict::Known(verdict)) => {
                 if let Some(left) = left {
                     let states = states.as_ref().and_then(|states| states.downcast_ref());
                     *left = states.cloned();
                 }
                 verdict.clone()
             }
-            Some(Part::Panicked(panic)) => {
+            Some(RiderVerdict::Panicked(panic)) => {
                 let panic = panic.lock().unwrap_or_else(PoisonError::into_inner).take();
                 resume_unwind(panic.unwrap_or_else(|| Box::new("a step panicked")))
             }
@@ -131,7 +132,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         charged: &Charged,
         is_noted: bool,
-    ) -> Parts {
+    ) -> RiderVerdicts {
         let states = states(batch, call, &charged.seen).ok_or_else(|| {
             self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
         })?;
@@ -147,11 +148,11 @@ impl<C: Connection> RedisStore<Lua, C> {
             match catch_unwind(AssertUnwindSafe(step)) {
                 Ok(verdict) => {
                     admitted += u64::from(verdict.as_ref().is_ok_and(Verdict::allowed));
-                    Part::Known(verdict.map_err(RedisError::from))
+                    RiderVerdict::Known(verdict.map_err(RedisError::from))
                 }
                 Err(panic) => {
                     has_panicked = true;
-                    Part::Panicked(Mutex::new(Some(panic)))
+                    RiderVerdict::Panicked(Mutex::new(Some(panic)))
                 }
             }
         };

@@ -11,7 +11,9 @@ use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_KINDS, Role};
-use crate::flights::{Charged, Departure, Fate, Flight, Group, LimitSet, Load, Outcome, Queue};
+use crate::flights::{
+    Charged, Departure, Flight, Group, GroupOutcome, LimitSet, Load, Outcome, Queue,
+};
 use crate::store::{Inner, evalsha};
 
 type Queued = Queue<Load, Outcome>;
@@ -137,12 +139,12 @@ impl Sent {
 }
 
 /// Groups of the same limits.
-struct Section<'f> {
+struct ScriptPart<'f> {
     limits: &'f LimitSet,
     groups: Vec<Sent>,
 }
 
-impl Section<'_> {
+impl ScriptPart<'_> {
     /// Adds the arguments of its groups.
     fn add<'w>(&'w self, kind: usize, words: &mut Vec<Argument<'w>>) {
         let first = self.groups[0].costs(&self.groups[0].runs[0]);
@@ -174,43 +176,43 @@ impl Section<'_> {
     }
 }
 
-/// The sections of each script. Groups of the same limits go together, unless one between them shares a state with the
-/// later one: requests that share a state are decided in the order in which they came.
-fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<Section<'_>>> {
-    let mut sections: Vec<Section<'_>> = Vec::new();
+/// The parts of each script. Groups of the same limits go together, unless the later one shares a state with one of them or
+/// between them: requests that share a state are decided in the order in which they came.
+fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> {
+    let mut parts: Vec<ScriptPart<'_>> = Vec::new();
     for (place, group) in groups.into_iter().enumerate().filter(|(_, g)| !g.requests.is_empty()) {
         let limits = &limits[group.limits];
-        let (sent, mut section) = (Sent::new(place, group), None);
-        for (number, earlier) in sections.iter().enumerate().rev() {
-            if std::ptr::eq(earlier.limits, limits) && !limits.can_fail() {
-                section = Some(number);
+        let (sent, mut part) = (Sent::new(place, group), None);
+        for (number, earlier) in parts.iter().enumerate().rev() {
+            if earlier.groups.iter().any(|other| other.group.shares_with(&sent.group)) {
+                break;
             }
-            if section.is_some() || earlier.groups.iter().any(|e| e.group.shares_with(&sent.group))
-            {
+            if std::ptr::eq(earlier.limits, limits) && !limits.can_fail() {
+                part = Some(number);
                 break;
             }
         }
-        match section {
-            Some(section) => sections[section].groups.push(sent),
-            None => sections.push(Section { limits, groups: vec![sent] }),
+        match part {
+            Some(part) => parts[part].groups.push(sent),
+            None => parts.push(ScriptPart { limits, groups: vec![sent] }),
         }
     }
-    let mut calls: Vec<Vec<Section<'_>>> = Vec::new();
-    for mut section in sections {
+    let mut calls: Vec<Vec<ScriptPart<'_>>> = Vec::new();
+    for mut part in parts {
         // Single requests of one cost share its arguments; no two of these groups share a state.
-        section.groups.sort_by_key(|s| (!s.is_single(), s.group.requests[0].costs[0]));
+        part.groups.sort_by_key(|s| (!s.is_single(), s.group.requests[0].costs[0]));
         // Code of others may fail, after groups before it were written.
-        let joins = |call: &&mut Vec<Section<'_>>| {
+        let joins = |call: &&mut Vec<ScriptPart<'_>>| {
             let mut kinds: Vec<*const LimitSet> =
-                call.iter().chain([&section]).map(|s| std::ptr::from_ref(s.limits)).collect();
+                call.iter().chain([&part]).map(|s| std::ptr::from_ref(s.limits)).collect();
             kinds.sort_unstable();
             kinds.dedup();
-            let can_fail = section.limits.can_fail() || call[0].limits.can_fail();
+            let can_fail = part.limits.can_fail() || call[0].limits.can_fail();
             !can_fail && kinds.len() <= MOST_KINDS
         };
         match calls.last_mut().filter(joins) {
-            Some(call) => call.push(section),
-            None => calls.push(vec![section]),
+            Some(call) => call.push(part),
+            None => calls.push(vec![part]),
         }
     }
     calls
@@ -225,49 +227,53 @@ impl<C: Connection> Inner<C> {
         for group in &mut groups {
             group.requests.retain(|request| wanted[request.seat].is_some());
         }
-        let mut fates: Vec<_> = groups.iter().map(|_| Fate::Apart).collect();
+        let mut outcomes: Vec<_> = groups.iter().map(|_| GroupOutcome::Apart).collect();
         if let Some(deadline) = deadline {
             let calls = calls(&limits, groups);
             let charged = join_all(calls.into_iter().map(|call| self.charge(call, deadline))).await;
-            for (place, fate) in charged.into_iter().flatten() {
-                fates[place] = fate;
+            for (place, outcome) in charged.into_iter().flatten() {
+                outcomes[place] = outcome;
             }
         }
-        flight.settle(Outcome::Landed(fates), || Outcome::NotSent);
+        flight.settle(Outcome::Landed(outcomes), || Outcome::NotSent);
     }
 
-    /// Charges the requests of these groups by one script. Returns the fate of each group by its place in the flight.
-    async fn charge(&self, call: Vec<Section<'_>>, deadline: Deadline) -> Vec<(usize, Fate)> {
+    /// Charges the requests of these groups by one script. Returns what became of each group, by its place in the flight.
+    async fn charge(
+        &self,
+        call: Vec<ScriptPart<'_>>,
+        deadline: Deadline,
+    ) -> Vec<(usize, GroupOutcome)> {
         let answers = self.call(&call, deadline).await;
         let mut answers = answers.map(|answers| answers.map(|(now, all)| (now, all.into_iter())));
-        let fate = |sent: Sent| {
-            let fate = match &mut answers {
+        let settled = |sent: Sent| {
+            let outcome = match &mut answers {
                 Ok(Some((now, answers))) => match answers.next() {
-                    Some(answer) => self.fate(*now, &answer, sent.group),
-                    None => Fate::Apart,
+                    Some(answer) => self.outcome_of(*now, &answer, sent.group),
+                    None => GroupOutcome::Apart,
                 },
                 // The server executed nothing: on its own, each request gets its own error.
-                Ok(None) | Err(RedisError::Server { .. }) => Fate::Apart,
-                Err(error) => Fate::Failed(error.clone()),
+                Ok(None) | Err(RedisError::Server { .. }) => GroupOutcome::Apart,
+                Err(error) => GroupOutcome::Failed(error.clone()),
             };
-            (sent.place, fate)
+            (sent.place, outcome)
         };
-        call.into_iter().flat_map(|section| section.groups).map(fate).collect()
+        call.into_iter().flat_map(|part| part.groups).map(settled).collect()
     }
 
     /// The time, and the answer about each group. `None` if there is no such script, with nothing sent.
     async fn call(
         &self,
-        call: &[Section<'_>],
+        call: &[ScriptPart<'_>],
         deadline: Deadline,
     ) -> Result<Option<(Timestamp, Vec<Reply>)>, RedisError> {
         let kinds: Vec<Vec<_>> = call.iter().map(|part| part.limits.shapes().collect()).collect();
         let Ok(Some((script, kinds))) = self.scripts.merging(&kinds) else { return Ok(None) };
-        let groups = || call.iter().flat_map(|section| &section.groups);
+        let groups = || call.iter().flat_map(|part| &part.groups);
         let keys: Vec<_> = groups().flat_map(|sent| &sent.group.keys).collect();
         let mut words = evalsha(keys.iter().map(|key| key.as_str()));
-        for (section, kind) in call.iter().zip(kinds) {
-            section.add(kind, &mut words);
+        for (part, kind) in call.iter().zip(kinds) {
+            part.add(kind, &mut words);
         }
         let reply = self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await?;
         let shape = self.unexpected(&reply);
@@ -280,8 +286,10 @@ impl<C: Connection> Inner<C> {
     }
 
     /// What a script answered about a group.
-    fn fate(&self, now: Timestamp, answer: &Reply, group: Group) -> Fate {
-        let Reply::Text(text) = answer else { return Fate::Failed(self.unexpected(answer)) };
+    fn outcome_of(&self, now: Timestamp, answer: &Reply, group: Group) -> GroupOutcome {
+        let Reply::Text(text) = answer else {
+            return GroupOutcome::Failed(self.unexpected(answer));
+        };
         let charged = || {
             let (admitted, seen) = super::flat_call::first_line(text)?;
             let (admitted, seen) = (admitted.parse().ok()?, seen.into());
@@ -289,13 +297,16 @@ impl<C: Connection> Inner<C> {
             Some(Charged { now, admitted, seen, requests: group.requests, parts })
         };
         match text.first() {
-            Some(b'?') => Fate::Apart,
+            Some(b'?') => GroupOutcome::Apart,
             Some(b'!') => {
                 let text = String::from_utf8_lossy(&text[1..]);
                 let (code, message) = text.split_once(' ').unwrap_or((&text, ""));
-                Fate::Failed(self.server_error(code, message).in_part())
+                GroupOutcome::Failed(self.server_error(code, message).in_part())
             }
-            _ => charged().map_or_else(|| Fate::Failed(self.unexpected(answer)), Fate::Charged),
+            _ => charged().map_or_else(
+                || GroupOutcome::Failed(self.unexpected(answer)),
+                GroupOutcome::Charged,
+            ),
         }
     }
 }
