@@ -319,8 +319,7 @@ impl Linearized {
         let mut answered = 0;
         for event in events {
             self.requests += 1;
-            let admits = |decisions: &Vec<Decision>| decisions.iter().all(|each| each.allowed);
-            self.admitted += usize::from(event.answer.as_ref().is_ok_and(admits));
+            self.admitted += usize::from(event.is_admitted());
             self.overlapping += usize::from(event.asked < answered);
             answered = event.answered.max(answered);
         }
