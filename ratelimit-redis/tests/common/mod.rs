@@ -106,12 +106,15 @@ pub(crate) fn keys(server: &RedisServer) -> Vec<String> {
     keys
 }
 
+/// The keys of a prefix that live for longer than so many milliseconds, each with its time to live.
+pub(crate) const OUTLIVING: &str = "local kept = {} \
+    for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do \
+    local ttl = redis.call('PTTL', key) if ttl == -1 or ttl > tonumber(ARGV[2]) then \
+    kept[#kept + 1] = key .. ' lives for ' .. ttl .. ' ms' end end return kept";
+
 /// The keys of a store that live for longer than this.
 pub(crate) fn outliving(server: &RedisServer, prefix: &str, within_ms: u128) -> Vec<String> {
-    let kept = "local kept = {} for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do \
-                local ttl = redis.call('PTTL', key) if ttl == -1 or ttl > tonumber(ARGV[2]) then \
-                kept[#kept + 1] = key .. ' lives for ' .. ttl .. ' ms' end end return kept";
-    let kept = tell(server, &["EVAL", kept, "0", prefix, &within_ms.to_string()]);
+    let kept = tell(server, &["EVAL", OUTLIVING, "0", prefix, &within_ms.to_string()]);
     kept.as_array().iter().map(ToString::to_string).collect()
 }
 
