@@ -180,6 +180,14 @@ impl RedisServer {
         self.counter("commandstats", &format!("cmdstat_{command}:calls="))
     }
 
+    /// How often the server has replied with an error of this code, such as `MOVED`: by its `INFO errorstats`.
+    ///
+    /// # Errors
+    /// As [`calls`](Self::calls).
+    pub fn errors(&self, code: &str) -> Result<u64, String> {
+        self.counter("errorstats", &format!("errorstat_{code}:count="))
+    }
+
     /// Opens a connection, with the password that the server's arguments set.
     ///
     /// # Errors
