@@ -458,6 +458,13 @@ pub(crate) struct WrongHarness {
     pub(crate) in_real_time: bool,
 }
 
+impl WrongHarness {
+    /// Of stores with this flaw, whose clocks are set.
+    pub(crate) const fn of(flaw: Option<Flaw>) -> Self {
+        Self { flaw, in_real_time: false }
+    }
+}
+
 impl Harness for WrongHarness {
     type Store = WrongStore;
 

@@ -68,7 +68,7 @@ fn caught(harness: WrongHarness, property: Property, scope: Scope) {
 fn each_flaw_is_caught_by_the_property_that_names_its_law() {
     for (flaw, property, scopes) in CAUGHT {
         for scope in *scopes {
-            caught(WrongHarness { flaw: Some(*flaw), in_real_time: false }, *property, *scope);
+            caught(WrongHarness::of(Some(*flaw)), *property, *scope);
         }
     }
 }

@@ -139,7 +139,8 @@ impl<'a, H: Harness> Running<'a, H> {
         time: Time,
     ) -> Result<Self, Violation> {
         // The longest window comes first: it is a multiple of the others, so it tells their progress, too.
-        let mut windows: Vec<(u64, usize)> = limits.iter().enumerate().map(longest_first).collect();
+        let windows = limits.iter().map(|limit| window_us(limit.algorithm()).unwrap_or(0));
+        let mut windows: Vec<(u64, usize)> = windows.zip(0..).collect();
         windows.sort_unstable_by_key(|(window_us, place)| (Reverse(*window_us), *place));
         let aligned = windows.iter().map(|(us, _)| *us).filter(|us| *us > 0).collect::<Vec<_>>();
         let unfit = |pair: &&[u64]| !pair[0].is_multiple_of(pair[1]);
@@ -206,11 +207,6 @@ impl<'a, H: Harness> Running<'a, H> {
     fn due(&self, request: &Request, pure: &PureStore) -> Said {
         self.subject.due(pure, self.limits, &Request { at: self.at, ..request.clone() })
     }
-}
-
-/// The length of a limit's windows, if they are aligned to the clock, with the limit's position.
-fn longest_first((place, limit): (usize, &Limit<Policy>)) -> (u64, usize) {
-    (window_us(limit.algorithm()).unwrap_or(0), place)
 }
 
 /// The length of a clock-aligned window, or the part of it in which nothing leaves the window.
