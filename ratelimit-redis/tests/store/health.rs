@@ -9,7 +9,7 @@ use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer, RespValue};
 
 use crate::common::{
     apply, attempts, fails, in_every_mode, keys, limit, number, seldom, server, server_with, store,
-    tell, until, with_client,
+    tell, told, until, with_client,
 };
 
 const MODES: [&str; 3] = [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS];
@@ -45,10 +45,6 @@ async fn found(store: &RedisStore) -> [Health; 3] {
     // Its future can be sent.
     let lua = tokio::spawn(async move { lua.health().await }).await.expect("no panic");
     [lua, cas.health().await, multi.health().await]
-}
-
-fn told(health: &Health) -> String {
-    health.findings().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 #[track_caller]
