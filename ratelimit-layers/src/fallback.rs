@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Clock, ConfigError, EntryStore, InMemory, KeepsEntries, Limit, Limits, Now,
-    OnOutage, Op, Policy, Source, Store, StoreError as _, Verdict, WindowEntry,
+    Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
+    Now, OnOutage, Op, Policy, Source, Store, StoreError as _, Verdict, WindowEntry,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::time::{Instant, timeout};
@@ -25,7 +25,7 @@ pub use breaker::BreakerState;
 pub use builder::{Builder, OnRecovery};
 pub use counts::OutageCount;
 pub use error::FallbackError;
-use outage::{Cause, Outage, choice};
+use outage::Outage;
 
 /// A store around a store that keeps deciding while the inner store is away: each limit says whether it is open, closed or
 /// decided locally then.
@@ -160,7 +160,7 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
     /// # Errors
     /// As [`Builder::build`].
     pub fn validate(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
-        builder::validate(limits, self.inner.outage.nodes)
+        self.inner.outage.validate(limits)
     }
 
     /// How many keys have charges that the store does not know of yet: see [`OnRecovery::Charge`].
@@ -176,31 +176,21 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
     }
 }
 
-impl<S, A: LocalAlgorithm, C: Clock> Inner<S, A, C> {
-    /// Refuses a limit that could not be decided during an outage, so that it is known before there is one.
-    fn validate(&self, batch: &Batch<'_, A>) -> Result<(), ConfigError> {
-        for check in batch.checks() {
-            if choice(check.limit)? == OnOutage::Local && self.outage.nodes.is_none() {
-                let _share = self.outage.share_of(check.limit)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// What the store says, or why it does not. Its own errors are those of a store that is there.
-type Told<T, E> = Result<Result<T, E>, Cause<E>>;
+type Told<T, E> = Result<Result<T, E>, FallbackError<E>>;
 
 impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
     /// Asks the store within the deadline, if the breaker admits it, and tells the breaker how that ended. What `is_cached` in a
     /// layer within tells nothing of the store; any other answer starts the recovery.
     async fn ask<T, F: Future<Output = Result<T, S::Error>>>(
         &self,
+        op: Op,
         asked: impl FnOnce() -> F,
         is_cached: fn(&T) -> bool,
     ) -> Told<T, S::Error> {
         let Inner { breaker, deadline, .. } = &*self.inner;
-        let call = breaker.admit().map_err(Cause::not_asked)?;
+        let is_open = |retry_after| FallbackError::BreakerOpen { op, retry_after };
+        let call = breaker.admit().map_err(is_open)?;
         let error = match timeout(*deadline, asked()).await {
             Err(_) => FallbackError::TimedOut { deadline: *deadline },
             Ok(Err(error)) if error.kind().is_outage() => FallbackError::Store(error),
@@ -215,13 +205,13 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
             }
         };
         call.failed();
-        Err(Cause { error: Some(error), ..Cause::not_asked(breaker.pause()) })
+        Err(error)
     }
 
     async fn ask_about(&self, batch: &Batch<'_, A>) -> Told<Verdict, S::Error> {
         let is_cached =
             |verdict: &Verdict| matches!(verdict.source(), Source::Cache | Source::Allotment);
-        self.ask(|| self.inner.store.apply(batch), is_cached).await
+        self.ask(batch.operation(), || self.inner.store.apply(batch), is_cached).await
     }
 
     /// Starts a task that charges what was admitted locally, if there is something.
@@ -263,7 +253,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
                 // The store is there, and its algorithm cannot do this.
                 Ok(Err(_)) => journal.forget(1),
                 // It may have been charged, and is not charged twice.
-                Err(cause) if cause.undetermined() => {
+                Err(error) if error.kind() == ErrorKind::Indeterminate => {
                     journal.forget(1);
                     return false;
                 }
@@ -318,18 +308,20 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
         let Inner { outage, breaker, .. } = &*self.inner;
-        self.inner.validate(batch)?;
-        let cause = if outage.ids.knows(batch) {
-            Cause { is_known_id: true, ..Cause::not_asked(Duration::ZERO) }
-        } else if batch.is_without_store() {
-            Cause::not_asked(breaker.pause())
+        // What could not be decided during an outage is refused before there is one.
+        for check in batch.checks() {
+            outage.choice(check.limit)?;
+        }
+        let is_known = outage.ids.knows(batch);
+        let away = if is_known || batch.is_without_store() {
+            FallbackError::BreakerOpen { op: batch.operation(), retry_after: breaker.pause() }
         } else {
             match self.ask_about(batch).await {
                 Ok(said) => return said.map_err(FallbackError::Store),
-                Err(cause) => cause,
+                Err(away) => away,
             }
         };
-        outage.decide(batch, cause, breaker.report())
+        outage.decide(batch, is_known, away, breaker)
     }
 
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
@@ -352,12 +344,12 @@ impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 's
         now: Now,
     ) -> Result<Vec<WindowEntry>, Self::Error> {
         let Inner { store, outage, .. } = &*self.inner;
-        let cause = match self.ask(|| store.entries(limit, key, now), |_| false).await {
+        let away = match self.ask(Op::Peek, || store.entries(limit, key, now), |_| false).await {
             Ok(said) => return said.map_err(FallbackError::Store),
-            Err(cause) => cause,
+            Err(away) => away,
         };
-        if choice(limit)? != OnOutage::Local {
-            return Err(cause.into_error(Op::Peek));
+        if outage.choice(limit)? != OnOutage::Local {
+            return Err(away);
         }
         let entries = outage.local.entries(&outage.share_of(limit)?, key, now).await;
         entries.map_err(FallbackError::Local)
