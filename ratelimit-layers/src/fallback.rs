@@ -19,7 +19,7 @@ mod known_ids;
 mod outage;
 mod report;
 
-use crate::{LocalAlgorithm, lock};
+use crate::{LocalAlgorithm, OnDrop, lock};
 use breaker::Breaker;
 pub use breaker::BreakerState;
 pub use builder::{Builder, OnRecovery};
@@ -228,20 +228,23 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
         // more when the task has ended: both sides take the lock between, so that one sees the other's.
         while self.pending_charges() > 0 && self.breaker() == BreakerState::Closed {
-            let Some(charging) = Charging::begin(inner) else { return };
-            while self.breaker() == BreakerState::Closed && !self.charge_some(&charging).await {
-                charging.goes_on(inner.breaker.pause());
-                tokio::time::sleep(inner.breaker.pause()).await;
+            if !inner.takes_turn() {
+                return;
+            }
+            let _ends = OnDrop(|| *lock(&inner.charging) = None);
+            while self.breaker() == BreakerState::Closed && !self.charge_some().await {
+                *lock(&inner.charging) = inner.charges_until(inner.breaker.pause);
+                tokio::time::sleep(inner.breaker.pause).await;
             }
         }
     }
 
     /// Charges until nothing is left, which returns `true`, or the store fails.
-    async fn charge_some(&self, charging: &Charging<'_>) -> bool {
-        let outage = &self.inner.outage;
+    async fn charge_some(&self) -> bool {
+        let Inner { outage, charging, .. } = &*self.inner;
         let Some(journal) = &outage.journal else { return true };
         while let Some(mut pending) = journal.pop() {
-            charging.goes_on(Duration::ZERO);
+            *lock(charging) = self.inner.charges_until(Duration::ZERO);
             let still = outage.counts_still(&pending.limit, &pending.key, pending.now);
             pending.cost = pending.cost.min(still);
             if pending.cost == 0 {
@@ -267,39 +270,26 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
     }
 }
 
+impl<S, A: InMemory, C> Inner<S, A, C> {
+    /// Whether a task may charge: no other one does. If no thread drives that task's runtime, this one takes over when its time
+    /// is over.
+    fn takes_turn(&self) -> bool {
+        let mut charging = lock(&self.charging);
+        let is_free = !is_later(*charging);
+        if is_free {
+            *charging = self.charges_until(Duration::ZERO);
+        }
+        is_free
+    }
+
+    /// The end of the time for a pause and a charge. A pause that never ends is none: then nothing is charged either.
+    fn charges_until(&self, pause: Duration) -> Option<Instant> {
+        Instant::now().checked_add(pause.saturating_add(2 * self.deadline))
+    }
+}
+
 fn is_later(until: Option<Instant>) -> bool {
     until.is_some_and(|until| Instant::now() < until)
-}
-
-/// The turn of a task that charges, which ends with it. If no thread drives the task's runtime, another takes over when its
-/// time is over.
-struct Charging<'c> {
-    until: &'c Mutex<Option<Instant>>,
-    /// How long a charge may take.
-    deadline: Duration,
-}
-
-impl<'c> Charging<'c> {
-    fn begin<S, A: InMemory, C>(inner: &'c Inner<S, A, C>) -> Option<Self> {
-        let mut until = lock(&inner.charging);
-        if is_later(*until) {
-            return None;
-        }
-        *until = Instant::now().checked_add(2 * inner.deadline);
-        Some(Self { until: &inner.charging, deadline: inner.deadline })
-    }
-
-    /// Announces a pause and a charge. A pause that never ends is none: then nothing is charged either.
-    fn goes_on(&self, pause: Duration) {
-        let until = Instant::now().checked_add(pause.saturating_add(2 * self.deadline));
-        *lock(self.until) = until;
-    }
-}
-
-impl Drop for Charging<'_> {
-    fn drop(&mut self) {
-        *lock(self.until) = None;
-    }
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -314,7 +304,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
         }
         let is_known = outage.ids.knows(batch);
         let away = if is_known || batch.is_without_store() {
-            FallbackError::BreakerOpen { op: batch.operation(), retry_after: breaker.pause() }
+            FallbackError::BreakerOpen { op: batch.operation(), retry_after: breaker.pause }
         } else {
             match self.ask_about(batch).await {
                 Ok(said) => return said.map_err(FallbackError::Store),

@@ -140,31 +140,6 @@ impl Recorded {
             }
         }
     }
-
-    fn count(&self, counters: &LimitCounters, limit: &str, source: Source, outcome: Outcome) {
-        let counter = counters[source as usize][outcome as usize].get_or_init(|| {
-            counter!(
-                DECISIONS,
-                "store" => String::from(&*self.name),
-                "limit" => limit.to_owned(),
-                "outcome" => outcome.name(),
-                "source" => source_name(source),
-            )
-        });
-        counter.increment(1);
-    }
-
-    fn took(&self, op: Op, source: Source, since: Instant) {
-        let duration = self.durations[op as usize][source as usize].get_or_init(|| {
-            histogram!(
-                DURATION,
-                "store" => String::from(&*self.name),
-                "op" => op.to_string(),
-                "source" => source_name(source),
-            )
-        });
-        duration.record(since.elapsed());
-    }
 }
 
 impl Observer for Recorded {
@@ -199,19 +174,34 @@ impl Observer for Recorded {
             }
         };
         let source = verdict.source();
-        self.took(op, source, *since);
+        let duration = self.durations[op as usize][source as usize].get_or_init(|| {
+            histogram!(
+                DURATION,
+                "store" => String::from(&*self.name),
+                "op" => op.to_string(),
+                "source" => source_name(source),
+            )
+        });
+        duration.record(since.elapsed());
         if op != Op::Acquire {
             return;
         }
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
             let outcome = Outcome::of(check.limit, decision, verdict.allowed());
             let limit = check.limit.name();
-            if let Some(counters) = self.by_limit.get(limit) {
-                self.count(&counters, limit, source, outcome);
-            } else {
-                let counters = self.by_limit.entry(limit.into()).or_default();
-                self.count(&counters, limit, source, outcome);
-            }
+            let known = self.by_limit.get(limit);
+            let new = || self.by_limit.entry(limit.into()).or_default().downgrade();
+            let counters = known.unwrap_or_else(new);
+            let counter = counters[source as usize][outcome as usize].get_or_init(|| {
+                counter!(
+                    DECISIONS,
+                    "store" => String::from(&*self.name),
+                    "limit" => limit.to_owned(),
+                    "outcome" => outcome.name(),
+                    "source" => source_name(source),
+                )
+            });
+            counter.increment(1);
         }
     }
 }

@@ -122,7 +122,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
         // From here on the draw ends with its guard.
         let drawing = draw.map(|draw| {
             let checks = self.ledger.checks(place, batch);
-            Drawing { inner: self, place, draw, checks, units: None, is_over: false }
+            Drawing { inner: self, place, draw, checks, units: None, refused: None }
         });
         self.settle(ended.into_iter().collect(), &Arc::default()).await;
         match drawing {
@@ -223,9 +223,10 @@ struct Drawing<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> 
     place: Place,
     draw: Draw,
     checks: Arc<Checks<A>>,
-    /// What may be charged, from when it was sent.
+    /// What may be charged, from when it was sent until it is known.
     units: Option<Vec<u64>>,
-    is_over: bool,
+    /// When it was sent, if the store refuses draws.
+    refused: Option<Timestamp>,
 }
 
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S, A, C> {
@@ -247,19 +248,15 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S,
             Ok(verdict) if verdict.allowed() => {
                 Ok(Some(self.drawn(batch, costs, sent, &verdict).await))
             }
-            Ok(_) => {
-                self.over(None);
-                Ok(None)
-            }
             // Its guard settles it.
             Err(error) if error.kind() == ErrorKind::Indeterminate => Err(error),
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
-                self.over(None);
-                Err(error)
-            }
-            Err(error) => {
-                let refuses = error.kind() != ErrorKind::Contended;
-                self.over(refuses.then_some(sent));
+            said => {
+                self.units = None;
+                match said.map_err(|error| (error.kind(), error)) {
+                    Err((ErrorKind::Unavailable, error)) => return Err(error),
+                    Ok(_) | Err((ErrorKind::Contended, _)) => {}
+                    Err(_) => self.refused = Some(sent),
+                }
                 Ok(None)
             }
         }
@@ -290,7 +287,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S,
                 kept.slot.drawn(&inner.terms, (draw, sent), costs, &told)
             })
             .unwrap_or_else(|| Slot::default().drawn(&inner.terms, (draw, sent), costs, &told));
-        self.is_over = true;
+        self.units = None;
         match ended {
             Some(ended) => {
                 inner.settle(vec![(ended, self.checks.clone())], &Arc::default()).await;
@@ -300,29 +297,17 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S,
         inner.tally.asked.fetch_add(1, Relaxed);
         Verdict::several(decisions).with_source(verdict.source())
     }
-
-    /// Ends a draw that has charged nothing.
-    fn over(&mut self, refuses: Option<Timestamp>) {
-        self.is_over = true;
-        self.not_drawn(refuses);
-    }
-
-    fn not_drawn(&self, refuses: Option<Timestamp>) {
-        let (inner, id) = (self.inner, self.draw.id);
-        inner.ledger.at(self.place, |kept| kept.slot.not_drawn(&inner.terms, id, refuses));
-    }
 }
 
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Drawing<'_, S, A, C> {
     fn drop(&mut self) {
-        if self.is_over {
-            return;
-        }
-        self.not_drawn(None);
+        let Self { inner, place, draw, refused, .. } = self;
+        // One that was drawn is not under way any more.
+        inner.ledger.at(*place, |kept| kept.slot.not_drawn(&inner.terms, draw.id, *refused));
         if let Some(units) = self.units.take() {
             let (unused, used) = (units.iter().sum(), vec![0; units.len()]);
-            let ended = Ended { id: self.draw.id, used, unused, ending: Ending::GivenBack };
-            self.inner.settle_later((ended, self.checks.clone()));
+            let ended = Ended { id: draw.id, used, unused, ending: Ending::GivenBack };
+            inner.settle_later((ended, self.checks.clone()));
         }
     }
 }

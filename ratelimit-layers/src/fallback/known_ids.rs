@@ -17,7 +17,7 @@ type Entry = (ReservationId, u64);
 
 #[derive(Debug)]
 pub(super) struct KnownIds {
-    most: usize,
+    pub(super) most: usize,
     hasher: RandomState,
     /// When each id ends.
     ids: Mutex<HashMap<Entry, Instant>>,
@@ -84,9 +84,5 @@ impl KnownIds {
         let mut ids = lock(&self.ids);
         ids.remove(&entry);
         self.len.store(ids.len(), Ordering::Release);
-    }
-
-    pub(super) const fn most(&self) -> usize {
-        self.most
     }
 }

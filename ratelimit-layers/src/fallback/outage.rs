@@ -96,13 +96,13 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         }
         let retry_after = match away {
             FallbackError::BreakerOpen { retry_after, .. } => retry_after,
-            _ => breaker.pause(),
+            _ => breaker.pause,
         };
         let noted = if refuses || op == Op::Peek { Noted::Known } else { self.ids.note(batch) };
         // What is settled later would be settled in the store.
         let is_unrecorded = noted == Noted::Full && batch.is_settled_once() && op == Op::Acquire;
         if noted == Noted::Full && !is_unrecorded {
-            return Err(FallbackError::Ids { most: self.ids.most() });
+            return Err(FallbackError::Ids { most: self.ids.most });
         }
         let decided = self.decide_by(batch, &choices, refuses, retry_after);
         let is_kept = |verdict: &Verdict| verdict.allowed() && !verdict.is_unrecorded();
@@ -117,7 +117,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 let (limit, outcome) =
                     (check.limit.name(), Outcome::of(check.limit, decision, verdict.allowed()));
                 self.counts.count(limit, *choice, outcome, undetermined);
-                breaker.report().decided(limit, *choice, outcome);
+                breaker.report.decided(limit, *choice, outcome);
             }
         }
         // What the store may have charged is not charged once more.
