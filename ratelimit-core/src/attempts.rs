@@ -97,12 +97,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         None
     }
 
-    fn renew(
-        &self,
-        state: Option<&A::State>,
-        now: Timestamp,
-        _reservation: &Reservation,
-    ) -> Step<A::State> {
+    fn renew(&self, state: Option<&A::State>, now: Timestamp, _: &Reservation) -> Step<A::State> {
         unmoved(self, state, now)
     }
 

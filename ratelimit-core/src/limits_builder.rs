@@ -53,13 +53,11 @@ impl<A: Algorithm> LimitsBuilder<A> {
     where
         T::Error: Into<ConfigError>,
     {
-        let built = algorithm.try_into().map_err(|error| error.into().in_limit(name));
-        let limit = built.and_then(|algorithm| Limit::new(name, algorithm));
-        match (&mut self.limits, limit) {
-            (Ok(limits), Ok(limit)) => limits.push(limit),
-            (Ok(_), Err(error)) => self.limits = Err(error),
-            (Err(_), _) => {}
-        }
+        self.limits = self.limits.and_then(|mut limits| {
+            let algorithm = algorithm.try_into().map_err(|error| error.into().in_limit(name))?;
+            limits.push(Limit::new(name, algorithm)?);
+            Ok(limits)
+        });
         self
     }
 
@@ -91,9 +89,9 @@ impl<A: Algorithm> LimitsBuilder<A> {
     ) -> Self {
         self.limits = self.limits.and_then(|mut limits| {
             let last = limits.pop().ok_or_else(|| {
-                let says =
-                    alloc::format!("{method}() is said of the limit before it; call limit() first");
-                ConfigError::new(says)
+                ConfigError::new(alloc::format!(
+                    "{method}() is said of the limit before it; call limit() first"
+                ))
             })?;
             limits.push(change(last)?);
             Ok(limits)

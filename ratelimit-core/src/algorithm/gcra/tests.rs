@@ -1,7 +1,7 @@
 //! GCRA: examples with numbers, and the fast path against the textbook.
 
 use super::*;
-use crate::algorithm::Write;
+use crate::algorithm::{Algorithm, Write};
 use crate::in_memory::{Compact, InMemory};
 
 fn gcra(rate: &str, burst: u64) -> Gcra {
