@@ -282,15 +282,4 @@ mod tests {
             assert!(text.contains(says), "{text:?} lacks {says:?}");
         }
     }
-
-    #[test]
-    fn text_and_builder_make_the_same_limit() {
-        assert_eq!("7/5m".parse(), Gcra::per(7, Duration::from_secs(300)).build());
-        assert_eq!("7/5m burst 9".parse(), Gcra::per(7, Duration::from_secs(300)).burst(9).build());
-        assert_eq!("3/m".parse(), SlidingLog::per_minute(3).build());
-        assert_eq!("3/h".parse(), SlidingCounter::per_hour(3).build());
-        assert_eq!("3/s".parse(), FirstRequestWindow::per_second(3).build());
-        let rates = ["3/1s", "9/10s"].map(|rate| rate.parse().expect(rate));
-        assert_eq!("bucket 1s rates 3/1s, 9/10s".parse(), BucketedWindow::new(1_000_000, &rates));
-    }
 }

@@ -118,6 +118,7 @@ impl<A: Algorithm> Default for LimitsBuilder<A> {
 mod tests {
     use super::*;
     use crate::{Gcra, SlidingLog};
+    use alloc::string::{String, ToString};
 
     #[test]
     fn the_builder_makes_the_limits_that_are_built_one_by_one() {
@@ -144,10 +145,7 @@ mod tests {
     fn the_first_mistake_is_told_with_the_name_of_its_limit() {
         let error = |builder: LimitsBuilder| {
             let error = builder.build().expect_err("mistaken");
-            (
-                error.limit().map(alloc::string::String::from),
-                alloc::string::ToString::to_string(&error),
-            )
+            (error.limit().map(String::from), error.to_string())
         };
         let (limit, says) =
             error(Limits::builder().limit("a", "gcra 1/s").limit("b", "gcra").limit("c", ""));
