@@ -6,10 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Pseudo-random addresses, the same in every run.
-fn address(n: u64) -> Address {
+/// Pseudo-random hashes, the same in every run.
+pub(super) fn hash(n: u64) -> u64 {
     let mixed = (n ^ (n << 31) ^ 7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Address::new((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32))
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
+}
+
+fn address(n: u64) -> Address {
+    Address::new(hash(n))
 }
 
 fn at(us: u64) -> Timestamp {
