@@ -1,6 +1,5 @@
 //! What only the store itself can see: places, sweeping, and the behaviour at capacity.
 
-use super::builder::ClockSource;
 use super::*;
 use ratelimit_core::{Gcra, ManualClock, ReservationId};
 use std::time::Duration;
@@ -159,13 +158,12 @@ fn settled_reservations_crowd_out_no_keys_are_bounded_and_are_swept() {
 #[test]
 fn a_default_clock_is_made_when_a_store_is_built_that_uses_it() {
     thread_local!(static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
-    let make = || {
-        MADE.with(|made| made.set(made.get() + 1));
-        ManualClock::new(Timestamp::ZERO)
-    };
-    let Builder { capacity, reservations, entries, shards, .. } = MemoryStore::builder();
-    let clock = ClockSource::Made(make);
-    let builder = Builder { capacity, reservations, entries, shards, clock };
+    fn made() -> ManualClock {
+        MADE.set(MADE.get() + 1);
+        ManualClock::default()
+    }
+    let given = MemoryStore::builder().clock(ManualClock::default());
+    let builder = Builder { clock: Err(made), ..given };
     let given = builder.clone().capacity(10).clock(ManualClock::new(NOW)).build::<Gcra>();
     assert_eq!((given.clock.now(), MADE.get()), (NOW, 0));
     drop(builder.build::<Gcra>());

@@ -45,6 +45,12 @@ fn several_limits_of_several_identifiers_are_charged_all_or_none_and_named() {
     let unlimited = limiter.peek_now(&[("ip", "192.0.2.1")], 0).expect("decides");
     assert_eq!(limiter.named(&unlimited).map(|d| d.name()).collect::<Vec<_>>(), ["burst"]);
     assert!(limiter.named(&unlimited).by_name("daily").is_none());
+    // Without an address only the user is, whether the identifier is kept as text or written as text.
+    let ip = std::net::IpAddr::from([192, 0, 2, 1]);
+    for caller in [&[("user", "alice")] as &dyn Identifiers, &[("user", ip)]] {
+        let verdict = limiter.peek_now(caller, 0).expect("decides");
+        assert_eq!(limiter.named(&verdict).map(|d| d.name()).collect::<Vec<_>>(), ["daily"]);
+    }
 }
 
 /// Asks in every way about a caller to whom no limit applies or who lacks a required identifier.
