@@ -125,13 +125,18 @@ fn past_counterexamples_are_decided_as_the_algorithm_alone_does() {
         ("gcra 1000003/30d burst 1000003", "0 force 1 a, 2591999 peek 1 a, 2591999 acquire 1 a"),
         ("gcra 1000003/30d burst 3 count attempts", "0 acquire 1 a, 1 acquire 3 a, 0 acquire 1 a"),
     ] {
-        let mut case = format!("limit l: {words}");
-        for request in requests.split(", ") {
+        let requests = requests.split(", ");
+        let at_us = requests.clone().map(|request| request.split_once(' ')?.0.parse::<u64>().ok());
+        let lines = requests.map(|request| {
             let (asked, key) = request.rsplit_once(' ').expect("a key");
-            case.push_str(&format!("\nat {asked} of {key:?}"));
-        }
+            format!("at {asked} of {key:?}\n")
+        });
+        let case = format!("limit l: {words}\n{}", lines.collect::<String>());
         regression::<InMemory<Policy>>(Property::Agrees, &case);
-        regression::<ByOwnClock<InMemory<Policy>>>(Property::Agrees, &case);
+        // A clock that goes back finds expired states freed, which the algorithm alone does not know.
+        if at_us.is_sorted() {
+            regression::<ByOwnClock<InMemory<Policy>>>(Property::Agrees, &case);
+        }
     }
 }
 
