@@ -229,14 +229,15 @@ impl<M: Mode> Builder<M> {
     /// [`IntoConnection`]. The deadline applies to such a client too.
     ///
     /// # Errors
-    /// The prefix contains braces, which would replace the hash tag, or the secret is empty.
+    /// The prefix contains braces, which would replace the hash tag, the secret is empty, or the client is one of a
+    /// cluster.
     pub fn over<C: IntoConnection>(
         self,
         connection: C,
     ) -> Result<RedisStore<M, C::Connection>, RedisError> {
         self.keys.validate()?;
         let Self { keys, cross_slot, deadline, merge, .. } = self;
-        let connection = connection.into_connection(deadline);
+        let connection = connection.into_connection(deadline)?;
         Ok(RedisStore::new(connection, keys, cross_slot, deadline, merge.unwrap_or(true)))
     }
 }

@@ -119,13 +119,12 @@ const TRIED: u32 = 7;
 const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
 /// Commands that do nothing to a missing key, with their arguments before and after the key.
-const HARMLESS: [(&str, &[&str], &[&str]); 22] = [
+const HARMLESS: [(&str, &[&str], &[&str]); 21] = [
     ("eval", &["return 0", "1"], &[]),
     ("get", &[], &[]),
     ("set", &[], &["", "XX", "PX", "1"]),
     ("del", &[], &[]),
     ("unlink", &[], &[]),
-    ("exists", &[], &[]),
     ("hget", &[], &["field"]),
     ("hmget", &[], &["field"]),
     ("hgetall", &[], &[]),

@@ -10,8 +10,6 @@ use tokio::time::timeout_at;
 
 use super::cluster::Cluster;
 use super::link::Link;
-#[cfg(feature = "fred")]
-use super::node::fred::Given;
 use super::node::{Endpoint, Settings};
 use super::request::{Command, Request, Splittable, Transaction};
 use super::resolver::Resolver;
@@ -94,18 +92,6 @@ impl RedisConnection {
         };
         opened.map_err(why_hidden)?;
         Ok(connection)
-    }
-
-    /// Managed connections to the cluster of a client that the caller gave.
-    #[cfg(feature = "fred")]
-    pub(crate) fn given(given: Given, limit: Duration) -> Self {
-        let runtime = Arc::new(SharedRuntime::new(None, limit));
-        let settings =
-            Settings { client: Client::Fred, in_cluster: true, runtime, ..Settings::default() };
-        let hosts = given.hosts();
-        let settings = Arc::new(Settings { given: Some(Arc::new(given)), ..settings });
-        let seeds = hosts.iter().map(|(host, port)| Endpoint::new(host, *port, &settings));
-        Self { topology: Topology::Cluster(Cluster::new(seeds, &settings, limit)) }
     }
 
     async fn ask<R: Request>(

@@ -42,9 +42,6 @@ pub(crate) struct Settings {
     pub(crate) runtime: Arc<SharedRuntime>,
     /// Whether one of the servers has accepted all of this once.
     pub(crate) has_served: Arc<AtomicBool>,
-    /// All of this and more, in the configuration of an external client.
-    #[cfg(feature = "fred")]
-    pub(crate) given: Option<Arc<fred::Given>>,
 }
 
 impl Default for Settings {
@@ -61,8 +58,6 @@ impl Default for Settings {
             resolver: Resolver::system(),
             runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
             has_served: Arc::default(),
-            #[cfg(feature = "fred")]
-            given: None,
         }
     }
 }
@@ -80,23 +75,9 @@ impl fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// User and password.
-    fn login(&self) -> (Option<&str>, Option<&str>) {
-        #[cfg(feature = "fred")]
-        if let Some(given) = &self.given {
-            return given.login();
-        }
-        (self.user.as_deref(), self.password.as_deref())
-    }
-
-    /// Whether there is a password to log in with.
-    pub(crate) fn logs_in(&self) -> bool {
-        self.login().1.is_some()
-    }
-
     /// The form of the login, for messages.
     pub(crate) fn tried(&self) -> &'static str {
-        match (self.resp3, self.login()) {
+        match (self.resp3, (&self.user, &self.password)) {
             (true, (_, None)) => "HELLO 3 without a login",
             (true, (None, Some(_))) => "HELLO 3 with the password that was given",
             (true, (Some(_), Some(_))) => "HELLO 3 with the user and the password that were given",
@@ -127,7 +108,7 @@ impl Endpoint {
 
     /// An endpoint that messages call by this address.
     pub(crate) fn named(address: &str, host: &str, port: u16, settings: &Arc<Settings>) -> Self {
-        let (user, password) = settings.login();
+        let (user, password) = (settings.user.as_deref(), settings.password.as_deref());
         let peer = Peer::new(address.into(), user, password);
         Self { host: host.to_owned(), port, peer, settings: Arc::clone(settings) }
     }
@@ -140,8 +121,6 @@ impl Endpoint {
     fn broken_off(&self, reason: &str) -> RedisError {
         let settings = &self.settings;
         let is_first = !settings.has_served.load(Ordering::Acquire);
-        #[cfg(feature = "fred")]
-        let is_first = is_first && settings.given.is_none();
         let may_be_tls = is_first && settings.tls.is_none();
         let hint = if may_be_tls { "; if this port is for TLS, use rediss://" } else { "" };
         self.peer.unreachable(format!("{reason}{hint}"))

@@ -26,7 +26,6 @@ enum Login {
         password: Option<Arc<str>>,
     },
     /// The login of an external client, which may log in at any time.
-    #[cfg(feature = "redis")]
     Unknown,
 }
 
@@ -58,19 +57,12 @@ impl Peer {
     }
 
     /// The server of a client that logs in itself.
-    #[cfg(feature = "redis")]
     pub(crate) fn of_given_client(address: &str) -> Self {
         Self { address: address.into(), login: Login::Unknown }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
         &self.address
-    }
-
-    /// One of the servers of an external client.
-    #[cfg(all(feature = "redis", feature = "cluster-async"))]
-    pub(crate) fn at(&self, address: Arc<str>) -> Self {
-        Self { address, login: self.login.clone() }
     }
 
     /// An error reply of the server, with the remedy if there is one.
@@ -91,6 +83,11 @@ impl Peer {
 
     pub(crate) fn lost(&self, reason: impl Into<String>) -> RedisError {
         RedisError::Lost { address: Arc::clone(&self.address), reason: reason.into() }
+    }
+
+    /// The error when the deadline ends before a reply comes.
+    pub(crate) fn timed_out(&self, deadline: Deadline) -> RedisError {
+        RedisError::TimedOut { address: Arc::clone(&self.address), deadline: deadline.given() }
     }
 
     /// The error when no time is left to send a request.
@@ -131,7 +128,6 @@ impl Peer {
     /// Whether this text contains or may contain a login.
     fn gives_away(&self, text: &str) -> bool {
         match &self.login {
-            #[cfg(feature = "redis")]
             Login::Unknown => text.split(|c: char| !c.is_alphanumeric()).any(|word| {
                 word.eq_ignore_ascii_case("AUTH") || word.eq_ignore_ascii_case("HELLO")
             }),
@@ -171,13 +167,13 @@ impl Peer {
             "ERR" if said("unknown command") && settings.resp3 => {
                 return config(format!("Redis at {address} {NO_HELLO}"));
             }
-            "ERR" if said("unknown command") && settings.logs_in() => {
+            "ERR" if said("unknown command") && settings.password.is_some() => {
                 return config(format!(
                     "Redis at {address} does not know AUTH; allow the command there, or leave \
                      user:password@host out of the URL"
                 ));
             }
-            "ERR" if said("wrong number of arguments") && settings.logs_in() => {
+            "ERR" if said("wrong number of arguments") && settings.password.is_some() => {
                 return config(format!(
                     "Redis at {address} refused {tried}: it is older than Redis 6 and knows no users; \
                      write :password@host in the URL"
@@ -305,7 +301,6 @@ mod tests {
         assert_eq!(message(&known, "s3cret", "y").0, "ERR");
     }
 
-    #[cfg(feature = "redis")]
     #[test]
     fn words_about_logins_are_withheld_when_the_login_is_unknown() {
         let unknown = Peer::of_given_client("h:1");

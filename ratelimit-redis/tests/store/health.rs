@@ -254,15 +254,3 @@ async fn a_charge_before_a_permission_error_is_reported_as_possible() {
     // If nothing was written before, it is a configuration error.
     fails(apply(&store, &both[1..], Op::Acquire, None).await, Config, "ACL SETUSER");
 }
-
-#[cfg(feature = "fred")]
-#[tokio::test]
-async fn health_works_as_the_first_request_of_an_external_client() {
-    use fred::prelude::*;
-    let cluster = RedisCluster::start().expect("a cluster");
-    let one = format!("redis-cluster://127.0.0.1:{}", cluster.client_ports()[0]);
-    let config = Config::from_url(&one).expect("a URL");
-    let client = fred::types::Builder::from_config(config).build().expect("a client");
-    let store = RedisStore::builder().over(client).expect("a prefix");
-    is_well(&store.health().await, 3);
-}
