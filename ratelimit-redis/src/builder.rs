@@ -179,8 +179,6 @@ impl<M: Mode> Builder<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Messages show a host only if it cannot be a password, as in `redis://user:password@host`.
-    ///
     /// # Errors
     /// The URL or prefix is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore<M>, RedisError> {

@@ -11,17 +11,11 @@ mod parts;
 
 use options::Options;
 pub(crate) use options::TlsFiles;
-use parts::Parts;
-pub(crate) use parts::{HIDDEN, redacted};
+use parts::{Parts, redacted};
 
 /// The parsed URL of a store. It is safe to log: [`Display`](fmt::Display), [`Debug`](fmt::Debug) and
-/// errors about it never contain a password, or a part that may be one.
-///
-/// If the password stands in its place, `user:password@`, every other part is shown. If the URL has no
-/// password there, another part, such as the host, may be the password by mistake. Then hosts are shown
-/// only if they are an address, `localhost` or a domain name (`cache.example.com`), databases of at most
-/// two digits, and the service `mymaster`; `***` replaces anything else. An error about a connection
-/// still names its host if the host resolves.
+/// errors about it never contain what stands before the `@`, nor the value of an option other than the name of a
+/// file or a service. Of a text that is no valid URL they show at most the scheme.
 ///
 /// | URL | servers |
 /// |---|---|
@@ -61,8 +55,8 @@ pub(crate) use parts::{HIDDEN, redacted};
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
     pub(crate) servers: Servers,
-    /// The server, the Sentinels, or some servers of a cluster.
-    pub(crate) places: Vec<Place>,
+    /// The server, the Sentinels, or some servers of a cluster: hosts without brackets, and ports.
+    pub(crate) places: Vec<(String, u16)>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
@@ -75,30 +69,17 @@ pub struct RedisUrl {
     shown: String,
 }
 
-/// A server.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    /// Whether it may be shown.
-    pub(crate) is_certain: bool,
-}
-
 /// The kind of servers at the places.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Servers {
     One,
-    Sentinels { service: Service, user: Option<String>, password: Option<String> },
+    /// With the name by which they know the master and its replicas.
+    Sentinels {
+        service: String,
+        user: Option<String>,
+        password: Option<String>,
+    },
     Cluster,
-}
-
-/// The name by which Sentinels know a master and its replicas.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Service {
-    pub(crate) name: String,
-    /// Whether it may be shown.
-    pub(crate) is_certain: bool,
 }
 
 /// What a scheme says: the kind of servers, and whether the connection is encrypted.
@@ -229,28 +210,21 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         Kind::One => Servers::One,
         Kind::Cluster => Servers::Cluster,
         Kind::Sentinels => Servers::Sentinels {
-            service: {
-                let name = match (service, options.service) {
-                    (Some(_), Some(_)) => {
-                        return Err("the service is given twice; give it once".into());
-                    }
-                    (Some(service), None) => service.to_owned(),
-                    (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
-                };
-                Service { is_certain: parts.may_show_service(&name), name }
+            service: match (service, options.service) {
+                (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
+                (Some(service), None) => service.to_owned(),
+                (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
             },
             user: options.sentinel_user,
             password: options.sentinel_password,
         },
     };
-    let place = |place: &parts::Place<'_>| Place {
-        host: place.host.to_owned(),
-        port: place.port.unwrap_or(kind.port()),
-        is_certain: parts.may_show(place),
-    };
+    let places = parts.places.iter();
     Ok(RedisUrl {
         servers,
-        places: parts.places.iter().map(place).collect(),
+        places: places
+            .map(|(host, port)| ((*host).to_owned(), port.unwrap_or(kind.port())))
+            .collect(),
         user,
         password,
         database,

@@ -133,7 +133,7 @@ enum Given {
 
 impl External {
     fn new(client: Given, limit: Duration, address: &str) -> Self {
-        Self { client, watchdog: Arc::new(Watchdog::new(limit)), peer: Peer::of_given_client(address) }
+        Self { client, watchdog: Arc::new(Watchdog::new(limit)), peer: Peer::new(address) }
     }
 
     /// The result of a request within the deadline.
@@ -145,7 +145,7 @@ impl External {
         if deadline.is_over() {
             return Err(self.peer.too_late(deadline));
         }
-        let answer = self.watchdog.within(deadline.at(), pin!(request)).await;
+        let answer = self.watchdog.within(deadline.at(), pin!(request), |_| true).await;
         answer.unwrap_or_else(|| Err(self.peer.timed_out(deadline)))
     }
 }

@@ -94,10 +94,10 @@ impl Link {
             return Err(self.endpoint().peer.too_late(deadline));
         }
         let call = pin!(request.by(&live.node, asking));
-        let answer = live.watchdog.within(deadline.at(), call).await;
-        let Some(answer) = answer else {
-            let address = Arc::clone(self.address());
-            let error = RedisError::TimedOut { address, deadline: deadline.given() };
+        let is_reply =
+            |answer: &Result<_, _>| matches!(answer, Ok(_) | Err(RedisError::Server { .. }));
+        let Some(answer) = live.watchdog.within(deadline.at(), call, is_reply).await else {
+            let error = self.endpoint().peer.timed_out(deadline);
             if live.watchdog.is_silent() {
                 self.shared.leave(live, &error);
             }
@@ -111,7 +111,6 @@ impl Link {
                 self.shared.leave(live, error);
             }
             Ok(_) | Err(RedisError::Server { .. }) => {
-                live.watchdog.answered();
                 if !live.has_served.load(Ordering::Relaxed) {
                     live.has_served.store(true, Ordering::Release);
                 }

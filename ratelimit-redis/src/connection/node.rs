@@ -94,7 +94,7 @@ pub(crate) struct Endpoint {
     /// A name or an address, IPv6 without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// Host and port for messages, and the filter for the server's words.
+    /// Host and port for messages.
     pub(crate) peer: Peer,
     pub(crate) settings: Arc<Settings>,
 }
@@ -103,14 +103,8 @@ impl Endpoint {
     pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
         let address =
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        Self::named(&address, host, port, settings)
-    }
-
-    /// An endpoint that messages call by this address.
-    pub(crate) fn named(address: &str, host: &str, port: u16, settings: &Arc<Settings>) -> Self {
-        let (user, password) = (settings.user.as_deref(), settings.password.as_deref());
-        let peer = Peer::new(address.into(), user, password);
-        Self { host: host.to_owned(), port, peer, settings: Arc::clone(settings) }
+        let (host, settings) = (host.to_owned(), Arc::clone(settings));
+        Self { host, port, peer: Peer::new(&address), settings }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {

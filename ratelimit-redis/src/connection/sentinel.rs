@@ -12,7 +12,6 @@ use super::route::Place;
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::url::Service;
 
 /// The master of a service, found by asking Sentinels.
 pub(crate) struct Sentinels {
@@ -23,7 +22,7 @@ pub(crate) struct Sentinels {
 /// The data that a look-up needs.
 struct Inner {
     sentinels: Vec<Arc<Link>>,
-    service: Service,
+    service: String,
     /// The settings for the master.
     settings: Arc<Settings>,
     /// A connection without replies for this long is replaced.
@@ -38,7 +37,7 @@ impl Sentinels {
     /// Sends nothing yet. `settings` are for the master.
     pub(crate) fn new(
         sentinels: impl Iterator<Item = Endpoint>,
-        service: &Service,
+        service: &str,
         settings: &Arc<Settings>,
         limit: Duration,
     ) -> Self {
@@ -47,7 +46,7 @@ impl Sentinels {
         let lookup = Lookup::new(&address, &settings.runtime);
         let inner = Inner {
             sentinels,
-            service: service.clone(),
+            service: service.to_owned(),
             settings: Arc::clone(settings),
             limit,
             address,
@@ -203,7 +202,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<(String, u16), RedisError> {
         let service = &self.service;
-        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service.name].map(Argument::Text);
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
         let reply = match sentinel.ask(deadline, false, &Question(&words)).await {
             Ok(reply) => reply,
             Err(RedisError::Server { address, code, message }) => {
@@ -212,14 +211,8 @@ impl Inner {
             Err(error) => return Err(error),
         };
         if reply == Reply::Nil {
-            let named = if service.is_certain {
-                format!("service {:?}", service.name)
-            } else {
-                // It may be a password.
-                "service of the name in the URL".into()
-            };
             return Err(RedisError::Config(format!(
-                "the sentinel at {} watches no {named}; name one that it does (SENTINEL \
+                "the sentinel at {} watches no service {service:?}; name one that it does (SENTINEL \
                  MASTERS lists them) in the URL, redis-sentinel://host:port/SERVICE",
                 sentinel.address()
             )));

@@ -195,17 +195,11 @@ mod with {
         PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, &error))
     }
 
-    fn is_of_certificates(extension: &std::ffi::OsStr) -> bool {
-        ["pem", "crt", "cer", "key"].iter().any(|known| extension.eq_ignore_ascii_case(known))
-    }
-
     fn unreadable(file: &Path, error: &PemError) -> RedisError {
         if let PemError::Io(error) = error {
-            // A text that is no path may be a password.
-            let is_path = file.is_absolute() || file.extension().is_some_and(is_of_certificates);
-            let named = if is_path { file.display().to_string() } else { "the file".into() };
             return refused(&format!(
-                "cannot read {named} of tls-ca, tls-cert or tls-key in the URL: {error}"
+                "cannot read {} of tls-ca, tls-cert or tls-key in the URL: {error}",
+                file.display()
             ));
         }
         let file = file.display();

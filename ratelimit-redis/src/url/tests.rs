@@ -9,7 +9,7 @@ fn refused(url: &str) -> String {
 }
 
 fn places(url: &RedisUrl) -> Vec<(&str, u16)> {
-    url.places.iter().map(|place| (&*place.host, place.port)).collect()
+    url.places.iter().map(|(host, port)| (&**host, *port)).collect()
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn sentinels_have_a_service_and_perhaps_a_login_of_their_own() {
         let Servers::Sentinels { service: named, user, password } = &url.servers else {
             panic!("{url} has sentinels")
         };
-        assert_eq!((&*named.name, url.database), (service, database));
+        assert_eq!((&**named, url.database), (service, database));
         assert_eq!((user, password), (&None, &None));
     }
     let url = parse("redis-sentinel://u:p@a?sentinel-user=su&sentinel-password=s%26p");
@@ -123,8 +123,8 @@ fn an_invalid_url_is_refused_with_what_is_accepted() {
         ("redis://[h]:1", "redis://[user:password@]host"),
         ("redis://", "redis://[user:password@]host"),
         ("memcached://h:1", "before :// is not known; accepted are redis://"),
-        ("redis://h:1?pasword=x", "an option is not known; accepted are client, mode"),
-        ("redis://h:1?password=x", "before the host, user:password@host; accepted are client"),
+        ("redis://h:1?pasword=x", "the option pasword is not known; accepted are client, mode"),
+        ("redis://h:1?password=x", "stand before the host, user:password@host"),
         ("h:1", "accepted are redis://"),
     ] {
         let error = refused(url);
@@ -146,53 +146,31 @@ fn a_client_that_was_not_built_in_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn no_user_or_password_is_ever_shown() {
+fn no_user_and_no_password_is_ever_shown() {
     for (url, shown) in [
         ("redis://user:s3cret@h:1/2", "redis://h:1/2"),
         ("redis://:s3cret@h:1", "redis://h:1"),
-        ("redis://s3cret@h:1", "redis://***"),
+        ("redis://s3cret@h:1", "redis://h:1"),
         ("redis://user:s3c@ret@h:1", "redis://h:1"),
         ("redis://user:s3cret@[::1]:1?mode=cas", "redis://[::1]:1"),
         ("redis-cluster://user:s3cret@h:1,h:2", "redis-cluster://h:1,h:2"),
         ("redis-cluster://user:1,s3cret@h:1", "redis-cluster://h:1"),
         ("redis-cluster://user:s3cret@h:1/1", "redis-cluster://h:1/1"),
-        (
-            "redis-sentinel://user:s3cret@h:1,[::1]:2/cache/0",
-            "redis-sentinel://h:1,[::1]:2/cache/0",
-        ),
-        (
-            "redis-sentinel://h.example:1?sentinel-user=user&sentinel-password=s3cret",
-            "redis-sentinel://h.example:1",
-        ),
+        ("redis-sentinel://user:s3cret@h:1,[::1]:2/a/0", "redis-sentinel://h:1,[::1]:2/a/0"),
+        ("redis-sentinel://h?sentinel-user=user&sentinel-password=s3cret", "redis-sentinel://h"),
         ("redis-sentinel://h:1?sentinel-password=s3cret@x", "redis-sentinel://***"),
         ("redis-sentinel://user:1/s3cret@h:1", "redis-sentinel://***"),
         ("redis-sentinel://user:1,x:s3cret", "redis-sentinel://***"),
         ("rediss://user:s3cret@h:1?tls-ca=x", "rediss://h:1"),
-        // The password may stand in any other part.
-        ("redis://s3cret", "redis://***"),
-        ("redis://s3cret:1/1", "redis://***/1"),
-        ("redis://s3cret.1", "redis://***"),
-        ("redis://user:@s3cret", "redis://***"),
-        ("redis://h.example/123", "redis://h.example/***"),
-        ("redis://user:1@h/123", "redis://h/123"),
-        ("redis-sentinel://s3cret,[::1]:2/mymaster/0", "redis-sentinel://***,[::1]:2/mymaster/0"),
-        ("redis-sentinel://[::1]:2/s3cret/0", "redis-sentinel://[::1]:2/***"),
-        ("s3cret://h", "***"),
+        ("redis://h?password=s3cret", "redis://h"),
         // Not a URL, or not the intended one.
         ("user:s3cret@h", "***"),
-        ("s3cret", "***"),
         ("redis://:s3cret", "redis://***"),
         ("redis://user:s3cret", "redis://***"),
         ("redis://user:s3cret%40127.0.0.1:1", "redis://***"),
         ("redis://user:1/s3cret@h:1", "redis://***"),
         ("redis://user:1?s3cret@h:1", "redis://***"),
         ("redis://user:1#s3cret@h:1", "redis://***"),
-        ("redis://h:1/s3cret", "redis://***"),
-        ("redis://10.0.0.1:1/7?password=s3cret", "redis://10.0.0.1:1/7"),
-        ("redis://[::1]?s3cret", "redis://[::1]"),
-        ("redis://localhost:1?mode=s3cret", "redis://localhost:1"),
-        ("redis://a-b.example.com?client=s3cret", "redis://a-b.example.com"),
-        ("redis://h:1?protocol=s3cret", "redis://***"),
         ("redis://h:1?password=x@s3cret", "redis://***"),
     ] {
         let (said, debug) = match RedisUrl::parse(url) {

@@ -17,8 +17,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::common::{
-    Fate, Meddled, PATIENCE, Words, apply, attempts, every, fails, in_every_mode, meddled,
-    over, peek, plain, seldom, server, tell,
+    Fate, Meddled, PATIENCE, Words, apply, attempts, every, fails, in_every_mode, meddled, over,
+    peek, plain, seldom, server, tell,
 };
 
 type Split<M = Lua> = RedisStore<M, Arc<Meddled>>;
