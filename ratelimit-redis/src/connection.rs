@@ -147,18 +147,6 @@ pub enum Argument<'a> {
     Integer(i64),
 }
 
-impl Argument<'_> {
-    /// The bytes that are sent.
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
-        match self {
-            Self::Text(text) => text.as_bytes().to_vec(),
-            Self::Bytes(bytes) => bytes.to_vec(),
-            Self::Number(number) => number.to_string().into_bytes(),
-            Self::Integer(number) => number.to_string().into_bytes(),
-        }
-    }
-}
-
 /// A server's reply.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

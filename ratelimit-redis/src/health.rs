@@ -215,9 +215,6 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         } else {
             let _ = self.apply(&batch).await?;
         }
-        if M::NAME != Multi::NAME {
-            let _ = self.apply(&batch.op(Op::Refund)).await?;
-        }
         self.apply(&batch.op(Op::Reset)).await.map(drop)
     }
 

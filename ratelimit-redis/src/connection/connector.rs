@@ -29,6 +29,8 @@ use crate::shared_runtime::Home;
 
 /// How long an attempt may take, including the name's look-up and the login.
 const ATTEMPT: Duration = Duration::from_secs(3);
+/// The shortest time limit after which a connection counts as silent.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 /// How long one address is tried before the next starts, as RFC 8305 recommends.
 const HEAD_START: Duration = Duration::from_millis(250);
 /// The pause after the first failed attempt. Each next pause is twice as long, up to the last.
@@ -102,8 +104,6 @@ impl Live {
 /// The state that callers and the connector share.
 pub(super) struct Shared {
     pub(super) endpoint: Endpoint,
-    /// How long a connection that owes replies may give none.
-    limit: Duration,
     work: watch::Sender<Work>,
     /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
     /// It determines the next pause.
@@ -124,9 +124,9 @@ impl Work {
 }
 
 impl Shared {
-    pub(super) fn new(endpoint: Endpoint, limit: Duration) -> Self {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
         let work = Work { state: State::Unknown, connector: None };
-        Self { endpoint, limit, work: watch::Sender::new(work), failures: AtomicU32::new(0) }
+        Self { endpoint, work: watch::Sender::new(work), failures: AtomicU32::new(0) }
     }
 
     /// The connection.
@@ -246,7 +246,8 @@ async fn run(connector: Connector) {
         let goes_on = connector.publish(|work| match attempt {
             Ok(node) => {
                 shared.endpoint.settings.has_served.store(true, Ordering::Release);
-                let live = Live::new(node, Arc::clone(&connector.home), shared.limit);
+                let limit = shared.endpoint.settings.limit.max(SHORTEST_LIMIT);
+                let live = Live::new(node, Arc::clone(&connector.home), limit);
                 *work = Work { state: State::Up(Arc::new(live)), connector: None };
             }
             Err(error) => work.state = State::Down(shared.failed(error, begun)),

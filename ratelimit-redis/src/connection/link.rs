@@ -3,7 +3,6 @@
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -17,9 +16,6 @@ use super::request::Request;
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-
-/// The shortest time limit after which a connection counts as silent.
-const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 
 /// One server, shared by all callers.
 ///
@@ -41,10 +37,14 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Sends nothing yet. A connection that owes replies and gives none for `limit` is replaced.
-    pub(crate) fn new(endpoint: Endpoint, limit: Duration) -> Self {
-        let shared = Shared::new(endpoint, limit.max(SHORTEST_LIMIT));
-        Self { shared: Arc::new(shared), connector: Mutex::default() }
+    /// Sends nothing yet.
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        Self { shared: Arc::new(Shared::new(endpoint)), connector: Mutex::default() }
+    }
+
+    pub(crate) fn is_at(&self, host: &str, port: u16) -> bool {
+        let endpoint = self.endpoint();
+        endpoint.port == port && endpoint.host == host
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {

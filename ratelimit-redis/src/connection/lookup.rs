@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::link::Link;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::shared_runtime::{Home, SharedRuntime};
@@ -61,6 +62,10 @@ impl Lookup {
         }
     }
 
+    pub(crate) fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+
     /// The argument for [`look`](Self::look), to be read before a request is sent.
     pub(crate) fn rounds(&self) -> u64 {
         *self.rounds.borrow()
@@ -77,7 +82,7 @@ impl Lookup {
     }
 
     /// Whether a look-up is due.
-    pub(crate) fn is_due(&self) -> bool {
+    fn is_due(&self) -> bool {
         if self.doubts.load(Ordering::Acquire) != self.settled.load(Ordering::Acquire) {
             return true;
         }
@@ -86,8 +91,20 @@ impl Lookup {
             && self.soon.swap(false, Ordering::AcqRel)
     }
 
+    /// Starts a look-up if one is due. Returns whether it was; callers continue with what is known meanwhile.
+    pub(crate) fn begin_if_due<F>(&self, look: impl FnOnce() -> F) -> bool
+    where
+        F: Future<Output = Result<(), RedisError>> + Send + 'static,
+    {
+        let is_due = self.is_due();
+        if is_due {
+            self.begin(look);
+        }
+        is_due
+    }
+
     /// Starts a look-up, unless one is running or has just ended. Returns where one runs now.
-    pub(crate) fn begin<F>(&self, look: impl FnOnce() -> F) -> Option<Arc<Home>>
+    fn begin<F>(&self, look: impl FnOnce() -> F) -> Option<Arc<Home>>
     where
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
     {
@@ -158,7 +175,8 @@ impl Lookup {
         self.state().last.clone()
     }
 
-    fn nothing(&self, reason: String) -> RedisError {
+    /// The error when no server is in charge.
+    pub(crate) fn nothing(&self, reason: String) -> RedisError {
         RedisError::NoServer { address: Arc::clone(&self.address), reason }
     }
 
@@ -171,6 +189,12 @@ impl Look {
     fn has_rested(&self) -> bool {
         self.rest_until.is_none_or(|until| Instant::now() >= until)
     }
+}
+
+/// The servers in another order each round: the first may be away, or know less than the others.
+pub(crate) fn rotate(servers: &mut [Arc<Link>], round: u64) {
+    let begin = round % servers.len().max(1) as u64;
+    servers.rotate_left(usize::try_from(begin).unwrap_or(0));
 }
 
 /// The deadline of a look-up that begins now.

@@ -117,6 +117,7 @@ impl Topology {
             #[cfg(feature = "fred")]
             in_cluster: url.servers == Servers::Cluster,
             tls,
+            limit,
             runtime: Arc::new(SharedRuntime::new(runtime, limit)),
             ..Settings::default()
         };
@@ -129,15 +130,15 @@ impl Topology {
             Servers::One => {
                 let endpoint =
                     at(&shared).next().ok_or_else(|| url.refused("it names no server"))?;
-                Self::Single(Link::new(endpoint, limit))
+                Self::Single(Link::new(endpoint))
             }
-            Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared, limit)),
+            Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared)),
             Servers::Sentinels { service, user, password } => {
                 let (user, password) = (user.clone(), password.clone());
                 let (database, has_served) = (0, Arc::default());
                 let login = Settings { user, password, database, has_served, ..settings };
                 let login = Arc::new(login);
-                Self::Sentinels(Sentinels::new(at(&login), service, &shared, limit))
+                Self::Sentinels(Sentinels::new(at(&login), service, &shared))
             }
         })
     }

@@ -1,7 +1,6 @@
 //! One connection to one server, by either client. Nothing here reconnects or repeats: the layer above
 //! decides what a failure means, in one place for both clients.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +37,8 @@ pub(crate) struct Settings {
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     pub(crate) resolver: Arc<Resolver>,
+    /// A connection that owes replies and gives none for so long is replaced.
+    pub(crate) limit: Duration,
     /// Where the connections live.
     pub(crate) runtime: Arc<SharedRuntime>,
     /// Whether one of the servers has accepted all of this once.
@@ -56,35 +57,22 @@ impl Default for Settings {
             in_cluster: false,
             tls: None,
             resolver: Resolver::system(),
+            limit: Duration::MAX,
             runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
             has_served: Arc::default(),
         }
     }
 }
 
-// By hand: a password must not show.
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("client", &self.client)
-            .field("database", &self.database)
-            .field("resp3", &self.resp3)
-            .field("tls", &self.tls)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Settings {
     /// The form of the login, for messages.
-    pub(crate) fn tried(&self) -> &'static str {
-        match (self.resp3, (&self.user, &self.password)) {
-            (true, (_, None)) => "HELLO 3 without a login",
-            (true, (None, Some(_))) => "HELLO 3 with the password that was given",
-            (true, (Some(_), Some(_))) => "HELLO 3 with the user and the password that were given",
-            (false, (_, None)) => "a connection without a login",
-            (false, (None, Some(_))) => "AUTH with the password that was given",
-            (false, (Some(_), Some(_))) => "AUTH with the user and the password that were given",
-        }
+    pub(crate) fn tried(&self) -> String {
+        let (how, with) = match (&self.user, &self.password) {
+            (_, None) => ("a connection", "without a login"),
+            (None, Some(_)) => ("AUTH", "with the password that was given"),
+            (Some(_), Some(_)) => ("AUTH", "with the user and the password that were given"),
+        };
+        format!("{} {with}", if self.resp3 { "HELLO 3" } else { how })
     }
 }
 
@@ -118,15 +106,6 @@ impl Endpoint {
         let may_be_tls = is_first && settings.tls.is_none();
         let hint = if may_be_tls { "; if this port is for TLS, use rediss://" } else { "" };
         self.peer.unreachable(format!("{reason}{hint}"))
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("address", self.address())
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
     }
 }
 

@@ -69,66 +69,47 @@ impl Peer {
         let address = &self.address;
         let tried = settings.tried();
         let said = |part: &str| detail.to_ascii_lowercase().contains(part);
-        let config = |message: String| RedisError::Config(message);
+        let is_unknown = said("unknown command");
+        let config = |what: &str| RedisError::Config(format!("Redis at {address} {what}"));
+        let refused = |message: &str| server_error(address, code, message);
         match code {
-            "NOPROTO" => return config(format!("Redis at {address} {NO_HELLO}")),
-            "ERR" if said("unknown command") && said("select") && !said("auth") => {
-                return config(format!(
-                    "Redis at {address} does not know SELECT; leave the database out of the URL"
-                ));
+            "ERR" if is_unknown && said("select") && !said("auth") => {
+                config("does not know SELECT; leave the database out of the URL")
             }
-            "ERR" if said("unknown command") && settings.resp3 => {
-                return config(format!("Redis at {address} {NO_HELLO}"));
-            }
-            "ERR" if said("unknown command") && settings.password.is_some() => {
-                return config(format!(
-                    "Redis at {address} does not know AUTH; allow the command there, or leave \
-                     user:password@host out of the URL"
-                ));
-            }
+            _ if code == "NOPROTO" || (code == "ERR" && is_unknown && settings.resp3) => config(
+                "does not know HELLO 3, which protocol=resp3 in the URL asks for; use protocol=resp2",
+            ),
+            "ERR" if is_unknown && settings.password.is_some() => config(
+                "does not know AUTH; allow the command there, or leave user:password@host out of the URL",
+            ),
             "ERR" if said("wrong number of arguments") && settings.password.is_some() => {
-                return config(format!(
-                    "Redis at {address} refused {tried}: it is older than Redis 6 and knows no users; \
-                     write :password@host in the URL"
-                ));
+                config(&format!(
+                    "refused {tried}: it is older than Redis 6 and knows no users; write :password@host in the URL"
+                ))
             }
-            "ERR" if said("not allowed in cluster mode") => {
-                return config(format!(
-                    "Redis at {address} is one of a cluster, which has only database 0; use \
-                     redis-cluster://{address}"
-                ));
-            }
-            _ => {}
-        }
-        let (code, message) = match code {
-            "WRONGPASS" => {
-                ("WRONGPASS", format!("the user or the password is wrong, tried by {tried}"))
-            }
-            "NOAUTH" => ("NOAUTH", format!("it wants a login, and refused {tried}")),
-            "NOPERM" => (
-                "NOPERM",
-                format!("the user may not do what it takes to connect, tried by {tried}, SELECT and PING"),
-            ),
-            "DENIED" => (
-                "DENIED",
-                "it is in protected mode and refuses connections from other machines; set a password there, and \
-                 give it in the URL"
-                    .into(),
-            ),
+            "ERR" if said("not allowed in cluster mode") => config(&format!(
+                "is one of a cluster, which has only database 0; use redis-cluster://{address}"
+            )),
             "ERR" if said("max number of clients") || said("max + cluster") => {
-                ("ERR", "max number of clients reached; raise maxclients".into())
+                refused("max number of clients reached; raise maxclients")
             }
-            "ERR" if said("db index") => (
-                "ERR",
-                "DB index is out of range; choose a database that it has (CONFIG GET databases)".into(),
+            "ERR" if said("db index") => refused(
+                "DB index is out of range; choose a database that it has (CONFIG GET databases)",
             ),
-            code => {
-                let known = remedy(code, "").is_some();
-                let code = if known { code } else { "ERR" };
-                (code, format!("it refused {tried} {WITHHELD}"))
+            "WRONGPASS" => refused(&format!("the user or the password is wrong, tried by {tried}")),
+            "NOAUTH" => refused(&format!("it wants a login, and refused {tried}")),
+            "NOPERM" => refused(&format!(
+                "the user may not do what it takes to connect, tried by {tried}, SELECT and PING"
+            )),
+            "DENIED" => refused(
+                "it is in protected mode and refuses connections from other machines; set a password there, and give it in \
+                 the URL",
+            ),
+            _ => {
+                let code = if remedy(code, "").is_some() { code } else { "ERR" };
+                server_error(address, code, &format!("it refused {tried} {WITHHELD}"))
             }
-        };
-        server_error(address, code, &message)
+        }
     }
 }
 
@@ -158,9 +139,6 @@ fn without_user(said: &str) -> String {
         None => said.to_owned(),
     }
 }
-
-const NO_HELLO: &str = "does not know HELLO 3, which protocol=resp3 in the URL asks for; use \
-                        protocol=resp2";
 
 /// An error reply, by its code, with the remedy if there is one.
 pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {

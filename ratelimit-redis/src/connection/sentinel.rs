@@ -1,14 +1,15 @@
 //! [`Sentinels`]: follows the master that Redis Sentinel names.
 
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
-use super::follow::{Next, Route, follow};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use super::follow::{Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
 use super::request::{Question, Request};
-use super::route::Place;
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -25,10 +26,6 @@ struct Inner {
     service: String,
     /// The settings for the master.
     settings: Arc<Settings>,
-    /// A connection without replies for this long is replaced.
-    limit: Duration,
-    /// The Sentinels' addresses.
-    address: Arc<str>,
     /// The known master; `None` before the first look-up.
     master: RwLock<Option<Arc<Link>>>,
 }
@@ -39,24 +36,21 @@ impl Sentinels {
         sentinels: impl Iterator<Item = Endpoint>,
         service: &str,
         settings: &Arc<Settings>,
-        limit: Duration,
     ) -> Self {
-        let sentinels: Vec<_> = sentinels.map(|at| Arc::new(Link::new(at, limit))).collect();
+        let sentinels: Vec<_> = sentinels.map(Link::new).map(Arc::new).collect();
         let address = link::addresses(&sentinels);
         let lookup = Lookup::new(&address, &settings.runtime);
         let inner = Inner {
             sentinels,
             service: service.to_owned(),
             settings: Arc::clone(settings),
-            limit,
-            address,
             master: RwLock::default(),
         };
         Self { inner: Arc::new(inner), lookup }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        &self.inner.address
+        self.lookup.address()
     }
 
     /// The master's address, or those of the Sentinels while the master is unknown.
@@ -77,83 +71,35 @@ impl Sentinels {
         .await
     }
 
-    /// Waits for a look-up.
-    async fn look(&self, seen: u64, deadline: Deadline) -> Result<(), RedisError> {
-        self.lookup.look(seen, deadline, || self.looking()).await
-    }
-
     /// Asks the Sentinels, starting with another one each time: one of them may be outdated.
-    fn looking(&self) -> impl Future<Output = Result<(), RedisError>> + Send + 'static {
-        let inner = Arc::clone(&self.inner);
-        let round = self.lookup.rounds();
-        async move {
-            let deadline = lookup::deadline();
-            let mut sentinels = inner.sentinels.clone();
-            let begin = round % sentinels.len().max(1) as u64;
-            sentinels.rotate_left(usize::try_from(begin).unwrap_or(0));
-            let asked = sentinels.into_iter().map(|sentinel| {
-                Arc::clone(&inner).named_by(sentinel, inner.known_master(), deadline)
-            });
-            let master = lookup::first(asked.collect(), lookup::HEAD_START).await?;
-            *inner.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
-            Ok(())
-        }
+    async fn look(inner: Arc<Inner>, round: u64) -> Result<(), RedisError> {
+        let deadline = lookup::deadline();
+        let mut sentinels = inner.sentinels.clone();
+        lookup::rotate(&mut sentinels, round);
+        let asked = sentinels
+            .into_iter()
+            .map(|sentinel| Arc::clone(&inner).named_by(sentinel, inner.known_master(), deadline));
+        let master = lookup::first(asked.collect(), lookup::HEAD_START).await?;
+        *inner.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
+        Ok(())
     }
 }
 
 impl Route for Sentinels {
-    type To = Arc<Link>;
-
-    async fn owner(&self, deadline: Deadline) -> Result<Arc<Link>, RedisError> {
-        let (is_due, seen) = (self.lookup.is_due(), self.lookup.rounds());
-        if is_due {
-            self.lookup.begin(|| self.looking());
-        }
-        match self.inner.known_master() {
-            Some(link) if !is_due || link.is_up() => return Ok(link),
-            // The rest of the deadline is for the request itself; without news, the known master is
-            // used.
-            Some(_) => drop(self.look(seen, deadline.half()).await),
-            None => self.look(seen, deadline).await?,
-        }
-        self.inner.known_master().ok_or_else(|| self.inner.no_server("no master is known yet"))
+    fn lookup(&self) -> &Lookup {
+        &self.lookup
     }
 
-    /// Only servers of a cluster redirect.
-    fn sent_to(&self, _: &Place<'_>, _: &Arc<Link>, _: bool) -> Next<Arc<Link>> {
-        Next::GiveUp
+    fn known(&self) -> Option<Arc<Link>> {
+        self.inner.known_master()
     }
 
-    async fn instead_of(
-        &self,
-        asked: &Arc<Link>,
-        asking: bool,
-        seen: u64,
-        deadline: Deadline,
-    ) -> Next<Arc<Link>> {
-        if asking {
-            return Next::GiveUp;
-        }
-        if deadline.is_over() || self.look(seen, deadline).await.is_err() {
-            // Leaves the look-up to the next request.
-            self.doubt();
-        }
-        match self.inner.known_master() {
-            Some(master) if !Arc::ptr_eq(&master, asked) => Next::Ask(master),
-            _ => Next::GiveUp,
-        }
+    fn looking(&self, _: Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> {
+        Self::look(Arc::clone(&self.inner), self.lookup.rounds()).boxed()
     }
 
-    fn rounds(&self) -> u64 {
-        self.lookup.rounds()
-    }
-
-    fn doubt(&self) {
-        self.lookup.doubt();
-    }
-
-    fn astray(&self, last: RedisError) -> RedisError {
-        last
+    fn unknown(&self) -> String {
+        "no master is known yet".into()
     }
 }
 
@@ -170,14 +116,10 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Arc<Link>, RedisError> {
         let (host, port) = self.place_by(&sentinel, deadline).await?;
-        let is_there = |link: &Arc<Link>| {
-            let endpoint = link.endpoint();
-            endpoint.port == port && endpoint.host == host
-        };
-        if let Some(known) = known.filter(is_there) {
+        if let Some(known) = known.filter(|known| known.is_at(&host, port)) {
             return Ok(known);
         }
-        let link = Link::new(Endpoint::new(&host, port, &self.settings), self.limit);
+        let link = Link::new(Endpoint::new(&host, port, &self.settings));
         match link.ask(deadline, false, &Question(&[Argument::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
             // A user without permission for it goes without.
@@ -188,7 +130,10 @@ impl Inner {
                     sentinel.address(),
                     link.address()
                 );
-                return Err(self.no_server(&replica));
+                return Err(RedisError::NoServer {
+                    address: Arc::clone(sentinel.address()),
+                    reason: replica,
+                });
             }
             Err(error) => return Err(error),
         }
@@ -218,10 +163,6 @@ impl Inner {
             )));
         }
         place(&reply).ok_or_else(|| sentinel.endpoint().peer.unexpected(&reply))
-    }
-
-    fn no_server(&self, reason: &str) -> RedisError {
-        RedisError::NoServer { address: Arc::clone(&self.address), reason: reason.into() }
     }
 }
 

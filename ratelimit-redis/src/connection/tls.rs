@@ -21,7 +21,7 @@ mod without {
     use super::{RedisError, TlsFiles};
 
     /// Uninhabited without the feature `tls`.
-    #[derive(Clone, Debug)]
+    #[derive(Clone)]
     pub(crate) enum Tls {}
 
     impl Tls {
@@ -37,7 +37,6 @@ mod without {
 
 #[cfg(feature = "tls")]
 mod with {
-    use std::fmt;
     #[cfg(feature = "redis")]
     use std::io;
     use std::path::Path;
@@ -61,13 +60,6 @@ mod with {
     #[derive(Clone)]
     pub(crate) struct Tls {
         config: Arc<ClientConfig>,
-    }
-
-    // Without the key.
-    impl fmt::Debug for Tls {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("Tls").finish_non_exhaustive()
-        }
     }
 
     impl Tls {

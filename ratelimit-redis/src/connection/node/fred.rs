@@ -21,6 +21,7 @@ use fred::types::config::{
     UnresponsiveConfig,
 };
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
+use futures_util::FutureExt;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -150,19 +151,12 @@ impl Node {
     ) -> Result<T, Failure> {
         let mut passage = self.driver.traffic.begin();
         let mut ended = self.driver.ended.clone();
-        let mut answer = tokio::select! {
+        let answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
-            _ = ended.changed() => None,
-        };
-        if answer.is_none() {
             // Before it ended, the task delivered all replies that it ever will.
-            answer = tokio::select! {
-                biased;
-                answer = &mut request => Some(answer),
-                () = std::future::ready(()) => None,
-            };
-        }
+            _ = ended.changed() => request.now_or_never(),
+        };
         let Some(answer) = answer else { return Err(Failure::NotSent) };
         match answer {
             Ok(answer) => {
