@@ -235,7 +235,7 @@ impl<M: Mode> Builder<M> {
     ) -> Result<RedisStore<M, C::Connection>, RedisError> {
         self.keys.validate()?;
         let Self { keys, cross_slot, deadline, merge, .. } = self;
-        let connection = connection.into_connection(deadline)?;
+        let connection = connection.into_connection()?;
         Ok(RedisStore::new(connection, keys, cross_slot, deadline, merge.unwrap_or(true)))
     }
 }

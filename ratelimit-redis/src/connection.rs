@@ -147,6 +147,17 @@ pub enum Argument<'a> {
     Integer(i64),
 }
 
+impl Argument<'_> {
+    /// No fewer bytes than it takes.
+    pub(crate) const fn most_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Number(_) | Self::Integer(_) => "-9223372036854775808".len(),
+        }
+    }
+}
+
 /// A server's reply.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

@@ -296,14 +296,6 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
                 "it lacks a command that this mode needs ({message}); use a mode that does without: \
                  without scripts that is the mode of transactions, for limits that count attempts"
             ),
-            "OOM" => format!(
-                "its memory is full ({message}); raise maxmemory, or give the limits a server of their own"
-            ),
-            "READONLY" => {
-                "it is a replica and takes no writes; connect to its master, by Sentinel or \
-                           as a cluster, so that a failover is followed"
-                    .to_owned()
-            }
             _ => format!("{code} {message}"),
         };
         (address, said)

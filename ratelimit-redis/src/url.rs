@@ -196,11 +196,10 @@ fn read(url: &str) -> Result<RedisUrl, String> {
     let no_url =
         || format!("this is no URL of a Redis; write {}, and {ESCAPES}", kind.write(scheme));
     let parts = Parts::of(url).ok_or_else(no_url)?;
-    let (service, database) = path(parts.path).ok_or_else(no_url)?;
-    if kind == Kind::One && (parts.places.len() > 1 || service.is_some()) {
+    if kind == Kind::One && parts.places.len() > 1 {
         return Err(no_url());
     }
-    if kind == Kind::Cluster && (service.is_some() || database != 0) {
+    if kind == Kind::Cluster && parts.database != 0 {
         return Err(format!("a cluster has only database 0; write {}", kind.write(scheme)));
     }
     let options = Options::of(parts.query)?;
@@ -210,7 +209,7 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         Kind::One => Servers::One,
         Kind::Cluster => Servers::Cluster,
         Kind::Sentinels => Servers::Sentinels {
-            service: match (service, options.service) {
+            service: match (parts.service, options.service) {
                 (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
                 (Some(service), None) => service.to_owned(),
                 (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
@@ -227,7 +226,7 @@ fn read(url: &str) -> Result<RedisUrl, String> {
             .collect(),
         user,
         password,
-        database,
+        database: parts.database,
         resp3: options.resp3,
         tls: encrypted.then_some(options.tls),
         client: options.client,
@@ -235,18 +234,6 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         merge: options.merge,
         shown: redacted(url),
     })
-}
-
-/// Parses service and database: `/SERVICE/1`, or either of them.
-fn path(path: &str) -> Option<(Option<&str>, u32)> {
-    let path = path.strip_prefix('/').unwrap_or(path);
-    let path = path.strip_suffix('/').unwrap_or(path);
-    let database = |text: &str| if text.is_empty() { Some(0) } else { text.parse().ok() };
-    match path.split_once('/') {
-        Some((service, number)) => Some((Some(service), database(number)?)),
-        None if path.bytes().all(|b| b.is_ascii_digit()) => Some((None, database(path)?)),
-        None => Some((Some(path), 0)),
-    }
 }
 
 /// User and password, unescaped.

@@ -1,12 +1,11 @@
 //! External connections: clients that a program already has and shares with a store.
 
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+
+use tokio::time::timeout_at;
 
 use super::peer::Peer;
-use super::watchdog::Watchdog;
 use super::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -98,14 +97,14 @@ pub trait IntoConnection {
     ///
     /// # Errors
     /// [`RedisError::Config`] for a client of a cluster.
-    fn into_connection(self, deadline: Duration) -> Result<Self::Connection, RedisError>;
+    fn into_connection(self) -> Result<Self::Connection, RedisError>;
 }
 
 /// A connection needs no conversion.
 impl<C: Connection> IntoConnection for C {
     type Connection = C;
 
-    fn into_connection(self, _deadline: Duration) -> Result<C, RedisError> {
+    fn into_connection(self) -> Result<C, RedisError> {
         Ok(self)
     }
 }
@@ -114,7 +113,6 @@ impl<C: Connection> IntoConnection for C {
 #[derive(Clone)]
 pub struct External {
     client: Given,
-    watchdog: Arc<Watchdog>,
     peer: Peer,
 }
 
@@ -132,8 +130,8 @@ enum Given {
 }
 
 impl External {
-    fn new(client: Given, limit: Duration, address: &str) -> Self {
-        Self { client, watchdog: Arc::new(Watchdog::new(limit)), peer: Peer::new(address) }
+    fn new(client: Given, address: &str) -> Self {
+        Self { client, peer: Peer::new(address) }
     }
 
     /// The result of a request within the deadline.
@@ -145,8 +143,8 @@ impl External {
         if deadline.is_over() {
             return Err(self.peer.too_late(deadline));
         }
-        let answer = self.watchdog.within(deadline.at(), pin!(request), |_| true).await;
-        answer.unwrap_or_else(|| Err(self.peer.timed_out(deadline)))
+        let answer = timeout_at(deadline.at(), request).await;
+        answer.unwrap_or_else(|_| Err(self.peer.timed_out(deadline)))
     }
 }
 

@@ -8,8 +8,10 @@ pub(super) struct Parts<'u> {
     addresses: &'u str,
     /// Their hosts, without brackets, and ports.
     pub(super) places: Vec<(&'u str, Option<u16>)>,
-    /// Includes the slash.
-    pub(super) path: &'u str,
+    /// Service and database as written.
+    path: &'u str,
+    pub(super) service: Option<&'u str>,
+    pub(super) database: u32,
     pub(super) query: &'u str,
 }
 
@@ -29,12 +31,14 @@ impl<'u> Parts<'u> {
         let hides_more = authority.contains('#') || query.contains(['@', '#']);
         // A separate login per server is not supported: one login serves all of them.
         let logs_in_twice = login.is_some_and(|login| login.contains('@') && login.contains(','));
-        let names_service = scheme.ends_with("-sentinel");
-        (is_path(path, names_service) && !hides_more && !logs_in_twice).then_some(Self {
+        let (service, database) = service_and_database(path, scheme.ends_with("-sentinel"))?;
+        (!hides_more && !logs_in_twice).then_some(Self {
             login,
             addresses,
             places,
             path,
+            service,
+            database,
             query,
         })
     }
@@ -62,15 +66,21 @@ fn place_of(address: &str) -> Option<(&str, Option<u16>)> {
     is_host.then_some((host, port))
 }
 
-/// Whether the path is empty, a database, or (for Sentinels) a service and a database.
-fn is_path(path: &str, names_service: bool) -> bool {
+/// Service and database: `/SERVICE/1`, or either of them. Only Sentinels have a service.
+fn service_and_database(path: &str, names_service: bool) -> Option<(Option<&str>, u32)> {
     let path = path.strip_prefix('/').unwrap_or(path);
-    match path.split_once('/') {
-        None => path.is_empty() || is_number(path) || (names_service && is_word(path)),
-        Some((service, database)) => {
-            names_service && is_word(service) && (database.is_empty() || is_number(database))
-        }
-    }
+    let path = path.strip_suffix('/').unwrap_or(path);
+    let (service, database) = match path.split_once('/') {
+        Some((service, database)) => (Some(service), database),
+        None if path.is_empty() || is_number(path) => (None, path),
+        None => (Some(path), ""),
+    };
+    let is_service = service.is_none_or(|service| names_service && is_word(service));
+    let database = match database {
+        "" => 0,
+        number => number.parse().ok().filter(|_| is_number(number))?,
+    };
+    is_service.then_some((service, database))
 }
 
 fn is_number(text: &str) -> bool {

@@ -85,7 +85,7 @@ async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
     let mut server = server();
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     decides(connect(server.port()).await).await;
-    let client = connect(proxy.port()).await.into_connection(PATIENCE).expect("one server");
+    let client = connect(proxy.port()).await.into_connection().expect("one server");
     assert!(!client.is_cluster());
     errors(&client).await;
     drop(client);
@@ -191,7 +191,7 @@ async fn executed_once_when_lost<I: IntoConnection>(
     proxy: &FaultProxy,
     node: &RedisServer,
 ) {
-    let client = client.into_connection(PATIENCE).expect("one server");
+    let client = client.into_connection().expect("one server");
     let before = node.calls("incr").expect("it is up");
     let lost = proxy.swallowed();
     proxy.swallow_matching(pattern, 1);
@@ -208,7 +208,7 @@ async fn executed_once_when_lost<I: IntoConnection>(
 /// No reply arrives, and a request ends at the store's deadline.
 async fn hangs<I: IntoConnection>(client: I, proxy: &FaultProxy) {
     let deadline = Duration::from_millis(300);
-    let client = client.into_connection(deadline).expect("one server");
+    let client = client.into_connection().expect("one server");
     incr(&client, "n", patient()).await.expect("executed");
     proxy.hang(true);
     let begun = Instant::now();

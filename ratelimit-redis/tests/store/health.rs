@@ -109,7 +109,7 @@ async fn what_is_wrong_is_named_with_the_remedy(client: Client) {
     let full = server();
     let store_of_full = store(&full.url(), client).await;
     tell(&full, &["CONFIG", "SET", "maxmemory", "1"]);
-    says(&store_of_full.health().await, false, "memory is full");
+    says(&store_of_full.health().await, false, "raise maxmemory");
 
     let mut master = server();
     let replica = RedisServer::replica_of(&master).expect("a replica");

@@ -17,18 +17,18 @@ use crate::error::RedisError;
 impl IntoConnection for Client {
     type Connection = External;
 
-    fn into_connection(self, deadline: Duration) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External, RedisError> {
         let address = address(&self)?;
-        Ok(External::new(Given::Fred(self), deadline, &address))
+        Ok(External::new(Given::Fred(self), &address))
     }
 }
 
 impl IntoConnection for Pool {
     type Connection = External;
 
-    fn into_connection(self, deadline: Duration) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External, RedisError> {
         let address = address(self.next())?;
-        Ok(External::new(Given::Pool(self), deadline, &address))
+        Ok(External::new(Given::Pool(self), &address))
     }
 }
 

@@ -1,7 +1,5 @@
 //! External connections by the crate `redis`.
 
-use std::time::Duration;
-
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 
 use super::{External, Given, IntoConnection};
@@ -16,8 +14,8 @@ const UNNAMED: &str = "the server of the given connection";
 impl IntoConnection for MultiplexedConnection {
     type Connection = External;
 
-    fn into_connection(self, deadline: Duration) -> Result<External, RedisError> {
-        Ok(External::new(Given::Multiplexed(self), deadline, UNNAMED))
+    fn into_connection(self) -> Result<External, RedisError> {
+        Ok(External::new(Given::Multiplexed(self), UNNAMED))
     }
 }
 
@@ -25,8 +23,8 @@ impl IntoConnection for MultiplexedConnection {
 impl IntoConnection for redis::aio::ConnectionManager {
     type Connection = External;
 
-    fn into_connection(self, deadline: Duration) -> Result<External, RedisError> {
-        Ok(External::new(Given::Manager(self), deadline, UNNAMED))
+    fn into_connection(self) -> Result<External, RedisError> {
+        Ok(External::new(Given::Manager(self), UNNAMED))
     }
 }
 

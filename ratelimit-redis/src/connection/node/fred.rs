@@ -329,7 +329,7 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
         }
         _ => (command(""), words),
     };
-    let mut buffer = BytesMut::with_capacity(arguments.iter().map(most_bytes).sum());
+    let mut buffer = BytesMut::with_capacity(arguments.iter().map(Argument::most_bytes).sum());
     let arguments = arguments.iter().map(|word| {
         // Writing to a buffer in memory never fails.
         let _ = match word {
@@ -344,15 +344,6 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
         Value::Bytes(buffer.split().freeze())
     });
     (name, arguments.collect())
-}
-
-/// No fewer bytes than the word takes.
-const fn most_bytes(word: &Argument<'_>) -> usize {
-    match word {
-        Argument::Text(text) => text.len(),
-        Argument::Bytes(bytes) => bytes.len(),
-        Argument::Number(_) | Argument::Integer(_) => "-9223372036854775808".len(),
-    }
 }
 
 /// The commands of a transaction.
