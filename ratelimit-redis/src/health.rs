@@ -335,22 +335,20 @@ impl Info {
     fn judge<M: Mode>(&self, as_cluster: bool, mut find: impl FnMut(Severity, String)) {
         let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
         // Valkey reports here the Redis version that it is compatible with.
-        if let Some(version) = self.get("redis_version")
-            && major(version).is_some_and(|major| major < M::OLDEST)
-        {
-            let (mode, oldest) = (M::NAME, M::OLDEST);
-            find(
-                Severity::Error,
-                format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
-            );
-        }
-        if let Some(version) = self.get("redis_version")
-            && major(version).is_some_and(|major| (M::OLDEST..TRIED).contains(&major))
-        {
-            find(
+        let version = self.get("redis_version").unwrap_or_default();
+        match major(version) {
+            Some(major) if major < M::OLDEST => {
+                let (mode, oldest) = (M::NAME, M::OLDEST);
+                find(
+                    Severity::Error,
+                    format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
+                );
+            }
+            Some(major) if major < TRIED => find(
                 Severity::Warning,
                 format!("it is Redis {version}; nothing before {TRIED}.0 has been tried"),
-            );
+            ),
+            _ => {}
         }
         if self.get("role") == Some("slave") {
             find(

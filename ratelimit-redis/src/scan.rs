@@ -111,13 +111,15 @@ impl<M, C: Connection> RedisStore<M, C> {
         let reply = connection.send("", &words, self.inner.deadline()).await?;
         let ranges = slot::ranges(&reply, "").ok_or_else(|| self.inner.unexpected(&reply))?;
         let mut found = BTreeMap::new();
-        let masters: BTreeSet<_> = ranges.iter().map(Range::master).collect();
+        let master = |range: &Range| format!("{}:{}", range.host, range.port);
+        let masters: BTreeSet<_> = ranges.iter().map(master).collect();
         for n in 0..TRIES {
             // The number stands first: what follows it may be outside of the tag.
             let identifier = format!("{n}-{ANY}");
             let slot = slot::of(&self.inner.keys.shared(&identifier));
-            if let Some(range) = ranges.iter().find(|range| range.contains(slot)) {
-                found.entry(range.master().into()).or_insert(identifier);
+            let owner = ranges.iter().find(|range| (range.first..=range.last).contains(&slot));
+            if let Some(range) = owner {
+                found.entry(master(range).into()).or_insert(identifier);
             }
             if found.len() == masters.len() {
                 break;

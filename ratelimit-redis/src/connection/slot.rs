@@ -30,16 +30,6 @@ pub(crate) struct Range {
     pub(crate) port: u16,
 }
 
-impl Range {
-    pub(crate) fn contains(&self, slot: u16) -> bool {
-        (self.first..=self.last).contains(&slot)
-    }
-
-    pub(crate) fn master(&self) -> String {
-        format!("{}:{}", self.host, self.port)
-    }
-}
-
 /// The ranges in a reply. `asked` is the host of the node that sent it.
 pub(crate) fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
     let Reply::Array(entries) = reply else { return None };
