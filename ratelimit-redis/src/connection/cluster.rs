@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::follow::{Route, follow};
@@ -71,9 +70,12 @@ impl Cluster {
     pub(crate) fn new(seeds: impl Iterator<Item = Endpoint>, settings: &Arc<Settings>) -> Self {
         let seeds: Vec<_> = seeds.map(Link::new).map(Arc::new).collect();
         let address = link::addresses(&seeds);
-        let lookup = Lookup::new(&address, &settings.runtime);
         let (settings, table) = (Arc::clone(settings), RwLock::new(Table::new()));
         let inner = Arc::new(Inner { seeds, settings, table });
+        let looks = Arc::clone(&inner);
+        let lookup = Lookup::new(&address, &inner.settings.runtime, move |round, doubted| {
+            Arc::clone(&looks).look(looks.candidates(round, doubted))
+        });
         Self { inner, lookup, down: Mutex::default() }
     }
 
@@ -83,7 +85,7 @@ impl Cluster {
 
     /// Reads the slot table for the first time.
     pub(crate) async fn open(&self, deadline: Deadline) -> Result<(), RedisError> {
-        self.lookup.look(self.lookup.rounds(), deadline, || self.looking(None)).await
+        self.lookup.look(self.lookup.rounds(), deadline, None).await
     }
 
     /// Sends a request to the owner of this key's slot, and follows redirections.
@@ -106,7 +108,7 @@ impl Cluster {
         deadline: Deadline,
         words: &[Argument<'_>],
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.lookup.begin_if_due(|| self.looking(None));
+        self.lookup.begin_if_due();
         if self.inner.masters().is_empty()
             && let Err(error) = self.open(deadline).await
         {
@@ -123,19 +125,6 @@ impl Cluster {
         }
         answers
     }
-
-    /// Reads the slot table, from the doubted node last.
-    fn looking(&self, doubted: Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> {
-        let asked = self.inner.candidates(self.lookup.rounds(), doubted);
-        let inner = Arc::clone(&self.inner);
-        let looking = async move {
-            let deadline = lookup::deadline();
-            let asked = asked.into_iter().map(|link| slot_table(link, deadline));
-            inner.learn(&lookup::first(asked.collect(), lookup::HEAD_START).await?);
-            Ok(())
-        };
-        looking.boxed()
-    }
 }
 
 impl Route for ToSlot<'_> {
@@ -145,10 +134,6 @@ impl Route for ToSlot<'_> {
 
     fn known(&self) -> Option<Arc<Link>> {
         self.cluster.inner.owner(self.slot)
-    }
-
-    fn looking(&self, doubted: Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> {
-        self.cluster.looking(doubted)
     }
 
     fn unknown(&self) -> String {
@@ -242,6 +227,14 @@ impl Inner {
         candidates
     }
 
+    /// Reads the slot table of one of these.
+    async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<(), RedisError> {
+        let deadline = lookup::deadline();
+        let asked = asked.into_iter().map(|link| slot_table(link, deadline));
+        self.learn(&lookup::first(asked.collect(), lookup::HEAD_START).await?);
+        Ok(())
+    }
+
     /// Takes over a node's slot table. Connections to servers that remain stay open. A slot without an owner keeps the known
     /// one, which redirects if it has a successor.
     fn learn(&self, ranges: &[Range]) {
@@ -295,6 +288,7 @@ async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, R
 mod tests {
     use std::time::Duration;
 
+    use futures_util::FutureExt;
     use ratelimit_servers::RedisServer;
     use tokio::net::TcpListener;
 

@@ -6,7 +6,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use ratelimit_core::{ErrorKind, StoreError as _};
 use tokio::time::sleep;
 
@@ -26,9 +25,6 @@ pub(crate) trait Route: Sync {
 
     /// The server that is known to be in charge.
     fn known(&self) -> Option<Arc<Link>>;
-
-    /// Looks up which server is in charge, and asks the doubted one last.
-    fn looking(&self, doubted: Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>>;
 
     /// Why no server is known after a look-up.
     fn unknown(&self) -> String;
@@ -165,9 +161,9 @@ pub(crate) async fn in_charge<R: Route>(
     deadline: Deadline,
 ) -> Result<Arc<Link>, RedisError> {
     let lookup = route.lookup();
-    let is_due = lookup.begin_if_due(|| route.looking(None));
+    let is_due = lookup.begin_if_due();
     let seen = lookup.rounds();
-    let look = |deadline| lookup.look(seen, deadline, || route.looking(None));
+    let look = |deadline| lookup.look(seen, deadline, None);
     match route.known() {
         Some(link) if !is_due || link.is_up() => return Ok(link),
         // The known one may be the doubted one. The rest of the deadline is for the request itself; without news, the
@@ -191,9 +187,7 @@ async fn instead_of<R: Route>(
         return None;
     }
     let lookup = route.lookup();
-    if deadline.is_over()
-        || lookup.look(seen, deadline, || route.looking(Some(asked))).await.is_err()
-    {
+    if deadline.is_over() || lookup.look(seen, deadline, Some(asked)).await.is_err() {
         // Leaves the look-up to the next request.
         lookup.doubt();
     }
@@ -212,8 +206,6 @@ async fn wait(pause: &mut Duration, deadline: Deadline) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-
     use super::*;
     use crate::connection::node::{Endpoint, Settings};
 
@@ -227,10 +219,6 @@ mod tests {
 
         fn known(&self) -> Option<Arc<Link>> {
             Some(Arc::clone(&self.1))
-        }
-
-        fn looking(&self, _: Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> {
-            async { Ok(()) }.boxed()
         }
 
         fn unknown(&self) -> String {
@@ -247,7 +235,8 @@ mod tests {
         let address: Arc<str> = "node".into();
         let settings = Arc::new(Settings::default());
         let link = Arc::new(Link::new(Endpoint::new("node", 1, &settings)));
-        let route = Down(Lookup::new(&address, &settings.runtime), link);
+        let lookup = Lookup::new(&address, &settings.runtime, |_, _| std::future::ready(Ok(())));
+        let route = Down(lookup, link);
         // Wherever in an attempt the time runs out.
         for within_ms in 2..200 {
             let deadline = Deadline::within(Duration::from_millis(within_ms));

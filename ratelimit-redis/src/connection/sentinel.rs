@@ -2,9 +2,6 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-
 use super::follow::{Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
@@ -39,14 +36,17 @@ impl Sentinels {
     ) -> Self {
         let sentinels: Vec<_> = sentinels.map(Link::new).map(Arc::new).collect();
         let address = link::addresses(&sentinels);
-        let lookup = Lookup::new(&address, &settings.runtime);
-        let inner = Inner {
+        let inner = Arc::new(Inner {
             sentinels,
             service: service.to_owned(),
             settings: Arc::clone(settings),
             master: RwLock::default(),
-        };
-        Self { inner: Arc::new(inner), lookup }
+        });
+        let looks = Arc::clone(&inner);
+        let lookup = Lookup::new(&address, &settings.runtime, move |round, _| {
+            Arc::clone(&looks).look(round)
+        });
+        Self { inner, lookup }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -70,19 +70,6 @@ impl Sentinels {
         })
         .await
     }
-
-    /// Asks the Sentinels, starting with another one each time: one of them may be outdated.
-    async fn look(inner: Arc<Inner>, round: u64) -> Result<(), RedisError> {
-        let deadline = lookup::deadline();
-        let mut sentinels = inner.sentinels.clone();
-        lookup::rotate(&mut sentinels, round);
-        let asked = sentinels
-            .into_iter()
-            .map(|sentinel| Arc::clone(&inner).named_by(sentinel, inner.known_master(), deadline));
-        let master = lookup::first(asked.collect(), lookup::HEAD_START).await?;
-        *inner.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
-        Ok(())
-    }
 }
 
 impl Route for Sentinels {
@@ -94,10 +81,6 @@ impl Route for Sentinels {
         self.inner.known_master()
     }
 
-    fn looking(&self, _: Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> {
-        Self::look(Arc::clone(&self.inner), self.lookup.rounds()).boxed()
-    }
-
     fn unknown(&self) -> String {
         "no master is known yet".into()
     }
@@ -106,6 +89,19 @@ impl Route for Sentinels {
 impl Inner {
     fn known_master(&self) -> Option<Arc<Link>> {
         self.master.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the Sentinels, starting with another one each time: one of them may be outdated.
+    async fn look(self: Arc<Self>, round: u64) -> Result<(), RedisError> {
+        let deadline = lookup::deadline();
+        let mut sentinels = self.sentinels.clone();
+        lookup::rotate(&mut sentinels, round);
+        let asked = sentinels
+            .into_iter()
+            .map(|sentinel| Arc::clone(&self).named_by(sentinel, self.known_master(), deadline));
+        let master = lookup::first(asked.collect(), lookup::HEAD_START).await?;
+        *self.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
+        Ok(())
     }
 
     /// The master that a Sentinel names, if that server is a master.
