@@ -68,7 +68,7 @@ impl Table {
 impl Cluster {
     /// Sends nothing yet.
     pub(crate) fn new(seeds: impl Iterator<Item = Endpoint>, settings: &Arc<Settings>) -> Self {
-        let seeds: Vec<_> = seeds.map(Link::new).map(Arc::new).collect();
+        let seeds: Vec<_> = seeds.map(Link::new).collect();
         let address = link::addresses(&seeds);
         let (settings, table) = (Arc::clone(settings), RwLock::new(Table::new()));
         let inner = Arc::new(Inner { seeds, settings, table });
@@ -207,7 +207,7 @@ impl Inner {
     }
 
     fn link(&self, host: &str, port: u16) -> Arc<Link> {
-        Arc::new(Link::new(Endpoint::new(host, port, &self.settings)))
+        Link::new(Endpoint::new(host, port, &self.settings))
     }
 
     /// The servers to ask, each once: the masters, starting with another one each round, then the seeds.

@@ -234,7 +234,7 @@ mod tests {
     async fn when_time_runs_out_the_error_is_the_servers_last_word() {
         let address: Arc<str> = "node".into();
         let settings = Arc::new(Settings::default());
-        let link = Arc::new(Link::new(Endpoint::new("node", 1, &settings)));
+        let link = Link::new(Endpoint::new("node", 1, &settings));
         let lookup = Lookup::new(&address, &settings.runtime, |_, _| std::future::ready(Ok(())));
         let route = Down(lookup, link);
         // Wherever in an attempt the time runs out.

@@ -30,7 +30,7 @@ pub struct RedisConnection {
 
 /// Where the keys lie.
 enum Topology {
-    Single(Link),
+    Single(Arc<Link>),
     Sentinels(Sentinels),
     Cluster(Cluster),
 }

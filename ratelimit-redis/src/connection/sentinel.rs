@@ -34,7 +34,7 @@ impl Sentinels {
         service: &str,
         settings: &Arc<Settings>,
     ) -> Self {
-        let sentinels: Vec<_> = sentinels.map(Link::new).map(Arc::new).collect();
+        let sentinels: Vec<_> = sentinels.map(Link::new).collect();
         let address = link::addresses(&sentinels);
         let inner = Arc::new(Inner {
             sentinels,
@@ -133,13 +133,13 @@ impl Inner {
             }
             Err(error) => return Err(error),
         }
-        Ok(Arc::new(link))
+        Ok(link)
     }
 
     /// The master's address, as a Sentinel reports it.
     async fn place_by(
         &self,
-        sentinel: &Link,
+        sentinel: &Arc<Link>,
         deadline: Deadline,
     ) -> Result<(String, u16), RedisError> {
         let service = &self.service;
