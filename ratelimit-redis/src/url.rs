@@ -9,8 +9,7 @@ use crate::error::RedisError;
 mod options;
 mod parts;
 
-use options::Options;
-pub(crate) use options::TlsFiles;
+pub(crate) use options::{Options, TlsFiles};
 use parts::{Parts, redacted};
 
 /// The parsed URL of a store. It is safe to log: [`Display`](fmt::Display), [`Debug`](fmt::Debug) and
@@ -54,42 +53,29 @@ use parts::{Parts, redacted};
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
-    pub(crate) servers: Servers,
+    pub(crate) kind: Kind,
+    is_encrypted: bool,
     /// The server, the Sentinels, or some servers of a cluster: hosts without brackets, and ports.
     pub(crate) places: Vec<(String, u16)>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
-    pub(crate) resp3: bool,
-    pub(crate) tls: Option<TlsFiles>,
-    client: Option<Client>,
-    mode: Option<&'static str>,
-    merge: Option<bool>,
+    /// The name by which Sentinels know the master and its replicas.
+    pub(crate) service: String,
+    pub(crate) options: Options,
     /// Without login and options.
     shown: String,
 }
 
 /// The kind of servers at the places.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Servers {
-    One,
-    /// With the name by which they know the master and its replicas.
-    Sentinels {
-        service: String,
-        user: Option<String>,
-        password: Option<String>,
-    },
-    Cluster,
-}
-
-/// What a scheme says: the kind of servers, and whether the connection is encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     One,
     Sentinels,
     Cluster,
 }
 
+/// What a scheme says: the kind of servers, and whether the connection is encrypted.
 const SCHEMES: [(&str, Kind, bool); 7] = [
     ("redis", Kind::One, false),
     ("valkey", Kind::One, false),
@@ -143,19 +129,24 @@ impl RedisUrl {
     /// The mode in the URL: `lua`, `cas` or `multi`.
     #[must_use]
     pub const fn mode(&self) -> Option<&'static str> {
-        self.mode
+        self.options.mode
     }
 
     /// The client in the URL.
     #[must_use]
     pub const fn client(&self) -> Option<Client> {
-        self.client
+        self.options.client
     }
 
     /// Whether the URL says that requests [merge](crate::Builder::merge).
     #[must_use]
     pub const fn merge(&self) -> Option<bool> {
-        self.merge
+        self.options.merge
+    }
+
+    /// The files for an encrypted connection.
+    pub(crate) fn tls(&self) -> Option<&TlsFiles> {
+        self.is_encrypted.then_some(&self.options.tls)
     }
 
     /// The error for a URL that contradicts another setting.
@@ -190,7 +181,8 @@ fn read(url: &str) -> Result<RedisUrl, String> {
     let Some(scheme) = parts::scheme(url) else {
         return Err(format!("this is no URL; {KNOWN_SCHEMES}"));
     };
-    let Some((_, kind, encrypted)) = SCHEMES.into_iter().find(|(name, ..)| *name == scheme) else {
+    let Some((_, kind, is_encrypted)) = SCHEMES.into_iter().find(|(name, ..)| *name == scheme)
+    else {
         return Err(format!("what stands before :// is not known; {KNOWN_SCHEMES}"));
     };
     let no_url =
@@ -203,35 +195,24 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         return Err(format!("a cluster has only database 0; write {}", kind.write(scheme)));
     }
     let options = Options::of(parts.query)?;
-    options.fit(kind == Kind::Sentinels, encrypted)?;
+    options.fit(kind == Kind::Sentinels, is_encrypted)?;
     let (user, password) = login(parts.login)?;
-    let servers = match kind {
-        Kind::One => Servers::One,
-        Kind::Cluster => Servers::Cluster,
-        Kind::Sentinels => Servers::Sentinels {
-            service: match (parts.service, options.service) {
-                (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
-                (Some(service), None) => service.to_owned(),
-                (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
-            },
-            user: options.sentinel_user,
-            password: options.sentinel_password,
-        },
+    let service = match (parts.service, &options.service) {
+        (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
+        (Some(service), None) => service,
+        (None, service) => service.as_deref().unwrap_or(DEFAULT_SERVICE),
     };
-    let places = parts.places.iter();
+    let place =
+        |(host, port): &(&str, Option<u16>)| ((*host).to_owned(), port.unwrap_or(kind.port()));
     Ok(RedisUrl {
-        servers,
-        places: places
-            .map(|(host, port)| ((*host).to_owned(), port.unwrap_or(kind.port())))
-            .collect(),
+        kind,
+        is_encrypted,
+        places: parts.places.iter().map(place).collect(),
         user,
         password,
         database: parts.database,
-        resp3: options.resp3,
-        tls: encrypted.then_some(options.tls),
-        client: options.client,
-        mode: options.mode,
-        merge: options.merge,
+        service: service.to_owned(),
+        options,
         shown: redacted(url),
     })
 }

@@ -17,7 +17,7 @@ use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::shared_runtime::SharedRuntime;
-use crate::url::{RedisUrl, Servers};
+use crate::url::{Kind, RedisUrl};
 
 /// A connection to a server, to the master that Sentinels name, or to a cluster. All callers share it,
 /// and it reconnects after a failure.
@@ -107,15 +107,15 @@ impl Topology {
         limit: Duration,
         runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
-        let tls = url.tls.as_ref().map(Tls::new).transpose()?;
+        let tls = url.tls().map(Tls::new).transpose()?;
         let settings = Settings {
             client: client.or(url.client()).unwrap_or_default(),
             user: url.user.clone(),
             password: url.password.clone(),
             database: url.database,
-            resp3: url.resp3,
+            resp3: url.options.resp3,
             #[cfg(feature = "fred")]
-            in_cluster: url.servers == Servers::Cluster,
+            in_cluster: url.kind == Kind::Cluster,
             tls,
             limit,
             runtime: Arc::new(SharedRuntime::new(runtime, limit)),
@@ -126,19 +126,20 @@ impl Topology {
             let settings = Arc::clone(settings);
             url.places.iter().map(move |(host, port)| Endpoint::new(host, *port, &settings))
         };
-        Ok(match &url.servers {
-            Servers::One => {
+        Ok(match url.kind {
+            Kind::One => {
                 let endpoint =
                     at(&shared).next().ok_or_else(|| url.refused("it names no server"))?;
                 Self::Single(Link::new(endpoint))
             }
-            Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared)),
-            Servers::Sentinels { service, user, password } => {
-                let (user, password) = (user.clone(), password.clone());
+            Kind::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared)),
+            Kind::Sentinels => {
+                let (user, password) =
+                    (url.options.sentinel_user.clone(), url.options.sentinel_password.clone());
                 let (database, has_served) = (0, Arc::default());
                 let login = Settings { user, password, database, has_served, ..settings };
                 let login = Arc::new(login);
-                Self::Sentinels(Sentinels::new(at(&login), service, &shared))
+                Self::Sentinels(Sentinels::new(at(&login), &url.service, &shared))
             }
         })
     }

@@ -17,16 +17,16 @@ pub(crate) struct TlsFiles {
     pub(crate) key: Option<PathBuf>,
 }
 
-#[derive(Default)]
-pub(super) struct Options {
-    pub(super) client: Option<Client>,
-    pub(super) mode: Option<&'static str>,
-    pub(super) resp3: bool,
-    pub(super) merge: Option<bool>,
-    pub(super) tls: TlsFiles,
-    pub(super) service: Option<String>,
-    pub(super) sentinel_user: Option<String>,
-    pub(super) sentinel_password: Option<String>,
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) client: Option<Client>,
+    pub(crate) mode: Option<&'static str>,
+    pub(crate) resp3: bool,
+    pub(crate) merge: Option<bool>,
+    pub(crate) tls: TlsFiles,
+    pub(crate) service: Option<String>,
+    pub(crate) sentinel_user: Option<String>,
+    pub(crate) sentinel_password: Option<String>,
 }
 
 const KNOWN: &str = "accepted are client, mode, protocol, merge, tls-ca, tls-cert, tls-key, service, \

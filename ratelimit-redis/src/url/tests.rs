@@ -15,17 +15,17 @@ fn places(url: &RedisUrl) -> Vec<(&str, u16)> {
 #[test]
 fn one_server_has_a_place_a_login_and_a_database() {
     let url = parse("redis://us%40er:p%3Aw%2Fd@h:1/2?client=redis&mode=cas&protocol=resp3");
-    assert!(url.servers == Servers::One);
+    assert!(url.kind == Kind::One);
     assert_eq!(places(&url), [("h", 1)]);
     assert_eq!(url.user.as_deref(), Some("us@er"));
     assert_eq!(url.password.as_deref(), Some("p:w/d"));
-    assert_eq!((url.database, url.resp3, url.mode()), (2, true, Some("cas")));
+    assert_eq!((url.database, url.options.resp3, url.mode()), (2, true, Some("cas")));
     assert_eq!(url.client(), Some(Client::default()));
 
     let url = parse("valkey://[::1]");
     assert_eq!(places(&url), [("::1", 6_379)]);
-    assert_eq!((url.database, url.resp3, url.mode(), url.client()), (0, false, None, None));
-    assert_eq!((url.user, url.password, url.tls), (None, None, None));
+    assert_eq!((url.database, url.options.resp3, url.mode(), url.client()), (0, false, None, None));
+    assert_eq!((&url.user, &url.password, url.tls()), (&None, &None, None));
 }
 
 #[test]
@@ -56,15 +56,13 @@ fn sentinels_have_a_service_and_perhaps_a_login_of_their_own() {
     ] {
         let url = parse(url);
         assert_eq!(places(&url), [("a", 26_379), ("b", 1)]);
-        let Servers::Sentinels { service: named, user, password } = &url.servers else {
-            panic!("{url} has sentinels")
-        };
-        assert_eq!((&**named, url.database), (service, database));
-        assert_eq!((user, password), (&None, &None));
+        assert!(url.kind == Kind::Sentinels);
+        assert_eq!((&*url.service, url.database), (service, database));
+        assert_eq!((url.options.sentinel_user, url.options.sentinel_password), (None, None));
     }
     let url = parse("redis-sentinel://u:p@a?sentinel-user=su&sentinel-password=s%26p");
-    let Servers::Sentinels { user, password, .. } = &url.servers else { panic!("{url}") };
-    assert_eq!((user.as_deref(), password.as_deref()), (Some("su"), Some("s&p")));
+    let Options { sentinel_user, sentinel_password, .. } = &url.options;
+    assert_eq!((sentinel_user.as_deref(), sentinel_password.as_deref()), (Some("su"), Some("s&p")));
     assert_eq!(url.user.as_deref(), Some("u"));
 }
 
@@ -72,7 +70,7 @@ fn sentinels_have_a_service_and_perhaps_a_login_of_their_own() {
 fn a_cluster_has_several_places() {
     for url in ["redis-cluster://a:1,[::1]:2,c", "redis-cluster://u:p@a:1,[::1]:2,c/0"] {
         let url = parse(url);
-        assert!(url.servers == Servers::Cluster);
+        assert!(url.kind == Kind::Cluster);
         assert_eq!(places(&url), [("a", 1), ("::1", 2), ("c", 6_379)]);
     }
 }
@@ -80,7 +78,7 @@ fn a_cluster_has_several_places() {
 #[cfg(feature = "tls")]
 #[test]
 fn an_encrypted_url_may_name_certificate_files() {
-    assert_eq!(parse("rediss://h").tls, Some(TlsFiles::default()));
+    assert_eq!(parse("rediss://h").tls(), Some(&TlsFiles::default()));
     for scheme in ["rediss", "rediss-sentinel", "rediss-cluster"] {
         let url = format!("{scheme}://h?tls-ca=/a/ca.pem&tls-cert=c%20d.pem&tls-key=k.pem");
         let files = TlsFiles {
@@ -88,7 +86,7 @@ fn an_encrypted_url_may_name_certificate_files() {
             certificate: Some("c d.pem".into()),
             key: Some("k.pem".into()),
         };
-        assert_eq!(parse(&url).tls, Some(files));
+        assert_eq!(parse(&url).tls(), Some(&files));
     }
     assert!(refused("rediss://h?tls-cert=a").contains("both tls-cert and tls-key"));
 }
