@@ -231,7 +231,7 @@ impl Inner {
     async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<(), RedisError> {
         let deadline = lookup::deadline();
         let asked = asked.into_iter().map(|link| slot_table(link, deadline));
-        self.learn(&lookup::first(asked.collect(), lookup::HEAD_START).await?);
+        self.learn(&lookup::first(asked, lookup::HEAD_START).await?);
         Ok(())
     }
 

@@ -260,11 +260,8 @@ pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
 pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
     let resolved = endpoint.settings.resolver.resolve(&endpoint.host, endpoint.port).await;
     let addresses = resolved.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
-    let connecting = addresses.into_iter().map(|address| {
-        let endpoint = endpoint.clone();
-        async move { Node::connect(&endpoint, address).await }
-    });
-    first(connecting.collect(), HEAD_START).await
+    let connecting = addresses.into_iter().map(|address| Node::connect(endpoint, address));
+    first(connecting, HEAD_START).await
 }
 
 #[cfg(test)]

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::link::Link;
@@ -247,26 +248,19 @@ impl Drop for Running {
 ///
 /// # Errors
 /// If none succeeds, one of their errors: a server's reply rather than a failed connection.
-pub(crate) async fn first<T, F>(asked: Vec<F>, head_start: Duration) -> Result<T, RedisError>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T, RedisError>> + Send + 'static,
-{
-    let mut asked = asked.into_iter();
-    let mut running = JoinSet::new();
+pub(crate) async fn first<T>(
+    mut asked: impl Iterator<Item = impl Future<Output = Result<T, RedisError>>>,
+    head_start: Duration,
+) -> Result<T, RedisError> {
+    let mut running = FuturesUnordered::new();
     let mut last: Option<RedisError> = None;
     loop {
-        let more = asked.next().map(|next| running.spawn(next)).is_some();
-        let answer = if more {
-            timeout(head_start, running.join_next()).await
-        } else {
-            Ok(running.join_next().await)
-        };
+        let more = asked.next().map(|next| running.push(next)).is_some();
+        let answer =
+            if more { timeout(head_start, running.next()).await } else { Ok(running.next().await) };
         match answer {
-            Ok(Some(Ok(Ok(answer)))) => return Ok(answer),
-            Ok(Some(Ok(Err(error))))
-                if last.as_ref().is_none_or(|last| tells_more(&error, last)) =>
-            {
+            Ok(Some(Ok(answer))) => return Ok(answer),
+            Ok(Some(Err(error))) if last.as_ref().is_none_or(|last| tells_more(&error, last)) => {
                 last = Some(error);
             }
             // No server is left.
@@ -357,13 +351,16 @@ mod tests {
         let away = || -> Asked { Box::pin(async { Err(unreachable()) }) };
         let answers = |n| -> Asked { Box::pin(async move { Ok(n) }) };
         assert_eq!(
-            first(vec![hangs(), away(), answers(3), answers(4)], HEAD_START).await.expect("one"),
+            first([hangs(), away(), answers(3), answers(4)].into_iter(), HEAD_START)
+                .await
+                .expect("one"),
             3
         );
-        assert_eq!(first(vec![away(), answers(2)], HEAD_START).await.expect("one"), 2);
+        assert_eq!(first([away(), answers(2)].into_iter(), HEAD_START).await.expect("one"), 2);
 
         let config = || -> Asked { Box::pin(async { Err(RedisError::Config("no".into())) }) };
-        let error = first(vec![away(), config(), away()], HEAD_START).await.expect_err("none");
+        let error =
+            first([away(), config(), away()].into_iter(), HEAD_START).await.expect_err("none");
         assert!(matches!(error, RedisError::Config(_)), "{error}");
     }
 }

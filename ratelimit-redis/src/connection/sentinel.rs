@@ -96,23 +96,20 @@ impl Inner {
         let deadline = lookup::deadline();
         let mut sentinels = self.sentinels.clone();
         lookup::rotate(&mut sentinels, round);
-        let asked = sentinels
-            .into_iter()
-            .map(|sentinel| Arc::clone(&self).named_by(sentinel, self.known_master(), deadline));
-        let master = lookup::first(asked.collect(), lookup::HEAD_START).await?;
+        let asked = sentinels.into_iter().map(|sentinel| self.named_by(sentinel, deadline));
+        let master = lookup::first(asked, lookup::HEAD_START).await?;
         *self.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
         Ok(())
     }
 
     /// The master that a Sentinel names, if that server is a master.
     async fn named_by(
-        self: Arc<Self>,
+        &self,
         sentinel: Arc<Link>,
-        known: Option<Arc<Link>>,
         deadline: Deadline,
     ) -> Result<Arc<Link>, RedisError> {
         let (host, port) = self.place_by(&sentinel, deadline).await?;
-        if let Some(known) = known.filter(|known| known.is_at(&host, port)) {
+        if let Some(known) = self.known_master().filter(|known| known.is_at(&host, port)) {
             return Ok(known);
         }
         let link = Link::new(Endpoint::new(&host, port, &self.settings));
