@@ -24,7 +24,6 @@
 //! | `redis` | yes | the client `redis` |
 //! | `fred` | no | the client `fred` |
 //! | `connection-manager` | yes | stores over a `redis::aio::ConnectionManager` of the program |
-//! | `cluster-async` | yes | stores over a `redis::cluster_async::ClusterConnection` of the program |
 //! | `tls` | no | `rediss://` URLs, by rustls |
 //!
 //! At least one client is needed.
@@ -82,8 +81,9 @@
 //! # Clients that a program has already
 //!
 //! A store can be put [over](Builder::over) connections of the crates `redis` and `fred` that a program
-//! uses for other things as well, to one server, by Sentinels or to a cluster. [`IntoConnection`] says
-//! which, with an example of each, and what to know of them. Anything else can be a [`Connection`].
+//! uses for other things as well, to one server or by Sentinels. [`IntoConnection`] says which, with an
+//! example of each, and what to know of them. For a cluster give a URL. Anything else can be a
+//! [`Connection`].
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
@@ -122,13 +122,7 @@ mod url;
 pub use builder::Builder;
 pub use client::Client;
 pub use codec::Codec;
-#[cfg(feature = "redis")]
-pub use connection::External;
-#[cfg(feature = "fred")]
-pub use connection::ExternalFred;
-#[cfg(all(feature = "redis", feature = "cluster-async"))]
-pub use connection::WithoutRetries;
-pub use connection::{Argument, Connection, IntoConnection, RedisConnection, Reply};
+pub use connection::{Argument, Connection, External, IntoConnection, RedisConnection, Reply};
 pub use deadline::Deadline;
 pub use error::RedisError;
 pub use heal::{HealOptions, Healed, HealedState};

@@ -29,17 +29,15 @@ enum Way {
     Plain,
     /// It poses as a cluster: each identifier has a slot of its own.
     Split,
-    /// So it does, and the client sends everything twice.
-    Repeated,
 }
 
-const WAYS: [Way; 4] = [Way::Plain, Way::Split, Way::Plain, Way::Repeated];
+const WAYS: [Way; 2] = [Way::Plain, Way::Split];
 
 /// One server for all tests, one connection for each way, and one prefix per store.
 struct OnServer {
     runtime: Runtime,
     server: &'static RedisServer,
-    connections: [Arc<Meddled>; 3],
+    connections: [Arc<Meddled>; 2],
 }
 
 type Built<M> = RedisStore<M, Arc<Meddled>>;
@@ -58,8 +56,7 @@ impl OnServer {
             let opened = runtime.block_on(RedisConnection::open(url, PATIENCE));
             Meddled::new(opened.expect("the server is up"))
         };
-        let connections =
-            [connect(), connect().clustered(), connect().clustered().repeating()].map(Arc::new);
+        let connections = [connect(), connect().clustered()].map(Arc::new);
         Self { runtime, server, connections }
     }
 
@@ -412,8 +409,7 @@ fn is_native(policy: &Policy) -> bool {
 fn transactions_agree_with_the_pure_step() {
     let server = OnServer::new();
     let (choices, ops) = (of_those(is_native), [Op::Peek, Op::Reset]);
-    // A client that repeats is refused.
-    proptest!(config(128), |(choices in choices, trace in requests(2), way in select(&WAYS[..3]))| {
+    proptest!(config(128), |(choices in choices, trace in requests(2), way in select(&WAYS[..]))| {
         let store = server.store(RedisStore::builder().multi(), way);
         server.follow_by(&store, way, &chosen(&choices), &only_attempts(trace, &ops));
     });
