@@ -161,5 +161,6 @@ impl Clock for CoarseClock {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;

@@ -24,7 +24,8 @@ mod entry;
 
 #[cfg(all(test, loom))]
 mod loom_cuckoo;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 use ratelimit_core::{Compact, Timestamp};

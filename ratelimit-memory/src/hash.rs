@@ -36,7 +36,8 @@ impl KeyHasher {
     /// Hashes a caller's key.
     #[inline]
     pub(crate) fn hash(&self, caller: &str) -> CallerHash {
-        #[cfg(all(test, not(loom)))]
+        #[cfg(test)]
+        #[cfg(not(loom))]
         HASHED.set(HASHED.get() + 1);
         CallerHash(self.0.hash(caller.as_bytes()))
     }
@@ -48,7 +49,8 @@ impl KeyHasher {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 thread_local! {
     /// How many keys this thread has hashed.
     pub(crate) static HASHED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
@@ -78,7 +80,8 @@ impl CallerHash {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::cuckoo::Address;

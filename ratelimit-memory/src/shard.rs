@@ -179,7 +179,8 @@ impl<S> Shard<S> {
     }
 
     /// The number of states.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
+    #[cfg(not(loom))]
     pub(crate) fn len(&self) -> usize {
         self.states().count()
     }

@@ -426,5 +426,6 @@ impl<A: InMemory, C> fmt::Debug for MemoryStore<A, C> {
 
 #[cfg(all(test, loom))]
 mod loom_paths;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;

@@ -69,7 +69,8 @@ pub(crate) fn wait(waited: &mut u32) {
     loom::thread::yield_now();
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

@@ -41,6 +41,9 @@ enum Form {
 /// A check of a flat script: the algorithm, how it takes part, and the index of its key.
 type Participant = (&'static str, Role, usize);
 
+/// A script of flights, and the numbers in it of the kinds that were asked for.
+type Numbered = (Arc<Script>, Vec<usize>);
+
 /// The checks of a request.
 type Kind = Vec<Participant>;
 
@@ -123,7 +126,7 @@ impl Scripts {
     pub(crate) fn merging(
         &self,
         kinds: &[Vec<Shape>],
-    ) -> Result<Option<(Arc<Script>, Vec<usize>)>, &'static Program> {
+    ) -> Result<Option<Numbered>, &'static Program> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for shape in kinds.iter().flatten() {
             known.register(shape.program)?;

@@ -148,7 +148,8 @@ fn every_example_of_the_libraries_is_a_test_and_has_its_row() {
             format!("{path}: give it a test, and [[example]] test = true in the crate's Cargo.toml")
         });
         let row = format!("[`{name}`](../{path})");
-        let unnamed = (!list.contains(&row)).then(|| format!("examples/README.md: a row for {row}"));
+        let unnamed =
+            (!list.contains(&row)).then(|| format!("examples/README.md: a row for {row}"));
         untested.into_iter().chain(unnamed)
     }));
 }

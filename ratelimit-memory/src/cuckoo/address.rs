@@ -91,7 +91,8 @@ const fn apart(address: u64, buckets: usize) -> usize {
     ((address >> APART_BIT) as usize & (buckets - 1)) | 1
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::super::tests::hash;
     use super::*;

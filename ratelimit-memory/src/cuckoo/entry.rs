@@ -200,7 +200,8 @@ impl Entry {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::super::address::{Address, MAX_DEPTH};
     use super::*;

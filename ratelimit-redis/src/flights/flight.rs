@@ -137,7 +137,7 @@ impl<L: Default, O> Flight<L, O> {
             unsent()
         };
         cabin.outcome = Some(Arc::new(outcome));
-        self.wake_all(cabin);
+        Self::wake_all(cabin);
     }
 }
 
@@ -161,11 +161,11 @@ impl<L, O> Flight<L, O> {
         let mut cabin = self.cabin();
         if !cabin.is_late {
             cabin.is_late = true;
-            self.wake_all(cabin);
+            Self::wake_all(cabin);
         }
     }
 
-    fn wake_all(&self, mut cabin: MutexGuard<'_, Cabin<L, O>>) {
+    fn wake_all(mut cabin: MutexGuard<'_, Cabin<L, O>>) {
         let passengers = cabin.passengers.iter_mut();
         let wakers: Vec<_> = passengers.filter_map(|passenger| passenger.waker.take()).collect();
         drop(cabin);

@@ -106,29 +106,19 @@ impl Load {
             let group = &self.groups[*place];
             Some(group.limits) == known && group.keys == *keys
         };
-        let place = match last.filter(is_same) {
-            Some(place) => place,
-            None => {
-                let all = (self.keys + keys.len(), self.states + checks.len());
-                if !is_empty && (all.0 > MOST_KEYS || all.1 > MOST_STATES) {
-                    return None;
-                }
-                (self.keys, self.states) = all;
-                let limits = known.unwrap_or_else(|| {
-                    self.limits.push(LimitSet::of(checks));
-                    self.limits.len() - 1
-                });
-                let place = self.groups.len();
-                for state in &states {
-                    match self.last.find_mut(*state, |(hash, _)| hash == state) {
-                        Some((_, last)) => *last = place,
-                        None => _ = self.last.insert_unique(*state, (*state, place), |(h, _)| *h),
-                    }
-                }
-                let (keys, requests) = (keys.clone(), SmallVec::new());
-                self.groups.push(Group { limits, keys, states, requests });
-                place
+        let place = if let Some(place) = last.filter(is_same) {
+            place
+        } else {
+            let all = (self.keys + keys.len(), self.states + checks.len());
+            if !is_empty && (all.0 > MOST_KEYS || all.1 > MOST_STATES) {
+                return None;
             }
+            (self.keys, self.states) = all;
+            let limits = known.unwrap_or_else(|| {
+                self.limits.push(LimitSet::of(checks));
+                self.limits.len() - 1
+            });
+            self.open(Group { limits, keys: keys.clone(), states, requests: SmallVec::new() })
         };
         let known = self.runtimes.iter().position(|known| known.id() == runtime.id());
         let runtime = known.unwrap_or_else(|| {
@@ -138,6 +128,19 @@ impl Load {
         self.requests += 1;
         self.groups[place].requests.push(Request { seat, costs: costs.collect(), runtime });
         Some(place)
+    }
+
+    /// Adds a group, and returns its place.
+    fn open(&mut self, group: Group) -> usize {
+        let place = self.groups.len();
+        for state in &group.states {
+            match self.last.find_mut(*state, |(hash, _)| hash == state) {
+                Some((_, last)) => *last = place,
+                None => _ = self.last.insert_unique(*state, (*state, place), |(hash, _)| *hash),
+            }
+        }
+        self.groups.push(group);
+        place
     }
 
     fn last_of(&self, state: u64) -> Option<usize> {

@@ -1,7 +1,7 @@
 -- The window that begins with the first request: a count that lives for one period.
 --
 -- The state is the time of the first request, the cost admitted since, and the end of the window. The Rust twin is
--- first_request_window.rs in ratelimit-core. README.md beside this file specifies what each section
+-- fixed_window.rs in ratelimit-core. README.md beside this file specifies what each section
 -- receives and what it leaves.
 
 --- fresh

@@ -100,12 +100,12 @@ impl Model {
     }
 
     /// Waits as the store's caller does.
-    fn arrives(&self, seat: &Seat<Vec<usize>, Vec<usize>>, number: usize) {
+    fn arrives(seat: &Seat<Vec<usize>, Vec<usize>>, number: usize) {
         let caller = std::sync::Arc::new(Caller(thread::current()));
         let waker = Waker::from(caller);
         loop {
             match seat.news(&Context::from_waker(&waker)) {
-                News::Outcome(sent) => return assert!(sent.contains(&number)),
+                News::Outcome(landed) => return assert!(landed.contains(&number)),
                 News::None => {}
                 News::TakenBack | News::Late => panic!("its time has just begun"),
             }
@@ -131,7 +131,7 @@ fn each_request_is_sent_once_and_is_woken() {
             let model = loom::sync::Arc::clone(&model);
             thread::spawn(move || {
                 if let Some(seat) = model.ask(number) {
-                    model.arrives(&seat, number);
+                    Model::arrives(&seat, number);
                 }
             })
         });
