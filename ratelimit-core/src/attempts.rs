@@ -1,4 +1,7 @@
 //! [`Attempts`]: an algorithm that charges every request, admitted or denied.
+//!
+//! Charging a denial breaks the law that a denial charges nothing, so a policy must ask for it by name. As a type, it also
+//! lets the compiler check that `RedisStore<Multi>` serves nothing else.
 
 use core::convert::identity;
 

@@ -1,4 +1,13 @@
 //! [`Fallback`]: a store around a store that keeps deciding while the inner store is away.
+//!
+//! - Each decision reads a limit's [`OnOutage`](ratelimit_core::OnOutage) from the limit itself, so a reloaded policy needs
+//!   no second registration.
+//! - After an outage, the store is charged only the part of the local charges that still counts: the sum over an outage of
+//!   an hour would lock a key whose limit is per minute. A call can fail while the breaker is still closed, so any answer of
+//!   the store starts this, not only that of a probe.
+//! - An answer from a [`DenialCache`](crate::DenialCache) or an allotment says nothing about the health of the store. The
+//!   fallback reads the [source](ratelimit_core::Source) of a verdict, and a probe answered by a cache leaves the next call
+//!   to probe.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
