@@ -1,7 +1,4 @@
 //! [`ClientAddress`]: the address of the client, also behind proxies.
-//!
-//! You name the header that your proxies set. There is no default, because reading whichever header is present would let the
-//! client choose.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

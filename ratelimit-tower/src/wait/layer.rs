@@ -1,7 +1,4 @@
 //! [`WaitLayer`]: a client that waits before each request.
-//!
-//! Following another service's answers is opt-in. The client chooses the key, and the other service does not know it: if the
-//! key is a host and the service limits one route, a denial would hold back all routes. A hold lasts at most a day.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
