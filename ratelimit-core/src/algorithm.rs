@@ -10,7 +10,6 @@ use crate::timestamp::Timestamp;
 
 mod bucketed_window;
 mod concurrency;
-mod first_request_window;
 mod fixed_window;
 mod gcra;
 mod sliding_counter;
@@ -19,8 +18,9 @@ mod window_log;
 
 pub use bucketed_window::{Bucket, BucketWindow, BucketedWindow, BucketedWindowState};
 pub use concurrency::{Concurrency, ConcurrencyState};
-pub use first_request_window::{FirstRequestState, FirstRequestWindow};
-pub use fixed_window::{FixedWindow, FixedWindowState};
+pub use fixed_window::{
+    CountedWindow, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState,
+};
 pub use gcra::{Gcra, GcraState, LeakyBucket, TokenBucket};
 pub use sliding_counter::{SlidingCounter, SlidingCounterState};
 pub use sliding_log::{SlidingLog, SlidingLogState};
@@ -276,6 +276,12 @@ impl<S> Step<S> {
 }
 
 impl<S> Write<S> {
+    /// Puts a state that stops mattering at this time in microseconds, or at [`Timestamp::MAX`].
+    #[inline]
+    pub(crate) const fn until(state: S, expires_us: u64) -> Self {
+        Self::Put { state, expires: Timestamp::saturating_from_us(expires_us) }
+    }
+
     /// The same write with its state wrapped by `f`.
     pub fn map<T>(self, f: impl FnOnce(S) -> T) -> Write<T> {
         match self {

@@ -63,11 +63,9 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     /// # Errors
     /// The same limit and key twice: the second check would not see what the first charged.
     pub fn new(checks: &'a [Check<'a, A>]) -> Result<Self, ConfigError> {
+        let named = |check: &Check<'a, A>| (check.key, check.limit.name());
         for (place, check) in checks.iter().enumerate() {
-            let same = |other: &&Check<'_, A>| {
-                other.key == check.key && other.limit.name() == check.limit.name()
-            };
-            if checks[..place].iter().any(|other| same(&other)) {
+            if checks[..place].iter().any(|other| named(other) == named(check)) {
                 return Err(ConfigError::new(format!(
                     "a batch names the key {:?} twice; name it once, with the cost of both",
                     check.key
@@ -271,12 +269,11 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         let reservations = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
         for check in self.checks {
             let (algorithm, limit) = (check.limit.algorithm(), || check.limit.name().into());
-            match algorithm.metadata_bytes() {
-                Some(most) if most < self.metadata.len() => {
-                    let bytes = self.metadata.len();
-                    return Err(Refusal::Metadata { limit: limit(), bytes, most });
-                }
-                _ => {}
+            let bytes = self.metadata.len();
+            if let Some(most) = algorithm.metadata_bytes()
+                && most < bytes
+            {
+                return Err(Refusal::Metadata { limit: limit(), bytes, most });
             }
             if self.id.is_some() && reservations {
                 if algorithm.reservation_us().is_none() {

@@ -12,7 +12,7 @@ use crate::algorithm::{
     SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 use crate::error::ConfigError;
-use crate::rate::{Rate, period_us};
+use crate::rate::{Rate, period_us, whole_number};
 
 /// A built-in algorithm that is still to be built: `Gcra::per_second(10).burst(20)`.
 ///
@@ -106,29 +106,58 @@ impl<const TOKENS: bool> FromRate for LeakyBucket<TOKENS> {
     }
 }
 
-/// Refuses a burst for an algorithm that has none.
-pub(crate) fn without_burst(algorithm: &str, burst: Option<u64>) -> Result<(), ConfigError> {
-    match burst {
-        None => Ok(()),
-        Some(_) => Err(ConfigError::new(format!(
-            "burst has no meaning for {algorithm}; leave it out, or use gcra or token-bucket"
-        ))),
-    }
+macro_rules! from_text {
+    ($($algorithm:ident),+) => { $(
+        impl FromStr for $algorithm {
+            type Err = ConfigError;
+
+            /// Reads a rate such as `10/s`, followed by ` burst 20` where the algorithm has a burst.
+            fn from_str(text: &str) -> Result<Self, ConfigError> {
+                let (rate, burst) = rate_and_burst(text)?;
+                Self::from_rate(rate, burst)
+            }
+        }
+
+        impl TryFrom<AlgorithmBuilder<$algorithm>> for $algorithm {
+            type Error = ConfigError;
+
+            fn try_from(builder: AlgorithmBuilder<$algorithm>) -> Result<Self, ConfigError> {
+                builder.build()
+            }
+        }
+
+        impl TryFrom<&str> for $algorithm {
+            type Error = ConfigError;
+
+            fn try_from(text: &str) -> Result<Self, ConfigError> {
+                text.parse()
+            }
+        }
+    )+ };
 }
 
+from_text!(Gcra, TokenBucket);
+
 macro_rules! windows {
-    ($($window:ident = $name:literal by $span_us:ident),+ $(,)?) => { $(
+    ($($window:ident = $name:literal by $span_us:ident),+ $(,)?) => {
+        from_text!($($window),+);
+        $(
         impl FromRate for $window {
             fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
-                without_burst($name, burst)?;
-                Self::new(rate)
+                match burst {
+                    None => Self::new(rate),
+                    Some(_) => Err(ConfigError::new(concat!(
+                        "burst has no meaning for ", $name, "; leave it out, or use gcra or token-bucket"
+                    ))),
+                }
             }
 
             fn span_us(&self) -> u64 {
                 self.$span_us()
             }
         }
-    )+ };
+        )+
+    };
 }
 
 windows! {
@@ -192,8 +221,7 @@ impl Concurrency {
 fn rate_and_burst(text: &str) -> Result<(Rate, Option<u64>), ConfigError> {
     let Some((rate, burst)) = text.split_once(" burst ") else { return Ok((text.parse()?, None)) };
     let digits = burst.trim();
-    let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
-    let burst = number.ok_or_else(|| {
+    let burst = whole_number(digits).ok_or_else(|| {
         ConfigError::new(format!(
             "burst is {digits:?}; write a whole number of at least 1, such as \"10/s burst 20\""
         ))
@@ -216,47 +244,6 @@ impl FromStr for BucketedWindow {
         Self::new(period_us(bucket)?, &rates)
     }
 }
-
-macro_rules! from_text {
-    ($($algorithm:ident),+) => { $(
-        impl FromStr for $algorithm {
-            type Err = ConfigError;
-
-            /// Reads a rate such as `10/s`, followed by ` burst 20` where the algorithm has a burst.
-            fn from_str(text: &str) -> Result<Self, ConfigError> {
-                let (rate, burst) = rate_and_burst(text)?;
-                Self::from_rate(rate, burst)
-            }
-        }
-
-        impl TryFrom<AlgorithmBuilder<$algorithm>> for $algorithm {
-            type Error = ConfigError;
-
-            fn try_from(builder: AlgorithmBuilder<$algorithm>) -> Result<Self, ConfigError> {
-                builder.build()
-            }
-        }
-
-        impl TryFrom<&str> for $algorithm {
-            type Error = ConfigError;
-
-            fn try_from(text: &str) -> Result<Self, ConfigError> {
-                text.parse()
-            }
-        }
-    )+ };
-}
-
-from_text!(
-    Gcra,
-    TokenBucket,
-    FixedWindow,
-    FirstRequestWindow,
-    WindowLog,
-    SlidingCounter,
-    SlidingLog,
-    Concurrency
-);
 
 /// What needs no building is an algorithm already: see [`LimitsBuilder::limit`](crate::LimitsBuilder::limit).
 impl From<Infallible> for ConfigError {
@@ -294,16 +281,5 @@ mod tests {
             let text = refused.map_err(message).expect_err(says);
             assert!(text.contains(says), "{text:?} lacks {says:?}");
         }
-    }
-
-    #[test]
-    fn text_and_builder_make_the_same_limit() {
-        assert_eq!("7/5m".parse(), Gcra::per(7, Duration::from_secs(300)).build());
-        assert_eq!("7/5m burst 9".parse(), Gcra::per(7, Duration::from_secs(300)).burst(9).build());
-        assert_eq!("3/m".parse(), SlidingLog::per_minute(3).build());
-        assert_eq!("3/h".parse(), SlidingCounter::per_hour(3).build());
-        assert_eq!("3/s".parse(), FirstRequestWindow::per_second(3).build());
-        let rates = ["3/1s", "9/10s"].map(|rate| rate.parse().expect(rate));
-        assert_eq!("bucket 1s rates 3/1s, 9/10s".parse(), BucketedWindow::new(1_000_000, &rates));
     }
 }

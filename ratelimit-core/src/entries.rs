@@ -122,11 +122,8 @@ impl Entries {
     }
 
     fn denied(&self, now: Timestamp, cost: u64, live: Live<'_>) -> Decision {
-        let retry_us = if cost > self.limit {
-            None
-        } else {
-            self.freed_us(live.entries.iter(), live.used + cost - self.limit)
-        };
+        let room = self.limit.checked_sub(cost);
+        let retry_us = room.and_then(|room| self.freed_us(live.entries.iter(), live.used - room));
         let retry_after_us = retry_us.map(|us| us - now.as_us());
         self.decided((now, cost), live.used, live.entries.iter(), retry_after_us)
     }
@@ -153,8 +150,8 @@ impl Entries {
         match entries.last() {
             None => Write::Remove,
             Some(last) => {
-                let expires = Timestamp::saturating_from_us(self.end_us(*last));
-                Write::Put { state: entries, expires }
+                let end_us = self.end_us(*last);
+                Write::until(entries, end_us)
             }
         }
     }
@@ -188,8 +185,7 @@ impl Entries {
             entries.drain(..past);
         }
         add(entries, new);
-        let expires = Timestamp::saturating_from_us(self.end_us(new));
-        Step { decision, write: Write::Put { state: (), expires } }
+        Step { decision, write: Write::until((), self.end_us(new)) }
     }
 
     pub(crate) fn force(

@@ -2,6 +2,7 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -57,11 +58,9 @@ pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
 /// and lower case are the same.
 fn typing_errors(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_ascii_lowercase().into_bytes(), b.to_ascii_lowercase().into_bytes());
-    let mut rows: Vec<Vec<usize>> = Vec::with_capacity(a.len() + 1);
-    rows.push((0..=b.len()).collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for i in 1..=a.len() {
-        let mut row = Vec::with_capacity(b.len() + 1);
-        row.push(i);
+        let mut row = vec![i];
         for j in 1..=b.len() {
             let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
             let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);

@@ -95,10 +95,10 @@ mod window;
 
 pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
-    Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
-    FixedWindowState, Gcra, GcraState, KeepsEntries, LeakyBucket, Recovery, SlidingCounter,
-    SlidingCounterState, SlidingLog, SlidingLogState, Step, TokenBucket, WindowEntry, WindowLog,
-    WindowLogState, Write,
+    Concurrency, ConcurrencyState, CountedWindow, FirstRequestState, FirstRequestWindow,
+    FixedWindow, FixedWindowState, Gcra, GcraState, KeepsEntries, LeakyBucket, Recovery,
+    SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step, TokenBucket,
+    WindowEntry, WindowLog, WindowLogState, Write,
 };
 pub use attempts::Attempts;
 pub use batch::{Batch, Check, CompactStates, States, decide, decide_compact};

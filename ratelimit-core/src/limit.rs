@@ -50,11 +50,7 @@ impl OnOutage {
     /// The name in a policy document.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Closed => "closed",
-            Self::Local => "local",
-        }
+        Self::NAMES[self as usize]
     }
 }
 

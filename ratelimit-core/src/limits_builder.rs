@@ -53,13 +53,11 @@ impl<A: Algorithm> LimitsBuilder<A> {
     where
         T::Error: Into<ConfigError>,
     {
-        let built = algorithm.try_into().map_err(|error| error.into().in_limit(name));
-        let limit = built.and_then(|algorithm| Limit::new(name, algorithm));
-        match (&mut self.limits, limit) {
-            (Ok(limits), Ok(limit)) => limits.push(limit),
-            (Ok(_), Err(error)) => self.limits = Err(error),
-            (Err(_), _) => {}
-        }
+        self.limits = self.limits.and_then(|mut limits| {
+            let algorithm = algorithm.try_into().map_err(|error| error.into().in_limit(name))?;
+            limits.push(Limit::new(name, algorithm)?);
+            Ok(limits)
+        });
         self
     }
 
@@ -91,9 +89,9 @@ impl<A: Algorithm> LimitsBuilder<A> {
     ) -> Self {
         self.limits = self.limits.and_then(|mut limits| {
             let last = limits.pop().ok_or_else(|| {
-                let says =
-                    alloc::format!("{method}() is said of the limit before it; call limit() first");
-                ConfigError::new(says)
+                ConfigError::new(alloc::format!(
+                    "{method}() is said of the limit before it; call limit() first"
+                ))
             })?;
             limits.push(change(last)?);
             Ok(limits)
@@ -120,6 +118,7 @@ impl<A: Algorithm> Default for LimitsBuilder<A> {
 mod tests {
     use super::*;
     use crate::{Gcra, SlidingLog};
+    use alloc::string::{String, ToString};
 
     #[test]
     fn the_builder_makes_the_limits_that_are_built_one_by_one() {
@@ -146,10 +145,7 @@ mod tests {
     fn the_first_mistake_is_told_with_the_name_of_its_limit() {
         let error = |builder: LimitsBuilder| {
             let error = builder.build().expect_err("mistaken");
-            (
-                error.limit().map(alloc::string::String::from),
-                alloc::string::ToString::to_string(&error),
-            )
+            (error.limit().map(String::from), error.to_string())
         };
         let (limit, says) =
             error(Limits::builder().limit("a", "gcra 1/s").limit("b", "gcra").limit("c", ""));

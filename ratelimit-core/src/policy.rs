@@ -132,51 +132,68 @@ macro_rules! policies {
             }
         )+
 
-        /// The entries of a state.
-        fn entries_in(state: &PolicyState) -> usize {
-            match state { $( PolicyState::$own(state) => $own::entries_in(state), )+ }
+        /// Calls a method of the algorithm in the variant.
+        macro_rules! dispatched {
+            ($policy:expr, |$a:ident| $call:expr) => {
+                match $policy { $( Policy::$variant($a) => $call, $( Policy::$attempts($a) => $call, )? )+ }
+            };
         }
 
-        /// Steps in place if the state belongs to this algorithm. Otherwise steps from no state and replaces it.
-        fn step_in_place(policy: &Policy, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
-            match (policy, &mut *state) {
-                $(
-                    (Policy::$variant(algorithm), PolicyState::$kept(own)) => {
-                        algorithm.step_in_place(own, now, cost)
-                    }
-                    $( (Policy::$attempts(algorithm), PolicyState::$kept(own)) => {
-                        algorithm.step_in_place(own, now, cost)
-                    } )?
-                )+
-                #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
-                _ => {
-                    let Step { decision, write } = policy.step(None, now, cost);
-                    Step { decision, write: write.map(|next| *state = next) }
+        #[deny(clippy::missing_trait_methods)]
+        impl InMemory for Policy {
+            /// Steps in place if the state belongs to this algorithm. Otherwise steps from no state and replaces it.
+            fn step_in_place(&self, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
+                match (self, &mut *state) {
+                    $(
+                        (Self::$variant(algorithm), PolicyState::$kept(own)) => {
+                            algorithm.step_in_place(own, now, cost)
+                        }
+                        $( (Self::$attempts(algorithm), PolicyState::$kept(own)) => {
+                            algorithm.step_in_place(own, now, cost)
+                        } )?
+                    )+
+                    #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
+                    _ => self.step(None, now, cost).map(|next| *state = next),
                 }
             }
-        }
 
-        /// Encodes a state by its algorithm.
-        fn to_compact(state: &PolicyState) -> Option<Compact> {
-            match state { $( PolicyState::$own(state) => $own::to_compact(state), )+ }
-        }
+            fn entries_in(state: &PolicyState) -> usize {
+                match state { $( PolicyState::$own(state) => $own::entries_in(state), )+ }
+            }
 
-        /// Decodes a state. The numbers do not name a state, so only one kind of state may be compact.
-        fn from_compact(compact: Compact) -> Option<PolicyState> {
-            None$( .or_else(|| $own::from_compact(compact).map(PolicyState::$own)) )+
+            fn entries_per_step(&self) -> usize {
+                dispatched!(self, |algorithm| algorithm.entries_per_step())
+            }
+
+            #[inline]
+            fn is_compact(&self) -> bool {
+                dispatched!(self, |algorithm| algorithm.is_compact())
+            }
+
+            fn to_compact(state: &PolicyState) -> Option<Compact> {
+                match state { $( PolicyState::$own(state) => $own::to_compact(state), )+ }
+            }
+
+            /// The numbers do not name a state, so only one kind of state may be compact.
+            fn from_compact(compact: Compact) -> Option<PolicyState> {
+                None$( .or_else(|| $own::from_compact(compact).map(PolicyState::$own)) )+
+            }
+
+            #[inline]
+            fn has_fast_step(&self) -> bool {
+                dispatched!(self, |algorithm| algorithm.has_fast_step())
+            }
+
+            #[inline]
+            fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
+                dispatched!(self, |algorithm| algorithm.step_fast(state, now, cost))
+            }
         }
 
         /// The number of states that are compact.
         #[cfg(test)]
         fn compact_algorithms(compact: Compact) -> usize {
             [$( $own::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
-        }
-
-        /// Calls a method of the algorithm in the variant.
-        macro_rules! dispatched {
-            ($policy:expr, |$a:ident| $call:expr) => {
-                match $policy { $( Policy::$variant($a) => $call, $( Policy::$attempts($a) => $call, )? )+ }
-            };
         }
     };
 }
@@ -316,51 +333,10 @@ impl Algorithm for Policy {
     }
 
     fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
-        match (self, state) {
-            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
-            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
-                log.annotate(state, metadata);
-            }
-            _ => {}
+        if let (Self::WindowLog(log), PolicyState::WindowLog(state)) = (self.by_admissions(), state)
+        {
+            log.annotate(state, metadata);
         }
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl InMemory for Policy {
-    fn step_in_place(&self, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
-        step_in_place(self, state, now, cost)
-    }
-
-    fn entries_in(state: &PolicyState) -> usize {
-        entries_in(state)
-    }
-
-    fn entries_per_step(&self) -> usize {
-        dispatched!(self, |algorithm| algorithm.entries_per_step())
-    }
-
-    #[inline]
-    fn is_compact(&self) -> bool {
-        dispatched!(self, |algorithm| algorithm.is_compact())
-    }
-
-    fn to_compact(state: &PolicyState) -> Option<Compact> {
-        to_compact(state)
-    }
-
-    fn from_compact(compact: Compact) -> Option<PolicyState> {
-        from_compact(compact)
-    }
-
-    #[inline]
-    fn has_fast_step(&self) -> bool {
-        dispatched!(self, |algorithm| algorithm.has_fast_step())
-    }
-
-    #[inline]
-    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-        dispatched!(self, |algorithm| algorithm.step_fast(state, now, cost))
     }
 }
 
@@ -368,11 +344,8 @@ impl InMemory for Policy {
 #[deny(clippy::missing_trait_methods)]
 impl KeepsEntries for Policy {
     fn entries_of<'s>(&self, state: &'s PolicyState, now: Timestamp) -> &'s [WindowEntry] {
-        match (self, state) {
+        match (self.by_admissions(), state) {
             (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.entries_of(state, now),
-            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
-                log.entries_of(state, now)
-            }
             _ => &[],
         }
     }
@@ -386,7 +359,7 @@ mod tests {
     fn only_one_kind_of_state_is_compact() {
         let compact = Compact { at: Timestamp::ZERO, span_us: 7, extra: 1 };
         assert_eq!(compact_algorithms(compact), 1);
-        let state = from_compact(compact).expect("of one");
+        let state = Policy::from_compact(compact).expect("of one");
         assert_eq!(state, GcraState { tat_us: 7, surplus: 1, timestamp: Timestamp::ZERO }.into());
         assert_eq!(Policy::to_compact(&state), Some(compact));
         let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");

@@ -172,7 +172,7 @@ fn parsed_period_us(text: &str) -> Option<u64> {
 }
 
 /// Digits only: `u64::from_str` would take a leading plus sign.
-fn whole_number(digits: &str) -> Option<u64> {
+pub(crate) fn whole_number(digits: &str) -> Option<u64> {
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
@@ -186,8 +186,7 @@ impl Rate {
     /// The same rate in its shortest form: `1/100ms` as `10/s`.
     fn shortest(self) -> Self {
         let (mut shortest, mut letters) = (self, self.to_string().len());
-        for per in ["s", "m", "h", "d"] {
-            let us = UNITS.iter().find(|(name, _)| *name == per).map_or(1, |(_, us)| *us);
+        for (per, us) in UNITS.into_iter().rev().filter(|(_, us)| *us >= 1_000_000) {
             let whole = us.is_multiple_of(self.period_us());
             let count = self.count().checked_mul(us / self.period_us()).filter(|_| whole);
             let Some(same) = count.and_then(|count| Self::per_us(count, us).ok()) else { continue };

@@ -133,16 +133,9 @@ impl<A: Algorithm> Stack<A> {
                 Write::Remove => None,
             })
             .collect();
-        let expires = states.iter().flatten().map(|stacked| stacked.expires).max();
-        let write = match expires {
-            None => Write::Remove,
-            Some(expires) => Write::Put { state: StackState { states }, expires },
-        };
-        Step { decision, write }
+        Step { decision, write: written(states) }
     }
-}
 
-impl<A: Algorithm> Stack<A> {
     /// [`joined`](Self::joined), for refunds and forced charges. A stack of more limits, which may have written the state,
     /// keeps the states of those that this one has not.
     fn beside(
@@ -151,23 +144,29 @@ impl<A: Algorithm> Stack<A> {
         now: Timestamp,
         steps: Vec<Step<A::State>>,
     ) -> Step<StackState<A::State>> {
-        let Step { decision, write } = self.joined(state, now, steps);
+        let Step { decision, mut write } = self.joined(state, now, steps);
         let more = state.and_then(|state| state.states.get(self.limits.len()..));
         let more = more.filter(|more| more.iter().flatten().any(|stacked| stacked.expires > now));
-        let (mut states, Some(more)) = (
-            match &write {
-                Write::Put { state, .. } => state.states.clone(),
-                Write::Remove => Vec::new(),
-                Write::Keep => return Step { decision, write },
-            },
-            more,
-        ) else {
-            return Step { decision, write };
-        };
-        states.resize(self.limits.len(), None);
-        states.extend_from_slice(more);
-        let expires = states.iter().flatten().map(|stacked| stacked.expires).max().unwrap_or(now);
-        Step { decision, write: Write::Put { state: StackState { states }, expires } }
+        if let (Some(more), false) = (more, matches!(write, Write::Keep)) {
+            let own = write.after(None).map_or(&[][..], |after| &after.states);
+            let mut states = own.to_vec();
+            states.resize(self.limits.len(), None);
+            states.extend_from_slice(more);
+            write = written(states);
+        }
+        Step { decision, write }
+    }
+}
+
+/// When the last of these states stops mattering.
+fn latest<S>(states: &[Option<StackedState<S>>]) -> Option<Timestamp> {
+    states.iter().flatten().map(|stacked| stacked.expires).max()
+}
+
+fn written<S>(states: Vec<Option<StackedState<S>>>) -> Write<StackState<S>> {
+    match latest(&states) {
+        None => Write::Remove,
+        Some(expires) => Write::Put { state: StackState { states }, expires },
     }
 }
 

@@ -66,6 +66,11 @@ impl Timestamp {
     pub const fn saturating_us_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
+
+    /// The latest multiple of `us` microseconds since the Unix epoch that is not after this moment.
+    pub(crate) const fn aligned(self, us: u64) -> Self {
+        Self(self.0 - self.0 % us)
+    }
 }
 
 impl core::ops::Add<Duration> for Timestamp {

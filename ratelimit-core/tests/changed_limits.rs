@@ -2,10 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
-use ratelimit_core::{
-    Algorithm, Attempts, ChargesAttempts, FirstRequestWindow, FixedWindow, Gcra, GcraState, Rate,
-    Reservation, SlidingCounter, SlidingLog, Timestamp, WindowLog,
-};
+use ratelimit_core::{Algorithm, Gcra, GcraState, Rate, SlidingCounter, Timestamp};
 
 fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
@@ -34,80 +31,6 @@ fn a_state_of_a_finer_limit_is_read_by_one_of_coarser_ticks() {
     let state = GcraState { tat_us: 1_500_000, surplus: 0, timestamp: Timestamp::ZERO };
     let decision = coarse.step(Some(&state), timestamp(300_000), 1_000_000_007).decision;
     assert_eq!(decision.retry_after_us, Some(1_200_000));
-}
-
-#[test]
-fn an_attempt_leaves_a_limit_that_was_made_smaller_as_full_as_it_was() {
-    fn left<A: ChargesAttempts>(large: A, compact: A) -> u64 {
-        let filled = Attempts::new(large).step(None, Timestamp::ZERO, u64::MAX).write;
-        let compact = Attempts::new(compact);
-        let tried = compact.step(filled.after(None), Timestamp::ZERO, 1).write;
-        let state = tried.after(filled.after(None));
-        let refund = |cost| compact.refund(state, Timestamp::ZERO, cost).expect("has refunds");
-        assert_eq!(refund(6).decision.remaining, 0);
-        refund(7).decision.remaining
-    }
-    macro_rules! of {
-        ($algorithm:ident) => {
-            left(
-                $algorithm::new(rate("9/m")).expect("a limit"),
-                $algorithm::new(rate("3/m")).expect("a limit"),
-            )
-        };
-    }
-    let windows = [
-        of!(SlidingLog),
-        of!(SlidingCounter),
-        of!(FixedWindow),
-        of!(FirstRequestWindow),
-        of!(WindowLog),
-    ];
-    assert_eq!(windows, [1; 5]);
-}
-
-/// How many requests `new` admits within 3 s when it takes a key over from `old`, which does `old_does` to thirty
-/// charges of its own meanwhile, one per 100 ms.
-fn admitted_beside<A: Algorithm>(
-    old: &A,
-    new: &A,
-    old_does: impl Fn(&A, Option<&A::State>, Timestamp) -> ratelimit_core::Step<A::State>,
-) -> u64 {
-    let (mut state, mut admitted) = (None, 0);
-    for round in 0..=30 {
-        let now = timestamp(60_000_000 + round * 100_000);
-        for _ in 0..40 {
-            let step = new.step(state.as_ref(), now, 1);
-            admitted += u64::from(step.decision.allowed);
-            state = step.write.after(state.as_ref()).cloned();
-        }
-        state = old_does(old, state.as_ref(), now).write.after(state.as_ref()).cloned();
-    }
-    admitted
-}
-
-#[test]
-fn settlements_and_refunds_of_the_limit_before_forgive_nothing_of_a_tighter_one() {
-    fn of<A: Algorithm>(old: &A, new: &A) {
-        let settled = admitted_beside(old, new, |old, state, now| {
-            let reservation = Reservation::new(timestamp(59_999_999), 1);
-            old.settle(state, now, &reservation, 2).expect("settles")
-        });
-        let refunded = admitted_beside(old, new, |old, state, now| {
-            old.refund(state, now, 1).expect("refunds")
-        });
-        // 2/m with a burst of 3 refills nothing in 3 s, and 30 old tokens are 1.5 s of it.
-        assert_eq!((settled, refunded), (3, 3));
-    }
-    of(
-        &Gcra::new(rate("20/s"), 40).expect("a limit"),
-        &Gcra::new(rate("2/m"), 3).expect("a limit"),
-    );
-    let window = |text| FixedWindow::new(rate(text)).expect("a limit");
-    let settled = admitted_beside(&window("20/s"), &window("3/m"), |old, state, now| {
-        let reservation = Reservation::new(timestamp(59_999_999), 1);
-        old.settle(state, now, &reservation, 2).expect("settles")
-    });
-    assert_eq!(settled, 3);
 }
 
 #[test]

@@ -8,41 +8,15 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use ratelimit_core::{
     Algorithm, Batch, Check, Compact, CompactStates, FixedWindow, Gcra, InMemory, Limit, Op,
-    Policy, PolicyState, Rate, Reservation, States, Timestamp, Write, decide, decide_compact,
+    Policy, PolicyState, Rate, Snapshot, Timestamp, Write, decide, decide_compact,
 };
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-/// Full states, and the writes to them.
-struct Kept {
-    states: Vec<Option<PolicyState>>,
-    writes: Vec<Option<Write<PolicyState>>>,
-}
-
-impl States<PolicyState> for Kept {
-    fn get(&self, position: usize) -> Option<&PolicyState> {
-        self.states[position].as_ref()
-    }
-
-    fn put(&mut self, position: usize, write: Write<PolicyState>) {
-        self.writes[position] = Some(write);
-    }
-
-    fn reservation(&self, _: usize) -> Option<Reservation> {
-        None
-    }
-
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-
-    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
-}
-
 /// Compact states, and the writes to them.
 struct CompactOnly {
     states: Vec<Option<Compact>>,
-    writes: Vec<Option<Write<Compact>>>,
+    writes: Vec<Write<Compact>>,
 }
 
 impl CompactStates for CompactOnly {
@@ -51,7 +25,7 @@ impl CompactStates for CompactOnly {
     }
 
     fn note(&mut self, position: usize, write: Write<Compact>) -> Option<()> {
-        self.writes[position] = Some(write);
+        self.writes[position] = write;
         Some(())
     }
 }
@@ -138,11 +112,11 @@ fn agrees(
     let now = Timestamp::saturating_from_us(BEGIN.as_us() - back_us);
 
     let states = asked.iter().map(|(policy, before, _)| state(policy, before));
-    let mut kept = Kept { states: states.collect(), writes: vec![None; checks.len()] };
+    let mut kept = Snapshot { now, states: states.collect() };
     let compact = |state: &Option<PolicyState>| state.as_ref().and_then(Policy::to_compact);
     let states: Vec<_> = kept.states.iter().map(compact).collect();
     let are_compact = states.iter().all(Option::is_some);
-    let mut compact = CompactOnly { states, writes: vec![None; checks.len()] };
+    let mut compact = CompactOnly { states, writes: vec![Write::Keep; checks.len()] };
     let verdict = decide(&batch, now, &mut kept).expect("no refusal");
 
     let mut seen = seen.borrow_mut();
@@ -155,12 +129,10 @@ fn agrees(
     let count = if verdict.allowed() { &mut seen.allowed } else { &mut seen.denied };
     *count += 1;
     // A state without a write stays as it is.
-    let writes = compact.writes.into_iter().map(|write| write.unwrap_or(Write::Keep));
-    let kept = kept.writes.into_iter().map(|write| {
-        let write = write.unwrap_or(Write::Keep);
-        write.map(|state| Policy::to_compact(&state).expect("small"))
-    });
-    prop_assert_eq!(writes.collect::<Vec<_>>(), kept.collect::<Vec<_>>());
+    let written = compact.states.iter().zip(&compact.writes);
+    let written = written.map(|(state, write)| write.after(state.as_ref()).copied());
+    let kept = kept.states.iter().map(|state| state.as_ref().and_then(Policy::to_compact));
+    prop_assert_eq!(written.collect::<Vec<_>>(), kept.collect::<Vec<_>>());
     Ok(())
 }
 

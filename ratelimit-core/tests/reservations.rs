@@ -4,10 +4,9 @@
 
 use std::collections::HashMap;
 
-use proptest::prelude::*;
 use ratelimit_core::{
-    Batch, Check, Decision, ErrorKind, Gcra, Limit, Now, Op, Policy, PolicyState, Rate, Refusal,
-    Reservation, ReservationId, States, Timestamp, WindowLog, Write, decide,
+    Batch, Check, Decision, ErrorKind, Limit, Now, Op, Policy, PolicyState, Refusal, Reservation,
+    ReservationId, States, Timestamp, WindowLog, Write, decide,
 };
 
 const ID: ReservationId = ReservationId::new(7);
@@ -50,11 +49,8 @@ impl States<PolicyState> for View<'_> {
     }
 
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
-        if let Some(id) = self.id {
-            self.memory
-                .reservations
-                .insert((self.names[position].clone(), id), (reservation, expires));
-        }
+        let key = (self.names[position].clone(), self.id.expect("a batch with an id"));
+        self.memory.reservations.insert(key, (reservation, expires));
     }
 }
 
@@ -230,10 +226,8 @@ fn metadata_beyond_the_bound_is_refused_where_any_is_kept() {
     let log = limit("log", "window-log 3/s");
     let fixed = fixed();
     let bytes = [0; WindowLog::MAX_METADATA_BYTES + 1];
-    let validated = |limit, bytes| {
-        let check = Check { limit, key: "a", cost: 1 };
-        Batch::one(&check).metadata(bytes).validate()
-    };
+    let validated =
+        |limit, bytes| Batch::one(&Check { limit, key: "a", cost: 1 }).metadata(bytes).validate();
     assert_eq!(validated(&log, &bytes[1..]), Ok(()));
     assert_eq!(validated(&fixed, &bytes), Ok(()), "it keeps none");
     let refusal = validated(&log, &bytes).expect_err("a byte too many");
@@ -267,79 +261,4 @@ fn settling_returns_the_difference_less_what_may_have_refilled() {
     assert_eq!(left_after_settling(5 * SECOND_US, &[(4 * SECOND_US, 4)]), 1 + 3);
     // All but the share of the last moment has refilled, and is not returned a second time.
     assert_eq!(left_after_settling(9_950_000, &[(9_900_000, 9)]), 0);
-}
-
-/// One request of a random history.
-#[derive(Clone, Copy, Debug)]
-enum Asked {
-    Charged(u64),
-    Reserved(u64),
-    /// The n-th open reservation, at this percentage of its estimate.
-    Settled(usize, u64),
-}
-
-fn histories() -> impl Strategy<Value = Vec<(u64, Asked)>> {
-    let asked = prop_oneof![
-        2 => (1_u64..=6).prop_map(Asked::Charged),
-        2 => (1_u64..=10).prop_map(Asked::Reserved),
-        3 => (0_usize..20, 0_u64..=100).prop_map(|(n, part)| Asked::Settled(n, part)),
-    ];
-    prop::collection::vec((0_u64..3 * SECOND_US, asked), 1..60)
-}
-
-proptest! {
-    /// In true costs, each counted at the time of its charge, a bucket never admits more than its burst and its
-    /// refill: no settlement returns the same tokens twice.
-    #[test]
-    fn settling_never_creates_capacity(history in histories(), whole_ticks in any::<bool>()) {
-        let rate: Rate = if whole_ticks { "1/s" } else { "7/5s" }.parse().expect("a rate");
-        {
-            let policy = Policy::from(Gcra::new(rate, 10).expect("a limit"));
-            let (limit, mut memory) = (Limit::new("l", policy).expect("a name"), Memory::default());
-            // The time and the final cost of each charge.
-            let mut charged: Vec<(u64, u64)> = Vec::new();
-            let mut reserved: Vec<(usize, ReservationId, bool)> = Vec::new();
-            let mut at_us = 0;
-            for &(after_us, asked) in &history {
-                at_us += after_us;
-                let mut apply = |op, id, cost| {
-                    memory.apply(&[&limit], (op, id, cost), at_us).expect("can be")[0].allowed
-                };
-                match asked {
-                    Asked::Charged(cost) => {
-                        if apply(Op::Acquire, None, cost) {
-                            charged.push((at_us, cost));
-                        }
-                    }
-                    Asked::Reserved(cost) => {
-                        let id = ReservationId::new(reserved.len() as u128);
-                        if apply(Op::Acquire, Some(id), cost) {
-                            reserved.push((charged.len(), id, false));
-                            charged.push((at_us, cost));
-                        }
-                    }
-                    Asked::Settled(nth, part) => {
-                        let open = reserved.iter_mut().filter(|(.., settled)| !settled);
-                        let mut open: Vec<_> = open.collect();
-                        if !open.is_empty() {
-                            let nth = nth % open.len();
-                            let (place, id, settled) = &mut *open[nth];
-                            let cost = charged[*place].1 * part / 100;
-                            apply(Op::Settle, Some(*id), cost);
-                            charged[*place].1 = cost;
-                            *settled = true;
-                        }
-                    }
-                }
-            }
-            for (begin, &(since_us, _)) in charged.iter().enumerate() {
-                let mut total = 0;
-                for &(until_us, cost) in &charged[begin..] {
-                    total += cost;
-                    let flowed = (until_us - since_us) * rate.count() / rate.period_us();
-                    prop_assert!(total <= 10 + flowed, "{} since {} until {}", total, since_us, until_us);
-                }
-            }
-        }
-    }
 }

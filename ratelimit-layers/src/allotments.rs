@@ -205,7 +205,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Allotments<S, 
         let all = self.inner.ledger.end_all();
         let unused: u64 = all.iter().map(|(ended, _)| ended.unused).sum();
         let back = Arc::default();
-        let settling = self.inner.settle_counting(all, &back);
+        let settling = self.inner.settle(all, &back);
         if Handle::try_current().is_ok() {
             let _is_late = timeout(LONGEST_GIVE_BACK, settling).await;
         } else {

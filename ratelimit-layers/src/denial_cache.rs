@@ -12,8 +12,8 @@ use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::KeptAlgorithm;
 use crate::plain::acquires_plainly;
+use crate::{KeptAlgorithm, OnDrop};
 
 mod kept;
 mod rounds;
@@ -359,24 +359,6 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
 /// A batch that goes to the store: its keys, the local time, and what it holds while it is under way.
 type Going<'c, A> = (Vec<Key>, Timestamp, Option<UnderWay<'c, A>>);
 
-/// Drops keys when the operation that changes them ends, also by an error or because its caller goes away.
-struct Dropping<'k, A: Algorithm> {
-    kept: &'k Kept<A>,
-    keys: Vec<Key>,
-    /// Whether it can end the wait of a request that is under way.
-    ends_waits: bool,
-}
-
-impl<A: Algorithm> Drop for Dropping<'_, A> {
-    fn drop(&mut self) {
-        if self.ends_waits {
-            self.kept.invalidate(&self.keys);
-        } else {
-            self.kept.remove(&self.keys);
-        }
-    }
-}
-
 #[deny(clippy::missing_trait_methods)]
 impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S, A, C> {
     type Error = S::Error;
@@ -389,8 +371,11 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
         let kept = &self.kept;
         if !acquires_plainly(batch) {
             self.asked.fetch_add(1, Ordering::Relaxed);
-            let (keys, ends_waits) = (kept.keys(batch), batch.operation() != Op::Acquire);
-            let _dropping = Dropping { kept, keys, ends_waits };
+            // No acquisition can end the wait of a request that is under way.
+            let drops =
+                if batch.operation() == Op::Acquire { Kept::remove } else { Kept::invalidate };
+            let keys = kept.keys(batch);
+            let _dropping = OnDrop(|| drops(kept, &keys));
             return self.store.apply(batch).await;
         }
         let (keys, sent, under_way) = match self.turn(batch).await {
@@ -402,9 +387,9 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
         };
         self.asked.fetch_add(1, Ordering::Relaxed);
         // The store may charge a request and lose the answer. The kept states are up to date before waiting requests wake.
-        let mut dropping = Dropping { kept, keys, ends_waits: false };
+        let dropping = OnDrop(|| kept.remove(&keys));
         let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
-        let keys = std::mem::take(&mut dropping.keys);
+        std::mem::forget(dropping);
         // If the clock has gone back meanwhile, all keys have another generation from here on.
         self.now();
         self.note(batch, (&keys, sent, under_way.as_ref()), &verdict, snapshot);

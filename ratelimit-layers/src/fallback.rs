@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Clock, ConfigError, EntryStore, InMemory, KeepsEntries, Limit, Limits, Now,
-    OnOutage, Op, Policy, Source, Store, StoreError as _, Verdict, WindowEntry,
+    Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
+    Now, OnOutage, Op, Policy, Source, Store, StoreError as _, Verdict, WindowEntry,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::time::{Instant, timeout};
@@ -28,13 +28,13 @@ mod known_ids;
 mod outage;
 mod report;
 
-use crate::{LocalAlgorithm, lock};
+use crate::{LocalAlgorithm, OnDrop, lock};
 use breaker::Breaker;
 pub use breaker::BreakerState;
 pub use builder::{Builder, OnRecovery};
 pub use counts::OutageCount;
 pub use error::FallbackError;
-use outage::{Cause, Outage, choice};
+use outage::Outage;
 
 /// Wraps a store and keeps making decisions while that store is unreachable. Each limit declares whether it is then open,
 /// closed or decided locally.
@@ -169,7 +169,7 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
     /// # Errors
     /// As [`Builder::build`].
     pub fn validate(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
-        builder::validate(limits, self.inner.outage.nodes)
+        self.inner.outage.validate(limits)
     }
 
     /// How many keys have charges that the store does not know of yet: see [`OnRecovery::Charge`].
@@ -185,31 +185,21 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
     }
 }
 
-impl<S, A: LocalAlgorithm, C: Clock> Inner<S, A, C> {
-    /// Refuses a limit that could not be decided during an outage, so that it is known before there is one.
-    fn validate(&self, batch: &Batch<'_, A>) -> Result<(), ConfigError> {
-        for check in batch.checks() {
-            if choice(check.limit)? == OnOutage::Local && self.outage.nodes.is_none() {
-                let _share = self.outage.share_of(check.limit)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// What the store says, or why it does not. Its own errors are those of a store that is there.
-type Told<T, E> = Result<Result<T, E>, Cause<E>>;
+type Told<T, E> = Result<Result<T, E>, FallbackError<E>>;
 
 impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
     /// Asks the store within the deadline, if the breaker admits it, and tells the breaker how that ended. What `is_cached` in a
     /// layer within tells nothing of the store; any other answer starts the recovery.
     async fn ask<T, F: Future<Output = Result<T, S::Error>>>(
         &self,
+        op: Op,
         asked: impl FnOnce() -> F,
         is_cached: fn(&T) -> bool,
     ) -> Told<T, S::Error> {
         let Inner { breaker, deadline, .. } = &*self.inner;
-        let call = breaker.admit().map_err(Cause::not_asked)?;
+        let is_open = |retry_after| FallbackError::BreakerOpen { op, retry_after };
+        let call = breaker.admit().map_err(is_open)?;
         let error = match timeout(*deadline, asked()).await {
             Err(_) => FallbackError::TimedOut { deadline: *deadline },
             Ok(Err(error)) if error.kind().is_outage() => FallbackError::Store(error),
@@ -224,13 +214,13 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
             }
         };
         call.failed();
-        Err(Cause { error: Some(error), ..Cause::not_asked(breaker.pause()) })
+        Err(error)
     }
 
     async fn ask_about(&self, batch: &Batch<'_, A>) -> Told<Verdict, S::Error> {
         let is_cached =
             |verdict: &Verdict| matches!(verdict.source(), Source::Cache | Source::Allotment);
-        self.ask(|| self.inner.store.apply(batch), is_cached).await
+        self.ask(batch.operation(), || self.inner.store.apply(batch), is_cached).await
     }
 
     /// Starts a task that charges what was admitted locally, if there is something.
@@ -247,20 +237,23 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
         // more when the task has ended: both sides take the lock between, so that one sees the other's.
         while self.pending_charges() > 0 && self.breaker() == BreakerState::Closed {
-            let Some(charging) = Charging::begin(inner) else { return };
-            while self.breaker() == BreakerState::Closed && !self.charge_some(&charging).await {
-                charging.goes_on(inner.breaker.pause());
-                tokio::time::sleep(inner.breaker.pause()).await;
+            if !inner.takes_turn() {
+                return;
+            }
+            let _ends = OnDrop(|| *lock(&inner.charging) = None);
+            while self.breaker() == BreakerState::Closed && !self.charge_some().await {
+                *lock(&inner.charging) = inner.charges_until(inner.breaker.pause);
+                tokio::time::sleep(inner.breaker.pause).await;
             }
         }
     }
 
     /// Charges until nothing is left, which returns `true`, or the store fails.
-    async fn charge_some(&self, charging: &Charging<'_>) -> bool {
-        let outage = &self.inner.outage;
+    async fn charge_some(&self) -> bool {
+        let Inner { outage, charging, .. } = &*self.inner;
         let Some(journal) = &outage.journal else { return true };
         while let Some(mut pending) = journal.pop() {
-            charging.goes_on(Duration::ZERO);
+            *lock(charging) = self.inner.charges_until(Duration::ZERO);
             let still = outage.counts_still(&pending.limit, &pending.key, pending.now);
             pending.cost = pending.cost.min(still);
             if pending.cost == 0 {
@@ -272,7 +265,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
                 // The store is there, and its algorithm cannot do this.
                 Ok(Err(_)) => journal.forget(1),
                 // It may have been charged, and is not charged twice.
-                Err(cause) if cause.undetermined() => {
+                Err(error) if error.kind() == ErrorKind::Indeterminate => {
                     journal.forget(1);
                     return false;
                 }
@@ -286,39 +279,26 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
     }
 }
 
+impl<S, A: InMemory, C> Inner<S, A, C> {
+    /// Whether a task may charge: no other one does. If no thread drives that task's runtime, this one takes over when its time
+    /// is over.
+    fn takes_turn(&self) -> bool {
+        let mut charging = lock(&self.charging);
+        let is_free = !is_later(*charging);
+        if is_free {
+            *charging = self.charges_until(Duration::ZERO);
+        }
+        is_free
+    }
+
+    /// The end of the time for a pause and a charge. A pause that never ends is none: then nothing is charged either.
+    fn charges_until(&self, pause: Duration) -> Option<Instant> {
+        Instant::now().checked_add(pause.saturating_add(2 * self.deadline))
+    }
+}
+
 fn is_later(until: Option<Instant>) -> bool {
     until.is_some_and(|until| Instant::now() < until)
-}
-
-/// The turn of a task that charges, which ends with it. If no thread drives the task's runtime, another takes over when its
-/// time is over.
-struct Charging<'c> {
-    until: &'c Mutex<Option<Instant>>,
-    /// How long a charge may take.
-    deadline: Duration,
-}
-
-impl<'c> Charging<'c> {
-    fn begin<S, A: InMemory, C>(inner: &'c Inner<S, A, C>) -> Option<Self> {
-        let mut until = lock(&inner.charging);
-        if is_later(*until) {
-            return None;
-        }
-        *until = Instant::now().checked_add(2 * inner.deadline);
-        Some(Self { until: &inner.charging, deadline: inner.deadline })
-    }
-
-    /// Announces a pause and a charge. A pause that never ends is none: then nothing is charged either.
-    fn goes_on(&self, pause: Duration) {
-        let until = Instant::now().checked_add(pause.saturating_add(2 * self.deadline));
-        *lock(self.until) = until;
-    }
-}
-
-impl Drop for Charging<'_> {
-    fn drop(&mut self) {
-        *lock(self.until) = None;
-    }
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -327,18 +307,20 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
         let Inner { outage, breaker, .. } = &*self.inner;
-        self.inner.validate(batch)?;
-        let cause = if outage.ids.knows(batch) {
-            Cause { is_known_id: true, ..Cause::not_asked(Duration::ZERO) }
-        } else if batch.is_without_store() {
-            Cause::not_asked(breaker.pause())
+        // What could not be decided during an outage is refused before there is one.
+        for check in batch.checks() {
+            outage.choice(check.limit)?;
+        }
+        let is_known = outage.ids.knows(batch);
+        let away = if is_known || batch.is_without_store() {
+            FallbackError::BreakerOpen { op: batch.operation(), retry_after: breaker.pause }
         } else {
             match self.ask_about(batch).await {
                 Ok(said) => return said.map_err(FallbackError::Store),
-                Err(cause) => cause,
+                Err(away) => away,
             }
         };
-        outage.decide(batch, cause, breaker.report())
+        outage.decide(batch, is_known, away, breaker)
     }
 
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
@@ -361,12 +343,12 @@ impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 's
         now: Now,
     ) -> Result<Vec<WindowEntry>, Self::Error> {
         let Inner { store, outage, .. } = &*self.inner;
-        let cause = match self.ask(|| store.entries(limit, key, now), |_| false).await {
+        let away = match self.ask(Op::Peek, || store.entries(limit, key, now), |_| false).await {
             Ok(said) => return said.map_err(FallbackError::Store),
-            Err(cause) => cause,
+            Err(away) => away,
         };
-        if choice(limit)? != OnOutage::Local {
-            return Err(cause.into_error(Op::Peek));
+        if outage.choice(limit)? != OnOutage::Local {
+            return Err(away);
         }
         let entries = outage.local.entries(&outage.share_of(limit)?, key, now).await;
         entries.map_err(FallbackError::Local)

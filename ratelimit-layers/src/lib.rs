@@ -58,7 +58,6 @@ macro_rules! lists_entries {
 
 mod allotments;
 mod bounded;
-mod by_limit;
 mod denial_cache;
 mod fallback;
 #[cfg(feature = "metrics")]
@@ -98,6 +97,15 @@ impl<A: InMemory + Share + Clone + 'static> LocalAlgorithm for A {}
 /// Locks, also after a panic of a thread that held the lock: no critical section here leaves a state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Acts when it is dropped: also where an operation ends by an error, or because its caller goes away.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }
 
 /// The name of a source in metrics and traces.

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
+use dashmap::DashMap;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 use ratelimit_core::{
     Algorithm, Batch, ErrorKind, OnOutage, Op, Source, Store, StoreError as _, Verdict,
 };
 
-use crate::by_limit::ByLimit;
 use crate::fallback::BreakerState;
 use crate::fallback::counts::Outcome;
 use crate::observed::{Observed, Observer};
@@ -75,7 +75,8 @@ pub type Metrics<S> = Observed<S, Recorded>;
 /// What a [`Metrics`] has looked up and recorded.
 pub struct Recorded {
     name: Box<str>,
-    by_limit: ByLimit<LimitCounters>,
+    /// By the limit's name. There are as many as limits were ever asked for.
+    by_limit: DashMap<Box<str>, LimitCounters>,
     /// By operation and source.
     durations: [[OnceLock<Histogram>; SOURCES]; OPS],
     /// The names of the counts that were ever more than 0.
@@ -98,7 +99,7 @@ impl<S> Metrics<S> {
     pub fn named(store: S, name: &str) -> Self {
         let recorded = Recorded {
             name: name.into(),
-            by_limit: ByLimit::default(),
+            by_limit: DashMap::new(),
             durations: Default::default(),
             counted: Mutex::default(),
             counts_due: Pace::new(),
@@ -139,28 +140,6 @@ impl Recorded {
             }
         }
     }
-
-    fn counter(&self, limit: &str, source: Source, outcome: Outcome) -> Counter {
-        counter!(
-            DECISIONS,
-            "store" => String::from(&*self.name),
-            "limit" => limit.to_owned(),
-            "outcome" => outcome.name(),
-            "source" => source_name(source),
-        )
-    }
-
-    fn took(&self, op: Op, source: Source, since: Instant) {
-        let duration = self.durations[op as usize][source as usize].get_or_init(|| {
-            histogram!(
-                DURATION,
-                "store" => String::from(&*self.name),
-                "op" => op.to_string(),
-                "source" => source_name(source),
-            )
-        });
-        duration.record(since.elapsed());
-    }
 }
 
 impl Observer for Recorded {
@@ -195,17 +174,34 @@ impl Observer for Recorded {
             }
         };
         let source = verdict.source();
-        self.took(op, source, *since);
+        let duration = self.durations[op as usize][source as usize].get_or_init(|| {
+            histogram!(
+                DURATION,
+                "store" => String::from(&*self.name),
+                "op" => op.to_string(),
+                "source" => source_name(source),
+            )
+        });
+        duration.record(since.elapsed());
         if op != Op::Acquire {
             return;
         }
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
             let outcome = Outcome::of(check.limit, decision, verdict.allowed());
             let limit = check.limit.name();
-            self.by_limit.with(limit, LimitCounters::default, |counters| {
-                let counter = &counters[source as usize][outcome as usize];
-                counter.get_or_init(|| self.counter(limit, source, outcome)).increment(1);
+            let known = self.by_limit.get(limit);
+            let new = || self.by_limit.entry(limit.into()).or_default().downgrade();
+            let counters = known.unwrap_or_else(new);
+            let counter = counters[source as usize][outcome as usize].get_or_init(|| {
+                counter!(
+                    DECISIONS,
+                    "store" => String::from(&*self.name),
+                    "limit" => limit.to_owned(),
+                    "outcome" => outcome.name(),
+                    "source" => source_name(source),
+                )
             });
+            counter.increment(1);
         }
     }
 }

@@ -58,10 +58,37 @@ impl<S, O> Observed<S, O> {
     }
 }
 
-/// Awaits a part of a request.
-async fn within<O: Observer, F: Future>(begun: &O::Begun, part: F) -> F::Output {
-    let mut part = pin!(part);
-    poll_fn(|context| O::within(begun, || part.as_mut().poll(context))).await
+impl<S, O: Observer> Observed<S, O> {
+    /// Asks the store about a request, and awaits an answer with a verdict in it.
+    async fn observe<A: Algorithm, T, F: Future<Output = Result<T, S::Error>>>(
+        &self,
+        batch: &Batch<'_, A>,
+        ask: impl FnOnce() -> F,
+        verdict: fn(&T) -> &Verdict,
+    ) -> F::Output
+    where
+        S: Store<A>,
+    {
+        let begun = self.observer.begin(batch);
+        let mut answer = pin!(ask());
+        let said = poll_fn(|context| O::within(&begun, || answer.as_mut().poll(context))).await;
+        self.observer.end(&self.store, batch, &begun, said.as_ref().map(verdict));
+        said
+    }
+
+    fn observe_now<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        ask: impl FnOnce() -> Result<Verdict, S::Error>,
+    ) -> Result<Verdict, S::Error>
+    where
+        S: Store<A>,
+    {
+        let begun = self.observer.begin(batch);
+        let said = O::within(&begun, ask);
+        self.observer.end(&self.store, batch, &begun, said.as_ref());
+        said
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -69,10 +96,7 @@ impl<A: Algorithm, S: Store<A>, O: Observer> Store<A> for Observed<S, O> {
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let begun = self.observer.begin(batch);
-        let said = within::<O, _>(&begun, self.store.apply(batch)).await;
-        self.observer.end(&self.store, batch, &begun, said.as_ref());
-        said
+        self.observe(batch, || self.store.apply(batch), |verdict| verdict).await
     }
 
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
@@ -86,31 +110,20 @@ impl<A: Algorithm, S: SnapshotStore<A>, O: Observer> SnapshotStore<A> for Observ
         &self,
         batch: &Batch<'_, A>,
     ) -> Result<WithSnapshot<A::State>, S::Error> {
-        let begun = self.observer.begin(batch);
-        let said = within::<O, _>(&begun, self.store.apply_with_snapshot(batch)).await;
-        let verdict = said.as_ref().map(|(verdict, _)| verdict);
-        self.observer.end(&self.store, batch, &begun, verdict);
-        said
+        self.observe(batch, || self.store.apply_with_snapshot(batch), |(verdict, _)| verdict).await
     }
 }
 
 /// Of several keys at once, each is a request of its own.
 impl<A: Algorithm, S: SyncStore<A>, O: Observer> SyncStore<A> for Observed<S, O> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        let begun = self.observer.begin(batch);
-        let said = O::within(&begun, || self.store.apply_now(batch));
-        self.observer.end(&self.store, batch, &begun, said.as_ref());
-        said
+        self.observe_now(batch, || self.store.apply_now(batch))
     }
 
     #[inline]
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
         let check = Check { limit, key, cost };
-        let batch = Batch::one(&check);
-        let begun = self.observer.begin(&batch);
-        let said = O::within(&begun, || self.store.acquire_now(limit, key, cost));
-        self.observer.end(&self.store, &batch, &begun, said.as_ref());
-        said
+        self.observe_now(&Batch::one(&check), || self.store.acquire_now(limit, key, cost))
     }
 }
 

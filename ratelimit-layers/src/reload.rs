@@ -190,14 +190,7 @@ impl<S: Store<Policy>> Reload<S> {
     /// A file that cannot be read; and as [`read`](Self::read). The limits in force stay.
     pub async fn read_file(&self, path: impl AsRef<Path>) -> Result<Changes, Arc<ReloadError>> {
         let path = path.as_ref();
-        self.attempt_document(path, watch::document(path).await)
-    }
-
-    fn attempt_document(
-        &self,
-        path: &Path,
-        document: Result<String, ReloadError>,
-    ) -> Result<Changes, Arc<ReloadError>> {
+        let document = watch::document(path).await;
         self.attempt(|| parsed(Some(path), &document?))
     }
 }
@@ -225,22 +218,18 @@ pub struct Changes {
 
 impl Changes {
     fn between<A: Algorithm + PartialEq>(old: &Limits<A>, new: &Limits<A>) -> Self {
-        let mut changes = Self::default();
-        let names = |limits: &Limits<A>, of: &Limits<A>| -> Vec<Box<str>> {
-            let shared = limits.iter().filter(|limit| find(of, limit.name()).is_some());
-            shared.map(|limit| limit.name().into()).collect()
+        let was = |limit: &Limit<A>| old.iter().find(|before| before.name() == limit.name());
+        let is = |limit: &Limit<A>| new.iter().find(|after| after.name() == limit.name());
+        let names = |limits: &Limits<A>, are: &dyn Fn(&Limit<A>) -> bool| -> Vec<Box<str>> {
+            limits.iter().filter(|limit| are(limit)).map(|limit| limit.name().into()).collect()
         };
-        for limit in new {
-            match find(old, limit.name()) {
-                None => changes.added.push(limit.name().into()),
-                Some(before) if before != limit => changes.changed.push(limit.name().into()),
-                Some(_) => {}
-            }
+        let kept = names(old, &|limit| is(limit).is_some());
+        Self {
+            added: names(new, &|limit| was(limit).is_none()),
+            removed: names(old, &|limit| is(limit).is_none()),
+            changed: names(new, &|limit| was(limit).is_some_and(|before| before != limit)),
+            reordered: names(new, &|limit| was(limit).is_some()) != kept,
         }
-        let gone = old.iter().filter(|limit| find(new, limit.name()).is_none());
-        changes.removed = gone.map(|limit| limit.name().into()).collect();
-        changes.reordered = names(old, new) != names(new, old);
-        changes
     }
 
     /// Whether nothing differs.
@@ -248,10 +237,6 @@ impl Changes {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-}
-
-fn find<'l, A: Algorithm>(limits: &'l Limits<A>, name: &str) -> Option<&'l Limit<A>> {
-    limits.iter().find(|limit| limit.name() == name)
 }
 
 impl fmt::Display for Changes {

@@ -70,29 +70,6 @@ struct Shard {
     by_count: BTreeSet<(u64, u64)>,
 }
 
-impl Shard {
-    /// Counts a denial of a listed key. Returns `false` if the key is not listed.
-    fn count_one(&mut self, hash: u64) -> bool {
-        let Some(counted) = self.counted.get_mut(&hash) else { return false };
-        self.by_count.remove(&(counted.count, hash));
-        counted.count = counted.count.saturating_add(1);
-        self.by_count.insert((counted.count, hash));
-        true
-    }
-
-    /// Removes the key with the fewest denials, and returns its count.
-    fn let_one_go(&mut self) -> u64 {
-        let Some((count, hash)) = self.by_count.pop_first() else { return 0 };
-        self.counted.remove(&hash);
-        count
-    }
-
-    fn insert(&mut self, hash: u64, counted: Denied) {
-        self.by_count.insert((counted.count, hash));
-        self.counted.insert(hash, counted);
-    }
-}
-
 impl<S> TopDenied<S> {
     /// Counts denials over `store`. It counts up to `keys` keys, rounded up to a multiple of 16, at least 16.
     #[must_use]
@@ -124,19 +101,28 @@ impl<S> TopDenied<S> {
 
 impl Denials {
     fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
-        let limit = check.limit.name();
         let hash = self.hasher.hash_one((check.limit.fingerprint(), check.key));
         let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
         let mut shard = lock(&self.shards[place]);
-        if shard.count_one(hash) {
-            return;
-        }
-        // A new key inherits the count of the key that it replaces: it may have had as many denials, forgotten
-        // since.
-        let is_full = shard.counted.len() >= self.keys_per_shard;
-        let over = if is_full { shard.let_one_go() } else { 0 };
-        let (limit, key) = (limit.into(), shown(check.key).into());
-        shard.insert(hash, Denied { limit, key, count: over.saturating_add(1), over });
+        let Shard { counted, by_count } = &mut *shard;
+        let mut denied = if let Some(known) = counted.remove(&hash) {
+            by_count.remove(&(known.count, hash));
+            known
+        } else {
+            // A new key inherits the count of the key that it replaces, that with the fewest denials: it may have had as many,
+            // forgotten since.
+            let is_full = counted.len() >= self.keys_per_shard;
+            let replaced = if is_full { by_count.pop_first() } else { None };
+            let over = replaced.map_or(0, |(count, replaced)| {
+                counted.remove(&replaced);
+                count
+            });
+            let (limit, key) = (check.limit.name().into(), shown(check.key).into());
+            Denied { limit, key, count: over, over }
+        };
+        denied.count = denied.count.saturating_add(1);
+        by_count.insert((denied.count, hash));
+        counted.insert(hash, denied);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use ratelimit_core::Timestamp;
 
-use crate::shard::{Freed, Shard};
+use crate::shard::Shard;
 use crate::sync::{AtomicUsize, Ordering};
 
 /// One in this many of all entries is kept for the shared states.
@@ -85,46 +85,25 @@ impl Capacity {
         self.in_shards.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives back the places of so many keys whose states lay in shards.
-    pub(crate) fn release_from_shard(&self, keys: usize) {
-        if keys > 0 {
-            self.in_shards.fetch_sub(keys, Ordering::Relaxed);
-            self.keys.release(keys);
-        }
+    /// Gives back the place of a key whose state lay in a shard.
+    pub(crate) fn release_from_shard(&self) {
+        self.leave_shard();
+        self.keys.release(1);
     }
 
-    /// Sweeps the next slots of a shard of states.
+    /// Sweeps the next slots of a shard of states. The room of each is given back before its state is dropped, which may
+    /// panic.
     #[inline]
     pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
-        let mut swept = Swept { of: self, reservations: false, freed: Freed::default() };
-        shard.sweep(now, slots, &mut swept.freed);
+        shard.sweep(now, slots, |entries| {
+            self.release_from_shard();
+            self.entries.release(entries);
+        });
     }
 
     /// Sweeps the next slots of a shard of reservations.
     pub(crate) fn sweep_reservations<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
-        let mut swept = Swept { of: self, reservations: true, freed: Freed::default() };
-        shard.sweep(now, slots, &mut swept.freed);
-    }
-}
-
-/// The room that a sweep frees. It is given back when the sweep ends, even by a panic of a state that is
-/// dropped.
-struct Swept<'c> {
-    of: &'c Capacity,
-    reservations: bool,
-    freed: Freed,
-}
-
-impl Drop for Swept<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        let Freed { slots, entries } = self.freed;
-        if self.reservations {
-            self.of.reservations.release(slots);
-        } else {
-            self.of.release_from_shard(slots);
-            self.of.entries.release(entries);
-        }
+        shard.sweep(now, slots, |_| self.reservations.release(1));
     }
 }
 

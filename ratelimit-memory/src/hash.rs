@@ -55,18 +55,13 @@ const ID_TWEAK: u64 = 1;
 pub(crate) struct KeyHasher(PolymurHash);
 
 impl KeyHasher {
-    /// Creates a hasher with a random secret.
-    #[cfg(not(all(test, loom)))]
+    /// Creates a hasher with a random secret; in models with a fixed one, because loom repeats executions and needs them to be
+    /// the same.
     pub(crate) fn random() -> Self {
         use std::hash::BuildHasher;
         let random = std::hash::RandomState::new();
-        Self(PolymurHash::from_u64x2_seed(random.hash_one(0), random.hash_one(1)))
-    }
-
-    /// Creates a hasher with a fixed secret: loom repeats executions, and needs them to be the same.
-    #[cfg(all(test, loom))]
-    pub(crate) fn random() -> Self {
-        Self(PolymurHash::from_u64x2_seed(0, 0))
+        let seed = |half: u8| if cfg!(all(test, loom)) { 0 } else { random.hash_one(half) };
+        Self(PolymurHash::from_u64x2_seed(seed(0), seed(1)))
     }
 
     /// Hashes a caller's key.

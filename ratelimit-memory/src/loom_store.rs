@@ -22,11 +22,18 @@ pub(crate) type Compact = Store<Gcra>;
 
 const SECOND: Timestamp = Timestamp::saturating_from_us(1_000_000);
 
-/// Explores every interleaving, without a bound.
+/// Explores every interleaving, without a bound. A model with only one interleaving tests nothing, and fails.
 pub(crate) fn model(test: impl Fn() + Send + Sync + 'static) {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let tried = std::sync::Arc::new(AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&tried);
     let mut builder = loom::model::Builder::new();
     builder.log = std::env::var_os("LOOM_LOG").is_some();
-    builder.check(test);
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        test();
+    });
+    assert!(tried.load(Ordering::Relaxed) > 1, "nothing to try");
 }
 
 /// Another thread that does this to the same.

@@ -66,14 +66,6 @@ const fn tag_of(hash: u64) -> u32 {
     hash as u32
 }
 
-/// The room that a sweep has freed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Freed {
-    pub(crate) slots: usize,
-    /// The entries of the states in them.
-    pub(crate) entries: usize,
-}
-
 /// The shard of a hash, among `shards` shards, a power of two.
 #[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
@@ -297,10 +289,7 @@ impl<S> Shard<S> {
     }
 
     /// Adds a slot and, every [`SLOTS_A_TABLE`] slots, a table.
-    #[allow(
-        clippy::cast_possible_truncation,
-        reason = "no store has room for more than `MOST_SLOTS`"
-    )]
+    #[allow(clippy::cast_possible_truncation, reason = "no store has more than `MOST_SLOTS`")]
     fn add(&mut self, slot: Slot<S>) -> u32 {
         let added = self.slots.len;
         self.slots.push(slot);
@@ -347,8 +336,8 @@ impl<S> Shard<S> {
         }
     }
 
-    /// Sweeps the next `count` slots: frees those that have expired, and adds them to `freed`.
-    pub(crate) fn sweep(&mut self, now: Timestamp, count: usize, freed: &mut Freed) {
+    /// Sweeps the next `count` slots: frees those that have expired, and tells of each how many entries its state had.
+    pub(crate) fn sweep(&mut self, now: Timestamp, count: usize, freed: impl Fn(usize)) {
         for _ in 0..count.min(self.slots.len) {
             if now < self.earliest {
                 break;
@@ -362,8 +351,7 @@ impl<S> Shard<S> {
             if sweep_at > now {
                 self.passed = sweep_at.min(self.passed);
             } else if let Some((state, entries)) = self.clear(self.cursor) {
-                freed.slots += 1;
-                freed.entries += entries;
+                freed(entries);
                 // Last, because dropping a state may panic.
                 drop(state);
             }
@@ -377,6 +365,13 @@ mod tests {
 
     fn timestamp(us: u64) -> Timestamp {
         Timestamp::from_us(us).expect("a time")
+    }
+
+    /// Sweeps so many slots, and returns how many entries it freed.
+    fn swept(shard: &mut Shard<u64>, now: Timestamp, count: usize) -> usize {
+        let freed = std::cell::Cell::new(0);
+        shard.sweep(now, count, |entries| freed.set(freed.get() + entries));
+        freed.get()
     }
 
     #[test]
@@ -417,9 +412,7 @@ mod tests {
         let mut shard = Shard::new();
         let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, 3, timestamp(n))).collect();
         assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some((0, 3)), None));
-        let mut freed = Freed::default();
-        (0..100).for_each(|_| shard.sweep(timestamp(50), 1, &mut freed));
-        assert_eq!(freed, Freed { slots: 50, entries: 150 });
+        assert_eq!((0..100).map(|_| swept(&mut shard, timestamp(50), 1)).sum::<usize>(), 150);
         assert_eq!((shard.find(50), shard.find(51)), (None, Some(slots[51])));
         for n in 1000..1051 {
             shard.insert(n, n, 0, Timestamp::MAX);
@@ -430,19 +423,15 @@ mod tests {
     #[test]
     fn a_sweep_reads_no_slot_until_a_state_can_have_expired() {
         let mut shard = Shard::new();
-        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, 0, timestamp(100 + n))).collect();
-        let sweep = |shard: &mut Shard<u64>, us| {
-            let mut freed = Freed::default();
-            shard.sweep(timestamp(us), 20, &mut freed);
-            freed.slots
-        };
+        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, 1, timestamp(100 + n))).collect();
+        let sweep = |shard: &mut Shard<u64>, us| swept(shard, timestamp(us), 20);
         assert_eq!((sweep(&mut shard, 99), shard.cursor), (0, 0), "none was looked at");
         assert_eq!((sweep(&mut shard, 104), sweep(&mut shard, 104)), (5, 0));
         assert_eq!(shard.earliest, timestamp(105));
         shard.state_mut(slots[9]).expect("a state").1.set_sweep_at(timestamp(50));
         assert_eq!(sweep(&mut shard, 60), 1);
-        shard.replace(slots[8], 8, 0, timestamp(70));
-        shard.insert(10, 10, 0, timestamp(80));
+        shard.replace(slots[8], 8, 1, timestamp(70));
+        shard.insert(10, 10, 1, timestamp(80));
         assert_eq!((sweep(&mut shard, 80), sweep(&mut shard, 108)), (2, 3));
         assert_eq!(shard.states().count(), 0);
     }

@@ -164,14 +164,6 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// The time of a batch: the one that it gives, or `own`, the store's.
-    fn time_of(batch: &Batch<'_, A>, own: Timestamp) -> Timestamp {
-        match batch.time() {
-            Now::Store => own,
-            Now::At(now) => now,
-        }
-    }
-
     /// Charges a key that the fast step did not charge.
     #[inline(never)]
     fn acquire(
@@ -196,10 +188,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         check: &Check<'_, A>,
         hash: u64,
     ) -> Result<Verdict, MemoryError> {
-        if let Some(decision) = self.decide_in_buckets(batch, check, hash) {
-            return Ok(Verdict::one(decision));
-        }
-        match self.decide_in_shard(batch, check, hash) {
+        let in_buckets = self.decide_in_buckets(batch, check, hash);
+        match in_buckets.or_else(|| self.decide_in_shard(batch, check, hash)) {
             Some(decision) => Ok(Verdict::one(decision)),
             None => self.decide_locked(batch, &[hash], None),
         }
@@ -342,6 +332,14 @@ fn one_key_each<'a, A: InMemory, I: Identifiers + ?Sized>(
     Some(limit)
 }
 
+/// The time of a request: the one that it gives, or `own`, the store's.
+const fn time_of(time: Now, own: Timestamp) -> Timestamp {
+    match time {
+        Now::Store => own,
+        Now::At(now) => now,
+    }
+}
+
 /// Whether an operation can add entries to a state.
 const fn adds_entries(op: Op) -> bool {
     matches!(op, Op::Acquire | Op::Force | Op::Renew)
@@ -416,10 +414,7 @@ impl<A: KeepsEntries + InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
         now: Now,
     ) -> impl Future<Output = Result<Vec<WindowEntry>, MemoryError>> + Send {
         let state = self.state(limit.name(), key);
-        let now = match now {
-            Now::Store => self.clock.now(),
-            Now::At(now) => now,
-        };
+        let now = time_of(now, self.clock.now());
         let entries = |state: &A::State| limit.algorithm().entries_of(state, now).to_vec();
         ready(Ok(state.as_ref().map(entries).unwrap_or_default()))
     }

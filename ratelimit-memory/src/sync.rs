@@ -1,8 +1,5 @@
 //! The synchronization primitives of the store, replaced by loom's in its models.
 
-#[cfg(not(all(test, loom)))]
-use std::time::Duration;
-
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
@@ -42,49 +39,25 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// A way to wait for the lock of a slot, which its holder keeps for a few instructions.
-#[cfg(not(all(test, loom)))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pause {
-    /// Execute so many spin hints.
-    Spin(u32),
-    /// Let another thread run.
-    Yield,
-    /// Let all other threads run, even those of a lower priority.
-    Sleep(Duration),
-}
-
-/// After so many spins a thread yields: the lock's holder may be waiting for this very processor.
-#[cfg(not(all(test, loom)))]
-const SPINS: u32 = 8;
-/// After so many more yields it sleeps. A thread of a real-time class that yields keeps running, ahead of a
-/// holder of a lower priority, for as long as the system lets it.
-#[cfg(not(all(test, loom)))]
-const YIELDS: u32 = 30;
-/// How long it then sleeps, each time.
-#[cfg(not(all(test, loom)))]
-const SLEEP: Duration = Duration::from_micros(50);
-
-/// The pause of a thread that has waited so many times.
-#[cfg(not(all(test, loom)))]
-const fn pause_after(waited: u32) -> Pause {
-    if waited < SPINS {
-        // Each spin is twice as long as the last, so that waiting threads leave the cache line to the writer.
-        Pause::Spin(1 << waited)
-    } else if waited < SPINS + YIELDS {
-        Pause::Yield
-    } else {
-        Pause::Sleep(SLEEP)
-    }
-}
-
-/// Waits, and counts the wait: spins first, then yields, then sleeps.
+/// Waits for the lock of a slot, which its holder keeps for a few instructions, and counts the wait: spins first, then
+/// yields, then sleeps.
 #[cfg(not(all(test, loom)))]
 pub(crate) fn wait(waited: &mut u32) {
-    match pause_after(*waited) {
-        Pause::Spin(hints) => (0..hints).for_each(|_| std::hint::spin_loop()),
-        Pause::Yield => std::thread::yield_now(),
-        Pause::Sleep(time) => std::thread::sleep(time),
+    /// After so many spins a thread yields: the lock's holder may be waiting for this very processor.
+    const SPINS: u32 = 8;
+    /// After so many more yields it sleeps. A thread of a real-time class that yields keeps running, ahead of a
+    /// holder of a lower priority, for as long as the system lets it.
+    const YIELDS: u32 = 30;
+    /// How long it then sleeps, each time.
+    const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
+
+    if *waited < SPINS {
+        // Each spin is twice as long as the last, so that waiting threads leave the cache line to the writer.
+        (0..1 << *waited).for_each(|_| std::hint::spin_loop());
+    } else if *waited < SPINS + YIELDS {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(SLEEP);
     }
     *waited = waited.saturating_add(1);
 }

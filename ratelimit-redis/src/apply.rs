@@ -101,9 +101,6 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         if batch.checks().is_empty() {
             return of_no_checks(batch);
         }
-        if batch.operation() != Op::Peek && self.inner.connection.may_repeat() {
-            return Err(RedisError::MayRepeat);
-        }
         let deadline = self.inner.deadline();
         match split(&self.inner, batch)? {
             None => self.apply_in_slot(batch, deadline).await,

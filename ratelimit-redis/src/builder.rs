@@ -178,8 +178,6 @@ impl<M: Mode> Builder<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Messages show a host only if it cannot be a password, as in `redis://user:password@host`.
-    ///
     /// # Errors
     /// The URL or prefix is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore<M>, RedisError> {
@@ -228,14 +226,15 @@ impl<M: Mode> Builder<M> {
     /// [`IntoConnection`]. The deadline applies to such a client too.
     ///
     /// # Errors
-    /// The prefix contains braces, which would replace the hash tag, or the secret is empty.
+    /// The prefix contains braces, which would replace the hash tag, the secret is empty, or the client is one of a
+    /// cluster.
     pub fn over<C: IntoConnection>(
         self,
         connection: C,
     ) -> Result<RedisStore<M, C::Connection>, RedisError> {
         self.keys.validate()?;
         let Self { keys, cross_slot, deadline, merge, .. } = self;
-        let connection = connection.into_connection(deadline);
+        let connection = connection.into_connection()?;
         Ok(RedisStore::new(connection, keys, cross_slot, deadline, merge.unwrap_or(true)))
     }
 }

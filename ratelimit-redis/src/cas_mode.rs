@@ -456,8 +456,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         if !slots.iter().any(Slot::changes) {
             return Ok(true);
         }
-        let reply_cache = slots.first().and_then(|slot| self.inner.reply_cache(&slot.key));
-        if let ([slot], None) = (slots, &reply_cache)
+        if let [slot] = slots
             && let Some(written) = self.write_one(slot, now, time, deadline).await?
         {
             return Ok(written);
@@ -465,12 +464,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let script = compare_and_set();
         let changes: Vec<_> =
             slots.iter().map(|slot| Change::of(&slot.change, now, time)).collect();
-        let cached = reply_cache.as_ref().map(|reply_cache| &*reply_cache.key);
-        let keys: Vec<&str> = slots.iter().map(|slot| &*slot.key).chain(cached).collect();
-        let mut words = evalsha(keys.into_iter());
-        words.push(Argument::Number(
-            reply_cache.as_ref().map_or(0, |reply_cache| reply_cache.life_ms),
-        ));
+        let mut words = evalsha(slots.iter().map(|slot| &*slot.key));
         for (slot, change) in slots.iter().zip(&changes) {
             let read = slot.read.as_deref();
             words.push(Argument::Text(if read.is_some() { "1" } else { "0" }));

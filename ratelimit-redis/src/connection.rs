@@ -25,13 +25,7 @@ pub(crate) mod slot;
 pub(crate) mod tls;
 mod watchdog;
 
-#[cfg(feature = "redis")]
-pub use external::External;
-#[cfg(feature = "fred")]
-pub use external::ExternalFred;
-pub use external::IntoConnection;
-#[cfg(all(feature = "redis", feature = "cluster-async"))]
-pub use external::WithoutRetries;
+pub use external::{External, IntoConnection};
 pub(crate) use follow::TryAgain;
 pub use managed::RedisConnection;
 pub(crate) use peer::server_error;
@@ -41,8 +35,7 @@ pub(crate) use peer::server_error;
 /// # Contract
 ///
 /// - A command is executed at most once. A connection sends it again only after a server has said that
-///   it did not execute it. A connection that cannot promise this says so:
-///   [`may_repeat`](Self::may_repeat).
+///   it did not execute it.
 /// - A call ends by its [`Deadline`], with an error if necessary. After it nothing more is sent.
 /// - The error says whether the command may have been executed: after [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] it was not, after [`RedisError::Lost`] and [`RedisError::TimedOut`] it may
@@ -91,12 +84,6 @@ pub trait Connection: Send + Sync + 'static {
     /// Whether keys of different slots may lie on different servers.
     fn is_cluster(&self) -> bool;
 
-    /// Whether the client may repeat an executed request when its reply is lost. The store guards
-    /// against that, except in the mode of transactions, which refuses such a client.
-    fn may_repeat(&self) -> bool {
-        false
-    }
-
     /// Host and port for messages: of the server, or of all servers that were named.
     fn address(&self) -> &Arc<str>;
 }
@@ -142,10 +129,6 @@ impl<C: Connection> Connection for Arc<C> {
         (**self).is_cluster()
     }
 
-    fn may_repeat(&self) -> bool {
-        (**self).may_repeat()
-    }
-
     fn address(&self) -> &Arc<str> {
         (**self).address()
     }
@@ -165,13 +148,12 @@ pub enum Argument<'a> {
 }
 
 impl Argument<'_> {
-    /// The bytes that are sent.
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
+    /// No fewer bytes than it takes.
+    pub(crate) const fn most_bytes(&self) -> usize {
         match self {
-            Self::Text(text) => text.as_bytes().to_vec(),
-            Self::Bytes(bytes) => bytes.to_vec(),
-            Self::Number(number) => number.to_string().into_bytes(),
-            Self::Integer(number) => number.to_string().into_bytes(),
+            Self::Text(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Number(_) | Self::Integer(_) => "-9223372036854775808".len(),
         }
     }
 }

@@ -114,13 +114,6 @@ pub enum RedisError {
         /// The limit's name.
         limit: String,
     },
-    /// The client may repeat a transaction that was executed, and nothing guards against a second
-    /// charge. Nothing was charged.
-    #[error(
-        "this client sends a transaction again when its answer is lost, and would charge it twice; build \
-         the cluster client with retries(0) and say so (WithoutRetries), or use the Lua mode"
-    )]
-    MayRepeat,
     /// A transaction cannot do this operation, because it cannot take back a charge. Nothing was
     /// charged.
     #[error("limit {limit:?}: there is no {op} in the mode of transactions; use the Lua mode")]
@@ -236,7 +229,7 @@ impl From<ConfigError> for RedisError {
 impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Config(_) | Self::MayRepeat => ErrorKind::Config,
+            Self::Config(_) => ErrorKind::Config,
             Self::Unreachable { .. } | Self::NoServer { .. } | Self::Overloaded { .. } => {
                 ErrorKind::Unavailable
             }

@@ -118,32 +118,6 @@ const TRIED: u32 = 7;
 /// The permissions that a cluster needs besides those of a mode.
 const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
-/// Commands that do nothing to a missing key, with their arguments before and after the key.
-const HARMLESS: [(&str, &[&str], &[&str]); 22] = [
-    ("eval", &["return 0", "1"], &[]),
-    ("get", &[], &[]),
-    ("set", &[], &["", "XX", "PX", "1"]),
-    ("del", &[], &[]),
-    ("unlink", &[], &[]),
-    ("exists", &[], &[]),
-    ("hget", &[], &["field"]),
-    ("hmget", &[], &["field"]),
-    ("hgetall", &[], &[]),
-    ("hdel", &[], &["field"]),
-    ("pttl", &[], &[]),
-    ("pexpire", &[], &["1"]),
-    ("zrem", &[], &["member"]),
-    ("zcard", &[], &[]),
-    ("zcount", &[], &["0", "1"]),
-    ("zremrangebyrank", &[], &["0", "0"]),
-    ("rpushx", &[], &["element"]),
-    ("llen", &[], &[]),
-    ("lrange", &[], &["0", "0"]),
-    ("lset", &[], &["0", "element"]),
-    ("ltrim", &[], &["0", "0"]),
-    ("lrem", &[], &["1", "element"]),
-];
-
 impl<M: Mode, C: Connection> RedisStore<M, C>
 where
     Self: Trial + NewestCharge,
@@ -153,14 +127,20 @@ where
     /// at most, are from its future: [`heal`](Self::heal) frees those. Call it at start; it decides a few requests on
     /// limits of its own.
     pub async fn health(&self) -> Health {
-        let mut health = self.looked_at().await;
+        let mut health = Health::default();
+        self.look(&mut health).await;
+        if self.inner.connection.is_cluster() {
+            self.look_at_cluster(&mut health).await;
+        }
         let each = self.one_of_each().await.unwrap_or_else(|error| {
             health.find(self.inner.connection.address(), Severity::Error, error.to_string());
             Vec::new()
         });
         for (address, identifier) in each {
-            self.note(&mut health, &address, self.trial(&identifier).await);
-            self.look_at_rights(&mut health, &address, &identifier).await;
+            if let Err(error) = self.trial(&identifier).await {
+                let (address, message) = self.described(Arc::clone(&address), error);
+                health.find(&address, Severity::Error, message);
+            }
             self.look_at_clock(&mut health, &address, &identifier).await;
         }
         health.sorted()
@@ -238,61 +218,11 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         self.apply(&batch.op(Op::Reset)).await.map(drop)
     }
 
-    /// Tries every command that the mode may send about a key, on a missing key.
-    async fn look_at_rights(&self, health: &mut Health, address: &Arc<str>, identifier: &str) {
-        let key = self.inner.keys.of_limit("health", identifier);
-        let named = |name: &str| M::COMMANDS.split_whitespace().any(|right| &right[1..] == name);
-        for (name, before, after) in HARMLESS.iter().filter(|(name, ..)| named(name)) {
-            let words = [&[*name], *before, &[&*key], *after].concat();
-            let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
-            let deadline = self.inner.deadline();
-            if let Err(error) = self.inner.connection.send(&key, &words, deadline).await
-                && matches!(&error, RedisError::Server { code, message, .. } if is_denied(code, message))
-            {
-                self.note(health, address, Err(error));
-            }
-        }
-    }
-
-    async fn looked_at(&self) -> Health {
-        let mut health = Health::default();
-        self.look(&mut health).await;
-        if self.inner.connection.is_cluster() {
-            self.look_at_cluster(&mut health).await;
-        }
-        health
-    }
-
-    fn note(&self, health: &mut Health, address: &Arc<str>, trial: Result<(), RedisError>) {
-        if let Err(error) = trial {
-            let (address, message) = self.described(Arc::clone(address), error);
-            health.find(&address, Severity::Error, message);
-        }
-    }
-
     /// Checks what the servers report about themselves.
     async fn look(&self, health: &mut Health) {
-        let (connection, deadline) = (&self.inner.connection, self.inner.deadline());
-        for (address, answer) in connection.send_to_each(&[Argument::Text("INFO")], deadline).await
-        {
-            let info = match answer {
-                Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
-                Ok(_) => Info::default(),
-                Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                    health.servers.push(Server { address: Arc::clone(&address), version: None });
-                    health.find(
-                        &address,
-                        Severity::Warning,
-                        "its version and its eviction policy were not looked at, because the user may not \
-                         INFO; allow it: ACL SETUSER … +info",
-                    );
-                    continue;
-                }
-                Err(error) => {
-                    health.find(&address, Severity::Error, error.to_string());
-                    continue;
-                }
-            };
+        let unseen = "its version and its eviction policy were not looked at, because the user may not INFO; allow it: ACL \
+                      SETUSER … +info";
+        for (address, info) in self.infos(health, &["INFO"], unseen).await {
             let version = info.version();
             health.servers.push(Server { address: Arc::clone(&address), version });
             info.judge::<M>(self.inner.connection.is_cluster(), |severity, message| {
@@ -302,28 +232,10 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     }
 
     async fn look_at_cluster(&self, health: &mut Health) {
-        let (connection, deadline) = (&self.inner.connection, self.inner.deadline());
-        let words = ["CLUSTER", "INFO"].map(Argument::Text);
-        for (address, answer) in connection.send_to_each(&words, deadline).await {
-            let text = match answer {
-                Ok(Reply::Text(text)) => text,
-                Ok(_) => continue,
-                Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                    health.find(
-                        &address,
-                        Severity::Warning,
-                        "the state of the cluster was not looked at, because the user may not CLUSTER \
-                         INFO; allow it: ACL SETUSER … +cluster|info",
-                    );
-                    continue;
-                }
-                Err(error) => {
-                    health.find(&address, Severity::Error, error.to_string());
-                    continue;
-                }
-            };
-            let info = Info::parse(&String::from_utf8_lossy(&text));
-            if info.get("cluster_state") != Some("ok") {
+        let unseen = "the state of the cluster was not looked at, because the user may not CLUSTER INFO; allow it: ACL \
+                      SETUSER … +cluster|info";
+        for (address, info) in self.infos(health, &["CLUSTER", "INFO"], unseen).await {
+            if info.get("cluster_state").is_some_and(|state| state != "ok") {
                 let assigned = info.get("cluster_slots_assigned").unwrap_or("an unknown number");
                 let message = format!(
                     "the cluster is down as this node sees it ({assigned} of 16384 slots are assigned); \
@@ -333,6 +245,34 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
                 health.find(&address, Severity::Error, message);
             }
         }
+    }
+
+    /// What each server answers to this question. `unseen` is the warning for a user who may not ask it.
+    async fn infos(
+        &self,
+        health: &mut Health,
+        words: &[&str],
+        unseen: &str,
+    ) -> Vec<(Arc<str>, Info)> {
+        let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
+        let answers = self.inner.connection.send_to_each(&words, self.inner.deadline()).await;
+        let mut infos = Vec::new();
+        for (address, answer) in answers {
+            let info = match answer {
+                Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
+                Ok(_) => Info::default(),
+                Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
+                    health.find(&address, Severity::Warning, unseen);
+                    Info::default()
+                }
+                Err(error) => {
+                    health.find(&address, Severity::Error, error.to_string());
+                    continue;
+                }
+            };
+            infos.push((address, info));
+        }
+        infos
     }
 
     /// What an operator can do about an error.
@@ -356,14 +296,6 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
                 "it lacks a command that this mode needs ({message}); use a mode that does without: \
                  without scripts that is the mode of transactions, for limits that count attempts"
             ),
-            "OOM" => format!(
-                "its memory is full ({message}); raise maxmemory, or give the limits a server of their own"
-            ),
-            "READONLY" => {
-                "it is a replica and takes no writes; connect to its master, by Sentinel or \
-                           as a cluster, so that a failover is followed"
-                    .to_owned()
-            }
             _ => format!("{code} {message}"),
         };
         (address, said)
@@ -403,22 +335,20 @@ impl Info {
     fn judge<M: Mode>(&self, as_cluster: bool, mut find: impl FnMut(Severity, String)) {
         let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
         // Valkey reports here the Redis version that it is compatible with.
-        if let Some(version) = self.get("redis_version")
-            && major(version).is_some_and(|major| major < M::OLDEST)
-        {
-            let (mode, oldest) = (M::NAME, M::OLDEST);
-            find(
-                Severity::Error,
-                format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
-            );
-        }
-        if let Some(version) = self.get("redis_version")
-            && major(version).is_some_and(|major| (M::OLDEST..TRIED).contains(&major))
-        {
-            find(
+        let version = self.get("redis_version").unwrap_or_default();
+        match major(version) {
+            Some(major) if major < M::OLDEST => {
+                let (mode, oldest) = (M::NAME, M::OLDEST);
+                find(
+                    Severity::Error,
+                    format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
+                );
+            }
+            Some(major) if major < TRIED => find(
                 Severity::Warning,
                 format!("it is Redis {version}; nothing before {TRIED}.0 has been tried"),
-            );
+            ),
+            _ => {}
         }
         if self.get("role") == Some("slave") {
             find(

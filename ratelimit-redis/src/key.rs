@@ -225,11 +225,6 @@ impl Keys {
     }
 }
 
-/// The key of a cached reply, in the slot of this key. No other key ends with `#` and an id.
-pub(crate) fn of_answer(key: &str, request: ReservationId) -> String {
-    format!("{key}#{request}")
-}
-
 /// Whether a character stands for itself wherever it is. Nearly all identifiers have only such characters.
 const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'/' | b':' | b'@' | b'_')

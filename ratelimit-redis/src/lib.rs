@@ -119,13 +119,7 @@ mod url;
 pub use builder::Builder;
 pub use client::Client;
 pub use codec::Codec;
-#[cfg(feature = "redis")]
-pub use connection::External;
-#[cfg(feature = "fred")]
-pub use connection::ExternalFred;
-#[cfg(all(feature = "redis", feature = "cluster-async"))]
-pub use connection::WithoutRetries;
-pub use connection::{Argument, Connection, IntoConnection, RedisConnection, Reply};
+pub use connection::{Argument, Connection, External, IntoConnection, RedisConnection, Reply};
 pub use deadline::Deadline;
 pub use error::RedisError;
 pub use heal::{HealOptions, Healed, HealedState};

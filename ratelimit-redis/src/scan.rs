@@ -1,11 +1,12 @@
 //! Steps through the keys of a store, one server after the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use std::vec;
 
-use crate::connection::{Argument, Connection, Reply, slot};
+use crate::connection::slot::{self, Range};
+use crate::connection::{Argument, Connection, Reply};
 use crate::error::RedisError;
 use crate::mode::Mode;
 use crate::store::RedisStore;
@@ -107,16 +108,18 @@ impl<M, C: Connection> RedisStore<M, C> {
             return Ok(any());
         }
         let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
-        let ranges = ranges(&connection.send("", &words, self.inner.deadline()).await?);
+        let reply = connection.send("", &words, self.inner.deadline()).await?;
+        let ranges = slot::ranges(&reply, "").ok_or_else(|| self.inner.unexpected(&reply))?;
         let mut found = BTreeMap::new();
-        let masters: std::collections::BTreeSet<_> = ranges.iter().map(|(_, _, of)| of).collect();
+        let master = |range: &Range| format!("{}:{}", range.host, range.port);
+        let masters: BTreeSet<_> = ranges.iter().map(master).collect();
         for n in 0..TRIES {
             // The number stands first: what follows it may be outside of the tag.
             let identifier = format!("{n}-{ANY}");
             let slot = slot::of(&self.inner.keys.shared(&identifier));
-            let owner = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
-            if let Some((_, _, master)) = owner {
-                found.entry(Arc::<str>::from(&**master)).or_insert(identifier);
+            let owner = ranges.iter().find(|range| (range.first..=range.last).contains(&slot));
+            if let Some(range) = owner {
+                found.entry(master(range).into()).or_insert(identifier);
             }
             if found.len() == masters.len() {
                 break;
@@ -157,24 +160,4 @@ fn keys(reply: &Reply) -> Option<(String, Vec<String>)> {
         _ => None,
     };
     Some((String::from_utf8(cursor.clone()).ok()?, keys.iter().filter_map(text).collect()))
-}
-
-/// Parses `CLUSTER SLOTS`: the first and the last slot of each range, and its master.
-fn ranges(reply: &Reply) -> Vec<(u16, u16, String)> {
-    let Reply::Array(ranges) = reply else { return Vec::new() };
-    let number = |reply: &Reply| match reply {
-        Reply::Integer(number) => u16::try_from(*number).ok(),
-        _ => None,
-    };
-    let range = |range: &Reply| {
-        let Reply::Array(parts) = range else { return None };
-        let [first, last, Reply::Array(master), ..] = &parts[..] else { return None };
-        let [host, port, ..] = &master[..] else { return None };
-        let host = match host {
-            Reply::Text(host) => String::from_utf8_lossy(host).into_owned(),
-            _ => String::new(),
-        };
-        Some((number(first)?, number(last)?, format!("{host}:{}", number(port)?)))
-    };
-    ranges.iter().filter_map(range).collect()
 }

@@ -5,15 +5,15 @@
 //! a *heartbeat* from its runtime, the [`Home`]. If none comes, or if that runtime has ended, the caller starts the work
 //! again on its own runtime, which becomes the next home.
 
-use std::future::{Future, pending};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
@@ -60,26 +60,8 @@ pub(crate) struct Home {
     pulse: Mutex<Pulse>,
     /// A heartbeat came, or the home was left.
     news: Notify,
-    resident: OnceLock<AbortHandle>,
-}
-
-/// A task that never ends by itself. It is dropped with its runtime, and then the home is left.
-struct Resident(Weak<Home>);
-
-impl Drop for Resident {
-    fn drop(&mut self) {
-        if let Some(home) = self.0.upgrade() {
-            home.leave();
-        }
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        if let Some(resident) = self.resident.get() {
-            resident.abort();
-        }
-    }
+    /// Heard by a task of the runtime, which ends with it.
+    ends: watch::Sender<()>,
 }
 
 #[derive(Default)]
@@ -91,30 +73,25 @@ struct Pulse {
 
 impl Home {
     fn of(runtime: Handle, patience: Duration) -> Arc<Self> {
-        let home = Arc::new(Self {
+        let (ends, mut heard) = watch::channel(());
+        drop(runtime.spawn(async move { heard.changed().await }));
+        Arc::new(Self {
             runtime,
             patience,
             is_left: AtomicBool::new(false),
             pulse: Mutex::default(),
             news: Notify::new(),
-            resident: OnceLock::new(),
-        });
-        let resident = Resident(Arc::downgrade(&home));
-        let stays = home.spawn(async move {
-            let _resident = resident;
-            pending::<()>().await;
-        });
-        home.resident.get_or_init(|| stays);
-        home
+            ends,
+        })
     }
 
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         self.runtime.spawn(work).abort_handle()
     }
 
-    /// Whether another home has replaced it or will. What runs here may never go on.
+    /// Whether its runtime has ended, or another home has replaced it or will. What runs here may never go on.
     pub(crate) fn is_left(&self) -> bool {
-        self.is_left.load(Ordering::Acquire)
+        self.is_left.load(Ordering::Acquire) || self.ends.is_closed()
     }
 
     /// Whether work here goes on, as far as the caller knows without waiting.
@@ -144,8 +121,8 @@ impl Home {
             if self.is_left() {
                 return false;
             }
-            // Both outcomes are a reason to look again.
-            let _ = timeout(patience, news).await;
+            // Each outcome is a reason to look again.
+            let _ = timeout(patience, select(news, pin!(self.ends.closed()))).await;
         }
     }
 

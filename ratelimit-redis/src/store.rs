@@ -8,15 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, KeepsEntries, Limit, MAX_INTEGER, Now, Reservation, ReservationId, Timestamp,
-    Verdict, WindowEntry, Write,
+    Algorithm, Batch, KeepsEntries, Limit, Now, Reservation, Timestamp, Verdict, WindowEntry, Write,
 };
 
 use crate::connection::{self, Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::flights::{MOST_WAITING, Queues};
-use crate::key::{self, Keys};
+use crate::key::Keys;
 use crate::mode::{Lua, Mode};
 use crate::reservation;
 use crate::script::Script;
@@ -82,25 +81,10 @@ impl<C> Inner<C> {
     }
 }
 
-/// The key that caches a reply for a client that may repeat its request.
-pub(crate) struct ReplyCache {
-    pub(crate) key: String,
-    pub(crate) life_ms: u64,
-}
-
 impl<C: Connection> Inner<C> {
     /// The deadline of a decision that begins now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::within(self.deadline)
-    }
-
-    /// The reply cache of a request about a key, in that key's slot. `None` with a client that never
-    /// repeats a request on its own.
-    pub(crate) fn reply_cache(&self, key: &str) -> Option<ReplyCache> {
-        self.connection.may_repeat().then(|| ReplyCache {
-            key: key::of_answer(key, ReservationId::random()),
-            life_ms: reply_cache_ms(self.deadline),
-        })
     }
 
     /// Calls a script by its hash, and by its text if the server does not know it. The arguments begin as
@@ -270,13 +254,6 @@ pub(crate) trait SingleSlot<A: Algorithm> {
     ) -> impl Future<Output = Result<(), RedisError>> + Send;
 }
 
-/// How long a reply stays cached: longer than a client keeps repeating. The client stops at the
-/// deadline, but the server may execute later what was sent by then.
-fn reply_cache_ms(deadline: Duration) -> u64 {
-    const MARGIN: Duration = Duration::from_secs(10);
-    u64::try_from(deadline.saturating_add(MARGIN).as_millis()).unwrap_or(u64::MAX).min(MAX_INTEGER)
-}
-
 /// The time to live of a key whose state stops to matter at `expires`.
 pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
@@ -320,8 +297,6 @@ impl<M, C: Connection> RedisStore<M, C> {
         deadline: Duration,
         merges: bool,
     ) -> Self {
-        // A client that may repeat a request needs its reply cached, which a merged script does not do.
-        let merges = merges && !connection.may_repeat();
         let inner = Inner {
             queues: merges.then(|| Queues::new(connection.is_cluster(), deadline)),
             connection,

@@ -9,19 +9,12 @@ use crate::error::RedisError;
 mod options;
 mod parts;
 
-use options::Options;
-pub(crate) use options::TlsFiles;
-use parts::Parts;
-pub(crate) use parts::{HIDDEN, redacted};
+pub(crate) use options::{Options, TlsFiles};
+use parts::{Parts, redacted};
 
 /// The parsed URL of a store. It is safe to log: [`Display`](fmt::Display), [`Debug`](fmt::Debug) and
-/// errors about it never contain a password, or a part that may be one.
-///
-/// If the password stands in its place, `user:password@`, every other part is shown. If the URL has no
-/// password there, another part, such as the host, may be the password by mistake. Then hosts are shown
-/// only if they are an address, `localhost` or a domain name (`cache.example.com`), databases of at most
-/// two digits, and the service `mymaster`; `***` replaces anything else. An error about a connection
-/// still names its host if the host resolves.
+/// errors about it never contain what stands before the `@`, nor the value of an option other than the name of a
+/// file or a service. Of a text that is no valid URL they show at most the scheme.
 ///
 /// | URL | servers |
 /// |---|---|
@@ -60,55 +53,29 @@ pub(crate) use parts::{HIDDEN, redacted};
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
-    pub(crate) servers: Servers,
-    /// The server, the Sentinels, or some servers of a cluster.
-    pub(crate) places: Vec<Place>,
+    pub(crate) kind: Kind,
+    is_encrypted: bool,
+    /// The server, the Sentinels, or some servers of a cluster: hosts without brackets, and ports.
+    pub(crate) places: Vec<(String, u16)>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
-    pub(crate) resp3: bool,
-    pub(crate) tls: Option<TlsFiles>,
-    client: Option<Client>,
-    mode: Option<&'static str>,
-    merge: Option<bool>,
+    /// The name by which Sentinels know the master and its replicas.
+    pub(crate) service: String,
+    pub(crate) options: Options,
     /// Without login and options.
     shown: String,
 }
 
-/// A server.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    /// Whether it may be shown.
-    pub(crate) is_certain: bool,
-}
-
 /// The kind of servers at the places.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Servers {
-    One,
-    Sentinels { service: Service, user: Option<String>, password: Option<String> },
-    Cluster,
-}
-
-/// The name by which Sentinels know a master and its replicas.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Service {
-    pub(crate) name: String,
-    /// Whether it may be shown.
-    pub(crate) is_certain: bool,
-}
-
-/// What a scheme says: the kind of servers, and whether the connection is encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     One,
     Sentinels,
     Cluster,
 }
 
+/// What a scheme says: the kind of servers, and whether the connection is encrypted.
 const SCHEMES: [(&str, Kind, bool); 7] = [
     ("redis", Kind::One, false),
     ("valkey", Kind::One, false),
@@ -162,19 +129,24 @@ impl RedisUrl {
     /// The mode in the URL: `lua`, `cas` or `multi`.
     #[must_use]
     pub const fn mode(&self) -> Option<&'static str> {
-        self.mode
+        self.options.mode
     }
 
     /// The client in the URL.
     #[must_use]
     pub const fn client(&self) -> Option<Client> {
-        self.client
+        self.options.client
     }
 
     /// Whether the URL says that requests [merge](crate::Builder::merge).
     #[must_use]
     pub const fn merge(&self) -> Option<bool> {
-        self.merge
+        self.options.merge
+    }
+
+    /// The files for an encrypted connection.
+    pub(crate) fn tls(&self) -> Option<&TlsFiles> {
+        self.is_encrypted.then_some(&self.options.tls)
     }
 
     /// The error for a URL that contradicts another setting.
@@ -209,70 +181,40 @@ fn read(url: &str) -> Result<RedisUrl, String> {
     let Some(scheme) = parts::scheme(url) else {
         return Err(format!("this is no URL; {KNOWN_SCHEMES}"));
     };
-    let Some((_, kind, encrypted)) = SCHEMES.into_iter().find(|(name, ..)| *name == scheme) else {
+    let Some((_, kind, is_encrypted)) = SCHEMES.into_iter().find(|(name, ..)| *name == scheme)
+    else {
         return Err(format!("what stands before :// is not known; {KNOWN_SCHEMES}"));
     };
     let no_url =
         || format!("this is no URL of a Redis; write {}, and {ESCAPES}", kind.write(scheme));
     let parts = Parts::of(url).ok_or_else(no_url)?;
-    let (service, database) = path(parts.path).ok_or_else(no_url)?;
-    if kind == Kind::One && (parts.places.len() > 1 || service.is_some()) {
+    if kind == Kind::One && parts.places.len() > 1 {
         return Err(no_url());
     }
-    if kind == Kind::Cluster && (service.is_some() || database != 0) {
+    if kind == Kind::Cluster && parts.database != 0 {
         return Err(format!("a cluster has only database 0; write {}", kind.write(scheme)));
     }
     let options = Options::of(parts.query)?;
-    options.fit(kind == Kind::Sentinels, encrypted)?;
+    options.fit(kind == Kind::Sentinels, is_encrypted)?;
     let (user, password) = login(parts.login)?;
-    let servers = match kind {
-        Kind::One => Servers::One,
-        Kind::Cluster => Servers::Cluster,
-        Kind::Sentinels => Servers::Sentinels {
-            service: {
-                let name = match (service, options.service) {
-                    (Some(_), Some(_)) => {
-                        return Err("the service is given twice; give it once".into());
-                    }
-                    (Some(service), None) => service.to_owned(),
-                    (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
-                };
-                Service { is_certain: parts.may_show_service(&name), name }
-            },
-            user: options.sentinel_user,
-            password: options.sentinel_password,
-        },
+    let service = match (parts.service, &options.service) {
+        (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
+        (Some(service), None) => service,
+        (None, service) => service.as_deref().unwrap_or(DEFAULT_SERVICE),
     };
-    let place = |place: &parts::Place<'_>| Place {
-        host: place.host.to_owned(),
-        port: place.port.unwrap_or(kind.port()),
-        is_certain: parts.may_show(place),
-    };
+    let place =
+        |(host, port): &(&str, Option<u16>)| ((*host).to_owned(), port.unwrap_or(kind.port()));
     Ok(RedisUrl {
-        servers,
+        kind,
+        is_encrypted,
         places: parts.places.iter().map(place).collect(),
         user,
         password,
-        database,
-        resp3: options.resp3,
-        tls: encrypted.then_some(options.tls),
-        client: options.client,
-        mode: options.mode,
-        merge: options.merge,
+        database: parts.database,
+        service: service.to_owned(),
+        options,
         shown: redacted(url),
     })
-}
-
-/// Parses service and database: `/SERVICE/1`, or either of them.
-fn path(path: &str) -> Option<(Option<&str>, u32)> {
-    let path = path.strip_prefix('/').unwrap_or(path);
-    let path = path.strip_suffix('/').unwrap_or(path);
-    let database = |text: &str| if text.is_empty() { Some(0) } else { text.parse().ok() };
-    match path.split_once('/') {
-        Some((service, number)) => Some((Some(service), database(number)?)),
-        None if path.bytes().all(|b| b.is_ascii_digit()) => Some((None, database(path)?)),
-        None => Some((Some(path), 0)),
-    }
 }
 
 /// User and password, unescaped.

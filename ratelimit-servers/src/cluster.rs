@@ -7,13 +7,17 @@ use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use crc::{CRC_16_XMODEM, Crc};
+
 use crate::port::Port;
 use crate::proxy::FaultProxy;
-use crate::{DEADLINE, RedisServer, RespValue, on_free_ports, password, wait_until};
+use crate::{DEADLINE, RedisServer, on_free_ports, password, wait_until};
 use view::View;
 
 /// The masters of a new cluster: the fewest that can hold an election.
 const MASTERS: usize = 3;
+/// The first and the last slot of each.
+const SHARES: [[&str; 2]; MASTERS] = [["0", "5460"], ["5461", "10921"], ["10922", "16383"]];
 const SLOTS: u16 = 16_384;
 /// How long a cluster may take to start. The servers themselves take about two seconds of it, during which they
 /// refuse writes.
@@ -77,25 +81,12 @@ impl RedisCluster {
     }
 
     /// Starts three masters, each behind a proxy of its own. Clients see only the proxies' addresses, also in
-    /// redirections.
+    /// redirections. The nodes' gossip does not pass through the proxies.
     ///
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_behind_proxies() -> Result<Self, String> {
-        Self::start_behind_proxies_with(&RedisServer::binaries()[0], 0, &[])
-    }
-
-    /// As [`start_with`](Self::start_with), with each node behind a proxy of its own. Replication passes
-    /// through the proxies; the nodes' gossip does not.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
-    pub fn start_behind_proxies_with(
-        binary: &str,
-        replicas: usize,
-        args: &[&str],
-    ) -> Result<Self, String> {
-        Self::start_plan(&Plan::new(binary, args, true), replicas)
+        Self::start_plan(&Plan::new(&RedisServer::binaries()[0], &[], true), 0)
     }
 
     /// One cluster of three masters shared by all tests of a binary, started on first use.
@@ -282,10 +273,8 @@ impl RedisCluster {
         for (number, node) in self.nodes.iter().enumerate() {
             let epoch = (number + 1).to_string();
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch])?.ok()?;
-            if number < MASTERS {
-                let (first, last) = share(number);
-                let (first, last) = (first.to_string(), last.to_string());
-                node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last])?.ok()?;
+            if let Some([first, last]) = SHARES.get(number) {
+                node.command(&["CLUSTER", "ADDSLOTSRANGE", first, last])?.ok()?;
             }
         }
         // Every node meets every other: waiting for gossip would take longer.
@@ -307,7 +296,7 @@ impl RedisCluster {
     }
 
     fn bus_port(&self, node: usize) -> Result<u16, String> {
-        let port = self.nodes[node].extra_port.as_ref().map(Port::number);
+        let port = self.nodes[node].bus.as_ref().map(Port::number);
         port.ok_or_else(|| format!("node {node} has no bus"))
     }
 
@@ -371,7 +360,7 @@ impl Plan {
         args.extend(["--cluster-allow-replica-migration", "no"]);
         args.extend(self.args.iter().map(String::as_str));
         let mut node = RedisServer::start_on(port, &self.binary, &args)?;
-        node.extra_port = Some(bus);
+        node.bus = Some(bus);
         Ok((node, proxy))
     }
 }
@@ -382,13 +371,6 @@ fn my_id(node: &RedisServer) -> Result<String, String> {
     id.ok_or_else(|| format!("no name for a node: {reply}"))
 }
 
-/// The first and the last slot of a master.
-fn share(master: usize) -> (u16, u16) {
-    let border = |part: usize| part * usize::from(SLOTS) / MASTERS;
-    let slot = |border: usize| u16::try_from(border).unwrap_or(SLOTS);
-    (slot(border(master)), slot(border(master + 1) - 1))
-}
-
 /// CRC-16 of the key, or of its hash tag, modulo the number of slots.
 fn slot_of(key: &[u8]) -> u16 {
     let tag = || {
@@ -397,22 +379,5 @@ fn slot_of(key: &[u8]) -> u16 {
         let close = inside.iter().position(|byte| *byte == b'}')?;
         (close > 0).then_some(&inside[..close])
     };
-    let hashed = tag().unwrap_or(key);
-    let crc = hashed.iter().fold(0_u16, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
-        })
-    });
-    crc % SLOTS
-}
-
-impl RespValue {
-    /// The number of the node that a redirection names: `MOVED slot host:port`, `ASK slot host:port`.
-    #[must_use]
-    pub fn redirected_to(&self) -> Option<u16> {
-        let mut words = self.as_error()?.split(' ');
-        let redirection = matches!(words.next(), Some("MOVED" | "ASK"));
-        let port = words.nth(1)?.rsplit(':').next()?.parse().ok();
-        if redirection { port } else { None }
-    }
+    Crc::<u16>::new(&CRC_16_XMODEM).checksum(tag().unwrap_or(key)) % SLOTS
 }

@@ -136,9 +136,9 @@ impl Keeper {
 
     /// Kills the server, removes the directory, and returns the server's output.
     pub(super) fn end(mut self) -> String {
-        drop(self.input.take());
-        let _ = self.shell.wait();
-        self.log.take().and_then(|log| log.join().ok()).unwrap_or_default()
+        let log = self.log.take();
+        drop(self);
+        log.and_then(|log| log.join().ok()).unwrap_or_default()
     }
 
     fn tell(&mut self, word: &str) -> Result<(), String> {

@@ -24,7 +24,7 @@ mod port;
 mod proxy;
 mod resp;
 mod sentinel;
-#[cfg(all(unix, feature = "tls"))]
+#[cfg(feature = "tls")]
 mod tls;
 
 use std::path::Path;
@@ -38,7 +38,7 @@ pub use cluster::RedisCluster;
 pub use proxy::FaultProxy;
 pub use resp::{RespClient, RespValue};
 pub use sentinel::RedisSentinels;
-#[cfg(all(unix, feature = "tls"))]
+#[cfg(feature = "tls")]
 pub use tls::TlsServer;
 
 use keeper::{Keeper, Recipe};
@@ -63,31 +63,13 @@ pub struct RedisServer {
     recipe: Recipe,
     args: Vec<String>,
     port: Port,
-    door: Door,
-    /// The port on which it talks to other servers of its kind.
-    extra_port: Option<Port>,
+    /// Where the tests talk to it in plain text, if clients use TLS on its port.
+    side_door: Option<Port>,
+    /// The port on which it talks to other nodes of its cluster.
+    bus: Option<Port>,
     paused: AtomicBool,
     /// `None` only until the server is started.
     keeper: Mutex<Option<Keeper>>,
-}
-
-/// How the tests talk to a server.
-#[derive(Debug)]
-enum Door {
-    Open,
-    /// Clients use TLS on the port; the tests use this socket, in plain text.
-    #[cfg(all(unix, feature = "tls"))]
-    Tls(std::path::PathBuf),
-}
-
-impl Door {
-    const fn scheme(&self) -> &'static str {
-        match self {
-            Self::Open => "redis",
-            #[cfg(all(unix, feature = "tls"))]
-            Self::Tls(_) => "rediss",
-        }
-    }
 }
 
 impl RedisServer {
@@ -140,8 +122,8 @@ impl RedisServer {
         if let Some(password) = password(&master.args) {
             args.extend(["--masterauth", password, "--requirepass", password]);
         }
-        let replica = Self::start_with(master.binary(), &args)?;
-        let written = info(master, "replication", "master_repl_offset")?;
+        let replica = Self::start_with(&master.recipe.binary, &args)?;
+        let written = master.counter("replication", "master_repl_offset:")?;
         wait_until(DEADLINE, || replica.follows(written))?;
         Ok(replica)
     }
@@ -149,19 +131,14 @@ impl RedisServer {
     /// The server's URL, for clients.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("{}://127.0.0.1:{}", self.door.scheme(), self.port())
+        let scheme = if self.side_door.is_some() { "rediss" } else { "redis" };
+        format!("{scheme}://127.0.0.1:{}", self.port())
     }
 
     /// The server's port, which stays the same across restarts.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port.number()
-    }
-
-    /// The server's binary.
-    #[must_use]
-    pub fn binary(&self) -> &str {
-        &self.recipe.binary
     }
 
     /// The server's process id, for signals; `None` while it is stopped.
@@ -190,7 +167,7 @@ impl RedisServer {
     /// The server is stopped, or did not reply within 10 seconds. An error reply is not an error here but
     /// [`RespValue::Error`].
     pub fn command(&self, words: &[&str]) -> Result<RespValue, String> {
-        let message = |error| format!("{} on port {}: {error}", self.binary(), self.port());
+        let message = |error| format!("{} on port {}: {error}", self.recipe.binary, self.port());
         self.client().and_then(|mut client| client.command(words)).map_err(message)
     }
 
@@ -200,13 +177,15 @@ impl RedisServer {
     /// # Errors
     /// The server is stopped, did not reply within 10 seconds, or replied with an error or with something else than a count.
     pub fn calls(&self, command: &str) -> Result<u64, String> {
-        let stats = self.command(&["INFO", "commandstats"])?.ok()?.to_string();
-        let prefix = format!("cmdstat_{command}:calls=");
-        let Some(counts) = stats.lines().find_map(|line| line.trim().strip_prefix(&prefix)) else {
-            return Ok(0);
-        };
-        let calls = counts.split(',').next().unwrap_or_default();
-        calls.parse().map_err(|error| format!("{prefix}{counts}: {error}"))
+        self.counter("commandstats", &format!("cmdstat_{command}:calls="))
+    }
+
+    /// How often the server has replied with an error of this code, such as `MOVED`: by its `INFO errorstats`.
+    ///
+    /// # Errors
+    /// As [`calls`](Self::calls).
+    pub fn errors(&self, code: &str) -> Result<u64, String> {
+        self.counter("errorstats", &format!("errorstat_{code}:count="))
     }
 
     /// Opens a connection, with the password that the server's arguments set.
@@ -214,11 +193,8 @@ impl RedisServer {
     /// # Errors
     /// The server is stopped.
     pub fn client(&self) -> Result<RespClient, String> {
-        let mut client = match &self.door {
-            Door::Open => RespClient::connect(self.port())?,
-            #[cfg(all(unix, feature = "tls"))]
-            Door::Tls(side_door) => RespClient::connect_to_file(side_door)?,
-        };
+        let door = self.side_door.as_ref().unwrap_or(&self.port);
+        let mut client = RespClient::connect(door.number())?;
         if let Some(password) = password(&self.args) {
             client.command(&["AUTH", password])?.ok()?;
         }
@@ -275,13 +251,18 @@ impl RedisServer {
 
     fn start_on(port: Port, binary: &str, args: &[&str]) -> Result<Self, String> {
         let recipe = Recipe::of_a_server(port.number(), binary, args);
-        Self::start_recipe(recipe, args, port, Door::Open)
+        Self::start_recipe(recipe, args, port, None)
     }
 
-    fn start_recipe(recipe: Recipe, args: &[&str], port: Port, door: Door) -> Result<Self, String> {
+    fn start_recipe(
+        recipe: Recipe,
+        args: &[&str],
+        port: Port,
+        side_door: Option<Port>,
+    ) -> Result<Self, String> {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         let (paused, keeper) = (AtomicBool::new(false), Mutex::new(None));
-        let server = Self { recipe, args, port, door, extra_port: None, paused, keeper };
+        let server = Self { recipe, args, port, side_door, bus: None, paused, keeper };
         server.revive()?;
         Ok(server)
     }
@@ -303,8 +284,7 @@ impl RedisServer {
         let keeper = Keeper::start(&self.recipe)?;
         match self.wait_until_it_answers(&keeper) {
             Ok(()) => {
-                let before = place.replace(keeper);
-                before.map(Keeper::leave);
+                place.replace(keeper).map(Keeper::leave);
                 Ok(())
             }
             Err(message) if place.is_some() => Err(self.why(&message, &keeper.leave())),
@@ -317,16 +297,10 @@ impl RedisServer {
     }
 
     fn wait_until_it_answers(&self, keeper: &Keeper) -> Result<(), String> {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            match self.answers(keeper) {
-                Ok(()) => return Ok(()),
-                Err(message) if keeper.has_ended() || Instant::now() > deadline => {
-                    return Err(message);
-                }
-                Err(_) => thread::sleep(PAUSE),
-            }
-        }
+        wait_until(DEADLINE, || match self.answers(keeper) {
+            Err(message) if keeper.has_ended() => Ok(Err(message)),
+            answer => answer.map(Ok),
+        })?
     }
 
     /// Checks that this keeper's server answers, not another process on the same port.
@@ -350,7 +324,7 @@ impl RedisServer {
 
     /// Why the server does not run, with the remedy if the binary is missing.
     fn why(&self, message: &str, log: &str) -> String {
-        let (binary, port) = (self.binary(), self.port());
+        let (binary, port) = (&self.recipe.binary, self.port());
         match Command::new(binary).arg("--version").output() {
             Err(error) => format!(
                 "the server {binary:?} could not be started: {error}. Install one (apt-get install \
@@ -358,6 +332,16 @@ impl RedisServer {
             ),
             Ok(_) => format!("{binary} did not answer on port {port}: {message}. It said: {log}"),
         }
+    }
+
+    /// A number from the server's `INFO`, after this prefix of its line; 0 if there is none.
+    fn counter(&self, section: &str, prefix: &str) -> Result<u64, String> {
+        let reply = self.command(&["INFO", section])?.ok()?.to_string();
+        let Some(rest) = reply.lines().find_map(|line| line.strip_prefix(prefix)) else {
+            return Ok(0);
+        };
+        let number = rest.split(',').next().unwrap_or_default().trim();
+        number.parse().map_err(|error| format!("{prefix}{rest}: {error}"))
     }
 
     /// Checks that the server is a replica with everything that its master had written up to this offset.
@@ -406,13 +390,4 @@ fn wait_until<T>(limit: Duration, mut ask: impl FnMut() -> Result<T, String>) ->
 fn password(args: &[String]) -> Option<&str> {
     let at = args.iter().rposition(|arg| arg == "--requirepass")?;
     args.get(at + 1).map(String::as_str)
-}
-
-/// A number from a server's `INFO`.
-fn info(server: &RedisServer, section: &str, field: &str) -> Result<u64, String> {
-    let reply = server.command(&["INFO", section])?.ok()?.to_string();
-    let value = reply.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    value
-        .and_then(|value| value.trim().parse().ok())
-        .ok_or_else(|| format!("no {field} in {reply}"))
 }

@@ -1,6 +1,5 @@
 //! Ports that no other test takes.
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 #[cfg(unix)]
 use std::net::{Shutdown, TcpStream};
@@ -23,8 +22,8 @@ pub(super) struct Port {
 impl Port {
     pub(super) fn claim() -> Result<Self, String> {
         let mut message = String::new();
-        for attempt in 0..ATTEMPTS {
-            let number = any_of(PORTS, attempt);
+        for _ in 0..ATTEMPTS {
+            let number = fastrand::u16(PORTS);
             let claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, number));
             let free = claim.and_then(|claim| {
                 let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, number))?;
@@ -57,11 +56,4 @@ pub(super) fn release(listener: TcpListener) {
     }
     #[cfg(not(unix))]
     drop(listener);
-}
-
-/// A number from the range that differs per process and per call.
-fn any_of(range: Range<u16>, attempt: usize) -> u16 {
-    let random = RandomState::new().hash_one((std::process::id(), attempt));
-    let offset = random % u64::from(range.end - range.start);
-    range.start + u16::try_from(offset).unwrap_or_default()
 }

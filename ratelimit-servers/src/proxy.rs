@@ -6,7 +6,6 @@ mod link;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use crate::port::{Port, release};
 use crate::{DEADLINE, on_free_ports, wait_until};
@@ -18,7 +17,7 @@ use link::Link;
 ///
 /// The proxy parses the servers' protocol, RESP2 or RESP3, and therefore knows which reply belongs to which
 /// request, also where requests are pipelined or several tasks share the connection. Where it cannot parse
-/// (TLS, replication, subscriptions) it can still delay, hang, cut and refuse.
+/// (TLS, replication, subscriptions) it can still hang, cut and refuse.
 ///
 /// Setting a counted fault replaces the earlier setting of its kind; a count of 0 ends it.
 #[derive(Debug)]
@@ -58,55 +57,32 @@ impl FaultProxy {
     /// The number of connections accepted so far.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.faults.accepted()
-    }
-
-    /// The number of open connections.
-    #[must_use]
-    pub fn open_connections(&self) -> usize {
-        self.faults.open()
+        self.faults.state().accepted
     }
 
     /// The number of replies swallowed so far.
     #[must_use]
     pub fn swallowed(&self) -> usize {
-        self.faults.swallowed()
+        self.faults.state().swallow.done
     }
 
     /// The number of requests that cuts have kept from the server so far.
     #[must_use]
     pub fn requests_cut(&self) -> usize {
-        self.faults.requests_cut()
+        self.faults.state().cut.done
     }
 
-    /// Swallows the replies to the next `n` requests: the server executes each of them, and the proxy reads its
-    /// reply and then cuts the client's connection. Later requests on that connection have reached the server,
-    /// too, and are not answered either.
-    pub fn swallow_replies(&self, n: usize) {
-        self.swallow_matching("", n);
-    }
-
-    /// As [`swallow_replies`](Self::swallow_replies), only for requests whose bytes contain the pattern, such
-    /// as `EVALSHA`: handshakes and `PING`s pass.
+    /// Swallows the replies to the next `n` requests whose bytes contain the pattern, such as `EVALSHA`: the server
+    /// executes each of them, and the proxy reads its reply and then cuts the client's connection. Later requests on
+    /// that connection have reached the server, too, and are not answered either. The empty pattern is in all.
     pub fn swallow_matching(&self, pattern: &str, n: usize) {
-        self.faults.swallow(pattern, n);
+        self.faults.state().swallow.set(pattern, n);
     }
 
-    /// Keeps the next `n` requests from the server: the proxy cuts the connection before each of them, once the
-    /// server has answered the earlier ones on it.
-    pub fn cut_requests(&self, n: usize) {
-        self.cut_matching("", n);
-    }
-
-    /// As [`cut_requests`](Self::cut_requests), only for requests whose bytes contain the pattern.
+    /// Keeps the next `n` requests whose bytes contain the pattern from the server: the proxy cuts the connection
+    /// before each of them, once the server has answered the earlier ones on it.
     pub fn cut_matching(&self, pattern: &str, n: usize) {
-        self.faults.cut(pattern, n);
-    }
-
-    /// Delays every chunk of bytes by this much, in each direction and in sequence: a round trip takes twice as
-    /// long.
-    pub fn delay(&self, latency: Duration) {
-        self.faults.delay(latency);
+        self.faults.state().cut.set(pattern, n);
     }
 
     /// Makes all connections half-open: while the proxy hangs, it accepts connections and keeps them open, and
@@ -137,9 +113,8 @@ impl FaultProxy {
 
     /// Ends every fault. Connections that were cut stay cut.
     pub fn heal(&self) {
-        self.swallow_replies(0);
-        self.cut_requests(0);
-        self.delay(Duration::ZERO);
+        self.swallow_matching("", 0);
+        self.cut_matching("", 0);
         self.hang(false);
         self.refuse(false);
     }
@@ -158,11 +133,11 @@ fn listen(port: u16, target: u16, faults: &Arc<Faults>) -> Result<JoinHandle<()>
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let message = |error| format!("the proxy cannot listen on port {port}: {error}");
     let listener = TcpListener::bind(address).map_err(message)?;
-    faults.accept(true);
+    faults.state().accepts = true;
     let faults = Arc::clone(faults);
     Ok(thread::spawn(move || {
         for client in listener.incoming().map_while(Result::ok) {
-            if !faults.accepts() {
+            if !faults.state().accepts {
                 break;
             }
             Link::open(client, target, &faults);
@@ -173,7 +148,7 @@ fn listen(port: u16, target: u16, faults: &Arc<Faults>) -> Result<JoinHandle<()>
 
 fn stop_listening(port: u16, faults: &Faults, listener: Option<JoinHandle<()>>) {
     let Some(listener) = listener else { return };
-    faults.accept(false);
+    faults.state().accepts = false;
     // The accepting thread only checks for its end when a connection comes.
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     if TcpStream::connect_timeout(&address, DEADLINE).is_ok() {

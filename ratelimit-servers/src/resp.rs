@@ -3,8 +3,6 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-#[cfg(all(unix, feature = "tls"))]
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::DEADLINE;
@@ -158,11 +156,6 @@ impl<'a> Cursor<'a> {
             }
             b'*' | b'~' | b'>' => return self.parts(number(&text)?),
             b'%' => return self.parts(number(&text)? * 2),
-            b'|' => {
-                // Skip the attributes of the value that follows.
-                let attributes = self.parts(number(&text)? * 2)?;
-                return if attributes.is_some() { self.value() } else { Ok(None) };
-            }
             _ => return Err(format!("no reply begins with {:?}", String::from_utf8_lossy(line))),
         }))
     }
@@ -196,37 +189,8 @@ fn number(text: &str) -> Result<i64, String> {
 /// and the command after it.
 #[derive(Debug)]
 pub struct RespClient {
-    stream: Stream,
+    stream: TcpStream,
     received: Vec<u8>,
-}
-
-#[derive(Debug)]
-enum Stream {
-    Tcp(TcpStream),
-    #[cfg(all(unix, feature = "tls"))]
-    Local(UnixStream),
-}
-
-impl Stream {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        match self {
-            Self::Tcp(stream) => stream.write_all(bytes),
-            #[cfg(all(unix, feature = "tls"))]
-            Self::Local(stream) => stream.write_all(bytes),
-        }
-    }
-
-    fn read(&mut self, chunk: &mut [u8], limit: Duration) -> std::io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => {
-                stream.set_read_timeout(Some(limit)).and_then(|()| stream.read(chunk))
-            }
-            #[cfg(all(unix, feature = "tls"))]
-            Self::Local(stream) => {
-                stream.set_read_timeout(Some(limit)).and_then(|()| stream.read(chunk))
-            }
-        }
-    }
 }
 
 impl RespClient {
@@ -240,22 +204,9 @@ impl RespClient {
             let stream = TcpStream::connect_timeout(&address, DEADLINE)?;
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(DEADLINE))?;
-            Ok(Stream::Tcp(stream))
+            Ok(stream)
         };
         let message = |error: std::io::Error| format!("no connection to port {port}: {error}");
-        Ok(Self { stream: connect().map_err(message)?, received: Vec::new() })
-    }
-
-    /// Connects to a Unix socket.
-    #[cfg(all(unix, feature = "tls"))]
-    pub(super) fn connect_to_file(path: &std::path::Path) -> Result<Self, String> {
-        let connect = || {
-            let stream = UnixStream::connect(path)?;
-            stream.set_write_timeout(Some(DEADLINE))?;
-            Ok(Stream::Local(stream))
-        };
-        let message =
-            |error: std::io::Error| format!("no connection to {}: {error}", path.display());
         Ok(Self { stream: connect().map_err(message)?, received: Vec::new() })
     }
 
@@ -274,7 +225,7 @@ impl RespClient {
     /// # Errors
     /// The connection broke.
     pub fn send(&mut self, words: &[impl AsRef<[u8]>]) -> Result<(), String> {
-        self.stream.write(&encode(words)).map_err(|error| format!("not sent: {error}"))
+        self.stream.write_all(&encode(words)).map_err(|error| format!("not sent: {error}"))
     }
 
     /// Waits up to 10 seconds for the next reply.
@@ -301,7 +252,8 @@ impl RespClient {
             if left.is_zero() {
                 return Err(format!("no reply within {limit:?}"));
             }
-            match self.stream.read(&mut chunk, left) {
+            let timed = self.stream.set_read_timeout(Some(left));
+            match timed.and_then(|()| self.stream.read(&mut chunk)) {
                 Ok(0) => return Err("the connection was closed instead of a reply".into()),
                 Ok(read) => self.received.extend_from_slice(&chunk[..read]),
                 Err(error) if timed_out(&error) => {}
@@ -338,9 +290,8 @@ mod tests {
             ("-MOVED 1 a:2\r\n", RespValue::Error("MOVED 1 a:2".into())),
             ("!2\r\nab\r\n", RespValue::Error("ab".into())),
             ("*2\r\n:1\r\n*1\r\n+ab\r\n", nested),
-            ("%1\r\n+ab\r\n:1\r\n", parts(&[text.clone(), one.clone()])),
+            ("%1\r\n+ab\r\n:1\r\n", parts(&[text.clone(), one])),
             (">1\r\n+ab\r\n", parts(&[text])),
-            ("|1\r\n+ttl\r\n:9\r\n:1\r\n", one),
         ] {
             for cut in 0..input.len() {
                 assert_eq!(parse(&input.as_bytes()[..cut]), Ok(None), "{input:?} cut at {cut}");

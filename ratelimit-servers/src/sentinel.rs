@@ -1,20 +1,18 @@
 //! [`RedisSentinels`]: a master, its replica, and three sentinels that fail over.
 
-use std::thread;
 use std::time::Duration;
 
 use crate::keeper::{Recipe, new_directory};
 use crate::port::Port;
-use crate::{Door, RedisServer, RespValue, on_free_ports, password, wait_until};
+use crate::{RedisServer, RespValue, on_free_ports, password, wait_until};
 
-const SENTINELS: usize = 3;
 const SERVICE: &str = "mymaster";
 /// How long starting or a failover may take: an election without a winner is repeated after some seconds.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The milliseconds after which each sentinel considers a silent server dead. The last one is slow to stand for
 /// election, so that it votes for one of the others: three simultaneous candidates all lose.
-const PATIENCE_MS: [u16; SENTINELS] = [1000, 1000, 2000];
+const PATIENCE_MS: [u16; 3] = [1000, 1000, 2000];
 /// How long an election or a promotion may take; half the time until the next attempt.
 const FAILOVER_TIMEOUT_MS: u16 = 2000;
 
@@ -25,8 +23,7 @@ const PACE: [&str; 8] =
 
 /// A master, a replica and three sentinels, in processes of their own, which end with the test.
 ///
-/// In the methods below, a running server or sentinel is one that is neither killed nor
-/// [paused](RedisServer::pause).
+/// In the methods below, a running server is one that is neither killed nor [paused](RedisServer::pause).
 ///
 /// Servers are numbered: 0 is the initial master, 1 its replica. A server that does not answer counts as dead
 /// after a second.
@@ -64,7 +61,10 @@ impl RedisSentinels {
         let ports = [master.port(), replica.port()];
         let sentinels = on_free_ports(|| start_sentinels(binary, ports, password))?;
         let started = Self { servers: vec![master, replica], sentinels };
-        started.set_pace()?;
+        let pace = [&["SENTINEL", "DEBUG"], &PACE[..]].concat();
+        for sentinel in &started.sentinels {
+            sentinel.command(&pace)?.ok()?;
+        }
         started.wait_until_healthy(START_DEADLINE)?;
         Ok(started)
     }
@@ -103,27 +103,17 @@ impl RedisSentinels {
         &self.sentinels
     }
 
-    /// The port of the master, according to the first running sentinel.
+    /// The number of the current master, according to the first sentinel.
     ///
     /// # Errors
-    /// No sentinel runs, or the error that it replied.
-    pub fn master_port(&self) -> Result<u16, String> {
-        let first = self.running_sentinels().next();
-        named_master(first.ok_or("no sentinel runs")?)
-    }
-
-    /// The number of the current master.
-    ///
-    /// # Errors
-    /// As [`master_port`](Self::master_port).
+    /// The error that it replied.
     pub fn master(&self) -> Result<usize, String> {
-        let port = self.master_port()?;
+        let port = named_master(&self.sentinels[0])?;
         let found = self.servers.iter().position(|server| server.port() == port);
         found.ok_or_else(|| format!("the sentinels name port {port}, which is none of ours"))
     }
 
-    /// Kills the master, as a crash would, and returns the port of the new one when all running sentinels agree
-    /// on it.
+    /// Kills the master, as a crash would, and returns the port of the new one when all sentinels agree on it.
     ///
     /// # Errors
     /// No replica runs that could take over, or none took over in time.
@@ -140,7 +130,7 @@ impl RedisSentinels {
     /// There is no replica that could take over, or the error that a sentinel replied.
     pub fn fail_over(&self) -> Result<u16, String> {
         let before = self.master()?;
-        let sentinel = self.running_sentinels().next().ok_or("no sentinel runs")?;
+        let sentinel = &self.sentinels[0];
         let ask = || sentinel.command(&["SENTINEL", "FAILOVER", SERVICE])?.ok().map(drop);
         ask()?;
         let port = self.wait_for_another_than(before, || {
@@ -152,22 +142,12 @@ impl RedisSentinels {
         Ok(port)
     }
 
-    /// Kills a sentinel, as a crash would.
-    pub fn kill_sentinel(&self, sentinel: usize) {
-        self.sentinels[sentinel].kill();
-    }
-
-    /// Starts all killed processes again: sentinels under their old identity, servers as replicas of the
-    /// current master. Returns when the group is healthy.
+    /// Starts all killed servers again, as replicas of the current master. Returns when the group is healthy.
     ///
     /// # Errors
-    /// A process did not start or was not accepted.
+    /// A server did not start or was not accepted.
     pub fn restart_dead(&self) -> Result<(), String> {
-        for sentinel in self.sentinels.iter().filter(|sentinel| sentinel.pid().is_none()) {
-            sentinel.revive()?;
-        }
-        self.set_pace()?;
-        let master = self.master_port()?.to_string();
+        let master = named_master(&self.sentinels[0])?.to_string();
         for server in self.servers.iter().filter(|server| server.pid().is_none()) {
             server.revive()?;
             if server.port().to_string() != master {
@@ -177,22 +157,13 @@ impl RedisSentinels {
         self.wait_until_healthy(START_DEADLINE)
     }
 
-    /// Waits until all running sentinels name the same running master and could fail over, and every other
+    /// Waits until all sentinels name the same running master and could fail over, and every other
     /// running server is a connected replica of it that the sentinels know as such.
     ///
     /// # Errors
     /// What was still wrong at the deadline, in the servers' own words.
     pub fn wait_until_healthy(&self, deadline: Duration) -> Result<(), String> {
         wait_until(deadline, || self.ailment())
-    }
-
-    fn running_sentinels(&self) -> impl Iterator<Item = &RedisServer> {
-        self.sentinels.iter().filter(|sentinel| sentinel.is_running())
-    }
-
-    fn set_pace(&self) -> Result<(), String> {
-        let words = [&["SENTINEL", "DEBUG"], &PACE[..]].concat();
-        self.running_sentinels().try_for_each(|sentinel| sentinel.command(&words)?.ok().map(drop))
     }
 
     /// Whether a sentinel watches this master and fails nothing over, by one reply: a failover that ends in between
@@ -222,10 +193,10 @@ impl RedisSentinels {
         port.map_err(|error| format!("no failover {error}"))
     }
 
-    /// The master that all running sentinels name.
+    /// The master that all sentinels name.
     fn agreed_master(&self) -> Result<usize, String> {
         let master = self.master()?;
-        for sentinel in self.running_sentinels() {
+        for sentinel in &self.sentinels {
             let named = named_master(sentinel)?;
             if named != self.servers[master].port() {
                 return Err(format!("one sentinel names server {master}, another port {named}"));
@@ -249,30 +220,24 @@ impl RedisSentinels {
     fn ailment(&self) -> Result<(), String> {
         let master = self.agreed_master()?;
         self.is_master(master)?;
-        let master_port = self.servers[master].port().to_string();
-        let replicas: Vec<&RedisServer> = self
-            .servers
-            .iter()
-            .filter(|server| server.is_running() && server.port().to_string() != master_port)
-            .collect();
-        for replica in &replicas {
+        let replica = &self.servers[1 - master];
+        let (port, master_port) = (replica.port(), self.servers[master].port());
+        let (port, master_port) = (port.to_string(), master_port.to_string());
+        let due = [
+            ("port", &*port),
+            ("flags", "slave"),
+            ("master-port", &master_port),
+            ("master-link-status", "ok"),
+        ];
+        let fits = |reply: &RespValue| due.iter().all(|(n, v)| field(reply, n) == Some(*v));
+        if replica.is_running() {
             replica.follows(0)?;
         }
-        for sentinel in self.running_sentinels() {
+        for sentinel in &self.sentinels {
             sentinel.command(&["SENTINEL", "CKQUORUM", SERVICE])?.ok()?;
             let known = sentinel.command(&["SENTINEL", "REPLICAS", SERVICE])?.ok()?;
-            for replica in &replicas {
-                let port = replica.port().to_string();
-                let due = [
-                    ("port", port.as_str()),
-                    ("flags", "slave"),
-                    ("master-port", &master_port),
-                    ("master-link-status", "ok"),
-                ];
-                let fits = |reply: &RespValue| due.iter().all(|(n, v)| field(reply, n) == Some(*v));
-                if !known.as_array().iter().any(fits) {
-                    return Err(format!("a sentinel does not trust the replica {port}: {known}"));
-                }
+            if replica.is_running() && !known.as_array().iter().any(fits) {
+                return Err(format!("a sentinel does not trust the replica {port}: {known}"));
             }
         }
         Ok(())
@@ -296,61 +261,33 @@ fn field<'a>(description: &'a RespValue, name: &str) -> Option<&'a str> {
 /// take seconds.
 fn start_sentinels(
     binary: &str,
-    servers: [u16; 2],
+    [master, replica]: [u16; 2],
     password: Option<&str>,
 ) -> Result<Vec<RedisServer>, String> {
-    let mut known = Vec::new();
-    for number in 0..SENTINELS {
-        known.push((Port::claim()?, format!("{:040x}", number + 1)));
-    }
-    let configurations: Vec<String> = (0..SENTINELS)
-        .map(|own| {
-            let others = known.iter().enumerate().filter(|(other, _)| *other != own);
-            let others: Vec<_> = others.map(|(_, (port, id))| (port.number(), &id[..])).collect();
-            let (port, id) = &known[own];
-            let of_itself = format!("port {}\nbind 127.0.0.1\nsentinel myid {id}\n", port.number());
-            of_itself + &configuration(PATIENCE_MS[own], servers, &others, password)
-        })
-        .collect();
-    let starting = known.into_iter().zip(configurations);
-    thread::scope(|scope| {
-        let starting: Vec<_> = starting
-            .map(|((port, _), text)| scope.spawn(move || start_sentinel(binary, port, &text)))
-            .collect();
-        let panicked = |_| Err("a thread that starts a sentinel panicked".to_owned());
-        starting.into_iter().map(|sentinel| sentinel.join().unwrap_or_else(panicked)).collect()
-    })
-}
-
-fn start_sentinel(binary: &str, port: Port, configuration: &str) -> Result<RedisServer, String> {
-    let directory = new_directory();
-    let file = directory.join("sentinel.conf").to_string_lossy().into_owned();
-    // Sentinels read their state from this file only. The directory's name may contain spaces.
-    let configuration = format!("dir \"{}\"\n{configuration}", directory.display());
-    let words = vec![file, "--sentinel".to_owned()];
-    let files = vec![("sentinel.conf", configuration)];
-    let recipe = Recipe { binary: binary.to_owned(), words, directory, files };
-    RedisServer::start_recipe(recipe, &[], port, Door::Open)
-}
-
-/// The lines of a `sentinel.conf` about the other servers and sentinels.
-fn configuration(
-    patience_ms: u16,
-    [master, replica]: [u16; 2],
-    others: &[(u16, &str)],
-    password: Option<&str>,
-) -> String {
-    let mut lines = vec![
-        format!("sentinel monitor {SERVICE} 127.0.0.1 {master} 2"),
-        format!("sentinel down-after-milliseconds {SERVICE} {patience_ms}"),
-        format!("sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}"),
-        format!("sentinel known-replica {SERVICE} 127.0.0.1 {replica}"),
-    ];
-    if let Some(password) = password {
-        lines.push(format!("sentinel auth-pass {SERVICE} {password}"));
-    }
-    for (port, id) in others {
-        lines.push(format!("sentinel known-sentinel {SERVICE} 127.0.0.1 {port} {id}"));
-    }
-    lines.join("\n") + "\n"
+    let ports = PATIENCE_MS.map(|_| Port::claim()).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let known: Vec<_> = (1..).zip(&ports).map(|(id, port)| (port.number(), id)).collect();
+    let start = |((port, own), patience_ms): ((Port, usize), u16)| {
+        let directory = new_directory();
+        let mut lines = vec![
+            // The directory's name may contain spaces.
+            format!("dir \"{}\"", directory.display()),
+            format!("port {}\nbind 127.0.0.1", port.number()),
+            format!("sentinel myid {own:040x}"),
+            format!("sentinel monitor {SERVICE} 127.0.0.1 {master} 2"),
+            format!("sentinel down-after-milliseconds {SERVICE} {patience_ms}"),
+            format!("sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}"),
+            format!("sentinel known-replica {SERVICE} 127.0.0.1 {replica}"),
+        ];
+        lines.extend(password.map(|word| format!("sentinel auth-pass {SERVICE} {word}")));
+        for (port, id) in known.iter().filter(|(_, id)| *id != own) {
+            lines.push(format!("sentinel known-sentinel {SERVICE} 127.0.0.1 {port} {id:040x}"));
+        }
+        // Sentinels read their state from this file only.
+        let file = directory.join("sentinel.conf").to_string_lossy().into_owned();
+        let words = vec![file, "--sentinel".to_owned()];
+        let files = vec![("sentinel.conf", lines.join("\n") + "\n")];
+        let recipe = Recipe { binary: binary.to_owned(), words, directory, files };
+        RedisServer::start_recipe(recipe, &[], port, None)
+    };
+    ports.into_iter().zip(1..).zip(PATIENCE_MS).map(start).collect()
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use proptest::test_runner::{TestCaseError, TestError, TestRunner};
 use ratelimit_core::{Algorithm, InMemory, Limit, Timestamp};
 
-use crate::capability::{Able, Capability};
+use crate::capability::Able;
 use crate::harness::{Harness, StoreClock};
 use crate::law::{Law, Violation};
 use crate::pure::PureStore;
-use crate::suite::{Failure, Property, announce, config, guard, same, try_on};
+use crate::suite::{Failure, Property, announce, announce_lacking, config, guard, same, try_on};
 use crate::trace::Trace;
 use crate::trace::made::{Instance, Pool, Shape};
 use crate::trace::text::raw;
@@ -291,13 +291,8 @@ pub fn test_algorithm_on<T: AlgorithmHarness + 'static, H: Harness<T::Algorithm>
     name: &'static str,
     regressions: &'static str,
 ) {
-    let lacking = Able::of::<T::Algorithm, H>().lacking();
-    if property == Property::Agrees && !lacking.is_empty() {
-        let lacking: Vec<_> = lacking.iter().map(Capability::to_string).collect();
-        announce(
-            name,
-            &format!(": the store lacks {}, and no law here asks for it", lacking.join(", ")),
-        );
+    if property == Property::Agrees {
+        announce_lacking(name, Able::of::<T::Algorithm, H>());
     }
     guard::run(move || {
         let runner = TestRunner::new(config(H::CASES, regressions));

@@ -65,6 +65,12 @@ impl Capability {
         Self::Algorithm(AlgorithmKind::Concurrency),
     ];
 
+    /// What a store has to be able to do to keep this limit.
+    pub(crate) fn needed_by(policy: &Policy) -> [Self; 2] {
+        let counts = if policy.charges_denials() { Self::Attempts } else { Self::Admissions };
+        [Self::Algorithm(AlgorithmKind::of(policy)), counts]
+    }
+
     /// The capability that an operation needs; `None` if every store has it.
     #[must_use]
     pub const fn of(op: Op) -> Option<Self> {
@@ -133,12 +139,7 @@ impl Able {
 
     /// Whether the store supports this limit.
     pub(crate) fn can_keep(self, policy: &Policy) -> bool {
-        self.can(Capability::Algorithm(AlgorithmKind::of(policy)))
-            && self.can(if policy.charges_denials() {
-                Capability::Attempts
-            } else {
-                Capability::Admissions
-            })
+        self.lacks(Capability::needed_by(policy)).is_none()
     }
 
     /// All capabilities that the store lacks.

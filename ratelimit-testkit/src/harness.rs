@@ -1,10 +1,7 @@
 //! [`Harness`]: what the laws need to know about a backend.
 
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::Duration;
 
 use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, Timestamp};
@@ -116,41 +113,5 @@ impl fmt::Debug for StoreClock {
 
 /// Runs a future to its end on this thread, without a runtime.
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        std::thread::park();
-    }
-}
-
-/// Runs all the futures at the same time, in turns, on whatever polls this one.
-pub(crate) async fn join_all<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = T>>,
-) -> Vec<T> {
-    let mut pending: Vec<_> = futures.into_iter().map(Box::pin).map(Some).collect();
-    let mut outputs: Vec<Option<T>> = pending.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        for (slot, output) in pending.iter_mut().zip(&mut outputs) {
-            let Some(future) = slot else { continue };
-            if let Poll::Ready(ready) = future.as_mut().poll(context) {
-                *output = Some(ready);
-                *slot = None;
-            }
-        }
-        if pending.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    outputs.into_iter().flatten().collect()
+    pollster::block_on(future)
 }

@@ -305,7 +305,7 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
             let events = by_thread.iter().flat_map(|rounds| rounds[round].iter().cloned());
             let history =
                 History { limits: self.limits, events: events.collect(), times: times.clone() };
-            linearized.add(&history);
+            linearized.add(history.events.iter().collect());
             linearized.undecided += usize::from(!history.explain()?);
         }
         Ok(linearized)
@@ -313,14 +313,12 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
 }
 
 impl Linearized {
-    fn add<A>(&mut self, history: &History<'_, A>) {
-        let mut events: Vec<_> = history.events.iter().collect();
+    fn add(&mut self, mut events: Vec<&Event>) {
         events.sort_unstable_by_key(|event| event.asked);
         let mut answered = 0;
         for event in events {
             self.requests += 1;
-            let admits = |decisions: &Vec<Decision>| decisions.iter().all(|each| each.allowed);
-            self.admitted += usize::from(event.answer.as_ref().is_ok_and(admits));
+            self.admitted += usize::from(event.is_admitted());
             self.overlapping += usize::from(event.asked < answered);
             answered = event.answered.max(answered);
         }

@@ -14,7 +14,9 @@ use ratelimit_core::{
 };
 
 use crate::pure::Refused;
-use crate::seeds::{AlgorithmKind, Scale, refill};
+use crate::seeds::{AlgorithmKind, full_us, refill};
+
+use End::{Newest, Oldest};
 
 /// A change of a key's account: a charge if positive, a refund if negative.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +63,12 @@ fn parts_per_unit(policy: &Policy) -> i128 {
 }
 
 fn capacity(policy: &Policy) -> i128 {
-    i128::from(Scale::of(policy).capacity) * parts_per_unit(policy)
+    i128::from(policy.capacity()) * parts_per_unit(policy)
+}
+
+/// What these events have charged.
+fn sum<'e>(events: impl IntoIterator<Item = &'e Event>) -> i128 {
+    events.into_iter().map(|event| event.parts).sum()
 }
 
 /// Time as the key sees it: never before the last charge.
@@ -72,13 +79,12 @@ fn effective_us(history: &[Event], now_us: u64) -> u64 {
 /// The parts that a key has left at `now_us`; negative if it was charged under a larger limit.
 fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
-    let sum = |events: &[Event]| -> i128 { events.iter().map(|event| event.parts).sum() };
     match policy {
         Policy::Gcra(_) | Policy::TokenBucket(_) => in_bucket(refill(policy), history, at_us),
         Policy::FixedWindow(fixed) => {
             let window = at_us / fixed.window_us();
-            let same = |event: &Event| event.at_us / fixed.window_us() == window;
-            capacity(policy) - sum(&history.iter().copied().filter(same).collect::<Vec<_>>())
+            let same = |event: &&Event| event.at_us / fixed.window_us() == window;
+            capacity(policy) - sum(history.iter().filter(same))
         }
         Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => {
             capacity(policy) - sum(open_window(policy, history, now_us))
@@ -95,19 +101,17 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             let start_us = current * window_us;
             // A sliding counter only remembers when its window began; within the window the clock may go back.
             let overlap_us = window_us - (now_us.max(start_us) - start_us);
-            let of = |window: u64| -> i128 {
-                let events = history.iter().filter(|event| event.at_us / window_us == window);
-                events.map(|event| event.parts).sum()
-            };
+            let of =
+                |window: u64| sum(history.iter().filter(|event| event.at_us / window_us == window));
             let before = current.checked_sub(1).map_or(0, of);
             let weighed = before * i128::from(overlap_us) / i128::from(window_us);
             // When the clock goes back within the window, more may count than the limit allows.
             (capacity(policy) - weighed - of(current)).max(0)
         }
         Policy::SlidingLog(_) | Policy::Concurrency(_) => {
-            let window_us = Scale::of(policy).full_us;
+            let window_us = full_us(policy);
             let counts = |event: &&Event| event.at_us + window_us > at_us;
-            capacity(policy) - history.iter().filter(counts).map(|event| event.parts).sum::<i128>()
+            capacity(policy) - sum(history.iter().filter(counts))
         }
         counting => unreachable!("{counting} is asked by what it admits"),
     }
@@ -125,14 +129,13 @@ fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     match policy {
         Policy::BucketedWindow(bucketed) => {
-            let counted = counted_in(bucketed, Scale::of(policy).full_us, history, at_us);
-            counted.iter().map(|event| event.parts).sum()
+            sum(&counted_in(bucketed, full_us(policy), history, at_us))
         }
         // Refunds come from the current window only.
         Policy::SlidingCounter(counter) => {
             let window_us = counter.window_us();
             let same = |event: &&Event| event.at_us / window_us == at_us / window_us;
-            history.iter().filter(same).map(|event| event.parts).sum()
+            sum(history.iter().filter(same))
         }
         _ => capacity(policy) - left(policy, history, now_us),
     }
@@ -149,11 +152,11 @@ fn is_whole(policy: &Policy, history: &[Event], now_us: u64) -> bool {
 
 /// The limit that a decision reports: of several windows, the one with the least left.
 fn shown_limit(policy: &Policy, history: &[Event], now_us: u64) -> u64 {
-    let Policy::BucketedWindow(bucketed) = policy else { return Scale::of(policy).capacity };
+    let Policy::BucketedWindow(bucketed) = policy else { return policy.capacity() };
     let at_us = effective_us(history, now_us);
     let left = |window: &&BucketWindow| {
         let counted = counted_in(bucketed, window.span_us, history, at_us);
-        (i128::from(window.limit) - counted.iter().map(|event| event.parts).sum::<i128>()).max(0)
+        (i128::from(window.limit) - sum(&counted)).max(0)
     };
     bucketed.windows().iter().min_by_key(left).map_or(0, |window| window.limit)
 }
@@ -195,7 +198,7 @@ fn last_window(history: &[Event], window_us: u64) -> &[Event] {
 /// The events of the window that contains a request, if windows begin with one; none if the last window has
 /// ended.
 fn open_window<'h>(policy: &Policy, history: &'h [Event], now_us: u64) -> &'h [Event] {
-    let window_us = Scale::of(policy).full_us;
+    let window_us = full_us(policy);
     let window = last_window(history, window_us);
     let ended = window.first().is_some_and(|begin| now_us >= begin.at_us + window_us);
     if ended { &[] } else { window }
@@ -212,31 +215,21 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
         Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => now_us,
         _ => effective_us(&history, now_us),
     };
-    match policy {
+    let counted = match policy {
         Policy::SlidingLog(_) | Policy::Concurrency(_) => {
-            let window_us = Scale::of(policy).full_us;
-            history.retain(|event| event.at_us + window_us > at_us);
-            take_off_newest(&mut history, -parts);
+            let counts = |event: &&Event| event.at_us + full_us(policy) > at_us;
+            Some(history.iter().filter(counts).copied().collect())
         }
-        Policy::WindowLog(_) => {
-            history = open_window(policy, &history, now_us).to_vec();
-            take_off_newest(&mut history, -parts);
-        }
-        Policy::BucketedWindow(bucketed) => {
-            history = counted_in(bucketed, Scale::of(policy).full_us, &history, at_us);
-            take_off_newest(&mut history, -parts);
-        }
-        _ => {}
-    }
-    let takes_off_newest = matches!(
-        policy,
-        Policy::SlidingLog(_)
-            | Policy::WindowLog(_)
-            | Policy::Concurrency(_)
-            | Policy::BucketedWindow(_)
-    );
+        Policy::WindowLog(_) => Some(open_window(policy, &history, now_us).to_vec()),
+        Policy::BucketedWindow(of) => Some(counted_in(of, full_us(policy), &history, at_us)),
+        _ => None,
+    };
+    let takes_off_newest = counted.is_some();
+    history = counted.unwrap_or(history);
     if parts > 0 || !takes_off_newest {
         history.push(Event { at_us, parts });
+    } else {
+        take_off(&mut history, -parts, Newest);
     }
     // A key with its full capacity counts as a new key.
     if is_whole(policy, &history, now_us) {
@@ -245,14 +238,22 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
     history
 }
 
-fn take_off_newest(history: &mut History, mut owed: i128) {
-    while owed > 0 {
-        let Some(newest) = history.last_mut() else { return };
-        let back = newest.parts.min(owed);
-        newest.parts -= back;
-        owed -= back;
-        if newest.parts == 0 {
-            history.pop();
+/// The end of a history from which events are taken.
+#[derive(Clone, Copy)]
+enum End {
+    Oldest,
+    Newest,
+}
+
+/// Removes this many parts from the oldest or the newest events.
+fn take_off(history: &mut History, mut parts: i128, end: End) {
+    while parts > 0 && !history.is_empty() {
+        let place = if matches!(end, Oldest) { 0 } else { history.len() - 1 };
+        let taken = history[place].parts.min(parts);
+        history[place].parts -= taken;
+        parts -= taken;
+        if history[place].parts == 0 {
+            history.remove(place);
         }
     }
 }
@@ -272,12 +273,12 @@ fn first(limit: u64, reservations: impl Fn(u64) -> bool) -> Option<u64> {
 
 /// The decision of a limit with this history.
 fn decision_of(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) -> Decision {
-    let whole = Scale::of(policy).capacity;
+    let whole = policy.capacity();
     let per_unit = parts_per_unit(policy);
     let left_after = |us: u64| left(policy, history, now_us + us);
     // Everything is back at the latest one full recovery after the last change.
     let last_us = history.iter().map(|event| event.at_us).fold(now_us, u64::max);
-    let latest_us = last_us - now_us + Scale::of(policy).full_us;
+    let latest_us = last_us - now_us + full_us(policy);
     let wait = |parts| first(latest_us, |us| left_after(us) >= parts);
     let whole_after = |us: u64| is_whole(policy, history, now_us + us);
     let remaining = u64::try_from(left_after(0).max(0) / per_unit).expect("not below zero");
@@ -316,7 +317,7 @@ fn carried(account: Option<&Account>, policy: &Policy) -> History {
 
 /// The history after an attempt that does not fit: it takes whatever is left, so the limit is full afterwards.
 fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History {
-    let parts = i128::from(cost.min(Scale::of(policy).capacity));
+    let parts = i128::from(cost.min(policy.capacity()));
     match policy {
         Policy::SlidingCounter(_) => {
             let current = refundable(policy, history, now_us);
@@ -324,8 +325,8 @@ fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History
         }
         Policy::SlidingLog(_) => {
             let mut history = changed(policy, history, now_us, parts);
-            let all: i128 = history.iter().map(|event| event.parts).sum();
-            drop_oldest(&mut history, all - capacity(policy));
+            let excess = sum(&history) - capacity(policy);
+            take_off(&mut history, excess, Oldest);
             history
         }
         Policy::BucketedWindow(bucketed) => {
@@ -337,26 +338,13 @@ fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History
                 let at_us = effective_us(&history, now_us);
                 let mut counted = counted_in(bucketed, window.span_us, &history, at_us);
                 history.truncate(history.len() - counted.len());
-                let all: i128 = counted.iter().map(|event| event.parts).sum();
-                drop_oldest(&mut counted, all - i128::from(window.limit));
+                let excess = sum(&counted) - i128::from(window.limit);
+                take_off(&mut counted, excess, Oldest);
                 history.append(&mut counted);
             }
             history
         }
         _ => changed(policy, history, now_us, left(policy, history, now_us).max(0)),
-    }
-}
-
-/// Removes this many parts from the oldest events.
-fn drop_oldest(history: &mut History, mut excess: i128) {
-    while excess > 0 {
-        let Some(oldest) = history.first_mut() else { return };
-        let dropped = oldest.parts.min(excess);
-        oldest.parts -= dropped;
-        excess -= dropped;
-        if oldest.parts == 0 {
-            history.remove(0);
-        }
     }
 }
 

@@ -76,9 +76,7 @@ impl<A: Algorithm> PureStore<A> {
         let mut view = View { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
         decide(batch, now, &mut view)
     }
-}
 
-impl<A: Algorithm> PureStore<A> {
     /// The answer to a request of a trace.
     pub(crate) fn answer(
         &self,

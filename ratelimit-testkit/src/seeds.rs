@@ -7,8 +7,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
-    Policy, Rate, Reservation, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra, Policy, Rate,
+    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 use crate::capability::Able;
@@ -162,23 +162,23 @@ impl AlgorithmKind {
     /// The algorithm's seed limits.
     #[must_use]
     pub fn seeds(self) -> Vec<Policy> {
+        self.of_rates(BUCKETS, WINDOWS)
+    }
+
+    /// Limits of these rates and bursts, or of these rates if the algorithm has no burst.
+    fn of_rates(self, buckets: &[(&str, u64)], windows: &[&str]) -> Vec<Policy> {
         if self.is_bucket() {
-            BUCKETS.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect()
-        } else {
-            let bounded = matches!(self, Self::WindowLog | Self::Concurrency);
-            let rates = WINDOWS.iter().map(|rate| parsed(rate));
-            let rates = rates.filter(|rate| !bounded || rate.count() <= 10_000);
-            rates.map(|rate| self.policy(rate, 0)).collect()
+            return buckets.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect();
         }
+        let bounded = matches!(self, Self::WindowLog | Self::Concurrency);
+        let rates = windows.iter().map(|rate| parsed(rate));
+        let rates = rates.filter(|rate| !bounded || rate.count() <= 10_000);
+        rates.map(|rate| self.policy(rate, 0)).collect()
     }
 
     /// Limits that do not refill during a test, whenever it begins, unless a window ends.
     pub(crate) fn slow(self) -> Vec<Policy> {
-        if self.is_bucket() {
-            SLOW_BUCKETS.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect()
-        } else {
-            SLOW_WINDOWS.iter().map(|rate| self.policy(parsed(rate), 0)).collect()
-        }
+        self.of_rates(SLOW_BUCKETS, SLOW_WINDOWS)
     }
 
     /// The smallest limits, whose traces can be enumerated: capacities of 1 to 3 and times of a few
@@ -310,55 +310,24 @@ impl Scope {
     }
 }
 
-/// The time scale of a policy, on which traces move.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Scale {
-    pub(crate) capacity: u64,
-    /// The longest time from empty until one unit fits.
-    pub(crate) unit_us: u64,
-    /// The longest time from empty until everything fits.
-    pub(crate) full_us: u64,
-    /// How long a reservation or lease can last.
-    pub(crate) reservation_us: u64,
-}
-
-impl Scale {
-    pub(crate) fn of(policy: &Policy) -> Self {
-        let capacity = policy.capacity();
-        let reservation_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
-        let window = |us: u64| Self {
-            capacity,
-            unit_us: (us / capacity).max(1),
-            full_us: us,
-            reservation_us,
-        };
-        match &policy.by_admissions() {
-            Policy::Gcra(_) | Policy::TokenBucket(_) => {
-                let refill = refill(policy);
-                let us = |units| refill.ticks_for(units) * refill.tick_us;
-                Self {
-                    capacity,
-                    unit_us: us(refill.token_units),
-                    full_us: us(refill.capacity_units()),
-                    reservation_us,
-                }
-            }
-            Policy::FixedWindow(fixed) => window(fixed.window_us()),
-            Policy::FirstRequestWindow(first) => window(first.window_us()),
-            Policy::BucketedWindow(bucketed) => {
-                let spans = bucketed.windows().iter().map(|window| window.span_us);
-                window(spans.max().unwrap_or_default())
-            }
-            // A charge at the beginning of a window fades until the end of the next one.
-            Policy::SlidingCounter(counter) => {
-                let us = counter.window_us();
-                Self { full_us: 2 * us, ..window(us) }
-            }
-            Policy::WindowLog(log) => window(log.window_us()),
-            Policy::SlidingLog(log) => window(log.window_us()),
-            Policy::Concurrency(leases) => window(leases.lease_us()),
-            counting => unreachable!("{counting} counts what is admitted"),
+/// The longest time from empty until everything fits.
+pub(crate) fn full_us(policy: &Policy) -> u64 {
+    match &policy.by_admissions() {
+        Policy::Gcra(_) | Policy::TokenBucket(_) => {
+            let refill = refill(policy);
+            refill.ticks_for(refill.capacity_units()) * refill.tick_us
         }
+        Policy::FixedWindow(fixed) => fixed.window_us(),
+        Policy::FirstRequestWindow(first) => first.window_us(),
+        Policy::BucketedWindow(bucketed) => {
+            bucketed.windows().iter().map(|window| window.span_us).max().unwrap_or_default()
+        }
+        // A charge at the beginning of a window fades until the end of the next one.
+        Policy::SlidingCounter(counter) => 2 * counter.window_us(),
+        Policy::WindowLog(log) => log.window_us(),
+        Policy::SlidingLog(log) => log.window_us(),
+        Policy::Concurrency(leases) => leases.lease_us(),
+        counting => unreachable!("{counting} counts what is admitted"),
     }
 }
 

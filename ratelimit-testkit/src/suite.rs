@@ -155,6 +155,15 @@ pub(crate) fn announce(name: &str, message: &str) {
     let _ = std::io::stderr().write_all(format!("{name}{message}\n").as_bytes());
 }
 
+/// Prints what the store of this test lacks, if anything.
+pub(crate) fn announce_lacking(name: &str, able: Able) {
+    let lacking: Vec<_> = able.lacking().iter().map(ToString::to_string).collect();
+    if !lacking.is_empty() {
+        let lacking = lacking.join(", ");
+        announce(name, &format!(": the store lacks {lacking}, and no law here asks for it"));
+    }
+}
+
 /// The body of a test of this name: creates a harness and panics if one of the properties does not hold for it on limits of one
 /// of the scopes. If the store lacks what all of them need, the function reports on standard error that the test is skipped, and
 /// why.
@@ -180,12 +189,8 @@ pub fn test<H: Harness + 'static>(
         announce(name, &format!(" is skipped: the store lacks {}", lacking.unwrap_or_default()));
         return;
     }
-    if properties.contains(&Property::ItCanDoWhatItClaims) && !able.lacking().is_empty() {
-        let lacking: Vec<_> = able.lacking().iter().map(ToString::to_string).collect();
-        announce(
-            name,
-            &format!(": the store lacks {}, and no law here asks for it", lacking.join(", ")),
-        );
+    if properties.contains(&Property::ItCanDoWhatItClaims) {
+        announce_lacking(name, able);
     }
     // Several scopes share the cases, of which each gets some.
     let cases = H::CASES.div_ceil(u32::try_from(scopes.len()).unwrap_or(1)).max(H::CASES.min(4));

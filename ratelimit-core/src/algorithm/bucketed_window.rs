@@ -144,7 +144,7 @@ impl BucketedWindow {
     }
 
     fn aligned(&self, timestamp: Timestamp) -> Timestamp {
-        Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.bucket_us)
+        timestamp.aligned(self.bucket_us)
     }
 
     fn live<'a>(&self, state: Option<&'a BucketedWindowState>, now: Timestamp) -> Live<'a> {
@@ -210,15 +210,14 @@ impl BucketedWindow {
             count => Some(Bucket { start: live.current, count }),
         };
         let end_us = |bucket| self.end_us(bucket, self.longest_us());
+        let grown_us = self.fits_us(live, charge, remaining + 1);
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
             limit,
             remaining,
             retry_after_us,
-            replenish_after_us: self
-                .fits_us(live, charge, remaining + 1)
-                .map_or(0, |us| us - now.as_us()),
+            replenish_after_us: grown_us.map_or(0, |us| us - now.as_us()),
             reset_after_us: newest.map_or(0, |bucket| end_us(bucket) - now.as_us()),
         }
     }
@@ -252,8 +251,8 @@ impl BucketedWindow {
         match buckets.last() {
             None => Write::Remove,
             Some(last) => {
-                let expires = Timestamp::saturating_from_us(self.end_us(*last, self.longest_us()));
-                Write::Put { state: BucketedWindowState { buckets }, expires }
+                let end_us = self.end_us(*last, self.longest_us());
+                Write::until(BucketedWindowState { buckets }, end_us)
             }
         }
     }
@@ -286,12 +285,7 @@ impl Algorithm for BucketedWindow {
         self.windows().iter().map(|window| window.limit).min().unwrap_or_default()
     }
 
-    fn step(
-        &self,
-        state: Option<&BucketedWindowState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<BucketedWindowState> {
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let live = self.live(state, now);
         let (decision, charge) = self.decide(now, cost, live);
         let write = self.charged(live, charge).map_or(Write::Keep, |buckets| self.written(buckets));
@@ -349,12 +343,7 @@ impl Algorithm for BucketedWindow {
 }
 
 impl InMemory for BucketedWindow {
-    fn step_in_place(
-        &self,
-        state: &mut BucketedWindowState,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<()> {
+    fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
         let live = self.live(Some(state), now);
         let (decision, charge) = self.decide(now, cost, live);
         if charge == 0 {
@@ -367,8 +356,7 @@ impl InMemory for BucketedWindow {
         }
         self.add(&mut state.buckets, new);
         let newest = state.buckets.last().copied().unwrap_or(new);
-        let expires = Timestamp::saturating_from_us(self.end_us(newest, self.longest_us()));
-        Step { decision, write: Write::Put { state: (), expires } }
+        Step { decision, write: Write::until((), self.end_us(newest, self.longest_us())) }
     }
 
     fn entries_in(state: &BucketedWindowState) -> usize {
@@ -383,12 +371,7 @@ impl InMemory for BucketedWindow {
 impl ChargesAttempts for BucketedWindow {
     /// Counts the cost in the current bucket. Then each bucket, from the newest back, keeps as much as every window
     /// that contains it has room for.
-    fn fill(
-        &self,
-        state: Option<&BucketedWindowState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Write<BucketedWindowState> {
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
         let live = self.live(state, now);
         let Some(mut buckets) = self.charged(live, cost) else { return Write::Keep };
         let mut newer = 0;

@@ -94,12 +94,7 @@ impl Algorithm for Concurrency {
         self.leases.limit
     }
 
-    fn step(
-        &self,
-        state: Option<&ConcurrencyState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<ConcurrencyState> {
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         self.leases.step(leases(state), now, cost).map(kept)
     }
 

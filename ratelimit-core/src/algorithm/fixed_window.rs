@@ -1,18 +1,21 @@
-//! The fixed window counter, aligned to the clock: a count that starts at 0 in every window.
+//! The two fixed window counters: a count that starts at 0 in every window.
 //!
-//! Source: the Redis pattern of one counter per client and second or hour ("Pattern: Rate limiter 1" of the `INCR`
-//! documentation). Windows are `[k · window, (k + 1) · window)` since the Unix epoch, the same for all keys. A caller
-//! can get up to twice the limit within one window's length, half before and half after a boundary.
-//! [`Gcra`](crate::Gcra) and [`SlidingLog`](crate::SlidingLog) have no such boundary.
+//! Source: the Redis documentation of `INCR`. In its "Pattern: Rate limiter 1" there is a counter per client and second or
+//! hour: windows are `[k · window, (k + 1) · window)` since the Unix epoch, the same for all keys. In its "Pattern: Rate
+//! limiter 2" the first request creates the counter, and the expiry of the counter ends the window: each key has its own
+//! windows `[first, first + window)`, and the next one begins with the next request.
 //!
-//! `fixed_window.lua` in `ratelimit-redis` is the same algorithm in Lua.
+//! Under both a caller can get up to twice the limit within one window's length, half before and half after the end of a
+//! window. [`Gcra`](crate::Gcra) and [`SlidingLog`](crate::SlidingLog) have no such boundary.
+//!
+//! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms in Lua.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step};
+use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step, Write};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
-use crate::timestamp::Timestamp;
+use crate::timestamp::{MAX_INTEGER, Timestamp};
 use crate::window::{WindowLimit, WindowState};
 
 /// A count per window, with windows aligned to the clock.
@@ -26,15 +29,35 @@ use crate::window::{WindowLimit, WindowState};
 /// assert_eq!((decision.remaining, decision.reset_after_us), (99, 15_000_000));
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FixedWindow {
-    window: WindowLimit,
-}
+pub type FixedWindow = CountedWindow<true>;
+
+/// A count per window, which begins with the first request that it admits.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, FirstRequestWindow, Timestamp};
+///
+/// let window = FirstRequestWindow::new("100/m".parse()?)?;
+/// let at = Timestamp::from_us(45_000_000).expect("a time");
+/// let decision = window.step(None, at, 1).decision;
+/// assert_eq!((decision.remaining, decision.reset_after_us), (99, 60_000_000));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+pub type FirstRequestWindow = CountedWindow<false>;
 
 /// What [`FixedWindow`] keeps for a key.
 pub type FixedWindowState = WindowState<true>;
 
-impl FixedWindow {
+/// What [`FirstRequestWindow`] keeps for a key.
+pub type FirstRequestState = WindowState<false>;
+
+/// [`FixedWindow`] if `ALIGNED`, or [`FirstRequestWindow`]: they differ in when a window begins. The charges of a window that
+/// is aligned to the clock can be settled, because the time of a charge tells its window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountedWindow<const ALIGNED: bool> {
+    window: WindowLimit,
+}
+
+impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     /// The count of the rate per window of the rate's period.
     ///
     /// # Errors
@@ -49,103 +72,128 @@ impl FixedWindow {
         self.window.window_us
     }
 
-    fn aligned(&self, timestamp: Timestamp) -> Timestamp {
-        Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.window_us())
+    /// When the window of a first request at this time begins.
+    const fn begin(&self, first: Timestamp) -> Timestamp {
+        if ALIGNED { first.aligned(self.window_us()) } else { first }
     }
 
-    /// The window of a request at `now`, with its count.
-    fn window(&self, state: Option<&FixedWindowState>, now: Timestamp) -> FixedWindowState {
-        let current = self.aligned(now);
-        match state {
-            // A later window, because the clock went back, counts as the current one. The start is aligned again: the
-            // state may have been written for windows of another length, and is past when these are.
-            Some(state) if now.as_us() < state.ends_us && self.aligned(state.start) >= current => {
-                self.window.read(*state, self.aligned(state.start))
-            }
-            _ => self.window.begun(current),
-        }
+    /// The window of a request at `now`, with its count. A request before its start, because the clock went back, counts in it
+    /// too.
+    ///
+    /// Another limit may have written the state, and count more in it, or for longer. This limit then counts up to its own
+    /// number, from a start that is aligned to its own windows, and until the earlier of both ends.
+    fn window(&self, state: Option<&WindowState<ALIGNED>>, now: Timestamp) -> WindowState<ALIGNED> {
+        let read = state.map(|state| {
+            let own = self.window.begun(self.begin(state.start));
+            let (count, ends_us) =
+                (state.count.min(self.window.limit), own.ends_us.min(state.ends_us));
+            WindowState { count, ends_us, ..own }
+        });
+        let current = read.filter(|window| now.as_us() < window.ends_us);
+        current.unwrap_or_else(|| self.window.begun(self.begin(now)))
     }
 
-    /// A refund or a forced charge.
+    /// A refund or a forced charge, which counts in the window as it was written.
     fn changed(
         &self,
-        state: Option<&FixedWindowState>,
-        now: Timestamp,
-        cost: u64,
+        state: Option<&WindowState<ALIGNED>>,
+        (now, cost): (Timestamp, u64),
         change: impl Fn(u64) -> u64,
-    ) -> Step<FixedWindowState> {
-        self.window.changed(state, (now, cost), |state| self.window(state, now), change)
+    ) -> Step<WindowState<ALIGNED>> {
+        let window = self.window(state, now);
+        let count = change(window.count);
+        let write = match state.filter(|state| now.as_us() < state.ends_us) {
+            _ if count == window.count => Write::Keep,
+            None => WindowState { count, ..window }.put(),
+            Some(state) => match change(state.count).min(MAX_INTEGER) {
+                0 => Write::Remove,
+                count => WindowState { count, ..*state }.put(),
+            },
+        };
+        let after = self.window(write.after(state), now);
+        Step { decision: self.window.decision((now, cost), after, true), write }
     }
 }
 
-impl Algorithm for FixedWindow {
-    type State = FixedWindowState;
+impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
+    type State = WindowState<ALIGNED>;
 
     fn capacity(&self) -> u64 {
         self.window.limit
     }
 
-    fn step(
-        &self,
-        state: Option<&FixedWindowState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<FixedWindowState> {
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         self.window.step(self.window(state, now), now, cost)
     }
 
     fn refund(
         &self,
-        state: Option<&FixedWindowState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         cost: u64,
-    ) -> Option<Step<FixedWindowState>> {
-        Some(self.changed(state, now, cost, |count| count.saturating_sub(cost)))
+    ) -> Option<Step<Self::State>> {
+        Some(self.changed(state, (now, cost), |count| count.saturating_sub(cost)))
     }
 
     fn force(
         &self,
-        state: Option<&FixedWindowState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         cost: u64,
-    ) -> Option<Step<FixedWindowState>> {
+    ) -> Option<Step<Self::State>> {
         let charge = cost.min(self.window.limit - self.window(state, now).count);
-        Some(self.changed(state, now, cost, |count| count.saturating_add(charge)))
+        Some(self.changed(state, (now, cost), |count| count.saturating_add(charge)))
     }
 
     fn recovery(&self) -> Option<Recovery> {
-        Some(Recovery::AtReset)
+        ALIGNED.then_some(Recovery::AtReset)
     }
 
     /// One hour.
     fn reservation_us(&self) -> Option<u64> {
-        Some(Reservation::LIFE_US)
+        ALIGNED.then_some(Reservation::LIFE_US)
     }
 
     /// In the window that the charge counts in, if the clock is behind it.
-    fn charged_at(&self, state: Option<&FixedWindowState>, now: Timestamp) -> Timestamp {
-        self.window(state, now).start.max(now)
+    fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
+        if ALIGNED { self.window(state, now).start.max(now) } else { now }
     }
 
     /// Charges what a higher cost adds. Returns what a lower cost leaves if the window of the charge is still the
     /// current one: the charges of a past window no longer count.
     fn settle(
         &self,
-        state: Option<&FixedWindowState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
         cost: u64,
-    ) -> Option<Step<FixedWindowState>> {
-        let counts = self.aligned(reservation.timestamp) == self.window(state, now).start;
+    ) -> Option<Step<Self::State>> {
+        let counts = self.begin(reservation.timestamp) == self.window(state, now).start;
         match cost.checked_sub(reservation.cost) {
+            _ if !ALIGNED => None,
             Some(missing) => self.force(state, now, missing),
             None if counts => self.refund(state, now, reservation.cost - cost),
             None => self.refund(state, now, 0),
         }
         .map(|step| step.costing(cost))
     }
+
+    /// Takes the charge off its window, if that is still the current one.
+    fn undo(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        reservation: &Reservation,
+        charged: &Self::State,
+    ) -> Option<Step<Self::State>> {
+        match state {
+            _ if ALIGNED => self.settle(state, now, reservation, 0),
+            Some(same) if same.start == charged.start => self.refund(state, now, reservation.cost),
+            _ => None,
+        }
+    }
 }
 
-impl InMemory for FixedWindow {}
+impl<const ALIGNED: bool> InMemory for CountedWindow<ALIGNED> {}
 
-impl ChargesAttempts for FixedWindow {}
+impl<const ALIGNED: bool> ChargesAttempts for CountedWindow<ALIGNED> {}

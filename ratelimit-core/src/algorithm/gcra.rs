@@ -45,10 +45,9 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step};
+use crate::algorithm::ChargesAttempts;
 use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
-use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
 /// The generic cell rate algorithm: `rate` in the long run, `burst` at once.
@@ -115,64 +114,6 @@ impl<const TOKENS: bool> LeakyBucket<TOKENS> {
     #[must_use]
     pub const fn refill(&self) -> &Refill {
         &self.refill
-    }
-}
-
-impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
-    type State = GcraState;
-
-    #[inline]
-    fn capacity(&self) -> u64 {
-        self.refill.burst
-    }
-
-    #[inline]
-    fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
-        self.refill.step(state.copied(), now, cost)
-    }
-
-    fn refund(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
-        Some(self.refill.refund(state.copied(), now, cost))
-    }
-
-    fn force(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
-        Some(self.refill.force(state.copied(), now, cost))
-    }
-
-    fn recovery(&self) -> Option<Recovery> {
-        Some(Recovery::Gradual)
-    }
-
-    /// One hour.
-    fn reservation_us(&self) -> Option<u64> {
-        Some(Reservation::LIFE_US)
-    }
-
-    /// At the time of the last charge, if that is later.
-    fn charged_at(&self, state: Option<&GcraState>, now: Timestamp) -> Timestamp {
-        state.map_or(now, |state| now.max(state.timestamp))
-    }
-
-    /// Charges what a higher cost adds. Returns what a lower cost leaves: all of it if nothing was charged since,
-    /// otherwise less what can have refilled since, so that settling never creates capacity.
-    fn settle(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
-        Some(self.refill.settle(state.copied(), now, reservation, cost))
     }
 }
 

@@ -79,7 +79,7 @@ impl SlidingCounter {
 
     /// The two windows that count at `now`.
     fn windows(&self, state: Option<&SlidingCounterState>, now: Timestamp) -> SlidingCounterState {
-        let start = aligned(now, self.window_us);
+        let start = now.aligned(self.window_us);
         let empty =
             SlidingCounterState { start, previous: 0, current: 0, window_us: self.window_us };
         let Some(state) = state else { return empty };
@@ -88,7 +88,7 @@ impl SlidingCounter {
             return empty;
         }
         // The start is aligned again, for the same reason. A count written under a larger limit counts up to this one.
-        let written = aligned(state.start, self.window_us);
+        let written = state.start.aligned(self.window_us);
         let (previous, current) = (state.previous.min(self.limit), state.current.min(self.limit));
         if written >= start {
             // The current window, or a later one because the clock went back.
@@ -115,20 +115,10 @@ impl SlidingCounter {
         }
     }
 
-    /// How much of the previous window overlaps.
-    fn overlap_us(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
-        self.window_us - now.saturating_us_since(windows.start)
-    }
-
-    /// What counts of the previous window.
-    fn weighted(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
-        let overlap_us = self.overlap_us(windows, now);
-        multiplied_divided(windows.previous, overlap_us, self.window_us).0
-    }
-
-    /// What counts of both windows.
+    /// What counts of both windows: of the previous one, as much as overlaps.
     fn used(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
-        self.weighted(windows, now) + windows.current
+        let overlap_us = self.window_us - now.saturating_us_since(windows.start);
+        multiplied_divided(windows.previous, overlap_us, self.window_us).0 + windows.current
     }
 
     /// When `cost` will fit, if it ever does.
@@ -196,12 +186,7 @@ impl Algorithm for SlidingCounter {
         self.limit
     }
 
-    fn step(
-        &self,
-        state: Option<&SlidingCounterState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<SlidingCounterState> {
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let windows = self.windows(state, now);
         let until_us = self.until_us(state);
         let keep = |retry_after_us| {
@@ -260,20 +245,11 @@ impl InMemory for SlidingCounter {}
 impl ChargesAttempts for SlidingCounter {
     /// Counts up to the limit in the current window, whatever the previous one adds: the estimate may exceed the
     /// limit.
-    fn fill(
-        &self,
-        state: Option<&SlidingCounterState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Write<SlidingCounterState> {
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
         let windows = self.windows(state, now);
         let charge = cost.min(self.limit - windows.current);
         self.changed(state, (now, cost), windows, |current| current.saturating_add(charge)).write
     }
-}
-
-fn aligned(timestamp: Timestamp, window_us: u64) -> Timestamp {
-    Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % window_us)
 }
 
 /// When at most `room` of a window's `count` will count, in the next window, which begins at `start_us`.
@@ -298,7 +274,7 @@ fn empty_us(windows: SlidingCounterState) -> u64 {
 fn written(state: SlidingCounterState, now: Timestamp) -> Write<SlidingCounterState> {
     let ends_us = empty_us(state);
     if ends_us > now.as_us() && (state.previous, state.current) != (0, 0) {
-        Write::Put { state, expires: Timestamp::saturating_from_us(ends_us) }
+        Write::until(state, ends_us)
     } else {
         Write::Remove
     }

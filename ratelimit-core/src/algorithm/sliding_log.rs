@@ -75,12 +75,7 @@ impl Algorithm for SlidingLog {
         self.log.limit
     }
 
-    fn step(
-        &self,
-        state: Option<&SlidingLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<SlidingLogState> {
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         self.log.step(entries(state), now, cost).map(kept)
     }
 
@@ -137,12 +132,7 @@ impl InMemory for SlidingLog {
 
 impl ChargesAttempts for SlidingLog {
     /// Adds the cost and drops the oldest entries, the last one in part, until the log is exactly full.
-    fn fill(
-        &self,
-        state: Option<&SlidingLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Write<SlidingLogState> {
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
         self.log.fill(entries(state), now, cost).map(kept)
     }
 }

@@ -153,8 +153,7 @@ impl WindowLog {
     }
 
     fn written(&self, start: Timestamp, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
-        let expires = start.saturating_add_us(self.window_us());
-        Write::Put { state: WindowLogState { start, entries }, expires }
+        Write::until(WindowLogState { start, entries }, start.as_us() + self.window_us())
     }
 }
 
@@ -179,12 +178,7 @@ impl Algorithm for WindowLog {
         self.window.limit
     }
 
-    fn step(
-        &self,
-        state: Option<&WindowLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<WindowLogState> {
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let window = self.window(state, now);
         let (decision, charge) = self.decide(now, cost, window);
         let write = match charge {
@@ -258,8 +252,7 @@ impl InMemory for WindowLog {
         }
         state.start = start;
         add(&mut state.entries, now, charge);
-        let expires = start.saturating_add_us(self.window_us());
-        Step { decision, write: Write::Put { state: (), expires } }
+        Step { decision, write: Write::until((), start.as_us() + self.window_us()) }
     }
 
     fn entries_in(state: &WindowLogState) -> usize {

@@ -30,7 +30,7 @@ pub trait States<S> {
 
 /// The step of each check, before it is known whether all of them admit; and, if the batch has an id, its new reservation and
 /// when that expires.
-type Steps<S> = Vec<(Step<S>, Option<(Reservation, Timestamp)>)>;
+type Steps<S> = Vec<(Step<S>, Option<(Timestamp, Reservation)>)>;
 
 /// What a check knows about the id of its batch.
 enum Known {
@@ -113,7 +113,7 @@ fn decide_several<A: Algorithm>(
     if batch.op != Op::Peek {
         for (position, (step, reservation)) in steps.into_iter().enumerate() {
             states.put(position, step.write);
-            if let Some((reservation, expires)) = reservation {
+            if let Some((expires, reservation)) = reservation {
                 states.put_reservation(position, reservation, expires);
             }
         }
@@ -175,25 +175,16 @@ impl<A: Algorithm> Batch<'_, A> {
                 Known::New => {
                     // An acquired charge can be settled later; any other operation counts as settled.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
-                    let new = Reservation {
-                        settled,
-                        group: group.clone(),
-                        ..Reservation::new(at, check.cost)
-                    };
-                    (self.step(check, state, now)?, Some(new))
+                    let (new, group) = (Reservation::new(at, check.cost), group.clone());
+                    let step = self.step(check, state, now)?;
+                    (step, Some(Reservation { settled, group, ..new }))
                 }
                 Known::Reserved(reservation) if self.op == Op::Renew => {
                     let step = algorithm.renew(state, now, &reservation).costing(check.cost);
                     let moved = matches!(step.write, Write::Put { .. });
                     let timestamp = if moved { at } else { reservation.timestamp };
-                    (
-                        step,
-                        Some(Reservation {
-                            timestamp,
-                            since: at.max(reservation.since),
-                            ..reservation
-                        }),
-                    )
+                    let since = at.max(reservation.since);
+                    (step, Some(Reservation { timestamp, since, ..reservation }))
                 }
                 Known::Reserved(reservation) => {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
@@ -203,11 +194,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     (step, Some(reservation.settled_at(check.cost, now, life_us, once)))
                 }
             };
-            let expiring = |reservation: Reservation| {
-                let expires = reservation.ends(life_us);
-                (reservation, expires)
-            };
-            steps.push((step, left.map(expiring)));
+            steps.push((step, left.map(|left| (left.ends(life_us), left))));
         }
         if known && !lease_has_ended { Ok(steps) } else { Err(Refusal::UnknownReservation { id }) }
     }

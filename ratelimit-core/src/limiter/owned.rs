@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::future::Future;
+use core::pin::Pin;
 use core::task::{Context, Waker};
 
 use derive_where::derive_where;
@@ -49,21 +50,22 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         caller: C,
         estimate: u64,
     ) -> Result<Reserved<S, A, C>, S::Error> {
-        let charge = Charge { limiter: self.clone(), caller, id: ReservationId::random() };
+        let (limiter, id) = (self.clone(), ReservationId::random());
+        let charge = Arc::new(Charge { limiter, caller, id });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
         let mut settlement = Settlement {
-            charge: Arc::new(charge),
+            charge: charge.clone(),
             runtime: Handle::try_current().ok(),
             cost: 0,
             granted: false,
             done: false,
         };
-        match settlement.charge.request().cost(estimate).acquire().await {
+        match charge.request().cost(estimate).acquire().await {
             Ok(verdict) if verdict.allowed() => {
                 settlement.cost = estimate;
                 settlement.granted = true;
                 settlement.done = verdict.is_unrecorded();
-                Ok(Reserved::Granted(OwnedReservation { settlement, verdict }))
+                Ok(Reserved::Granted(OwnedReservation { charge, settlement, verdict }))
             }
             Ok(verdict) => {
                 settlement.done = true;
@@ -80,12 +82,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
 /// What [`RateLimiter::reserve_owned`] answers.
 #[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a denial limits nothing by itself"]
-pub enum Reserved<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + 'static,
-    C: Identifiers + Send + Sync + 'static,
-{
+pub enum Reserved<S, A, C> {
     /// The estimate is charged, or the lease granted, until the value is dropped.
     Granted(OwnedReservation<S, A, C>),
     /// It is not.
@@ -116,13 +113,9 @@ where
 /// nothing and returns that verdict. A lease holds its place until its time is over.
 #[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
-pub struct OwnedReservation<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + 'static,
-    C: Identifiers + Send + Sync + 'static,
-{
-    settlement: Settlement<S, A, C>,
+pub struct OwnedReservation<S, A, C> {
+    charge: Arc<Charge<S, A, C>>,
+    settlement: Settlement,
     verdict: Verdict,
 }
 
@@ -140,7 +133,7 @@ where
     /// The id of the reservation.
     #[must_use]
     pub fn id(&self) -> ReservationId {
-        self.settlement.charge.id
+        self.charge.id
     }
 
     /// What it is settled at when it is dropped.
@@ -167,7 +160,7 @@ where
             return Ok(self.verdict.clone());
         }
         self.settlement.cost = cost;
-        let answer = self.settlement.charge.request().cost(cost).settle().await;
+        let answer = self.charge.request().cost(cost).settle().await;
         self.settlement.done = match &answer {
             Ok(_) => true,
             Err(error) => error.kind() == ErrorKind::Invalid,
@@ -181,7 +174,7 @@ where
     /// What the store could not do. [`Invalid`](ErrorKind::Invalid) if its time was over: then another caller may have
     /// the place of the lease.
     pub async fn renew(&self) -> Result<Verdict, S::Error> {
-        self.settlement.charge.request().renew().await
+        self.charge.request().renew().await
     }
 }
 
@@ -201,16 +194,29 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers> Charge<S, A, C> {
     }
 }
 
-/// The settlement that is to come of a charge. It is sent when this is dropped, unless it is done.
-#[derive_where(Debug)]
-struct Settlement<S, A, C>
+/// A charge, as the settlement that is to come of it knows it.
+trait Settles: Send + Sync {
+    fn settle(self: Arc<Self>, cost: u64) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+impl<S, A, C> Settles for Charge<S, A, C>
 where
     S: Store<A> + 'static,
     A: Algorithm + 'static,
     C: Identifiers + Send + Sync + 'static,
 {
+    fn settle(self: Arc<Self>, cost: u64) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        // No caller is left to receive an error: the reservation then expires.
+        Box::pin(async move { drop(self.request().cost(cost).settle().await) })
+    }
+}
+
+/// The settlement that is to come of a charge. It is sent when this is dropped, unless it is done.
+#[derive_where(Debug)]
+struct Settlement {
     /// Shared with the task that settles it: that outlives this.
-    charge: Arc<Charge<S, A, C>>,
+    #[derive_where(skip)]
+    charge: Arc<dyn Settles>,
     /// The runtime in which it was made.
     runtime: Option<Handle>,
     cost: u64,
@@ -219,12 +225,7 @@ where
     done: bool,
 }
 
-impl<S, A, C> Drop for Settlement<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + 'static,
-    C: Identifiers + Send + Sync + 'static,
-{
+impl Drop for Settlement {
     fn drop(&mut self) {
         if self.done {
             return;
@@ -232,10 +233,7 @@ where
         let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
             return;
         };
-        let (charge, cost) = (self.charge.clone(), self.cost);
-        // No caller is left to receive an error: the reservation then expires.
-        let mut settling =
-            Box::pin(async move { drop(charge.request().cost(cost).settle().await) });
+        let mut settling = self.charge.clone().settle(self.cost);
         // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
         // store while this thread panics already would end the process.
         if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {

@@ -59,35 +59,21 @@ const FIELDS: [&str; 11] = [
 struct Entry(BTreeMap<&'static str, Option<Given>>);
 
 /// Why an entry is no limit.
-enum Fault {
-    /// A field is missing, which may follow.
-    Missing(ConfigError),
-    /// What is there is wrong.
-    Wrong(ConfigError),
+struct Fault {
+    error: ConfigError,
+    /// Whether a field is missing, which may follow; otherwise what is there is wrong.
+    may_follow: bool,
 }
 
 impl From<ConfigError> for Fault {
     fn from(error: ConfigError) -> Self {
-        Self::Wrong(error)
+        Self { error, may_follow: false }
     }
 }
 
 impl Fault {
-    fn in_limit(self, name: Option<&str>) -> Self {
-        let Some(name) = name else { return self };
-        match self {
-            Self::Missing(error) => Self::Missing(error.in_limit(name)),
-            Self::Wrong(error) => Self::Wrong(error.in_limit(name)),
-        }
-    }
-
-    fn error(self) -> ConfigError {
-        let (Self::Missing(error) | Self::Wrong(error)) = self;
-        error
-    }
-
     fn missing(message: impl Into<String>) -> Self {
-        Self::Missing(ConfigError::new(message))
+        Self { error: ConfigError::new(message), may_follow: true }
     }
 }
 
@@ -144,7 +130,7 @@ impl<'de> Visitor<'de> for After<'_> {
                 // An error waits until it can name its limit.
                 let Some(Given::Text(name)) = entry.get("name") else { return Ok(()) };
                 match entry.build() {
-                    Err(Fault::Wrong(error)) => Err(error),
+                    Err(Fault { error, may_follow: false }) => Err(error),
                     _ if self.0.iter().any(|limit| limit.name() == name) => {
                         Err(name_is_taken(name))
                     }
@@ -152,7 +138,7 @@ impl<'de> Visitor<'de> for After<'_> {
                 }
             }))?;
         }
-        entry.build().map_err(|fault| M::Error::custom(fault.error()))
+        entry.build().map_err(|fault| M::Error::custom(fault.error))
     }
 }
 
@@ -339,19 +325,23 @@ impl Entry {
     /// The limit of what is there so far.
     fn build(&self) -> Result<Limit<Policy>, Fault> {
         let name = self.text("name", "\"burst\"")?;
+        let in_limit = |error: ConfigError| match name {
+            Some(name) => error.in_limit(name),
+            None => error,
+        };
         // What is missing keeps nothing else from being checked.
         let (policy, missing) = match self.policy() {
             Ok(policy) => (policy, None),
-            Err(fault) => match fault.in_limit(name) {
-                Fault::Missing(error) => (Policy::of_numbers("gcra", "1/s")?, Some(error)),
-                wrong @ Fault::Wrong(_) => return Err(wrong),
-            },
+            Err(Fault { error, may_follow: true }) => {
+                (Policy::of_numbers("gcra", "1/s")?, Some(error))
+            }
+            Err(fault) => return Err(in_limit(fault.error).into()),
         };
         let Some(name) = name else {
             return Err(Fault::missing("a [[limit]] has no name; add name = \"…\""));
         };
-        let limit = self.limit(name, policy).map_err(|error| error.in_limit(name))?;
-        missing.map_or(Ok(limit), |error| Err(Fault::Missing(error)))
+        let limit = self.limit(name, policy).map_err(in_limit)?;
+        missing.map_or(Ok(limit), |error| Err(Fault { error: in_limit(error), may_follow: true }))
     }
 
     fn limit(&self, name: &str, policy: Policy) -> Result<Limit<Policy>, ConfigError> {
@@ -384,9 +374,10 @@ impl Entry {
         match self.text("count", "\"admitted\"")? {
             None | Some("admitted") => Ok(policy),
             Some("attempts") => Ok(counting_attempts(policy)?),
-            Some(count) => Err(Fault::Wrong(ConfigError::new(format!(
+            Some(count) => Err(ConfigError::new(format!(
                 "count = {count:?} is not known; write count = \"admitted\" or count = \"attempts\""
-            )))),
+            ))
+            .into()),
         }
     }
 
@@ -407,9 +398,8 @@ impl Entry {
             None => String::new(),
             Some(Given::Number(burst)) => format!(" burst {burst}"),
             Some(wrong) => {
-                return Err(Fault::Wrong(ConfigError::new(format!(
-                    "burst is {wrong}; write a whole number of at least 1, without quotes"
-                ))));
+                let says = "write a whole number of at least 1, without quotes";
+                return Err(ConfigError::new(format!("burst is {wrong}; {says}")).into());
             }
         };
         let rate = self.text("rate", "\"10/s\"")?.ok_or_else(|| {

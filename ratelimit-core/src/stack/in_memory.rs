@@ -1,6 +1,6 @@
 //! How a store in memory steps a [`Stack`]: in place, and without an allocation for a few limits.
 
-use super::{Stack, StackedState};
+use super::{Stack, StackedState, latest};
 use crate::algorithm::{Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{InMemory, stepped_fast, stepped_in_place};
@@ -59,8 +59,7 @@ impl<A: InMemory> InMemory for Stack<A> {
                 Write::Remove => *kept = None,
             }
         }
-        let latest = state.states.iter().flatten().map(|stacked| stacked.expires).max();
-        let write = match latest {
+        let write = match latest(&state.states) {
             _ if !written => Write::Keep,
             None => Write::Remove,
             Some(expires) => Write::Put { state: (), expires },

@@ -37,19 +37,6 @@ impl<A: Algorithm, S: Store<A>> DynStore<A> for S {
     }
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm> Store<A> for dyn DynStore<A> + '_ {
-    type Error = DynError;
-
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
-        self.apply_boxed(batch).await
-    }
-
-    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        self.report_counts_dyn(report);
-    }
-}
-
 /// [`SnapshotStore`] with its future and its error boxed. Every such store is one. A store around a store that is chosen at
 /// run time, such as a cache of denials, takes `Arc<dyn DynSnapshotStore<Policy>>`.
 #[async_trait]
@@ -71,18 +58,24 @@ impl<A: Algorithm, S: SnapshotStore<A>> DynSnapshotStore<A> for S {
     }
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl<A: Algorithm> Store<A> for dyn DynSnapshotStore<A> + '_ {
-    type Error = DynError;
+macro_rules! boxed_stores {
+    ($($store:ident),+) => { $(
+        #[deny(clippy::missing_trait_methods)]
+        impl<A: Algorithm> Store<A> for dyn $store<A> + '_ {
+            type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
-        self.apply_boxed(batch).await
-    }
+            async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
+                self.apply_boxed(batch).await
+            }
 
-    fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        self.report_counts_dyn(report);
-    }
+            fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
+                self.report_counts_dyn(report);
+            }
+        }
+    )+ };
 }
+
+boxed_stores!(DynStore, DynSnapshotStore);
 
 impl<A: Algorithm> SnapshotStore<A> for dyn DynSnapshotStore<A> + '_ {
     async fn apply_with_snapshot(

@@ -10,7 +10,7 @@ use super::ledger::Ledger;
 use super::slot::Terms;
 use super::{Allotments, Inner, Tally};
 
-const DEFAULT_LIFETIME: Duration = Duration::from_millis(100);
+const DEFAULT_LIFETIME_US: u64 = 100_000;
 /// Far more than the clocks of servers drift.
 const DRIFT_PPM: u64 = 1_000;
 const DEFAULT_DIVISOR: u64 = 8;
@@ -21,7 +21,6 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// The settings of [`Allotments`] that are to be built: what [`Allotments::builder`] returns.
 #[derive(Clone, Debug)]
 pub struct AllotmentsBuilder<C = PreciseClock> {
-    lifetime: Duration,
     terms: Terms,
     capacity: usize,
     clock: C,
@@ -31,11 +30,9 @@ impl Allotments<()> {
     /// The settings of allotments of a store.
     #[must_use]
     pub fn builder() -> AllotmentsBuilder {
-        let terms =
-            Terms { lifetime_us: 0, drift_ppm: DRIFT_PPM, divisor: DEFAULT_DIVISOR, most: MOST };
-        let clock = PreciseClock::new();
-        let (lifetime, capacity) = (DEFAULT_LIFETIME, DEFAULT_CAPACITY);
-        AllotmentsBuilder { lifetime, terms, capacity, clock }
+        let (lifetime_us, divisor) = (DEFAULT_LIFETIME_US, DEFAULT_DIVISOR);
+        let terms = Terms { lifetime_us, drift_ppm: DRIFT_PPM, divisor, most: MOST };
+        AllotmentsBuilder { terms, capacity: DEFAULT_CAPACITY, clock: PreciseClock::new() }
     }
 }
 
@@ -45,7 +42,10 @@ impl<C: Clock> AllotmentsBuilder<C> {
     /// process sends about one draw and one settlement per busy key and lifetime.
     #[must_use]
     pub fn lifetime(mut self, lifetime: Duration) -> Self {
-        self.lifetime = lifetime;
+        // A store forgets a reservation after this time: what is left must be back before.
+        let longest_us = Reservation::LIFE_US / 2;
+        let lifetime_us = u64::try_from(lifetime.as_micros()).unwrap_or(u64::MAX);
+        self.terms.lifetime_us = lifetime_us.min(longest_us);
         self
     }
 
@@ -69,19 +69,14 @@ impl<C: Clock> AllotmentsBuilder<C> {
     /// Only differences between its times matter.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> AllotmentsBuilder<D> {
-        let Self { lifetime, terms, capacity, .. } = self;
-        AllotmentsBuilder { lifetime, terms, capacity, clock }
+        AllotmentsBuilder { terms: self.terms, capacity: self.capacity, clock }
     }
 
     /// Allotments of this store.
     #[must_use]
     pub fn build<S, A: Algorithm>(self, store: S) -> Allotments<S, A, C> {
-        // A store forgets a reservation after this time: what is left must be back before.
-        let longest_us = Reservation::LIFE_US / 2;
-        let lifetime_us = u64::try_from(self.lifetime.as_micros()).unwrap_or(u64::MAX);
-        let terms = Terms { lifetime_us: lifetime_us.min(longest_us), ..self.terms };
-        let ledger = Ledger::new(self.capacity);
-        let (clock, tally) = (self.clock, Tally::default());
+        let Self { terms, capacity, clock } = self;
+        let (ledger, tally) = (Ledger::new(capacity), Tally::default());
         Allotments { inner: Arc::new(Inner { store, ledger, terms, clock, tally }) }
     }
 }

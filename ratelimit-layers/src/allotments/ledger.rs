@@ -37,12 +37,6 @@ pub(super) struct Place(u128);
 /// An allotment that has ended, with its limits and keys.
 pub(super) type EndedOf<A> = (Ended, Arc<Checks<A>>);
 
-impl<A: Algorithm> Default for Kept<A> {
-    fn default() -> Self {
-        Self { slot: Slot::default(), checks: None }
-    }
-}
-
 impl<A: KeptAlgorithm> Checks<A> {
     fn new(batch: &Batch<'_, A>) -> Self {
         let own = |check: &Check<'_, A>| (check.limit.clone(), check.key.into());
@@ -127,7 +121,9 @@ impl<A: KeptAlgorithm> Ledger<A> {
         let (acted, is_new) = {
             let (mut kept, is_new) = match self.slots.entry(place.0) {
                 Entry::Occupied(entry) => (entry.into_ref(), false),
-                Entry::Vacant(entry) => (entry.insert(Kept::default()), true),
+                Entry::Vacant(entry) => {
+                    (entry.insert(Kept { slot: Slot::default(), checks: None }), true)
+                }
             };
             if kept.has_other_limits(batch) {
                 let ended = kept.slot.end(Ending::GivenBack);

@@ -59,7 +59,6 @@ pub(super) struct State {
     losses: u8,
     crashes: u8,
     early: u8,
-    is_disturbed: bool,
     /// What was admitted, by window.
     admitted: Vec<u64>,
     /// Whether a request was served without a call.
@@ -338,7 +337,6 @@ impl Model for Nodes {
             losses: 0,
             crashes: 0,
             early: 0,
-            is_disturbed: false,
             admitted: vec![0; windows],
             has_served: false,
         }]
@@ -383,7 +381,7 @@ impl Model for Nodes {
                 message => self.serve(&mut state, number, message),
             },
             Event::GiveUp { node, call } => {
-                (state.losses, state.is_disturbed) = (state.losses + 1, true);
+                state.losses += 1;
                 self.gave_up(&mut state, node, call);
             }
             Event::End { node } => {
@@ -392,7 +390,7 @@ impl Model for Nodes {
                 self.end(&mut state, node);
             }
             Event::Crash { node } => {
-                (state.crashes, state.is_disturbed) = (state.crashes + 1, true);
+                state.crashes += 1;
                 let Node { requests, draws, .. } = state.nodes[node];
                 state.nodes[node] = Node { requests, draws, ..Node::default() };
             }
@@ -411,7 +409,7 @@ impl Model for Nodes {
             Property::always(
                 "unused budget is back once nothing is under way",
                 |model: &Self, state: &State| {
-                    let is_quiet = state.network.is_empty() && !state.is_disturbed;
+                    let is_quiet = state.network.is_empty() && state.losses + state.crashes == 0;
                     let are_empty = || state.nodes.iter().all(|node| node.slot.is_empty());
                     let current = state.now / model.window;
                     let counts = if state.server.start / model.window == current {

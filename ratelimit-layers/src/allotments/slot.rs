@@ -221,7 +221,11 @@ impl Slot {
 
     /// Ends the allotment and lets a draw that is under way go on.
     pub(super) fn end_allotment(&mut self) -> Option<Ended> {
-        let ended = self.allotment.take()?.end(Ending::GivenBack);
+        self.take(Ending::GivenBack)
+    }
+
+    fn take(&mut self, ending: Ending) -> Option<Ended> {
+        let ended = self.allotment.take()?.end(ending);
         (ended.unused > 0).then_some(ended)
     }
 
@@ -322,8 +326,7 @@ impl Slot {
         if let Some(draw) = &mut self.draw {
             draw.ends = draw.ends.max(Some(ending));
         }
-        let ended = self.allotment.take()?.end(ending);
-        (ended.unused > 0).then_some(ended)
+        self.take(ending)
     }
 
     /// The allotment's id and end.

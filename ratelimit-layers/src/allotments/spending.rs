@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use super::Inner;
 use super::ledger::{Checks, EndedOf, Kept, Place};
 use super::slot::{Answer, Draw, Ended, Ending, Slot};
-use crate::KeptAlgorithm;
 use crate::plain::acquires_plainly;
+use crate::{KeptAlgorithm, OnDrop};
 
 /// How many settlements of one caller are under way at once.
 const SETTLEMENTS_AT_ONCE: usize = 64;
@@ -51,9 +51,16 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
                 Op::Acquire | Op::Peek | Op::Renew => None,
             };
             if let Some(ending) = ending {
-                self.settle(self.ledger.end_of(batch, |slot| slot.end(ending))).await;
+                let all = self.ledger.end_of(batch, |slot| slot.end(ending));
+                self.settle(all, &Arc::default()).await;
             }
-            forgets = (batch.operation() == Op::Reset).then(|| Forgetting { inner: self, batch });
+            // What is drawn during a reset may be charged before it.
+            let forfeit = || {
+                for (ended, _) in self.ledger.end_of(batch, |slot| slot.end(Ending::Forfeited)) {
+                    self.tally.forfeited.fetch_add(ended.unused, Relaxed);
+                }
+            };
+            forgets = (batch.operation() == Op::Reset).then(|| OnDrop(forfeit));
         }
         self.tally.asked.fetch_add(1, Relaxed);
         let verdict = self.store.apply(batch).await?;
@@ -76,7 +83,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
         if all.is_empty() {
             return Ok(verdict);
         }
-        self.settle(all).await;
+        self.settle(all, &Arc::default()).await;
         self.store.apply(batch).await
     }
 
@@ -115,26 +122,18 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
         // From here on the draw ends with its guard.
         let drawing = draw.map(|draw| {
             let checks = self.ledger.checks(place, batch);
-            Drawing { inner: self, place, draw, checks, units: None, is_over: false }
+            Drawing { inner: self, place, draw, checks, units: None, refused: None }
         });
-        self.settle(ended.into_iter().collect()).await;
+        self.settle(ended.into_iter().collect(), &Arc::default()).await;
         match drawing {
             Some(drawing) => drawing.draw(batch, costs).await,
             None => Ok(None),
         }
     }
 
-    /// Settles allotments that have ended, some at once, and waits for them. A caller that goes away does not end this.
-    pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>) {
-        self.settle_counting(all, &Arc::default()).await;
-    }
-
-    /// [`settle`](Self::settle), which adds up how many units are back.
-    pub(super) async fn settle_counting(
-        self: &Arc<Self>,
-        all: Vec<EndedOf<A>>,
-        back: &Arc<AtomicU64>,
-    ) {
+    /// Settles allotments that have ended, some at once, waits for them, and adds up how many units are back. A caller that
+    /// goes away does not end this.
+    pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>, back: &Arc<AtomicU64>) {
         if all.is_empty() {
             return;
         }
@@ -224,9 +223,10 @@ struct Drawing<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> 
     place: Place,
     draw: Draw,
     checks: Arc<Checks<A>>,
-    /// What may be charged, from when it was sent.
+    /// What may be charged, from when it was sent until it is known.
     units: Option<Vec<u64>>,
-    is_over: bool,
+    /// When it was sent, if the store refuses draws.
+    refused: Option<Timestamp>,
 }
 
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S, A, C> {
@@ -248,19 +248,15 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S,
             Ok(verdict) if verdict.allowed() => {
                 Ok(Some(self.drawn(batch, costs, sent, &verdict).await))
             }
-            Ok(_) => {
-                self.over(None);
-                Ok(None)
-            }
             // Its guard settles it.
             Err(error) if error.kind() == ErrorKind::Indeterminate => Err(error),
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
-                self.over(None);
-                Err(error)
-            }
-            Err(error) => {
-                let refuses = error.kind() != ErrorKind::Contended;
-                self.over(refuses.then_some(sent));
+            said => {
+                self.units = None;
+                match said.map_err(|error| (error.kind(), error)) {
+                    Err((ErrorKind::Unavailable, error)) => return Err(error),
+                    Ok(_) | Err((ErrorKind::Contended, _)) => {}
+                    Err(_) => self.refused = Some(sent),
+                }
                 Ok(None)
             }
         }
@@ -291,37 +287,27 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S,
                 kept.slot.drawn(&inner.terms, (draw, sent), costs, &told)
             })
             .unwrap_or_else(|| Slot::default().drawn(&inner.terms, (draw, sent), costs, &told));
-        self.is_over = true;
+        self.units = None;
         match ended {
-            Some(ended) => inner.settle(vec![(ended, self.checks.clone())]).await,
+            Some(ended) => {
+                inner.settle(vec![(ended, self.checks.clone())], &Arc::default()).await;
+            }
             None => inner.watch(self.place),
         }
         inner.tally.asked.fetch_add(1, Relaxed);
         Verdict::several(decisions).with_source(verdict.source())
     }
-
-    /// Ends a draw that has charged nothing.
-    fn over(&mut self, refuses: Option<Timestamp>) {
-        self.is_over = true;
-        self.not_drawn(refuses);
-    }
-
-    fn not_drawn(&self, refuses: Option<Timestamp>) {
-        let (inner, id) = (self.inner, self.draw.id);
-        inner.ledger.at(self.place, |kept| kept.slot.not_drawn(&inner.terms, id, refuses));
-    }
 }
 
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Drawing<'_, S, A, C> {
     fn drop(&mut self) {
-        if self.is_over {
-            return;
-        }
-        self.not_drawn(None);
+        let Self { inner, place, draw, refused, .. } = self;
+        // One that was drawn is not under way any more.
+        inner.ledger.at(*place, |kept| kept.slot.not_drawn(&inner.terms, draw.id, *refused));
         if let Some(units) = self.units.take() {
             let (unused, used) = (units.iter().sum(), vec![0; units.len()]);
-            let ended = Ended { id: self.draw.id, used, unused, ending: Ending::GivenBack };
-            self.inner.settle_later((ended, self.checks.clone()));
+            let ended = Ended { id: draw.id, used, unused, ending: Ending::GivenBack };
+            inner.settle_later((ended, self.checks.clone()));
         }
     }
 }
@@ -337,18 +323,4 @@ fn is_asked_once_more<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
         && batch.time() == Now::Store
         && !batch.is_part()
         && !batch.checks().iter().any(counts_attempts)
-}
-
-/// A reset under way. What is drawn meanwhile may be charged before it.
-struct Forgetting<'r, S, A: KeptAlgorithm, C> {
-    inner: &'r Inner<S, A, C>,
-    batch: &'r Batch<'r, A>,
-}
-
-impl<S, A: KeptAlgorithm, C> Drop for Forgetting<'_, S, A, C> {
-    fn drop(&mut self) {
-        for (ended, _) in self.inner.ledger.end_of(self.batch, |slot| slot.end(Ending::Forfeited)) {
-            self.inner.tally.forfeited.fetch_add(ended.unused, Relaxed);
-        }
-    }
 }

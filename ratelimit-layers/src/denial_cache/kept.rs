@@ -23,14 +23,8 @@ const GROUPS: usize = 4_096;
 /// A key under a limit, and the generation of its group when the request began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
-    hash: u128,
+    pub(super) hash: u128,
     generation: u64,
-}
-
-impl Key {
-    pub(super) const fn hash(&self) -> u128 {
-        self.hash
-    }
 }
 
 /// What is kept of a key.

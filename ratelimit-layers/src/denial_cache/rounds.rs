@@ -91,7 +91,7 @@ impl<A: Algorithm> Rounds<A> {
         may_wait: bool,
     ) -> Turn<'_, A> {
         // Their order counts, as it does for the states.
-        let checks = keys.iter().fold(0, |hash: u128, key| hash.rotate_left(1) ^ key.hash());
+        let checks = keys.iter().fold(0, |hash: u128, key| hash.rotate_left(1) ^ key.hash);
         let new = || Open { round: Weak::new(), ahead: None };
         let mut open = self.open.entry(checks).or_insert_with(new);
         let round = open.round.upgrade();

@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -49,35 +49,22 @@ impl fmt::Display for BreakerState {
 }
 
 #[derive(Debug)]
-enum State {
-    Closed {
-        failures: u32,
-    },
-    /// A probe is under way. From `overdue` on, another call may probe: a caller may keep a future and not poll it.
-    HalfOpen {
-        probe: u64,
-        overdue: Option<Instant>,
-    },
-    Open {
-        until: Option<Instant>,
-    },
-}
-
-#[derive(Debug)]
 pub(super) struct Breaker {
     /// How many consecutive failures open it.
     most_failures: u32,
     /// How long it stays open before a probe.
-    pause: Duration,
+    pub(super) pause: Duration,
     /// How long a probe may take.
     probe_time: Duration,
-    state: Mutex<State>,
-    /// Even while it is closed. It changes, under the lock, when the breaker opens or closes: the outcome of a call from
-    /// before says nothing about the store of now.
+    /// And from when on a call may probe, unless it is closed. So it is beside another probe as well: a caller may keep a
+    /// future and not poll it.
+    state: Mutex<(BreakerState, Option<Instant>)>,
+    /// Grows, under the lock, with each change of the state, and is even while it is closed. The outcome of a call from before
+    /// a change says nothing about the store of now.
     generation: AtomicU64,
-    /// Whether there are failures to forget, so that a success needs no lock.
-    has_failures: AtomicBool,
-    report: Report,
+    /// How many calls in a row have failed while it is closed. A success after a success needs no lock.
+    failures: AtomicU32,
+    pub(super) report: Report,
 }
 
 /// A call that may be sent to the store. It must be told how the call ended; dropping a probe counts as a failure, so that
@@ -86,8 +73,6 @@ pub(super) struct Breaker {
 pub(super) struct Call<'b> {
     breaker: &'b Breaker,
     generation: u64,
-    /// The number of the probe, if it is one.
-    probe: Option<u64>,
 }
 
 impl Breaker {
@@ -102,134 +87,92 @@ impl Breaker {
             most_failures,
             pause,
             probe_time,
-            state: Mutex::new(State::Closed { failures: 0 }),
+            state: Mutex::new((BreakerState::Closed, None)),
             generation: AtomicU64::new(0),
-            has_failures: AtomicBool::new(false),
+            failures: AtomicU32::new(0),
             report,
         }
     }
 
     pub(super) fn state(&self) -> BreakerState {
-        match *lock(&self.state) {
-            State::Closed { .. } => BreakerState::Closed,
-            State::HalfOpen { .. } => BreakerState::HalfOpen,
-            State::Open { .. } => BreakerState::Open,
-        }
-    }
-
-    pub(super) const fn pause(&self) -> Duration {
-        self.pause
-    }
-
-    pub(super) const fn report(&self) -> &Report {
-        &self.report
+        lock(&self.state).0
     }
 
     /// Admits a call to the store, or says how long until a call may be admitted.
     pub(super) fn admit(&self) -> Result<Call<'_>, Duration> {
         let generation = self.generation.load(Ordering::Acquire);
         if generation.is_multiple_of(2) {
-            return Ok(Call { breaker: self, generation, probe: None });
+            return Ok(Call { breaker: self, generation });
         }
         let mut state = lock(&self.state);
-        let generation = self.generation.load(Ordering::Acquire);
-        let now = Instant::now();
-        let last = match *state {
-            State::Closed { .. } => return Ok(Call { breaker: self, generation, probe: None }),
-            State::HalfOpen { probe, overdue } => {
-                if overdue.is_none_or(|overdue| now < overdue) {
-                    return Err(self.pause);
-                }
-                probe
+        if let (away @ (BreakerState::Open | BreakerState::HalfOpen), probes) = *state {
+            let left = |probes: Instant| probes.saturating_duration_since(Instant::now());
+            let left = probes.map_or(Duration::MAX, left);
+            if !left.is_zero() {
+                return Err(if away == BreakerState::Open { left } else { self.pause });
             }
-            State::Open { until } => {
-                let left =
-                    until.map_or(Duration::MAX, |until| until.saturating_duration_since(now));
-                if !left.is_zero() {
-                    return Err(left);
-                }
-                0
-            }
-        };
-        let probe = last.wrapping_add(1);
-        *state = State::HalfOpen { probe, overdue: now.checked_add(self.probe_time) };
-        self.report.state(BreakerState::HalfOpen);
-        Ok(Call { breaker: self, generation, probe: Some(probe) })
-    }
-
-    fn open(&self, state: &mut State) {
-        *state = State::Open { until: Instant::now().checked_add(self.pause) };
-        self.report.state(BreakerState::Open);
-    }
-
-    /// The state that a probe leaves, unless another call has probed since.
-    fn after_probe(&self, number: u64, next: impl FnOnce(&Self, &mut State)) {
-        let mut state = lock(&self.state);
-        if matches!(*state, State::HalfOpen { probe, .. } if probe == number) {
-            next(self, &mut state);
+            self.turn(&mut state, BreakerState::HalfOpen, self.probe_time);
         }
+        Ok(Call { breaker: self, generation: self.generation.load(Ordering::Acquire) })
+    }
+
+    /// Changes the state. If it is not closed then, a call may probe in so long.
+    fn turn(&self, state: &mut (BreakerState, Option<Instant>), to: BreakerState, wait: Duration) {
+        *state = (to, Instant::now().checked_add(wait));
+        self.failures.store(0, Ordering::Relaxed);
+        let odd = (self.generation.load(Ordering::Acquire) + 1) | 1;
+        self.generation.store(odd + u64::from(to == BreakerState::Closed), Ordering::Release);
+        self.report.state(to);
     }
 }
 
 impl Call<'_> {
-    /// The store answered.
-    pub(super) fn answered(mut self) {
-        let breaker = self.breaker;
-        if let Some(probe) = self.probe.take() {
-            breaker.after_probe(probe, |breaker, state| {
-                *state = State::Closed { failures: 0 };
-                breaker.has_failures.store(false, Ordering::Relaxed);
-                breaker.generation.fetch_add(1, Ordering::Release);
-                breaker.report.state(BreakerState::Closed);
-            });
-            return;
+    const fn is_probe(&self) -> bool {
+        !self.generation.is_multiple_of(2)
+    }
+
+    /// Changes the state, as [`Breaker::turn`] does, if it is still that in which the call was admitted and `turns` says so.
+    fn turn_if(&self, turns: impl FnOnce(&Breaker) -> bool, to: BreakerState, wait: Duration) {
+        let mut state = lock(&self.breaker.state);
+        let is_current = self.generation == self.breaker.generation.load(Ordering::Acquire);
+        if is_current && turns(self.breaker) {
+            self.breaker.turn(&mut state, to, wait);
         }
-        if breaker.has_failures.load(Ordering::Relaxed) {
-            let mut state = lock(&breaker.state);
-            if let State::Closed { failures } = &mut *state
-                && breaker.generation.load(Ordering::Acquire) == self.generation
-            {
-                *failures = 0;
-                breaker.has_failures.store(false, Ordering::Relaxed);
-            }
+    }
+
+    /// The store answered.
+    pub(super) fn answered(self) {
+        if self.is_probe() || self.breaker.failures.load(Ordering::Relaxed) > 0 {
+            let turns = |breaker: &Breaker| {
+                breaker.failures.store(0, Ordering::Relaxed);
+                self.is_probe()
+            };
+            self.turn_if(turns, BreakerState::Closed, Duration::ZERO);
         }
     }
 
     /// The store was not asked after all. The next call probes in place of this one.
-    pub(super) fn not_sent(mut self) {
-        if let Some(probe) = self.probe.take() {
-            self.breaker.after_probe(probe, |breaker, state| {
-                *state = State::Open { until: Some(Instant::now()) };
-                breaker.report.state(BreakerState::Open);
-            });
+    pub(super) fn not_sent(self) {
+        if self.is_probe() {
+            self.turn_if(|_| true, BreakerState::Open, Duration::ZERO);
         }
     }
 
     /// The store did not answer, or could not decide.
-    pub(super) fn failed(mut self) {
-        let breaker = self.breaker;
-        if let Some(probe) = self.probe.take() {
-            return breaker.after_probe(probe, Breaker::open);
-        }
-        let mut state = lock(&breaker.state);
-        if breaker.generation.load(Ordering::Acquire) != self.generation {
-            return;
-        }
-        if let State::Closed { failures } = &mut *state {
-            *failures += 1;
-            breaker.has_failures.store(true, Ordering::Relaxed);
-            if *failures >= breaker.most_failures {
-                breaker.generation.fetch_add(1, Ordering::Release);
-                breaker.open(&mut state);
-            }
-        }
+    pub(super) fn failed(self) {
+        let turns = |breaker: &Breaker| {
+            let failures = breaker.failures.fetch_add(1, Ordering::Relaxed) + 1;
+            self.is_probe() || failures >= breaker.most_failures
+        };
+        self.turn_if(turns, BreakerState::Open, self.breaker.pause);
     }
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if let Some(probe) = self.probe {
-            self.breaker.after_probe(probe, Breaker::open);
+        // A probe that was told how it ended has changed the state.
+        if self.is_probe() {
+            self.turn_if(|_| true, BreakerState::Open, self.breaker.pause);
         }
     }
 }
@@ -270,32 +213,26 @@ mod tests {
     async fn one_probe_at_a_time_decides_whether_it_closes() {
         let breaker = breaker(1);
         fail(&breaker);
-        advance(Duration::from_millis(999)).await;
-        assert_eq!(breaker.admit().expect_err("open"), Duration::from_millis(1));
-        advance(Duration::from_millis(1)).await;
-        let probe = breaker.admit().expect("the probe");
-        assert_eq!(breaker.state(), BreakerState::HalfOpen);
-        assert!(breaker.admit().is_err(), "a second call beside a probe");
-        probe.failed();
-        assert_eq!(breaker.state(), BreakerState::Open);
-        assert_eq!(breaker.admit().expect_err("open"), PAUSE);
+        // A probe whose caller goes away counts as failed.
+        let endings: [fn(Call<'_>); 2] = [|probe| probe.failed(), |probe| drop(probe)];
+        for ends in endings {
+            advance(Duration::from_millis(999)).await;
+            assert_eq!(breaker.admit().expect_err("open"), Duration::from_millis(1));
+            advance(Duration::from_millis(1)).await;
+            let probe = breaker.admit().expect("the probe");
+            assert_eq!(breaker.state(), BreakerState::HalfOpen);
+            assert!(breaker.admit().is_err(), "a second call beside a probe");
+            ends(probe);
+            assert_eq!(breaker.state(), BreakerState::Open);
+            assert_eq!(breaker.admit().expect_err("open"), PAUSE);
+        }
         advance(PAUSE).await;
-        breaker.admit().expect("the probe").answered();
+        // A caller may keep a probe and not poll it.
+        let kept = breaker.admit().expect("the probe");
+        advance(PROBE_TIME).await;
+        breaker.admit().expect("another probe").answered();
+        drop(kept);
         assert_eq!(breaker.state(), BreakerState::Closed);
-        assert!(breaker.admit().is_ok() && breaker.admit().is_ok());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_probe_whose_caller_goes_away_counts_as_failed() {
-        let breaker = breaker(1);
-        fail(&breaker);
-        advance(PAUSE).await;
-        drop(breaker.admit().expect("the probe"));
-        assert_eq!(
-            (breaker.state(), breaker.admit().expect_err("open")),
-            (BreakerState::Open, PAUSE)
-        );
-        advance(PAUSE).await;
         assert!(breaker.admit().is_ok());
     }
 

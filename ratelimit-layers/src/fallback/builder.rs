@@ -4,14 +4,14 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{Clock, ConfigError, InMemory, Limits, OnOutage, Share};
+use ratelimit_core::{Clock, ConfigError, InMemory, Limits, Share};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
 use super::breaker::Breaker;
 use super::counts::Counts;
 use super::journal::Journal;
 use super::known_ids::KnownIds;
-use super::outage::{Outage, choice, share};
+use super::outage::Outage;
 use super::report::Report;
 use super::{Fallback, Inner};
 
@@ -91,7 +91,7 @@ impl<C: Clock> Builder<C> {
         self
     }
 
-    /// How many nodes share each limit whose choice is [`OnOutage::Local`]: this node admits its share. A policy with such a
+    /// How many nodes share each limit whose choice is [`OnOutage::Local`](ratelimit_core::OnOutage::Local): this node admits its share. A policy with such a
     /// limit needs it.
     #[must_use]
     pub fn nodes(mut self, nodes: NonZeroU64) -> Self {
@@ -140,32 +140,19 @@ impl<C: Clock> Builder<C> {
     where
         A: InMemory + Share + Clone,
     {
-        let nodes = self.nodes;
-        validate(limits, nodes)?;
         let local = MemoryStore::builder().capacity(self.capacity).clock(self.clock).build();
         let journal = match self.on_recovery {
             OnRecovery::Charge => Some(Journal::new(self.capacity)),
             OnRecovery::Forget => None,
         };
         let ids = KnownIds::new(self.capacity);
-        let outage = Outage { local, nodes, ids, counts: Counts::default(), journal };
+        let (nodes, counts) = (self.nodes, Counts::default());
+        let outage = Outage { local, nodes, ids, counts, journal };
+        outage.validate(limits)?;
         let breaker =
             Breaker::new(self.failures, self.pause, self.deadline, Report::new(&self.name));
         let inner =
             Inner { store, deadline: self.deadline, breaker, outage, charging: Mutex::default() };
         Ok(Fallback { inner: Arc::new(inner) })
     }
-}
-
-/// Checks that every limit has a choice that this node can keep.
-pub(super) fn validate<A: InMemory + Share + Clone>(
-    limits: &Limits<A>,
-    nodes: Option<NonZeroU64>,
-) -> Result<(), ConfigError> {
-    for limit in limits {
-        if choice(limit)? == OnOutage::Local {
-            let _share = share(limit, nodes)?;
-        }
-    }
-    Ok(())
 }

@@ -1,10 +1,10 @@
 //! [`Counts`]: how many decisions were made without the store, by limit and choice.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage};
 
-use crate::by_limit::ByLimit;
 use crate::lock;
 
 /// How many requests a limit decided without the store, by one choice.
@@ -63,9 +63,9 @@ impl Outcome {
 
 const CHOICES: [OnOutage; 3] = [OnOutage::Open, OnOutage::Closed, OnOutage::Local];
 
-/// The counts of all limits that were ever decided without the store, by choice.
+/// The counts of all limits that were ever decided without the store, by limit and choice.
 #[derive(Debug, Default)]
-pub(super) struct Counts(ByLimit<Mutex<[OutageCount; CHOICES.len()]>>);
+pub(super) struct Counts(Mutex<BTreeMap<Box<str>, [OutageCount; CHOICES.len()]>>);
 
 impl Counts {
     pub(super) fn count(
@@ -79,27 +79,24 @@ impl Counts {
             let (limit, [allowed, denied, spared, undetermined]) = (limit.into(), [0; 4]);
             OutageCount { limit, choice, allowed, denied, spared, undetermined }
         };
-        let new = || Mutex::new(CHOICES.map(none));
-        self.0.with(limit, new, |counts| {
-            let mut counts = lock(counts);
-            let Some(count) = counts.iter_mut().find(|count| count.choice == choice) else {
-                return;
-            };
-            *match outcome {
-                Outcome::Allowed => &mut count.allowed,
-                Outcome::Denied | Outcome::ShadowDenied => &mut count.denied,
-                Outcome::Spared => &mut count.spared,
-            } += 1;
-            count.undetermined += u64::from(undetermined);
-        });
+        let mut all = lock(&self.0);
+        if !all.contains_key(limit) {
+            all.insert(limit.into(), CHOICES.map(none));
+        }
+        let mut counts = all.get_mut(limit).into_iter().flatten();
+        let Some(count) = counts.find(|count| count.choice == choice) else { return };
+        *match outcome {
+            Outcome::Allowed => &mut count.allowed,
+            Outcome::Denied | Outcome::ShadowDenied => &mut count.denied,
+            Outcome::Spared => &mut count.spared,
+        } += 1;
+        count.undetermined += u64::from(undetermined);
     }
 
     /// All counts that are not zero, by limit and choice.
     pub(super) fn read(&self) -> Vec<OutageCount> {
-        let mut all = self.0.map(|counts| lock(counts).clone());
-        all.sort_by(|[one, ..], [other, ..]| one.limit.cmp(&other.limit));
-        let mut all = all.concat();
-        all.retain(|count| count.allowed + count.denied + count.spared > 0);
-        all
+        let all = lock(&self.0);
+        let is_counted = |count: &&OutageCount| count.allowed + count.denied + count.spared > 0;
+        all.values().flatten().filter(is_counted).cloned().collect()
     }
 }

@@ -17,7 +17,7 @@ type Entry = (ReservationId, u64);
 
 #[derive(Debug)]
 pub(super) struct KnownIds {
-    most: usize,
+    pub(super) most: usize,
     hasher: RandomState,
     /// When each id ends.
     ids: Mutex<HashMap<Entry, Instant>>,
@@ -66,22 +66,16 @@ impl KnownIds {
         let now = Instant::now();
         let ends = now + Duration::from_micros(life_us.min(Timestamp::MAX.as_us()));
         let mut ids = lock(&self.ids);
-        if let Some(known) = ids.get_mut(&entry) {
-            let live = now < *known;
-            *known = ends;
-            return if live { Noted::Known } else { Noted::New };
-        }
+        let is_known = ids.remove(&entry).is_some_and(|ends| now < ends);
         if ids.len() >= self.most {
             ids.retain(|_, ends| now < *ends);
         }
-        let noted = if ids.len() >= self.most {
-            Noted::Full
-        } else {
-            ids.insert(entry, ends);
-            Noted::New
-        };
+        if ids.len() >= self.most {
+            return Noted::Full;
+        }
+        ids.insert(entry, ends);
         self.len.store(ids.len(), Ordering::Release);
-        noted
+        if is_known { Noted::Known } else { Noted::New }
     }
 
     /// Forgets the id of this batch, under which nothing was charged.
@@ -90,9 +84,5 @@ impl KnownIds {
         let mut ids = lock(&self.ids);
         ids.remove(&entry);
         self.len.store(ids.len(), Ordering::Release);
-    }
-
-    pub(super) const fn most(&self) -> usize {
-        self.most
     }
 }

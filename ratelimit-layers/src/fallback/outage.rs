@@ -4,47 +4,16 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, ConfigError, Decision, ErrorKind, InMemory, Limit, Now,
-    OnOutage, Op, Share, Source, StoreError, SyncStore, Verdict,
+    Batch, Check, Clock, ConfigError, Decision, ErrorKind, InMemory, Limit, Limits, Now, OnOutage,
+    Op, Share, Source, StoreError, SyncStore, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 
+use super::breaker::Breaker;
 use super::counts::{Counts, Outcome};
 use super::error::FallbackError;
 use super::journal::Journal;
 use super::known_ids::{KnownIds, Noted};
-use super::report::Report;
-
-/// Why the store did not decide.
-#[derive(Debug)]
-pub(super) struct Cause<E> {
-    /// How it failed, if it was asked.
-    pub(super) error: Option<FallbackError<E>>,
-    /// How long until it may be asked again.
-    pub(super) retry_after: Duration,
-    /// Whether the id of the request was decided without the store before.
-    pub(super) is_known_id: bool,
-}
-
-impl<E> Cause<E> {
-    pub(super) const fn not_asked(retry_after: Duration) -> Self {
-        Self { error: None, retry_after, is_known_id: false }
-    }
-
-    /// Whether the store may have done what it was asked.
-    pub(super) fn undetermined(&self) -> bool
-    where
-        E: StoreError,
-    {
-        self.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Indeterminate)
-    }
-
-    /// The error of an operation that only the store can do.
-    pub(super) fn into_error(self, op: Op) -> FallbackError<E> {
-        let Self { error, retry_after, .. } = self;
-        error.unwrap_or(FallbackError::BreakerOpen { op, retry_after })
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Outage<A: InMemory, C> {
@@ -58,37 +27,84 @@ pub(super) struct Outage<A: InMemory, C> {
 }
 
 impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
-    /// Decides a batch without the store.
+    /// What a limit says about outages, if this node can keep it.
+    pub(super) fn choice(&self, limit: &Limit<A>) -> Result<OnOutage, ConfigError> {
+        let choice = limit.outage().ok_or_else(|| {
+            ConfigError::new(
+                "it does not say what becomes of requests while its store is away, and there is no default; give it \
+                 on_outage = \"open\", \"closed\" or \"local\" (Limit::on_outage)",
+            )
+            .in_limit(limit.name())
+        })?;
+        if choice == OnOutage::Local {
+            self.nodes(limit)?;
+        }
+        Ok(choice)
+    }
+
+    fn nodes(&self, limit: &Limit<A>) -> Result<NonZeroU64, ConfigError> {
+        self.nodes.ok_or_else(|| {
+            ConfigError::new(
+                "it is local during an outage, and this node's share is not known; give the number of nodes that share \
+                 it: Fallback::builder().nodes(n)",
+            )
+            .in_limit(limit.name())
+        })
+    }
+
+    /// This node's share of a limit.
+    pub(super) fn share_of(&self, limit: &Limit<A>) -> Result<Limit<A>, ConfigError> {
+        limit.share(self.nodes(limit)?)
+    }
+
+    /// Checks that every limit has a choice that this node can keep.
+    pub(super) fn validate(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
+        for limit in limits {
+            if self.choice(limit)? == OnOutage::Local {
+                let _share = self.share_of(limit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides a batch without the store, which was not asked because its id `is_known` here, or is `away`.
     pub(super) fn decide<E: StoreError>(
         &self,
         batch: &Batch<'_, A>,
-        cause: Cause<E>,
-        report: &Report,
+        is_known: bool,
+        away: FallbackError<E>,
+        breaker: &Breaker,
     ) -> Result<Verdict, FallbackError<E>> {
         batch.validate()?;
         let op = batch.operation();
-        let (known, undetermined) = (cause.is_known_id, cause.undetermined());
-        let choices: Vec<OnOutage> =
-            batch.checks().iter().map(|check| choice(check.limit)).collect::<Result<_, _>>()?;
-        let asks = matches!(op, Op::Acquire | Op::Peek);
-        let closed = choices.contains(&OnOutage::Closed);
+        // The store may have done what it was asked.
+        let undetermined = away.kind() == ErrorKind::Indeterminate;
+        let choices: Vec<OnOutage> = batch
+            .checks()
+            .iter()
+            .map(|check| self.choice(check.limit))
+            .collect::<Result<_, _>>()?;
+        let refuses = choices.contains(&OnOutage::Closed) && !is_known;
         // A forced charge or a refund whose outcome is unknown may have been made, and no caller learns it from a verdict.
         let only_store = match op {
             Op::Acquire | Op::Peek => false,
-            Op::Force | Op::Refund => closed || undetermined,
-            Op::Reset | Op::Settle | Op::Renew => true,
+            Op::Force | Op::Refund => refuses || undetermined,
+            Op::Reset | Op::Settle | Op::Renew => !is_known,
         };
-        if only_store && !known {
-            return Err(cause.into_error(op));
+        if only_store {
+            return Err(away);
         }
-        let refuses = asks && closed && !known;
+        let retry_after = match away {
+            FallbackError::BreakerOpen { retry_after, .. } => retry_after,
+            _ => breaker.pause,
+        };
         let noted = if refuses || op == Op::Peek { Noted::Known } else { self.ids.note(batch) };
         // What is settled later would be settled in the store.
         let is_unrecorded = noted == Noted::Full && batch.is_settled_once() && op == Op::Acquire;
         if noted == Noted::Full && !is_unrecorded {
-            return Err(FallbackError::Ids { most: self.ids.most() });
+            return Err(FallbackError::Ids { most: self.ids.most });
         }
-        let decided = self.decide_by(batch, &choices, refuses, cause.retry_after);
+        let decided = self.decide_by(batch, &choices, refuses, retry_after);
         let is_kept = |verdict: &Verdict| verdict.allowed() && !verdict.is_unrecorded();
         if noted == Noted::New && !decided.as_ref().is_ok_and(is_kept) {
             self.ids.forget(batch);
@@ -101,7 +117,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 let (limit, outcome) =
                     (check.limit.name(), Outcome::of(check.limit, decision, verdict.allowed()));
                 self.counts.count(limit, *choice, outcome, undetermined);
-                report.decided(limit, *choice, outcome);
+                breaker.report.decided(limit, *choice, outcome);
             }
         }
         // What the store may have charged is not charged once more.
@@ -123,10 +139,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         let local = || checks().filter(|(_, choice)| **choice == OnOutage::Local);
         let shares: Vec<Limit<A>> =
             local().map(|(check, _)| self.share_of(check.limit)).collect::<Result<_, _>>()?;
-        let local_checks: Vec<_> = local()
-            .zip(&shares)
-            .map(|((check, _), limit)| Check { limit, key: check.key, cost: check.cost })
-            .collect();
+        let local_checks: Vec<_> =
+            local().zip(&shares).map(|((check, _), limit)| Check { limit, ..*check }).collect();
         let locally = if local_checks.is_empty() {
             Verdict::several(Vec::new())
         } else {
@@ -152,11 +166,6 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         });
         let verdict = Verdict::several(decisions.flatten().collect());
         Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
-    }
-
-    /// This node's share of a limit.
-    pub(super) fn share_of(&self, limit: &Limit<A>) -> Result<Limit<A>, ConfigError> {
-        share(limit, self.nodes)
     }
 
     /// Keeps what is to be charged to the store on recovery. What was charged under an id is not: it may still be settled.
@@ -185,32 +194,6 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         let left = self.local.apply_now(&peek).map(|verdict| verdict.remaining());
         left.map_or(0, |left| share.algorithm().capacity().saturating_sub(left))
     }
-}
-
-/// What a limit says about outages.
-pub(super) fn choice<A: Algorithm>(limit: &Limit<A>) -> Result<OnOutage, ConfigError> {
-    limit.outage().ok_or_else(|| {
-        ConfigError::new(
-            "it does not say what becomes of requests while its store is away, and there is no default; give it \
-             on_outage = \"open\", \"closed\" or \"local\" (Limit::on_outage)",
-        )
-        .in_limit(limit.name())
-    })
-}
-
-/// A node's share of a limit.
-pub(super) fn share<A: Share>(
-    limit: &Limit<A>,
-    nodes: Option<NonZeroU64>,
-) -> Result<Limit<A>, ConfigError> {
-    let nodes = nodes.ok_or_else(|| {
-        ConfigError::new(
-            "it is local during an outage, and this node's share is not known; give the number of nodes that share it: \
-             Fallback::builder().nodes(n)",
-        )
-        .in_limit(limit.name())
-    })?;
-    limit.share(nodes)
 }
 
 /// The decision of a limit that is not asked, with a wait until the store may be asked again if it denies.

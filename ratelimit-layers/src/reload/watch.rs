@@ -14,7 +14,7 @@ use ratelimit_core::{Policy, Store};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{Changes, MAX_DOCUMENT_BYTES, Reload, ReloadError};
+use super::{Changes, MAX_DOCUMENT_BYTES, Reload, ReloadError, parsed};
 
 /// A task that replaces the limits when a file changes. It ends when this value is dropped.
 #[must_use = "the file is watched until this value is dropped"]
@@ -57,7 +57,7 @@ impl<S: Store<Policy> + 'static> Reload<S> {
                     continue;
                 }
                 judged = look;
-                match reload.attempt_document(&path, document) {
+                match reload.attempt(|| parsed(Some(&path), &document?)) {
                     Ok(changes) if changes.is_empty() => {}
                     said => told(said),
                 }

@@ -1,7 +1,6 @@
 //! Allotments: one process admits what it would admit without, and how they end.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -74,20 +73,6 @@ async fn what_is_left_goes_back_after_a_lifetime_without_a_request() {
     assert_eq!(ended(&store, &limit), [0, 0, 85]);
     pass(&clock, Duration::from_millis(3)).await;
     assert_eq!(ended(&store, &limit), [6, 0, 91]);
-
-    // A node that is denied gets what another node does not use.
-    let small = self::limit("small", "fixed-window 15/d");
-    let [idle, busy] = [(); 2].map(|()| greedy(&clock));
-    let idle = idle.build(Arc::new(Fake::new(&clock)));
-    let busy = busy.build(Arc::clone(idle.store()));
-    for _ in 0..8 {
-        assert!(ask(&idle, &small, "alice", 1).await.allowed());
-    }
-    assert!(!ask(&busy, &small, "alice", 1).await.allowed(), "it has drawn all of the limit");
-    pass(&clock, LIFETIME + MILLISECOND).await;
-    for n in 0..8 {
-        assert_eq!(ask(&busy, &small, "alice", 1).await.allowed(), n < 7);
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,11 +190,6 @@ async fn what_changes_a_key_ends_its_allotment() {
         two_of_eight(&store, &limit).await;
         assert!(operate(&store, op, &limit, "alice", 30).await.allowed());
         assert_eq!(ended(&store, &limit), due, "{op}");
-        let mut admitted = 0;
-        while ask(&store, &limit, "alice", 1).await.allowed() {
-            admitted += 1;
-        }
-        assert_eq!(admitted, due[2], "{op}");
     }
     // Changed parameters of the limit.
     let (store, limit, _) = scripted();
@@ -285,20 +265,6 @@ async fn a_caller_that_goes_away_ends_no_settlement() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_is_denied_takes_back_what_other_batches_hold_of_its_keys() {
-    let (store, large, _) = scripted();
-    let both = [limit("small", "fixed-window 15/d"), large];
-    // All of `small` is drawn, beside `large`.
-    for _ in 0..8 {
-        assert!(ask_all(&store, &both, "alice", 1).await.allowed());
-    }
-    assert_eq!(store.store().left(&both[0], "alice"), 0);
-    assert!(ask(&store, &both[0], "alice", 7).await.allowed());
-    assert!(!ask(&store, &both[0], "alice", 1).await.allowed());
-    assert_eq!(store.counts().given_back, 14);
-}
-
-#[tokio::test(start_paused = true)]
 async fn slots_are_bounded_and_one_that_goes_gives_back_what_it_has() {
     let (limit, clock) = (daily(), ManualClock::new(BEGIN));
     let store: Scripted = greedy(&clock).capacity(1).build(Fake::new(&clock));
@@ -353,28 +319,17 @@ async fn requests_that_cannot_be_served_go_to_the_store_as_they_are() {
 }
 
 /// A request after a pause: an operation, and which limits, with their keys and costs.
-type Request = (u64, Op, Vec<(usize, usize, u64)>);
-
-fn request() -> impl Strategy<Value = Request> {
-    let op = prop_oneof![
-        24 => Just(Op::Acquire),
-        1 => Just(Op::Peek),
-        1 => Just(Op::Force),
-        1 => Just(Op::Refund),
-        1 => Just(Op::Reset),
-    ];
+fn request() -> impl Strategy<Value = (u64, Op, Vec<(usize, usize, u64)>)> {
+    let rare = prop::sample::select(vec![Op::Peek, Op::Force, Op::Refund, Op::Reset]);
+    let op = prop_oneof![6 => Just(Op::Acquire), 1 => rare];
     let pause_us =
         prop_oneof![6 => Just(0), 6 => 0..5_000_u64, 1 => 0..300_000_u64, 1 => 0..2_000_000_u64];
     let check = (0..3_usize, 0..2_usize, 1..4_u64);
-    let checks = prop_oneof![
-        4 => Just(vec![(0, 0, 1)]),
-        2 => prop::collection::vec(check.clone(), 1),
-        2 => prop::collection::vec(check, 2),
-    ];
-    (pause_us, op, checks).prop_map(|(pause_us, op, mut checks)| {
+    let several = prop::collection::vec(check, 1..=2).prop_map(|mut checks| {
         checks.dedup_by_key(|(limit, key, _)| (*limit, *key));
-        (pause_us, op, checks)
-    })
+        checks
+    });
+    (pause_us, op, prop_oneof![Just(vec![(0, 0, 1)]), several])
 }
 
 proptest! {

@@ -1,5 +1,6 @@
 //! A store that does as it is told, and what tests ask of stores.
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::num::NonZeroU64;
 use std::pin::Pin;
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use ratelimit_core::{
     Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, Op, Policy, PolicyState,
     Refusal, ReservationId, SnapshotStore, Store, StoreError, Timestamp, Verdict, WindowEntry,
@@ -15,6 +17,7 @@ use ratelimit_core::{
 };
 use ratelimit_layers::Fallback;
 use ratelimit_memory::{MemoryError, MemoryStore};
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::yield_now;
 
@@ -78,17 +81,6 @@ pub(crate) struct Fake {
     /// How far it moves the clock on the way there and back.
     trip: Mutex<[Duration; 2]>,
     calls: AtomicU64,
-    inside: AtomicU64,
-    most_inside: AtomicU64,
-}
-
-/// Counts a call that is inside, until it ends or is dropped.
-struct Inside<'s>(&'s Fake);
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, SeqCst);
-    }
 }
 
 impl Fake {
@@ -101,8 +93,6 @@ impl Fake {
             is_open: watch::Sender::new(true),
             trip: Mutex::default(),
             calls: AtomicU64::new(0),
-            inside: AtomicU64::new(0),
-            most_inside: AtomicU64::new(0),
         }
     }
 
@@ -125,11 +115,6 @@ impl Fake {
     /// How many calls began since the last look.
     pub(crate) fn calls(&self) -> u64 {
         self.calls.swap(0, SeqCst)
-    }
-
-    /// The most calls that were inside at the same time.
-    pub(crate) fn most_inside(&self) -> u64 {
-        self.most_inside.load(SeqCst)
     }
 
     /// What a key has left in the store itself.
@@ -156,8 +141,6 @@ impl SnapshotStore<Policy> for Fake {
         batch: &Batch<'_, Policy>,
     ) -> Result<WithSnapshot<PolicyState>, FakeError> {
         self.calls.fetch_add(1, SeqCst);
-        self.most_inside.fetch_max(self.inside.fetch_add(1, SeqCst) + 1, SeqCst);
-        let _inside = Inside(self);
         let _ = self.is_open.subscribe().wait_for(|is_open| *is_open).await;
         let next = self.next.lock().expect("no panic").take();
         let mode = next.unwrap_or_else(|| self.mode());
@@ -266,6 +249,34 @@ pub(crate) fn fallback<S>(
 ) -> Fallback<S, Policy, ManualClock> {
     let settings = Fallback::builder().failures(2).probe_after(PAUSE).nodes(nodes(3));
     settings.clock(clock.clone()).build(store, &limits(all)).expect("choices")
+}
+
+/// A runtime whose clock stands still while tasks run.
+pub(crate) fn paused() -> Runtime {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_time().start_paused(true).build().expect("a runtime")
+}
+
+pub(crate) type Labels = BTreeMap<String, String>;
+
+/// Every series by its name and labels, and its value: of a histogram how often it was recorded.
+pub(crate) fn recorded(run: impl FnOnce()) -> BTreeMap<(String, Labels), u64> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, run);
+    let value = |value| match value {
+        DebugValue::Counter(count) => count,
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0, 1 or 2")]
+        DebugValue::Gauge(level) => level.into_inner() as u64,
+        DebugValue::Histogram(values) => values.len() as u64,
+    };
+    let all = snapshotter.snapshot().into_vec().into_iter();
+    all.map(|(key, _, _, told)| {
+        let key = key.key();
+        let labels = key.labels().map(|label| (label.key().into(), label.value().into()));
+        ((key.name().to_owned(), labels.collect()), value(told))
+    })
+    .collect()
 }
 
 /// Polls once.

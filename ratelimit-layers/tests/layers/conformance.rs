@@ -1,6 +1,7 @@
 //! The laws of a store, with each layer around a store in memory.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{
@@ -9,7 +10,7 @@ use ratelimit_core::{
 };
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::{
-    AlgorithmKind, Harness, Property, Scope, StoreClock, block_on, conformance,
+    AlgorithmKind, ByOwnClock, Harness, Property, Scope, StoreClock, block_on, conformance,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -23,17 +24,16 @@ trait Layer: EntryStore<Policy> {
     /// Whether it waits, so that it needs a runtime.
     const WAITS: bool = false;
 
-    fn around(memory: Memory, clock: &ManualClock) -> Self;
-    fn memory(&self) -> &Memory;
+    fn around(memory: Arc<Memory>, clock: &ManualClock) -> Self;
 }
 
 /// While the store within answers, a fallback and those that only observe change nothing.
-type Healthy = Metrics<Traced<TopDenied<Fallback<Memory, Policy, ManualClock>>>>;
+type Healthy = Metrics<Traced<TopDenied<Fallback<Arc<Memory>, Policy, ManualClock>>>>;
 
 impl Layer for Healthy {
     const WAITS: bool = true;
 
-    fn around(memory: Memory, clock: &ManualClock) -> Self {
+    fn around(memory: Arc<Memory>, clock: &ManualClock) -> Self {
         // The limits of the laws have no choice; while the store answers, none is asked for.
         let open = limits(&[limit("l", "gcra 1/s").on_outage(OnOutage::Open)]);
         // On a busy machine a call can wait longer than any deadline that suits a service.
@@ -41,40 +41,31 @@ impl Layer for Healthy {
         let fallback = settings.build(memory, &open).expect("a choice");
         Metrics::new(Traced::new(TopDenied::new(fallback, 16)))
     }
-
-    fn memory(&self) -> &Memory {
-        self.store().store().store().store()
-    }
 }
 
-impl Layer for DenialCache<Memory, Policy, ManualClock> {
-    fn around(memory: Memory, clock: &ManualClock) -> Self {
+impl Layer for DenialCache<Arc<Memory>, Policy, ManualClock> {
+    fn around(memory: Arc<Memory>, clock: &ManualClock) -> Self {
         DenialCache::builder().clock(clock.clone()).max_age(Duration::MAX).capacity(8).build(memory)
     }
-
-    fn memory(&self) -> &Memory {
-        self.store()
-    }
 }
 
-impl Layer for Allotments<Memory, Policy, ManualClock> {
-    fn around(memory: Memory, clock: &ManualClock) -> Self {
+impl Layer for Allotments<Arc<Memory>, Policy, ManualClock> {
+    fn around(memory: Arc<Memory>, clock: &ManualClock) -> Self {
         Allotments::builder().clock(clock.clone()).divisor(1).capacity(8).build(memory)
-    }
-
-    fn memory(&self) -> &Memory {
-        self.store()
     }
 }
 
 /// It does not tell where its verdicts come from, as the pure step does not.
-struct Plain<L>(L);
+struct Plain<L> {
+    layer: L,
+    memory: Arc<Memory>,
+}
 
 impl<L: Layer> Store<Policy> for Plain<L> {
     type Error = L::Error;
 
     async fn apply(&self, batch: &ratelimit_core::Batch<'_, Policy>) -> Result<Verdict, L::Error> {
-        let verdict = self.0.apply(batch).await?;
+        let verdict = self.layer.apply(batch).await?;
         Ok(Verdict::several(verdict.decisions().to_vec()))
     }
 }
@@ -86,7 +77,7 @@ impl<L: Layer> EntryStore<Policy> for Plain<L> {
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, L::Error> {
-        self.0.entries(limit, key, now).await
+        self.layer.entries(limit, key, now).await
     }
 }
 
@@ -114,7 +105,8 @@ impl<L: Layer> Harness for Laws<L> {
 
     fn store(&self) -> Plain<L> {
         self.clock.set(BEGIN);
-        Plain(L::around(memory(&self.clock), &self.clock))
+        let memory = Arc::new(memory(&self.clock));
+        Plain { layer: L::around(memory.clone(), &self.clock), memory }
     }
 
     fn clock(&self, _: &Plain<L>) -> StoreClock {
@@ -127,7 +119,7 @@ impl<L: Layer> Harness for Laws<L> {
         limit: &Limit<Policy>,
         key: &str,
     ) -> Option<PolicyState> {
-        store.0.memory().state(limit.name(), key)
+        store.memory.state(limit.name(), key)
     }
 
     /// Moves the clock on, and says what memory still keeps after calls.
@@ -135,10 +127,9 @@ impl<L: Layer> Harness for Laws<L> {
         self.clock.advance(within);
         let other = limit("other", "fixed-window 1/s").on_outage(OnOutage::Open);
         for n in 0..CALLS_TO_SWEEP {
-            let _ = operate(&store.0, Op::Peek, &other, &n.to_string(), 1).await;
+            let _ = operate(&store.layer, Op::Peek, &other, &n.to_string(), 1).await;
         }
-        let memory = store.0.memory();
-        match memory.len() + memory.reservations() {
+        match store.memory.len() + store.memory.reservations() {
             0 => Vec::new(),
             held => vec![format!("{held} keys and reservations after {CALLS_TO_SWEEP} more calls")],
         }
@@ -146,7 +137,8 @@ impl<L: Layer> Harness for Laws<L> {
 }
 
 conformance!(healthy, Laws<Healthy>);
-conformance!(cached, Laws<DenialCache<Memory, Policy, ManualClock>>);
+// A cache answers nothing at a given time.
+conformance!(cached, ByOwnClock<Laws<DenialCache<Arc<Memory>, Policy, ManualClock>>>);
 
 /// With allotments, a limit that is not served keeps every law. One that is served keeps those that speak of what is allowed.
 /// Those that compare whole decisions do not hold, because `remaining` and the waits of a request that was served are
@@ -158,7 +150,7 @@ mod allotted {
     use super::*;
 
     fn keep(laws: &[Property], scopes: &[Scope]) {
-        type Allotted = Laws<Allotments<Memory, Policy, ManualClock>>;
+        type Allotted = Laws<Allotments<Arc<Memory>, Policy, ManualClock>>;
 
         for scope in scopes {
             for law in laws {

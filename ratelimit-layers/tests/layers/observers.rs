@@ -1,10 +1,7 @@
 //! What those that only observe hear, and that they pass on everything.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
+use std::collections::HashMap;
 
-use metrics_util::debugging::DebuggingRecorder;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use ratelimit_core::{
@@ -13,13 +10,12 @@ use ratelimit_core::{
 };
 use ratelimit_layers::{Metrics, TopDenied, Traced};
 use ratelimit_testkit::block_on;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Subscriber};
-use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
-use tracing_subscriber::registry::LookupSpan;
+use tracing::Level;
+use tracing_subscriber::fmt::format::FmtSpan;
 
-use crate::common::{BEGIN, Fake, Memory, Mode, UNAVAILABLE, checks, limit, limits, memory};
+use crate::common::{
+    BEGIN, Fake, Memory, Mode, UNAVAILABLE, checks, limit, limits, memory, paused, recorded,
+};
 
 type Counting = TopDenied<Memory>;
 
@@ -34,9 +30,6 @@ fn is_denied(store: &Counting, limit: &Limit<Policy>, key: &str) -> bool {
 /// Each way to ask reaches the store within in the same way and is heard once.
 #[test]
 fn an_observer_forwards_every_call_and_hears_of_each_decision() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::registry().with(log.clone());
-    let recorder = DebuggingRecorder::new();
     let run = || {
         let clock = ManualClock::new(BEGIN);
         let (alone, within) = (memory(&clock), TopDenied::new(memory(&clock), 16));
@@ -59,20 +52,12 @@ fn an_observer_forwards_every_call_and_hears_of_each_decision() {
         Store::<Policy>::report_counts(&alone, &mut |name, count| due.push((name, count)));
         assert!(counts == due && !due.is_empty());
         assert_eq!(store.store().store().top(2)[0].count, 4);
-        assert_eq!(log.spans.lock().expect("no panic").len(), 8);
     };
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        tracing::subscriber::with_default(subscriber, run);
-    });
-    let durations = snapshotter.snapshot().into_vec().into_iter().map(|(_, _, _, value)| value);
-    let heard: Vec<_> = durations
-        .filter_map(|value| match value {
-            metrics_util::debugging::DebugValue::Histogram(all) => Some(all.len()),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(heard, [8]);
+    let mut lines = Vec::new();
+    let recorded = recorded(|| lines = traced(run));
+    assert_eq!(lines.iter().filter(|line| line.ends_with("}: close")).count(), 8);
+    let durations = recorded.iter().filter(|((name, _), _)| name == "ratelimit_duration_seconds");
+    assert_eq!(durations.map(|(_, heard)| *heard).collect::<Vec<_>>(), [8]);
 }
 
 #[test]
@@ -129,19 +114,6 @@ fn long_keys_are_cut_but_counted_apart() {
     assert!(top.iter().all(|denied| denied.key.len() == 128 && denied.count == 1));
 }
 
-#[test]
-fn denials_of_one_key_by_several_threads_are_all_counted() {
-    let (store, limit) = (counting(16), limit("l", "fixed-window 1/h"));
-    assert!(!is_denied(&store, &limit, "a"));
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| (0..250).for_each(|_| assert!(is_denied(&store, &limit, "a"))));
-        }
-    });
-    let top = store.top(2);
-    assert_eq!((top.len(), top[0].count, top[0].over), (1, 1_000, 0));
-}
-
 proptest! {
     #[test]
     fn a_count_is_never_too_low_and_too_high_by_at_most_over(keys in vec(0..60_u8, 0..600)) {
@@ -165,92 +137,53 @@ proptest! {
     }
 }
 
-/// The fields of each span, in the order in which they began.
-type Spans = Vec<(Id, BTreeMap<String, String>)>;
-
-#[derive(Clone, Default)]
-struct Log {
-    spans: Arc<Mutex<Spans>>,
-    events: Arc<Mutex<Vec<String>>>,
-}
-
-struct Fields<'f>(&'f mut BTreeMap<String, String>);
-
-impl Visit for Fields<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.insert(field.name().into(), format!("{value:?}").trim_matches('"').to_owned());
-    }
-}
-
-impl<S: Subscriber + for<'l> LookupSpan<'l>> Layer<S> for Log {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
-        let mut fields = BTreeMap::new();
-        attributes.record(&mut Fields(&mut fields));
-        self.spans.lock().expect("no panic").push((id.clone(), fields));
-    }
-
-    fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
-        let mut spans = self.spans.lock().expect("no panic");
-        let span = spans.iter_mut().rev().find(|(known, _)| known == id).expect("a span");
-        values.record(&mut Fields(&mut span.1));
-    }
-
-    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut fields = BTreeMap::new();
-        event.record(&mut Fields(&mut fields));
-        let within = if context.event_span(event).is_some() { "within" } else { "alone" };
-        let told = format!("{} {within} {fields:?}", event.metadata().level());
-        self.events.lock().expect("no panic").push(told);
-    }
+/// What is traced while this runs, by line: a span when it ends, and each event within its span.
+fn traced(run: impl FnOnce()) -> Vec<String> {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let lines = tracing_subscriber::fmt().with_max_level(Level::DEBUG).without_time();
+    let lines = lines.with_span_events(FmtSpan::CLOSE).with_target(false);
+    let lines = lines.with_writer(file.reopen().expect("a file"));
+    tracing::subscriber::with_default(lines.finish(), run);
+    let lines = std::fs::read_to_string(file.path()).expect("text");
+    lines.lines().map(|line| line.trim().to_owned()).collect()
 }
 
 #[test]
 fn each_decision_is_a_span_and_each_error_an_event_at_most_once_per_second() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::registry().with(log.clone());
     let begin = std::time::Instant::now();
-    tracing::subscriber::with_default(subscriber, || {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-        runtime.block_on(async {
-            let clock = ManualClock::new(BEGIN);
-            let both = [
-                limit("narrow", "fixed-window 1/d").on_outage(OnOutage::Closed),
-                limit("wide", "fixed-window 9/d").on_outage(OnOutage::Local),
-            ];
-            let within = crate::common::fallback(Fake::new(&clock), &clock, &both);
-            let store = Traced::new(within);
-            let checks = checks(&both, "alice", 1);
-            let batch = Batch::new(&checks).expect("distinct");
-            for (mode, requests) in
-                [(Mode::Answers, 2), (Mode::Fails(ErrorKind::Config), 1_000), (UNAVAILABLE, 3)]
-            {
-                store.store().store().set(mode);
-                for _ in 0..requests {
-                    assert_eq!(store.apply(&batch).await.is_ok(), requests < 1_000);
-                }
+    let run = async {
+        let clock = ManualClock::new(BEGIN);
+        let both = [
+            limit("narrow", "fixed-window 1/d").on_outage(OnOutage::Closed),
+            limit("wide", "fixed-window 9/d").on_outage(OnOutage::Local),
+        ];
+        let within = crate::common::fallback(Fake::new(&clock), &clock, &both);
+        let store = Traced::new(within);
+        let checks = checks(&both, "alice", 1);
+        let batch = Batch::new(&checks).expect("distinct");
+        for (mode, requests) in
+            [(Mode::Answers, 2), (Mode::Fails(ErrorKind::Config), 1_000), (UNAVAILABLE, 3)]
+        {
+            store.store().store().set(mode);
+            for _ in 0..requests {
+                assert_eq!(store.apply(&batch).await.is_ok(), requests < 1_000);
             }
-        });
-    });
-    let spans = log.spans.lock().expect("no panic");
-    assert_eq!(spans.len(), 1_005);
-    let fields = |nth: usize| {
-        let (_, fields) = &spans[nth];
-        fields.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+        }
     };
-    let asked = "limits=narrow,wide op=acquire";
-    assert_eq!(fields(0), format!("allowed=true {asked} source=store"));
-    let denied = format!("allowed=false denied_by=narrow {asked} retry_after_us=");
-    assert!(fields(1).starts_with(&denied) && fields(1).ends_with("source=store"), "{}", fields(1));
-    assert_eq!(fields(2), asked);
-    let last = fields(1_004);
-    assert!(last.starts_with(&denied) && last.ends_with("source=fallback"), "{last}");
-    assert!(!format!("{spans:?}").contains("alice"), "a key is no field");
-
-    let events = log.events.lock().expect("no panic");
-    let warned = |what: &str| events.iter().filter(|event| event.contains(what)).count() as u64;
-    let errors = warned("Config");
-    assert_eq!((errors, warned("WARN alone")), (warned("not decided"), 0), "{events:?}");
-    assert!(errors >= 1 && errors <= 1 + begin.elapsed().as_secs(), "{events:?}");
-    assert_eq!(warned("breaker is open"), 1);
+    let lines = traced(|| paused().block_on(run));
+    let spans: Vec<_> = lines.iter().filter_map(|line| line.strip_suffix("}: close")).collect();
+    assert_eq!(spans.len(), 1_005);
+    let asked = r#"DEBUG ratelimit{op=acquire limits="narrow,wide""#;
+    assert_eq!(spans[0], format!(r#"{asked} allowed=true source="store""#));
+    assert_eq!(spans[2], asked);
+    for (nth, source) in [(1, "store"), (1_004, "fallback")] {
+        let denied = format!(r#"{asked} allowed=false source="{source}" denied_by="narrow" "#);
+        assert!(spans[nth].starts_with(&(denied + "retry_after_us=")), "{}", spans[nth]);
+    }
+    let told = |what: &str| lines.iter().filter(|line| line.contains(what)).count() as u64;
+    assert_eq!(told("alice"), 0, "a key is no field");
+    let errors = told("kind=Config");
+    assert_eq!((errors, told(&asked.replace("DEBUG", "WARN"))), (told("not decided"), errors + 1));
+    assert!(errors >= 1 && errors <= 1 + begin.elapsed().as_secs(), "{errors}");
+    assert_eq!(told("breaker is open"), 1);
 }

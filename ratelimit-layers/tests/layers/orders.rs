@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use ratelimit_core::{
-    DynSnapshotStore, DynStore, Limit, ManualClock, OnOutage, Policy, RateLimiter, Source,
-};
+use ratelimit_core::{DynSnapshotStore, DynStore, Limit, ManualClock, OnOutage, Policy, Source};
 use ratelimit_layers::{Allotments, BreakerState, DenialCache, Metrics, TopDenied, Traced};
 
-use crate::common::{BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, ask, fallback, limit, limits, memory};
+use crate::common::{
+    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, ask, fallback, limit, memory, paused, recorded,
+};
 
 fn daily() -> Limit<Policy> {
     limit("daily", "fixed-window 100/d").on_outage(OnOutage::Open)
@@ -36,28 +35,6 @@ async fn drained(store: &dyn DynStore<Policy>) -> [u64; 4] {
         } += 1;
     }
     [admitted, stored, cached, served]
-}
-
-/// What is recorded of decisions, by the label `store`, the outcome and the source.
-fn recorded(run: impl Future<Output = ()>) -> Vec<(String, u64)> {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_time().start_paused(true).build().expect("a runtime").block_on(run);
-    });
-    let mut seen = Vec::new();
-    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
-        let DebugValue::Counter(count) = value else { continue };
-        if key.key().name() == "ratelimit_decisions_total" {
-            let label = |name| key.key().labels().find(|label| label.key() == name);
-            let labels =
-                ["store", "outcome", "source"].map(|name| label(name).expect(name).value());
-            seen.push((labels.join(" "), count));
-        }
-    }
-    seen.sort();
-    seen
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,14 +82,21 @@ async fn each_layer_does_its_part_wherever_it_stands() {
 #[test]
 fn metrics_tell_apart_what_reaches_the_store_and_what_does_not() {
     let clock = ManualClock::new(BEGIN);
-    let seen = recorded(async {
+    let seen = recorded(|| {
         let inner = Traced::new(Metrics::named(memory(&clock), "inner"));
         let all = allotments(cache(TopDenied::new(inner, 16), &clock), &clock);
         let store = TopDenied::new(Metrics::named(Traced::new(all), "outer"), 16);
-        let _ = drained(&store).await;
+        paused().block_on(drained(&store));
         assert_eq!(store.top(1)[0].count, 900);
         assert_eq!(store.store().store().store().store().store().top(1)[0].count, 1);
     });
+    let decided = seen.iter().filter(|((name, _), _)| name == "ratelimit_decisions_total");
+    let mut seen: Vec<_> = decided
+        .map(|((_, labels), count)| {
+            (["store", "outcome", "source"].map(|label| &*labels[label]).join(" "), *count)
+        })
+        .collect();
+    seen.sort();
     let due = [
         ("inner allowed store", 7),
         ("inner denied store", 1),
@@ -161,19 +145,4 @@ async fn around_a_fallback_nothing_is_spent_that_the_store_has_not_charged() {
         assert_eq!(ask(&store, &daily(), "alice", 1).await.source(), Source::Fallback);
     }
     assert_eq!(store.counts().served, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_limiter_over_a_cache_decides_shadow_limits_as_over_the_store() {
-    let clock = ManualClock::new(BEGIN);
-    let both = [limit("l", "gcra 3/h burst 3"), limit("s", "gcra 1/h burst 1").shadow()];
-    let limiter = RateLimiter::new(limits(&both), cache(Fake::new(&clock), &clock));
-    for n in 0..3 {
-        let verdict = limiter.check("alice").await.expect("decides");
-        assert!(verdict.allowed() && verdict.source() == Source::Store);
-        let shadow: Vec<_> = verdict.shadow_decisions().map(|shadow| shadow.allowed).collect();
-        assert_eq!(shadow, [n == 0]);
-    }
-    // The third decision of the shadow limit came from the cache.
-    assert_eq!(limiter.store().counts().answered, 1);
 }

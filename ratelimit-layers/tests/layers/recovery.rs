@@ -7,7 +7,7 @@ use ratelimit_layers::{BreakerState, OnRecovery};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
-use crate::common::{ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, operate};
+use crate::common::{ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, operate, paused};
 use crate::fallback::{Layered, ask, burst, down, layered_with, up};
 
 /// A fallback that charges on recovery, and its limit.
@@ -113,10 +113,7 @@ async fn a_request_that_the_store_may_have_charged_is_not_charged_once_more() {
 
 #[test]
 fn a_recovery_whose_runtime_no_thread_drives_holds_up_no_other() {
-    let [idle, driven] = [(); 2].map(|()| {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_time().start_paused(true).build().expect("a runtime")
-    });
+    let [idle, driven] = [paused(), paused()];
     let (store, _, limits) = charging();
     idle.block_on(async {
         down(&store, &limits).await;

@@ -4,38 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use ratelimit_core::{Batch, ErrorKind, ManualClock, OnOutage, Op, Policy, RateLimiter, Store};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics};
 
-use crate::common::{BEGIN, Memory, Mode, UNAVAILABLE, ask, checks, limit, limits, memory};
+use crate::common::{
+    BEGIN, Labels, Memory, Mode, UNAVAILABLE, ask, checks, limit, limits, memory, paused, recorded,
+};
 use crate::fallback::layered_with;
-
-type Labels = BTreeMap<String, String>;
-
-/// Every series by its name and labels, and its value: of a histogram how often it was recorded.
-fn recorded(run: impl Future<Output = ()>) -> BTreeMap<(String, Labels), u64> {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-        runtime.block_on(run);
-    });
-    let value = |value| match value {
-        DebugValue::Counter(count) => count,
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0, 1 or 2")]
-        DebugValue::Gauge(level) => level.into_inner() as u64,
-        DebugValue::Histogram(values) => values.len() as u64,
-    };
-    let all = snapshotter.snapshot().into_vec().into_iter();
-    all.map(|(key, _, _, told)| {
-        let key = key.key();
-        let labels = key.labels().map(|label| (label.key().into(), label.value().into()));
-        ((key.name().to_owned(), labels.collect()), value(told))
-    })
-    .collect()
-}
 
 /// One of everything: allowed, denied and spared decisions of both sources, errors, an outage and its end.
 async fn one_of_everything() {
@@ -64,7 +39,7 @@ async fn one_of_everything() {
 
 #[test]
 fn decisions_are_counted_by_limit_outcome_and_source() {
-    let recorded = recorded(one_of_everything());
+    let recorded = recorded(|| paused().block_on(one_of_everything()));
     // The sum of the series of this name that have all of these labels.
     let of = |name: &str, labels: &str| -> u64 {
         let has = |all: &Labels| {
@@ -103,11 +78,11 @@ fn decisions_are_counted_by_limit_outcome_and_source() {
 fn a_series_begins_when_what_it_counts_has_happened() {
     let clock = ManualClock::new(BEGIN);
     let shadow = [limit("live", "fixed-window 9/d"), limit("shadow", "fixed-window 1/d").shadow()];
-    let told = recorded(async {
+    let told = recorded(|| {
         let store = Metrics::named(memory(&clock), "other");
         let limiter = RateLimiter::new(limits(&shadow), store);
         for _ in 0..2 {
-            assert!(limiter.check("alice").await.expect("decides").allowed());
+            assert!(limiter.check_now("alice").expect("decides").allowed());
         }
     });
     let told: Vec<_> = told
@@ -136,11 +111,13 @@ fn counting() -> Fallback<Allotments<DenialCache<Memory>>> {
 
 #[test]
 fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
-    let recorded = recorded(async {
+    let recorded = recorded(|| {
         let store = Metrics::new(counting());
         let daily = limit("daily", "fixed-window 3/d").on_outage(OnOutage::Open);
-        while ask(&store, &daily, "alice", 1).await.allowed() {}
-        assert!(!ask(&store, &daily, "alice", 1).await.allowed());
+        let runtime = paused();
+        let is_allowed = || runtime.block_on(ask(&store, &daily, "alice", 1)).allowed();
+        while is_allowed() {}
+        assert!(!is_allowed());
         store.record_counts();
     });
     let told: BTreeMap<_, _> =
@@ -154,7 +131,7 @@ fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
 /// The names that the code emits, with their labels; of counts also what has not happened.
 fn emitted() -> BTreeMap<String, BTreeSet<String>> {
     let mut emitted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for ((name, labels), _) in recorded(one_of_everything()) {
+    for ((name, labels), _) in recorded(|| paused().block_on(one_of_everything())) {
         emitted.entry(name).or_default().extend(labels.into_keys());
     }
     Store::<Policy>::report_counts(&counting(), &mut |name, _| {

@@ -93,19 +93,12 @@ const fn apart(address: u64, buckets: usize) -> usize {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::tests::hash;
     use super::*;
-
-    /// Pseudo-random hashes, the same in every run.
-    fn hashes(count: u64) -> impl Iterator<Item = u64> {
-        (1..=count).map(|n| {
-            let mixed = (n ^ (n << 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
-        })
-    }
 
     #[test]
     fn a_tag_gives_the_alternate_bucket_at_every_depth() {
-        for hash in hashes(1_000).chain([0, u64::MAX]) {
+        for hash in (0..1_000).map(hash).chain([0, u64::MAX]) {
             let address = Address::new(hash);
             assert_ne!(address.first(), address.second());
             for depth in 0..=MAX_DEPTH {
@@ -125,7 +118,7 @@ mod tests {
     #[test]
     fn addresses_are_twice_as_dense_at_one_end() {
         let mut counts = [0; 16];
-        for hash in hashes(160_000) {
+        for hash in (0..160_000).map(hash) {
             counts[Address::new(hash).place(60)] += 1;
         }
         assert!(counts.windows(2).all(|pair| pair[0] > pair[1]), "{counts:?}");

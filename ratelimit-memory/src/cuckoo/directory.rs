@@ -211,44 +211,38 @@ impl Directory {
         }
     }
 
-    /// Frees a slot of this bucket by relocating its entry, and returns the slot. With it segments are fuller
-    /// before they split: 24 to 26 bytes per key instead of 26.5 to 28.3.
+    /// Relocates an entry of these buckets to its alternate bucket, where it frees a slot first if it has to;
+    /// returns whether it did. It never waits for a bucket while it holds two.
+    pub(crate) fn relocate(&self, route: Route<'_>, held: &mut [BucketGuard<'_>; 2]) -> bool {
+        let mut all = held.iter_mut().zip(route.ids());
+        all.any(|(bucket, (_, place))| self.vacate(route, place, bucket, true).is_some())
+    }
+
+    /// Frees a slot of this bucket by relocating its entry, and returns the slot. If it `may_go_on`, it frees a slot for that
+    /// entry in the same way. With it segments are fuller before they split: 24 to 26 bytes per key instead of 26.5 to 28.3.
     fn vacate(
         &self,
         route: Route<'_>,
         place: usize,
         bucket: &mut BucketGuard<'_>,
+        may_go_on: bool,
     ) -> Option<usize> {
         (0..SLOTS).find(|slot| {
             let entry = bucket.get(*slot);
-            let other = self.bucket((route.number(), entry.alternate_bucket(place, route.depth())));
-            let Some(mut other) = other.try_lock() else { return false };
-            let Some(free) = other.free_slot() else { return false };
+            let at = entry.alternate_bucket(place, route.depth());
+            // The lock fails if the alternate is one of the locked buckets, and none of these has a free slot.
+            let Some(mut other) = self.bucket((route.number(), at)).try_lock() else {
+                return false;
+            };
+            let free = match other.free_slot() {
+                None if may_go_on => self.vacate(route, at, &mut other, false),
+                free => free,
+            };
+            let Some(free) = free else { return false };
             other.set(free, entry);
             bucket.clear(*slot);
             true
         })
-    }
-
-    /// Relocates an entry of these buckets to its alternate bucket, where it frees a slot first if it has to;
-    /// returns whether it did. It never waits for a bucket while it holds two.
-    pub(crate) fn relocate(&self, route: Route<'_>, held: &mut [BucketGuard<'_>; 2]) -> bool {
-        for (bucket, (number, place)) in held.iter_mut().zip(route.ids()) {
-            for slot in 0..SLOTS {
-                let entry = bucket.get(slot);
-                let at = entry.alternate_bucket(place, route.depth());
-                // The lock fails if the alternate is one of the two locked buckets, and neither of these has a
-                // free slot.
-                let Some(mut other) = self.bucket((number, at)).try_lock() else { continue };
-                let free = other.free_slot();
-                if let Some(free) = free.or_else(|| self.vacate(route, at, &mut other)) {
-                    other.set(free, entry);
-                    bucket.clear(slot);
-                    return true;
-                }
-            }
-        }
-        false
     }
 }
 

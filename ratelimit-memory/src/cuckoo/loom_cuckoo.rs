@@ -9,19 +9,7 @@ use ratelimit_core::Timestamp;
 
 use super::bucket::{Bucket, SLOTS};
 use super::*;
-use crate::loom_store::beside;
-
-/// Explores every interleaving of a few threads. A model with only one interleaving tests nothing, and fails.
-fn model(test: impl Fn() + Send + Sync + 'static) {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    let tried = std::sync::Arc::new(AtomicUsize::new(0));
-    let counted = std::sync::Arc::clone(&tried);
-    loom::model::Builder::new().check(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        test();
-    });
-    assert!(tried.load(Ordering::Relaxed) > 1, "nothing to try");
-}
+use crate::loom_store::{beside, model};
 
 /// How many keys with the same two buckets fill these.
 const FULL: u64 = 2 * SLOTS as u64;

@@ -6,10 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Pseudo-random addresses, the same in every run.
-fn address(n: u64) -> Address {
+/// Pseudo-random hashes, the same in every run.
+pub(super) fn hash(n: u64) -> u64 {
     let mixed = (n ^ (n << 31) ^ 7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Address::new((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32))
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
+}
+
+fn address(n: u64) -> Address {
+    Address::new(hash(n))
 }
 
 fn at(us: u64) -> Timestamp {
@@ -89,41 +93,30 @@ fn keys_that_no_split_separates_fill_two_buckets_at_most() {
     assert!(put(&table, same(31), until(&table, 99), at(9)));
 }
 
+/// What is done to which keys; states matter for so many microseconds.
 #[derive(Clone, Debug)]
 enum Act {
-    Put {
-        key: u64,
-        span_us: u64,
-    },
+    Put(u64, u64),
     /// Inserts those of the keys that have no entry, in one batch.
-    PutSeveral {
-        keys: HashSet<u64>,
-        span_us: u64,
-    },
-    Clear {
-        key: u64,
-    },
-    Spill {
-        key: u64,
-    },
-    Later {
-        us: u64,
-    },
-    Sweep {
-        buckets: usize,
-    },
+    PutSeveral(HashSet<u64>, u64),
+    Clear(u64),
+    Spill(u64),
+    /// So many microseconds pass.
+    Later(u64),
+    /// Sweeps so many buckets.
+    Sweep(usize),
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
     let (key, span_us) = (|| 0..120_u64, || 1..400_u64);
     let keys = prop::collection::hash_set(key(), 2..5);
     let act = prop_oneof![
-        6 => (key(), span_us()).prop_map(|(key, span_us)| Act::Put { key, span_us }),
-        2 => (keys, span_us()).prop_map(|(keys, span_us)| Act::PutSeveral { keys, span_us }),
-        1 => key().prop_map(|key| Act::Clear { key }),
-        1 => key().prop_map(|key| Act::Spill { key }),
-        1 => (0..40_u64).prop_map(|us| Act::Later { us }),
-        1 => (1..9_usize).prop_map(|buckets| Act::Sweep { buckets }),
+        6 => (key(), span_us()).prop_map(|(key, span_us)| Act::Put(key, span_us)),
+        2 => (keys, span_us()).prop_map(|(keys, span_us)| Act::PutSeveral(keys, span_us)),
+        1 => key().prop_map(Act::Clear),
+        1 => key().prop_map(Act::Spill),
+        1 => (0..40_u64).prop_map(Act::Later),
+        1 => (1..9_usize).prop_map(Act::Sweep),
     ];
     prop::collection::vec(act, 1..600)
 }
@@ -140,12 +133,12 @@ proptest! {
                 table.pack(Compact { at: at(now_us), span_us, extra: 0 }).expect("fits")
             };
             match act {
-                Act::Put { key, span_us } => {
+                Act::Put(key, span_us) => {
                     // A table for five hundred keys always has a place for a hundred and twenty.
                     prop_assert!(put(&table, address(key), state(span_us), at(now_us)));
                     map.insert(key, (state(span_us), now_us + span_us));
                 }
-                Act::PutSeveral { keys, span_us } => {
+                Act::PutSeveral(keys, span_us) => {
                     let keys: Vec<_> = keys.into_iter().collect();
                     let mut locked = table.lock_all(&keys.iter().map(|key| address(*key)));
                     locked.clear_expired(now_us);
@@ -158,19 +151,19 @@ proptest! {
                         }
                     }
                 }
-                Act::Clear { key } => {
+                Act::Clear(key) => {
                     let mut pair = table.lock(address(key));
                     if let Some(place) = pair.find() {
                         pair.clear(place);
                     }
                     map.remove(&key);
                 }
-                Act::Spill { key } => {
+                Act::Spill(key) => {
                     table.lock_all(&[address(key)].into_iter()).spill(0);
                     spilled.insert(key);
                 }
-                Act::Later { us } => now_us += us,
-                Act::Sweep { buckets } => drop(table.sweep(buckets, at(now_us))),
+                Act::Later(us) => now_us += us,
+                Act::Sweep(buckets) => drop(table.sweep(buckets, at(now_us))),
             }
             for key in 0..120 {
                 let (found, due) = (get(&table, address(key)), map.get(&key));

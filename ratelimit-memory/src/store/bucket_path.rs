@@ -14,8 +14,6 @@ enum Attempt {
     Decided(Decision),
     /// Decided at this time, for a key that had no state.
     New(Decision, Timestamp),
-    /// The check needs more than the buckets.
-    Fallback,
     /// The key's buckets are full.
     Crowded,
 }
@@ -32,13 +30,12 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let address = Address::new(hash);
         let charges = batch.operation() == Op::Acquire;
         loop {
-            match self.attempt(table, address, check, charges) {
+            match self.attempt(table, address, check, charges)? {
                 Attempt::Decided(decision) => return Some(decision),
                 Attempt::New(decision, now) => {
                     self.sweep_in_passing(now);
                     return Some(decision);
                 }
-                Attempt::Fallback => return None,
                 Attempt::Crowded => {
                     let relocation = table.make_room(address, self.clock.now());
                     self.capacity.keys.release(relocation.freed);
@@ -50,39 +47,39 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// Makes one attempt; it writes only if the check charges.
+    /// Makes one attempt; it writes only if the check charges. Returns `None` if the check needs more than the buckets.
     fn attempt(
         &self,
         table: &CuckooTable,
         address: Address,
         check: &Check<'_, A>,
         charges: bool,
-    ) -> Attempt {
+    ) -> Option<Attempt> {
         let mut pair = table.lock(address);
         // Only now: a thread that locks the bucket later must not decide by an earlier time.
         let now = self.clock.now();
         if now == Timestamp::MAX {
-            return Attempt::Fallback;
+            return None;
         }
         let place = pair.find();
         if place.is_none() && pair.has_spilled() && self.capacity.in_shards() > 0 {
-            return Attempt::Fallback;
+            return None;
         }
         let state = place.map(|place| table.unpack(pair.get(place)));
-        let step = step_compact(check.limit.algorithm(), state, now, check.cost);
-        let Some(Step { decision, write }) = step else { return Attempt::Fallback };
+        let Step { decision, write } =
+            step_compact(check.limit.algorithm(), state, now, check.cost)?;
         match (write, place) {
             (Write::Put { state, .. }, _) if charges => {
-                let Some(packed) = table.pack(state) else { return Attempt::Fallback };
+                let packed = table.pack(state)?;
                 if let Some(place) = place {
                     pair.set(place, packed);
-                    return Attempt::Decided(decision);
+                    return Some(Attempt::Decided(decision));
                 }
                 let mut spare = self.capacity.keys.reserve();
                 match pair.insert(packed, table.since_epoch_us(now), || spare.add(1)) {
                     Insertion::Done => _ = spare.take(),
-                    Insertion::Refused => return Attempt::Fallback,
-                    Insertion::Crowded => return Attempt::Crowded,
+                    Insertion::Refused => return None,
+                    Insertion::Crowded => return Some(Attempt::Crowded),
                 }
             }
             (Write::Remove, Some(place)) if charges => {
@@ -90,9 +87,12 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
                 self.capacity.keys.release(1);
             }
             // In a full store, a new key is decided on the shared state.
-            (_, None) if !self.capacity.keys.has(1) => return Attempt::Fallback,
+            (_, None) if !self.capacity.keys.has(1) => return None,
             _ => {}
         }
-        if place.is_some() { Attempt::Decided(decision) } else { Attempt::New(decision, now) }
+        Some(match place {
+            Some(_) => Attempt::Decided(decision),
+            None => Attempt::New(decision, now),
+        })
     }
 }

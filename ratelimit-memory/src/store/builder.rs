@@ -24,30 +24,15 @@ pub struct Builder<C = PreciseClock> {
     pub(super) reservations: Option<usize>,
     pub(super) entries: Option<usize>,
     pub(super) shards: usize,
-    pub(super) clock: ClockSource<C>,
-}
-
-/// Where a store's clock comes from. A default clock is made only if the store uses it: making one panics where
-/// the system has no time (`wasm32-unknown-unknown`).
-#[derive(Clone, Debug)]
-pub(super) enum ClockSource<C> {
-    Given(C),
-    Made(fn() -> C),
-}
-
-impl<C> ClockSource<C> {
-    fn into_clock(self) -> C {
-        match self {
-            Self::Given(clock) => clock,
-            Self::Made(make) => make(),
-        }
-    }
+    /// The clock, or how to make the default one, which is done only if the store uses it: making one panics where the
+    /// system has no time (`wasm32-unknown-unknown`).
+    pub(super) clock: Result<C, fn() -> C>,
 }
 
 impl Builder<PreciseClock> {
     pub(super) fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-        let clock = ClockSource::Made(PreciseClock::new);
+        let clock = Err(PreciseClock::new as fn() -> PreciseClock);
         let capacity = DEFAULT_CAPACITY;
         Self { capacity, reservations: None, entries: None, shards: threads * 16, clock }
     }
@@ -108,9 +93,8 @@ impl<C: Clock> Builder<C> {
     /// no system clock. `wasm32-unknown-unknown` has none, so a store there needs this setting.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
-        let clock = ClockSource::Given(clock);
         let Self { capacity, reservations, entries, shards, .. } = self;
-        Builder { capacity, reservations, entries, shards, clock }
+        Builder { capacity, reservations, entries, shards, clock: Ok(clock) }
     }
 
     /// Builds the store.
@@ -123,7 +107,7 @@ impl<C: Clock> Builder<C> {
         let most_reservations = self.reservations.unwrap_or(self.capacity);
         let nothing = Compact { at: Timestamp::ZERO, span_us: 0, extra: 0 };
         let has_compact_states = A::from_compact(nothing).is_some();
-        let clock = self.clock.into_clock();
+        let clock = self.clock.unwrap_or_else(|make| make());
         MemoryStore {
             table: has_compact_states.then(|| CuckooTable::new(self.capacity, clock.now())),
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),

@@ -21,11 +21,11 @@ use ratelimit_core::{
 use smallvec::SmallVec;
 
 use super::sweep::{SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
-use super::{MemoryError, MemoryStore, adds_reservations};
+use super::{MemoryError, MemoryStore, adds_reservations, time_of};
 use crate::capacity::Reserved;
 use crate::cuckoo::{self, Address, CuckooTable, LockedBuckets, Packed};
 use crate::reservations::{ReservationGuards, sweep_at};
-use crate::shard::{Freed, Shard, ShardGuards, counted_entries};
+use crate::shard::{Shard, ShardGuards, counted_entries};
 use crate::sync::{MutexGuard, Ordering, lock};
 
 mod commit;
@@ -59,6 +59,12 @@ struct Placed<S> {
     next: Next<S>,
 }
 
+impl<S> Placed<S> {
+    const fn at(hash: u64, place: Place) -> Self {
+        Self { hash, place, state: None, next: Next::Same }
+    }
+}
+
 /// A write that is to follow, or the state that it has replaced.
 enum Next<S> {
     Same,
@@ -78,10 +84,11 @@ struct Pending {
 }
 
 /// The states of a batch, locked.
-struct LockedBatch<'s, 'h, A: InMemory, C> {
+struct LockedBatch<'s, 'b, A: InMemory, C> {
     store: &'s MemoryStore<A, C>,
+    batch: &'b Batch<'b, A>,
     /// The hashes of the checks' own keys.
-    hashes: &'h [u64],
+    hashes: &'b [u64],
     table: Option<(&'s CuckooTable, LockedBuckets<'s>)>,
     /// The shards of all its keys.
     shards: ShardGuards<'s, A::State>,
@@ -91,8 +98,6 @@ struct LockedBatch<'s, 'h, A: InMemory, C> {
     /// The next reservations, by the checks' positions.
     next_reservations: SmallVec<[(usize, Reservation, Timestamp); 2]>,
     own: Timestamp,
-    time: Now,
-    op: Op,
     spare_keys: Reserved<'s>,
     spare_reservations: Reserved<'s>,
     spare_entries: Reserved<'s>,
@@ -116,13 +121,13 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         hashes: &[u64],
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict, MemoryError> {
-        let new = |hash| Placed { hash, place: Place::New, state: None, next: Next::Same };
-        let placed = hashes.iter().copied().map(new).collect();
+        let placed = hashes.iter().map(|hash| Placed::at(*hash, Place::New)).collect();
         let addresses = hashes.iter().copied().map(Address::new);
         let table = self.table.as_ref().map(|table| (table, table.lock_all(&addresses)));
         let shards = ShardGuards::lock(&self.shards, hashes.iter().copied());
         let mut locked = LockedBatch {
             store: self,
+            batch,
             hashes,
             table,
             shards,
@@ -131,8 +136,6 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             placed,
             next_reservations: SmallVec::new(),
             own: self.clock.now(),
-            time: batch.time(),
-            op: batch.operation(),
             spare_keys: self.capacity.keys.reserve(),
             spare_reservations: self.capacity.reservations.reserve(),
             spare_entries: self.capacity.entries.reserve(),
@@ -141,9 +144,10 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             crowded: SmallVec::new(),
             moved: Vec::new(),
         };
-        let mut decided = locked.decide(batch);
-        if locked.is_unrecorded {
-            decided = decided.map(|verdict| self.without_record(verdict));
+        let mut decided = locked.decide();
+        if locked.is_unrecorded && decided.as_ref().is_ok_and(Verdict::allowed) {
+            self.unrecorded.fetch_add(1, Ordering::Relaxed);
+            decided = decided.map(Verdict::unrecorded);
         }
         if locked.overflow.is_some() {
             let shared = locked.placed.iter().filter(|placed| placed.place == Place::Overflow);
@@ -160,17 +164,6 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     }
 }
 
-impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// The verdict of a request for whose reservations there is no room.
-    fn without_record(&self, verdict: Verdict) -> Verdict {
-        if !verdict.allowed() {
-            return verdict;
-        }
-        self.unrecorded.fetch_add(1, Ordering::Relaxed);
-        verdict.unrecorded()
-    }
-}
-
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// The time of the decision, and the states that it leaves. `None` if a check uses a shared state: what other keys
     /// charge and give back there says nothing about this one.
@@ -178,10 +171,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         if self.placed.iter().any(|placed| placed.place == Place::Overflow) {
             return None;
         }
-        let now = match self.time {
-            Now::Store => self.own,
-            Now::At(now) => now,
-        };
+        let now = time_of(self.batch.time(), self.own);
         let states = (0..self.placed.len()).map(|position| self.get(position).cloned()).collect();
         Some(Snapshot { now, states })
     }
@@ -202,24 +192,24 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 
     /// Finds or reserves a place for every check, and notes the writes that are to follow. All foreign code
     /// runs in here, and nothing is written, except that expired entries are freed.
-    fn decide(&mut self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
+    fn decide(&mut self) -> Result<Verdict, MemoryError> {
         self.find_in_table();
         self.find_in_shards();
         if self.placed.iter().any(|placed| placed.place == Place::New) {
             self.sweep(SWEEP_SLOTS);
             self.store.sweep_in_passing(self.own);
         }
-        self.reserve_places(batch);
-        self.share_overflow(batch);
-        self.reserve_most_entries(batch);
-        self.lock_reservations(batch)?;
+        self.reserve_places();
+        self.share_overflow();
+        self.reserve_most_entries();
+        self.lock_reservations()?;
         // Read again with all locks held: another thread, at a later time, may have freed a state while this
         // one waited.
         self.own = self.store.clock.now();
-        let now = MemoryStore::<A, C>::time_of(batch, self.own);
+        let now = time_of(self.batch.time(), self.own);
         loop {
-            let verdict = self.decide_parts(batch, now)?;
-            if self.reserve_exact_entries(batch)? {
+            let verdict = self.decide_parts(now)?;
+            if self.reserve_exact_entries()? {
                 return Ok(verdict);
             }
         }
@@ -259,9 +249,12 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     }
 
     /// Reserves a place for every new key, or notes that there is none.
-    fn reserve_places(&mut self, batch: &Batch<'_, A>) {
-        if self.lacks_places() || self.lacks_entries(batch) {
-            self.sweep_when_full(batch);
+    fn reserve_places(&mut self) {
+        if self.lacks_places() || self.lacks_entries() {
+            self.sweep(SWEEP_SLOTS_WHEN_FULL);
+            if self.lacks_places() || self.lacks_entries() {
+                self.store.sweep_elsewhere(self.own);
+            }
         }
         for placed in self.placed.iter_mut().filter(|placed| placed.place == Place::New) {
             let reserved = self.spare_keys.add(1);
@@ -274,42 +267,34 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         new_keys > 0 && !self.store.capacity.keys.has(new_keys)
     }
 
-    /// Sweeps more than in passing.
-    fn sweep_when_full(&mut self, batch: &Batch<'_, A>) {
-        self.sweep(SWEEP_SLOTS_WHEN_FULL);
-        if self.lacks_places() || self.lacks_entries(batch) {
-            self.store.sweep_elsewhere(self.own);
-        }
-    }
-
     /// Gives the checks that have no place their limits' shared states, and locks these.
-    fn share_overflow(&mut self, batch: &Batch<'_, A>) {
+    fn share_overflow(&mut self) {
         if self.placed.iter().all(|placed| placed.place != Place::Overflow) {
             return;
         }
         let mut overflow = lock(&self.store.overflow);
-        overflow.sweep(self.own, SWEEP_SLOTS, &mut Freed::default());
+        overflow.sweep(self.own, SWEEP_SLOTS, |_| {});
         self.overflow = Some(overflow);
         for position in 0..self.placed.len() {
             if self.placed[position].place == Place::Overflow {
-                self.share(batch, position);
+                self.share(position);
             }
         }
     }
 
     /// Gives a check that has no state its limit's shared one. The overflow states must be locked.
-    fn share(&mut self, batch: &Batch<'_, A>, position: usize) {
-        let hash = self.store.shared_hash.under(batch.checks()[position].limit.fingerprint());
+    fn share(&mut self, position: usize) {
+        let limit = self.batch.checks()[position].limit;
+        let hash = self.store.shared_hash.under(limit.fingerprint());
         if self.placed[position].place == Place::Reserved {
             self.spare_keys.give_back();
         }
-        self.placed[position] =
-            Placed { hash, place: Place::Overflow, state: None, next: Next::Same };
+        self.placed[position] = Placed::at(hash, Place::Overflow);
     }
 
     /// Locks the reservations under the batch's id, and reserves places for new ones.
-    fn lock_reservations(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
-        let store = self.store;
+    fn lock_reservations(&mut self) -> Result<(), MemoryError> {
+        let (store, batch) = (self.store, self.batch);
         let Some(id) = batch.reservation_id() else { return Ok(()) };
         // By the checks' own keys, even for checks that use a shared state.
         let hash_of_id = store.hasher.hash_id(id);
@@ -349,7 +334,8 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
             // One caller's reset or refund must not free all callers that share a state. A settled charge was
             // the caller's own.
             Write::Remove
-                if self.placed[position].place == Place::Overflow && self.op != Op::Settle =>
+                if self.placed[position].place == Place::Overflow
+                    && self.batch.operation() != Op::Settle =>
             {
                 return;
             }
@@ -357,12 +343,12 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
             Write::Put { state, expires } => {
                 // A state that is written at a given time has to outlive the store's own clock, by which
                 // entries of buckets expire.
-                let is_for_table =
-                    self.time == Now::Store && self.placed[position].place != Place::Overflow;
+                let is_for_table = self.batch.time() == Now::Store
+                    && self.placed[position].place != Place::Overflow;
                 let compact = if is_for_table { A::to_compact(&state) } else { None };
                 let packed = compact.and_then(|compact| self.store.table.as_ref()?.pack(compact));
                 let entries = counted_entries::<A>(&state);
-                let sweep_at = sweep_at(self.time, self.own, expires);
+                let sweep_at = sweep_at(self.batch.time(), self.own, expires);
                 Next::Put(state, Pending { packed, entries, sweep_at })
             }
         };
@@ -379,10 +365,7 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     }
 
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
-        self.next_reservations.push((
-            position,
-            reservation,
-            sweep_at(self.time, self.own, expires),
-        ));
+        let sweep_at = sweep_at(self.batch.time(), self.own, expires);
+        self.next_reservations.push((position, reservation, sweep_at));
     }
 }

@@ -6,17 +6,15 @@
 
 use loom::sync::Arc;
 use loom::thread::JoinHandle;
-use ratelimit_core::{Compact, Gcra, ManualClock, Rate};
+use ratelimit_core::{Compact, Gcra, Rate};
 
 use super::*;
 use crate::cuckoo::{Address, CuckooTable, Entry, Insertion, Packed};
 use crate::hash::KeyHasher;
-use crate::loom_store::beside;
+use crate::loom_store::{Compact as Loomed, beside, model, small_store};
 
 const NOW: Timestamp = Timestamp::saturating_from_us(1_000_000);
 const TOKEN_US: u64 = 1_000_000_000;
-
-type Loomed = MemoryStore<Gcra, ManualClock>;
 
 /// A token per thousand seconds, with this burst.
 fn limit(burst: u64) -> Limit<Gcra> {
@@ -26,8 +24,7 @@ fn limit(burst: u64) -> Limit<Gcra> {
 
 /// A store of one segment of four buckets of two entries each, which can split once.
 fn store() -> Arc<Loomed> {
-    let clock = ManualClock::new(NOW);
-    Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build())
+    small_store(8).0
 }
 
 fn table(store: &Loomed) -> &CuckooTable {
@@ -104,7 +101,7 @@ fn loom_a_decision_without_a_lock_sees_no_mixture_of_two_states() {
         (Op::Peek, [SPANS_US[1], SPANS_US[0]]),
     ] {
         let key = key.clone();
-        loom::model(move || {
+        model(move || {
             let store = store();
             put(&store, &key, old);
             let writer = writer(&store, &key, new);
@@ -125,7 +122,7 @@ fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
         one.has_word_of(another) && other.first() == first.first() && other != first
     };
     let [other] = keys(is_like);
-    loom::model(move || {
+    model(move || {
         let store = store();
         put(&store, "a", TOKEN_US);
         let (came, state) = (address(&other), packed(&store, TOKEN_US));
@@ -163,7 +160,7 @@ fn makes_room(store: &Arc<Loomed>, key: &str) -> JoinHandle<bool> {
 #[test]
 fn loom_a_key_is_charged_while_its_entry_is_relocated() {
     let keys = crowd();
-    loom::model(move || {
+    model(move || {
         let store = crowded(&keys);
         let thread = makes_room(&store, &keys[4]);
         assert!(ask(&store, 2, &keys[0], Op::Acquire).0);
@@ -178,7 +175,7 @@ fn loom_a_key_is_charged_while_its_entry_is_relocated() {
 fn loom_a_key_is_inserted_into_the_bucket_that_an_entry_is_relocated_to() {
     let keys = crowd();
     let [inserted] = self::keys(lies_in([3, 2]));
-    loom::model(move || {
+    model(move || {
         let store = crowded(&keys);
         let thread = makes_room(&store, &keys[4]);
         assert!(ask(&store, 2, &inserted, Op::Acquire).0);
@@ -194,7 +191,7 @@ fn loom_a_key_is_inserted_into_the_bucket_that_an_entry_is_relocated_to() {
 fn loom_a_batch_of_new_keys_beside_a_split_is_charged_once_and_found() {
     let keys: [String; 2] =
         keys(|address| address.place(u64::BITS - 1) == 1 && lies_in([0, 1])(address));
-    loom::model(move || {
+    model(move || {
         let store = store();
         let first = address(&keys[0]);
         let thread = beside(&store, move |store| table(store).split(first));

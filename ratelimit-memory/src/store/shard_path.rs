@@ -6,7 +6,7 @@
 
 use ratelimit_core::{Batch, Check, Clock, Decision, InMemory, Now, Op, Step, Timestamp, Write};
 
-use super::MemoryStore;
+use super::{MemoryStore, time_of};
 use crate::reservations::sweep_at;
 use crate::shard::{counted_entries, shard_of};
 use crate::sync::lock;
@@ -35,7 +35,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         if own == Timestamp::MAX {
             return None;
         }
-        let now = Self::time_of(batch, own);
+        let now = time_of(batch.time(), own);
         if batch.operation() == Op::Peek {
             return Some(algorithm.step(Some(state), now, check.cost).decision);
         }
@@ -58,7 +58,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             Write::Remove => {
                 if let Some((state, entries)) = shard.clear(slot) {
                     spare.keep(entries, 0);
-                    self.capacity.release_from_shard(1);
+                    self.capacity.release_from_shard();
                     drop(state);
                 }
             }

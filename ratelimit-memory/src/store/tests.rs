@@ -1,6 +1,5 @@
 //! What only the store itself can see: places, sweeping, and the behaviour at capacity.
 
-use super::builder::ClockSource;
 use super::*;
 use ratelimit_core::{Gcra, ManualClock, ReservationId};
 use std::time::Duration;
@@ -22,10 +21,35 @@ fn limit(burst: u64) -> Limit<Gcra> {
         .expect("a name")
 }
 
-fn store(capacity: usize) -> (Memory, ManualClock) {
+fn policy(name: &str, words: &str) -> Limit<Policy> {
+    Limit::new(name, words.parse().expect(words)).expect("a name")
+}
+
+/// A store on a clock that stands at [`NOW`].
+fn built<A: InMemory>(
+    build: impl FnOnce(Builder<ManualClock>) -> Builder<ManualClock>,
+) -> (Memory<A>, ManualClock) {
     let clock = ManualClock::new(NOW);
-    let builder = MemoryStore::builder().capacity(capacity).shards(4);
-    (builder.clock(clock.clone()).build(), clock)
+    (build(MemoryStore::builder().shards(4).clock(clock.clone())).build(), clock)
+}
+
+fn store(capacity: usize) -> (Memory, ManualClock) {
+    built(|builder| builder.capacity(capacity))
+}
+
+/// A pseudo-random generator, the same in every run.
+struct Chance(u64);
+
+impl Chance {
+    fn bits(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 ^ (self.0 >> 29)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.bits() >> 33).expect("31 bits") % bound
+    }
 }
 
 fn try_ask(
@@ -101,17 +125,6 @@ fn a_full_store_sweeps_little_until_some_states_are_idle_and_a_small_one_all() {
 }
 
 #[test]
-fn a_denial_a_peek_a_reset_and_a_refund_take_no_place() {
-    let (store, _clock) = store(10);
-    for (op, cost) in [(Op::Acquire, 4), (Op::Peek, 1), (Op::Reset, 1), (Op::Refund, 1)] {
-        let _ = ask(&store, "a", op, cost);
-        assert!(store.is_empty(), "{op}");
-    }
-    assert_eq!((ask(&store, "a", Op::Acquire, 1), store.len()), ((true, 2), 1));
-    assert_eq!((ask(&store, "a", Op::Reset, 1).0, store.len()), (true, 0));
-}
-
-#[test]
 fn settled_reservations_crowd_out_no_keys_are_bounded_and_are_swept() {
     let (store, clock) = store(20);
     let reserve = |id: u128, op: Op, cost: u64| {
@@ -141,32 +154,16 @@ fn settled_reservations_crowd_out_no_keys_are_bounded_and_are_swept() {
     assert_eq!(counts(), (0, 0));
 }
 
-#[test]
-fn states_written_at_a_given_time_expire_by_the_stores_clock() {
-    let (store, clock) = store(10);
-    let at = |key, op, us| {
-        let now = Now::At(Timestamp::saturating_from_us(us));
-        let _ = try_ask(&store, key, op, 1, |batch| batch.now(now)).expect("decides");
-    };
-    at("a", Op::Acquire, 5_000_000);
-    (0..100).for_each(|_| at("b", Op::Peek, 9_000_000_000));
-    assert_eq!(store.len(), 1);
-    clock.advance(3 * HOUR);
-    (0..100).for_each(|n| _ = ask(&store, &n.to_string(), Op::Peek, 1));
-    assert!(store.is_empty());
-}
-
 /// Making a system clock panics where the system has no time.
 #[test]
 fn a_default_clock_is_made_when_a_store_is_built_that_uses_it() {
     thread_local!(static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
-    let make = || {
-        MADE.with(|made| made.set(made.get() + 1));
-        ManualClock::new(Timestamp::ZERO)
-    };
-    let Builder { capacity, reservations, entries, shards, .. } = MemoryStore::builder();
-    let clock = ClockSource::Made(make);
-    let builder = Builder { capacity, reservations, entries, shards, clock };
+    fn made() -> ManualClock {
+        MADE.set(MADE.get() + 1);
+        ManualClock::default()
+    }
+    let given = MemoryStore::builder().clock(ManualClock::default());
+    let builder = Builder { clock: Err(made), ..given };
     let given = builder.clone().capacity(10).clock(ManualClock::new(NOW)).build::<Gcra>();
     assert_eq!((given.clock.now(), MADE.get()), (NOW, 0));
     drop(builder.build::<Gcra>());

@@ -143,21 +143,6 @@ fn a_batch_of_new_keys_at_a_full_store_is_decided_as_the_sum_of_its_costs() {
     }
 }
 
-/// Two limits under one name are two checks of one shared state.
-#[test]
-fn limits_that_share_a_name_share_the_state_within_a_batch() {
-    let (store, _): (Memory, _) = store(|builder| builder.capacity(1));
-    let limits = [(); 6].map(|()| limit("l", "gcra 5/h"));
-    let names: Vec<String> = (0..6).map(|n| format!("new {n}")).collect();
-    let all = limits.iter().zip(&names).map(|(limit, key)| Check { limit, key, cost: 1 });
-    let checks: Vec<_> = all.collect();
-    assert!(ask(&store, (&limits[0], "held"), Op::Acquire, 1).allowed());
-    let allowed = |checks: &[_]| {
-        store.apply_now(&Batch::new(checks).expect("distinct")).expect("decides").allowed()
-    };
-    assert_eq!([&checks[..], &checks[..5], &checks[5..]].map(allowed), [false, true, false]);
-}
-
 /// A batch of keys with states of their own and keys that use the shared state is all or nothing.
 #[test]
 fn a_batch_of_existing_and_new_keys_at_a_full_store_is_all_or_nothing() {

@@ -9,6 +9,20 @@ use ratelimit_memory::{Builder, MemoryStore};
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 pub(crate) const HOUR_US: u64 = 3_600_000_000;
 
+/// A limit of every algorithm, and one that counts attempts.
+pub(crate) const MIXED: [&str; 10] = [
+    "gcra 10/s burst 5",
+    "token-bucket 7/2s burst 4",
+    "fixed-window 4/s",
+    "first-request-window 4/s",
+    "window-log 4/s",
+    "sliding-log 5/s",
+    "sliding-counter 5/s",
+    "bucketed-window bucket 250ms rates 5/s, 8/2s",
+    "concurrency 3/700ms",
+    "fixed-window 4/s count attempts",
+];
+
 pub(crate) type Memory<A = Policy> = MemoryStore<A, ManualClock>;
 pub(crate) type Limiter = RateLimiter<Memory>;
 

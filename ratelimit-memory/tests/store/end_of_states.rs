@@ -3,20 +3,11 @@
 use ratelimit_core::{Batch, Check, Now, Op, Refusal, SyncStore, Timestamp};
 use ratelimit_memory::MemoryError;
 
-use crate::common::{Memory, limit, store};
+use crate::common::{MIXED, Memory, limit, store};
 
 #[test]
 fn a_clock_at_the_end_of_time_is_refused_by_name() {
-    for words in [
-        "gcra 20/s burst 40",
-        "gcra 3/7us burst 2",
-        "fixed-window 3/s",
-        "first-request-window 3/s",
-        "sliding-counter 2/7s count attempts",
-        "sliding-log 3/s",
-        "concurrency 3/s",
-        "window-log 3/s",
-    ] {
+    for words in MIXED {
         let (store, clock): (Memory, _) = store(|builder| builder);
         let limit = limit("l", words);
         let decide = |op, now| {

@@ -13,6 +13,5 @@ mod linearizability;
 mod moves;
 mod owned_reservations;
 mod panics;
-mod past_counterexamples;
 mod reservations;
 mod snapshots;

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, ErrorKind, Gcra, Limits, ManualClock, Op, OwnedReservation, Policy, RateLimiter,
-    Refusal, Reserved, Store, StoreError, Verdict,
+    Batch, DynError, ErrorKind, Gcra, Limits, ManualClock, Op, OwnedReservation, Policy,
+    RateLimiter, Reserved, Store, StoreError, Verdict,
 };
-use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_memory::MemoryStore;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
@@ -30,40 +30,27 @@ struct Slow {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum SlowError {
-    #[error("the answer was lost")]
-    Lost,
-    #[error(transparent)]
-    Store(#[from] MemoryError),
-}
+#[error("the answer was lost")]
+struct Lost;
 
-impl From<Refusal> for SlowError {
-    fn from(refusal: Refusal) -> Self {
-        Self::Store(refusal.into())
-    }
-}
-
-impl StoreError for SlowError {
+impl StoreError for Lost {
     fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Lost => ErrorKind::Indeterminate,
-            Self::Store(error) => error.kind(),
-        }
+        ErrorKind::Indeterminate
     }
 }
 
 impl Store<Policy> for Slow {
-    type Error = SlowError;
+    type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, SlowError> {
-        let verdict = self.store.apply(batch).await?;
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+        let verdict = self.store.apply(batch).await.map_err(DynError::new)?;
         if batch.operation() == Op::Peek {
             return Ok(verdict);
         }
         sleep(ANSWER).await;
         let lose = |left: u64| left.checked_sub(1);
         if self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
-            return Err(SlowError::Lost);
+            return Err(DynError::new(Lost));
         }
         Ok(verdict)
     }

@@ -249,11 +249,7 @@ fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
     let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
     for words in ["gcra 5/h", "sliding-log 5/h"] {
-        for (held, end) in [false, true]
-            .map(|held| (0..keys.len()).map(move |end| (held, end)))
-            .into_iter()
-            .flatten()
-        {
+        for (held, end) in (0..2 * keys.len()).map(|nth| (nth % 2 == 0, nth / 2)) {
             let limit = Limit::new("l", policy(words)).expect("a name");
             let store = MemoryStore::builder().clock(ManualClock::new(BEGIN)).build();
             if held {

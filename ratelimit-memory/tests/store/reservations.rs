@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{
-    ErrorKind, Lease, Leased, Op, Policy, Reservation, ReservationId, StoreError,
-};
+use ratelimit_core::{ErrorKind, Lease, Leased, Policy, Reservation, ReservationId, StoreError};
 use ratelimit_memory::{MemoryError, MemoryStore};
-use ratelimit_testkit::block_on;
 
 use crate::common::{Limiter, limit, limiter};
 
@@ -52,34 +49,6 @@ fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     assert!(limiter.check_n_now("a", 2).expect("decides").allowed());
     drop(second);
     assert_eq!(left(&limiter), 0);
-}
-
-#[test]
-fn a_reservation_is_committed_at_its_actual_cost_or_cancelled() {
-    let limits = [limit("tokens", "gcra 1/s burst 100"), limit("daily", "fixed-window 100/d")];
-    let (limiter, _clock) = limiter(limits, |builder| builder);
-    let reserved = limiter.reserve_now("a", ID, 40).expect("decides");
-    assert_eq!((reserved.allowed(), reserved.remaining()), (true, 60));
-    let committed = limiter.commit_now("a", ID, 12).expect("held");
-    assert_eq!((committed.allowed(), committed.remaining()), (true, 88));
-    assert_eq!(limiter.commit_now("a", ID, 12).expect("the same once more"), committed);
-    let other = limiter.commit_now("a", ID, 13).expect_err("another cost");
-    assert!(other.to_string().contains("settled at 12"), "{other}");
-    let story = async {
-        let other = ReservationId::new(1);
-        let _ = limiter.reserve("a", other, 10).await?;
-        let _ = limiter.renew("a", other).await?;
-        let _ = limiter.commit("a", other, 0).await?;
-        limiter.commit("a", other, 0).await
-    };
-    assert_eq!(block_on(story).expect("held").remaining(), 88);
-    // A denial reserves nothing, and names the limit.
-    let _ = limiter.refund_now("a", 7).expect("has refunds");
-    let _ = limiter.request("a").cost(95).apply_now(Op::Force).expect("charges");
-    let id = ReservationId::new(2);
-    let denied = limiter.reserve_now("a", id, 3).expect("decides");
-    assert_eq!(denied.denied_by().collect::<Vec<_>>(), [0, 1]);
-    assert!(limiter.commit_now("a", id, 0).is_err());
 }
 
 #[test]

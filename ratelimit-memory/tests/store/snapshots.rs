@@ -7,21 +7,7 @@ use ratelimit_core::{
 };
 use ratelimit_testkit::block_on;
 
-use crate::common::{Chance, Memory, limit, store};
-
-/// Limits whose states lie in buckets, in shards, and with an id also among the reservations.
-const LIMITS: [&str; 10] = [
-    "gcra 5/s burst 7",
-    "gcra 3/s burst 4 count attempts",
-    "token-bucket 5/s burst 7",
-    "fixed-window 5/s",
-    "first-request-window 5/2s",
-    "sliding-counter 5/s",
-    "bucketed-window bucket 250ms rates 5/s, 9/3s",
-    "sliding-log 5/s",
-    "window-log 5/s",
-    "concurrency 5/2s",
-];
+use crate::common::{Chance, MIXED, Memory, limit, store};
 
 /// Random batches of a store and of a twin that does not tell: they decide alike, and the states told are those that the
 /// store has from then on.
@@ -29,7 +15,7 @@ const LIMITS: [&str; 10] = [
 fn the_states_told_are_those_that_the_decision_left() {
     let (store, clock): (Memory, _) = store(|builder| builder.shards(4));
     let (twin, twins_clock): (Memory, _) = self::store(|builder| builder.shards(4));
-    let limits = std::array::from_fn::<_, 10, _>(|n| limit(&format!("l{n}"), LIMITS[n]));
+    let limits = std::array::from_fn::<_, 10, _>(|n| limit(&format!("l{n}"), MIXED[n]));
     let mut chance = Chance(16);
     let (mut charged, mut denied, mut refused) = (0, 0, 0);
     for n in 0..20_000 {

@@ -13,14 +13,16 @@
 //!    └──────────────────▶ Down: pauses of 10 ms to 1 s, an attempt after each
 //! ```
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::select;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::link::Link;
 use super::lookup::first;
 use super::node::{Endpoint, Node};
 use super::watchdog::Watchdog;
@@ -29,6 +31,8 @@ use crate::shared_runtime::Home;
 
 /// How long an attempt may take, including the name's look-up and the login.
 const ATTEMPT: Duration = Duration::from_secs(3);
+/// The shortest time limit after which a connection counts as silent.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 /// How long one address is tried before the next starts, as RFC 8305 recommends.
 const HEAD_START: Duration = Duration::from_millis(250);
 /// The pause after the first failed attempt. Each next pause is twice as long, up to the last.
@@ -39,8 +43,10 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 const QUICK: Duration = Duration::from_millis(250);
 
 /// The state of the connection to a server.
+#[derive(Default)]
 pub(super) enum State {
     /// Unknown: an attempt is needed or running.
+    #[default]
     Unknown,
     /// Connected.
     Up(Arc<Live>),
@@ -99,19 +105,9 @@ impl Live {
     }
 }
 
-/// The state that callers and the connector share.
-pub(super) struct Shared {
-    pub(super) endpoint: Endpoint,
-    /// How long a connection that owes replies may give none.
-    limit: Duration,
-    work: watch::Sender<Work>,
-    /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
-    /// It determines the next pause.
-    failures: AtomicU32,
-}
-
 /// The state, and the home of the connector that runs, if one does. Both change together: in between, either a caller
 /// would start a second connector, or one that drops a new connection at once would start none.
+#[derive(Default)]
 pub(super) struct Work {
     pub(super) state: State,
     connector: Option<Arc<Home>>,
@@ -123,26 +119,9 @@ impl Work {
     }
 }
 
-impl Shared {
-    pub(super) fn new(endpoint: Endpoint, limit: Duration) -> Self {
-        let work = Work { state: State::Unknown, connector: None };
-        Self { endpoint, limit, work: watch::Sender::new(work), failures: AtomicU32::new(0) }
-    }
-
-    /// The connection.
-    pub(super) fn live(&self) -> Option<Arc<Live>> {
-        match &self.work.borrow().state {
-            State::Up(live) => Some(Arc::clone(live)),
-            State::Unknown | State::Down(_) => None,
-        }
-    }
-
-    pub(super) fn states(&self) -> watch::Receiver<Work> {
-        self.work.subscribe()
-    }
-
+impl Link {
     /// Starts a connector on this home, unless one runs there or there is a connection.
-    pub(super) fn connect(self: &Arc<Self>, home: &Arc<Home>) -> Option<AbortHandle> {
+    pub(super) fn connect(self: &Arc<Self>, home: &Arc<Home>) {
         let mut starts = false;
         self.work.send_if_modified(|work| {
             let is_up = matches!(work.state, State::Up(_));
@@ -152,8 +131,16 @@ impl Shared {
             }
             false
         });
-        let (shared, of) = (Arc::clone(self), Arc::clone(home));
-        starts.then(|| home.spawn(run(Connector { shared, home: of })))
+        if starts {
+            let connector = Connector { link: Arc::downgrade(self), home: Arc::clone(home) };
+            let (endpoint, work) = (self.endpoint().clone(), self.work.subscribe());
+            let mut changes = self.work.subscribe();
+            home.spawn(async move {
+                let dropped = async { while changes.changed().await.is_ok() {} };
+                let run = run(connector, endpoint, work);
+                select(pin!(run), pin!(dropped)).await;
+            });
+        }
     }
 
     /// Drops a connection that this error makes useless, unless another one has replaced it.
@@ -180,8 +167,8 @@ impl Shared {
         let now = Instant::now();
         let (quick, due) = (now - begun < QUICK, now + jittered(pause_after(failures)));
         // Settings that were right once are so still, as far as this program knows.
-        let is_in_use = self.endpoint.settings.has_served.load(Ordering::Acquire);
-        let error = if is_in_use { error.in_use(self.endpoint.address()) } else { error };
+        let is_in_use = self.endpoint().settings.has_served.load(Ordering::Acquire);
+        let error = if is_in_use { error.in_use(self.address()) } else { error };
         Down { error: error.of_a_lookup(), quick, due, begun: None }
     }
 }
@@ -199,23 +186,24 @@ fn jittered(pause: Duration) -> Duration {
 
 /// A running connector. When it is dropped, even by a panic or with its runtime, callers may start another.
 struct Connector {
-    shared: Arc<Shared>,
+    link: Weak<Link>,
     home: Arc<Home>,
 }
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        self.publish(|work| work.connector = None);
+        self.publish(|_, work| work.connector = None);
     }
 }
 
 impl Connector {
     /// Changes the state, unless another connector has taken over. Returns whether it did.
-    fn publish(&self, change: impl FnOnce(&mut Work)) -> bool {
-        self.shared.work.send_if_modified(|work| {
+    fn publish(&self, change: impl FnOnce(&Link, &mut Work)) -> bool {
+        let Some(link) = self.link.upgrade() else { return false };
+        link.work.send_if_modified(|work| {
             let is_at_work = work.is_done_on(&self.home);
             if is_at_work {
-                change(work);
+                change(&link, work);
             }
             is_at_work
         })
@@ -223,10 +211,9 @@ impl Connector {
 }
 
 /// Connects, in as many attempts as it takes.
-async fn run(connector: Connector) {
-    let shared = Arc::clone(&connector.shared);
+async fn run(connector: Connector, endpoint: Endpoint, work: watch::Receiver<Work>) {
     loop {
-        let due = match &shared.work.borrow().state {
+        let due = match &work.borrow().state {
             State::Up(_) => return,
             State::Unknown => None,
             State::Down(down) => Some(down.due),
@@ -235,21 +222,25 @@ async fn run(connector: Connector) {
             sleep_until(due).await;
         }
         let begun = Instant::now();
-        connector.publish(|work| {
+        let is_at_work = connector.publish(|_, work| {
             if let State::Down(down) = &mut work.state {
                 down.begun = Some(begun);
             }
         });
-        let attempt = timeout(ATTEMPT, attempt(&shared.endpoint)).await;
-        let attempt = attempt.unwrap_or_else(|_| Err(no_answer(&shared.endpoint, ATTEMPT)));
+        if !is_at_work {
+            return;
+        }
+        let attempt = timeout(ATTEMPT, attempt(&endpoint)).await;
+        let attempt = attempt.unwrap_or_else(|_| Err(no_answer(&endpoint, ATTEMPT)));
         let is_up = attempt.is_ok();
-        let goes_on = connector.publish(|work| match attempt {
+        let goes_on = connector.publish(|link, work| match attempt {
             Ok(node) => {
-                shared.endpoint.settings.has_served.store(true, Ordering::Release);
-                let live = Live::new(node, Arc::clone(&connector.home), shared.limit);
+                endpoint.settings.has_served.store(true, Ordering::Release);
+                let limit = endpoint.settings.limit.max(SHORTEST_LIMIT);
+                let live = Live::new(node, Arc::clone(&connector.home), limit);
                 *work = Work { state: State::Up(Arc::new(live)), connector: None };
             }
-            Err(error) => work.state = State::Down(shared.failed(error, begun)),
+            Err(error) => work.state = State::Down(link.failed(error, begun)),
         });
         if is_up || !goes_on {
             return;
@@ -269,11 +260,8 @@ pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
 pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
     let resolved = endpoint.settings.resolver.resolve(&endpoint.host, endpoint.port).await;
     let addresses = resolved.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
-    let connecting = addresses.into_iter().map(|address| {
-        let endpoint = endpoint.clone();
-        async move { Node::connect(&endpoint, address).await }
-    });
-    first(connecting.collect(), HEAD_START).await
+    let connecting = addresses.into_iter().map(|address| Node::connect(endpoint, address));
+    first(connecting, HEAD_START).await
 }
 
 #[cfg(test)]

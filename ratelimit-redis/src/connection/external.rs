@@ -1,38 +1,31 @@
 //! External connections: clients that a program already has and shares with a store.
 
-use std::pin::pin;
+use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::Connection;
+use tokio::time::timeout_at;
+
 use super::peer::Peer;
-use super::watchdog::Watchdog;
+use super::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-#[cfg(all(feature = "redis", feature = "cluster-async"))]
-mod cluster_async;
 #[cfg(feature = "fred")]
 mod fred;
 #[cfg(feature = "redis")]
 mod redis_rs;
 
-#[cfg(all(feature = "redis", feature = "cluster-async"))]
-pub use cluster_async::WithoutRetries;
-#[cfg(feature = "fred")]
-pub use fred::ExternalFred;
-
 /// What a store can be built [over](crate::Builder::over): a [`Connection`], or a client that the
 /// program keeps using for other things.
 ///
-/// | type | feature | where | a request is executed |
-/// |---|---|---|---|
-/// | `redis::aio::MultiplexedConnection` | `redis` | one server | at most once |
-/// | `redis::aio::ConnectionManager` | `connection-manager` | one server | at most once |
-/// | `redis::cluster_async::ClusterConnection` | `cluster-async` | a cluster | [perhaps again](Connection::may_repeat) |
-/// | `WithoutRetries<ClusterConnection>` | `cluster-async` | a cluster | at most once |
-/// | `fred::clients::Client` | `fred` | one server, by Sentinels, a cluster | at most once |
-/// | `fred::clients::Pool` | `fred` | one server, by Sentinels, a cluster | at most once |
+/// | type | feature | where |
+/// |---|---|---|
+/// | `redis::aio::MultiplexedConnection` | `redis` | one server |
+/// | `redis::aio::ConnectionManager` | `connection-manager` | one server |
+/// | `fred::clients::Client`, `fred::clients::Pool` | `fred` | one server, by Sentinels |
+///
+/// A client of a cluster sends a request again whose reply was lost, which would charge it twice: give a URL,
+/// `redis-cluster://…`, and the store connects itself.
 ///
 /// The clients need not be connected yet: the store sends nothing before the first request. They keep
 /// their own settings for passwords and encryption.
@@ -67,26 +60,6 @@ pub use fred::ExternalFred;
 ///   `ConnectionManagerConfig::set_number_of_retries(0)` it reports at once that no server listens: the
 ///   request is [`Unavailable`](ratelimit_core::ErrorKind::Unavailable), and the next one reconnects.
 ///
-/// A `ClusterConnection` repeats a request whose reply was lost. The store guards against that, or you
-/// build the client without retries and wrap it in `WithoutRetries`.
-///
-#[cfg_attr(feature = "cluster-async", doc = "```no_run")]
-#[cfg_attr(not(feature = "cluster-async"), doc = "```ignore")]
-/// use ratelimit_redis::{RedisStore, WithoutRetries};
-/// use redis::cluster::ClusterClientBuilder;
-///
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let builder = ClusterClientBuilder::new(["redis://127.0.0.1:7000"]);
-/// let connection = builder.build()?.get_async_connection().await?;
-/// let store = RedisStore::builder().over(connection.clone())?;
-///
-/// let builder = ClusterClientBuilder::new(["redis://127.0.0.1:7000"]).retries(0);
-/// let connection = builder.build()?.get_async_connection().await?;
-/// let store = RedisStore::builder().over(WithoutRetries(connection))?;
-/// # Ok(())
-/// # }
-/// ```
-///
 /// # Clients of `fred`
 ///
 #[cfg_attr(feature = "fred", doc = "```no_run")]
@@ -116,42 +89,49 @@ pub use fred::ExternalFred;
 /// - Without a reconnect policy, it does not reconnect.
 /// - A client by Sentinels whose master became a replica, which then answers `READONLY`, looks for the
 ///   new master only with fred's feature `custom-reconnect-errors`.
-/// - Of a client on a cluster, the store takes only the configuration (servers, login, encryption) and
-///   opens connections of its own. The client's own connections could not be kept from repeating a
-///   request, and they end for good at the first `ASK` (fred 10.1). The store does not know the client's
-///   mapping of addresses to names for certificates.
 pub trait IntoConnection {
     /// The resulting connection.
     type Connection: Connection;
 
-    /// Turns it into a connection. If the store opens connections of its own, as for a `fred` client on
-    /// a cluster, it replaces one that owes a reply and gives none for as long as the deadline.
-    fn into_connection(self, deadline: Duration) -> Self::Connection;
+    /// Turns it into a connection.
+    ///
+    /// # Errors
+    /// [`RedisError::Config`] for a client of a cluster.
+    fn into_connection(self) -> Result<Self::Connection, RedisError>;
 }
 
 /// A connection needs no conversion.
 impl<C: Connection> IntoConnection for C {
     type Connection = C;
 
-    fn into_connection(self, _deadline: Duration) -> C {
-        self
+    fn into_connection(self) -> Result<C, RedisError> {
+        Ok(self)
     }
 }
 
-/// A client of the crate `redis` that a program shares with a store: see [`IntoConnection`].
-#[cfg(feature = "redis")]
+/// A client that a program shares with a store: see [`IntoConnection`].
 #[derive(Clone)]
-pub struct External<C> {
-    client: C,
-    watchdog: Arc<Watchdog>,
+pub struct External {
+    client: Given,
     peer: Peer,
 }
 
-#[cfg(feature = "redis")]
-impl<C> External<C> {
-    fn new(client: C, limit: Duration, address: &str) -> Self {
-        let watchdog = Arc::new(Watchdog::new(limit));
-        Self { client, watchdog, peer: Peer::of_given_client(address) }
+/// The program's client, to one server.
+#[derive(Clone)]
+enum Given {
+    #[cfg(feature = "redis")]
+    Multiplexed(::redis::aio::MultiplexedConnection),
+    #[cfg(feature = "connection-manager")]
+    Manager(::redis::aio::ConnectionManager),
+    #[cfg(feature = "fred")]
+    Fred(::fred::clients::Client),
+    #[cfg(feature = "fred")]
+    Pool(::fred::clients::Pool),
+}
+
+impl External {
+    fn new(client: Given, address: &str) -> Self {
+        Self { client, peer: Peer::new(address) }
     }
 
     /// The result of a request within the deadline.
@@ -160,31 +140,90 @@ impl<C> External<C> {
         deadline: Deadline,
         request: impl Future<Output = Result<T, RedisError>>,
     ) -> Result<T, RedisError> {
-        within(&self.watchdog, &self.peer, deadline, request).await
+        if deadline.is_over() {
+            return Err(self.peer.too_late(deadline));
+        }
+        let answer = timeout_at(deadline.at(), request).await;
+        answer.unwrap_or_else(|_| Err(self.peer.timed_out(deadline)))
     }
 }
 
-#[cfg(feature = "redis")]
-impl<C> std::fmt::Debug for External<C> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = std::any::type_name::<C>();
-        f.debug_struct("External").field("client", &kind).finish_non_exhaustive()
+impl Connection for External {
+    async fn send(
+        &self,
+        _key: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        let peer = &self.peer;
+        let asked = async {
+            match &self.client {
+                #[cfg(feature = "redis")]
+                Given::Multiplexed(client) => redis_rs::send(client.clone(), peer, words).await,
+                #[cfg(feature = "connection-manager")]
+                Given::Manager(client) => redis_rs::send(client.clone(), peer, words).await,
+                #[cfg(feature = "fred")]
+                // Boxed: fred's futures are large, and would enlarge every caller's.
+                Given::Fred(client) => Box::pin(fred::send(client, peer, words, deadline)).await,
+                #[cfg(feature = "fred")]
+                Given::Pool(pool) => {
+                    Box::pin(fred::send(pool.next_connected(), peer, words, deadline)).await
+                }
+            }
+        };
+        self.within(deadline, asked).await
+    }
+
+    async fn transaction(
+        &self,
+        _key: &str,
+        commands: &[Vec<Argument<'_>>],
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
+        let peer = &self.peer;
+        let asked = async {
+            match &self.client {
+                #[cfg(feature = "redis")]
+                Given::Multiplexed(client) => {
+                    redis_rs::transaction(client.clone(), peer, commands).await
+                }
+                #[cfg(feature = "connection-manager")]
+                Given::Manager(client) => {
+                    redis_rs::transaction(client.clone(), peer, commands).await
+                }
+                #[cfg(feature = "fred")]
+                Given::Fred(client) => {
+                    Box::pin(fred::transaction(client, peer, commands, deadline)).await
+                }
+                #[cfg(feature = "fred")]
+                Given::Pool(pool) => {
+                    let client = pool.next_connected();
+                    Box::pin(fred::transaction(client, peer, commands, deadline)).await
+                }
+            }
+        };
+        self.within(deadline, asked).await
+    }
+
+    async fn send_to_each(
+        &self,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        vec![(Arc::clone(self.address()), self.send("", words, deadline).await)]
+    }
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    fn address(&self) -> &Arc<str> {
+        self.peer.address()
     }
 }
 
-/// The result of a request within the deadline.
-async fn within<T>(
-    watchdog: &Watchdog,
-    peer: &Peer,
-    deadline: Deadline,
-    request: impl Future<Output = Result<T, RedisError>>,
-) -> Result<T, RedisError> {
-    if deadline.is_over() {
-        return Err(peer.too_late(deadline));
+impl fmt::Debug for External {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("External").field("address", self.address()).finish_non_exhaustive()
     }
-    let answer = watchdog.within(deadline.at(), pin!(request)).await;
-    answer.unwrap_or_else(|| {
-        let address = Arc::clone(peer.address());
-        Err(RedisError::TimedOut { address, deadline: deadline.given() })
-    })
 }

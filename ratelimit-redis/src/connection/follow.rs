@@ -3,11 +3,14 @@
 //! A request is repeated only if a server has said that it did not execute it, or if it was never sent.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{ErrorKind, StoreError as _};
 use tokio::time::sleep;
 
+use super::link::Link;
+use super::lookup::Lookup;
 use super::route::{Hint, MAX_REDIRECTIONS, Place, hint};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -16,36 +19,21 @@ use crate::error::RedisError;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// The known owner of a cluster's slot or of a Sentinel service.
+/// The owner of a cluster's slot or of a Sentinel service, as far as it is known.
 pub(crate) trait Route: Sync {
-    /// A server.
-    type To: Clone + Send + Sync;
+    fn lookup(&self) -> &Lookup;
 
-    /// The server in charge.
-    fn owner(
-        &self,
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Self::To, RedisError>> + Send;
+    /// The server that is known to be in charge.
+    fn known(&self) -> Option<Arc<Link>>;
 
-    /// The server to which the asked one redirects: for good, or for this request only.
-    fn sent_to(&self, place: &Place<'_>, asked: &Self::To, for_good: bool) -> Next<Self::To>;
+    /// Why no server is known after a look-up.
+    fn unknown(&self) -> String;
 
-    /// The server to ask in place of one that does not serve. `asking`: another server redirected this
-    /// request there once and knows no newer owner yet. `seen` is an earlier value of
-    /// [`rounds`](Self::rounds).
-    fn instead_of(
-        &self,
-        asked: &Self::To,
-        asking: bool,
-        seen: u64,
-        deadline: Deadline,
-    ) -> impl Future<Output = Next<Self::To>> + Send;
-
-    /// How many look-ups of the owner have ended.
-    fn rounds(&self) -> u64;
-
-    /// Requests a look-up of the owner.
-    fn doubt(&self);
+    /// The server to which the asked one redirects: for good, or for this request only. Only servers of a cluster
+    /// redirect.
+    fn sent_to(&self, _: &Place<'_>, _asked: &Link, _for_good: bool) -> Option<Arc<Link>> {
+        None
+    }
 
     /// Whether a server may be in charge in a moment although this error says that none is: the cluster has been in
     /// that state for less than a deadline.
@@ -57,12 +45,14 @@ pub(crate) trait Route: Sync {
     fn has_passed(&self) {}
 
     /// The error when servers redirect in a circle.
-    fn astray(&self, last: RedisError) -> RedisError;
+    fn astray(&self, last: RedisError) -> RedisError {
+        last
+    }
 }
 
 /// How to proceed after a server did not execute a request.
-pub(crate) enum Next<T> {
-    Ask(T),
+enum Next {
+    Ask(Arc<Link>),
     /// Wait a moment, then ask the owner at that time.
     Again,
     GiveUp,
@@ -82,7 +72,7 @@ pub(crate) async fn follow<R: Route, T, F>(
     route: &R,
     try_again: TryAgain,
     deadline: Deadline,
-    ask: impl Fn(R::To, bool) -> F + Sync,
+    ask: impl Fn(Arc<Link>, bool) -> F + Sync,
 ) -> Result<T, RedisError>
 where
     F: Future<Output = Result<T, RedisError>> + Send,
@@ -92,8 +82,8 @@ where
     // Why the last server did not execute it.
     let mut refused: Option<RedisError> = None;
     loop {
-        let seen = route.rounds();
-        let error = match ask(to.clone(), asking).await {
+        let seen = route.lookup().rounds();
+        let error = match ask(Arc::clone(&to), asking).await {
             Ok(answer) => {
                 if pause != FIRST_PAUSE {
                     route.has_passed();
@@ -112,16 +102,17 @@ where
         let next = match hint(&error) {
             Hint::Final => Next::GiveUp,
             Hint::Doubt => {
-                route.doubt();
+                route.lookup().doubt();
                 Next::GiveUp
             }
-            Hint::Moved(place) => route.sent_to(&place, &to, true),
-            Hint::Ask(place) => route.sent_to(&place, &to, false),
+            Hint::Moved(place) => route.sent_to(&place, &to, true).map_or(Next::GiveUp, Next::Ask),
+            Hint::Ask(place) => route.sent_to(&place, &to, false).map_or(Next::GiveUp, Next::Ask),
             Hint::Again if try_again == TryAgain::Return => Next::GiveUp,
             Hint::Again => Next::Again,
-            Hint::Elsewhere => match route.instead_of(&to, asking, seen, deadline).await {
-                Next::GiveUp if route.may_pass(&error) => Next::Again,
-                next => next,
+            Hint::Elsewhere => match instead_of(route, &to, asking, seen, deadline).await {
+                Some(other) => Next::Ask(other),
+                None if route.may_pass(&error) => Next::Again,
+                None => Next::GiveUp,
             },
         };
         match next {
@@ -155,13 +146,52 @@ async fn owner<R: Route>(
     route: &R,
     pause: &mut Duration,
     deadline: Deadline,
-) -> Result<R::To, RedisError> {
+) -> Result<Arc<Link>, RedisError> {
     loop {
-        match route.owner(deadline).await {
+        match in_charge(route, deadline).await {
             Err(error) if route.may_pass(&error) && wait(pause, deadline).await => {}
             owner => return owner,
         }
     }
+}
+
+/// The server in charge, looked up if none is known or the known one is in doubt and away.
+pub(crate) async fn in_charge<R: Route>(
+    route: &R,
+    deadline: Deadline,
+) -> Result<Arc<Link>, RedisError> {
+    let lookup = route.lookup();
+    let is_due = lookup.begin_if_due();
+    let seen = lookup.rounds();
+    let look = |deadline| lookup.look(seen, deadline, None);
+    match route.known() {
+        Some(link) if !is_due || link.is_up() => return Ok(link),
+        // The known one may be the doubted one. The rest of the deadline is for the request itself; without news, the
+        // known one is used.
+        Some(_) => drop(look(deadline.half()).await),
+        None => look(deadline).await?,
+    }
+    route.known().ok_or_else(|| lookup.nothing(route.unknown()))
+}
+
+/// The server to ask in place of one that does not serve. `asking`: another server redirected this request there once
+/// and knows no newer owner yet. `seen` is the number of look-ups that had ended before the request.
+async fn instead_of<R: Route>(
+    route: &R,
+    asked: &Arc<Link>,
+    asking: bool,
+    seen: u64,
+    deadline: Deadline,
+) -> Option<Arc<Link>> {
+    if asking {
+        return None;
+    }
+    let lookup = route.lookup();
+    if deadline.is_over() || lookup.look(seen, deadline, Some(asked)).await.is_err() {
+        // Leaves the look-up to the next request.
+        lookup.doubt();
+    }
+    route.known().filter(|known| !Arc::ptr_eq(known, asked))
 }
 
 /// Pauses, longer each time. Returns whether the deadline leaves time for it.
@@ -176,50 +206,41 @@ async fn wait(pause: &mut Duration, deadline: Deadline) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
+    use crate::connection::node::{Endpoint, Settings};
 
     /// A cluster that is down for longer than any deadline.
-    struct Down;
+    struct Down(Lookup, Arc<Link>);
 
     impl Route for Down {
-        type To = ();
-
-        async fn owner(&self, _: Deadline) -> Result<(), RedisError> {
-            Ok(())
+        fn lookup(&self) -> &Lookup {
+            &self.0
         }
 
-        fn sent_to(&self, _: &Place<'_>, (): &(), _: bool) -> Next<()> {
-            Next::GiveUp
+        fn known(&self) -> Option<Arc<Link>> {
+            Some(Arc::clone(&self.1))
         }
 
-        async fn instead_of(&self, (): &(), _: bool, _: u64, _: Deadline) -> Next<()> {
-            Next::GiveUp
+        fn unknown(&self) -> String {
+            String::new()
         }
-
-        fn rounds(&self) -> u64 {
-            0
-        }
-
-        fn doubt(&self) {}
 
         fn may_pass(&self, _: &RedisError) -> bool {
             true
-        }
-
-        fn astray(&self, last: RedisError) -> RedisError {
-            last
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn when_time_runs_out_the_error_is_the_servers_last_word() {
         let address: Arc<str> = "node".into();
+        let settings = Arc::new(Settings::default());
+        let link = Link::new(Endpoint::new("node", 1, &settings));
+        let lookup = Lookup::new(&address, &settings.runtime, |_, _| std::future::ready(Ok(())));
+        let route = Down(lookup, link);
         // Wherever in an attempt the time runs out.
         for within_ms in 2..200 {
             let deadline = Deadline::within(Duration::from_millis(within_ms));
-            let asked = follow(&Down, TryAgain::Wait, deadline, async |(), _| {
+            let asked = follow(&route, TryAgain::Wait, deadline, async |_, _| {
                 sleep(Duration::from_micros(700)).await;
                 if deadline.is_over() {
                     let reason = "no time was left".to_owned();

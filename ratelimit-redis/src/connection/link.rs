@@ -1,14 +1,13 @@
 //! [`Link`]: one server, whose connection is made on demand and again after a failure.
 
 use std::pin::pin;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use tokio::task::AbortHandle;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::connector::{Live, Shared, State, no_answer};
+use super::connector::{Live, State, Work, no_answer};
 use super::node::Endpoint;
 #[cfg(feature = "fred")]
 use super::node::Settings;
@@ -18,51 +17,53 @@ use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// The shortest time limit after which a connection counts as silent.
-const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
-
 /// One server, shared by all callers.
 ///
 /// The clients' own connection managers are not used, because an error must say whether the command had
 /// been sent, and only a connection that this crate opens can tell.
 pub(crate) struct Link {
-    shared: Arc<Shared>,
-    /// Aborted with the link.
-    connector: Mutex<Option<AbortHandle>>,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        let connector = self.connector.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connector) = connector.take() {
-            connector.abort();
-        }
-    }
+    endpoint: Endpoint,
+    pub(super) work: watch::Sender<Work>,
+    /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
+    /// It determines the next pause.
+    pub(super) failures: AtomicU32,
 }
 
 impl Link {
-    /// Sends nothing yet. A connection that owes replies and gives none for `limit` is replaced.
-    pub(crate) fn new(endpoint: Endpoint, limit: Duration) -> Self {
-        let shared = Shared::new(endpoint, limit.max(SHORTEST_LIMIT));
-        Self { shared: Arc::new(shared), connector: Mutex::default() }
+    /// Sends nothing yet.
+    pub(crate) fn new(endpoint: Endpoint) -> Arc<Self> {
+        let (work, failures) = (watch::Sender::default(), AtomicU32::new(0));
+        Arc::new(Self { endpoint, work, failures })
+    }
+
+    pub(crate) fn is_at(&self, host: &str, port: u16) -> bool {
+        self.endpoint.port == port && self.endpoint.host == host
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        self.endpoint().address()
+        self.endpoint.address()
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.shared.endpoint
+        &self.endpoint
     }
 
     /// Whether there is a connection.
     pub(crate) fn is_up(&self) -> bool {
-        self.shared.live().is_some()
+        self.up().is_some()
+    }
+
+    /// The connection, if there is one.
+    fn up(&self) -> Option<Arc<Live>> {
+        match &self.work.borrow().state {
+            State::Up(live) => Some(Arc::clone(live)),
+            State::Unknown | State::Down(_) => None,
+        }
     }
 
     /// The result of a request.
     pub(crate) async fn ask<R: Request>(
-        &self,
+        self: &Arc<Self>,
         deadline: Deadline,
         asking: bool,
         request: &R,
@@ -91,15 +92,15 @@ impl Link {
             self.is_in_order(live, deadline).await?;
         }
         if deadline.is_over() {
-            return Err(self.endpoint().peer.too_late(deadline));
+            return Err(self.endpoint.peer.too_late(deadline));
         }
         let call = pin!(request.by(&live.node, asking));
-        let answer = live.watchdog.within(deadline.at(), call).await;
-        let Some(answer) = answer else {
-            let address = Arc::clone(self.address());
-            let error = RedisError::TimedOut { address, deadline: deadline.given() };
+        let is_reply =
+            |answer: &Result<_, _>| matches!(answer, Ok(_) | Err(RedisError::Server { .. }));
+        let Some(answer) = live.watchdog.within(deadline.at(), call, is_reply).await else {
+            let error = self.endpoint.peer.timed_out(deadline);
             if live.watchdog.is_silent() {
-                self.shared.leave(live, &error);
+                self.leave(live, &error);
             }
             return Err(error);
         };
@@ -108,22 +109,21 @@ impl Link {
             // another server by now.
             Err(error @ RedisError::Server { code, .. }) if code == "READONLY" => {
                 live.has_served.store(false, Ordering::Release);
-                self.shared.leave(live, error);
+                self.leave(live, error);
             }
             Ok(_) | Err(RedisError::Server { .. }) => {
-                live.watchdog.answered();
                 if !live.has_served.load(Ordering::Relaxed) {
                     live.has_served.store(true, Ordering::Release);
                 }
             }
-            Err(error) => self.shared.leave(live, error),
+            Err(error) => self.leave(live, error),
         }
         answer
     }
 
     /// The current connection, or the next one.
-    async fn live(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
-        match self.shared.live() {
+    async fn live(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
+        match self.up() {
             Some(live) if live.is_usable() => Ok(live),
             // Rare and large: unboxed, it would enlarge every request's future.
             _ => Box::pin(self.connected(deadline)).await,
@@ -131,19 +131,14 @@ impl Link {
     }
 
     /// Waits until there is a connection, or until it is known that there is none.
-    async fn connected(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
-        let mut states = self.shared.states();
+    async fn connected(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
+        let mut states = self.work.subscribe();
         loop {
-            let home = self.endpoint().settings.runtime.home();
-            if let Some(live) = self.shared.live() {
+            let home = self.endpoint.settings.runtime.home();
+            if let Some(live) = self.up() {
                 self.leave_if_useless(&live);
             }
-            if let Some(connector) = self.shared.connect(&home) {
-                let mut running = self.connector.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(left) = running.replace(connector) {
-                    left.abort();
-                }
-            }
+            self.connect(&home);
             let now = Instant::now();
             let (error, until, is_up) = match &states.borrow_and_update().state {
                 State::Up(live) if live.is_usable() => return Ok(Arc::clone(live)),
@@ -167,7 +162,7 @@ impl Link {
             } else if timeout_at(until, news).await.is_ok() {
                 continue;
             }
-            return Err(error.unwrap_or_else(|| no_answer(self.endpoint(), deadline.given())));
+            return Err(error.unwrap_or_else(|| no_answer(&self.endpoint, deadline.given())));
         }
     }
 
@@ -180,23 +175,23 @@ impl Link {
         } else {
             return;
         };
-        self.shared.leave(live, &self.endpoint().peer.unreachable(reason));
+        self.leave(live, &self.endpoint.peer.unreachable(reason));
     }
 
     /// Checks once per connection what has to be known before requests are sent on it.
     #[cfg(feature = "fred")]
     async fn is_in_order(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
-        let Settings { client, in_cluster, .. } = &*self.endpoint().settings;
+        let Settings { client, in_cluster, .. } = &*self.endpoint.settings;
         if !in_cluster || *client != Client::Fred || live.is_in_order.load(Ordering::Acquire) {
             return Ok(());
         }
-        let asked = Box::pin(timeout_at(deadline.at(), live.node.serves(&self.endpoint().peer)));
+        let asked = Box::pin(timeout_at(deadline.at(), live.node.serves(&self.endpoint.peer)));
         let serves =
-            asked.await.unwrap_or_else(|_| Err(no_answer(self.endpoint(), deadline.given())));
+            asked.await.unwrap_or_else(|_| Err(no_answer(&self.endpoint, deadline.given())));
         match &serves {
             Ok(()) => live.is_in_order.store(true, Ordering::Release),
             Err(RedisError::Server { .. }) => {}
-            Err(error) => self.shared.leave(live, error),
+            Err(error) => self.leave(live, error),
         }
         serves
     }

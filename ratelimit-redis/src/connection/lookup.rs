@@ -5,10 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::link::Link;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::shared_runtime::{Home, SharedRuntime};
@@ -28,7 +32,8 @@ pub(crate) struct Lookup {
     /// The servers that are asked, for messages.
     address: Arc<str>,
     runtime: Arc<SharedRuntime>,
-    state: Arc<Mutex<Look>>,
+    look: Box<Look>,
+    state: Arc<Mutex<State>>,
     /// How many look-ups have ended, whatever the result.
     rounds: watch::Sender<u64>,
     /// How many doubts arose, and up to which one look-ups have settled them.
@@ -38,7 +43,11 @@ pub(crate) struct Lookup {
     soon: AtomicBool,
 }
 
-struct Look {
+/// Looks, in the round of this number, and asks the doubted server last.
+type Look =
+    dyn Fn(u64, Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> + Send + Sync;
+
+struct State {
     /// The home of the look-up that is running, and its task.
     running: Option<(Arc<Home>, Option<AbortHandle>)>,
     /// No look-up starts before this time.
@@ -48,17 +57,29 @@ struct Look {
 }
 
 impl Lookup {
-    pub(crate) fn new(address: &Arc<str>, runtime: &Arc<SharedRuntime>) -> Self {
-        let look = Look { running: None, rest_until: None, last: Ok(()) };
+    pub(crate) fn new<F>(
+        address: &Arc<str>,
+        runtime: &Arc<SharedRuntime>,
+        look: impl Fn(u64, Option<&Arc<Link>>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<(), RedisError>> + Send + 'static,
+    {
+        let state = State { running: None, rest_until: None, last: Ok(()) };
         Self {
             address: Arc::clone(address),
             runtime: Arc::clone(runtime),
-            state: Arc::new(Mutex::new(look)),
+            look: Box::new(move |round, doubted| look(round, doubted).boxed()),
+            state: Arc::new(Mutex::new(state)),
             rounds: watch::Sender::new(0),
             doubts: AtomicU64::new(0),
             settled: Arc::default(),
             soon: AtomicBool::new(false),
         }
+    }
+
+    pub(crate) fn address(&self) -> &Arc<str> {
+        &self.address
     }
 
     /// The argument for [`look`](Self::look), to be read before a request is sent.
@@ -77,7 +98,7 @@ impl Lookup {
     }
 
     /// Whether a look-up is due.
-    pub(crate) fn is_due(&self) -> bool {
+    fn is_due(&self) -> bool {
         if self.doubts.load(Ordering::Acquire) != self.settled.load(Ordering::Acquire) {
             return true;
         }
@@ -86,11 +107,17 @@ impl Lookup {
             && self.soon.swap(false, Ordering::AcqRel)
     }
 
+    /// Starts a look-up if one is due. Returns whether it was; callers continue with what is known meanwhile.
+    pub(crate) fn begin_if_due(&self) -> bool {
+        let is_due = self.is_due();
+        if is_due {
+            self.begin(None);
+        }
+        is_due
+    }
+
     /// Starts a look-up, unless one is running or has just ended. Returns where one runs now.
-    pub(crate) fn begin<F>(&self, look: impl FnOnce() -> F) -> Option<Arc<Home>>
-    where
-        F: Future<Output = Result<(), RedisError>> + Send + 'static,
-    {
+    fn begin(&self, doubted: Option<&Arc<Link>>) -> Option<Arc<Home>> {
         let home = self.runtime.home();
         let mut state = self.state();
         match &state.running {
@@ -112,7 +139,7 @@ impl Lookup {
             came_to: None,
         };
         let (settled, doubts) = (Arc::clone(&self.settled), self.doubts.load(Ordering::Acquire));
-        let look = look();
+        let look = (self.look)(self.rounds(), doubted);
         let task = home.spawn(async move {
             let came_to = look.await;
             if came_to.is_ok() {
@@ -129,22 +156,19 @@ impl Lookup {
     }
 
     /// Waits for a look-up that ends after round `seen`; starts one if necessary.
-    pub(crate) async fn look<F>(
+    pub(crate) async fn look(
         &self,
         seen: u64,
         deadline: Deadline,
-        look: impl Fn() -> F,
-    ) -> Result<(), RedisError>
-    where
-        F: Future<Output = Result<(), RedisError>> + Send + 'static,
-    {
+        doubted: Option<&Arc<Link>>,
+    ) -> Result<(), RedisError> {
         let mut rounds = self.rounds.subscribe();
         if *rounds.borrow_and_update() != seen {
             return Ok(());
         }
         let ended = async {
             while *rounds.borrow_and_update() == seen {
-                let Some(home) = self.begin(&look) else { return };
+                let Some(home) = self.begin(doubted) else { return };
                 home.while_driven(rounds.changed()).await;
             }
         };
@@ -158,19 +182,26 @@ impl Lookup {
         self.state().last.clone()
     }
 
-    fn nothing(&self, reason: String) -> RedisError {
+    /// The error when no server is in charge.
+    pub(crate) fn nothing(&self, reason: String) -> RedisError {
         RedisError::NoServer { address: Arc::clone(&self.address), reason }
     }
 
-    fn state(&self) -> MutexGuard<'_, Look> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Look {
+impl State {
     fn has_rested(&self) -> bool {
         self.rest_until.is_none_or(|until| Instant::now() >= until)
     }
+}
+
+/// The servers in another order each round: the first may be away, or know less than the others.
+pub(crate) fn rotate(servers: &mut [Arc<Link>], round: u64) {
+    let begin = round % servers.len().max(1) as u64;
+    servers.rotate_left(usize::try_from(begin).unwrap_or(0));
 }
 
 /// The deadline of a look-up that begins now.
@@ -180,7 +211,7 @@ pub(crate) fn deadline() -> Deadline {
 
 /// A running look-up. It ends when this is dropped, even with its runtime: then callers start another.
 struct Running {
-    state: Arc<Mutex<Look>>,
+    state: Arc<Mutex<State>>,
     home: Arc<Home>,
     rounds: watch::Sender<u64>,
     begun: Instant,
@@ -217,26 +248,19 @@ impl Drop for Running {
 ///
 /// # Errors
 /// If none succeeds, one of their errors: a server's reply rather than a failed connection.
-pub(crate) async fn first<T, F>(asked: Vec<F>, head_start: Duration) -> Result<T, RedisError>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T, RedisError>> + Send + 'static,
-{
-    let mut asked = asked.into_iter();
-    let mut running = JoinSet::new();
+pub(crate) async fn first<T>(
+    mut asked: impl Iterator<Item = impl Future<Output = Result<T, RedisError>>>,
+    head_start: Duration,
+) -> Result<T, RedisError> {
+    let mut running = FuturesUnordered::new();
     let mut last: Option<RedisError> = None;
     loop {
-        let more = asked.next().map(|next| running.spawn(next)).is_some();
-        let answer = if more {
-            timeout(head_start, running.join_next()).await
-        } else {
-            Ok(running.join_next().await)
-        };
+        let more = asked.next().map(|next| running.push(next)).is_some();
+        let answer =
+            if more { timeout(head_start, running.next()).await } else { Ok(running.next().await) };
         match answer {
-            Ok(Some(Ok(Ok(answer)))) => return Ok(answer),
-            Ok(Some(Ok(Err(error))))
-                if last.as_ref().is_none_or(|last| tells_more(&error, last)) =>
-            {
+            Ok(Some(Ok(answer))) => return Ok(answer),
+            Ok(Some(Err(error))) if last.as_ref().is_none_or(|last| tells_more(&error, last)) => {
                 last = Some(error);
             }
             // No server is left.
@@ -267,9 +291,12 @@ mod tests {
         RedisError::Unreachable { address: "h:1".into(), reason: "away".into() }
     }
 
-    fn lookup() -> Lookup {
+    fn lookup<F>(look: impl Fn() -> F + Send + Sync + 'static) -> Lookup
+    where
+        F: Future<Output = Result<(), RedisError>> + Send + 'static,
+    {
         let runtime = SharedRuntime::new(None, Duration::from_secs(1));
-        Lookup::new(&"h:1".into(), &Arc::new(runtime))
+        Lookup::new(&"h:1".into(), &Arc::new(runtime), move |_, _| look())
     }
 
     fn patience() -> Deadline {
@@ -278,40 +305,42 @@ mod tests {
 
     #[tokio::test]
     async fn a_doubt_stays_if_it_arises_during_a_look_up_or_the_look_up_fails() {
-        let lookup = Arc::new(self::lookup());
+        let lookup = self::lookup(|| async {
+            tokio::task::yield_now().await;
+            Ok(())
+        });
         lookup.doubt();
-        let look = || {
-            let doubting = Arc::clone(&lookup);
-            async move {
-                doubting.doubt();
-                Ok(())
-            }
-        };
-        lookup.look(0, patience(), look).await.expect("found");
+        let doubts = async { lookup.doubt() };
+        let (found, ()) = futures_util::join!(lookup.look(0, patience(), None), doubts);
+        found.expect("found");
         assert!(lookup.is_due());
 
-        let lookup = self::lookup();
+        let looks = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&looks);
+        let lookup = self::lookup(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            async { Err(unreachable()) }
+        });
         lookup.doubt();
-        let in_vain = || async { Err(unreachable()) };
-        lookup.look(0, patience(), in_vain).await.expect_err("in vain");
+        lookup.look(0, patience(), None).await.expect_err("in vain");
         assert!(lookup.is_due());
         // A look-up so soon does not start; all callers get the last result.
-        lookup.look(1, patience(), || async { Ok(()) }).await.expect_err("in vain");
+        lookup.look(1, patience(), None).await.expect_err("in vain");
+        assert_eq!(looks.load(Ordering::Relaxed), 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_caller_that_gives_up_does_not_affect_the_look_up() {
-        let lookup = self::lookup();
-        let look = || async {
+        let lookup = lookup(|| async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             Ok(())
-        };
+        });
         for _ in 0..10 {
             let short = Deadline::within(Duration::from_millis(20));
-            lookup.look(0, short, look).await.expect_err("it takes longer");
+            lookup.look(0, short, None).await.expect_err("it takes longer");
         }
         assert_eq!(lookup.rounds(), 0);
-        lookup.look(0, patience(), look).await.expect("found");
+        lookup.look(0, patience(), None).await.expect("found");
         assert_eq!(lookup.rounds(), 1);
     }
 
@@ -322,13 +351,16 @@ mod tests {
         let away = || -> Asked { Box::pin(async { Err(unreachable()) }) };
         let answers = |n| -> Asked { Box::pin(async move { Ok(n) }) };
         assert_eq!(
-            first(vec![hangs(), away(), answers(3), answers(4)], HEAD_START).await.expect("one"),
+            first([hangs(), away(), answers(3), answers(4)].into_iter(), HEAD_START)
+                .await
+                .expect("one"),
             3
         );
-        assert_eq!(first(vec![away(), answers(2)], HEAD_START).await.expect("one"), 2);
+        assert_eq!(first([away(), answers(2)].into_iter(), HEAD_START).await.expect("one"), 2);
 
         let config = || -> Asked { Box::pin(async { Err(RedisError::Config("no".into())) }) };
-        let error = first(vec![away(), config(), away()], HEAD_START).await.expect_err("none");
+        let error =
+            first([away(), config(), away()].into_iter(), HEAD_START).await.expect_err("none");
         assert!(matches!(error, RedisError::Config(_)), "{error}");
     }
 }

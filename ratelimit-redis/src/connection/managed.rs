@@ -4,17 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::runtime::Handle;
-use tokio::time::timeout_at;
 
 use super::cluster::Cluster;
 use super::link::Link;
-#[cfg(feature = "fred")]
-use super::node::fred::Given;
 use super::node::{Endpoint, Settings};
 use super::request::{Command, Request, Splittable, Transaction};
-use super::resolver::Resolver;
 use super::sentinel::Sentinels;
 use super::tls::Tls;
 use super::{Argument, Connection, Reply};
@@ -22,7 +17,7 @@ use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::shared_runtime::SharedRuntime;
-use crate::url::{HIDDEN, Place, RedisUrl, Servers};
+use crate::url::{Kind, RedisUrl};
 
 /// A connection to a server, to the master that Sentinels name, or to a cluster. All callers share it,
 /// and it reconnects after a failure.
@@ -35,7 +30,7 @@ pub struct RedisConnection {
 
 /// Where the keys lie.
 enum Topology {
-    Single(Link),
+    Single(Arc<Link>),
     Sentinels(Sentinels),
     Cluster(Cluster),
 }
@@ -54,9 +49,6 @@ impl RedisConnection {
     /// Builds the connection without connecting. The first request connects. As long as that fails, each
     /// request returns the reason.
     ///
-    /// Messages show a host only if it cannot be a password, as in `redis://user:password@host`:
-    /// deciding that otherwise takes a look-up.
-    ///
     /// # Errors
     /// The URL is invalid, or files for encryption cannot be read.
     pub fn lazy(url: &str, deadline: Duration) -> Result<Self, RedisError> {
@@ -70,8 +62,7 @@ impl RedisConnection {
         limit: Duration,
         runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
-        let shown: Vec<_> = url.places.iter().map(|place| named(place, false)).collect();
-        Ok(Self { topology: Topology::of(url, &shown, client, limit, runtime)? })
+        Ok(Self { topology: Topology::of(url, client, limit, runtime)? })
     }
 
     /// Connects with this client, or else with the one in the URL, on this runtime.
@@ -82,30 +73,16 @@ impl RedisConnection {
         runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
         let deadline = Deadline::within(limit);
-        let shown = join_all(url.places.iter().map(|place| shown(place, deadline))).await;
-        let connection = Self { topology: Topology::of(url, &shown, client, limit, runtime)? };
-        let opened = match &connection.topology {
+        let connection = Self::lazily_at(url, client, limit, runtime)?;
+        match &connection.topology {
             // A server that requires a password accepts the connection and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
                 let ping = connection.ask(deadline, "", &Command(&[Argument::Text("PING")])).await;
-                ping.map(drop).map_err(RedisError::of_a_lookup)
+                drop(ping.map_err(RedisError::of_a_lookup)?);
             }
-            Topology::Cluster(cluster) => cluster.open(deadline).await,
-        };
-        opened.map_err(why_hidden)?;
+            Topology::Cluster(cluster) => cluster.open(deadline).await?,
+        }
         Ok(connection)
-    }
-
-    /// Managed connections to the cluster of a client that the caller gave.
-    #[cfg(feature = "fred")]
-    pub(crate) fn given(given: Given, limit: Duration) -> Self {
-        let runtime = Arc::new(SharedRuntime::new(None, limit));
-        let settings =
-            Settings { client: Client::Fred, in_cluster: true, runtime, ..Settings::default() };
-        let hosts = given.hosts();
-        let settings = Arc::new(Settings { given: Some(Arc::new(given)), ..settings });
-        let seeds = hosts.iter().map(|(host, port)| Endpoint::new(host, *port, &settings));
-        Self { topology: Topology::Cluster(Cluster::new(seeds, &settings, limit)) }
     }
 
     async fn ask<R: Request>(
@@ -122,82 +99,47 @@ impl RedisConnection {
     }
 }
 
-/// The name of a URL's server in messages. A part that may be a password counts as a host if it
-/// resolves.
-async fn shown(place: &Place, deadline: Deadline) -> String {
-    let is_known = async || {
-        let resolver = Resolver::system();
-        let found = timeout_at(deadline.at(), resolver.resolve(&place.host, place.port)).await;
-        found.is_ok_and(|found| found.is_ok())
-    };
-    named(place, place.is_certain || is_known().await)
-}
-
-fn named(place: &Place, is_known: bool) -> String {
-    let Place { host, port, is_certain } = place;
-    match *is_certain || is_known {
-        true if host.contains(':') => format!("[{host}]:{port}"),
-        true => format!("{host}:{port}"),
-        false => HIDDEN.to_owned(),
-    }
-}
-
-/// Adds why a host is not named.
-fn why_hidden(error: RedisError) -> RedisError {
-    match error {
-        RedisError::Unreachable { address, reason } if address.contains(HIDDEN) => {
-            let reason = format!(
-                "{reason}; {HIDDEN} is a host of the URL that cannot be looked up, and may be a password: \
-                 that stands before the host, user:password@host or :password@host"
-            );
-            RedisError::Unreachable { address, reason }
-        }
-        other => other,
-    }
-}
-
 impl Topology {
-    /// Sends nothing yet. `shown` are the names of the URL's places in messages.
+    /// Sends nothing yet.
     fn of(
         url: &RedisUrl,
-        shown: &[String],
         client: Option<Client>,
         limit: Duration,
         runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
-        let tls = url.tls.as_ref().map(Tls::new).transpose()?;
+        let tls = url.tls().map(Tls::new).transpose()?;
         let settings = Settings {
             client: client.or(url.client()).unwrap_or_default(),
             user: url.user.clone(),
             password: url.password.clone(),
             database: url.database,
-            resp3: url.resp3,
+            resp3: url.options.resp3,
             #[cfg(feature = "fred")]
-            in_cluster: url.servers == Servers::Cluster,
+            in_cluster: url.kind == Kind::Cluster,
             tls,
+            limit,
             runtime: Arc::new(SharedRuntime::new(runtime, limit)),
             ..Settings::default()
         };
         let shared = Arc::new(settings.clone());
         let at = |settings: &Arc<Settings>| {
             let settings = Arc::clone(settings);
-            url.places.iter().zip(shown).map(move |(place, shown)| {
-                Endpoint::named(shown, &place.host, place.port, &settings)
-            })
+            url.places.iter().map(move |(host, port)| Endpoint::new(host, *port, &settings))
         };
-        Ok(match &url.servers {
-            Servers::One => {
+        Ok(match url.kind {
+            Kind::One => {
                 let endpoint =
                     at(&shared).next().ok_or_else(|| url.refused("it names no server"))?;
-                Self::Single(Link::new(endpoint, limit))
+                Self::Single(Link::new(endpoint))
             }
-            Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared, limit)),
-            Servers::Sentinels { service, user, password } => {
-                let (user, password) = (user.clone(), password.clone());
+            Kind::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared)),
+            Kind::Sentinels => {
+                let (user, password) =
+                    (url.options.sentinel_user.clone(), url.options.sentinel_password.clone());
                 let (database, has_served) = (0, Arc::default());
                 let login = Settings { user, password, database, has_served, ..settings };
                 let login = Arc::new(login);
-                Self::Sentinels(Sentinels::new(at(&login), service, &shared, limit))
+                Self::Sentinels(Sentinels::new(at(&login), &url.service, &shared))
             }
         })
     }

@@ -1,7 +1,6 @@
 //! One connection to one server, by either client. Nothing here reconnects or repeats: the layer above
 //! decides what a failure means, in one place for both clients.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,13 +37,12 @@ pub(crate) struct Settings {
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     pub(crate) resolver: Arc<Resolver>,
+    /// A connection that owes replies and gives none for so long is replaced.
+    pub(crate) limit: Duration,
     /// Where the connections live.
     pub(crate) runtime: Arc<SharedRuntime>,
     /// Whether one of the servers has accepted all of this once.
     pub(crate) has_served: Arc<AtomicBool>,
-    /// All of this and more, in the configuration of an external client.
-    #[cfg(feature = "fred")]
-    pub(crate) given: Option<Arc<fred::Given>>,
 }
 
 impl Default for Settings {
@@ -59,51 +57,22 @@ impl Default for Settings {
             in_cluster: false,
             tls: None,
             resolver: Resolver::system(),
+            limit: Duration::MAX,
             runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
             has_served: Arc::default(),
-            #[cfg(feature = "fred")]
-            given: None,
         }
-    }
-}
-
-// By hand: a password must not show.
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("client", &self.client)
-            .field("database", &self.database)
-            .field("resp3", &self.resp3)
-            .field("tls", &self.tls)
-            .finish_non_exhaustive()
     }
 }
 
 impl Settings {
-    /// User and password.
-    fn login(&self) -> (Option<&str>, Option<&str>) {
-        #[cfg(feature = "fred")]
-        if let Some(given) = &self.given {
-            return given.login();
-        }
-        (self.user.as_deref(), self.password.as_deref())
-    }
-
-    /// Whether there is a password to log in with.
-    pub(crate) fn logs_in(&self) -> bool {
-        self.login().1.is_some()
-    }
-
     /// The form of the login, for messages.
-    pub(crate) fn tried(&self) -> &'static str {
-        match (self.resp3, self.login()) {
-            (true, (_, None)) => "HELLO 3 without a login",
-            (true, (None, Some(_))) => "HELLO 3 with the password that was given",
-            (true, (Some(_), Some(_))) => "HELLO 3 with the user and the password that were given",
-            (false, (_, None)) => "a connection without a login",
-            (false, (None, Some(_))) => "AUTH with the password that was given",
-            (false, (Some(_), Some(_))) => "AUTH with the user and the password that were given",
-        }
+    pub(crate) fn tried(&self) -> String {
+        let (how, with) = match (&self.user, &self.password) {
+            (_, None) => ("a connection", "without a login"),
+            (None, Some(_)) => ("AUTH", "with the password that was given"),
+            (Some(_), Some(_)) => ("AUTH", "with the user and the password that were given"),
+        };
+        format!("{} {with}", if self.resp3 { "HELLO 3" } else { how })
     }
 }
 
@@ -113,7 +82,7 @@ pub(crate) struct Endpoint {
     /// A name or an address, IPv6 without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// Host and port for messages, and the filter for the server's words.
+    /// Host and port for messages.
     pub(crate) peer: Peer,
     pub(crate) settings: Arc<Settings>,
 }
@@ -122,14 +91,8 @@ impl Endpoint {
     pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
         let address =
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        Self::named(&address, host, port, settings)
-    }
-
-    /// An endpoint that messages call by this address.
-    pub(crate) fn named(address: &str, host: &str, port: u16, settings: &Arc<Settings>) -> Self {
-        let (user, password) = settings.login();
-        let peer = Peer::new(address.into(), user, password);
-        Self { host: host.to_owned(), port, peer, settings: Arc::clone(settings) }
+        let (host, settings) = (host.to_owned(), Arc::clone(settings));
+        Self { host, port, peer: Peer::new(&address), settings }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -140,20 +103,9 @@ impl Endpoint {
     fn broken_off(&self, reason: &str) -> RedisError {
         let settings = &self.settings;
         let is_first = !settings.has_served.load(Ordering::Acquire);
-        #[cfg(feature = "fred")]
-        let is_first = is_first && settings.given.is_none();
         let may_be_tls = is_first && settings.tls.is_none();
         let hint = if may_be_tls { "; if this port is for TLS, use rediss://" } else { "" };
         self.peer.unreachable(format!("{reason}{hint}"))
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("address", self.address())
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
     }
 }
 

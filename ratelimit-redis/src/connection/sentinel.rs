@@ -1,18 +1,15 @@
 //! [`Sentinels`]: follows the master that Redis Sentinel names.
 
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
-use super::follow::{Next, Route, follow};
+use super::follow::{Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
 use super::request::{Question, Request};
-use super::route::Place;
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::url::Service;
 
 /// The master of a service, found by asking Sentinels.
 pub(crate) struct Sentinels {
@@ -23,13 +20,9 @@ pub(crate) struct Sentinels {
 /// The data that a look-up needs.
 struct Inner {
     sentinels: Vec<Arc<Link>>,
-    service: Service,
+    service: String,
     /// The settings for the master.
     settings: Arc<Settings>,
-    /// A connection without replies for this long is replaced.
-    limit: Duration,
-    /// The Sentinels' addresses.
-    address: Arc<str>,
     /// The known master; `None` before the first look-up.
     master: RwLock<Option<Arc<Link>>>,
 }
@@ -38,26 +31,26 @@ impl Sentinels {
     /// Sends nothing yet. `settings` are for the master.
     pub(crate) fn new(
         sentinels: impl Iterator<Item = Endpoint>,
-        service: &Service,
+        service: &str,
         settings: &Arc<Settings>,
-        limit: Duration,
     ) -> Self {
-        let sentinels: Vec<_> = sentinels.map(|at| Arc::new(Link::new(at, limit))).collect();
+        let sentinels: Vec<_> = sentinels.map(Link::new).collect();
         let address = link::addresses(&sentinels);
-        let lookup = Lookup::new(&address, &settings.runtime);
-        let inner = Inner {
+        let inner = Arc::new(Inner {
             sentinels,
-            service: service.clone(),
+            service: service.to_owned(),
             settings: Arc::clone(settings),
-            limit,
-            address,
             master: RwLock::default(),
-        };
-        Self { inner: Arc::new(inner), lookup }
+        });
+        let looks = Arc::clone(&inner);
+        let lookup = Lookup::new(&address, &settings.runtime, move |round, _| {
+            Arc::clone(&looks).look(round)
+        });
+        Self { inner, lookup }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        &self.inner.address
+        self.lookup.address()
     }
 
     /// The master's address, or those of the Sentinels while the master is unknown.
@@ -77,84 +70,19 @@ impl Sentinels {
         })
         .await
     }
-
-    /// Waits for a look-up.
-    async fn look(&self, seen: u64, deadline: Deadline) -> Result<(), RedisError> {
-        self.lookup.look(seen, deadline, || self.looking()).await
-    }
-
-    /// Asks the Sentinels, starting with another one each time: one of them may be outdated.
-    fn looking(&self) -> impl Future<Output = Result<(), RedisError>> + Send + 'static {
-        let inner = Arc::clone(&self.inner);
-        let round = self.lookup.rounds();
-        async move {
-            let deadline = lookup::deadline();
-            let mut sentinels = inner.sentinels.clone();
-            let begin = round % sentinels.len().max(1) as u64;
-            sentinels.rotate_left(usize::try_from(begin).unwrap_or(0));
-            let asked = sentinels.into_iter().map(|sentinel| {
-                Arc::clone(&inner).named_by(sentinel, inner.known_master(), deadline)
-            });
-            let master = lookup::first(asked.collect(), lookup::HEAD_START).await?;
-            *inner.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
-            Ok(())
-        }
-    }
 }
 
 impl Route for Sentinels {
-    type To = Arc<Link>;
-
-    async fn owner(&self, deadline: Deadline) -> Result<Arc<Link>, RedisError> {
-        let (is_due, seen) = (self.lookup.is_due(), self.lookup.rounds());
-        if is_due {
-            self.lookup.begin(|| self.looking());
-        }
-        match self.inner.known_master() {
-            Some(link) if !is_due || link.is_up() => return Ok(link),
-            // The rest of the deadline is for the request itself; without news, the known master is
-            // used.
-            Some(_) => drop(self.look(seen, deadline.half()).await),
-            None => self.look(seen, deadline).await?,
-        }
-        self.inner.known_master().ok_or_else(|| self.inner.no_server("no master is known yet"))
+    fn lookup(&self) -> &Lookup {
+        &self.lookup
     }
 
-    /// Only servers of a cluster redirect.
-    fn sent_to(&self, _: &Place<'_>, _: &Arc<Link>, _: bool) -> Next<Arc<Link>> {
-        Next::GiveUp
+    fn known(&self) -> Option<Arc<Link>> {
+        self.inner.known_master()
     }
 
-    async fn instead_of(
-        &self,
-        asked: &Arc<Link>,
-        asking: bool,
-        seen: u64,
-        deadline: Deadline,
-    ) -> Next<Arc<Link>> {
-        if asking {
-            return Next::GiveUp;
-        }
-        if deadline.is_over() || self.look(seen, deadline).await.is_err() {
-            // Leaves the look-up to the next request.
-            self.doubt();
-        }
-        match self.inner.known_master() {
-            Some(master) if !Arc::ptr_eq(&master, asked) => Next::Ask(master),
-            _ => Next::GiveUp,
-        }
-    }
-
-    fn rounds(&self) -> u64 {
-        self.lookup.rounds()
-    }
-
-    fn doubt(&self) {
-        self.lookup.doubt();
-    }
-
-    fn astray(&self, last: RedisError) -> RedisError {
-        last
+    fn unknown(&self) -> String {
+        "no master is known yet".into()
     }
 }
 
@@ -163,22 +91,28 @@ impl Inner {
         self.master.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Asks the Sentinels, starting with another one each time: one of them may be outdated.
+    async fn look(self: Arc<Self>, round: u64) -> Result<(), RedisError> {
+        let deadline = lookup::deadline();
+        let mut sentinels = self.sentinels.clone();
+        lookup::rotate(&mut sentinels, round);
+        let asked = sentinels.into_iter().map(|sentinel| self.named_by(sentinel, deadline));
+        let master = lookup::first(asked, lookup::HEAD_START).await?;
+        *self.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
+        Ok(())
+    }
+
     /// The master that a Sentinel names, if that server is a master.
     async fn named_by(
-        self: Arc<Self>,
+        &self,
         sentinel: Arc<Link>,
-        known: Option<Arc<Link>>,
         deadline: Deadline,
     ) -> Result<Arc<Link>, RedisError> {
         let (host, port) = self.place_by(&sentinel, deadline).await?;
-        let is_there = |link: &Arc<Link>| {
-            let endpoint = link.endpoint();
-            endpoint.port == port && endpoint.host == host
-        };
-        if let Some(known) = known.filter(is_there) {
+        if let Some(known) = self.known_master().filter(|known| known.is_at(&host, port)) {
             return Ok(known);
         }
-        let link = Link::new(Endpoint::new(&host, port, &self.settings), self.limit);
+        let link = Link::new(Endpoint::new(&host, port, &self.settings));
         match link.ask(deadline, false, &Question(&[Argument::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
             // A user without permission for it goes without.
@@ -189,21 +123,24 @@ impl Inner {
                     sentinel.address(),
                     link.address()
                 );
-                return Err(self.no_server(&replica));
+                return Err(RedisError::NoServer {
+                    address: Arc::clone(sentinel.address()),
+                    reason: replica,
+                });
             }
             Err(error) => return Err(error),
         }
-        Ok(Arc::new(link))
+        Ok(link)
     }
 
     /// The master's address, as a Sentinel reports it.
     async fn place_by(
         &self,
-        sentinel: &Link,
+        sentinel: &Arc<Link>,
         deadline: Deadline,
     ) -> Result<(String, u16), RedisError> {
         let service = &self.service;
-        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service.name].map(Argument::Text);
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
         let reply = match sentinel.ask(deadline, false, &Question(&words)).await {
             Ok(reply) => reply,
             Err(RedisError::Server { address, code, message }) => {
@@ -212,23 +149,13 @@ impl Inner {
             Err(error) => return Err(error),
         };
         if reply == Reply::Nil {
-            let named = if service.is_certain {
-                format!("service {:?}", service.name)
-            } else {
-                // It may be a password.
-                "service of the name in the URL".into()
-            };
             return Err(RedisError::Config(format!(
-                "the sentinel at {} watches no {named}; name one that it does (SENTINEL \
+                "the sentinel at {} watches no service {service:?}; name one that it does (SENTINEL \
                  MASTERS lists them) in the URL, redis-sentinel://host:port/SERVICE",
                 sentinel.address()
             )));
         }
         place(&reply).ok_or_else(|| sentinel.endpoint().peer.unexpected(&reply))
-    }
-
-    fn no_server(&self, reason: &str) -> RedisError {
-        RedisError::NoServer { address: Arc::clone(&self.address), reason: reason.into() }
     }
 }
 

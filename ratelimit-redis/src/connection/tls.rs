@@ -21,7 +21,7 @@ mod without {
     use super::{RedisError, TlsFiles};
 
     /// Uninhabited without the feature `tls`.
-    #[derive(Clone, Debug)]
+    #[derive(Clone)]
     pub(crate) enum Tls {}
 
     impl Tls {
@@ -37,7 +37,6 @@ mod without {
 
 #[cfg(feature = "tls")]
 mod with {
-    use std::fmt;
     #[cfg(feature = "redis")]
     use std::io;
     use std::path::Path;
@@ -61,13 +60,6 @@ mod with {
     #[derive(Clone)]
     pub(crate) struct Tls {
         config: Arc<ClientConfig>,
-    }
-
-    // Without the key.
-    impl fmt::Debug for Tls {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("Tls").finish_non_exhaustive()
-        }
     }
 
     impl Tls {
@@ -195,17 +187,11 @@ mod with {
         PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, &error))
     }
 
-    fn is_of_certificates(extension: &std::ffi::OsStr) -> bool {
-        ["pem", "crt", "cer", "key"].iter().any(|known| extension.eq_ignore_ascii_case(known))
-    }
-
     fn unreadable(file: &Path, error: &PemError) -> RedisError {
         if let PemError::Io(error) = error {
-            // A text that is no path may be a password.
-            let is_path = file.is_absolute() || file.extension().is_some_and(is_of_certificates);
-            let named = if is_path { file.display().to_string() } else { "the file".into() };
             return refused(&format!(
-                "cannot read {named} of tls-ca, tls-cert or tls-key in the URL: {error}"
+                "cannot read {} of tls-ca, tls-cert or tls-key in the URL: {error}",
+                file.display()
             ));
         }
         let file = file.display();

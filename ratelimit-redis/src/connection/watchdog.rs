@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -28,68 +28,45 @@ struct Inner {
     calls: Mutex<Calls>,
     /// Notified when a call ends earlier than the timer.
     earlier: Notify,
-    /// How many replies came.
-    answers: AtomicU64,
-    silence: Mutex<Option<Silence>>,
     is_silent: AtomicBool,
 }
 
 #[derive(Default)]
 struct Calls {
-    in_flight: Slab<InFlight>,
+    /// The deadline of each, and what to wake then.
+    pending: Slab<(Instant, Waker)>,
+    /// When the first call began since the last reply.
+    due_since: Option<Instant>,
     /// When the timer fires, while there is a task.
     timer: Option<Instant>,
     task: Option<(Id, AbortHandle)>,
 }
 
-struct InFlight {
-    until: Instant,
-    /// `None` once the deadline has woken the call.
-    waker: Option<Waker>,
-}
-
-/// The start of a period without replies, and the number of replies before it.
-#[derive(Clone, Copy)]
-struct Silence {
-    since: Instant,
-    answers: u64,
-}
-
 impl Watchdog {
     pub(crate) fn new(limit: Duration) -> Self {
-        let inner = Inner {
-            limit,
-            calls: Mutex::default(),
-            earlier: Notify::new(),
-            answers: AtomicU64::new(0),
-            silence: Mutex::new(None),
-            is_silent: AtomicBool::new(false),
-        };
-        Self { inner: Arc::new(inner) }
+        let (earlier, is_silent) = (Notify::new(), AtomicBool::new(false));
+        Self { inner: Arc::new(Inner { limit, calls: Mutex::default(), earlier, is_silent }) }
     }
 
-    /// The result of a call until then; `None` if there is none. The future is pinned in place: a
-    /// client's future may have thousands of bytes, and each move copies them.
+    /// The result of a call until then; `None` if there is none. `is_reply` says whether a result shows that the
+    /// connection lives. The future is pinned in place: a client's future may have thousands of bytes, and each
+    /// move copies them.
     pub(crate) async fn within<T>(
         &self,
         until: Instant,
         mut call: Pin<&mut impl Future<Output = T>>,
+        is_reply: impl Fn(&T) -> bool,
     ) -> Option<T> {
-        let mut watched = Watched { inner: &self.inner, until, by: By::Nothing, due: None };
+        let mut watched = Watched { inner: &self.inner, until, by: By::Nothing, ended: None };
         poll_fn(|context| match call.as_mut().poll(context) {
             Poll::Ready(answer) => {
-                watched.has_ended();
+                watched.ended = Some(is_reply(&answer));
                 Poll::Ready(Some(answer))
             }
             Poll::Pending if watched.is_over(context) => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         })
         .await
-    }
-
-    /// Notes a reply.
-    pub(crate) fn answered(&self) {
-        self.inner.answers.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether no reply came for the whole time limit while replies were due.
@@ -106,13 +83,13 @@ impl Drop for Watchdog {
     }
 }
 
-/// A call, watched from its first wait. Dropped without a reply, it counts as unanswered.
+/// A call, watched from its first wait.
 struct Watched<'w> {
     inner: &'w Arc<Inner>,
     until: Instant,
     by: By,
-    /// While a reply is due: since when, and the number of replies by then.
-    due: Option<Silence>,
+    /// Whether it ended with a reply; `None` until it ends by itself.
+    ended: Option<bool>,
 }
 
 /// How a call is ended at its deadline.
@@ -127,43 +104,37 @@ enum By {
 impl Watched<'_> {
     /// Whether the deadline is over. If not, the call is woken when it is.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
-        if self.due.is_none() {
-            let (now, answers) = (Instant::now(), self.inner.answers.load(Ordering::Relaxed));
-            self.due = Some(Silence { since: now, answers });
-            self.by = self.inner.register(self.until, context.waker());
-            if let By::Task(_) = self.by {
-                return now >= self.until;
-            }
+        let now = Instant::now();
+        if matches!(self.by, By::Nothing) {
+            self.by = self.inner.register(now, self.until, context.waker());
+        } else if let By::Task(place) = self.by
+            && let Some((_, waker)) = self.inner.calls().pending.get_mut(place)
+        {
+            waker.clone_from(context.waker());
         }
         match &mut self.by {
-            By::Nothing => true,
             By::Timer(timer) => timer.as_mut().poll(context).is_ready(),
-            By::Task(_) if Instant::now() >= self.until => true,
-            By::Task(place) => {
-                if let Some(call) = self.inner.calls().in_flight.get_mut(*place) {
-                    match &mut call.waker {
-                        Some(waker) => waker.clone_from(context.waker()),
-                        None => call.waker = Some(context.waker().clone()),
-                    }
-                }
-                false
-            }
+            _ => now >= self.until,
         }
-    }
-
-    /// Notes a reply, or an error that says more than that there was none.
-    fn has_ended(&mut self) {
-        self.due = None;
     }
 }
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        if let By::Task(place) = self.by {
-            self.inner.calls().in_flight.try_remove(place);
+        if matches!(self.by, By::Nothing) {
+            return;
         }
-        if let Some(due) = self.due {
-            self.inner.unanswered(due);
+        let mut calls = self.inner.calls();
+        if let By::Task(place) = self.by {
+            calls.pending.try_remove(place);
+        }
+        match (self.ended, calls.due_since) {
+            (Some(true), _) => calls.due_since = None,
+            // With a margin: a call begins slightly after its deadline is set.
+            (None, Some(since)) if since.elapsed() >= self.inner.limit * 7 / 8 => {
+                self.inner.is_silent.store(true, Ordering::Release);
+            }
+            _ => {}
         }
     }
 }
@@ -174,9 +145,10 @@ impl Inner {
     }
 
     /// Registers a call, and starts the task if there is none.
-    fn register(self: &Arc<Self>, until: Instant, waker: &Waker) -> By {
+    fn register(self: &Arc<Self>, now: Instant, until: Instant, waker: &Waker) -> By {
         let here = Handle::current();
         let mut calls = self.calls();
+        calls.due_since.get_or_insert(now);
         match &calls.task {
             Some((runtime, task)) if !task.is_finished() => {
                 if *runtime != here.id() {
@@ -191,40 +163,17 @@ impl Inner {
                 (calls.task, calls.timer) = (Some((here.id(), task.abort_handle())), None);
             }
         }
-        By::Task(calls.in_flight.insert(InFlight { until, waker: Some(waker.clone()) }))
-    }
-
-    /// Notes a call that ended without a reply although one was due.
-    fn unanswered(&self, due: Silence) {
-        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.answers.load(Ordering::Relaxed) != due.answers {
-            // Other calls were answered since, so the connection lives.
-            return;
-        }
-        let since = match *silence {
-            Some(known) if known.answers == due.answers => known.since.min(due.since),
-            _ => due.since,
-        };
-        *silence = Some(Silence { since, ..due });
-        // With a margin: a call begins slightly after its deadline is set.
-        if since.elapsed() >= self.limit.saturating_sub(self.limit / 8) {
-            self.is_silent.store(true, Ordering::Release);
-        }
+        By::Task(calls.pending.insert((until, waker.clone())))
     }
 
     /// Wakes the calls whose deadline is over. Returns the next deadline; `None` if no call is pending.
     fn wake(&self) -> Option<Instant> {
         let now = Instant::now();
-        let mut over = Vec::new();
-        let mut next: Option<Instant> = None;
         let mut calls = self.calls();
-        for (_, call) in &mut calls.in_flight {
-            if call.until <= now {
-                over.extend(call.waker.take());
-            } else {
-                next = Some(next.map_or(call.until, |next| next.min(call.until)));
-            }
-        }
+        let is_over = |(until, _): &&(Instant, Waker)| *until <= now;
+        let pending = || calls.pending.iter().map(|(_, call)| call);
+        let over: Vec<_> = pending().filter(is_over).map(|(_, waker)| waker.clone()).collect();
+        let next = pending().filter(|call| !is_over(call)).map(|(until, _)| *until).min();
         calls.timer = next;
         if next.is_none() {
             calls.task = None;
@@ -248,14 +197,15 @@ mod tests {
     use std::future::pending;
     use std::pin::pin;
 
-    use tokio::time::advance;
+    use tokio::time::sleep;
 
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(1);
 
     async fn nothing(watchdog: &Watchdog, within: Duration) {
-        let nothing = watchdog.within(Instant::now() + within, pin!(pending::<()>())).await;
+        let call = pin!(pending::<()>());
+        let nothing = watchdog.within(Instant::now() + within, call, |()| true).await;
         assert_eq!(nothing, None);
     }
 
@@ -274,11 +224,11 @@ mod tests {
             })
         });
         tokio::task::yield_now().await;
-        assert_eq!(watchdog.inner.calls().in_flight.len(), deadlines.len());
+        assert_eq!(watchdog.inner.calls().pending.len(), deadlines.len());
         for call in calls {
             call.await.expect("in time");
         }
-        assert!(watchdog.inner.calls().in_flight.is_empty());
+        assert!(watchdog.inner.calls().pending.is_empty());
         // The task has ended, and a new one starts.
         nothing(&watchdog, LIMIT).await;
         assert_eq!(begun.elapsed(), Duration::from_millis(900) + LIMIT);
@@ -287,17 +237,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_a_whole_limit_without_replies_is_silence() {
         let watchdog = Watchdog::new(LIMIT);
+        let replies_after = async |wait| {
+            watchdog.within(Instant::now() + wait * 2, pin!(sleep(wait)), |()| true).await
+        };
         nothing(&watchdog, LIMIT / 2).await;
         assert!(!watchdog.is_silent(), "half of the limit");
-        watchdog.answered();
+        replies_after(LIMIT / 4).await.expect("a reply");
         nothing(&watchdog, LIMIT * 2 / 3).await;
         assert!(!watchdog.is_silent(), "another call was answered in between");
-        let answered = async {
-            advance(LIMIT).await;
-            watchdog.answered();
-            pending::<()>().await;
-        };
-        watchdog.within(Instant::now() + LIMIT * 2, pin!(answered)).await;
+        let both = futures_util::join!(nothing(&watchdog, LIMIT * 2), replies_after(LIMIT / 10));
+        both.1.expect("a reply");
         assert!(!watchdog.is_silent(), "another call was answered meanwhile");
         nothing(&watchdog, LIMIT).await;
         assert!(watchdog.is_silent());
@@ -313,7 +262,7 @@ mod tests {
         let short = Duration::from_millis(5);
         first.block_on(async {
             let call = pin!(pending::<()>());
-            let asked = watchdog.within(Instant::now() + LIMIT * 3_600, call);
+            let asked = watchdog.within(Instant::now() + LIMIT * 3_600, call, |()| true);
             timeout_at(Instant::now() + short, asked).await.expect_err("it is dropped");
         });
         second.block_on(nothing(&watchdog, short));

@@ -3,9 +3,8 @@
 --
 --     KEYS: the keys of the batch, each once.
 --     ARGV: the operation ('settle-once' for an id that was drawn for one charge); the time in µs, or ''
---           for the server's; the padding in ms; the caller's metadata; the
---           index in KEYS of the reply cache (0 for none) and its life in ms; the text that ends a reservation (its
---           group; empty for one check).
+--           for the server's; the padding in ms; the caller's metadata; two places that are not read; the text that
+--           ends a reservation (its group; empty for one check).
 --           Then per check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt
 --           is charged (0 if only admitted requests are charged); the index in KEYS of the reservation under the
 --           batch's id (0 without an id); its life in µs; the algorithm's parameters; and for 'undo' what 'reserve'
@@ -25,17 +24,6 @@
 
 local only_looks = tried or (operation == 'peek' and not acquiring)
 local all_allowed = not protocol.denied
-
--- The reply is cached for a client that may repeat its request, and returned again.
-local reply_cache = operation ~= 'peek' and not tried and KEYS[tonumber(ARGV[5])]
-if reply_cache then
-  local cached = redis.call('GET', reply_cache)
-  if cached then
-    local answer = {}
-    for number in string.gmatch(cached, '%S+') do answer[#answer + 1] = tonumber(number) end
-    return answer
-  end
-end
 
 local checks, next_arg = {}, 8
 while ARGV[next_arg] do
@@ -218,9 +206,4 @@ if not done then
   return redis.error_reply(message)
 end
 
-if reply_cache then
-  local numbers = {}
-  for i, number in ipairs(answer) do numbers[i] = text(number) end
-  redis.call('SET', reply_cache, table.concat(numbers, ' '), 'PX', ARGV[6])
-end
 return answer

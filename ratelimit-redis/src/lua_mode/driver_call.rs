@@ -9,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::mode::Lua;
 use crate::program::{LuaProgram, Twin};
-use crate::store::{RedisStore, ReplyCache, evalsha};
+use crate::store::{RedisStore, evalsha};
 
 /// How many integers the script returns per decision.
 pub(crate) const NUMBERS_PER_DECISION: usize = 6;
@@ -48,8 +48,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let script = self.inner.scripts.driver(programs.collect());
         let script = script.map_err(|program| call.misnamed(batch, program))?;
         let key = &call.keys[0];
-        let reply_cache = self.inner.reply_cache(key);
-        let mut words = arguments(call, batch, operation, twins, reply_cache.as_ref());
+        let mut words = arguments(call, batch, operation, twins);
         let answer = self.inner.eval(key, &script, &mut words, TryAgain::Wait, deadline).await;
         answer.map_err(|error| call.explain(batch, error))
     }
@@ -110,13 +109,8 @@ fn arguments<'w, A: LuaProgram>(
     batch: &'w Batch<'_, A>,
     operation: &'w str,
     twins: &[Run<'w>],
-    reply_cache: Option<&'w ReplyCache>,
 ) -> Vec<Argument<'w>> {
-    // The reply cache's key is the last one.
-    let cached = reply_cache.map(|reply_cache| &*reply_cache.key);
-    let keys: Vec<&str> = call.keys.iter().map(String::as_str).chain(cached).collect();
-    let place = if cached.is_some() { keys.len() as u64 } else { 0 };
-    let mut words = evalsha(keys.into_iter());
+    let mut words = evalsha(call.keys.iter().map(String::as_str));
     let now = match batch.time() {
         Now::Store => Argument::Text(""),
         Now::At(now) => Argument::Number(now.as_us()),
@@ -126,8 +120,9 @@ fn arguments<'w, A: LuaProgram>(
         now,
         Argument::Number(batch.time().padding_us() / 1_000),
         Argument::Bytes(metadata(batch)),
-        Argument::Number(place),
-        Argument::Number(reply_cache.map_or(0, |reply_cache| reply_cache.life_ms)),
+        // Two places that the driver does not read.
+        Argument::Number(0),
+        Argument::Number(0),
         Argument::Text(&call.group),
     ]);
     for (check, more) in twins {

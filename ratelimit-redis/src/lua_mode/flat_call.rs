@@ -72,8 +72,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &'w Call<'_>,
     ) -> Result<Option<FlatCall<'w>>, RedisError> {
         let peeks = batch.operation() == Op::Peek;
-        let plain =
-            peeks || (batch.operation() == Op::Acquire && !self.inner.connection.may_repeat());
+        let plain = peeks || batch.operation() == Op::Acquire;
         if !plain || batch.is_part() || call.twins.len() > MOST_CHECKS {
             return Ok(None);
         }

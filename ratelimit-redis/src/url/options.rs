@@ -1,4 +1,4 @@
-//! Parses the options after `?` in a URL. Errors do not quote values: they may be passwords.
+//! Parses the options after `?` in a URL. Errors do not quote values: one of them is a password.
 
 use std::path::PathBuf;
 
@@ -17,20 +17,20 @@ pub(crate) struct TlsFiles {
     pub(crate) key: Option<PathBuf>,
 }
 
-#[derive(Default)]
-pub(super) struct Options {
-    pub(super) client: Option<Client>,
-    pub(super) mode: Option<&'static str>,
-    pub(super) resp3: bool,
-    pub(super) merge: Option<bool>,
-    pub(super) tls: TlsFiles,
-    pub(super) service: Option<String>,
-    pub(super) sentinel_user: Option<String>,
-    pub(super) sentinel_password: Option<String>,
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) client: Option<Client>,
+    pub(crate) mode: Option<&'static str>,
+    pub(crate) resp3: bool,
+    pub(crate) merge: Option<bool>,
+    pub(crate) tls: TlsFiles,
+    pub(crate) service: Option<String>,
+    pub(crate) sentinel_user: Option<String>,
+    pub(crate) sentinel_password: Option<String>,
 }
 
 const KNOWN: &str = "accepted are client, mode, protocol, merge, tls-ca, tls-cert, tls-key, service, \
-                     sentinel-user and sentinel-password";
+                     sentinel-user and sentinel-password; user and password stand before the host, user:password@host";
 
 impl Options {
     pub(super) fn of(query: &str) -> Result<Self, String> {
@@ -64,7 +64,7 @@ impl Options {
             "service" | "sentinelServiceName" => self.service = Some(value),
             "sentinel-user" => self.sentinel_user = Some(value),
             "sentinel-password" => self.sentinel_password = Some(value),
-            _ => return Err(unknown(name)),
+            _ => return Err(format!("the option {name} is not known; {KNOWN}")),
         }
         if is_empty {
             return Err(format!("{name} is empty; give it a value, or leave it out"));
@@ -101,34 +101,6 @@ impl Options {
             return Err("sentinel-user without sentinel-password; give both".into());
         }
         Ok(())
-    }
-}
-
-/// Names an unknown option only if other clients have it: any other name may be a password.
-fn unknown(name: &str) -> String {
-    const ELSEWHERE: [&str; 14] = [
-        "user",
-        "username",
-        "password",
-        "auth",
-        "db",
-        "database",
-        "timeout",
-        "connect_timeout",
-        "socket_timeout",
-        "read_timeout",
-        "max_connections",
-        "ssl",
-        "tls",
-        "prefix",
-    ];
-    let login = "; write user and password before the host, user:password@host";
-    match name {
-        "user" | "username" | "password" | "auth" => {
-            format!("the option {name} is not known{login}; {KNOWN}")
-        }
-        name if ELSEWHERE.contains(&name) => format!("the option {name} is not known; {KNOWN}"),
-        _ => format!("an option is not known; {KNOWN}"),
     }
 }
 

@@ -15,8 +15,6 @@ use super::PATIENCE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Sent,
-    /// It is sent twice in a row, as by a client that lost the first reply.
-    Twice,
     /// It is sent, and its reply is lost.
     AnswerLost,
     NeverSent,
@@ -70,7 +68,6 @@ pub(crate) struct Meddled {
     connection: RedisConnection,
     before: Before,
     is_cluster: bool,
-    may_repeat: bool,
     holds: bool,
     /// By how many seconds the clock that it reports is ahead.
     ahead_s: i64,
@@ -80,8 +77,8 @@ pub(crate) struct Meddled {
 impl Meddled {
     pub(crate) fn new(connection: RedisConnection) -> Self {
         let before: Before = Box::new(|_| Box::pin(async { Fate::Sent }));
-        let (is_cluster, may_repeat, holds) = (false, false, false);
-        Self { connection, before, is_cluster, may_repeat, holds, ahead_s: 0, rewrite: None }
+        let (is_cluster, holds) = (false, false);
+        Self { connection, before, is_cluster, holds, ahead_s: 0, rewrite: None }
     }
 
     /// Runs this before each command, and does with the command what it says.
@@ -108,12 +105,6 @@ impl Meddled {
     pub(crate) fn clustered(mut self) -> Self {
         self.is_cluster = true;
         self
-    }
-
-    /// Reports that it may repeat requests, and sends everything twice.
-    pub(crate) fn repeating(mut self) -> Self {
-        self.may_repeat = true;
-        self.decided(|_| Fate::Twice)
     }
 
     /// Reports a clock that is so far ahead of the server's.
@@ -174,11 +165,6 @@ impl Meddled {
         };
         match fate {
             Fate::Sent => send(patient).await,
-            Fate::Twice => {
-                // Whatever the reply was.
-                drop(send(patient).await);
-                send(patient).await
-            }
             Fate::AnswerLost => {
                 send(patient).await?;
                 Err(RedisError::Lost { address: address(), reason: reason() })
@@ -231,10 +217,6 @@ impl Connection for Meddled {
 
     fn is_cluster(&self) -> bool {
         self.is_cluster
-    }
-
-    fn may_repeat(&self) -> bool {
-        self.may_repeat
     }
 
     fn address(&self) -> &Arc<str> {

@@ -11,14 +11,15 @@ use std::fmt::Display;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use ratelimit_core::{
     Algorithm, Batch, Check, DynStore, ErrorKind, Limit, Op, Policy, ReservationId, Store,
     StoreError, Verdict,
 };
 use ratelimit_redis::{
-    Builder, Cas, Client, Connection, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore,
+    Builder, Cas, Client, Connection, Health, Lua, Mode, Multi, RedisConnection, RedisError,
+    RedisStore,
 };
 use ratelimit_servers::{RedisServer, RespValue};
 
@@ -51,6 +52,17 @@ pub(crate) fn native(count: u64) -> Vec<Limit<Policy>> {
 /// A limit by its text.
 pub(crate) fn limit(name: &str, policy: &str) -> Limit<Policy> {
     named(name, policy.parse::<Policy>().unwrap_or_else(|error| panic!("{policy}: {error}")))
+}
+
+/// The time in microseconds. The servers run on this machine and have the same clock.
+pub(crate) fn now_us() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
+    u64::try_from(since.as_micros()).expect("before the year 500,000")
+}
+
+/// What a store says of its servers, a line per finding.
+pub(crate) fn told(health: &Health) -> String {
+    health.findings().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 pub(crate) fn named<A: Algorithm>(name: &str, algorithm: A) -> Limit<A> {
@@ -106,19 +118,26 @@ pub(crate) fn keys(server: &RedisServer) -> Vec<String> {
     keys
 }
 
+/// The keys of a prefix that live for longer than so many milliseconds, each with its time to live.
+pub(crate) const OUTLIVING: &str = "local kept = {} \
+    for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do \
+    local ttl = redis.call('PTTL', key) if ttl == -1 or ttl > tonumber(ARGV[2]) then \
+    kept[#kept + 1] = key .. ' lives for ' .. ttl .. ' ms' end end return kept";
+
 /// The keys of a store that live for longer than this.
 pub(crate) fn outliving(server: &RedisServer, prefix: &str, within_ms: u128) -> Vec<String> {
-    let kept = "local kept = {} for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do \
-                local ttl = redis.call('PTTL', key) if ttl == -1 or ttl > tonumber(ARGV[2]) then \
-                kept[#kept + 1] = key .. ' lives for ' .. ttl .. ' ms' end end return kept";
-    let kept = tell(server, &["EVAL", kept, "0", prefix, &within_ms.to_string()]);
+    let kept = tell(server, &["EVAL", OUTLIVING, "0", prefix, &within_ms.to_string()]);
     kept.as_array().iter().map(ToString::to_string).collect()
+}
+
+/// This URL with one option more.
+pub(crate) fn with_option(url: &str, option: &str) -> String {
+    format!("{url}{}{option}", if url.contains('?') { '&' } else { '?' })
 }
 
 /// This URL, for a store with this client.
 pub(crate) fn with_client(url: &str, client: Client) -> String {
-    let mark = if url.contains('?') { '&' } else { '?' };
-    format!("{url}{mark}client={client}")
+    with_option(url, &format!("client={client}"))
 }
 
 /// A store with this client, whose keys differ from the other client's.

@@ -10,15 +10,15 @@ use ratelimit_core::{
     Algorithm, DynStore, ErrorKind, Op, Policy, PolicyState, Reservation, StoreError, Timestamp,
     Write,
 };
-use ratelimit_redis::{Builder, Cas, CrossSlot, Lua, RedisStore, Tag};
+use ratelimit_redis::{Builder, CrossSlot, Lua, RedisStore, Tag};
 use ratelimit_servers::RedisServer;
 use ratelimit_testkit::AlgorithmKind;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::common::{
-    Fate, Meddled, PATIENCE, Words, apply, attempts, every, fails, in_every_mode, limit, meddled,
-    over, peek, plain, seldom, server, tell,
+    Fate, Meddled, PATIENCE, Words, apply, attempts, every, fails, in_every_mode, meddled, over,
+    peek, plain, seldom, server, tell,
 };
 
 type Split<M = Lua> = RedisStore<M, Arc<Meddled>>;
@@ -344,29 +344,6 @@ async fn contention_ends_by_the_deadline() {
         }
         let rounds = rounds.load(Ordering::SeqCst);
         assert!((1..=2).contains(&rounds), "{mode}: {rounds}");
-    }
-}
-
-/// The first reply, an error that removed the corrupt value, is lost; the second charges.
-#[tokio::test]
-async fn a_request_repeated_after_an_error_is_charged_once() {
-    let (server, limit) = (server(), limit("jobs", "gcra 3/3650d"));
-    let store = over(RedisStore::builder(), meddled(&server).await.clustered().repeating());
-    let cas = store.in_mode::<Cas>();
-    let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
-    for checks in [&both[..1], &both] {
-        for key in ["alice", "bob"] {
-            tell(&server, &["HSET", &format!("rl:1::{{{key}}}"), "jobs", "garbage"]);
-            tell(&server, &["SET", &format!("rl:1:jobs!:{{{key}}}"), "garbage"]);
-        }
-        let _ = apply(&store, checks, Op::Acquire, None).await.expect("healed and charged");
-        assert_eq!(peek(&store, &limit, "alice").await, 2);
-        // This mode reports each by itself, and only once.
-        for _ in checks {
-            fails(apply(&cas, checks, Op::Acquire, None).await, ErrorKind::Corrupt, "");
-        }
-        let _ = apply(&cas, checks, Op::Acquire, None).await.expect("healed");
-        assert_eq!(peek(&cas, &limit, "alice").await, 2);
     }
 }
 

@@ -1,14 +1,14 @@
 //! States from the future of a server's clock: they are reported, and healed.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Batch, Check, Decision, Limits, Now, Op, Policy, Store, Timestamp,
 };
-use ratelimit_redis::{Cas, HealOptions, Health, Multi, RedisError, RedisStore};
+use ratelimit_redis::{Cas, HealOptions, Multi, RedisError, RedisStore};
 use ratelimit_servers::RedisCluster;
 
-use crate::common::{keys, limit, meddled, over, plain, server, tell};
+use crate::common::{keys, limit, meddled, now_us, over, plain, server, tell, told};
 
 const HOUR_US: u64 = 3_600_000_000;
 const DRY: HealOptions =
@@ -29,8 +29,7 @@ fn every() -> Limits<Policy> {
 }
 
 fn now() -> Timestamp {
-    let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_micros();
-    Timestamp::saturating_from_us(u64::try_from(now).expect("a time"))
+    Timestamp::saturating_from_us(now_us())
 }
 
 async fn apply<S: Store<Policy, Error = RedisError>>(
@@ -56,10 +55,6 @@ async fn is_full<S: Store<Policy, Error = RedisError>>(store: &S, limits: &Limit
             assert!(is_used, "{limit:?} {decision:?}");
         }
     }
-}
-
-fn told(health: &Health) -> String {
-    health.findings().iter().map(ToString::to_string).collect()
 }
 
 /// In any mode, whose stores share no trait that says so.

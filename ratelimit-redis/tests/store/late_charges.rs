@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use ratelimit_core::{
@@ -17,24 +17,16 @@ use ratelimit_servers::RedisServer;
 use tokio::task::JoinHandle;
 
 use crate::common::{
-    Fate, Meddled, PATIENCE, Words, apply, limit, meddled, over, peek, server, tell,
+    Fate, Meddled, NATIVE, PATIENCE, Words, apply, limit, meddled, now_us, over, peek, server, tell,
 };
 
 const WINDOW_US: u64 = 1_000_000;
 const LIMIT: u64 = 20;
 const CALLERS: usize = 64;
 
-/// The time in microseconds. The server runs on this machine and has the same clock.
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    u64::try_from(since.as_micros()).expect("before the year 500,000")
-}
-
 /// Waits until a time.
 async fn wait_until(us: u64) {
-    while now_us() < us {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    tokio::time::sleep(Duration::from_micros(us.saturating_sub(now_us()))).await;
 }
 
 /// When charges are sent: after a time, or each at a different time.
@@ -70,17 +62,12 @@ struct Admitted {
 
 /// All limits that a transaction can decide: so many per second, or per hour.
 fn all(length: &str, bucket: &str) -> Vec<Limit<Policy>> {
-    let texts = [
-        format!("fixed-window 20/{length}"),
-        format!("first-request-window 20/{length}"),
-        format!("window-log 20/{length}"),
-        format!("bucketed-window bucket {bucket} rates 20/{length}"),
-        format!("sliding-log 20/{length}"),
-    ];
-    let named = |text: &String| {
-        limit(text.split(' ').next().expect("a name"), &format!("{text} count attempts"))
+    let of = |name: &str| {
+        let buckets = format!("bucket {bucket} rates ");
+        let buckets = if name == "bucketed-window" { &*buckets } else { "" };
+        limit(name, &format!("{name} {buckets}20/{length} count attempts"))
     };
-    texts.iter().map(named).collect()
+    NATIVE.map(of).into()
 }
 
 /// The most that may be admitted to requests that begin and end within a period. `fresh`: no window had

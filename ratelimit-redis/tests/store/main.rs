@@ -32,4 +32,3 @@ mod own;
 mod refusals;
 mod same_state;
 mod scripts;
-mod server;

@@ -1,15 +1,16 @@
-//! A server's refusals: the kind of error, and a message that an operator can act on. The same with each
+//! A store's and a server's refusals: the kind of error, and a message that an operator can act on. The same with each
 //! client, and nothing is charged.
 
+use std::io::Write as _;
 use std::time::Instant;
 
-use ratelimit_core::ErrorKind;
-use ratelimit_redis::{Client, RedisError, RedisStore};
+use ratelimit_core::{ErrorKind, Limits, RateLimiter};
+use ratelimit_redis::{Client, Multi, RedisError, RedisStore};
 use ratelimit_servers::RedisServer;
 
 use crate::common::{
-    PATIENCE, acquire, every, fails, in_every_mode, left, limit, meddled, native, over, seldom,
-    server, server_with, store, tell, until,
+    PATIENCE, acquire, every, fails, in_every_mode, keys, left, limit, meddled, native, over,
+    seldom, server, server_with, store, tell, until, with_client,
 };
 
 /// The next request is refused with this code and these words.
@@ -116,7 +117,21 @@ async fn a_server_with_an_endless_script_is_unavailable_until_it_is_killed(clien
     assert_eq!(until_decided(&store).await, 1);
 }
 
+async fn a_server_of_another_kind_is_reported_in_one_line(client: Client) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let other = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a caller");
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").expect("written");
+    });
+    let error = RedisStore::connect(&with_client(&url, client)).await;
+    let said = fails(error, ErrorKind::Unavailable, "does not speak the Redis protocol");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    other.join().expect("no panic");
+}
+
 with_each_client! {
+    a_server_of_another_kind_is_reported_in_one_line,
     a_server_that_cannot_write_is_unavailable,
     a_replica_refuses_with_or_without_its_master,
     a_loading_server_is_unavailable_until_it_has_loaded,
@@ -143,11 +158,11 @@ async fn a_forbidden_command_of_a_transaction_charges_nothing() {
     let server = server();
     tell(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~*", "+@all", "-pexpire"]);
     let url = server.url().replace("//", "//half:secret@");
-    let store = store(&url, Client::default()).await.in_mode::<ratelimit_redis::Multi>();
+    let store = store(&url, Client::default()).await.in_mode::<Multi>();
     for limit in native(3) {
         fails(acquire(&store, &limit, "a").await, ErrorKind::Config, "pexpire");
     }
-    assert_eq!(crate::common::keys(&server), [""; 0]);
+    assert_eq!(keys(&server), [""; 0]);
 }
 
 #[tokio::test]
@@ -165,4 +180,23 @@ async fn a_servers_clock_at_the_end_of_time_is_refused_by_name_in_every_mode() {
             fails(acquire(store, &limit, "k").await, ErrorKind::Config, "set the clock");
         }
     }
+}
+
+#[tokio::test]
+async fn a_limit_that_no_transaction_can_decide_is_refused_by_name() {
+    let server = server();
+    let store = store(&server.url(), Client::default()).await.in_mode::<Multi>();
+    let limits = Limits::new([seldom()]).expect("limits");
+    let message = "limit \"seldom\": a transaction charges first and looks afterwards, and cannot decide \
+                this; use the Lua mode, or count = \"attempts\" with one of fixed-window, \
+                first-request-window, window-log, bucketed-window and sliding-log";
+    fails(RedisStore::<Multi>::supports(&limits), ErrorKind::Unsupported, message);
+    let error = RateLimiter::new(limits, store.clone()).check("a").await.expect_err("gcra");
+    assert_eq!(error.to_string(), message);
+
+    let limits = Limits::new(native(3)).expect("limits");
+    RedisStore::<Multi>::supports(&limits).expect("all of these");
+    let error = RateLimiter::new(limits, store).refund("a", 1).await.expect_err("charged");
+    let message = "there is no refund in the mode of transactions; use the Lua mode";
+    assert!(error.to_string().contains(message), "{error}");
 }

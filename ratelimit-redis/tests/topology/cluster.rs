@@ -204,12 +204,7 @@ fn looks(cluster: &RedisCluster) -> u64 {
 
 /// How often the nodes have answered with this error.
 fn errors(cluster: &RedisCluster, code: &str) -> u64 {
-    let of = |node: &RedisServer| {
-        let stats = tell(node, &["INFO", "errorstats"]).to_string();
-        let (_, rest) = stats.split_once(&format!("errorstat_{code}:count="))?;
-        rest.lines().next()?.trim().parse::<u64>().ok()
-    };
-    cluster.nodes().iter().filter_map(of).sum()
+    cluster.nodes().iter().map(|node| node.errors(code).expect("it is up")).sum()
 }
 
 async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {

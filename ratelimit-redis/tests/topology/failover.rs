@@ -119,6 +119,21 @@ impl Servers {
     }
 }
 
+/// A store on servers that no other test uses meanwhile, and an identifier whose first charge the replica knows.
+async fn begun(
+    is_cluster: bool,
+    deadline: Duration,
+    client: Client,
+    what: &str,
+) -> (Servers, MutexGuard<'static, ()>, RedisStore, String) {
+    let (servers, alone) = Servers::alone(is_cluster).await;
+    let store = store_within(deadline, &servers.url(), client).await.expect("it is up");
+    let key = format!("{what}-{client}");
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    servers.replicate(&key);
+    (servers, alone, store, key)
+}
+
 /// Repeats a request until it is decided by another master than the first. One failure may be indeterminate, the
 /// others only unavailable, and all come in time.
 async fn comes_back(store: &RedisStore, key: &str, is_over: impl Fn() -> bool) {
@@ -143,11 +158,7 @@ async fn comes_back(store: &RedisStore, key: &str, is_over: impl Fn() -> bool) {
 
 async fn a_killed_master_is_followed_to_the_new_one(client: Client) {
     for is_cluster in [true, false] {
-        let (servers, _alone) = Servers::alone(is_cluster).await;
-        let store = store_within(DEADLINE, &servers.url(), client).await.expect("it is up");
-        let key = format!("killed-{client}");
-        assert_eq!(left(&store, &seldom(), &key).await, 2);
-        servers.replicate(&key);
+        let (servers, _alone, store, key) = begun(is_cluster, DEADLINE, client, "killed").await;
         let old = servers.master(&key).0;
         let (killed, of) = (key.clone(), servers);
         let killing = tokio::task::spawn_blocking(move || of.kill_master(&killed));
@@ -162,11 +173,7 @@ async fn a_killed_master_is_followed_to_the_new_one(client: Client) {
 
 async fn a_master_that_hangs_costs_the_deadline_until_it_is_replaced(client: Client) {
     for is_cluster in [true, false] {
-        let (servers, _alone) = Servers::alone(is_cluster).await;
-        let store = store_within(DEADLINE, &servers.url(), client).await.expect("it is up");
-        let key = format!("hangs-{client}");
-        assert_eq!(left(&store, &seldom(), &key).await, 2);
-        servers.replicate(&key);
+        let (servers, _alone, store, key) = begun(is_cluster, DEADLINE, client, "hangs").await;
         let (old, master) = servers.master(&key);
         let is_elsewhere = |key: &String| servers.master(key).0 != old;
         let other = (0..100).map(|n| format!("{key}-{n}")).find(is_elsewhere);
@@ -187,11 +194,7 @@ async fn a_master_that_hangs_costs_the_deadline_until_it_is_replaced(client: Cli
 
 async fn a_demoted_master_redirects_to_the_new_one(client: Client) {
     for is_cluster in [true, false] {
-        let (servers, _alone) = Servers::alone(is_cluster).await;
-        let store = store(&servers.url(), client).await;
-        let key = format!("demoted-{client}");
-        assert_eq!(left(&store, &seldom(), &key).await, 2);
-        servers.replicate(&key);
+        let (servers, _alone, store, key) = begun(is_cluster, PATIENCE, client, "demoted").await;
         let of = key.clone();
         aside(move || servers.demote_master(&of)).await;
         match acquire(&store, &seldom(), &key).await {

@@ -1,5 +1,5 @@
-//! No user and no password shows in an error, its sources, any `Debug` output or the clients' logs,
-//! wherever in a URL it stands and whatever a server says about it. The place and the remedy do show.
+//! No user and no password shows in an error, its sources, any `Debug` output or the clients' logs, whatever else is
+//! wrong with the URL and whatever a server says about the login. The place and the remedy do show.
 
 mod fake;
 mod refused;
@@ -20,7 +20,7 @@ const ESCAPED: &str = "pa5%2Fs-w0rd";
 const USER: &str = "us3r";
 
 /// The texts that reveal a secret: a part of the password, as text and as byte values, and the user.
-const GIVES_AWAY: [&str; 5] = ["w0rd", "119, 48, 114, 100", "us3r", "117, 115, 51, 114", "31337"];
+const GIVES_AWAY: [&str; 4] = ["w0rd", "119, 48, 114, 100", "us3r", "117, 115, 51, 114"];
 
 /// Everything that was said in one case.
 #[derive(Default)]

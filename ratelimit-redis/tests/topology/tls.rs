@@ -9,6 +9,7 @@ use ratelimit_servers::{RedisServer, TlsServer};
 
 use crate::common::{
     PATIENCE, acquire, fails, seldom, server, store, store_within, tell, three_and_no_more, until,
+    with_option,
 };
 
 fn tls(args: &[&str]) -> TlsServer {
@@ -49,8 +50,7 @@ async fn only_the_given_authority_is_trusted(client: Client) {
 }
 
 fn with_certificate(url: &str, certificate: &Path, key: &Path) -> String {
-    let mark = if url.contains('?') { '&' } else { '?' };
-    format!("{url}{mark}tls-cert={}&tls-key={}", certificate.display(), key.display())
+    with_option(url, &format!("tls-cert={}&tls-key={}", certificate.display(), key.display()))
 }
 
 async fn a_client_certificate_is_sent_on_request(client: Client) {

@@ -2,6 +2,7 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
+use super::view::View;
 use super::{RedisCluster, slot_of};
 use crate::{DEADLINE, RespClient, RespValue, password, wait_until};
 
@@ -94,17 +95,6 @@ impl RedisCluster {
         self.settle(slot, to)
     }
 
-    /// Cancels a migration that [`begin_migration`](Self::begin_migration) began, on every running master. Keys
-    /// that have been moved by then stay moved.
-    ///
-    /// # Errors
-    /// The error that a node replied.
-    pub fn abandon_migration(&self, slot: u16) -> Result<(), String> {
-        let _alone = self.alone();
-        let masters = self.running_masters()?;
-        masters.into_iter().try_for_each(|node| self.set_slot(node, slot, &["STABLE"]))
-    }
-
     /// Serializes key moves and slot changes, because several tests may use one cluster concurrently.
     ///
     /// Two nodes that move keys to each other block each other until they count as dead. A node whose epoch
@@ -116,16 +106,18 @@ impl RedisCluster {
 
     /// Checks that a node knows the epochs of all running masters, so that its next claim has a higher one.
     pub(super) fn knows_all_epochs(&self, node: usize) -> Result<(), String> {
-        let view = self.view(node)?;
-        for master in self.running_masters()? {
-            let id = self.id(master);
-            let due = self.view(master)?.node(id).map(|myself| myself.epoch);
-            let known = view.node(id).map(|seen| seen.epoch);
-            if known < due {
-                return Err(knows_too_little(node, known, master, due));
-            }
+        let masters = self.running_masters()?;
+        masters.into_iter().try_for_each(|master| self.knows_epoch(node, master).map(drop))
+    }
+
+    /// The epoch of a master, which a node has to know.
+    fn knows_epoch(&self, node: usize, master: usize) -> Result<u64, String> {
+        let epoch = |view: View| view.node(self.id(master)).map_or(0, |master| master.epoch);
+        let (due, known) = (self.view(master).map(epoch)?, self.view(node).map(epoch)?);
+        if known >= due {
+            return Ok(due);
         }
-        Ok(())
+        Err(format!("node {node} has heard of epoch {known} of node {master}, not of {due}"))
     }
 
     fn running_masters(&self) -> Result<Vec<usize>, String> {
@@ -204,16 +196,12 @@ impl RedisCluster {
     /// is the highest. A node that knows the owner but not the epoch would still believe an old message of the
     /// previous owner.
     fn all_see(&self, slot: u16, to: usize) -> Result<(), String> {
-        let due = self.view(to)?.node(self.id(to)).map(|myself| myself.epoch);
         for (node, _) in self.running() {
             self.sees(node, slot, to)?;
+            let due = self.knows_epoch(node, to)?;
             let view = self.view(node)?;
-            let known = view.node(self.id(to)).map(|seen| seen.epoch);
-            if known < due {
-                return Err(knows_too_little(node, known, to, due));
-            }
             let rival = view.node(self.id(node)).filter(|myself| myself.is_master() && node != to);
-            if rival.is_some_and(|rival| Some(rival.epoch) >= due) {
+            if rival.is_some_and(|rival| rival.epoch >= due) {
                 return Err(format!("node {node} has no lower epoch than node {to}"));
             }
         }
@@ -227,11 +215,6 @@ impl RedisCluster {
         }
         Err(format!("node {node} does not know that slot {slot} is node {to}'s"))
     }
-}
-
-fn knows_too_little(node: usize, known: Option<u64>, of: usize, due: Option<u64>) -> String {
-    let (known, due) = (known.unwrap_or(0), due.unwrap_or(0));
-    format!("node {node} has heard of epoch {known} of node {of}, not of {due}")
 }
 
 fn bytes(value: &RespValue) -> Option<&[u8]> {

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// The state that all threads of a proxy share.
 #[derive(Debug, Default)]
@@ -13,23 +12,22 @@ pub(super) struct Faults {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    swallow: Counted,
-    cut: Counted,
-    latency: Duration,
+pub(super) struct State {
+    pub(super) swallow: Counted,
+    pub(super) cut: Counted,
     hangs: bool,
-    accepts: bool,
-    accepted: usize,
+    pub(super) accepts: bool,
+    pub(super) accepted: usize,
     /// Both ends of every open connection, the client's first; the server's may still be missing.
     open: HashMap<usize, Vec<TcpStream>>,
 }
 
 /// A fault that happens to a number of requests that contain a pattern.
 #[derive(Debug, Default)]
-struct Counted {
+pub(super) struct Counted {
     pattern: Vec<u8>,
     left: usize,
-    done: usize,
+    pub(super) done: usize,
 }
 
 /// What happens to a request.
@@ -42,7 +40,7 @@ pub(super) enum Fate {
 }
 
 impl Counted {
-    fn set(&mut self, pattern: &str, left: usize) {
+    pub(super) fn set(&mut self, pattern: &str, left: usize) {
         (self.pattern, self.left) = (pattern.as_bytes().to_vec(), left);
     }
 
@@ -58,49 +56,9 @@ impl Counted {
 }
 
 impl Faults {
-    pub(super) fn swallow(&self, pattern: &str, n: usize) {
-        self.state().swallow.set(pattern, n);
-    }
-
-    pub(super) fn cut(&self, pattern: &str, n: usize) {
-        self.state().cut.set(pattern, n);
-    }
-
-    pub(super) fn delay(&self, latency: Duration) {
-        self.state().latency = latency;
-    }
-
     pub(super) fn hang(&self, on: bool) {
         self.state().hangs = on;
         self.changed.notify_all();
-    }
-
-    pub(super) fn accept(&self, on: bool) {
-        self.state().accepts = on;
-    }
-
-    pub(super) fn accepts(&self) -> bool {
-        self.state().accepts
-    }
-
-    pub(super) fn accepted(&self) -> usize {
-        self.state().accepted
-    }
-
-    pub(super) fn count_swallowed(&self) {
-        self.state().swallow.done += 1;
-    }
-
-    pub(super) fn swallowed(&self) -> usize {
-        self.state().swallow.done
-    }
-
-    pub(super) fn requests_cut(&self) -> usize {
-        self.state().cut.done
-    }
-
-    pub(super) fn open(&self) -> usize {
-        self.state().open.len()
     }
 
     pub(super) fn fate(&self, request: &[u8]) -> Fate {
@@ -115,16 +73,9 @@ impl Faults {
         }
     }
 
-    /// Waits out the latency, and the time for which the proxy hangs.
+    /// Waits out the time for which the proxy hangs.
     pub(super) fn wait_out(&self) {
-        let latency = self.state().latency;
-        if !latency.is_zero() {
-            std::thread::sleep(latency);
-        }
-        let mut state = self.state();
-        while state.hangs {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        drop(self.changed.wait_while(self.state(), |state| state.hangs));
     }
 
     /// Registers an accepted connection under a new number.
@@ -153,7 +104,7 @@ impl Faults {
         self.state().open.drain().for_each(|(_, ends)| shut(&ends));
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -146,7 +146,7 @@ impl Link {
             if swallowed {
                 // No later request is answered either, so the other direction need not wait.
                 talk.due.clear();
-                self.faults.count_swallowed();
+                self.faults.state().swallow.done += 1;
                 return sorted(read.drain(..passes).collect(), true);
             }
             passes += length;

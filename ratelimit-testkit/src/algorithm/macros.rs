@@ -111,7 +111,7 @@ macro_rules! __algorithm_tests {
         }
     };
     (@alone $name:ident, $limits:ident) => {
-        $crate::__algorithm_test!($name, [
+        $crate::__algorithm_test!(test_algorithm::<[$limits]>, AlgorithmProperty, $name, "", [
             (never_admits_more_than_its_bound, NeverAdmitsMoreThanItsBound)
             (refunds_and_forced_charges_are_exact, RefundsAndForcedChargesAreExact)
             (what_is_left_is_what_fits, WhatIsLeftIsWhatFits)
@@ -130,7 +130,7 @@ macro_rules! __algorithm_tests {
         ]);
     };
     (@kept $name:ident, $module:ident) => {
-        $crate::__algorithm_test_on!($name, $module, [
+        $crate::__algorithm_test!(test_algorithm_on::<[super::Limits, Harnessed]>, Property, $name, concat!("/", stringify!($module)), [
             (it_agrees, Agrees)
             (it_agrees_after_a_change, AgreesAfterAChange)
             (many_tasks_are_admitted_exactly_the_limit, ManyTasksAreAdmittedExactlyTheLimit)
@@ -140,40 +140,24 @@ macro_rules! __algorithm_tests {
     };
 }
 
-/// The tests of an algorithm alone.
+/// Tests of these properties by this function.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __algorithm_test {
-    ($name:ident, [$(($test:ident, $property:ident))*]) => { $(
+    ($try:ident::<$of:tt>, $properties:ident, $name:ident, $module:expr, [$($test:tt)*]) => {
+        $( $crate::__algorithm_test!(@one $try, $of, $properties, $name, $module, $test); )*
+    };
+    (@one $try:ident, [$($of:ty),+], $properties:ident, $name:ident, $module:expr, ($test:ident, $property:ident)) => {
         #[test]
         fn $test() {
-            $crate::test_algorithm::<Limits>(
-                $crate::AlgorithmProperty::$property,
+            $crate::$try::<$($of),+>(
+                $crate::$properties::$property,
                 concat!(module_path!(), "::", stringify!($test)),
                 concat!(
                     env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/",
-                    stringify!($name), "/", stringify!($test), ".txt",
+                    stringify!($name), $module, "/", stringify!($test), ".txt",
                 ),
             );
         }
-    )* };
-}
-
-/// The tests of an algorithm in a store.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __algorithm_test_on {
-    ($name:ident, $module:ident, [$(($test:ident, $property:ident))*]) => { $(
-        #[test]
-        fn $test() {
-            $crate::test_algorithm_on::<super::Limits, Harnessed>(
-                $crate::Property::$property,
-                concat!(module_path!(), "::", stringify!($test)),
-                concat!(
-                    env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/",
-                    stringify!($name), "/", stringify!($module), "/", stringify!($test), ".txt",
-                ),
-            );
-        }
-    )* };
+    };
 }

@@ -57,7 +57,11 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
         if let Some(before) = state {
             let mut own = before.clone();
             let placed = algorithm.step_in_place(&mut own, at, cost);
-            agree(walk, ("step_in_place", asked), &step, before, &placed, &own)?;
+            let of = ("step_in_place", asked);
+            says_the_same(of, &step, &placed)?;
+            if let Some(due) = step.write.after(Some(before)) {
+                leaves_the_same(walk, of, Some(&own), due)?;
+            }
         }
         in_compact(walk, asked, &step)?;
         walk.take(step);
@@ -65,31 +69,28 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Checks that an in-place operation agrees with the step.
-fn agree<A: InMemory>(
-    walk: &Walk<'_, A>,
-    (name, asked): (&str, Asked),
-    step: &Step<A::State>,
-    before: &A::State,
-    placed: &Step<()>,
-    own: &A::State,
-) -> Kept {
-    let same = placed.decision == step.decision && kind(&placed.write) == kind(&step.write);
-    ensure(same, || {
+/// Checks that a shortcut decides and writes as the step does.
+fn says_the_same<S, T>((name, asked): (&str, Asked), step: &Step<S>, shortcut: &Step<T>) -> Kept {
+    let due = (step.decision, kind(&step.write));
+    let got = (shortcut.decision, kind(&shortcut.write));
+    ensure(got == due, || {
         format!(
             "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
-            placed.decision,
-            kind(&placed.write),
-            step.decision,
-            kind(&step.write)
+            got.0, got.1, due.0, due.1
         )
-    })?;
-    match step.write.after(Some(before)) {
-        None => Ok(()),
-        Some(due) => walk.alike(Some(own), Some(due), asked.at).map_err(|message| {
-            format!("`{name}` leaves another state than the step, of {asked:?}: {message}")
-        }),
-    }
+    })
+}
+
+/// Checks that a shortcut leaves the state that the step leaves.
+fn leaves_the_same<A: InMemory>(
+    walk: &Walk<'_, A>,
+    (name, asked): (&str, Asked),
+    got: Option<&A::State>,
+    due: &A::State,
+) -> Kept {
+    walk.alike(got, Some(due), asked.at).map_err(|message| {
+        format!("`{name}` leaves another state than the step, of {asked:?}: {message}")
+    })
 }
 
 /// How much later the same request is made again.
@@ -145,29 +146,17 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
 /// Checks that a step between compact states agrees with the general step.
 fn agrees<A: InMemory>(
     walk: &Walk<'_, A>,
-    (name, asked): (&str, Asked),
+    of: (&str, Asked),
     step: &Step<A::State>,
     compact: &Step<Compact>,
 ) -> Kept {
-    let same = compact.decision == step.decision && kind(&compact.write) == kind(&step.write);
-    ensure(same, || {
-        format!(
-            "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
-            compact.decision,
-            kind(&compact.write),
-            step.decision,
-            kind(&step.write)
-        )
-    })?;
-    let (Write::Put { state: compact, .. }, Write::Put { state: due, .. }) =
-        (&compact.write, &step.write)
-    else {
-        return Ok(());
-    };
-    let own = A::from_compact(*compact);
-    walk.alike(own.as_ref(), Some(due), asked.at).map_err(|message| {
-        format!("`{name}` writes another state than the step, of {asked:?}: {message}")
-    })
+    says_the_same(of, step, compact)?;
+    match (&compact.write, &step.write) {
+        (Write::Put { state, .. }, Write::Put { state: due, .. }) => {
+            leaves_the_same(walk, of, A::from_compact(*state).as_ref(), due)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Law 9: a step leaves no more entries than announced, and the caller's metadata changes no decision.

@@ -1,8 +1,6 @@
 //! Law 10 for the capabilities that a harness claims.
 
-use ratelimit_core::{
-    Algorithm, ErrorKind, Limit, Now, Op, Policy, PolicyState, ReservationId, Timestamp,
-};
+use ratelimit_core::{ErrorKind, Limit, Now, Op, Policy, PolicyState, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
@@ -24,15 +22,7 @@ pub(crate) async fn it_can_do_what_it_claims<H: Harness>(
     for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
         let limits = [limit(&format!("l{n}"), policy), limit(&format!("m{n}"), policy)];
         let claims = Claims { subject, limits: &limits };
-        let needed = [
-            Some(Capability::Algorithm(AlgorithmKind::of(&policy))),
-            Some(if policy.charges_denials() {
-                Capability::Attempts
-            } else {
-                Capability::Admissions
-            }),
-        ];
-        if let Some(lacking) = subject.able().lacks(needed.into_iter().flatten()) {
+        if let Some(lacking) = subject.able().lacks(Capability::needed_by(&policy)) {
             claims.refused(lacking, &Request { asks: vec![ask(0, "a")], ..acquire(None) }).await?;
             continue;
         }

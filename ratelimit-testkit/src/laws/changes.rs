@@ -4,7 +4,7 @@ use ratelimit_core::{Algorithm, Now, Op, Policy};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject};
-use crate::seeds::Scale;
+use crate::seeds::full_us;
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 11: a state written under an old limit of the same name admits no more than the new capacity, and blocks no longer than
@@ -21,7 +21,7 @@ pub(crate) async fn a_changed_limit_is_safe<H: Harness>(
     }
     let (new, at) = (trace.limits.len() - 1, trace.latest());
     let policy = trace.limits[new].algorithm();
-    let (capacity, full_us) = (policy.capacity(), Scale::of(policy).full_us);
+    let (capacity, full_us) = (policy.capacity(), full_us(policy));
     for key in ["a", "b", "c"] {
         let one = async |op, cost, at| {
             let ask = Ask { limit: new, key: key.to_owned(), cost };

@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use futures_util::future::join_all;
 use ratelimit_core::{Algorithm, Limit, Now, Op, Policy, Timestamp};
 
 use crate::capability::Capability;
-use crate::harness::{Harness, StoreClock, join_all};
+use crate::harness::{Harness, StoreClock};
 use crate::law::Violation;
 use crate::laws::own_clock::{BEGIN_US, MONTH_US, Running, Time};
 use crate::laws::{Kept, Subject};
-use crate::seeds::{Scale, Scope, rate};
+use crate::seeds::{Scope, full_us, rate};
 use crate::trace::made::limit;
 use crate::trace::{Ask, Request};
 
@@ -70,7 +71,7 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time<H: Harness>(
         set(Timestamp::saturating_from_us(*now_us));
     };
     let quick = limits([1, 1], 1_000, ["first-moving", "second-moving"]);
-    let full_us = |limit: &Limit<Policy>| Some(Scale::of(limit.algorithm()).full_us);
+    let full_us = |limit: &Limit<Policy>| Some(full_us(limit.algorithm()));
     Rush { limits: &quick, ..rush }.admitted(moves, full_us).map(drop)
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use futures_util::future::join_all;
 use ratelimit_core::{Algorithm, Limit, Now, Op, Timestamp};
 
 use crate::capability::Capability;
-use crate::harness::{Harness, join_all};
+use crate::harness::Harness;
 use crate::law::Violation;
 use crate::laws::{Kept, Subject};
 use crate::trace::made::limit;

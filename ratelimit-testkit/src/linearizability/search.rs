@@ -43,16 +43,10 @@ fn answered(event: &Event) -> u64 {
 }
 
 /// The states of a store, sorted by place, so that equal contents compare equal.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Kept<S> {
     states: Vec<(Place, S)>,
     reservations: Vec<((Place, ReservationId), Reservation)>,
-}
-
-impl<S: Clone> Clone for Kept<S> {
-    fn clone(&self) -> Self {
-        Self { states: self.states.clone(), reservations: self.reservations.clone() }
-    }
 }
 
 /// Finds a place in entries sorted by place.

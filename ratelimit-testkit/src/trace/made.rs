@@ -112,9 +112,8 @@ enum Cost {
 struct Draft {
     back: bool,
     advance: Advance,
-    op: Op,
+    op: (Op, Option<ReservationId>),
     asks: Vec<(usize, usize, Cost)>,
-    id: Option<ReservationId>,
     /// Whether a settlement or renewal names what was reserved under its id.
     again: bool,
 }
@@ -209,14 +208,7 @@ impl<A: Algorithm + 'static> Pool<A> {
         });
         let again = prop::bool::weighted(0.75);
         let draft = (back, advances(shape.slow), ops(self.able, self.reserves), asks, again)
-            .prop_map(|(back, advance, (op, id), asks, again)| Draft {
-                back,
-                advance,
-                op,
-                asks,
-                id,
-                again,
-            });
+            .prop_map(|(back, advance, op, asks, again)| Draft { back, advance, op, asks, again });
         let all = (self.make)().len();
         let some = self.some.map(|some| some.min(all));
         let picks = subsequence((0..all).collect::<Vec<_>>(), some[0]..=some[1]).prop_shuffle();
@@ -262,19 +254,17 @@ impl<A: Algorithm + 'static> Pool<A> {
             // Stay short of the last moment, after which time cannot advance.
             at_us = at_us.min(Timestamp::MAX.as_us() - 10);
             let at = Timestamp::saturating_from_us(at_us);
-            let mut request = Request { at, op: draft.op, asks: Vec::new(), id: draft.id };
+            let (op, id) = draft.op;
+            let mut request = Request { at, op, asks: Vec::new(), id };
             let mut places = HashSet::new();
             let mut asked: Vec<_> = draft.asks.clone();
-            let known = draft.id.and_then(|id| reserved.get(&id)).filter(|_| draft.again);
-            if let (Op::Settle | Op::Renew, Some(known)) = (draft.op, known) {
+            let known = id.and_then(|id| reserved.get(&id)).filter(|_| draft.again);
+            if let (Op::Settle | Op::Renew, Some(known)) = (op, known) {
                 let costs = draft.asks.iter().map(|(.., cost)| *cost).cycle();
-                asked = known
-                    .iter()
-                    .zip(costs)
-                    .map(|((limit, key), cost)| (*limit, *key, cost))
-                    .collect();
+                asked =
+                    known.iter().zip(costs).map(|(place, cost)| (place.0, place.1, cost)).collect();
             }
-            if let (Op::Acquire, Some(id)) = (draft.op, draft.id) {
+            if let (Op::Acquire, Some(id)) = (op, id) {
                 reserved.insert(id, asked.iter().map(|(limit, key, _)| (*limit, *key)).collect());
             }
             for (limit, key, cost) in &asked {

@@ -21,40 +21,47 @@ fn recovers_within_us(policy: &Policy) -> Option<u64> {
     }
 }
 
+/// Writes a harness of these limits, with the bounds and the recovery of their policies.
+macro_rules! harness {
+    ($harness:ident of $algorithm:ty, $limits:expr) => {
+        pub(super) struct $harness;
+
+        impl AlgorithmHarness for $harness {
+            type Algorithm = $algorithm;
+
+            fn limits() -> Vec<Instance<$algorithm>> {
+                $limits
+            }
+
+            fn excess(
+                limit: &$algorithm,
+                admitted: &[(Timestamp, u64)],
+                at: Timestamp,
+                cost: u64,
+            ) -> Option<String> {
+                bounds::excess(&(*limit).into(), admitted, at, cost)
+            }
+
+            fn recovers_within_us(limit: &$algorithm) -> Option<u64> {
+                recovers_within_us(&(*limit).into())
+            }
+        }
+    };
+}
+
 /// The laws for each algorithm by its own type, on the seeds of its kind.
 macro_rules! alone {
     ($($name:ident: $algorithm:ident),+ $(,)?) => { $(
         mod $name {
             use super::*;
 
-            pub(super) struct Seeds;
-
-            impl AlgorithmHarness for Seeds {
-                type Algorithm = $algorithm;
-
-                fn limits() -> Vec<Instance<$algorithm>> {
-                    let seeds = AlgorithmKind::$algorithm.seeds().into_iter();
-                    seeds
-                        .map(|policy| match policy {
-                            Policy::$algorithm(limit) => Instance::new(policy.to_string(), limit),
-                            other => unreachable!("{other}"),
-                        })
-                        .collect()
-                }
-
-                fn excess(
-                    limit: &$algorithm,
-                    admitted: &[(Timestamp, u64)],
-                    at: Timestamp,
-                    cost: u64,
-                ) -> Option<String> {
-                    bounds::excess(&Policy::from(*limit), admitted, at, cost)
-                }
-
-                fn recovers_within_us(limit: &$algorithm) -> Option<u64> {
-                    recovers_within_us(&Policy::from(*limit))
-                }
-            }
+            harness!(Seeds of $algorithm, {
+                let own = |policy: Policy| match policy {
+                    Policy::$algorithm(limit) => Instance::new(policy.to_string(), limit),
+                    other => unreachable!("{other}"),
+                };
+                AlgorithmKind::$algorithm.seeds().into_iter().map(own).collect()
+            });
 
             algorithm_conformance!(alone, Seeds);
         }
@@ -73,33 +80,13 @@ alone! {
     concurrency: Concurrency,
 }
 
-/// Limits that count attempts, and some that do not, as policies.
-struct Policies;
-
-impl AlgorithmHarness for Policies {
-    type Algorithm = Policy;
-
-    fn limits() -> Vec<Instance<Policy>> {
-        let attempts = AlgorithmKind::ATTEMPTS.iter().flat_map(|kind| kind.seeds());
-        let attempts =
-            attempts.map(|policy| policy.by_attempts().expect("a kind that counts them"));
-        let others = AlgorithmKind::ALL.iter().filter_map(|kind| kind.seeds().pop());
-        attempts.chain(others).map(|policy| Instance::new(policy.to_string(), policy)).collect()
-    }
-
-    fn excess(
-        limit: &Policy,
-        admitted: &[(Timestamp, u64)],
-        at: Timestamp,
-        cost: u64,
-    ) -> Option<String> {
-        bounds::excess(limit, admitted, at, cost)
-    }
-
-    fn recovers_within_us(limit: &Policy) -> Option<u64> {
-        recovers_within_us(limit)
-    }
-}
+// Limits that count attempts, and some that do not, as policies.
+harness!(Policies of Policy, {
+    let attempts = AlgorithmKind::ATTEMPTS.iter().flat_map(|kind| kind.seeds());
+    let attempts = attempts.map(|policy| policy.by_attempts().expect("a kind that counts them"));
+    let others = AlgorithmKind::ALL.iter().filter_map(|kind| kind.seeds().pop());
+    attempts.chain(others).map(|policy| Instance::new(policy.to_string(), policy)).collect()
+});
 
 algorithm_conformance!(policies, Policies);
 

@@ -28,19 +28,19 @@ macro_rules! harnesses {
             }
 
             fn store(&self) -> WrongStore {
-                WrongHarness { flaw: $flaw, in_real_time: false }.store()
+                WrongHarness::of($flaw).store()
             }
 
             fn clock(&self, store: &WrongStore) -> StoreClock {
-                WrongHarness { flaw: $flaw, in_real_time: false }.clock(store)
+                WrongHarness::of($flaw).clock(store)
             }
 
             async fn state(&self, store: &WrongStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-                WrongHarness { flaw: $flaw, in_real_time: false }.state(store, limit, key).await
+                WrongHarness::of($flaw).state(store, limit, key).await
             }
 
             async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
-                WrongHarness { flaw: $flaw, in_real_time: false }.leaks(store, within).await
+                WrongHarness::of($flaw).leaks(store, within).await
             }
         }
     )+ };
@@ -87,10 +87,7 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
         (&[GCRA], gcra, "under gcra 3/h burst 3"),
         (&[Capability::Metadata], log, "lacks metadata"),
     ] {
-        let message = claims_failure(
-            &WrongHarness { flaw: Some(Flaw::Cannot(lacks)), in_real_time: false },
-            scope,
-        );
+        let message = claims_failure(&WrongHarness::of(Some(Flaw::Cannot(lacks))), scope);
         assert!(message.contains(says), "{lacks:?}: {message}");
     }
 }

@@ -129,6 +129,11 @@ impl Store<Gcra> for Mapped {
     }
 }
 
+/// A run without reservations.
+fn plain(limits: &[Limit<Gcra>]) -> ConcurrentRun<'_, Gcra> {
+    ConcurrentRun { reservations: false, ..ConcurrentRun::new(limits) }
+}
+
 fn linearizability(
     flaw: Option<Flaw>,
     scenario: &ConcurrentRun<'_, Gcra>,
@@ -150,13 +155,7 @@ fn histories_of_a_sound_store_with_two_to_eight_threads_are_explained() {
     let limits = limits();
     for threads in [1, 2, 4, 8] {
         for keys in [1, 3, 20] {
-            let scenario = ConcurrentRun {
-                threads,
-                keys,
-                reservations: false,
-                rounds: 60,
-                ..ConcurrentRun::new(&limits)
-            };
+            let scenario = ConcurrentRun { threads, keys, rounds: 60, ..plain(&limits) };
             let seen = linearizability(None, &scenario).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(seen.requests, 600 * threads);
             // Where the operating system suspends threads in the midst of a call, nearly all of a history
@@ -172,9 +171,8 @@ fn histories_of_a_sound_store_with_two_to_eight_threads_are_explained() {
 fn a_read_then_write_race_is_caught() {
     let limits = limits();
     for threads in [2, 4, 8] {
-        let base = ConcurrentRun::new(&limits);
-        let scenario =
-            ConcurrentRun { threads, keys: 1, reservations: false, rounds: 3, requests: 4, ..base };
+        let base = plain(&limits);
+        let scenario = ConcurrentRun { threads, keys: 1, rounds: 3, requests: 4, ..base };
         let caught = linearizability(Some(Flaw::ReadsThenWrites), &scenario);
         assert!(caught.is_err(), "{threads} threads: {caught:?}");
     }
@@ -193,13 +191,7 @@ fn false_answers_and_lost_writes_are_caught_with_a_single_thread() {
     ];
     for flaw in flaws {
         for threads in [1, 4] {
-            let scenario = ConcurrentRun {
-                threads,
-                reservations: false,
-                rounds: 200,
-                ..ConcurrentRun::new(&limits)
-            };
-            let caught = linearizability(Some(flaw), &scenario);
+            let caught = linearizability(Some(flaw), &ConcurrentRun { threads, ..plain(&limits) });
             let Err(caught) = caught else { panic!("{flaw:?} of {threads}: {caught:?}") };
             assert!(
                 caught.message.contains("\n? ") || caught.message.starts_with("? "),

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Batch, Check, Clock, Decision, Limit, ManualClock, Now, Op, Policy, PolicyState,
-    Rate, Refusal, Reservation, ReservationId, States, Store, SystemClock, Timestamp, Verdict,
-    Write, decide,
+    Refusal, Reservation, ReservationId, States, Store, SystemClock, Timestamp, Verdict, Write,
+    decide,
 };
 use ratelimit_testkit::{AlgorithmKind, Capability, Harness, Refused, StoreClock};
 
@@ -112,25 +112,12 @@ struct Kept {
     reservations: HashMap<(Key, ReservationId), (Reservation, Timestamp)>,
 }
 
-/// The clock that a wrong store reads.
-enum OwnClock {
-    Manual(ManualClock),
-    System(SystemClock),
-}
-
-impl OwnClock {
-    fn now(&self) -> Timestamp {
-        match self {
-            Self::Manual(clock) => clock.now(),
-            Self::System(clock) => clock.now(),
-        }
-    }
-}
-
 /// A store over the pure step with one flaw, or none. Its own clock is set by hand, or runs.
 pub(crate) struct WrongStore {
     flaw: Option<Flaw>,
-    clock: OwnClock,
+    clock: Box<dyn Clock>,
+    /// The clock, if it is set by hand.
+    manual: Option<ManualClock>,
     began: Timestamp,
     /// The latest given time, in microseconds.
     latest_us: AtomicU64,
@@ -139,29 +126,15 @@ pub(crate) struct WrongStore {
     kept: Mutex<Kept>,
 }
 
-/// A limit of the same algorithm with one unit more.
+/// The same limit with one unit more, in the words of its policy: of a bucket's burst, or of a window's count.
 fn one_more(policy: &Policy) -> Policy {
-    let (kind, admissions) = (AlgorithmKind::of(policy), policy.by_admissions());
-    let refill = match &admissions {
-        Policy::Gcra(gcra) => Some(*gcra.refill()),
-        Policy::TokenBucket(tokens) => Some(*tokens.refill()),
-        _ => None,
-    };
-    let us = match &admissions {
-        Policy::FixedWindow(of) => of.window_us(),
-        Policy::FirstRequestWindow(of) => of.window_us(),
-        Policy::WindowLog(of) => of.window_us(),
-        Policy::SlidingLog(of) => of.window_us(),
-        Policy::SlidingCounter(of) => of.window_us(),
-        Policy::Concurrency(of) => of.lease_us(),
-        _ => 1_000_000,
-    };
-    let (count, us) = match refill {
-        Some(refill) => (refill.tick_units, refill.token_units * refill.tick_us),
-        None => (policy.capacity() + 1, us),
-    };
-    let more = kind.policy(Rate::per_us(count, us).expect("a rate"), policy.capacity() + 1);
-    if policy.charges_denials() { more.by_attempts().expect("as before") } else { more }
+    let text = policy.to_string();
+    let begin = text.find(" burst ").map(|at| at + " burst ".len());
+    let begin = begin.or_else(|| text.find(' ').map(|at| at + 1)).expect("a name and a rate");
+    let digits = text[begin..].chars().take_while(char::is_ascii_digit).count();
+    let (count, rest) = text[begin..].split_at(digits);
+    let more = count.parse::<u64>().expect("a count") + 1;
+    format!("{}{more}{rest}", &text[..begin]).parse().expect("as before")
 }
 
 /// The initial time of a [`WrongStore`] whose clock is set by hand.
@@ -171,10 +144,9 @@ const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const OUTLIVES_US: u64 = 1_000_000;
 
 impl WrongStore {
-    fn new(flaw: Option<Flaw>, clock: OwnClock) -> Self {
-        let (began, kept) = (clock.now(), Mutex::default());
-        let (latest_us, calls) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { flaw, clock, began, latest_us, calls, kept }
+    /// The keys of a batch.
+    fn keys(&self, batch: &Batch<'_, Policy>) -> Vec<Key> {
+        batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect()
     }
 
     fn is(&self, flaw: Flaw) -> bool {
@@ -257,8 +229,7 @@ impl WrongStore {
         let mut kept = self.kept();
         // Behind the lock.
         let mut now = self.time(batch);
-        let keys: Vec<Key> =
-            batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect();
+        let keys = self.keys(batch);
         if self.is(Flaw::OutlivesItsWindow) {
             let ends = keys.iter().filter_map(|key| Some(kept.entries.get(key)?.expires));
             let outlived =
@@ -416,9 +387,7 @@ impl Store<Policy> for WrongStore {
         self.able(batch)?;
         let mut read = None;
         if self.is(Flaw::ReadThenWrite) {
-            let keys: Vec<Key> =
-                batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect();
-            read = Some(self.read(&self.kept(), &keys, self.time(batch)));
+            read = Some(self.read(&self.kept(), &self.keys(batch), self.time(batch)));
             let_others_run().await;
         }
         if self.is(Flaw::ReadsTheClockFirst) && batch.time() == Now::Store {
@@ -489,6 +458,13 @@ pub(crate) struct WrongHarness {
     pub(crate) in_real_time: bool,
 }
 
+impl WrongHarness {
+    /// Of stores with this flaw, whose clocks are set.
+    pub(crate) const fn of(flaw: Option<Flaw>) -> Self {
+        Self { flaw, in_real_time: false }
+    }
+}
+
 impl Harness for WrongHarness {
     type Store = WrongStore;
 
@@ -499,16 +475,18 @@ impl Harness for WrongHarness {
     }
 
     fn store(&self) -> WrongStore {
-        let manual = || OwnClock::Manual(ManualClock::new(BEGIN));
-        let system = || OwnClock::System(SystemClock::new());
-        WrongStore::new(self.flaw, if self.in_real_time { system() } else { manual() })
+        let manual = (!self.in_real_time).then(|| ManualClock::new(BEGIN));
+        let clock: Box<dyn Clock> = match &manual {
+            Some(clock) => Box::new(clock.clone()),
+            None => Box::new(SystemClock::new()),
+        };
+        let (flaw, began, kept) = (self.flaw, clock.now(), Mutex::default());
+        let (latest_us, calls) = (AtomicU64::new(0), AtomicU64::new(0));
+        WrongStore { flaw, clock, manual, began, latest_us, calls, kept }
     }
 
     fn clock(&self, store: &WrongStore) -> StoreClock {
-        match &store.clock {
-            OwnClock::Manual(clock) => StoreClock::from(clock),
-            OwnClock::System(_) => StoreClock::Real,
-        }
+        store.manual.as_ref().map_or(StoreClock::Real, StoreClock::from)
     }
 
     async fn state(

@@ -13,8 +13,8 @@
 //! whole burst. An acquire replaces the state by that reading and the charge. A refund or a forced charge moves the TAT
 //! as it was written, by as much as it moves the reading: the other limit still counts the rest.
 
-use super::GcraState;
-use crate::algorithm::{Step, Write};
+use super::{GcraState, LeakyBucket};
+use crate::algorithm::{Algorithm, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::rate::Refill;
 use crate::reservation::Reservation;
@@ -132,7 +132,7 @@ impl Refill {
             (level.tat_us, Write::Remove)
         } else {
             let state = self.moved(level, after);
-            (state.tat_us, written(state))
+            (state.tat_us, Write::until(state, state.tat_us))
         };
         Step { decision: self.decision((now, cost), after, tat_us, Some(0)), write }
     }
@@ -156,7 +156,7 @@ impl Refill {
         let timestamp = if after > level.used { level.at } else { other.timestamp };
         let tat_us = other.tat_us.saturating_add(up_us).saturating_sub(down_us);
         let write = if tat_us > level.at.as_us() {
-            written(GcraState { tat_us, surplus: 0, timestamp })
+            Write::until(GcraState { tat_us, surplus: 0, timestamp }, tat_us)
         } else {
             Write::Remove
         };
@@ -166,63 +166,32 @@ impl Refill {
         Step { decision, write }
     }
 
-    #[inline]
-    pub(super) fn step(
-        &self,
-        state: Option<GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<GcraState> {
-        let level = self.level(state, now);
-        let capacity = self.capacity_units();
-        let denied = |retry_after_us| {
-            let decision = self.decision((now, cost), level.used, level.tat_us, retry_after_us);
-            Step { decision, write: Write::Keep }
-        };
-        if cost > self.burst {
-            return denied(None);
-        }
-        let charge = cost * self.token_units;
-        let after = level.used + charge;
-        if after > capacity {
-            return denied(Some(self.fits_us(level, capacity - charge) - now.as_us()));
-        }
-        self.step_to((now, cost), level, after)
+    /// The units of a cost, at most all.
+    fn units_of(&self, cost: u64) -> u64 {
+        cost.min(self.burst) * self.token_units
     }
 
-    pub(super) fn refund(
+    /// The step of a request of this time and cost that gives so many units back.
+    fn given_back(
         &self,
         state: Option<GcraState>,
-        now: Timestamp,
-        cost: u64,
+        asked: (Timestamp, u64),
+        units: u64,
     ) -> Step<GcraState> {
-        let level = self.level(state, now);
-        let charge = cost.min(self.burst) * self.token_units;
-        self.step_beside(state, (now, cost), level, level.used.saturating_sub(charge))
-    }
-
-    pub(super) fn force(
-        &self,
-        state: Option<GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<GcraState> {
-        let level = self.level(state, now);
-        let charge = cost.min(self.burst) * self.token_units;
-        let after = (level.used + charge).min(self.capacity_units());
-        self.step_beside(state, (now, cost), level, after)
+        let level = self.level(state, asked.0);
+        self.step_beside(state, asked, level, level.used.saturating_sub(units))
     }
 
     /// The units that a settlement at `cost`, below the reserved cost, returns: all of the difference if nothing was
     /// charged after the reservation; otherwise the difference less what may have refilled since.
-    fn units_given_back(
+    fn units_left(
         &self,
         reservation: &Reservation,
         cost: u64,
         now: Timestamp,
         last_charged: Option<Timestamp>,
     ) -> u64 {
-        let excess = (reservation.cost - cost).min(self.burst) * self.token_units;
+        let excess = self.units_of(reservation.cost - cost);
         if last_charged == Some(reservation.timestamp) {
             return excess;
         }
@@ -232,27 +201,85 @@ impl Refill {
         }
         excess.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
     }
+}
+
+impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
+    type State = GcraState;
+
+    #[inline]
+    fn capacity(&self) -> u64 {
+        self.refill.burst
+    }
+
+    #[inline]
+    fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
+        let refill = &self.refill;
+        let level = refill.level(state.copied(), now);
+        let capacity = refill.capacity_units();
+        let denied = |retry_after_us| {
+            let decision = refill.decision((now, cost), level.used, level.tat_us, retry_after_us);
+            Step { decision, write: Write::Keep }
+        };
+        if cost > refill.burst {
+            return denied(None);
+        }
+        let charge = cost * refill.token_units;
+        let after = level.used + charge;
+        if after > capacity {
+            return denied(Some(refill.fits_us(level, capacity - charge) - now.as_us()));
+        }
+        refill.step_to((now, cost), level, after)
+    }
+
+    fn refund(
+        &self,
+        state: Option<&GcraState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<GcraState>> {
+        Some(self.refill.given_back(state.copied(), (now, cost), self.refill.units_of(cost)))
+    }
+
+    fn force(
+        &self,
+        state: Option<&GcraState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<GcraState>> {
+        let (refill, state) = (&self.refill, state.copied());
+        let level = refill.level(state, now);
+        let after = (level.used + refill.units_of(cost)).min(refill.capacity_units());
+        Some(refill.step_beside(state, (now, cost), level, after))
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        Some(Recovery::Gradual)
+    }
+
+    /// One hour.
+    fn reservation_us(&self) -> Option<u64> {
+        Some(Reservation::LIFE_US)
+    }
+
+    /// At the time of the last charge, if that is later.
+    fn charged_at(&self, state: Option<&GcraState>, now: Timestamp) -> Timestamp {
+        state.map_or(now, |state| now.max(state.timestamp))
+    }
 
     /// Charges what a higher cost adds. Returns what a lower cost leaves: all of it if nothing was charged since,
     /// otherwise less what can have refilled since, so that settling never creates capacity.
-    pub(super) fn settle(
+    fn settle(
         &self,
-        state: Option<GcraState>,
+        state: Option<&GcraState>,
         now: Timestamp,
         reservation: &Reservation,
         cost: u64,
-    ) -> Step<GcraState> {
-        if cost >= reservation.cost {
-            return self.force(state, now, cost - reservation.cost).costing(cost);
+    ) -> Option<Step<GcraState>> {
+        if let Some(missing) = cost.checked_sub(reservation.cost) {
+            return Some(self.force(state, now, missing)?.costing(cost));
         }
-        let level = self.level(state, now);
         let last_charged = state.map(|state| state.timestamp);
-        let charge = self.units_given_back(reservation, cost, now, last_charged);
-        self.step_beside(state, (now, cost), level, level.used.saturating_sub(charge))
+        let units = self.refill.units_left(reservation, cost, now, last_charged);
+        Some(self.refill.given_back(state.copied(), (now, cost), units))
     }
-}
-
-#[inline]
-fn written(state: GcraState) -> Write<GcraState> {
-    Write::Put { state, expires: Timestamp::saturating_from_us(state.tat_us) }
 }

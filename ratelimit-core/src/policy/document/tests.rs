@@ -9,33 +9,18 @@ fn read(text: &str) -> Result<Limits<Policy>, String> {
 }
 
 #[test]
-fn every_algorithm_is_read_by_its_name() {
+fn every_algorithm_is_read_by_its_name_and_counts_attempts_if_it_can() {
     for name in Policy::NAMES {
         let numbers = match *name {
             "bucketed-window" => "bucket = \"1s\"\nrates = [\"7/5m\", \"9/10m\"]",
             _ => "rate = \"7/5m\"",
         };
         let text = format!("[[limit]]\nname = \"a\"\nalgorithm = {name:?}\n{numbers}");
-        let limits = read(&text).expect(name);
-        let policy = limits.as_slice()[0].algorithm();
-        assert_eq!(policy.name(), *name);
-        assert_eq!(policy.capacity(), 7);
-    }
-}
-
-#[test]
-fn only_algorithms_that_can_count_attempts_accept_the_option() {
-    for name in Policy::NAMES.iter().filter(|name| **name != "concurrency") {
-        let numbers = match *name {
-            "bucketed-window" => "bucket = \"1s\"\nrates = [\"7/5m\"]",
-            _ => "rate = \"7/5m\"",
-        };
-        let text = format!(
-            "[[limit]]\nname = \"a\"\nalgorithm = {name:?}\n{numbers}\ncount = \"attempts\""
-        );
-        let limits = read(&text).expect(name);
-        let policy = limits.as_slice()[0].algorithm();
-        assert!(policy.charges_denials() && policy.name() == *name, "{policy:?}");
+        let admitted = *read(&text).expect(name).as_slice()[0].algorithm();
+        assert_eq!((admitted.name(), admitted.capacity()), (*name, 7));
+        let attempts = read(&format!("{text}\ncount = \"attempts\"")).ok();
+        let attempts = attempts.map(|limits| *limits.as_slice()[0].algorithm());
+        assert!(!admitted.charges_denials() && attempts == admitted.by_attempts(), "{name}");
     }
 }
 

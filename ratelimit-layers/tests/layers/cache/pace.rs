@@ -1,8 +1,7 @@
 //! An attack on a store that is some milliseconds away: the calls that reach it are those that its limit makes necessary, also
 //! where the limit refills about as fast as the store answers.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ratelimit_core::{
@@ -36,18 +35,18 @@ struct Far {
     memory: MemoryStore<Policy, Paused>,
     limit: Limit<Policy>,
     way_ms: (u64, u64),
-    calls: AtomicU64,
-    under_way: AtomicU64,
-    most_under_way: AtomicU64,
-    /// The last time at which the state was seen to deny.
-    denied_us: AtomicU64,
+    seen: Mutex<Attack>,
 }
 
 impl Far {
+    fn seen(&self) -> MutexGuard<'_, Attack> {
+        self.seen.lock().expect("no panic")
+    }
+
     /// Looks whether the state denies. Between two calls it only recovers.
     async fn look(&self) {
         if !operate(&self.memory, Op::Peek, &self.limit, "mallory", 1).await.allowed() {
-            self.denied_us.fetch_max(self.clock.now().as_us(), SeqCst);
+            self.seen().denied_at = self.clock.now();
         }
     }
 
@@ -70,13 +69,16 @@ impl SnapshotStore<Policy> for Far {
         &self,
         batch: &Batch<'_, Policy>,
     ) -> Result<WithSnapshot<PolicyState>, MemoryError> {
-        self.calls.fetch_add(1, SeqCst);
-        self.most_under_way.fetch_max(self.under_way.fetch_add(1, SeqCst) + 1, SeqCst);
+        {
+            let mut seen = self.seen();
+            (seen.calls, seen.under_way) = (seen.calls + 1, seen.under_way + 1);
+            seen.at_once = seen.at_once.max(seen.under_way);
+        }
         self.travel().await;
         let decided = self.memory.apply_with_snapshot(batch).await;
         self.look().await;
         self.travel().await;
-        self.under_way.fetch_sub(1, SeqCst);
+        self.seen().under_way -= 1;
         decided
     }
 }
@@ -85,7 +87,10 @@ impl SnapshotStore<Policy> for Far {
 struct Attack {
     admitted: u64,
     calls: u64,
+    under_way: u64,
     at_once: u64,
+    /// The last time at which the state was seen to deny.
+    denied_at: Timestamp,
     /// How many were denied by the cache though the state denied at no time between their call and its answer.
     early: u64,
     denied: u64,
@@ -94,44 +99,34 @@ struct Attack {
 
 /// Attacks a limit for two seconds: each task asks, and asks again after a pause, or at the end of its wait.
 async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Attack {
-    let clock = Paused(Instant::now());
+    let begin = Instant::now();
+    let (clock, limit) = (Paused(begin), limit("l", words));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let [calls, under_way, most_under_way, denied_us] = Default::default();
-    let (own, limit) = (clock.clone(), limit("l", words));
-    let far =
-        Far { clock: own, memory, limit, way_ms, calls, under_way, most_under_way, denied_us };
-    let store: DenialCache<_, Policy, _> = DenialCache::builder().clock(clock.clone()).build(far);
-    let (store, begin) = (Arc::new(store), clock.0);
-    let mut tasks = JoinSet::new();
+    let far = Far { clock: clock.clone(), memory, limit, way_ms, seen: Mutex::default() };
+    let store: DenialCache<_, Policy, _> = DenialCache::builder().clock(clock).build(far);
+    let (store, mut tasks) = (Arc::new(store), JoinSet::new());
     for _ in 0..TASKS {
-        let (store, clock) = (Arc::clone(&store), clock.clone());
+        let store = Arc::clone(&store);
         tasks.spawn(async move {
-            let (far, mut seen) = (store.store(), Attack::default());
+            let far = store.store();
             while begin.elapsed() < LASTS {
-                let asked = clock.now();
+                let asked = far.clock.now();
                 far.look().await;
                 let verdict = ask(&*store, &far.limit, "mallory", 1).await;
-                let took_us = clock.now().saturating_us_since(asked);
-                seen.slowest = seen.slowest.max(Duration::from_micros(took_us));
-                seen.admitted += u64::from(verdict.allowed());
-                seen.denied += u64::from(!verdict.allowed());
-                let denied_us = far.denied_us.load(SeqCst);
-                seen.early += u64::from(!verdict.allowed() && denied_us < asked.as_us());
+                let took_us = far.clock.now().saturating_us_since(asked);
+                {
+                    let mut seen = far.seen();
+                    seen.slowest = seen.slowest.max(Duration::from_micros(took_us));
+                    seen.admitted += u64::from(verdict.allowed());
+                    seen.denied += u64::from(!verdict.allowed());
+                    seen.early += u64::from(!verdict.allowed() && seen.denied_at < asked);
+                }
                 sleep(pause.unwrap_or_else(|| verdict.retry_after().unwrap_or_default())).await;
             }
-            seen
         });
     }
-    let seen = tasks.join_all().await;
-    let counted = |count: &AtomicU64| count.load(SeqCst);
-    Attack {
-        admitted: seen.iter().map(|seen| seen.admitted).sum(),
-        calls: counted(&store.store().calls),
-        at_once: counted(&store.store().most_under_way),
-        early: seen.iter().map(|seen| seen.early).sum(),
-        denied: seen.iter().map(|seen| seen.denied).sum(),
-        slowest: seen.iter().map(|seen| seen.slowest).max().unwrap_or_default(),
-    }
+    tasks.join_all().await;
+    std::mem::take(&mut *store.store().seen())
 }
 
 #[tokio::test(start_paused = true)]

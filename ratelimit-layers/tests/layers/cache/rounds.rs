@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, timeout};
 
 use crate::cache::lasting;
-use crate::common::{BEGIN, Fake, FakeError, Mode, ask, limit, poll, settled};
+use crate::common::{BEGIN, Fake, FakeError, Mode, ask, limit, paused, poll, settled};
 
 const TASKS: u64 = 50;
 const MAX_WAIT: Duration = Duration::from_millis(50);
@@ -286,8 +286,7 @@ async fn batches_of_the_same_checks_wait_for_each_other() {
 /// On no runtime there is no clock to wait by.
 #[test]
 fn on_no_runtime_none_waits_nor_where_waiting_is_off() {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().build().expect("a runtime");
+    let runtime = paused();
     for max_wait in [MAX_WAIT, Duration::ZERO] {
         let _entered = max_wait.is_zero().then(|| runtime.enter());
         let lab = Lab::with(|settings| settings.max_wait(max_wait));

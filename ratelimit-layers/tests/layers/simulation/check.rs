@@ -12,7 +12,6 @@ pub(super) struct Outcome {
     pub(super) admitted: Vec<(Timestamp, u64)>,
     pub(super) served: u64,
     pub(super) asked: u64,
-    pub(super) denied: u64,
     /// What each limit had left in the store at the end, when all allotments had ended.
     pub(super) left: Vec<u64>,
     /// When that was.
@@ -22,6 +21,12 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
+    /// Of a run in which nothing has happened yet.
+    pub(super) fn of(plan: Plan) -> Self {
+        let (admitted, left, end) = (Vec::new(), Vec::new(), Timestamp::ZERO);
+        Self { plan, admitted, served: 0, asked: 0, left, end, late: 0 }
+    }
+
     /// Whether every interval keeps its bound.
     pub(super) fn bounds(&self) -> Result<(), String> {
         self.within(self.plan.lifetime_us)
@@ -71,13 +76,13 @@ impl Outcome {
 
     /// Whether the run tried what it is for.
     pub(super) fn lively(&self) -> Result<(), String> {
-        let Self { served, asked, denied, .. } = self;
+        let Self { served, asked, .. } = self;
         let shares = if self.plan.kind.is_served() { *served > 100 } else { *served == 0 };
         if shares && *asked > 200 && self.admitted.len() > 200 {
             return Ok(());
         }
         let admitted = self.admitted.len();
-        Err(format!("{served} served, {asked} asked, {admitted} admitted, {denied} denied"))
+        Err(format!("{served} served, {asked} asked, {admitted} admitted"))
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::check::Outcome;
 use super::network::{DECIDED, Faults, Network, Server, SimulatedClock};
-use crate::common::{checks, left, limit};
+use crate::common::{checks, left, limit, paused};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -124,24 +124,14 @@ struct World {
     plan: Plan,
     limits: Vec<Limit<Policy>>,
     server: Arc<Server>,
-    admitted: Mutex<Vec<(Timestamp, u64)>>,
-    counts: Mutex<Counts>,
+    /// What the nodes have done so far.
+    outcome: Mutex<Outcome>,
     end: Instant,
-}
-
-/// How many requests all nodes together served, had decided by the store, and denied.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    served: u64,
-    asked: u64,
-    denied: u64,
 }
 
 /// Runs a plan.
 pub(super) fn run(plan: &Plan) -> Outcome {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-    runtime.block_on(simulated(plan.clone()))
+    paused().block_on(simulated(plan.clone()))
 }
 
 async fn simulated(plan: Plan) -> Outcome {
@@ -158,8 +148,7 @@ async fn simulated(plan: Plan) -> Outcome {
     let world = Arc::new(World {
         limits: plan.limits(),
         server: server.clone(),
-        admitted: Mutex::default(),
-        counts: Mutex::default(),
+        outcome: Mutex::new(Outcome::of(plan.clone())),
         end: base + RUN,
         plan,
     });
@@ -171,7 +160,7 @@ async fn simulated(plan: Plan) -> Outcome {
     // A lifetime, the delay of a task, and a trip later all that was not used is back.
     let back = 2 * Duration::from_millis(world.plan.faults.way_ms + 1);
     sleep(Duration::from_micros(world.plan.lifetime_us) + back).await;
-    let remaining = world.limits.iter().map(|limit| left(&server.store, limit, KEY)).collect();
+    let left = world.limits.iter().map(|limit| left(&server.store, limit, KEY)).collect();
     let (end, mut late) = (clock.now(), 0);
     for node in &nodes {
         let before = node.counts();
@@ -179,10 +168,8 @@ async fn simulated(plan: Plan) -> Outcome {
         let after = node.counts();
         late += after.given_back + after.forfeited - before.given_back - before.forfeited;
     }
-    let Counts { served, asked, denied } = *world.counts.lock().expect("no panic");
-    let admitted = std::mem::take(&mut *world.admitted.lock().expect("no panic"));
-    let plan = world.plan.clone();
-    Outcome { plan, admitted, served, asked, denied, left: remaining, end, late }
+    let world = Arc::into_inner(world).expect("all have ended");
+    Outcome { left, end, late, ..world.outcome.into_inner().expect("no panic") }
 }
 
 /// A node that crashes and starts again until the run ends. Returns the last one.
@@ -220,7 +207,7 @@ async fn node(world: Arc<World>) -> Nodes {
         }
         let counts = store.counts();
         {
-            let mut all = world.counts.lock().expect("no panic");
+            let mut all = world.outcome.lock().expect("no panic");
             all.served += counts.served;
             all.asked += counts.asked;
         }
@@ -253,14 +240,12 @@ async fn caller(world: Arc<World>, store: Nodes) {
             } else {
                 Duration::from_secs(60)
             };
-            if let Ok((Ok(verdict), decided)) = timeout(patience, asked).await {
-                if verdict.allowed() {
-                    let is_served = verdict.source() == Source::Allotment;
-                    let at = if is_served { server.clock.now() } else { decided };
-                    world.admitted.lock().expect("no panic").push((at, cost));
-                } else {
-                    world.counts.lock().expect("no panic").denied += 1;
-                }
+            if let Ok((Ok(verdict), decided)) = timeout(patience, asked).await
+                && verdict.allowed()
+            {
+                let is_served = verdict.source() == Source::Allotment;
+                let at = if is_served { server.clock.now() } else { decided };
+                world.outcome.lock().expect("no panic").admitted.push((at, cost));
             }
             sleep(Duration::from_millis(gap_ms)).await;
         }

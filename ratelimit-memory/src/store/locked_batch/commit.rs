@@ -136,7 +136,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                 if let Some(state) = self.clear_in_shard(key) {
                     self.placed[key].next = Next::Replaced(state);
                     if self.placed[key].place != Place::Overflow {
-                        self.store.capacity.release_from_shard(1);
+                        self.store.capacity.release_from_shard();
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where there is
 //! not as much, a call decides first, and then reserves what it is to write.
 
-use ratelimit_core::{Batch, Clock, InMemory};
+use ratelimit_core::{Clock, InMemory};
 use smallvec::SmallVec;
 
 use super::{LockedBatch, Next, Place};
@@ -9,19 +9,19 @@ use crate::shard::counted_entries;
 use crate::store::{MemoryError, adds_entries};
 use crate::sync::lock;
 
-/// The most entries that a batch can add.
-fn most_added<A: InMemory>(batch: &Batch<'_, A>) -> usize {
-    if !adds_entries(batch.operation()) {
-        return 0;
-    }
-    batch.checks().iter().map(|check| check.limit.algorithm().entries_per_step()).sum()
-}
-
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
+    /// The most entries that the batch can add.
+    fn most_added(&self) -> usize {
+        if !adds_entries(self.batch.operation()) {
+            return 0;
+        }
+        self.batch.checks().iter().map(|check| check.limit.algorithm().entries_per_step()).sum()
+    }
+
     /// Reserves the most entries that the batch can add. If there is not as much room, or the batch uses shared
     /// states, it is to reserve exactly what it writes instead, with the overflow states locked.
-    pub(super) fn reserve_most_entries(&mut self, batch: &Batch<'_, A>) {
-        let most = most_added(batch);
+    pub(super) fn reserve_most_entries(&mut self) {
+        let most = self.most_added();
         if most > 0 && (self.overflow.is_some() || !self.spare_entries.add(most)) {
             // A new key may have to use a shared state, and reservations are locked after these.
             self.overflow.get_or_insert_with(|| lock(&self.store.overflow));
@@ -30,18 +30,15 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     }
 
     /// Whether the batch may need more entries than there is room for.
-    pub(super) fn lacks_entries(&self, batch: &Batch<'_, A>) -> bool {
-        let most = most_added(batch);
+    pub(super) fn lacks_entries(&self) -> bool {
+        let most = self.most_added();
         most > 0 && !self.store.capacity.entries.has(most)
     }
 
     /// Reserves exactly the entries that the decision writes, if they were not reserved before. Returns `false` where
     /// there is no room for those of new keys: these use the shared states now, which have entries of their own, and
     /// the batch has to be decided anew.
-    pub(super) fn reserve_exact_entries(
-        &mut self,
-        batch: &Batch<'_, A>,
-    ) -> Result<bool, MemoryError> {
+    pub(super) fn reserve_exact_entries(&mut self) -> Result<bool, MemoryError> {
         if !self.is_tight {
             return Ok(true);
         }
@@ -62,7 +59,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             return Err(MemoryError::Entries { most: capacity.most_entries() });
         }
         for position in new_keys {
-            self.share(batch, position);
+            self.share(position);
         }
         self.placed.iter_mut().for_each(|placed| placed.next = Next::Same);
         self.next_reservations.clear();

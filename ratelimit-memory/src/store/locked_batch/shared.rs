@@ -24,14 +24,11 @@ struct Parts<'p, 'b, T, A> {
     states: &'p mut T,
 }
 
-impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
+impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
     /// Decides the batch as [`decide`] does, and checks that share a state together.
-    pub(super) fn decide_parts(
-        &mut self,
-        batch: &Batch<'_, A>,
-        now: Timestamp,
-    ) -> Result<Verdict, Refusal> {
-        let parts = if self.overflow.is_some() { self.parts(batch) } else { Vec::new() };
+    pub(super) fn decide_parts(&mut self, now: Timestamp) -> Result<Verdict, Refusal> {
+        let batch = self.batch;
+        let parts = if self.overflow.is_some() { self.parts() } else { Vec::new() };
         if parts.is_empty() || parts.len() == batch.checks().len() {
             return decide(batch, now, self);
         }
@@ -52,9 +49,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         Ok(Verdict::several(decisions.into_iter().flatten().collect()))
     }
 
-    fn parts<'b>(&self, batch: &Batch<'b, A>) -> Vec<Part<'b, A>> {
+    fn parts(&self) -> Vec<Part<'b, A>> {
         let mut parts: Vec<Part<'b, A>> = Vec::new();
-        for (position, check) in batch.checks().iter().enumerate() {
+        for (position, check) in self.batch.checks().iter().enumerate() {
             let shared = |at: usize| {
                 let placed = &self.placed[at];
                 (placed.place == Place::Overflow).then_some(placed.hash)

@@ -8,12 +8,8 @@ const BURST: u64 = 40;
 /// Single checks, batches, several keys at once, requests at a given time (which move a key to the shards), and peeks
 /// and refunds of cost 0. Returns how often each key was admitted.
 fn ask_anything(store: &Memory, names: &[String], thread: u64, calls: usize) -> Vec<u64> {
-    let (limit, mut chance) = (limit(BURST), thread);
-    let mut below = |bound: usize| {
-        chance =
-            chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(chance >> 33).expect("small") % bound
-    };
+    let (limit, mut chance) = (limit(BURST), Chance(thread));
+    let mut below = |bound| chance.below(bound);
     let mut admitted = vec![0; names.len()];
     for _ in 0..calls {
         let (key, kind) = (below(names.len()), below(40));
@@ -58,8 +54,7 @@ fn every_key_is_admitted_exactly_its_burst_while_segments_split() {
     for (keys, rounds, calls) in [(2, 6, 10_000), (256, 60, 800), (5_000, 3, 20_000)] {
         let names: Vec<String> = (0..keys).map(|n| format!("key {n}")).collect();
         for round in 0..rounds {
-            let clock = ManualClock::new(NOW);
-            let store: Memory = MemoryStore::builder().shards(4).clock(clock).build();
+            let (store, _): (Memory, _) = built(|builder| builder);
             let threads = [2, 4, 8][round % 3];
             let counts: Vec<Vec<u64>> = std::thread::scope(|scope| {
                 let ask = |thread| {

@@ -1,7 +1,5 @@
 //! How often a call hashes its keys, by the counter of the hasher.
 
-use ratelimit_core::Policy;
-
 use super::*;
 use crate::hash::HASHED;
 
@@ -23,10 +21,8 @@ fn a_key_is_hashed_once_per_call() {
         ("gcra 1/h burst 3", 1),
         ("fixed-window 3/h", 1),
     ] {
-        let builder = MemoryStore::builder().capacity(capacity).shards(4);
-        let store: Memory<Policy> = builder.clock(ManualClock::new(NOW)).build();
-        let limits = ["a", "b", "c"]
-            .map(|name| Limit::new(name, words.parse().expect(words)).expect("a name"));
+        let (store, _): (Memory<Policy>, _) = built(|builder| builder.capacity(capacity));
+        let limits = ["a", "b", "c"].map(|name| policy(name, words));
         let limit = &limits[0];
         let keys = ["d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n"];
         for count in 1..6 {

@@ -9,8 +9,6 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
 
-use ratelimit_core::Policy;
-
 use super::*;
 
 /// The hash of a key under the limit of these tests.
@@ -70,12 +68,8 @@ fn sets() -> Vec<(&'static str, Vec<String>)> {
 }
 
 fn random() -> Vec<String> {
-    let mut chance = 7_u64;
-    let mut next = || {
-        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        format!("{:016x}", chance ^ (chance >> 29))
-    };
-    (0..KEYS).map(|_| next()).collect()
+    let mut chance = Chance(7);
+    (0..KEYS).map(|_| format!("{:016x}", chance.bits())).collect()
 }
 
 /// The cost of a set of keys, summed over stores of different seeds.
@@ -110,9 +104,8 @@ fn cost(keys: &[String]) -> Cost {
 
 /// Creates a store in which all these keys have been charged.
 fn charged(words: &str, keys: &[String]) -> Memory<Policy> {
-    let builder = MemoryStore::builder().capacity(4 * KEYS).shards(64);
-    let store: Memory<Policy> = builder.clock(ManualClock::default()).build();
-    let limit = Limit::new("l", words.parse().expect(words)).expect("a name");
+    let (store, _): (Memory<Policy>, _) = built(|builder| builder.capacity(4 * KEYS).shards(64));
+    let limit = policy("l", words);
     assert!(keys.iter().all(|key| store.acquire_now(&limit, key, 1).expect("decides").allowed()));
     assert_eq!((store.len(), store.overflowed()), (keys.len(), 0));
     store

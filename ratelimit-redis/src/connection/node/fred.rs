@@ -21,6 +21,7 @@ use fred::types::config::{
     UnresponsiveConfig,
 };
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
+use futures_util::FutureExt;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -68,8 +69,7 @@ impl Node {
         address: SocketAddr,
     ) -> Result<Self, RedisError> {
         let config = config(endpoint, address)?;
-        let client =
-            Client::new(config, Some(performance()), Some(connection(&endpoint.settings)), None);
+        let client = Client::new(config, Some(performance()), Some(connection()), None);
         let listens = client.error_rx();
         let mut connections = client.reconnect_rx();
         let mut connected = Connected(client.connect());
@@ -151,19 +151,12 @@ impl Node {
     ) -> Result<T, Failure> {
         let mut passage = self.driver.traffic.begin();
         let mut ended = self.driver.ended.clone();
-        let mut answer = tokio::select! {
+        let answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
-            _ = ended.changed() => None,
-        };
-        if answer.is_none() {
             // Before it ended, the task delivered all replies that it ever will.
-            answer = tokio::select! {
-                biased;
-                answer = &mut request => Some(answer),
-                () = std::future::ready(()) => None,
-            };
-        }
+            _ = ended.changed() => request.now_or_never(),
+        };
         let Some(answer) = answer else { return Err(Failure::NotSent) };
         match answer {
             Ok(answer) => {
@@ -254,35 +247,9 @@ enum Failure {
     Answered { error: Error, alone: bool },
 }
 
-/// The configuration of an external client.
-pub(crate) struct Given {
-    config: Config,
-    connection: ConnectionConfig,
-}
-
-impl Given {
-    pub(in crate::connection) fn of(client: &Client) -> Self {
-        Self { config: client.client_config(), connection: client.connection_config().clone() }
-    }
-
-    /// User and password.
-    pub(in crate::connection) fn login(&self) -> (Option<&str>, Option<&str>) {
-        (self.config.username.as_deref(), self.config.password.as_deref())
-    }
-
-    /// The servers in its configuration.
-    pub(in crate::connection) fn hosts(&self) -> Vec<(String, u16)> {
-        let hosts = self.config.server.hosts();
-        hosts.into_iter().map(|server| (server.host.to_string(), server.port)).collect()
-    }
-}
-
 fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config, RedisError> {
     let server = ServerConfig::Centralized { server: server(endpoint, address) };
-    let Settings { user, password, database, resp3, given, .. } = &*endpoint.settings;
-    if let Some(given) = given {
-        return Ok(Config { server, database: None, fail_fast: true, ..given.config.clone() });
-    }
+    let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
     let Ok(numbered) = u8::try_from(*database) else {
         return Err(RedisError::Config(format!(
             "the client fred knows the databases 0 to 255, and the URL asks {address} for another; \
@@ -309,13 +276,9 @@ fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
     Server::new_with_tls(host(address), address.port(), Some(endpoint.host.clone()))
 }
 
-/// The server by its address. An external client may use TLS nevertheless, and then needs the name.
 #[cfg(not(feature = "tls"))]
-fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
-    match endpoint.settings.given {
-        Some(_) => Server::new(&*endpoint.host, endpoint.port),
-        None => Server::new(host(address), address.port()),
-    }
+fn server(_endpoint: &Endpoint, address: SocketAddr) -> Server {
+    Server::new(host(address), address.port())
 }
 
 /// The form that the client joins with a port.
@@ -327,9 +290,7 @@ fn host(address: SocketAddr) -> String {
 }
 
 /// Connects once and without timeouts: the caller enforces the deadlines.
-fn connection(settings: &Settings) -> ConnectionConfig {
-    let given = settings.given.as_ref().map(|given| given.connection.clone());
-    let given = given.unwrap_or_default();
+fn connection() -> ConnectionConfig {
     ConnectionConfig {
         connection_timeout: Duration::ZERO,
         internal_command_timeout: Duration::ZERO,
@@ -344,9 +305,9 @@ fn connection(settings: &Settings) -> ConnectionConfig {
             keepalive: Some(super::keepalive()),
             #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
             user_timeout: Some(super::USER_TIMEOUT),
-            ..given.tcp
+            ..TcpConfig::default()
         },
-        ..given
+        ..ConnectionConfig::default()
     }
 }
 
@@ -368,7 +329,7 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
         }
         _ => (command(""), words),
     };
-    let mut buffer = BytesMut::with_capacity(arguments.iter().map(most_bytes).sum());
+    let mut buffer = BytesMut::with_capacity(arguments.iter().map(Argument::most_bytes).sum());
     let arguments = arguments.iter().map(|word| {
         // Writing to a buffer in memory never fails.
         let _ = match word {
@@ -383,15 +344,6 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
         Value::Bytes(buffer.split().freeze())
     });
     (name, arguments.collect())
-}
-
-/// No fewer bytes than the word takes.
-const fn most_bytes(word: &Argument<'_>) -> usize {
-    match word {
-        Argument::Text(text) => text.len(),
-        Argument::Bytes(bytes) => bytes.len(),
-        Argument::Number(_) | Argument::Integer(_) => "-9223372036854775808".len(),
-    }
 }
 
 /// The commands of a transaction.

@@ -25,9 +25,6 @@ pub(crate) struct Node {
     peer: Peer,
 }
 
-/// The most digits of a 64-bit number, with its sign.
-const MOST_DIGITS: usize = 20;
-
 /// The task that reads and writes. It ends with the connection or with its last user.
 struct Driver(JoinHandle<()>);
 
@@ -217,12 +214,8 @@ pub(in crate::connection) fn executed(
 }
 
 pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
-    let bytes = words.iter().map(|word| match word {
-        Argument::Text(text) => text.len(),
-        Argument::Bytes(bytes) => bytes.len(),
-        Argument::Number(_) | Argument::Integer(_) => MOST_DIGITS,
-    });
-    let mut command = redis::Cmd::with_capacity(words.len(), bytes.sum());
+    let bytes = words.iter().map(Argument::most_bytes).sum();
+    let mut command = redis::Cmd::with_capacity(words.len(), bytes);
     for word in words {
         match word {
             Argument::Text(text) => command.arg(*text),

@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use ratelimit_core::{Decision, Limit, Now, Op, Policy, ReservationId, Timestamp, Verdict};
+use ratelimit_core::{
+    Algorithm, Decision, Limit, Now, Op, Policy, Reservation, ReservationId, Timestamp, Verdict,
+};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
@@ -11,7 +13,7 @@ use crate::law::Violation;
 use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, Time};
 use crate::laws::{Kept, Said, Subject};
 use crate::pure::PureStore;
-use crate::seeds::{AlgorithmKind, Scale};
+use crate::seeds::{AlgorithmKind, full_us, refill};
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 14 for a running clock: at its own time the store decides a whole trace as the pure step does.
@@ -137,7 +139,8 @@ impl<'a, H: Harness> Running<'a, H> {
         time: Time,
     ) -> Result<Self, Violation> {
         // The longest window comes first: it is a multiple of the others, so it tells their progress, too.
-        let mut windows: Vec<(u64, usize)> = limits.iter().enumerate().map(longest_first).collect();
+        let windows = limits.iter().map(|limit| window_us(limit.algorithm()).unwrap_or(0));
+        let mut windows: Vec<(u64, usize)> = windows.zip(0..).collect();
         windows.sort_unstable_by_key(|(window_us, place)| (Reverse(*window_us), *place));
         let aligned = windows.iter().map(|(us, _)| *us).filter(|us| *us > 0).collect::<Vec<_>>();
         let unfit = |pair: &&[u64]| !pair[0].is_multiple_of(pair[1]);
@@ -183,16 +186,20 @@ impl<'a, H: Harness> Running<'a, H> {
     /// Whether no limit has refilled and no window has begun or ended in this time.
     pub(crate) fn is_steady(&self, passed: &Passed) -> bool {
         self.limits.iter().all(|limit| {
-            let (policy, scale) = (limit.algorithm(), Scale::of(limit.algorithm()));
+            let policy = limit.algorithm();
             let (gone_us, left_us) = match window_us(policy) {
                 Some(window_us) => {
                     let gone_us = self.at.as_us() % window_us;
                     (gone_us, window_us - gone_us)
                 }
-                None if AlgorithmKind::of(policy).is_bucket() => (u64::MAX, scale.unit_us),
-                None => (u64::MAX, scale.full_us),
+                None if AlgorithmKind::of(policy).is_bucket() => {
+                    let refill = refill(policy);
+                    (u64::MAX, refill.ticks_for(refill.token_units) * refill.tick_us)
+                }
+                None => (u64::MAX, full_us(policy)),
             };
-            passed.coarse_us <= gone_us && passed.most_us < left_us.min(scale.reservation_us)
+            let reserved_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
+            passed.coarse_us <= gone_us && passed.most_us < left_us.min(reserved_us)
         })
     }
 
@@ -200,11 +207,6 @@ impl<'a, H: Harness> Running<'a, H> {
     fn due(&self, request: &Request, pure: &PureStore) -> Said {
         self.subject.due(pure, self.limits, &Request { at: self.at, ..request.clone() })
     }
-}
-
-/// The length of a limit's windows, if they are aligned to the clock, with the limit's position.
-fn longest_first((place, limit): (usize, &Limit<Policy>)) -> (u64, usize) {
-    (window_us(limit.algorithm()).unwrap_or(0), place)
 }
 
 /// The length of a clock-aligned window, or the part of it in which nothing leaves the window.
