@@ -1,4 +1,8 @@
 //! The [`Algorithm`] trait: a rate-limiting algorithm as a pure state machine.
+//!
+//! [`Algorithm::refund`] and [`Algorithm::force`] stand beside [`Algorithm::step`]: a refund is no negative cost, a forced
+//! charge is no admission, and each has its own bound. Both are unsupported by default, so your own algorithm needs only a
+//! capacity and a step.
 
 use crate::decision::Decision;
 use crate::reservation::Reservation;

@@ -1,4 +1,7 @@
 //! [`Attempts`]: an algorithm that charges every request, admitted or denied.
+//!
+//! Charging a denial breaks the law that a denial charges nothing, so a policy must ask for it by name. As a type, it also
+//! lets the compiler check that `RedisStore<Multi>` serves nothing else.
 
 use core::convert::identity;
 
@@ -9,7 +12,7 @@ use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// An algorithm that charges every attempt, admitted or denied: a caller that keeps trying stays denied.
+/// An algorithm that charges every attempt, admitted or denied: a caller that retries stays denied.
 ///
 /// Source: the increment-first patterns of Redis (`INCR`, `RPUSH` or `ZADD` in `MULTI`), which write before they read
 /// because a transaction cannot branch.

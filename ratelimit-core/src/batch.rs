@@ -1,4 +1,6 @@
 //! [`Batch`]: several checks that are decided together, all or nothing.
+//!
+//! A batch carries its operation and its time, so a store implements one method and a layer that wraps a store forwards one.
 
 mod compact;
 mod decide;

@@ -1,4 +1,7 @@
 //! The answer: one [`Decision`] per limit, one [`Verdict`] per batch.
+//!
+//! `replenish_after_us` is the wait of a cost of `remaining + 1`. Every step and every Lua twin computes that wait already,
+//! and one law checks it everywhere. It is what `t` of the `RateLimit` header field reports.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -1,4 +1,8 @@
 //! The [`InMemory`] trait: how a store in the same process keeps an algorithm's states small and steps them fast.
+//!
+//! [`Algorithm`] and [`InMemory`] are two traits, because an algorithm's reader and its author need only the methods that
+//! decide. The price is one line per algorithm, `impl InMemory for Mine {}`: stable Rust has neither specialization nor
+//! defaults for associated types to save it.
 
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::timestamp::Timestamp;

@@ -1,42 +1,18 @@
-//! Rate-limiting algorithms as pure state machines: no I/O, no clock, no floats.
+//! Rate limits, algorithms and [`RateLimiter`]: the part that you always need. No I/O, no clock, no floats.
 //!
-//! An [`Algorithm`] is a function from a state, a time and a cost to a [`Decision`] and the next
-//! state. A [`Store`] keeps the states and makes each step atomic: in memory (`ratelimit-memory`) or
-//! on Redis (`ratelimit-redis`), with the same decisions, field by field. [`RateLimiter`] puts named
-//! limits in front of a store.
-//!
-//! | type | for |
-//! |---|---|
-//! | [`RateLimiter`] | asking: may this caller do this now, at this cost? |
-//! | [`Policy`], [`Limits`], [`Rate`] | stating what is allowed |
-//! | [`Verdict`], [`Decision`] | the answer |
-//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
-//! | [`Attempts`], [`Stack`] | limits that charge attempts, and several limits in one key |
-//! | [`ReservationId`] | leases, and reservations settled later |
-//! | [`Algorithm`] | writing one |
-//! | [`Store`], [`SyncStore`], [`Batch`], [`decide`] | writing a store |
-//!
-//! # Features
-//!
-//! | feature | default | brings |
-//! |---|---|---|
-//! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
-//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`] and [`DynError`]: a store chosen at run time |
-//! | `serde` | no | `Limits<Policy>` read from a document |
-//! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped |
-//!
-//! # Examples
-//!
-//! Limits, and a limiter over any store that decides at once:
+//! A store keeps the state of each caller: in memory ([`ratelimit-memory`](https://docs.rs/ratelimit-memory), whose first page
+//! has a complete program) or on Redis ([`ratelimit-redis`](https://docs.rs/ratelimit-redis)). Both give the same decisions,
+//! field by field.
 //!
 //! ```
-//! use ratelimit_core::{FixedWindow, Gcra, Limit, Limits, Policy, RateLimiter, SyncStore};
+//! use ratelimit_core::{ConfigError, FixedWindow, Gcra, Limits, Policy, RateLimiter, SyncStore};
 //!
-//! fn limiter<S: SyncStore<Policy>>(store: S) -> Result<RateLimiter<S>, Box<dyn std::error::Error>> {
-//!     let limits = Limits::<Policy>::new([
-//!         Limit::new("burst", Gcra::new("10/s".parse()?, 20)?.into())?.by(["ip"])?,
-//!         Limit::new("daily", FixedWindow::new("5000/d".parse()?)?.into())?.by(["user"])?,
-//!     ])?;
+//! /// Limits per address and per user, over any store that decides without waiting.
+//! fn limiter<S: SyncStore<Policy>>(store: S) -> Result<RateLimiter<S>, ConfigError> {
+//!     let limits = Limits::builder()
+//!         .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
+//!         .limit("daily", FixedWindow::per_day(5_000)).by(["user"])
+//!         .build()?;
 //!     Ok(RateLimiter::new(limits, store))
 //! }
 //!
@@ -46,20 +22,44 @@
 //! }
 //! ```
 //!
-//! An algorithm by itself, a function of state, time and cost:
+//! # Main types
+//!
+//! | type | for |
+//! |---|---|
+//! | [`RateLimiter`] | asking whether a caller may do something now, at a cost |
+//! | [`Limits`], [`Policy`], [`Rate`] | declaring limits |
+//! | [`Verdict`], [`Decision`] | the answer |
+//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
+//! | [`Attempts`], [`Stack`] | limits that charge attempts, and several limits in one key |
+//! | [`ReservationId`] | leases, and reservations that you settle later |
+//! | [`Algorithm`] | writing an algorithm |
+//! | [`Store`], [`SyncStore`], [`Batch`], [`decide`] | writing a store |
+//!
+//! # Features
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
+//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`] and [`DynError`]: a store chosen at run time |
+//! | `serde` | no | `Limits<Policy>` read from a document |
+//! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped |
+//!
+//! # An algorithm by itself
+//!
+//! An [`Algorithm`] is a pure function from a state, a time and a cost to a [`Decision`] and the next state:
 //!
 //! ```
 //! use ratelimit_core::{Algorithm, Gcra, Timestamp};
 //!
-//! let login = Gcra::new("5/m".parse()?, 5)?;
+//! let login = Gcra::per_minute(5).build()?;
 //! let step = login.step(None, Timestamp::ZERO, 5);
 //! assert!(step.decision.allowed);
 //! assert_eq!(step.decision.reset_after_us, 60_000_000);
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
 //!
-//! Everything is decided in integers below 2^53: 3/s, 7 per 5 minutes and 10 million/s are exact, and a
-//! script on Redis computes the same numbers.
+//! All numbers are integers below 2^53: 3/s, 7 per 5 minutes and 10 million/s are exact, and a script on Redis computes the
+//! same numbers.
 
 #![no_std]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]

@@ -31,7 +31,8 @@ pub struct Limit<A> {
     algorithm: A,
 }
 
-/// What becomes of requests when the store of a limit cannot be reached. A store around a store applies it.
+/// The outage behaviour of a limit: how its requests are decided while the store is unreachable. A layer that wraps the
+/// store applies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OnOutage {
     /// They are allowed, without a limit.

@@ -1,4 +1,8 @@
 //! [`RateLimiter`]: limits and a store, by caller.
+//!
+//! Shadow limits are decided after the enforced limits have admitted the request, in a batch each. In one batch they would
+//! deny the enforced limits, or need an exception in every script. The price is one store call per shadow limit, until one
+//! of a request's calls finds the store unreachable: a `Fallback` then decides the rest without asking it again.
 
 #![allow(
     clippy::inline_always,

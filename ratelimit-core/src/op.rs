@@ -1,4 +1,6 @@
 //! [`Op`] and [`Now`]: the operation of a batch and its time.
+//!
+//! An explicit time ([`Now::At`]) never triggers expiry, because the times of a replay go back and forth.
 
 use core::fmt;
 

@@ -1,4 +1,6 @@
 //! [`Policy`]: the built-in algorithms as one type, so that one set of limits mixes them.
+//!
+//! [`Policy`] is exhaustive, so a new algorithm does not compile without its Lua twin.
 
 use core::num::NonZeroU64;
 

@@ -7,9 +7,9 @@ use crate::decision::Decision;
 use crate::rate::Rate;
 use crate::stack::Stack;
 
-/// An algorithm that can tell its rate and its window. Every built-in one can.
+/// An algorithm that reports its rate and its window, as every built-in one does.
 ///
-/// No store asks for it. An algorithm of your own implements it if headers or messages are to show its window:
+/// No store needs it. Implement it for your own algorithm if headers or messages should show its window:
 /// see [`NamedDecision::window`](crate::NamedDecision::window).
 ///
 /// ```

@@ -3,6 +3,9 @@
 //! A request with a [`ReservationId`] leaves a reservation beside the state that it charges. Under a
 //! [`Concurrency`](crate::Concurrency) limit the reservation is a lease. It tells a first call from a repeated one, so
 //! a client can safely repeat every operation that carries an id (an idempotency key).
+//!
+//! An id that a layer drew is settled once. Its record is forgotten ten seconds after the settlement, and a full store in
+//! memory charges without a record: refusing would let the reservations of one caller refuse all others.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -39,8 +39,8 @@ pub trait Store<A: Algorithm>: Send + Sync {
         batch: &Batch<'_, A>,
     ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
 
-    /// Reports what this store counts of its own work, for metrics: nothing by default. A store around a store also reports
-    /// what the inner one counts.
+    /// Reports what this store counts of its own work, for metrics: nothing by default. A layer that wraps a store also
+    /// reports the inner store's counts.
     ///
     /// Each count has the name of its metric. One that only grows has a name that ends in `_total`; any other rises and falls.
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
@@ -78,10 +78,9 @@ pub trait EntryStore<A: KeepsEntries>: Store<A> {
     ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send;
 }
 
-/// A store that says on which states it decided.
+/// A store that reports the states that a decision left.
 ///
-/// A store around it can then decide further requests by itself while it knows what the store would say, as a cache of
-/// denials does.
+/// A layer that wraps it, such as a denial cache, can then decide further requests by itself, as the store would.
 pub trait SnapshotStore<A: Algorithm>: Store<A> {
     /// [`Store::apply`], and the states that the decision left. `None` where the store does not know them, or where to
     /// read them would cost more than to decide.
@@ -104,8 +103,8 @@ pub struct Snapshot<S> {
     pub states: Vec<Option<S>>,
 }
 
-/// Steps on known states, as a store around a store does: [`decide`](crate::decide) leaves in them what it would write. They
-/// know no reservations.
+/// Steps on known states, as a layer that wraps a store does: [`decide`](crate::decide) leaves in them the states that it
+/// would write. There are no reservations among them.
 impl<S> States<S> for Snapshot<S> {
     fn get(&self, position: usize) -> Option<&S> {
         self.states.get(position)?.as_ref()

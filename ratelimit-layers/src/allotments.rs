@@ -1,4 +1,4 @@
-//! [`Allotments`]: a store around a store that spends budget which the inner store has charged in advance.
+//! [`Allotments`]: wraps a store and spends budget that the store has charged in advance.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use slot::Terms;
 /// Programs that end have some seconds: Kubernetes gives them 30, `docker stop` 10.
 const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 
-/// A store around a store that spends budget which the inner store has charged in advance, without a call per request.
+/// Wraps a store and spends budget that the store has charged in advance, without a call per request.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter};
@@ -60,8 +60,8 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// - The first request goes to the store. One that comes within a [lifetime](AllotmentsBuilder::lifetime) of it *draws*: it charges
 ///   the store for two requests, the next draw for four, and so on. An allotment that ends with something left sets the size of the
 ///   next one to what was used. Draws are small where little is left: at most an [eighth](AllotmentsBuilder::divisor) of it.
-/// - Requests are served from the allotment while their costs fit what is left. While a draw is under way, others go to the
-///   store by themselves; none waits for it.
+/// - Requests are served from the allotment while their costs fit what is left. While a draw is in flight, other requests
+///   go to the store by themselves; none waits for it.
 /// - What is left goes back to the store when the allotment ends: after a lifetime, at the end of a window, when a cost no longer fits,
 ///   or by [`give_back`](Self::give_back).
 /// - A draw that is denied denies nothing: its request is asked by itself. A denial by the store stands once this process has
@@ -102,12 +102,12 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// # With other stores
 ///
-/// It goes around a store on one server or on a cluster and around a [`DenialCache`](crate::DenialCache), which answers what is denied; put
-/// a [`Fallback`](crate::Fallback), `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied) around it. While the store is away, what is left
-/// of allotments is still spent. Each draw leaves a reservation in the store, which forgets it ten seconds after the rest was given back, and
+/// It wraps a store on one server or on a cluster, or a [`DenialCache`](crate::DenialCache) around one. Wrap it in a
+/// [`Fallback`](crate::Fallback), `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied). While the store is unreachable, the rest of each
+/// allotment is still spent. Each draw leaves a reservation in the store, which forgets it ten seconds after the rest was given back, and
 /// after an hour if nothing was left.
 ///
-/// It needs a tokio runtime with its time. Without one, what is left goes back with the next request that asks about the same keys.
+/// It needs a tokio runtime with the time driver enabled. Without one, the rest goes back with the next request that asks about the same keys.
 pub struct Allotments<S, A: Algorithm = Policy, C = PreciseClock> {
     inner: Arc<Inner<S, A, C>>,
 }
@@ -195,9 +195,9 @@ impl<S, A: Algorithm, C> Allotments<S, A, C> {
 }
 
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Allotments<S, A, C> {
-    /// Ends all allotments and gives back what is left of them, also of draws that are under way when their answers come.
+    /// Ends all allotments and gives back what is left of them, also of draws in flight when their answers come.
     /// Returns how many units, over all limits, did not go back: the store failed, or did not answer within 5 seconds. What it
-    /// has not answered by then still goes back if the runtime lives on. Draws that are under way are not counted.
+    /// has not answered by then still goes back if the runtime lives on. Draws in flight are not counted.
     ///
     /// For a program that ends: call it after the last request. Requests that come later draw again. Without a runtime it waits
     /// for as long as the store takes.

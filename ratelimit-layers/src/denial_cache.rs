@@ -1,4 +1,4 @@
-//! [`DenialCache`]: a store around a store that answers requests which the inner store would deny.
+//! [`DenialCache`]: wraps a store and rejects requests that it would deny, without calling it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ const MOST_WAITS: u32 = 2;
 const MOST_JITTER_US: u64 = 1_000;
 const DEFAULT_CAPACITY: usize = 1 << 16;
 
-/// A store around a store that answers, without a call, the requests which the inner store would deny.
+/// Wraps a store and rejects requests that the store would deny, without calling it.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter, Source};
@@ -62,9 +62,9 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// When the store denies a request, or answers one that others wait for, the cache keeps the states that the store
 /// [saw](SnapshotStore). It steps them for each further request, of any cost, at the time that the store would read now. If the
 /// step denies, that is the answer, and its [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those
-/// that the store would give. If the step admits, the store is asked. Under an attack on one key each process thus sends the
-/// store what is admitted, and one denied request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is
-/// shorter, [however many](#how-many-go-at-once) requests come at once.
+/// that the store would give. If the step admits, the store is asked. During an attack on one key, each process sends the
+/// store only the admitted requests, and one denied request per `retry_after` (or per [maximum age](DenialCacheBuilder::max_age),
+/// if shorter), [however many](#how-many-go-at-once) requests come at once.
 ///
 /// The time is counted from the moment at which the denied request was sent, which is before the store read its clock. So a
 /// denial ends at most one round trip early, when the store is asked, and never late.
@@ -78,7 +78,7 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of others;
 /// - peeks, requests under an id, with metadata or at a given time, and all operations other than [`Op::Acquire`];
 /// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that spans slots has none either,
-///   but is answered if requests about its parts have told all of its states.
+///   but is answered if the states of all of its parts are known from other requests.
 ///
 /// # How many go at once
 ///
@@ -88,7 +88,7 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// may pass.
 ///
 /// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. If the states admit it even then, as
-/// where a limit refills faster than the store answers, it goes to the store if it also passes after those under way. Otherwise
+/// where a limit refills faster than the store answers, it goes to the store if it also passes after those in flight. Otherwise
 /// it is denied as if these were decided already: only then may an answer be one that the store would have given a call later. A
 /// request whose states are not known by then, or too old, goes to the store. A limit whose burst is smaller than what it refills
 /// during a call admits one burst per call while many requests press.

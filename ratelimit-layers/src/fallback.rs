@@ -1,4 +1,13 @@
-//! [`Fallback`]: a store around a store that keeps deciding while the inner store is away.
+//! [`Fallback`]: wraps a store and keeps making decisions while that store is unreachable.
+//!
+//! - Each decision reads a limit's [`OnOutage`](ratelimit_core::OnOutage) from the limit itself, so a reloaded policy needs
+//!   no second registration.
+//! - After an outage, the store is charged only the part of the local charges that still counts: the sum over an outage of
+//!   an hour would lock a key whose limit is per minute. A call can fail while the breaker is still closed, so any answer of
+//!   the store starts this, not only that of a probe.
+//! - An answer from a [`DenialCache`](crate::DenialCache) or an allotment says nothing about the health of the store. The
+//!   fallback reads the [source](ratelimit_core::Source) of a verdict, and a probe answered by a cache leaves the next call
+//!   to probe.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,8 +36,8 @@ pub use counts::OutageCount;
 pub use error::FallbackError;
 use outage::Outage;
 
-/// A store around a store that keeps deciding while the inner store is away: each limit says whether it is open, closed or
-/// decided locally then.
+/// Wraps a store and keeps making decisions while that store is unreachable. Each limit declares whether it is then open,
+/// closed or decided locally.
 ///
 /// ```
 /// use std::num::NonZeroU64;
@@ -49,11 +58,11 @@ use outage::Outage;
 /// # }
 /// ```
 ///
-/// # When the store is away
+/// # While the store is unreachable
 ///
 /// A call fails if it takes longer than the [deadline](Builder::deadline) or ends with an error of the kinds
 /// [`Unavailable`](ratelimit_core::ErrorKind::Unavailable) and [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). Errors of all
-/// other kinds come from a store that is there, and are returned as they are. After [some consecutive failures](Builder::failures) a
+/// other kinds come from a store that works, and are returned as they are. After [some consecutive failures](Builder::failures) a
 /// *circuit breaker* (Nygard, "Release It!", 2007) opens, and the store is not asked any more. After a
 /// [pause](Builder::probe_after) one call at a time, the probe, tries the store again; the first that is answered closes the
 /// breaker.
@@ -89,7 +98,7 @@ use outage::Outage;
 ///
 /// # Operations other than a check
 ///
-/// | operation | while the store is away |
+/// | operation | while the store is unreachable |
 /// |---|---|
 /// | acquire, peek | decided by the choices |
 /// | force, refund | on the local limits; nothing for open ones; an error if a limit is closed, or if the store may have done it |
@@ -102,7 +111,7 @@ use outage::Outage;
 /// same holds for a reservation whose outcome is unknown: the store may keep its estimate charged beside the local one,
 /// once per id.
 ///
-/// It needs a tokio runtime with its time.
+/// It needs a tokio runtime with the time driver enabled.
 pub struct Fallback<S, A: InMemory = Policy, C = PreciseClock> {
     inner: Arc<Inner<S, A, C>>,
 }
@@ -322,7 +331,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
     }
 }
 
-/// While the store is away, the entries of a local limit are those in memory. For any other limit the error is returned.
+/// While the store is unreachable, the entries of a local limit are those in memory. For any other limit the error is returned.
 #[deny(clippy::missing_trait_methods)]
 impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 'static> EntryStore<A>
     for Fallback<S, A, C>

@@ -1,17 +1,37 @@
-//! Stores around a store of `ratelimit-core`: each wraps any store, and is a store again.
+//! Layers for the stores of `ratelimit-core`: each wraps any store, and is a store itself.
+//!
+//! ```
+//! use std::num::NonZeroU64;
+//! use ratelimit_core::{Gcra, Limits, OnOutage, RateLimiter};
+//! use ratelimit_layers::Fallback;
+//! use ratelimit_memory::MemoryStore;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let limits = Limits::builder()
+//!     .limit("burst", Gcra::per_second(12)).on_outage(OnOutage::Local)
+//!     .build()?;
+//! let shared = MemoryStore::new(); // a store on Redis, in a service
+//! let nodes = NonZeroU64::new(3).ok_or("none")?;
+//! let store = Fallback::builder().nodes(nodes).build(shared, &limits)?;
+//! let limiter = RateLimiter::new(limits, store);
+//! assert!(limiter.check("alice").await?.allowed());
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! | type | feature | for |
 //! |---|---|---|
-//! | [`Fallback`], [`Builder`] | | deciding while the store is away |
-//! | [`Allotments`], [`AllotmentsBuilder`] | | spending budget that the store has charged in advance, without a call per request |
-//! | [`DenialCache`], [`DenialCacheBuilder`] | | answering requests that cannot pass without a call to the store |
+//! | [`Fallback`], [`Builder`] | | making decisions while the store is unreachable |
+//! | [`Allotments`], [`AllotmentsBuilder`] | | serving busy keys from budget that the store has charged in advance |
+//! | [`DenialCache`], [`DenialCacheBuilder`] | | rejecting requests that cannot be admitted, without calling the store |
 //! | [`TopDenied`] | | the callers that are denied most often |
 //! | `Metrics` | `metrics` | decisions, latency and errors, by the crate `metrics` |
 //! | `Traced` | `tracing` | a span per decision, by the crate `tracing` |
-//! | `Reload`, `Part` | `reload` | a policy that changes while it is in use |
+//! | `Reload`, `Part` | `reload` | replacing a policy while it is in use |
 //!
-//! Put `Metrics` and `Traced` around a [`Fallback`], so that they see what it decides:
-//! `Metrics::new(Traced::new(fallback))`. [`Fallback`] needs a tokio runtime with its time. No feature is on by default.
+//! No feature is on by default. [`Fallback`] needs a tokio runtime with the time driver enabled (`enable_time`). Put `Metrics` and
+//! `Traced` around it, so that they see its decisions: `Metrics::new(Traced::new(fallback))`.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 

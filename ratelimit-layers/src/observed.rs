@@ -1,4 +1,4 @@
-//! [`Observed`]: a store around a store that watches what is decided, and changes nothing.
+//! [`Observed`]: wraps a store and observes its decisions, without changing them.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -9,8 +9,8 @@ use ratelimit_core::{
     Verdict, WithSnapshot,
 };
 
-/// A store around a store that tells an observer of each request, and is otherwise the store within: `Metrics`, `Traced` and
-/// [`TopDenied`](crate::TopDenied).
+/// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied). Decisions
+/// are those of the store.
 pub struct Observed<S, O> {
     store: S,
     pub(crate) observer: O,

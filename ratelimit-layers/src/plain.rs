@@ -1,4 +1,4 @@
-//! Which requests a store around a store may decide by itself.
+//! Which requests a layer may decide by itself.
 
 use ratelimit_core::{Algorithm, Batch, Now, Op};
 

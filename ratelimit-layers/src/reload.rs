@@ -1,4 +1,6 @@
 //! [`Reload`]: the limits of a [`RateLimiter`], replaced while it is in use.
+//!
+//! [`RateLimiter`] does not change: [`Reload`] swaps whole limiters, so a request never sees the limits of two policies.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

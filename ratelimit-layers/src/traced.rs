@@ -43,7 +43,7 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
 /// ```
 pub type Traced<S> = Observed<S, Spans>;
 
-/// How a [`Traced`] tells of requests.
+/// How a [`Traced`] reports requests.
 #[derive(Debug)]
 pub struct Spans {
     warns: Pace,

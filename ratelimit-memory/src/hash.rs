@@ -1,5 +1,36 @@
 //! [`KeyHasher`]: keyed hashing of callers' keys by [PolymurHash](https://github.com/orlp/polymur-hash), an
 //! almost universal polynomial hash.
+//!
+//! # Hash collisions
+//!
+//! The store keeps hashes, not keys. Two keys whose hashes agree share a state. If both arrive while the table grows, one
+//! may find the limit of the other, or its own limit started anew.
+//!
+//! The hash is a polynomial at a secret point. For two keys of at most *n* bytes, chosen without seeing hashes, the
+//! probability of a full collision is proved to be at most *n* · 2⁻⁶⁰. For keys that no attacker chose, its 61 bits behave
+//! as random, and shards use all of them: any two of ten million keys collide with a probability of 2 in a hundred
+//! thousand. (Chosen keys of 20 bytes: at most 8 in ten thousand.) Buckets use 46 bits in a small table, and one more each
+//! time the table has doubled, as of the state's last write. It is not proved that a part of the hash behaves as random, but
+//! every test agrees. In the worst case, all keys arrive once and never again:
+//!
+//! | keys in the store | a new key meets any | any two have met | … once all were written anew |
+//! |---|---|---|---|
+//! | 1,000 | 1.4 · 10⁻¹¹ | 7 · 10⁻⁹ | 7 · 10⁻⁹ |
+//! | 1,000,000 | 1.4 · 10⁻¹⁰ | 1.2 · 10⁻⁴ | 8 · 10⁻⁶ |
+//! | 10,000,000 | 1.8 · 10⁻¹⁰ | 1.6 · 10⁻³ | 8 · 10⁻⁵ |
+//!
+//! A stream of a hundred thousand new keys per second therefore causes at most about one such pair per day, of keys that no
+//! client can choose.
+//!
+//! The limits of one caller are near each other, and the fingerprints of their names tell them apart. The fingerprints of
+//! two names collide with a probability of 10⁻⁷ in a small table and 10⁻¹⁰ among a million keys; even then, the limits of
+//! only one caller in 256 share a state.
+//!
+//! # What the behaviour reveals
+//!
+//! The store shows no hash, but its behaviour reveals a little: keys that collide share a limit; in a full store, a new key
+//! gets a state of its own if one near it has expired; and near keys are slightly faster. To compute the secret from that
+//! takes far more keys, and far more precise timing, than answers over a network give. This is an argument, not a proof.
 
 use std::fmt;
 
@@ -18,8 +49,8 @@ const ID_TWEAK: u64 = 1;
 ///
 /// `PolymurHash` is proved to be almost universal: if a client chooses two keys of at most `n` bytes without
 /// seeing hashes, all 64 bits of theirs agree with a probability of at most `n` · 2^-60.2. It is not a
-/// pseudo-random function: a client that sees hashes could compute the secret. The crate's documentation tells
-/// what can be seen of them.
+/// pseudo-random function: a client that sees hashes could compute the secret. The module's documentation
+/// describes what the store's behaviour reveals of them.
 #[derive(Clone)]
 pub(crate) struct KeyHasher(PolymurHash);
 

@@ -1,6 +1,9 @@
 //! Loom models of the store's locks and counters: every interleaving of a few threads.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
+//!
+//! Models named `loom_catches_…` contain a fault that loom must find. Loom does not explore the creation of a segment,
+//! eight keys acquired together, and the clocks; threads and the linearizability checker test these.
 
 #![allow(unused_must_use, reason = "a model looks at what is left, not at each verdict")]
 

@@ -6,8 +6,8 @@
 //! within one call: a hundred thousand keys take longer than the millisecond that a call may take.
 //!
 //! A key is stored as its hash alone, under a secret key. That any two of ten million keys share a hash, and so
-//! their limit, has a chance of 2 in a hundred thousand; the crate's documentation has the figures for
-//! untrusted keys. This saves an allocation per key, and a cache miss per request.
+//! their limit, has a chance of 2 in a hundred thousand; `hash.rs` has the figures for untrusted
+//! keys. This saves an allocation per key, and a cache miss per request.
 
 use hashbrown::HashTable;
 use ratelimit_core::{InMemory, Timestamp};

@@ -24,6 +24,11 @@
 //! (HSET of put1; PEXPIRE if the key would live for less than ttl1)
 //! return '+' … seen1
 //! ```
+//!
+//! Reading and setting a time to live in every decision would cost the server. So a state ends with the moment until which
+//! its key lives, by the server's clock. A charge that ends earlier leaves the time to live alone; any other sets it a second
+//! later than needed. States are packed, seven bytes per number, because parsing and formatting text costs as much as
+//! deciding.
 
 use std::fmt::Write as _;
 

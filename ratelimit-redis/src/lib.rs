@@ -1,11 +1,11 @@
-//! The Redis store for `ratelimit-core`: every batch is one script, decided on the server.
+//! The Redis store for `ratelimit-core`: one atomic script per decision, on one server, Sentinel or a cluster.
 //!
 //! ```no_run
-//! use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter};
+//! use ratelimit_core::{Gcra, Limits, RateLimiter};
 //! use ratelimit_redis::RedisStore;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let limits = Limits::<Policy>::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?.into())?])?;
+//! let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
 //! let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
 //! let limiter = RateLimiter::new(limits, store);
 //!
@@ -19,7 +19,7 @@
 //!
 //! # Features
 //!
-//! | feature | default | brings |
+//! | feature | default | adds |
 //! |---|---|---|
 //! | `redis` | yes | the client `redis` |
 //! | `fred` | no | the client `fred` |
@@ -32,15 +32,15 @@
 //!
 //! | type | for |
 //! |---|---|
-//! | [`RedisStore`], [`Builder`] | the store, and how it is built |
+//! | [`RedisStore`], [`Builder`] | the store, and its settings |
 //! | [`RedisUrl`] | one server, Sentinel or a cluster, in one line |
 //! | [`Lua`], [`Cas`], [`Multi`] | the modes |
 //! | [`RedisError`] | what went wrong, and whether the request can have been charged |
 //! | [`Health`] | what the servers lack for the mode |
-//! | [`Codec`], [`LuaProgram`] | an algorithm of your own: its state as bytes, or its twin in Lua |
-//! | [`IntoConnection`], [`Connection`] | a client that the program has already, or a client of your own |
+//! | [`Codec`], [`LuaProgram`] | your own algorithm: its state as bytes, or its twin in Lua |
+//! | [`IntoConnection`], [`Connection`] | an existing client of your program, or another client crate |
 //!
-//! A store that is built while Redis may be away, with a prefix and a deadline of its own:
+//! With a prefix and a deadline, for a service that starts even if Redis is unreachable:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -59,31 +59,28 @@
 //!
 //! # Behaviour
 //!
-//! - It decides exactly as the memory store does, field by field: each algorithm has a twin in Lua,
-//!   and `ratelimit-testkit` tests both against the same laws.
-//! - That is the [`Lua`] mode. In the [`Cas`] mode any algorithm runs, with no Lua of its own: stepped
-//!   here, and written there if nothing has changed meanwhile. The [`Multi`] mode needs no scripting at
-//!   all, and serves limits that count attempts.
-//! - Time is the server's, one clock for all who ask it.
-//! - It serves on one server, on the master that sentinels name and on a cluster: see [`RedisUrl`]. Slots
-//!   that move and masters that are replaced are followed, within the deadline of the call.
-//! - A request is executed at most once. It is sent again only after a server has said that it did not
-//!   execute it, or if it was never sent. An error says whether it can have been charged:
+//! - **Decisions** equal those of the memory store, field by field: each algorithm has a twin in Lua, and `ratelimit-testkit`
+//!   tests both against the same laws.
+//! - **Modes.** [`Lua`] is the default. [`Cas`] runs any algorithm without Lua of its own, by compare-and-set. [`Multi`] needs no
+//!   scripting, and serves limits that count attempts.
+//! - **Time.** All clients use the server's clock.
+//! - **Servers.** One server, the master that sentinels name, or a cluster: see [`RedisUrl`]. The store follows slots that move
+//!   and masters that are replaced, within the deadline of the call.
+//! - **At most once.** The store sends a request again only if it was never sent, or if a server has answered that it did not
+//!   execute it. An error reports whether the request can have been charged:
 //!   [`ErrorKind::Unavailable`](ratelimit_core::ErrorKind::Unavailable) or
 //!   [`ErrorKind::Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
-//! - Scripts are called by their hash, and by their text where the server does not know it.
-//! - Every key has a time to live and is gone when its state has stopped to matter.
-//! - Limits whose state is a few numbers share one hash per identifier, and so do the limits of a
-//!   [`Stack`](ratelimit_core::Stack), a field each; a sliding log is a sorted set of its own, a window
-//!   log a list. A reservation is a key of its own, some 200 bytes, for an hour, or for ten seconds after its
-//!   settlement if the layer drew its id. The keys of one identifier have one hash tag.
+//! - **Merging.** Requests that wait for a connection share its next call, whatever their keys.
+//! - **Keys.** Every key has a time to live, and is gone soon after its state stops mattering. Limits whose state is a few numbers
+//!   share one hash per identifier, with a field per limit; a sliding log is a sorted set, and a window log is a list. A
+//!   reservation is a key of some 200 bytes, for an hour, or for ten seconds after its settlement if the layer drew its id. The
+//!   keys of one identifier have one hash tag.
 //!
-//! # Clients that a program has already
+//! # Existing clients
 //!
-//! A store can be put [over](Builder::over) connections of the crates `redis` and `fred` that a program
-//! uses for other things as well, to one server or by Sentinels. [`IntoConnection`] says which, with an
-//! example of each, and what to know of them. For a cluster give a URL. Anything else can be a
-//! [`Connection`].
+//! A store can [share](Builder::over) a connection of the crate `redis` or `fred` with the rest of your program, to one server
+//! or by Sentinels. [`IntoConnection`] lists them, with an example and the caveats of each. For a cluster, give a URL. For any
+//! other client, implement [`Connection`].
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 

@@ -20,6 +20,9 @@
 //! explains every decision.
 //!
 //! Between a charge and its correction other clients see too much charged, never too little.
+//!
+//! A sliding log takes nothing back, because another client may already have made room for the charge. An amount taken back
+//! from a counter is stored beside its count: see `stored.rs`.
 
 use ratelimit_core::{
     Batch, Check, EntryStore, KeepsEntries, Limit, Limits, Now, Op, Refusal, Timestamp, Verdict,

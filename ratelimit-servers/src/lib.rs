@@ -1,6 +1,6 @@
-//! Servers for the tests of this workspace. Each belongs to one test and ends with it.
+//! Redis servers for the tests of this workspace. Each belongs to one test and ends with it.
 //!
-//! | read | for |
+//! | type | for |
 //! |---|---|
 //! | [`RedisServer`] | a server to test on |
 //! | [`RedisCluster`] | a cluster whose slots migrate and whose nodes fail and return |
@@ -9,7 +9,7 @@
 //! | [`FaultProxy`] | a network that fails on purpose |
 //! | [`RespClient`] | commands to a server, without a client crate |
 //!
-//! What does not start panics, or says why and how to mend it.
+//! A server that does not start panics, or returns the reason and the remedy.
 
 #![allow(
     clippy::panic,

@@ -1,8 +1,8 @@
-//! The laws that `ratelimit-core` promises, as property tests: for a store of your own, and for an algorithm of your own.
+//! The laws of `ratelimit-core` as property tests, for your own store or algorithm.
 //!
 //! # A store
 //!
-//! Give the testkit access to the store in a [`Harness`], and let [`conformance!`] write the tests:
+//! A [`Harness`] gives the laws access to your store, and [`conformance!`] writes the tests:
 //!
 //! ```
 //! use std::time::Duration;
@@ -27,8 +27,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! The harness of a store with fewer operations lists what the store lacks. The laws then leave these operations out, each
-//! test without any left reports by its name that it is skipped, and `it_can_do_what_it_claims` fails if the list is wrong:
+//! If a store has fewer operations, its harness lists those that are missing. The laws skip them, a test that needs one reports
+//! that it is skipped, and `it_can_do_what_it_claims` fails if the list is wrong:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -68,7 +68,7 @@
 //!
 //! # An algorithm
 //!
-//! Name it, and some limits at which it could go wrong; [`algorithm_conformance!`] tries it by itself and in a store:
+//! Name it, and some limits at which it could go wrong. [`algorithm_conformance!`] tests it by itself and in a store:
 //!
 //! ```
 //! use ratelimit_core::{Algorithm, Decision, InMemory, Step, Timestamp, Write};
@@ -109,17 +109,17 @@
 //!
 //! # A failure
 //!
-//! A failing test prints the law, how it was broken, and the smallest case that it found, in the words of a policy
-//! document. Pasted into [`regression`] (or [`algorithm_regression`]), the case is a test of its own.
+//! A failing test prints the law, how it was broken, and the smallest case as text. Paste the case into [`regression`] (or
+//! [`algorithm_regression`]) to make it a test.
 //!
-//! | read | for |
+//! | item | for |
 //! |---|---|
-//! | [`Law`], [`Property`], [`AlgorithmProperty`] | what is tested |
+//! | [`Law`], [`Property`], [`AlgorithmProperty`] | the laws, and their tests |
 //! | [`Harness`], [`conformance!`] | testing a store |
-//! | [`Capability`] | what a store may lack |
-//! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all the laws by it |
+//! | [`Capability`] | operations that a store may lack |
+//! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all laws on that clock |
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
-//! | [`NaiveStore`], [`PureStore`] | the references that answers are compared with |
+//! | [`NaiveStore`], [`PureStore`] | the references for comparison |
 //! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
 //!
 //! A broken law panics, as failing tests do.

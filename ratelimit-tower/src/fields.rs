@@ -45,7 +45,7 @@ impl Unit {
     }
 }
 
-/// How the older fields are named, and how the reset tells the time at which the limit has recovered.
+/// The names of the older fields, and the form of the time at which the limit has recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XRateLimit {
@@ -57,10 +57,10 @@ pub enum XRateLimit {
     Unprefixed,
 }
 
-/// The wait that clients are told where a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
+/// The wait in a response that a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
 ///
 /// A place is free as soon as another request ends, which no limit knows. The limit itself knows only when the first lease ends, such
-/// as 30 s later. A client that obeys would come too late by nearly all of it.
+/// as 30 s later. A client that honours it would come too late by nearly all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BusyWait {
@@ -156,10 +156,10 @@ impl Fields {
         self
     }
 
-    /// The same with a partition key (`pk`), by which a client tells which of its requests share a quota.
+    /// The same with a partition key (`pk`), which shows a client which of its requests share a quota.
     ///
     /// It is the first 12 bytes of the keyed BLAKE3 hash, under this secret, of the limit's name and the identifiers. So a client cannot
-    /// tell whose key it is, and all servers of a service that have the secret tell the same key.
+    /// see whose key it is, and all servers of a service with the secret send the same key.
     #[cfg(feature = "partition-key")]
     pub const fn partition_key(mut self, secret: [u8; 32]) -> Self {
         self.partition_secret = Some(secret);
@@ -217,7 +217,7 @@ pub(crate) struct Told {
     older: Option<Box<Older>>,
 }
 
-/// Three fields that tell one limit.
+/// Three fields that describe one limit.
 struct Older {
     names: &'static [HeaderName; 3],
     /// The limit, what remains, and the reset in seconds, if that is known.

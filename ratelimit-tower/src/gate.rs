@@ -1,4 +1,8 @@
-//! [`Gate`]: who asks, which limits apply, and what is told.
+//! [`Gate`]: identifies the caller, finds the limits that apply, and prepares the response.
+//!
+//! A response future carries header fields, not a decision: counting references to the limiter, the sources and the
+//! configuration took longer than deciding. So [`Gate`] borrows what a decision needs. It checks the sources and writes
+//! `RateLimit-Policy` when the layer is built, and writes `RateLimit` when the store has decided.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,4 +1,7 @@
 //! [`Identify`]: where the identifiers of a request come from.
+//!
+//! A limit whose identifiers are absent does not apply. That is right for an optional identifier and wrong for a misspelt one,
+//! so the layer compares the names, and refuses with 500 if no source provides an identifier.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -152,7 +152,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
-    /// The same layer, at the cost that this function tells of each request.
+    /// The same layer, with the cost that this function returns for each request.
     #[must_use]
     pub fn cost_of(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.config.cost = Cost::ByRequest(Arc::new(cost));
@@ -166,7 +166,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
-    /// The same layer, with this answer to what the store cannot decide. By default such requests are refused with 503.
+    /// The same layer, with this answer to requests that the store cannot decide. By default they are refused with 503.
     #[must_use]
     pub const fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.config.on_store_error = on_store_error;

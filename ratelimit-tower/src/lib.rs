@@ -4,19 +4,19 @@
 //! | type | for |
 //! |---|---|
 //! | [`RateLimitLayer`] | limiting the requests of a service |
-//! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | finding out who asks |
-//! | [`Choice`] | limits that are chosen per request |
-//! | [`Fields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | what clients are told |
-#![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | what clients of tonic are told |")]
+//! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | identifying the caller |
+//! | [`Choice`] | choosing the limits of each request |
+//! | [`Fields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | header fields and rejections |
+#![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | rejections for clients of tonic |")]
 #![cfg_attr(
     feature = "tokio",
     doc = "| [`Reserving`], [`Charge`], [`Meter`], [`Hold`] | costs that are known after the response |"
 )]
 #![cfg_attr(
     feature = "tokio",
-    doc = "| [`Waiter`], [`WaitLayer`] | waiting instead of refusing, and clients of other services |"
+    doc = "| [`Waiter`], [`WaitLayer`] | waiting instead of refusing; clients of other services |"
 )]
-//! | [`Advice`] | reading what another service tells its clients |
+//! | [`Advice`] | reading another service's header fields, as a client |
 //!
 //! # Example
 //!
@@ -46,19 +46,19 @@
 //!
 //! # Contract
 //!
-//! - A request is never unlimited by mistake: see [`RateLimitLayer`].
-//! - Waits are told rounded up: a client that obeys is admitted. A [`BusyWait`] is an estimate.
-//! - The inner service that is called is the one that was polled ready.
-//! - A request whose future is dropped before the store has decided may be charged. A reservation is given back.
+//! - No mistake makes a request unlimited: see [`RateLimitLayer`].
+//! - `Retry-After` is rounded up, so a client that honours it is admitted. A [`BusyWait`] is an estimate.
+//! - The layer calls the inner service that it polled ready.
+//! - If you drop a request's future before the store has decided, the request may be charged. A reservation is given back.
 //!
 //! # Features
 //!
-//! | feature | default | brings |
+//! | feature | default | adds |
 //! |---|---|---|
-//! | `axum` | no | the peer's address of `ConnectInfo`, parameters of a path, the matched route |
+//! | `axum` | no | the peer's address from `ConnectInfo`, path parameters, the matched route |
 //! | `grpc` | no | `Grpc`: denials as gRPC statuses |
 //! | `partition-key` | no | the partition key of the `RateLimit` fields |
-//! | `reload` | no | limits that are replaced while they are in use |
+//! | `reload` | no | replacing limits while they are in use |
 //! | `tokio` | yes | costs that are settled with the response, and waiting |
 //!
 //! [tower]: https://docs.rs/tower

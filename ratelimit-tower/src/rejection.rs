@@ -1,4 +1,4 @@
-//! [`Rejection`] and [`Answer`]: what a client is told that is not admitted.
+//! [`Rejection`] and [`Answer`]: the response to a request that is not admitted.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub enum Reason {
     ReducedCapacity,
     /// The client did not send what identifies it: 400 or 401.
     Unidentified,
-    /// The service is configured wrongly: 500. The log says how; the client is not told.
+    /// The service is configured wrongly: 500. The log has the reason, the response does not.
     Misconfigured,
 }
 
@@ -38,7 +38,7 @@ pub struct Rejection {
     pub violated_policies: Vec<Box<str>>,
     /// How long until the same request is admitted. `None` if that is never, or not known.
     pub retry_after: Option<Duration>,
-    /// What the client may be told beside the reason, such as the header that it did not send.
+    /// Details for the client beside the reason, such as the header that it did not send.
     pub detail: Option<Cow<'static, str>>,
     /// The fields that the layer adds to the answer, unless the answer has fields of these names: `Retry-After`, `RateLimit`,
     /// `RateLimit-Policy`, `WWW-Authenticate`.

@@ -75,8 +75,8 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
 }
 
 impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
-    /// The reservations of this layer and its clones that are not settled yet: `len` tells how many requests and settlements are under
-    /// way, and a test or a shutdown waits for them by `wait`.
+    /// The reservations of this layer and its clones that are not settled yet: `len` is the number of requests and settlements in
+    /// flight, and a test or a shutdown waits for them by `wait`.
     #[must_use]
     pub const fn settlements(&self) -> &TaskTracker {
         &self.mode.settlements

@@ -28,6 +28,17 @@
 //! A token bucket holds at most `burst` tokens, begins full, and refills at `rate` (Turner's "leaky bucket as a meter",
 //! 1986, in the form for tokens of RFC 2697). It lacks the work that GCRA still has to do, so both decide alike: I.371
 //! defines them as equivalent. [`TokenBucket`] is this algorithm under the name that many know it by.
+//!
+//! # The time of the last charge
+//!
+//! The textbook keeps the TAT alone. From the TAT, no store can know how far its clock had come before it went back, or
+//! reduce a state to a smaller limit without moving it at every denial. So the state also keeps the time of its last charge,
+//! and `retry_after` stays exact.
+//!
+//! # Settling
+//!
+//! Part of a reservation may have refilled by the time it is settled below its estimate. The difference is returned in full
+//! if nothing was charged since, and otherwise less what may have refilled, so settling never creates capacity.
 
 mod fast;
 mod step;

@@ -3,6 +3,9 @@
 //! A limit is checked after each of its fields, while the format still knows where the field stands: an error has the
 //! place of the first field with which the limit is wrong. In a format that sorts the fields (the crate `toml` without
 //! its feature `preserve_order`) this may be another field of the same limit.
+//!
+//! The parser takes values of any type, so that an error can name the limit. Types therefore say nothing about the schema,
+//! and `ratelimit-cli/ratelimit.schema.json` is written by hand. Property tests compare it with this parser.
 
 use alloc::collections::BTreeMap;
 use alloc::format;

@@ -58,7 +58,7 @@ impl<C: Clock> AllotmentsBuilder<C> {
     }
 
     /// The most slots: 65,536 unless it is set, at least 1. Each combination of limits and keys that requests ask about has
-    /// one. Above that, an older one is dropped. What it has left is given back; a draw that is under way is forfeited.
+    /// one. Above that, an older one is dropped. What it has left is given back; a draw in flight is forfeited.
     #[must_use]
     pub fn capacity(mut self, slots: usize) -> Self {
         self.capacity = slots.max(1);

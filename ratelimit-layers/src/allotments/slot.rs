@@ -5,6 +5,13 @@
 //! The process serves requests from it until it is spent or ends, and gives back what is left: it settles the id at the cost
 //! that was used. The size `m` follows the demand, and a draw takes at most one part of so many of what remained (*guided
 //! self-scheduling*: Polychronopoulos and Kuck, 1987), so that the last of a budget is drawn in small pieces.
+//!
+//! An allotment ends with its window: budget spent in a later window than it was charged in would exceed the limit there.
+//! [`Algorithm::recovery`](ratelimit_core::Algorithm::recovery) states whether budget recovers gradually or at the reset;
+//! where that is unknown, nothing is drawn. The lifetime counts from before the draw was sent, by the process's clock less a
+//! drift, so no clocks are compared.
+//!
+//! A draw never denies. A draw that does not fit says nothing about its own request, so that request goes to the store alone.
 
 use ratelimit_core::{Decision, Recovery, ReservationId, Timestamp};
 

@@ -1,4 +1,12 @@
 //! [`Kept`]: the states of denied keys, at most so many, by a hash of the limit and the key.
+//!
+//! The cache counts the store's time from when the request was sent. Its estimate is therefore never behind the store's
+//! clock, and at most a round trip ahead: a denial ends up to a round trip early, never late.
+//!
+//! A request that was in flight while its key was reset
+//! returns a state from before the reset. So each key has a generation, shared with other keys, and a state that was
+//! requested in an earlier generation is not kept. A request that is admitted while no state of its key is kept also starts
+//! a new generation, because tasks may read replies in another order than the store decided.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

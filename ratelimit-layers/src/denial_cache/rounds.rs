@@ -1,4 +1,13 @@
 //! [`Rounds`]: which requests go to the store at once, and which wait for their answers.
+//!
+//! When a wait ends, all requests of an attack arrive at once, and one answer decides most of them. So they step a copy of
+//! the kept states, one after the other: requests that pass go to the store, the others wait for the answers. A single
+//! flight would admit one request per round trip where many may pass.
+//!
+//! From the first request that waits, no request joins the round, so it lasts as long as one call. A request waits at most
+//! twice, because its first call may arrive up to a round trip early and be denied. Then it goes only if it passes after
+//! those in flight: where a limit refills faster than the store answers, no wait ends with a denial, and without that bound
+//! nearly every request of an attack would reach the store.
 
 use std::fmt;
 use std::sync::{Arc, Weak};

@@ -1,5 +1,9 @@
 //! [`Breaker`]: a circuit breaker (Nygard, "Release It!", 2007). It is closed while the store answers, open after some
 //! consecutive failures, and half-open while a single probe finds out whether the store answers again.
+//!
+//! A call that was sent before the breaker opened says nothing about the store now. So each call belongs to a *generation*,
+//! and outcomes of earlier generations are ignored. A probe that its caller drops counts as failed; otherwise the breaker
+//! would stay half-open.
 
 use std::fmt;
 use std::sync::Mutex;

@@ -48,7 +48,7 @@ pub struct Builder<C = PreciseClock> {
 }
 
 impl Fallback<()> {
-    /// The settings of a store around another.
+    /// The settings of a fallback around a store.
     #[must_use]
     pub fn builder() -> Builder {
         Builder {
@@ -68,7 +68,7 @@ impl<C: Clock> Builder<C> {
     /// How long the store may take for a decision: 100 ms unless it is set, at least 1 ms, at most an hour. What takes longer is decided
     /// without the store, and counts as a failure.
     ///
-    /// Set the store's own deadline a little lower, where it has one: its error then says whether the request was sent.
+    /// Set the store's own deadline a little lower, where it has one: its error then reports whether the request was sent.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline.clamp(Duration::from_millis(1), LONGEST_DEADLINE);
@@ -131,7 +131,7 @@ impl<C: Clock> Builder<C> {
         Builder { deadline, failures, pause, nodes, capacity, on_recovery, name, clock }
     }
 
-    /// A store around this one for these limits.
+    /// Wraps this store, for these limits.
     ///
     /// # Errors
     /// A limit without a choice; a local limit without the number of [nodes](Self::nodes), or whose share would admit

@@ -21,7 +21,7 @@ pub enum FallbackError<E> {
         /// The deadline of each call.
         deadline: Duration,
     },
-    /// The store is away, and only it can do this. Nothing was sent.
+    /// The store is unreachable, and only it can do this. Nothing was sent.
     #[error(
         "the store is away and its circuit breaker open, and only the store can do this {op}; repeat it in \
          {retry_after:?}"
@@ -32,12 +32,12 @@ pub enum FallbackError<E> {
         /// How long until the store may be asked again.
         retry_after: Duration,
     },
-    /// The store is away, and the limits in memory have no place.
+    /// The store is unreachable, and the limits in memory have no room.
     #[error(
         "the store is away, and the local limits cannot decide: {0}; see Builder::capacity of the fallback"
     )]
     Local(MemoryError),
-    /// The store is away, and there is no place for another id.
+    /// The store is unreachable, and there is no room for another id.
     #[error(
         "the store is away, and {most} ids are in use without it, which is all there is place for; raise the fallback's \
          capacity"
@@ -46,7 +46,7 @@ pub enum FallbackError<E> {
         /// The most ids that may be in use.
         most: usize,
     },
-    /// The store is away, and a limit does not say what to do then.
+    /// The store is unreachable, and a limit declares no outage behaviour.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The request is invalid.

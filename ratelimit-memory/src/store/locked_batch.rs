@@ -1,6 +1,19 @@
 //! The locked batch: any batch, decided with its buckets, its shards, the overflow states and its reservations
 //! locked. All threads lock them in this order, buckets by their index and shards by theirs, so that batches
 //! cannot deadlock.
+//!
+//! # When foreign code panics
+//!
+//! An algorithm and a clock run while the store holds locks. If one of them panics, the call charges nothing and loses no
+//! room, every other key stays as it was, and the next call works: all foreign code of a call runs before its first write,
+//! and reserved room is given back. `tests/store/panics.rs` makes every call panic. There are three exceptions:
+//!
+//! - The store drops an old state after it has charged the call. If that panics, the charge stands.
+//! - An algorithm that overwrites a state itself ([`step_in_place`](ratelimit_core::InMemory::step_in_place)) decides before
+//!   it writes. A panic after that, or in [`entries_in`](ratelimit_core::InMemory::entries_in) of the new state, leaves this
+//!   one key with what the algorithm has written. It affects no other key and no count.
+//! - The closure of a call for several keys ([`MemoryStore::acquire_each_now`]) runs after each key is decided. If it
+//!   panics, the keys that it was called for stay decided, and all others are as they were.
 
 use ratelimit_core::{
     Batch, Clock, InMemory, Now, Op, Reservation, Snapshot, States, Timestamp, Verdict, Write,

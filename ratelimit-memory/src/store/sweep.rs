@@ -1,4 +1,16 @@
 //! Sweeping: each call frees a few expired slots in passing, and more when the store is full.
+//!
+//! There is no sweeper thread and no pause. A check of a state in a bucket frees nothing. A new key takes the slot of an
+//! expired one if it can, and frees expired states in the next three buckets and in two slots of a shard. In a batch whose
+//! states are all in buckets, it frees those in its own buckets. An admission by a state in a shard looks at one slot there.
+//!
+//! # A full store
+//!
+//! The store never resets a live key to make room. At the cap, a call that needs a slot looks for an expired state in its
+//! own buckets and shard, then in the next 8 to 256 buckets, and in 64 slots of each of four other shards. The number of
+//! buckets doubles after a call that found an expired state, and halves after one that did not. If none is found, the new
+//! key shares one state per limit with all others like it, even if there are idle states elsewhere. With one idle state in
+//! two hundred, 256 buckets hold about three, and the next call looks at the next buckets.
 
 use ratelimit_core::{Clock, InMemory, Timestamp};
 

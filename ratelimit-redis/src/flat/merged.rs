@@ -22,6 +22,10 @@
 //! | `N` ⏎ STATE ⏎ STATE… | it admitted N requests; the states are those it read |
 //! | `?` | it did not understand a state or may not write one, and wrote nothing |
 //! | `!` ERROR | the server refused a command after one that wrote |
+//!
+//! The script reads a group's states when its turn comes. So requests that share a state, but not all limits, go in one
+//! flight and see each other's charges. A store's newest script decides all kinds of requests that the store has met, up to
+//! 16, so the number of texts grows with the kinds and not with their sets.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! [`Advice`]: what a server tells its clients, read from the fields of a response.
+//! [`Advice`]: a server's limits, read from the header fields of a response.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use sfv::{BareItem, Item, List, ListEntry, Parameters, Parser};
 use super::Unit;
 use super::draft::{RATELIMIT, RATELIMIT_POLICY};
 
-/// What a response tells a client about its limits: `Retry-After`, and `RateLimit` and `RateLimit-Policy` of the current draft.
+/// The limits that a response describes, for its client: `Retry-After`, and `RateLimit` and `RateLimit-Policy` of the current draft.
 ///
 /// A malformed field is ignored whole, as the draft demands.
 ///

@@ -1,11 +1,11 @@
-//! What the fields tell of one limit.
+//! The content of the fields about one limit.
 
 use http::header::HeaderValue;
 use ratelimit_core::{Decision, Limit, Quota, Timestamp};
 
 use super::{Fields, Unit, draft, whole_seconds};
 
-/// What the fields tell of one limit, whatever their version.
+/// The content of the fields about one limit, whatever their version.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) name: &'a str,
