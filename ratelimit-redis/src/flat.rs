@@ -76,7 +76,7 @@ pub(crate) const READ: &str = include_str!("lua/read.lua");
 const BEGIN: &str = "\
 local call, match, format = redis.call, string.match, string.format
 local ceil, floor = math.ceil, math.floor
-local pack0, unpack0 = struct.pack, struct.unpack
+local pcall0, pack0, unpack0 = redis.pcall, struct.pack, struct.unpack
 ";
 const ITS_TIME: &str = "\
 local t = call('TIME')
@@ -259,7 +259,7 @@ fn set(text: &mut String, key: &str, checks: &[(usize, &str)], refused: &str) {
     let pairs: Vec<_> = checks.iter().map(|(n, field)| format!("{field}, put{n}")).collect();
     let _ = writeln!(
         text,
-        "done = redis.pcall('HSET', {key}, {})\n\
+        "done = pcall0('HSET', {key}, {})\n\
          {refused}\n\
          wrote = true",
         pairs.join(", ")
@@ -271,7 +271,7 @@ fn extend(text: &mut String, key: &str, refused: &str) {
     let _ = writeln!(
         text,
         "if short then\n\
-         done = redis.pcall('PEXPIRE', {key}, format('%d', ttl_ms))\n\
+         done = pcall0('PEXPIRE', {key}, format('%d', ttl_ms))\n\
          {refused}\n\
          end"
     );

@@ -185,7 +185,7 @@ impl Program {
     }
 
     /// How many bytes a stored state has.
-    fn packed_bytes(&self) -> usize {
+    pub(crate) fn packed_bytes(&self) -> usize {
         self.name.len() + 1 + PACKED_BYTES * (self.state().len() + 1)
     }
 

@@ -15,13 +15,13 @@
 //! group of the GROUPS has runs of requests: how many, and what each of them charges the limits that cost
 //! something. The keys of a group are the next ones of KEYS.
 //!
-//! The reply is a list: the time, then one text per group.
+//! The reply is one text: a line with the time, then for each group
 //!
 //! | text | meaning |
 //! | --- | --- |
-//! | `N` ⏎ STATE ⏎ STATE… | it admitted N requests; the states are those it read |
-//! | `?` | it did not understand a state or may not write one, and wrote nothing |
-//! | `!` ERROR | the server refused a command after one that wrote |
+//! | `N` ⏎ LENGTH`:`STATE… | it admitted N requests; the states are those it read |
+//! | `?` ⏎ | it did not understand a state or may not write one, and wrote nothing |
+//! | `!` ERROR ⏎ | the server refused a command after one that wrote |
 //!
 //! The script reads a group's states when its turn comes. So requests that share a state, but not all limits, go in one
 //! flight and see each other's charges. A store's newest script decides all kinds of requests that the store has met, up to
@@ -44,9 +44,10 @@ const UNKNOWN: &str = "break";
 pub(crate) fn merged<'k>(kinds: impl Iterator<Item = &'k [Shape]>) -> Script {
     let mut text = format!("{BEGIN}{ITS_TIME}");
     text.push_str(
-        "local answers0, place0, key0 = { t[1] .. ' ' .. t[2] }, 1, 0\n\
-         while ARGV[place0] do\n\
-         local kind0 = ARGV[place0]\n",
+        "local keys0, args0 = KEYS, ARGV\n\
+         local answers0, count0, place0, key0 = { t[1] .. ' ' .. t[2] .. '\\n' }, 1, 1, 0\n\
+         while args0[place0] do\n\
+         local kind0 = args0[place0]\n",
     );
     let mut begin = "if";
     for (number, shapes) in (1..).zip(kinds) {
@@ -54,7 +55,7 @@ pub(crate) fn merged<'k>(kinds: impl Iterator<Item = &'k [Shape]>) -> Script {
         part(&mut text, shapes);
         begin = "elseif";
     }
-    text.push_str("end\nend\nreturn answers0\n");
+    text.push_str("end\nend\nreturn table.concat(answers0)\n");
     Script::from_text(&text)
 }
 
@@ -66,7 +67,7 @@ fn part(text: &mut String, shapes: &[Shape]) {
     let names = |prefix: &str| {
         charged.iter().map(|check| format!("{prefix}{}", check.n)).collect::<Vec<_>>().join(", ")
     };
-    text.push_str("local single0, groups0 = ARGV[place0 + 1] + 0, ARGV[place0 + 2] + 0\n");
+    text.push_str("local single0, groups0 = args0[place0 + 1] + 0, args0[place0 + 2] + 0\n");
     let mut offset = 3;
     for check in &checks {
         check.head(text, &mut offset);
@@ -74,12 +75,12 @@ fn part(text: &mut String, shapes: &[Shape]) {
     let _ = writeln!(text, "place0 = place0 + {offset}");
     text.push_str(
         "for group0 = 1, groups0 do\n\
-         local answer0, first0, last0 = '?', place0, place0 - 1\n",
+         local answer0, first0, last0 = '?\\n', place0, place0 - 1\n",
     );
     let stride = 1 + charged.len();
     let _ = writeln!(
         text,
-        "if group0 > single0 then first0 = place0 + 1; last0 = place0 + ARGV[place0] * {stride} end\n\
+        "if group0 > single0 then first0 = place0 + 1; last0 = place0 + args0[place0] * {stride} end\n\
          place0 = last0 + 1\n\
          repeat"
     );
@@ -103,7 +104,7 @@ fn part(text: &mut String, shapes: &[Shape]) {
     text.push_str("if admitted0 > 0 then\n");
     // Leaves the group with what the server refused.
     let refused = format!(
-        "if type(done) == 'table' then if wrote then answer0 = '!' .. {REFUSAL} end break end"
+        "if type(done) == 'table' then if wrote then answer0 = '!' .. {REFUSAL} .. '\\n' end break end"
     );
     for key in 1..=keys {
         let of_key: Vec<_> = charged.iter().filter(|check| check.shape.key == key).collect();
@@ -113,7 +114,7 @@ fn part(text: &mut String, shapes: &[Shape]) {
         if pairs.is_empty() {
             continue;
         }
-        let key = format!("KEYS[key0 + {key}]");
+        let key = format!("keys0[key0 + {key}]");
         text.push_str("do\n");
         measure(text, &key, pairs.iter().map(|(n, _)| *n));
         set(text, &key, &pairs, &refused);
@@ -121,14 +122,29 @@ fn part(text: &mut String, shapes: &[Shape]) {
         text.push_str("end\n");
     }
     text.push_str("end\n");
-    let seen = checks.iter().map(|c| c.shape.program.answered(&format!("seen{}", c.n)));
-    let seen = seen.collect::<Vec<_>>().join(" .. ");
-    let _ = writeln!(text, "answer0 = admitted0 .. '\\n' .. {seen}");
+    // Pieces, which are joined once.
+    text.push_str(
+        "answer0 = admitted0 == 1 and '1\\n' or admitted0 == 0 and '0\\n' or admitted0 .. '\\n'\n\
+         local next0 = count0 + 1\n",
+    );
+    for Check { n, shape } in &checks {
+        let bytes = shape.program.packed_bytes();
+        let _ = writeln!(
+            text,
+            "if seen{n} then answers0[next0 + 1], answers0[next0 + 2] = '{bytes}:', seen{n} \
+             next0 = next0 + 2 else answers0[next0 + 1] = '0:' next0 = next0 + 1 end"
+        );
+    }
     let _ = writeln!(
         text,
-        "until true\n\
+        "answers0[count0 + 1] = answer0\n\
+         answer0, count0 = nil, next0\n\
+         until true\n\
          key0 = key0 + {keys}\n\
-         answers0[#answers0 + 1] = answer0\n\
+         if answer0 then\n\
+         answers0[count0 + 1] = answer0\n\
+         count0 = count0 + 1\n\
+         end\n\
          end"
     );
 }
@@ -156,14 +172,14 @@ impl Check {
     /// Emits the numbers of a part's limit.
     fn head(&self, text: &mut String, offset: &mut usize) {
         let n = self.n;
-        let _ = writeln!(text, "local field{n} = ARGV[place0 + {offset}]");
+        let _ = writeln!(text, "local field{n} = args0[place0 + {offset}]");
         *offset += 1;
         if !self.is_charged() {
             return;
         }
         let names: Vec<_> = self.given().chain([format!("charge{n}")]).collect();
         let numbers: Vec<_> = (0..names.len())
-            .map(|argument| format!("ARGV[place0 + {}] + 0", *offset + argument))
+            .map(|argument| format!("args0[place0 + {}] + 0", *offset + argument))
             .collect();
         *offset += names.len();
         let _ = writeln!(text, "local {} = {}", names.join(", "), numbers.join(", "));
@@ -204,13 +220,13 @@ fn read(text: &mut String, key: usize, checks: &[Check]) {
     let _ = if of_key.len() == 1 {
         writeln!(
             text,
-            "local {names} = redis.pcall('HGET', KEYS[key0 + {key}], {fields})\n\
+            "local {names} = pcall0('HGET', keys0[key0 + {key}], {fields})\n\
              if type({names}) == 'table' then break end"
         )
     } else {
         writeln!(
             text,
-            "local all = redis.pcall('HMGET', KEYS[key0 + {key}], {fields})\n\
+            "local all = pcall0('HMGET', keys0[key0 + {key}], {fields})\n\
              if all.err then break end\n\
              local {names} = unpack(all)"
         )
@@ -231,12 +247,12 @@ fn admit(text: &mut String, charged: &[Check], stride: usize) {
          if {fits} then admitted0, {after} = 1, {sums} end\n\
          else\n\
          for run = first0, last0, {stride} do\n\
-         local fit = ARGV[run] + 0"
+         local fit = args0[run] + 0"
     );
     for (argument, Check { n, .. }) in (1..).zip(charged) {
         let _ = writeln!(
             text,
-            "local charge{n} = ARGV[run + {argument}] + 0\n\
+            "local charge{n} = args0[run + {argument}] + 0\n\
              fit = math.min(fit, floor((capacity{n} - after{n}) / charge{n}))"
         );
     }

@@ -230,7 +230,7 @@ pub(crate) struct Charged {
     /// The requests that were sent, in order.
     pub(crate) requests: SmallVec<[Request; 1]>,
     /// What each of them is told. The first that asks derives all, one after the other.
-    pub(crate) parts: OnceLock<RiderVerdicts>,
+    pub(crate) verdicts: OnceLock<RiderVerdicts>,
 }
 
 /// What the requests of a group are told.

@@ -197,7 +197,7 @@ pub(super) fn first_line(answer: &[u8]) -> Option<(&str, &[u8])> {
 }
 
 /// Takes the next state from an answer: its length, a colon, and the state.
-fn next_state<'s>(seen: &mut &'s [u8]) -> Option<&'s [u8]> {
+pub(super) fn next_state<'s>(seen: &mut &'s [u8]) -> Option<&'s [u8]> {
     let colon = seen.iter().position(|byte| *byte == b':')?;
     let length: usize = std::str::from_utf8(&seen[..colon]).ok()?.parse().ok()?;
     let (state, rest) = seen[colon + 1..].split_at_checked(length)?;

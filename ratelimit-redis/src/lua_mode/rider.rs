@@ -105,7 +105,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict, RedisError> {
         let is_noted = left.is_some();
-        let parts = charged.parts.get_or_init(|| self.parts(batch, call, charged, is_noted));
+        let parts = charged.verdicts.get_or_init(|| self.parts(batch, call, charged, is_noted));
         let (parts, states) = parts.as_ref().map_err(Clone::clone)?;
         let place = charged.requests.binary_search_by_key(&seat, |request| request.seat);
         match place.ok().and_then(|place| parts.get(place)) {

@@ -12,13 +12,14 @@
 //! error. If a step panics, its own caller panics. A program whose Lua may fail after another group was written shares a
 //! script with no other group.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::join_all;
 use ratelimit_core::Timestamp;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::flat_call::{first_line, next_state, time};
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -256,75 +257,80 @@ impl<C: Connection> Inner<C> {
         call: Vec<ScriptPart<'_>>,
         deadline: Deadline,
     ) -> Vec<(usize, GroupOutcome)> {
-        let answers = self.call(&call, deadline).await;
-        let mut answers = answers.map(|answers| answers.map(|(now, all)| (now, all.into_iter())));
-        let settled = |sent: Sent| {
-            let outcome = match &mut answers {
-                Ok(Some((now, answers))) => match answers.next() {
-                    Some(answer) => self.outcome_of(*now, &answer, sent.group),
-                    None => GroupOutcome::Apart,
-                },
-                // The server executed nothing: on its own, each request gets its own error.
-                Ok(None) | Err(RedisError::Server { .. }) => GroupOutcome::Apart,
-                Err(error) => GroupOutcome::Failed(error.clone()),
-            };
-            (sent.place, outcome)
+        let failed = match self.call(&call, deadline).await {
+            Ok(Some(answer)) => return self.outcomes(call, &answer),
+            // The server executed nothing: on its own, each request gets its own error.
+            Ok(None) | Err(RedisError::Server { .. }) => None,
+            Err(error) => Some(error),
         };
-        call.into_iter().flat_map(|part| part.groups).map(settled).collect()
+        let outcome = || failed.clone().map_or(GroupOutcome::Apart, GroupOutcome::Failed);
+        let groups = call.into_iter().flat_map(|part| part.groups);
+        groups.map(|sent| (sent.place, outcome())).collect()
     }
 
-    /// The time, and the answer about each group. `None` if there is no such script, with nothing sent.
+    /// What the script answers. `None` if there is no such script, with nothing sent.
     async fn call(
         &self,
         call: &[ScriptPart<'_>],
         deadline: Deadline,
-    ) -> Result<Option<(Timestamp, Vec<Reply>)>, RedisError> {
+    ) -> Result<Option<Vec<u8>>, RedisError> {
         let kinds: Vec<Vec<_>> = call.iter().map(|part| part.limits.shapes().collect()).collect();
         let Ok(Some((script, kinds))) = self.scripts.merging(&kinds) else { return Ok(None) };
-        let groups = || call.iter().flat_map(|part| &part.groups);
-        let keys: Vec<_> = groups().flat_map(|sent| &sent.group.keys).collect();
+        let groups = call.iter().flat_map(|part| &part.groups);
+        let keys: Vec<_> = groups.flat_map(|sent| &sent.group.keys).collect();
         let mut words = evalsha(keys.iter().map(|key| key.as_str()));
         for (part, kind) in call.iter().zip(kinds) {
             part.add(kind, &mut words);
         }
-        let reply = self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await?;
-        let shape = self.unexpected(&reply);
-        let Reply::Array(mut answers) = reply else { return Err(shape) };
-        if answers.len() != groups().count() + 1 {
-            return Err(shape);
+        match self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await? {
+            Reply::Text(answer) => Ok(Some(answer)),
+            other => Err(self.unexpected(&other)),
         }
-        let now = time(&answers.remove(0)).ok_or(shape)?;
-        Ok(Some((now, answers)))
     }
 
-    /// What a script answered about a group.
-    fn outcome_of(&self, now: Timestamp, answer: &Reply, group: Group) -> GroupOutcome {
-        let Reply::Text(text) = answer else {
-            return GroupOutcome::Failed(self.unexpected(answer));
+    /// What became of each group, as the script answered. What cannot be read fails for itself and all after it.
+    fn outcomes(&self, call: Vec<ScriptPart<'_>>, answer: &[u8]) -> Vec<(usize, GroupOutcome)> {
+        let unread = || {
+            let answer = self.unexpected(&Reply::Text(answer.to_vec()));
+            GroupOutcome::Failed(answer)
         };
-        let charged = || {
-            let (admitted, seen) = super::flat_call::first_line(text)?;
-            let (admitted, seen) = (admitted.parse().ok()?, seen.into());
-            let parts = std::sync::OnceLock::new();
-            Some(Charged { now, admitted, seen, requests: group.requests, parts })
-        };
-        match text.first() {
-            Some(b'?') => GroupOutcome::Apart,
-            Some(b'!') => {
-                let text = String::from_utf8_lossy(&text[1..]);
-                let (code, message) = text.split_once(' ').unwrap_or((&text, ""));
-                GroupOutcome::Failed(self.server_error(code, message).in_part())
+        let line = first_line(answer).and_then(|(line, rest)| Some((time(line)?, rest)));
+        let (now, mut rest) = line.map_or((None, answer), |(now, rest)| (Some(now), rest));
+        let mut outcomes = Vec::new();
+        for part in call {
+            let states = part.limits.0.len();
+            for sent in part.groups {
+                let outcome = now.and_then(|now| self.outcome(now, &mut rest, states, sent.group));
+                outcomes.push((sent.place, outcome.unwrap_or_else(unread)));
             }
-            _ => charged().map_or_else(
-                || GroupOutcome::Failed(self.unexpected(answer)),
-                GroupOutcome::Charged,
-            ),
         }
+        outcomes
     }
-}
 
-/// Parses the time: seconds and microseconds.
-fn time(reply: &Reply) -> Option<Timestamp> {
-    let Reply::Text(text) = reply else { return None };
-    super::flat_call::time(std::str::from_utf8(text).ok()?)
+    /// What the script answered about a group of so many states.
+    fn outcome(
+        &self,
+        now: Timestamp,
+        rest: &mut &[u8],
+        states: usize,
+        group: Group,
+    ) -> Option<GroupOutcome> {
+        let (line, after) = first_line(rest)?;
+        *rest = after;
+        if line == "?" {
+            return Some(GroupOutcome::Apart);
+        }
+        if let Some(error) = line.strip_prefix('!') {
+            let (code, message) = error.split_once(' ').unwrap_or((error, ""));
+            return Some(GroupOutcome::Failed(self.server_error(code, message).in_part()));
+        }
+        let admitted = line.parse().ok()?;
+        for _ in 0..states {
+            next_state(rest)?;
+        }
+        let seen = after[..after.len() - rest.len()].into();
+        let Group { requests, .. } = group;
+        let verdicts = OnceLock::new();
+        Some(GroupOutcome::Charged(Charged { now, admitted, seen, requests, verdicts }))
+    }
 }
