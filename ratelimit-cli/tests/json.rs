@@ -103,8 +103,12 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
     let out = with_policy("top", &store);
     is_described(&scene, "top", &out, &["value", "identifiers", "hidden_keys", "max_keys_reached"]);
     // A state from the future of the server's clock.
-    let future = ["HSET", "rl:1::{a}", "gcra", "gcra 4000000000000000 0 3999999999999999"];
-    server.command(&future).expect("it answers");
+    common::write_gcra(
+        &server,
+        "rl:1::{a}",
+        "gcra",
+        [4_000_000_000_000_000, 0, 3_999_999_999_999_999],
+    );
     let out = with_policy("heal", &store);
     is_described(&scene, "heal", &out, &["value", "stored_key", "ahead_us", "dry_run"]);
     let out = with_policy("reset", &[&["ip=a"][..], &store].concat());

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{BUCKET, Ran, Scene};
+use common::{BUCKET, Ran, Scene, write_gcra};
 use ratelimit_servers::{RedisCluster, RedisServer};
 use serde_json::{Value, json};
 
@@ -130,9 +130,9 @@ fn a_caller_that_a_state_from_the_future_locks_is_freed_by_heal() {
     charge(&scene, &url, &secret);
     charge(&scene, &url, &[]);
     let key = "rl:1::{carol}";
-    let future = "gcra 4000003600000000 0 3999999999999999";
+    let future = [4_000_003_600_000_000, 0, 3_999_999_999_999_999];
     for key in [key, "rl:1::{#0123456789abcdef0123456789abcdef}"] {
-        server.command(&["HSET", key, "bucket", future]).expect("it answers");
+        write_gcra(&server, key, "bucket", future);
     }
     let heal = |more: &[&str]| scene.command("heal", &[&["--store", &url], more].concat()).exits(0);
     for (more, done) in [(&["--dry-run"][..], "none healed"), (&[], "cut to a full limit")] {

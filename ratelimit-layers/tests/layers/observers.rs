@@ -141,7 +141,7 @@ proptest! {
 fn traced(run: impl FnOnce()) -> Vec<String> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let lines = tracing_subscriber::fmt().with_max_level(Level::DEBUG).without_time();
-    let lines = lines.with_span_events(FmtSpan::CLOSE).with_target(false);
+    let lines = lines.with_span_events(FmtSpan::CLOSE).with_target(false).with_ansi(false);
     let lines = lines.with_writer(file.reopen().expect("a file"));
     tracing::subscriber::with_default(lines.finish(), run);
     let lines = std::fs::read_to_string(file.path()).expect("text");

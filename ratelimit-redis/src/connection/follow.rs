@@ -147,9 +147,17 @@ async fn owner<R: Route>(
     pause: &mut Duration,
     deadline: Deadline,
 ) -> Result<Arc<Link>, RedisError> {
+    // Why there was none so far: that a look-up ran out of time says less.
+    let mut missing: Option<RedisError> = None;
     loop {
         match in_charge(route, deadline).await {
-            Err(error) if route.may_pass(&error) && wait(pause, deadline).await => {}
+            Err(error) => {
+                let error = missing.take().filter(|_| deadline.is_over()).unwrap_or(error);
+                if !(route.may_pass(&error) && wait(pause, deadline).await) {
+                    return Err(error);
+                }
+                missing = Some(error);
+            }
             owner => return owner,
         }
     }
@@ -227,6 +235,42 @@ mod tests {
 
         fn may_pass(&self, _: &RedisError) -> bool {
             true
+        }
+    }
+
+    /// A cluster in which no server keeps a slot, as look-ups of 30 ms find out.
+    struct Nowhere(Lookup);
+
+    impl Route for Nowhere {
+        fn lookup(&self) -> &Lookup {
+            &self.0
+        }
+
+        fn known(&self) -> Option<Arc<Link>> {
+            None
+        }
+
+        fn unknown(&self) -> String {
+            "no server keeps it".to_owned()
+        }
+
+        fn may_pass(&self, _: &RedisError) -> bool {
+            true
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_time_runs_out_in_a_look_up_the_error_is_the_one_before() {
+        let settings = Arc::new(Settings::default());
+        for within_ms in 40..400 {
+            let lookup = Lookup::new(&"node".into(), &settings.runtime, |_, _| async {
+                sleep(Duration::from_millis(30)).await;
+                Ok(())
+            });
+            let deadline = Deadline::within(Duration::from_millis(within_ms));
+            let owner = owner(&Nowhere(lookup), &mut FIRST_PAUSE.clone(), deadline).await;
+            let error = owner.err().expect("no server keeps it").to_string();
+            assert!(error.contains("no server keeps it"), "{within_ms}: {error}");
         }
     }
 
