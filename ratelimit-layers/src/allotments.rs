@@ -84,7 +84,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// This holds through lost requests and replies, crashes, and settlements that come late or never: each of them admits less, never
 /// more. It assumes that the clock of this process is slower than the store's by no more than
 /// 1,000 parts per million, which is far more than the clocks of servers drift, and that the store's clock does not jump. Budget that is drawn and not used
-/// is back in the store `L` and a call later. `docs/allotments.md` in the repository derives both.
+/// is back in the store `L` and a call later. `docs/allotments-proof.md` of this crate derives both.
 ///
 /// # What the verdict says
 ///

@@ -1,4 +1,4 @@
-//! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/operations.md` lists the names and labels.
+//! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/metrics.md` of this crate lists the names and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, OnceLock};

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .by(["ip"])
         .limit("daily", FixedWindow::per_day(5_000))
         .by(["user"])
-        .limit("hourly", "sliding-counter 1000/h") // the words of a policy document
+        .limit("hourly", "sliding-counter 1000/h") // an algorithm and its parameters as text
         .by(["ip", "user"])
         .build()?;
     let limiter = RateLimiter::new(limits, MemoryStore::new());

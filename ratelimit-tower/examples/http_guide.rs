@@ -1,4 +1,4 @@
-//! The snippets of `docs/http.md`, each run by a test.
+//! The snippets of the guide's chapter on HTTP and their variations, each run by a test.
 //!
 //! `cargo test -p ratelimit-tower --example http_guide --all-features`
 

@@ -1,7 +1,6 @@
 //! Rules about the documents, the guide's chapters among them: what they show runs, and what they link to is there.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
@@ -56,16 +55,24 @@ fn anchor(heading: &str) -> String {
     heading.chars().filter(kept).collect::<String>().to_lowercase().replace(' ', "-")
 }
 
-/// All documents by their paths, as mdBook shows them: with what they include.
+/// All documents by their paths.
 fn documents() -> BTreeMap<PathBuf, Document> {
-    let documents = files("", &["md"]).into_iter().map(|file| {
-        let path = root().join(&file.path);
-        let included = file.text.trim().strip_prefix("{{#include ");
-        let included = included.map(|name| path.with_file_name(name.trim_end_matches("}}")));
-        let text = included.map(|path| fs::read_to_string(path).expect("what is included"));
-        (path, Document::parse(&text.unwrap_or(file.text)))
+    let documents = files("", &["md"]).into_iter();
+    documents.map(|file| (root().join(&file.path), Document::parse(&file.text))).collect()
+}
+
+/// Phrases that no document uses, and their replacements, a pair per line.
+const BANNED: &str = include_str!("../phrases.txt");
+
+/// The banned phrases of a text, however its lines are broken.
+fn banned(text: &str) -> impl Iterator<Item = String> {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+    let pairs = BANNED.lines().filter_map(|line| line.split_once(" = "));
+    let found = pairs.filter(move |(phrase, _)| {
+        let mut ends = text.match_indices(phrase).map(|(at, _)| text[at + phrase.len()..].chars());
+        ends.any(|mut rest| rest.next().is_none_or(|next| !next.is_alphanumeric()))
     });
-    documents.collect()
+    found.map(|(phrase, instead)| format!("instead of \"{phrase}\", write: {instead}"))
 }
 
 /// Whether a link of a document leads somewhere.
@@ -155,19 +162,30 @@ fn every_example_of_the_libraries_is_a_test_and_has_its_row() {
 }
 
 #[test]
+fn no_document_has_a_banned_phrase() {
+    let documents = files("", &["md"]).into_iter().filter(|file| file.path != "CHANGELOG.md");
+    assert_none(documents.flat_map(|file| {
+        banned(&file.text).map(|advice| format!("{}: {advice}", file.path)).collect::<Vec<_>>()
+    }));
+}
+
+#[test]
 fn each_rule_finds_what_breaks_it() {
+    assert_eq!(banned("While Redis is\n  away, and nobody else").count(), 2);
+    assert_eq!(banned("It is awayward; Redis is unreachable.").count(), 0);
+
     assert!(is_part_of("one();\n\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));
     assert!(!is_part_of("one();\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));
     assert!(!is_part_of("", "fn f() {}\n"));
 
     let documents = documents();
     let leads = |from: &str, link: &str| leads(&documents, &root().join(from), link);
-    assert!(leads("README.md", "docs") && leads("docs/http.md", "../Cargo.toml"));
+    assert!(leads("README.md", "docs") && leads("docs/compare.md", "../Cargo.toml"));
     assert!(!leads("README.md", "nowhere.md") && !leads("README.md", "#nothing"));
     let chapter = "docs/guide/src/keys.md";
-    assert!(leads(chapter, "reference/policies.md#documents"));
-    assert!(!leads(chapter, "reference/policies.md#nothing"));
-    assert!(!leads(chapter, "../../policies.md"), "it leaves the book");
+    assert!(leads(chapter, "policies.md#documents"));
+    assert!(!leads(chapter, "policies.md#nothing"));
+    assert!(!leads(chapter, "../../compare.md"), "it leaves the book");
     assert!(leads(chapter, &format!("{}README.md", REPOSITORY[0])));
     assert!(!leads(chapter, &format!("{}NOTHING.md", REPOSITORY[0])));
 

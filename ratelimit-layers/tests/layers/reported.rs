@@ -197,7 +197,7 @@ fn the_dashboard_asks_for_what_is_reported() {
 
 #[test]
 fn the_documents_name_every_metric_and_its_labels() {
-    let documents = file("../docs/operations.md");
+    let documents = file("docs/metrics.md");
     let rows = documents.lines().filter(|line| line.starts_with("| `ratelimit_"));
     let documented: BTreeMap<String, BTreeSet<String>> = rows
         .map(|row| {

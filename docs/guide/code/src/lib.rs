@@ -115,7 +115,7 @@ pub fn algorithms() -> Result<Vec<Row>, Box<dyn Error>> {
 pub fn attempts() -> Result<Vec<Row>, Box<dyn Error>> {
     [
         ("sliding-log 10/10s", "a denied request costs nothing"),
-        ("sliding-log 10/10s count attempts", "a caller that keeps trying stays out"),
+        ("sliding-log 10/10s count attempts", "a caller that keeps retrying stays out"),
     ]
     .map(|(words, note)| decide(words, note))
     .into_iter()

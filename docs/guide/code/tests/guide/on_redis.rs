@@ -12,7 +12,7 @@ async fn open(url: &str) -> Result<RedisStore, Error> {
     let store = RedisStore::builder()
         .prefix("shop") // of the keys
         .deadline(Duration::from_millis(200)) // for one decision
-        .connect_lazy(url)?; // also while Redis is away
+        .connect_lazy(url)?; // also while Redis is unreachable
 
     let health = store.health().await;
     for finding in health.findings() {
