@@ -1,6 +1,7 @@
 //! What those that only observe hear, and that they pass on everything.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -10,7 +11,8 @@ use ratelimit_core::{
 };
 use ratelimit_layers::{Metrics, TopDenied, Traced};
 use ratelimit_testkit::block_on;
-use tracing::Level;
+use tracing::subscriber::NoSubscriber;
+use tracing::{Dispatch, Level};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::common::{
@@ -137,8 +139,13 @@ proptest! {
     }
 }
 
+/// A subscriber that hears nothing and stays. Beside a single one, `tracing` keeps for good what the thread that met a
+/// span first hears of it: nothing, in a test that does not listen.
+static SILENT: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+
 /// What is traced while this runs, by line: a span when it ends, and each event within its span.
 fn traced(run: impl FnOnce()) -> Vec<String> {
+    LazyLock::force(&SILENT);
     let file = tempfile::NamedTempFile::new().expect("a file");
     let lines = tracing_subscriber::fmt().with_max_level(Level::DEBUG).without_time();
     let lines = lines.with_span_events(FmtSpan::CLOSE).with_target(false).with_ansi(false);

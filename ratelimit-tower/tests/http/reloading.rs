@@ -9,6 +9,7 @@ use ratelimit_core::{Limits, ManualClock, Policy, RateLimiter};
 use ratelimit_layers::Reload;
 use ratelimit_tower::{Choice, RateLimitLayer, header, optional};
 use tracing::field::{Field, Visit};
+use tracing::subscriber::NoSubscriber;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
@@ -97,6 +98,8 @@ impl<S: Subscriber> Layer<S> for Log {
 async fn a_shadow_limit_without_a_source_is_logged() {
     let log = Log::default();
     let subscriber = tracing_subscriber::registry().with(log.clone());
+    // Beside a single subscriber, `tracing` keeps for good what the thread that met a line first hears of it.
+    let _other = tracing::Dispatch::new(NoSubscriber::new());
     let _guard = tracing::subscriber::set_default(subscriber);
     let store = store(&ManualClock::default());
     let limiter = Arc::new(RateLimiter::new(with_misspelt_shadow(), store));
