@@ -29,6 +29,8 @@ pub(crate) enum Spread {
     Uniform,
     /// The second key is half as likely as the first, the third a third as likely, and so on.
     Zipf,
+    /// Every second draw is one of the first ten keys, the others are of all.
+    TenHot,
 }
 
 /// Draws keys in a fixed pseudo-random order, so that a run can be repeated.
@@ -51,6 +53,11 @@ impl Draw {
         Ok(match self.spread {
             Spread::Uniform => {
                 (0..count).map(|_| Key::new(random.random_range(0..self.key_count))).collect()
+            }
+            Spread::TenHot => {
+                let most = [10, self.key_count];
+                let key = |draw: usize| Key::new(random.random_range(0..most[draw % 2]));
+                (0..count).map(key).collect()
             }
             Spread::Zipf => {
                 let ranks = Zipf::new(f64::from(u32::try_from(self.key_count)?), 1.0)?;

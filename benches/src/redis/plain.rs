@@ -45,6 +45,25 @@ for n = 1, #KEYS do
 end
 return answers";
 
+/// The same for the limits of one request, all or nothing, of the same numbers.
+pub(super) const LIMITS_SCRIPT: &str = "
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local interval, capacity, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local after, most = {}, 0
+for n = 1, #KEYS do
+  local arrival = tonumber(redis.call('GET', KEYS[n]) or now)
+  if arrival < now then arrival = now end
+  after[n] = arrival + interval * cost
+  if after[n] > most then most = after[n] end
+end
+local excess, left = most - now - capacity, math.floor((capacity - (most - now)) / interval)
+if excess > 0 then return { 0, left + cost, excess } end
+for n = 1, #KEYS do
+  redis.call('SET', KEYS[n], string.format('%.0f', after[n]), 'PX', math.ceil((after[n] - now) / 1000))
+end
+return { 1, left, 0 }";
+
 /// The arguments of the script for a limit.
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
@@ -62,6 +81,12 @@ pub(super) const NARROW: Numbers = Numbers { interval_us: 86_400_000_000, burst:
 /// The key of a caller in the loop of this client.
 pub(super) fn key(client: &str, caller: &str) -> String {
     format!("{client}:{caller}")
+}
+
+/// The keys of a request with so many limits, of which the second is for all callers.
+fn keys(client: &str, caller: &str, limits: usize) -> Vec<String> {
+    let third = format!("{caller}:third");
+    [caller, "all", &third][..limits].iter().map(|name| key(client, name)).collect()
 }
 
 impl Numbers {
@@ -91,6 +116,8 @@ pub(super) struct RedisRs<C = ConnectionManager> {
     connection: C,
     sha: String,
     numbers: Numbers,
+    /// By how many limits each request is decided: the script is for as many.
+    pub(super) limits: usize,
 }
 
 impl RedisRs {
@@ -100,7 +127,7 @@ impl RedisRs {
         numbers: Numbers,
     ) -> Result<Self, Box<dyn Error>> {
         let connection = redis::Client::open(url)?.get_connection_manager().await?;
-        Ok(Self { connection, sha: sha.to_owned(), numbers })
+        Ok(Self { connection, sha: sha.to_owned(), numbers, limits: 1 })
     }
 }
 
@@ -110,7 +137,7 @@ impl RedisRs<ClusterConnection> {
         sha: &str,
     ) -> Result<Self, Box<dyn Error>> {
         let connection = ClusterClient::new(nodes)?.get_async_connection().await?;
-        Ok(Self { connection, sha: sha.to_owned(), numbers: WIDE })
+        Ok(Self { connection, sha: sha.to_owned(), numbers: WIDE, limits: 1 })
     }
 }
 
@@ -118,7 +145,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
     async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
         let Numbers { interval_us, burst } = self.numbers;
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.sha).arg(1).arg(key(REDIS_RS, caller));
+        call.arg(&self.sha).arg(self.limits).arg(keys(REDIS_RS, caller, self.limits));
         call.arg(interval_us).arg(interval_us * burst).arg(cost);
         let answer: (i64, i64, i64) = call.query_async(&mut self.connection.clone()).await?;
         Ok(answer.0 == 1)
@@ -130,6 +157,8 @@ pub(super) struct Fred {
     client: fred::clients::Client,
     sha: String,
     numbers: Numbers,
+    /// By how many limits each request is decided: the script is for as many.
+    pub(super) limits: usize,
 }
 
 impl Fred {
@@ -141,7 +170,7 @@ impl Fred {
         let config = fred::types::config::Config::from_url(url)?;
         let client = fred::types::Builder::from_config(config).build()?;
         client.init().await?;
-        Ok(Self { client, sha: sha.to_owned(), numbers })
+        Ok(Self { client, sha: sha.to_owned(), numbers, limits: 1 })
     }
 }
 
@@ -150,9 +179,9 @@ impl Decides for Fred {
         let Numbers { interval_us, burst } = self.numbers;
         let numbers = [interval_us, interval_us * burst, cost];
         let numbers = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
-        let key = key(FRED, caller);
+        let keys = keys(FRED, caller, self.limits);
         let answer: (i64, i64, i64) =
-            self.client.evalsha(self.sha.as_str(), key, numbers.to_vec()).await?;
+            self.client.evalsha(self.sha.as_str(), keys, numbers.to_vec()).await?;
         Ok(answer.0 == 1)
     }
 }

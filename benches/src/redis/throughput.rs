@@ -21,10 +21,12 @@ use crate::report::{Report, digits};
 
 use super::floor::Floor;
 use super::lab::{Lab, cpu_of, script_calls};
-use super::plain::{Decides, Failed, Fred, GCRA_SCRIPT, Numbers, RedisRs, WIDE};
+use super::plain::{Decides, Failed, Fred, GCRA_SCRIPT, LIMITS_SCRIPT, Numbers, RedisRs, WIDE};
 
 const TASKS: [usize; 4] = [1, 16, 256, 1_024];
-const KEYS: [usize; 2] = [1, 100_000];
+/// Of so many keys, and how they are drawn.
+const KEYS: [(usize, Spread); 3] =
+    [(1, Spread::Uniform), (10_000, Spread::TenHot), (100_000, Spread::Uniform)];
 /// Callers drawn for a run, which all tasks go through from different places.
 const DRAWN: usize = 1 << 17;
 /// The earlier charge of every caller, which takes hours to refill.
@@ -39,38 +41,74 @@ pub(super) struct Ours<S = RedisStore>(RateLimiter<S, Gcra>);
 
 impl<S: Store<Gcra>> Ours<S> {
     pub(super) fn new(numbers: Numbers, store: S) -> Result<Self, Box<dyn Error>> {
+        Self::of_limits(numbers, store, &ONE)
+    }
+
+    /// Decides by limits of these names, each for an identifier, or for the only one.
+    fn of_limits(numbers: Numbers, store: S, limits: &[Named]) -> Result<Self, Box<dyn Error>> {
         let gcra = Gcra::new(Rate::per_us(1, numbers.interval_us)?, numbers.burst)?;
-        Ok(Self(RateLimiter::new(Limits::new([Limit::new("limit", gcra)?])?, store)))
+        let limit = |(name, by): &Named| Limit::new(name, gcra)?.by(*by);
+        let limits = limits.iter().map(limit).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self(RateLimiter::new(Limits::new(limits)?, store)))
     }
 }
 
 impl<S: Store<Gcra> + 'static> Decides for Ours<S> {
     async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
-        Ok(self.0.check_n(caller, cost).await?.allowed())
+        if self.0.limits().as_slice().len() == ONE.len() {
+            return Ok(self.0.check_n(caller, cost).await?.allowed());
+        }
+        Ok(self.0.check_n(&[("caller", caller), ("all", "everyone")], cost).await?.allowed())
     }
 }
 
+/// A limit's name, and the identifier that it is kept for.
+type Named = (&'static str, Option<&'static str>);
+
+const ONE: [Named; 1] = [("limit", None)];
+/// One of them is for all callers.
+const THREE: [Named; 3] =
+    [("first", Some("all")), ("second", Some("caller")), ("third", Some("caller"))];
+
 /// Measures the store by each client beside that client's loop.
 pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+    of_limits(lab, "throughput", &KEYS, GCRA_SCRIPT, &ONE).await?;
+    let mut three = THREE;
+    for part in ["three limits, first for all", "three limits, last for all"] {
+        of_limits(lab, part, &KEYS[2..], LIMITS_SCRIPT, &three).await?;
+        three.reverse();
+    }
+    Ok(())
+}
+
+async fn of_limits(
+    lab: &mut Lab,
+    part: &'static str,
+    all: &[(usize, Spread)],
+    script: &str,
+    limits: &[Named],
+) -> Result<(), Box<dyn Error>> {
     lab.flush()?;
-    let (url, sha) = (lab.server.url(), lab.load(GCRA_SCRIPT)?);
+    let (url, sha) = (lab.server.url(), lab.load(script)?);
     let ours = async |client| {
         let store = RedisStore::connect(&format!("{url}?client={client}")).await?;
-        Ours::new(WIDE, store).map(Arc::new)
+        Ours::of_limits(WIDE, store, limits).map(Arc::new)
     };
     let (by_redis, by_fred) = (ours("redis").await?, ours("fred").await?);
-    let loop_by_redis = Arc::new(RedisRs::connect(&url, &sha, WIDE).await?);
-    let loop_by_fred = Arc::new(Fred::connect(&url, &sha, WIDE).await?);
+    let mut loop_by_redis = RedisRs::connect(&url, &sha, WIDE).await?;
+    let mut loop_by_fred = Fred::connect(&url, &sha, WIDE).await?;
+    (loop_by_redis.limits, loop_by_fred.limits) = (limits.len(), limits.len());
+    let (loop_by_redis, loop_by_fred) = (Arc::new(loop_by_redis), Arc::new(loop_by_fred));
     let floor = Arc::new(Floor::new(RedisRs::connect(&url, &sha, WIDE).await?));
-    let all: Vec<_> = (0..KEYS[1]).map(Key::new).collect();
-    charge(&by_redis, &all).await?;
-    charge(&loop_by_redis, &all).await?;
-    charge(&loop_by_fred, &all).await?;
-    for keys in KEYS {
+    let callers: Vec<_> = (0..KEYS[2].0).map(Key::new).collect();
+    charge(&by_redis, &callers).await?;
+    charge(&loop_by_redis, &callers).await?;
+    charge(&loop_by_fred, &callers).await?;
+    for (keys, spread) in all.iter().copied() {
         for tasks in TASKS {
-            let callers = Arc::new(Draw::new(Spread::Uniform, keys, 1).keys(DRAWN)?);
+            let callers = Arc::new(Draw::new(spread, keys, 1).keys(DRAWN)?);
             let load = |client, peer| Load {
-                part: "throughput",
+                part,
                 client,
                 peer,
                 servers: std::slice::from_ref(&lab.server),
