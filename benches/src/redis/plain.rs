@@ -71,8 +71,8 @@ pub(super) struct Numbers {
     pub(super) burst: u64,
 }
 
-/// 100 per second, 1,000,000,000 at once: admits every request of a run.
-pub(super) const WIDE: Numbers = Numbers { interval_us: 10_000, burst: 1_000_000_000 };
+/// 100 per second, 200,000,000,000 at once: admits every request of a run, and the earlier charges of all its callers.
+pub(super) const WIDE: Numbers = Numbers { interval_us: 10_000, burst: 200_000_000_000 };
 /// 10 per second, 10 at once: denies nearly every request of an attack, and admits one per tenth of a second.
 pub(super) const ATTACKED: Numbers = Numbers { interval_us: 100_000, burst: 10 };
 /// 1 per day, 2 at once.
