@@ -147,7 +147,7 @@ impl Scripts {
         }
         // It also decides what the newest does, so that the number of texts grows with that of kinds, and not of their sets.
         let mut all = known.merged.last().map(|(all, _)| all.clone()).unwrap_or_default();
-        let of_user = |kind: &Kind| !kind.iter().all(|(name, ..)| is_built_in(name));
+        let of_user = |kind: &Kind| known.shapes(kind).iter().any(|s| !s.program.is_built_in());
         if asked.iter().chain(&all).any(of_user) || all.len() + asked.len() > flat::MOST_KINDS {
             all.clear();
         }
@@ -198,10 +198,6 @@ impl Scripts {
 
 fn kind(shapes: &[Shape]) -> Kind {
     shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
-}
-
-fn is_built_in(name: &str) -> bool {
-    BUILT_IN.iter().any(|program| program.name == name)
 }
 
 impl Known {

@@ -20,7 +20,7 @@ local acquiring, settling = operation == 'acquire', operation == 'settle' or ope
 local healing = operation == 'heal' or operation == 'ahead'
 if operation == 'ahead' then operation = 'peek' end
 -- The group of the batch's reservations.
-local group = ARGV[7]
+local group = ARGV[5]
 -- The index of the key that is being read.
 local reading
 

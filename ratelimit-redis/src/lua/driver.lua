@@ -3,8 +3,8 @@
 --
 --     KEYS: the keys of the batch, each once.
 --     ARGV: the operation ('settle-once' for an id that was drawn for one charge); the time in µs, or ''
---           for the server's; the padding in ms; the caller's metadata; two places that are not read; the text that
---           ends a reservation (its group; empty for one check).
+--           for the server's; the padding in ms; the caller's metadata; the text that ends a reservation (its group;
+--           empty for one check).
 --           Then per check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt
 --           is charged (0 if only admitted requests are charged); the index in KEYS of the reservation under the
 --           batch's id (0 without an id); its life in µs; the algorithm's parameters; and for 'undo' what 'reserve'
@@ -25,7 +25,7 @@
 local only_looks = tried or (operation == 'peek' and not acquiring)
 local all_allowed = not protocol.denied
 
-local checks, next_arg = {}, 8
+local checks, next_arg = {}, 6
 while ARGV[next_arg] do
   local algorithm = algorithms[ARGV[next_arg]]
   local check = {

@@ -120,9 +120,6 @@ fn arguments<'w, A: LuaProgram>(
         now,
         Argument::Number(batch.time().padding_us() / 1_000),
         Argument::Bytes(metadata(batch)),
-        // Two places that the driver does not read.
-        Argument::Number(0),
-        Argument::Number(0),
         Argument::Text(&call.group),
     ]);
     for (check, more) in twins {

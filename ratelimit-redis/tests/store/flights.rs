@@ -210,13 +210,32 @@ fn requests_that_share_calls_are_decided_in_the_order_in_which_they_came() {
 
 #[test]
 fn a_merged_script_with_a_fault_is_caught() {
-    let faults: [(&str, Wrong); 6] = [
+    let faults: [(&str, Wrong); 12] = [
         ("one request more fits than does", |s| s.replace("fit, floor((", "fit, floor(1 + (")),
         ("more are charged than a run has", |s| s.replace("math.min(fit, ", "(")),
         ("each group charges the first key", |s| s.replace("key0 = key0 + 1", "key0 = key0 + 0")),
         ("the first run is forgotten", |s| s.replace("run = first0,", "run = first0 + 2,")),
         ("a run is charged as one request", |s| s.replace("fit * charge", "charge")),
         ("only the last run is counted", |s| s.replace("admitted0 + fit", "fit")),
+        ("the runs go in another order", |s| {
+            s.replace("run = first0, last0, 2 do", "run = last0 - 1, first0, -2 do")
+        }),
+        ("a request that just does not fit is charged", |s| {
+            s.replace("<= capacity1 then", "< capacity1 + charge1 then")
+        }),
+        ("one of several limits is enough", |s| s.replace("capacity1 and ", "capacity1 or ")),
+        ("the answers are shifted", |s| {
+            let shifted = "table.insert(answers0, table.remove(answers0, 2))\nreturn table.concat";
+            s.replace("return table.concat", shifted)
+        }),
+        ("one admitted request is not written", |s| s.replace("admitted0 > 0", "admitted0 > 1")),
+        ("a state is read before an earlier group is written", |s| {
+            let read = "pcall0('HGET', keys0[key0 + 1], field1)";
+            let once = format!(
+                "memo0[keys0[key0 + 1] .. field1] or {read}\nmemo0[keys0[key0 + 1] .. field1] = seen1"
+            );
+            s.replace(read, &once).replace("local keys0,", "local memo0 = {}\nlocal keys0,")
+        }),
     ];
     let is_missed = |(_, wrong): &&(&str, Wrong)| decides_in_order(Some(*wrong), 96).is_ok();
     let missed: Vec<_> = faults.iter().filter(is_missed).map(|(fault, _)| fault).collect();
