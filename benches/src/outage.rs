@@ -122,7 +122,7 @@ impl Connection {
     }
 }
 
-/// A client that sends to both services in turns until it is told that the run is over.
+/// A client that sends to both services in turns until the run is over.
 async fn client(
     user: String,
     [limited, bare]: [SocketAddr; 2],

@@ -62,7 +62,7 @@ fn a_fixed_window_of_attempts_is_incr_and_expire() {
     assert_eq!(key.state.map(|state| state.count), Some(3));
 }
 
-/// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: a caller that keeps trying stays out.
+/// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: a caller that retries at once stays out.
 #[test]
 fn a_sliding_log_of_attempts_denies_a_caller_that_keeps_trying() {
     let log = SlidingLog::new(rate("2/10s")).expect("a limit");

@@ -265,7 +265,7 @@ enum Answer<S> {
 }
 
 impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
-    /// The local time. If it has gone back, the age of what is kept is unknown, and so is that of what is under way.
+    /// The local time. If it has gone back, the age of what is kept is unknown, and so is that of what is in flight.
     fn now(&self) -> Timestamp {
         let latest_us = self.latest_us.load(Ordering::Acquire);
         let now = self.clock.now();
@@ -356,7 +356,7 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
     }
 }
 
-/// A batch that goes to the store: its keys, the local time, and what it holds while it is under way.
+/// A batch that goes to the store: its keys, the local time, and what it holds while it is in flight.
 type Going<'c, A> = (Vec<Key>, Timestamp, Option<UnderWay<'c, A>>);
 
 #[deny(clippy::missing_trait_methods)]
@@ -371,7 +371,7 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
         let kept = &self.kept;
         if !acquires_plainly(batch) {
             self.asked.fetch_add(1, Ordering::Relaxed);
-            // No acquisition can end the wait of a request that is under way.
+            // No acquisition can end the wait of a request that is in flight.
             let drops =
                 if batch.operation() == Op::Acquire { Kept::remove } else { Kept::invalidate };
             let keys = kept.keys(batch);

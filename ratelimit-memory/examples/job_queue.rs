@@ -1,4 +1,4 @@
-//! A job queue with a concurrency limit: each tenant has at most two jobs under way, however many workers there are. On
+//! A job queue with a concurrency limit: each tenant has at most two jobs in flight, however many workers there are. On
 //! Redis the same limit holds for the workers of all processes.
 //!
 //! `cargo run -p ratelimit-memory --example job_queue`
@@ -17,7 +17,7 @@ struct Job {
     tenant: &'static str,
 }
 
-/// How many jobs of a tenant are under way, and the most that there were.
+/// How many jobs of a tenant are in flight, and the most that there were.
 #[derive(Default)]
 struct UnderWay {
     now: AtomicU32,

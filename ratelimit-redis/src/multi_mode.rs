@@ -112,7 +112,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         let check = Check { limit, key: "", cost: 0 };
         let mut pending = [PendingCheck::new(&check, key.to_owned(), native(limit)?)];
         let mut longest_us = 0;
-        // A charge under way may bring the entry back that it was made in.
+        // A charge in flight may bring back the entry that it was made in.
         for _ in 0..ATTEMPTS {
             let now = self.read(Now::Store, &mut pending, false, deadline).await?;
             let (ahead_us, commands) = pending[0].healing(now);

@@ -27,7 +27,7 @@ pub struct Scan<'s, M: Mode, C: Connection> {
     count: u64,
     pause: Duration,
     servers: vec::IntoIter<(Arc<str>, String)>,
-    /// An identifier of the server under way, and the cursor.
+    /// An identifier of the server being scanned, and the cursor.
     under_way: Option<(String, String)>,
     is_cut: bool,
 }

@@ -130,7 +130,7 @@ impl Fields {
         self
     }
 
-    /// How long a request is to wait for a place, in microseconds, if that is told. `hold_us` is for how long places are held, and
+    /// How long a request is to wait for a place, in microseconds, if it is known. `hold_us` is for how long places are held, and
     /// `places` is of how many the request wants `cost`.
     pub(crate) fn busy_wait_us(&self, hold_us: Option<u64>, cost: u64, places: u64) -> Option<u64> {
         match self.busy_wait {
@@ -170,7 +170,7 @@ impl Fields {
     #[cfg(feature = "partition-key")]
     pub(crate) fn partition_key_of(&self, limit: &str, key: &str) -> Option<[u8; 12]> {
         let mut hasher = blake3::Hasher::new_keyed(self.partition_secret.as_ref()?);
-        // A name holds no NUL, so the pair is told apart from every other.
+        // A name holds no NUL, so the pair differs from every other.
         hasher.update(limit.as_bytes()).update(&[0]).update(key.as_bytes());
         hasher.finalize().as_bytes().first_chunk().copied()
     }

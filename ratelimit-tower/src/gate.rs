@@ -121,7 +121,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         rejection
     }
 
-    /// What a decision means for the request: admitted, with what is told of it, or refused.
+    /// What a decision means for the request: admitted, with its fields, or refused.
     #[inline]
     pub(crate) fn judge(
         &self,
@@ -243,7 +243,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         rejection
     }
 
-    /// How long a request is to wait for the place that this limit denied, if that is told.
+    /// The wait for the place that this limit denied, if it is known.
     fn busy_wait_us(&self, denied: &NamedDecision<'_, A>) -> Option<u64> {
         self.config.fields.busy_wait_us(self.config.hold_time.us(), denied.cost, denied.limit)
     }

@@ -48,7 +48,7 @@ struct Lines(Mutex<HashMap<Box<str>, Line>>);
 
 struct Line {
     next: Instant,
-    /// How many requests no line has told of.
+    /// How many requests no line has reported.
     untold: u64,
 }
 

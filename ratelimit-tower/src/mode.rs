@@ -16,7 +16,7 @@ use crate::fields::Told;
 use crate::gate::Gate;
 use crate::rejection::Rejection;
 
-/// What an admitted request is told, and what it holds.
+/// The fields of an admitted request, and what it holds.
 pub(crate) type Decided<G> = Result<(Option<Told>, G), Box<Rejection>>;
 
 /// How the store is asked: [`Awaited`], [`Immediate`], or reserving.

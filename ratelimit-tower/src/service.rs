@@ -96,7 +96,7 @@ where
     }
 }
 
-/// What is told of an admitted request and what it holds; the answer to one that is refused.
+/// The fields of an admitted request and what it holds, or the answer to one that is refused.
 type Deciding<G, B> = BoxFuture<Result<(Option<Told>, G), Box<Response<B>>>>;
 
 pin_project! {

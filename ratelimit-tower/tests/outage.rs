@@ -122,7 +122,7 @@ impl Load {
         self.replicas.iter().map(|replica| replica.counted(of)).sum()
     }
 
-    /// How many answers Redis has decided. One that is under way may be missing.
+    /// How many answers Redis has decided. One that is in flight may be missing.
     fn by_redis(&self) -> u64 {
         let by_fallback = self.counted(|count| count.allowed + count.denied);
         self.answers().iter().sum::<u64>().saturating_sub(by_fallback)

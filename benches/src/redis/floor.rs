@@ -1,6 +1,6 @@
 //! The floor of merging: what it costs to wait for a call and to be woken by it, with as little around it as can be.
 //!
-//! It counts the callers who wait for the call under way, and charges that many by one call of the plain loop's script.
+//! It counts the callers who wait for the call in flight, and charges that many by one call of the plain loop's script.
 //! It knows one key, one limit and one cost, answers all callers of a call alike, derives no `remaining` and no wait,
 //! has no deadline, and charges a caller that has gone.
 

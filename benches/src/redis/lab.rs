@@ -88,7 +88,7 @@ impl Lab {
     }
 
     /// Records the one command that decides so many requests of a caller at once: those that come while another
-    /// request of the caller is under way.
+    /// request of the caller is in flight.
     pub(super) async fn record_merged<S: Store<Policy>>(
         &mut self,
         subject: &InStore<S>,

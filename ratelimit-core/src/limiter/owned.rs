@@ -220,7 +220,7 @@ struct Settlement {
     /// The runtime in which it was made.
     runtime: Option<Handle>,
     cost: u64,
-    /// The store has answered: no request is under way that a settlement could overtake.
+    /// The store has answered: no request is in flight that a settlement could overtake.
     granted: bool,
     done: bool,
 }

@@ -12,7 +12,7 @@ use crate::bounded::{BoundedMap, KeyHasher};
 /// The slots of a process.
 pub(super) struct Ledger<A: Algorithm> {
     slots: BoundedMap<Kept<A>>,
-    /// The slots of several checks that have an allotment or a draw under way, by the hash of each of their keys. The slot
+    /// The slots of several checks that have an allotment or a draw in flight, by the hash of each of their keys. The slot
     /// of a single check has the hash of its key.
     shared: DashMap<u128, Vec<u128>>,
     hasher: KeyHasher,
@@ -203,7 +203,7 @@ impl<A: KeptAlgorithm> Ledger<A> {
         places.into_iter().filter_map(end).collect()
     }
 
-    /// Keeps the places of slots with an allotment or a draw under way. A slot that has ended is known again by its next draw.
+    /// Keeps the places of slots with an allotment or a draw in flight. A slot that has ended is known again by its next draw.
     fn retain_drawn(&self, places: &mut Vec<u128>) {
         places.retain(|place| self.slots.get(*place).is_some_and(|kept| !kept.slot.is_empty()));
     }

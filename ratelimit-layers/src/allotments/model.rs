@@ -54,7 +54,7 @@ pub(super) struct State {
     now: u64,
     server: Server,
     nodes: Vec<Node>,
-    /// What is under way. A message can arrive before those that were sent before it.
+    /// What is in flight. A message can arrive before those that were sent before it.
     network: BTreeMap<u8, Message>,
     losses: u8,
     crashes: u8,

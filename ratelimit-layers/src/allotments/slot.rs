@@ -219,7 +219,7 @@ impl Slot {
         if is_live { self.end_allotment() } else { self.lapse() }
     }
 
-    /// Ends the allotment and lets a draw that is under way go on.
+    /// Ends the allotment and lets a draw that is in flight go on.
     pub(super) fn end_allotment(&mut self) -> Option<Ended> {
         self.take(Ending::GivenBack)
     }
@@ -321,7 +321,7 @@ impl Slot {
         self.remaining.extend(decisions.map(|decision| decision.remaining));
     }
 
-    /// Ends the allotment now, and a draw that is under way when its answer comes.
+    /// Ends the allotment now, and a draw that is in flight when its answer comes.
     pub(super) fn end(&mut self, ending: Ending) -> Option<Ended> {
         if let Some(draw) = &mut self.draw {
             draw.ends = draw.ends.max(Some(ending));
@@ -339,7 +339,7 @@ impl Slot {
         if self.allotment.as_ref()?.id == id { self.lapse() } else { None }
     }
 
-    /// Whether it has neither an allotment nor a draw under way.
+    /// Whether it has neither an allotment nor a draw in flight.
     pub(super) const fn is_empty(&self) -> bool {
         self.allotment.is_none() && self.draw.is_none()
     }

@@ -19,7 +19,7 @@ use super::slot::{Answer, Draw, Ended, Ending, Slot};
 use crate::plain::acquires_plainly;
 use crate::{KeptAlgorithm, OnDrop};
 
-/// How many settlements of one caller are under way at once.
+/// How many settlements of one caller are in flight at once.
 const SETTLEMENTS_AT_ONCE: usize = 64;
 
 /// Whether requests like this one are served from allotments: see [`Allotments`](super::Allotments).
@@ -216,7 +216,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
     }
 }
 
-/// A draw under way. If its future is dropped, the slot is free for the next draw; if the units may have been charged, the
+/// A draw in flight. If its future is dropped, the slot is free for the next draw; if the units may have been charged, the
 /// id is settled at 0.
 struct Drawing<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
     inner: &'d Arc<Inner<S, A, C>>,
@@ -302,7 +302,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S,
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Drawing<'_, S, A, C> {
     fn drop(&mut self) {
         let Self { inner, place, draw, refused, .. } = self;
-        // One that was drawn is not under way any more.
+        // One that was drawn is not in flight any more.
         inner.ledger.at(*place, |kept| kept.slot.not_drawn(&inner.terms, draw.id, *refused));
         if let Some(units) = self.units.take() {
             let (unused, used) = (units.iter().sum(), vec![0; units.len()]);

@@ -16,7 +16,7 @@ use ratelimit_core::{Algorithm, Batch, Timestamp};
 
 use crate::bounded::{BoundedMap, KeyHasher};
 
-/// How many groups of keys have a generation of their own: enough that few requests which are under way at the same time
+/// How many groups of keys have a generation of their own: enough that few requests which are in flight at the same time
 /// share one.
 const GROUPS: usize = 4_096;
 
@@ -70,7 +70,7 @@ pub(super) struct Kept<A: Algorithm> {
     max_age_us: u64,
     hasher: KeyHasher,
     /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
-    /// state is kept: what a request saw that was under way then may be from before.
+    /// state is kept: what a request saw that was in flight then may be from before.
     generations: Box<[AtomicU64]>,
     /// Whether the store said nothing of what it saw when it was last asked about limits of the group.
     silent: Box<[AtomicBool]>,
@@ -159,7 +159,7 @@ impl<A: Algorithm> Kept<A> {
                 self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
             }
             Entry::Vacant(_) => {
-                // What requests saw that are under way may be from before the charge, and is not kept either: they wait for
+                // What requests saw that are in flight may be from before the charge, and is not kept either: they wait for
                 // this entry, and then find another generation.
                 if allowed {
                     self.advance(key);
@@ -168,7 +168,7 @@ impl<A: Algorithm> Kept<A> {
         }
     }
 
-    /// From here on, what requests saw that are under way does not count.
+    /// From here on, what requests saw that are in flight does not count.
     fn advance(&self, key: Key) {
         self.generation(key.hash).fetch_add(1, Ordering::AcqRel);
     }
@@ -197,7 +197,7 @@ impl<A: Algorithm> Kept<A> {
         }
     }
 
-    /// Drops keys, and what requests that are under way see of them.
+    /// Drops keys, and what requests that are in flight see of them.
     pub(super) fn invalidate(&self, keys: &[Key]) {
         for key in keys {
             self.advance(*key);
@@ -205,7 +205,7 @@ impl<A: Algorithm> Kept<A> {
         self.remove(keys);
     }
 
-    /// Drops all keys, and what requests that are under way see.
+    /// Drops all keys, and what requests that are in flight see.
     pub(super) fn clear(&self) {
         for generation in &self.generations {
             generation.fetch_add(1, Ordering::AcqRel);

@@ -27,7 +27,7 @@ const UNKNOWN_AT_ONCE: usize = 4;
 /// The rounds that are open.
 ///
 /// This is the single flight of Go's `x/sync/singleflight`, but for as many requests at once as the state admits: a request
-/// that would pass after those under way goes as well, any other waits for their answers.
+/// that would pass after those in flight goes as well, any other waits for their answers.
 pub(super) struct Rounds<A: Algorithm> {
     /// By the hash of their requests' checks.
     open: DashMap<u128, Open<A>>,
@@ -36,12 +36,12 @@ pub(super) struct Rounds<A: Algorithm> {
 /// The latest round of the same checks.
 struct Open<A: Algorithm> {
     round: Weak<Round>,
-    /// What this round leaves, and those before it which are under way, if nothing else changes the states; `None` while these are
+    /// What this round leaves, and those before it which are in flight, if nothing else changes the states; `None` while these are
     /// not known.
     ahead: Option<Snapshot<A::State>>,
 }
 
-/// Requests of the same checks that are under way together, each of which holds it. It closes when the last one ends, which wakes
+/// Requests of the same checks that are in flight together, each of which holds it. It closes when the last one ends, which wakes
 /// those that wait for it. From the first that waits on, no request joins it, so that it lasts no longer than their calls.
 type Round = watch::Sender<()>;
 
@@ -51,7 +51,7 @@ pub(super) enum Turn<'r, A: Algorithm> {
     Goes(Option<UnderWay<'r, A>>),
     /// It waits for the end of a round.
     Waits(Ending),
-    /// It may not wait any more, and does not pass after those under way.
+    /// It may not wait any more, and does not pass after those in flight.
     Denied(Verdict),
 }
 
@@ -123,7 +123,7 @@ impl<A: Algorithm> Rounds<A> {
         Turn::Goes(Some(UnderWay { rounds: self, checks, round: Some(round) }))
     }
 
-    /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the future of a request under way
+    /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the future of a request in flight
     /// and poll it no more.
     pub(super) async fn wait(&self, Ending { checks, round, mut ended }: Ending, most: Duration) {
         // No value is ever sent.

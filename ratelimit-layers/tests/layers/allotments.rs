@@ -225,7 +225,7 @@ async fn a_draw_that_is_under_way_during_a_reset_is_not_spent() {
         let next = ask_all(&store, &limits, "alice", 1).await;
         assert_eq!(next.source(), Source::Store);
     }
-    // Nor is what is drawn while a reset is under way, which may be charged before it.
+    // Nor is what is drawn while a reset is in flight, which may be charged before it.
     let (store, limit, _) = scripted();
     seven(&store, &limit).await;
     store.store().once(Mode::Late(Duration::from_millis(5)));

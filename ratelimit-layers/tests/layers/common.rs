@@ -1,4 +1,4 @@
-//! A store that does as it is told, and what tests ask of stores.
+//! A store whose answers a test sets, and what tests ask of stores.
 
 use std::collections::BTreeMap;
 use std::future::pending;

@@ -229,15 +229,15 @@ pub(crate) struct Charged {
     pub(crate) seen: Box<[u8]>,
     /// The requests that were sent, in order.
     pub(crate) requests: SmallVec<[Request; 1]>,
-    /// What each of them is told. The first that asks derives all, one after the other.
+    /// The verdict of each. The first that asks derives all, one after the other.
     pub(crate) verdicts: OnceLock<RiderVerdicts>,
 }
 
-/// What the requests of a group are told.
+/// The verdicts of a group's requests.
 pub(crate) type RiderVerdicts =
     Result<(Vec<RiderVerdict>, Option<Box<dyn Any + Send + Sync>>), RedisError>;
 
-/// What one request is told: a panic of its step is its own.
+/// The verdict of one request: a panic of its step is its own.
 #[derive(Debug)]
 pub(crate) enum RiderVerdict {
     Known(Result<Verdict, RedisError>),

@@ -24,7 +24,7 @@ pub(crate) const MOST_WAITING: usize = 65_536;
 ///
 /// A flight has a number, and only its sender or one that overtakes it ends it. A sender may stop for good: its caller may
 /// keep a future and no longer poll it, and no thread may drive its runtime. So a flight has a time: when half a deadline
-/// is over, whoever asks next overtakes it.
+/// is over, the next request overtakes it.
 #[derive(Debug)]
 pub(crate) struct Queue<L, O> {
     waiting: Mutex<Waiting<L, O>>,
@@ -161,7 +161,7 @@ impl<L: Default, O> Queue<L, O> {
         })
     }
 
-    /// Whether the caller is the first on this runtime who needs somebody to watch the clock.
+    /// Whether the caller is the first on this runtime that needs a task to watch the clock.
     pub(crate) fn begins_to_watch(&self, runtime: runtime::Id) -> bool {
         let mut watched_on = self.watched_on();
         let begins = !watched_on.contains(&runtime);

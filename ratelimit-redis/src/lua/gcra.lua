@@ -50,7 +50,7 @@ else
 end
 
 --- move
--- Work counts as done at the end of each tick, so a tick under way may have run out of work already. The rest
+-- Work counts as done at the end of each tick, so the current tick may have run out of work already. The rest
 -- of that tick must not do the work of a new charge: a new tick begins with it. (A tick of a microsecond ends
 -- in the moment it begins: there this changes nothing.)
 if after > used and used > 0 and used < tick_units then

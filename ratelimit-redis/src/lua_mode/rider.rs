@@ -28,7 +28,7 @@ use crate::store::{Inner, RedisStore};
 
 /// The checks of a batch that need no allocation.
 const FEW: usize = 2;
-/// How often somebody looks at the clock for the requests that wait, in parts of their time.
+/// How often a task looks at the clock for the requests that wait, in parts of their time.
 const LOOKS: u32 = 8;
 
 type Queued = Queue<Load, Outcome>;
@@ -95,7 +95,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         }
     }
 
-    /// What the request in a seat is told. The first of its group that asks derives the parts of all.
+    /// The verdict of the request in a seat. The first of its group that asks derives those of all.
     fn part<A: LuaProgram>(
         &self,
         batch: &Batch<'_, A>,

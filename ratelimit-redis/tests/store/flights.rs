@@ -127,7 +127,7 @@ async fn remaining(task: Task) -> u64 {
 /// What a script may do wrong.
 type Wrong = fn(&str) -> String;
 
-/// Requests for several limits and keys, all of which wait for a call under way: the place of the limit, whether
+/// Requests for several limits and keys, all of which wait for a call in flight: the place of the limit, whether
 /// the key is the second one, and the cost.
 fn requests() -> impl Strategy<Value = Vec<Vec<(usize, bool, u64)>>> {
     let cost = prop_oneof![6 => Just(1_u64), 2 => 1..7_u64, 1 => Just(0)];
@@ -419,7 +419,7 @@ async fn every_caller_ends_by_its_own_deadline() {
 }
 
 /// A caller may keep a future and no longer poll it, as `select!` with a reference does: of the request in the call
-/// under way, or of the first of those that wait for it. The others are decided in their time.
+/// in flight, or of the first of those that wait for it. The others are decided in their time.
 #[tokio::test]
 async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
     let deadline = Duration::from_secs(1);

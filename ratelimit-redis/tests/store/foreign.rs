@@ -309,7 +309,7 @@ async fn an_impossible_count_is_reported_once_and_leftovers_of_corrections_go() 
         let batch = Batch::one(&check).now(Now::At(now));
         tell(&server, &["HSET", &key, "7200000000", "9223372036854775807"]);
         fails(store.apply(&batch).await, ErrorKind::Corrupt, REMOVED);
-        // A counter that a correction emptied long ago, and a correction that is under way.
+        // A counter that a correction emptied long ago, and a correction that is in flight.
         tell(&server, &["HSET", &key, "1", "0", "7200000000", "-1"]);
         let _ = store.apply(&batch).await.expect("heals");
         assert_eq!(number(&server, &["HEXISTS", &key, "1"]), 0);

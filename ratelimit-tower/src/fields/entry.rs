@@ -50,7 +50,7 @@ impl PolicyField {
 }
 
 impl<'a> Entry<'a> {
-    /// What is told of this decision of this limit.
+    /// The fields about this decision of this limit.
     pub(crate) fn new<A: Quota + 'static>(
         limit: &'a Limit<A>,
         decision: &Decision,
@@ -77,7 +77,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The same of a limit of which places are free when other requests end: after this wait, if that is told.
+    /// The same of a limit of which places are free when other requests end: after this wait, if it is known.
     pub(crate) fn busy(mut self, wait_us: Option<u64>) -> Self {
         if self.reset_after_us != Some(0) {
             (self.more_after_us, self.reset_after_us) = (wait_us, wait_us);

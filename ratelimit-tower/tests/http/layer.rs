@@ -1,4 +1,4 @@
-//! The layer in front of axum routes: who is limited, by what, and what clients are told.
+//! The layer in front of axum routes: who is limited, by what, and what clients receive.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The fast path of GCRA: how a store in memory steps it in few instructions.
 //!
 //! It serves limits whose tokens each take a whole number of microseconds, as most do. A unit of work is then a
-//! microsecond, so a span of time *is* the work still to do: nothing is rounded, no tick is ever under way, and the
+//! microsecond, so a span of time *is* the work still to do: nothing is rounded, no tick is ever unfinished, and the
 //! surplus is 0.
 
 #![allow(

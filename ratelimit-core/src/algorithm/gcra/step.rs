@@ -27,7 +27,7 @@ struct Level {
     at: Timestamp,
     /// The theoretical arrival time; `at` if that has passed.
     tat_us: u64,
-    /// Refill ticks from `at` to `tat_us`, including the tick under way.
+    /// Refill ticks from `at` to `tat_us`, including the current one.
     ticks: u64,
     /// Units of admitted work still to do at `at`.
     used: u64,
@@ -72,7 +72,7 @@ impl Refill {
     #[inline]
     fn moved(&self, mut level: Level, after: u64) -> GcraState {
         let Self { tick_units, tick_us, .. } = *self;
-        // Work counts as done at the end of each tick, so a tick under way may have run out of work already. The rest
+        // Work counts as done at the end of each tick, so the current tick may have run out of work already. The rest
         // of that tick must not do the work of a new charge: a new tick begins with it. (A tick of a microsecond ends
         // in the moment it begins: there this changes nothing.)
         if after > level.used && level.used > 0 && level.used < tick_units {
@@ -105,7 +105,7 @@ impl Refill {
         let Self { burst, token_units, tick_us, .. } = *self;
         let left = self.capacity_units() - used;
         let remaining = left / token_units;
-        // The tick under way began when the first of the used units was still to do.
+        // The current tick began when the first of the used units was still to do.
         let grown_us =
             |missing| tat_us + self.ticks_for(missing) * tick_us - self.ticks_for(used) * tick_us;
         let replenish_after_us = match used {

@@ -199,7 +199,7 @@ async fn node(world: Arc<World>) -> Nodes {
             crashes = server.happens(plan.crash);
         }
         if crashes {
-            // What is under way arrives, and nothing more is sent.
+            // What is in flight arrives, and nothing more is sent.
             is_up.store(false, Ordering::SeqCst);
             callers.shutdown().await;
         } else {
