@@ -1,9 +1,10 @@
 //! [`LuaProgram`]: what an algorithm needs to run on the server.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ratelimit_core::Algorithm;
 
+use crate::flat;
 use crate::script::Script;
 
 mod built_in;
@@ -85,8 +86,8 @@ pub struct Program {
     pub(crate) numbers: Option<Numbers>,
     /// The script for a single check, for a state of variable length.
     pub(crate) alone: Option<Alone>,
-    /// The script that acquires a single check at the server's time.
-    pub(crate) acquires_one: OnceLock<Script>,
+    /// That script, at the server's time and at a given one.
+    acquiring_alone: [OnceLock<Arc<Script>>; 2],
 }
 
 /// A script of its own that acquires a single check.
@@ -123,21 +124,14 @@ impl Program {
         sections: &'static str,
     ) -> Self {
         let numbers = Some(Numbers { state, parameters });
-        Self {
-            name,
-            source: sections,
-            keeps: Keeps::Numbers,
-            numbers,
-            alone: None,
-            acquires_one: OnceLock::new(),
-        }
+        Self::new(name, sections, Keeps::Numbers, numbers, None)
     }
 
     /// A program whose state has variable length. Its name consists of ASCII letters, digits, `-` and
     /// `_`. `source` is a chunk that returns the algorithm's table, as `src/lua/README.md` specifies.
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
-        Self { name, source, keeps, numbers: None, alone: None, acquires_one: OnceLock::new() }
+        Self::new(name, source, keeps, None, None)
     }
 
     /// The same, with its own script for a single check.
@@ -147,14 +141,31 @@ impl Program {
         keeps: Keeps,
         alone: Alone,
     ) -> Self {
-        let alone = Some(alone);
-        Self { name, source, keeps, numbers: None, alone, acquires_one: OnceLock::new() }
+        Self::new(name, source, keeps, None, Some(alone))
+    }
+
+    const fn new(
+        name: &'static str,
+        source: &'static str,
+        keeps: Keeps,
+        numbers: Option<Numbers>,
+        alone: Option<Alone>,
+    ) -> Self {
+        let acquiring_alone = [const { OnceLock::new() }; 2];
+        Self { name, source, keeps, numbers, alone, acquiring_alone }
     }
 
     /// Whether both are the same program, even at different addresses.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
         std::ptr::eq(self, other) || of(self) == of(other)
+    }
+
+    /// The script that acquires a single check of a state of variable length, if there is one.
+    pub(crate) fn acquiring_alone(&self, given_time: bool) -> Option<&Arc<Script>> {
+        let alone = self.alone?;
+        let script = &self.acquiring_alone[usize::from(given_time)];
+        Some(script.get_or_init(|| Arc::new(flat::alone(&alone, given_time))))
     }
 
     /// Whether it is one of this crate's own, whose code cannot fail.
@@ -233,11 +244,6 @@ impl Program {
     pub(crate) fn written(&self, kept: &str) -> String {
         let (format, names) = (self.packed_format(), self.state().join(", "));
         format!("pack0('{format}', '{} ', {names}, {kept})", self.name)
-    }
-
-    /// An expression for the state `seen` in an answer: its length, a colon, and the state.
-    pub(crate) fn answered(&self, seen: &str) -> String {
-        format!("({seen} and '{}:' .. {seen} or '0:')", self.packed_bytes())
     }
 
     /// An expression for the algorithm's table, for the driver.

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::flat::{self, Role, Shape};
 use crate::program::{BUILT_IN, Program};
 use crate::script::Script;
 
-/// The scripts made so far, one per set of algorithms that a batch has mixed. Their number is bounded,
-/// because a server keeps every text that it has seen.
+/// The scripts made so far. Their number is bounded, because a server keeps every text that it has seen.
 #[derive(Debug)]
 pub(crate) struct Scripts(Mutex<Known>);
 
@@ -19,59 +18,36 @@ struct Known {
     programs: Vec<&'static Program>,
     /// The driver's scripts, by the names of the algorithms in them.
     drivers: BTreeMap<Vec<&'static str>, Arc<Script>>,
-    /// Flat scripts, by their form and their checks.
-    flat: BTreeMap<(Form, Kind), Arc<Script>>,
-    /// Scripts of flights, and the kinds of requests that each decides.
-    merged: Vec<(Vec<Kind>, Arc<Script>)>,
+    /// The newest script that decides a kind of requests, and the kind's number in it: at the server's time, and at a given
+    /// one.
+    deciding: [BTreeMap<Kind, (Arc<Script>, usize)>; 2],
+    /// The kinds of the newest script.
+    newest: [Vec<Kind>; 2],
+    /// How many scripts there are that decide.
+    texts: usize,
 }
 
-/// The most flat scripts of a store. A server keeps every text that it has seen, and untrusted clients
-/// may decide which checks of a batch cost nothing or share an identifier.
-const MOST_FLAT: usize = 256;
+/// The most texts of a store that decide. Untrusted clients may choose which checks of a batch cost nothing or share an
+/// identifier.
+const MOST_TEXTS: usize = 256;
 
-/// What a flat script decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
-    /// One request, at the server's time.
-    Now,
-    /// One request, at a given time.
-    At,
-}
-
-/// A check of a flat script: the algorithm, how it takes part, and the index of its key.
+/// A check of a request: the algorithm, how it takes part, and the index of its key.
 type Participant = (&'static str, Role, usize);
-
-/// A script of flights, and the numbers in it of the kinds that were asked for.
-type Numbered = (Arc<Script>, Vec<usize>);
 
 /// The checks of a request.
 type Kind = Vec<Participant>;
 
-/// A script of one store, or one that all stores share.
-pub(crate) enum Found {
-    Shared(&'static Script),
-    Own(Arc<Script>),
-}
-
-impl std::ops::Deref for Found {
-    type Target = Script;
-
-    fn deref(&self) -> &Script {
-        match self {
-            Self::Shared(script) => script,
-            Self::Own(script) => script,
-        }
-    }
-}
+/// A script, and the numbers in it of the kinds that were asked for.
+type Numbered = (Arc<Script>, Vec<usize>);
 
 impl Default for Scripts {
     fn default() -> Self {
-        let programs = BUILT_IN.to_vec();
         Self(Mutex::new(Known {
-            programs,
+            programs: BUILT_IN.to_vec(),
             drivers: BTreeMap::new(),
-            flat: BTreeMap::new(),
-            merged: Vec::new(),
+            deciding: Default::default(),
+            newest: Default::default(),
+            texts: 0,
         }))
     }
 }
@@ -96,111 +72,80 @@ impl Scripts {
         Ok(Arc::clone(script))
     }
 
-    /// The flat script that acquires checks of these shapes; `None` if the store already has too many
-    /// others.
-    ///
-    /// # Errors
-    /// A program whose name belongs to another one.
-    pub(crate) fn acquiring(
-        &self,
-        shapes: &[Shape],
-        given_time: bool,
-    ) -> Result<Option<Found>, &'static Program> {
-        if let [Shape { program, role: Role::Charge, .. }] = shapes
-            && !given_time
-            && program.is_built_in()
-        {
-            let script = program.acquires_one.get_or_init(|| flat::acquire(shapes, given_time));
-            return Ok(Some(Found::Shared(script)));
-        }
-        let form = if given_time { Form::At } else { Form::Now };
-        let script = self.flat(form, shapes, || flat::acquire(shapes, given_time))?;
-        Ok(script.map(Found::Own))
-    }
-
-    /// A script that acquires any number of groups of these kinds, and the number that each has in it; `None` if the store
+    /// A script that decides any number of requests of these kinds, and the number that each has in it; `None` if the store
     /// already has too many others.
     ///
     /// # Errors
     /// A program whose name belongs to another one.
-    pub(crate) fn merging(
+    pub(crate) fn deciding(
         &self,
-        kinds: &[Vec<Shape>],
+        kinds: &[&[Shape]],
+        given_time: bool,
     ) -> Result<Option<Numbered>, &'static Program> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for shape in kinds.iter().flatten() {
+        for shape in kinds.iter().copied().flatten() {
             known.register(shape.program)?;
         }
-        let asked: Vec<Kind> = kinds.iter().map(|shapes| kind(shapes)).collect();
-        let numbers = |all: &[Kind]| -> Option<Vec<usize>> {
-            let number = |kind| all.iter().position(|known| known == kind);
-            asked.iter().map(|kind| number(kind).map(|place| place + 1)).collect()
+        let kind = |shapes: &&[Shape]| -> Kind {
+            shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
         };
-        // The newest knows most.
-        for (all, script) in known.merged.iter().rev() {
-            if let Some(numbers) = numbers(all) {
-                return Ok(Some((Arc::clone(script), numbers)));
-            }
-        }
-        if known.flat.len() + known.merged.len() >= MOST_FLAT {
-            return Ok(None);
+        let asked: Vec<Kind> = kinds.iter().map(kind).collect();
+        let form = usize::from(given_time);
+        let found = known.found(&asked, form);
+        if found.is_some() || known.texts >= MOST_TEXTS {
+            return Ok(found);
         }
         // It also decides what the newest does, so that the number of texts grows with that of kinds, and not of their sets.
-        let mut all = known.merged.last().map(|(all, _)| all.clone()).unwrap_or_default();
-        let of_user = |kind: &Kind| known.shapes(kind).iter().any(|s| !s.program.is_built_in());
-        if asked.iter().chain(&all).any(of_user) || all.len() + asked.len() > flat::MOST_KINDS {
-            all.clear();
-        }
+        // Programs of users share no text: their Lua may fail.
+        let of_user = kinds.iter().copied().flatten().any(|shape| !shape.program.is_built_in());
+        let newest = &known.newest[form];
+        let mut all = match of_user || newest.len() + asked.len() > flat::MOST_KINDS {
+            true => Vec::new(),
+            false => newest.clone(),
+        };
         for kind in &asked {
             if !all.contains(kind) {
                 all.push(kind.clone());
             }
         }
         let shapes: Vec<Vec<Shape>> = all.iter().map(|kind| known.shapes(kind)).collect();
-        let script = Arc::new(flat::merged(shapes.iter().map(Vec::as_slice)));
-        let found = numbers(&all).map(|numbers| (Arc::clone(&script), numbers));
-        known.merged.push((all, script));
-        Ok(found)
+        let script = Arc::new(flat::deciding(shapes.iter().map(Vec::as_slice), given_time));
+        known.texts += 1;
+        for (number, kind) in (1..).zip(&all) {
+            known.deciding[form].insert(kind.clone(), (Arc::clone(&script), number));
+        }
+        if !of_user {
+            known.newest[form] = all;
+        }
+        Ok(known.found(&asked, form))
     }
 
-    fn flat(
-        &self,
-        form: Form,
-        shapes: &[Shape],
-        make: impl FnOnce() -> Script,
-    ) -> Result<Option<Arc<Script>>, &'static Program> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for shape in shapes {
-            known.register(shape.program)?;
-        }
-        let shape = (form, kind(shapes));
-        let count = known.flat.len() + known.merged.len();
-        if count >= MOST_FLAT && !known.flat.contains_key(&shape) {
-            return Ok(None);
-        }
-        let script = known.flat.entry(shape).or_insert_with(|| Arc::new(make()));
-        Ok(Some(Arc::clone(script)))
-    }
-
-    /// The script that returns states and writes nothing.
+    /// Checks that the names of these programs belong to no others.
     ///
     /// # Errors
-    /// A program whose name belongs to another one.
-    pub(crate) fn reading(&self, shapes: &[Shape]) -> Result<Found, &'static Program> {
-        static READING: OnceLock<Script> = OnceLock::new();
+    /// A program whose name does.
+    pub(crate) fn register(
+        &self,
+        programs: impl Iterator<Item = &'static Program>,
+    ) -> Result<(), &'static Program> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for shape in shapes {
-            known.register(shape.program)?;
-        }
-        Ok(Found::Shared(READING.get_or_init(|| Script::from_text(flat::READ))))
+        let mut programs = programs;
+        programs.try_for_each(|program| known.register(program))
     }
-}
-
-fn kind(shapes: &[Shape]) -> Kind {
-    shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
 }
 
 impl Known {
+    /// The script that decides all of these kinds, if one does, with their numbers.
+    fn found(&self, asked: &[Kind], form: usize) -> Option<Numbered> {
+        let (script, _) = self.deciding[form].get(asked.first()?)?;
+        let number = |kind| {
+            let (its, number) = self.deciding[form].get(kind)?;
+            Arc::ptr_eq(its, script).then_some(*number)
+        };
+        let numbers = asked.iter().map(number).collect::<Option<_>>()?;
+        Some((Arc::clone(script), numbers))
+    }
+
     /// The shapes of a kind, whose programs are registered.
     fn shapes(&self, kind: &[Participant]) -> Vec<Shape> {
         let shape = |(name, role, key): &Participant| {

@@ -190,9 +190,10 @@ impl<C: Connection> Inner<C> {
         RedisError::Protocol { address: self.address(), answer }
     }
 
-    /// The error for what the server answered within a script.
-    pub(crate) fn server_error(&self, code: &str, message: &str) -> RedisError {
-        connection::server_error(self.connection.address(), code, message)
+    /// The error for a command that the server refused in a script, after one that wrote.
+    pub(crate) fn refused_in_part(&self, refused: &str) -> RedisError {
+        let (code, message) = refused.split_once(' ').unwrap_or((refused, ""));
+        connection::server_error(self.connection.address(), code, message).in_part()
     }
 
     /// The error for a script that decided otherwise than the step.

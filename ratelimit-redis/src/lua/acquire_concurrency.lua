@@ -34,7 +34,7 @@ if seen then
     live, used, charge = rest, used - newest_cost, charge + newest_cost
   end
 end
-if used + charge > capacity then return '-' .. time .. '\n' .. #(seen or '') .. ':' .. (seen or '') end
+if used + charge > capacity then return time .. '\n0\n' .. #(seen or '') .. ':' .. (seen or '') end
 local ttl_ms = ceil((at + lease_us - now) / 1000) + padding_ms
 local short = call('PTTL', key) < ttl_ms
 local done = redis.pcall('HSET', key, field, 'concurrency' .. live .. format(' %d %d', at, charge))
@@ -50,4 +50,4 @@ if short and not refused then
   refused = type(done) == 'table' and done.err
 end
 if refused then return redis.error_reply('RLPART ' .. (match(refused, '%u%u+ .*') or refused)) end
-return '+' .. time .. '\n' .. #(seen or '') .. ':' .. (seen or '')
+return time .. '\n1\n' .. #(seen or '') .. ':' .. (seen or '')

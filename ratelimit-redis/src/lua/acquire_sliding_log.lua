@@ -48,7 +48,7 @@ local after = used + charge
 if after > capacity then
   local excess = after - capacity
   if excess > used then excess = used end
-  if used == 0 then return '-' .. time .. '\n0:' end
+  if used == 0 then return time .. '\n0\n0:' end
   -- Binary search for the first entry at which enough cost has expired.
   local freed, freed_us = first_cost, first_us
   if first_cost < excess then
@@ -68,7 +68,7 @@ if after > capacity then
     end
   end
   local seen = log_of(freed_us, freed - first_cost, used - freed)
-  return '-' .. time .. '\n' .. #seen .. ':' .. seen
+  return time .. '\n0\n' .. #seen .. ':' .. seen
 end
 local state = ''
 if used > 0 then state = log_of(last_us, 0, used - first_cost) end
@@ -95,4 +95,4 @@ if short and type(done) ~= 'table' then
   done = redis.pcall('PEXPIRE', key, format('%d', ttl_ms))
 end
 if type(done) == 'table' then return redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err)) end
-return '+' .. time .. '\n' .. #state .. ':' .. state
+return time .. '\n1\n' .. #state .. ':' .. state

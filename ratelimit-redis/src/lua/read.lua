@@ -4,7 +4,7 @@
 --     KEYS: the key of each check. ARGV: the field of each.
 
 local time = redis.call('TIME')
-local answer = '=' .. time[1] .. ' ' .. time[2] .. '\n'
+local answer = time[1] .. ' ' .. time[2] .. '\n=\n'
 for check, key in ipairs(KEYS) do
   local seen = redis.call('HGET', key, ARGV[check]) or ''
   answer = answer .. #seen .. ':' .. seen

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::connection::server_error;
 use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
+use crate::flat::{Role, Shape};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Twin};
 use crate::reservation;
@@ -31,6 +32,12 @@ pub(crate) struct TwinCheck<'a> {
     /// The index of its reservation's key; 0 for none.
     pub(crate) reservation: usize,
     pub(crate) life_us: u64,
+}
+
+impl TwinCheck<'_> {
+    pub(super) fn cost<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> u64 {
+        batch.checks()[self.position].cost
+    }
 }
 
 impl<'a> Call<'a> {
@@ -77,6 +84,20 @@ impl<'a> Call<'a> {
             self.keys.push(key);
             self.keys.len() - 1
         }) + 1
+    }
+
+    /// How each of the checks takes part.
+    pub(super) fn shapes<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> SmallVec<[Shape; 2]> {
+        let shape = |check: &TwinCheck<'_>| Shape {
+            program: check.twin.program,
+            role: match (check.cost(batch), check.twin.attempts) {
+                (0, _) => Role::Look,
+                (_, true) => Role::Attempt,
+                (_, false) => Role::Charge,
+            },
+            key: check.key,
+        };
+        self.twins.iter().map(shape).collect()
     }
 
     /// Whether each state is a few numbers, so that a script answers all of it.

@@ -1,6 +1,8 @@
-//! Calls a [flat script](crate::flat), which serves almost all requests: an acquire or a peek, without an id,
+//! Calls a [script](crate::flat) for one request, as a group of one: an acquire or a peek, without an id,
 //! of limits whose state is a few numbers. The script returns the states that it read, and the step in Rust
 //! derives the decision.
+
+use std::sync::{Arc, LazyLock};
 
 use ratelimit_core::{Batch, Now, Op, Snapshot, Timestamp, Verdict, decide};
 
@@ -8,11 +10,14 @@ use super::call::{Call, TwinCheck};
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::flat::{MOST_CHECKS, Role, Shape};
+use crate::flat::{MOST_CHECKS, READ, Role};
 use crate::mode::Lua;
-use crate::program::{Alone, LuaProgram, Stored};
-use crate::scripts::Found;
+use crate::program::{LuaProgram, Stored, Twin};
+use crate::script::Script;
 use crate::store::{RedisStore, evalsha};
+
+/// Returns states, and writes nothing.
+static READING: LazyLock<Arc<Script>> = LazyLock::new(|| Arc::new(Script::from_text(READ)));
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// Decides a batch by a flat script. Returns `None`, with nothing written, for anything else: an id,
@@ -31,38 +36,43 @@ impl<C: Connection> RedisStore<Lua, C> {
             .eval(&call.keys[0], &script, &mut words, TryAgain::Wait, deadline)
             .await
         {
-            Ok(answer) => answer,
+            Ok(Reply::Text(answer)) => answer,
+            Ok(other) => return Err(self.inner.unexpected(&other)),
             // The driver reports which key it is.
             Err(error) if error.is_wrong_type() => return Ok(None),
             Err(error) if reads_only => return Err(error.of_a_lookup()),
             Err(error) => return Err(call.explain(batch, error)),
         };
-        let Reply::Text(answer) = &answer else { return Err(self.inner.unexpected(&answer)) };
-        let (sign, lines) = answer.split_first().unwrap_or((&b'?', &[]));
-        let Some(mut seen) = snapshot(batch, call, lines) else {
+        // The driver decides on what the script did not understand.
+        let Some((now, line, seen)) = of_one(batch.time(), &answer) else { return Ok(None) };
+        if let Some(refused) = line.strip_prefix('!') {
+            return Err(self.inner.refused_in_part(refused));
+        }
+        let Some(states) = states(batch, call, seen) else {
             // The script understood every state that it admitted.
-            if *sign == b'+' {
-                return Err(self.inner.unexpected(&Reply::Text(answer.clone())));
+            if line == "1" {
+                return Err(self.inner.unexpected(&Reply::Text(answer)));
             }
             return Ok(None);
         };
-        let verdict = decide(batch, seen.now, &mut seen)?;
-        let agrees = match sign {
-            b'+' => verdict.allowed(),
-            b'-' => !verdict.allowed(),
-            b'=' => true,
+        let mut seen = Snapshot { now, states };
+        let verdict = decide(batch, now, &mut seen)?;
+        let agrees = match line {
+            "1" => verdict.allowed(),
+            "0" => !verdict.allowed(),
+            "=" => true,
             _ => return Ok(None),
         };
-        if agrees {
-            if let Some(left) = left
-                && call.has_few_numbers()
-            {
-                *left = Some(seen);
-            }
-            return Ok(Some(verdict));
+        if !agrees {
+            let place = verdict.denied_by().next().unwrap_or_default();
+            return Err(self.inner.disagrees(batch.checks()[place].limit.name()));
         }
-        let place = verdict.denied_by().next().unwrap_or_default();
-        Err(self.inner.disagrees(batch.checks()[place].limit.name()))
+        if let Some(left) = left
+            && call.has_few_numbers()
+        {
+            *left = Some(seen);
+        }
+        Ok(Some(verdict))
     }
 
     /// The call of a flat script for this batch, if it has one.
@@ -73,92 +83,93 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Option<FlatCall<'w>>, RedisError> {
         let peeks = batch.operation() == Op::Peek;
         let plain = peeks || batch.operation() == Op::Acquire;
-        if !plain || batch.is_part() || call.twins.len() > MOST_CHECKS {
+        if !plain || batch.is_part() {
             return Ok(None);
         }
+        let given = given(batch.time());
         if let [check] = &*call.twins
-            && let Some(alone) = check.twin.program.alone
             && !peeks
+            && let Some(script) = check.twin.program.acquiring_alone(given.is_some())
         {
-            return self.single_check_call(batch, call, check, &alone);
+            return Ok(words_alone(batch, call, check, given).map(|words| FlatCall {
+                script: Arc::clone(script),
+                words,
+                reads_only: false,
+            }));
         }
-        if batch.reservation_id().is_some()
-            || call.twins.iter().any(|check| check.twin.program.numbers.is_none())
-        {
+        if batch.reservation_id().is_some() || !call.has_few_numbers() {
             return Ok(None);
         }
-        let cost = |check: &TwinCheck<'_>| batch.checks()[check.position].cost;
-        let shapes: Vec<_> = (call.twins.iter())
-            .map(|check| Shape {
-                program: check.twin.program,
-                role: match (cost(check), check.twin.attempts) {
-                    (0, _) => Role::Look,
-                    (_, true) => Role::Attempt,
-                    (_, false) => Role::Charge,
-                },
-                key: check.key,
-            })
-            .collect();
-        let never_fits = || call.twins.iter().any(|check| cost(check) > check.twin.capacity);
+        let registered = self.inner.scripts.register(call.twins.iter().map(|c| c.twin.program));
+        registered.map_err(|program| call.misnamed(batch, program))?;
+        let shapes = call.shapes(batch);
+        let never_fits = || call.twins.iter().any(|check| check.cost(batch) > check.twin.capacity);
         let attempts = || shapes.iter().any(|shape| shape.role == Role::Attempt);
         let reads_only = peeks
             || shapes.iter().all(|shape| shape.role == Role::Look)
             || (!attempts() && never_fits());
         if reads_only {
-            let script = self.inner.scripts.reading(&shapes);
-            let script = script.map_err(|program| call.misnamed(batch, program))?;
             // One key per field.
             let mut words = evalsha(call.twins.iter().map(|check| &*call.keys[check.key - 1]));
             words.extend(call.twins.iter().map(|check| Argument::Text(&check.field)));
-            return Ok(Some(FlatCall { script, words, reads_only }));
+            return Ok(Some(FlatCall { script: Arc::clone(&READING), words, reads_only }));
         }
-        let given = given(batch.time());
-        let script = self.inner.scripts.acquiring(&shapes, given.is_some());
+        if shapes.len() > MOST_CHECKS {
+            return Ok(None);
+        }
+        let script = self.inner.scripts.deciding(&[&shapes], given.is_some());
         let script = script.map_err(|program| call.misnamed(batch, program))?;
-        let Some(script) = script else { return Ok(None) };
+        let Some((script, kinds)) = script else { return Ok(None) };
         let mut words = evalsha(call.keys.iter().map(String::as_str));
         words.extend(given.iter().flatten().copied().map(Argument::Number));
+        words.extend([kinds[0] as u64, 1, 1].map(Argument::Number));
         for (check, shape) in call.twins.iter().zip(&shapes) {
-            words.push(Argument::Text(&check.field));
-            if shape.role != Role::Look {
-                let twin = &check.twin;
-                // Any charge above the capacity fails; the cap prevents an overflow.
-                let charge = cost(check).min(twin.capacity + 1) * twin.unit;
-                words.extend([charge, twin.capacity * twin.unit].map(Argument::Number));
-                words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
-            }
+            // Any charge above the capacity fails; the cap prevents an overflow.
+            let cost = check.cost(batch).min(check.twin.capacity + 1);
+            push_check(&mut words, &check.field, &check.twin, shape.role, cost);
         }
         Ok(Some(FlatCall { script, words, reads_only }))
     }
+}
 
-    /// The same for a single check whose state has variable length.
-    fn single_check_call<'w, A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        call: &'w Call<'_>,
-        check: &'w TwinCheck<'_>,
-        alone: &Alone,
-    ) -> Result<Option<FlatCall<'w>>, RedisError> {
-        let (twin, cost) = (&check.twin, batch.checks()[check.position].cost);
-        let reservations = batch.reservation_id().is_some();
-        if cost == 0 || twin.attempts || (reservations && !alone.reservations) {
-            return Ok(None);
-        }
-        let given = given(batch.time());
-        let shape = Shape { program: twin.program, role: Role::Charge, key: 1 };
-        let script = self.inner.scripts.acquiring(&[shape], given.is_some());
-        let script = script.map_err(|program| call.misnamed(batch, program))?;
-        let Some(script) = script else { return Ok(None) };
-        let positions = [check.key, check.reservation];
-        let keys = &positions[..if reservations { 2 } else { 1 }];
-        let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));
-        words.extend(given.iter().flatten().copied().map(Argument::Number));
-        words.push(Argument::Text(&check.field));
-        words.push(Argument::Number(cost.min(twin.capacity + 1)));
+/// Adds the arguments about a check: its field and, unless it costs nothing, the numbers of its limit and its charge.
+pub(super) fn push_check<'w>(
+    words: &mut Vec<Argument<'w>>,
+    field: &'w str,
+    twin: &'w Twin,
+    role: Role,
+    cost: u64,
+) {
+    words.push(Argument::Text(field));
+    if role != Role::Look {
+        words.push(Argument::Number(twin.capacity * twin.unit));
         words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
-        words.extend(reservations.then_some(Argument::Number(check.life_us)));
-        Ok(Some(FlatCall { script, words, reads_only: false }))
+        words.push(Argument::Number(cost * twin.unit));
     }
+}
+
+/// The call for a single check whose state has variable length, if the program's script serves it.
+fn words_alone<'w, A: LuaProgram>(
+    batch: &Batch<'_, A>,
+    call: &'w Call<'_>,
+    check: &'w TwinCheck<'_>,
+    given: Option<[u64; 2]>,
+) -> Option<Vec<Argument<'w>>> {
+    let (twin, cost) = (&check.twin, check.cost(batch));
+    let alone = twin.program.alone?;
+    let reservations = batch.reservation_id().is_some();
+    if cost == 0 || twin.attempts || (reservations && !alone.reservations) {
+        return None;
+    }
+    let positions = [check.key, check.reservation];
+    let keys = &positions[..if reservations { 2 } else { 1 }];
+    let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));
+    words.extend(given.iter().flatten().copied().map(Argument::Number));
+    words.push(Argument::Text(&check.field));
+    words.push(Argument::Number(cost.min(twin.capacity + 1)));
+    words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
+    words.extend(reservations.then_some(Argument::Number(check.life_us)));
+    Some(words)
 }
 
 /// A given time, and by how many milliseconds it extends the life of keys.
@@ -171,23 +182,20 @@ fn given(time: Now) -> Option<[u64; 2]> {
 
 /// The call of a flat script for a batch.
 struct FlatCall<'w> {
-    script: Found,
+    script: Arc<Script>,
     words: Vec<Argument<'w>>,
     reads_only: bool,
 }
 
-/// Parses the reply: a line of the time, and the state of each twin. `None` if a twin did not write its state.
-fn snapshot<A: LuaProgram>(
-    batch: &Batch<'_, A>,
-    call: &Call<'_>,
-    answer: &[u8],
-) -> Option<Snapshot<A::State>> {
-    let (line, seen) = first_line(answer)?;
-    let now = match batch.time() {
+/// Parses the reply about one request: the time, the line of its group, and the states after it.
+fn of_one(time: Now, answer: &[u8]) -> Option<(Timestamp, &str, &[u8])> {
+    let (line, rest) = first_line(answer)?;
+    let now = match time {
         Now::At(now) => now,
-        Now::Store => time(line)?,
+        Now::Store => self::time(line)?,
     };
-    Some(Snapshot { now, states: states(batch, call, seen)? })
+    let (line, seen) = first_line(rest)?;
+    Some((now, line, seen))
 }
 
 /// The first line of an answer, and what follows.

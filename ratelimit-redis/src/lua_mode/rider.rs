@@ -17,7 +17,7 @@ use super::sender::{Alone, send};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::flat::{MOST_MERGED, Role, Shape};
+use crate::flat::{MOST_CHECKS, Shape};
 use crate::flights::{
     Boarding, Charged, GroupOutcome, Joined, Load, News, Outcome, Queue, RiderVerdict,
     RiderVerdicts, Seat,
@@ -216,23 +216,18 @@ fn boarding<'c, A: LuaProgram>(
     let is_plain = batch.operation() == Op::Acquire
         && batch.time() == Now::Store
         && batch.is_plain()
-        && call.twins.len() <= MOST_MERGED;
-    let cost = |check: &TwinCheck<'_>| batch.checks()[check.position].cost;
+        && call.twins.len() <= MOST_CHECKS;
     let fits = |check: &TwinCheck<'_>| {
         let twin = &check.twin;
-        twin.program.numbers.is_some() && !twin.attempts && cost(check) <= twin.capacity
+        twin.program.numbers.is_some() && !twin.attempts && check.cost(batch) <= twin.capacity
     };
     let rides =
-        is_plain && call.twins.iter().all(fits) && call.twins.iter().any(|check| cost(check) > 0);
-    let check = |check: &'c TwinCheck<'_>| Boarding {
-        shape: Shape {
-            program: check.twin.program,
-            role: if cost(check) == 0 { Role::Look } else { Role::Charge },
-            key: check.key,
-        },
+        is_plain && call.twins.iter().all(fits) && call.twins.iter().any(|c| c.cost(batch) > 0);
+    let check = |(check, shape): (&'c TwinCheck<'_>, Shape)| Boarding {
+        shape,
         position: check.position,
         field: &check.field,
         twin: &check.twin,
     };
-    rides.then(|| call.twins.iter().map(check).collect())
+    rides.then(|| call.twins.iter().zip(call.shapes(batch)).map(check).collect())
 }

@@ -19,7 +19,7 @@ use ratelimit_core::Timestamp;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::flat_call::{first_line, next_state, time};
+use super::flat_call::{first_line, next_state, push_check, time};
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -166,13 +166,8 @@ impl ScriptPart<'_> {
         let counts = [kind, single, self.groups.len()];
         words.extend(counts.map(|count| Argument::Number(count as u64)));
         for check in &self.limits.0 {
-            words.push(Argument::Text(&check.field));
-            if check.shape.role != Role::Look {
-                let twin = &check.twin;
-                words.push(Argument::Number(twin.capacity * twin.unit));
-                words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
-                words.push(Argument::Number(first[check.position] * twin.unit));
-            }
+            let cost = first[check.position];
+            push_check(words, &check.field, &check.twin, check.shape.role, cost);
         }
         let charged = || self.limits.0.iter().filter(|check| check.shape.role != Role::Look);
         for sent in &self.groups[single..] {
@@ -275,7 +270,9 @@ impl<C: Connection> Inner<C> {
         deadline: Deadline,
     ) -> Result<Option<Vec<u8>>, RedisError> {
         let kinds: Vec<Vec<_>> = call.iter().map(|part| part.limits.shapes().collect()).collect();
-        let Ok(Some((script, kinds))) = self.scripts.merging(&kinds) else { return Ok(None) };
+        let kinds: Vec<&[_]> = kinds.iter().map(Vec::as_slice).collect();
+        let deciding = self.scripts.deciding(&kinds, false);
+        let Ok(Some((script, kinds))) = deciding else { return Ok(None) };
         let groups = call.iter().flat_map(|part| &part.groups);
         let keys: Vec<_> = groups.flat_map(|sent| &sent.group.keys).collect();
         let mut words = evalsha(keys.iter().map(|key| key.as_str()));
@@ -320,9 +317,8 @@ impl<C: Connection> Inner<C> {
         if line == "?" {
             return Some(GroupOutcome::Apart);
         }
-        if let Some(error) = line.strip_prefix('!') {
-            let (code, message) = error.split_once(' ').unwrap_or((error, ""));
-            return Some(GroupOutcome::Failed(self.server_error(code, message).in_part()));
+        if let Some(refused) = line.strip_prefix('!') {
+            return Some(GroupOutcome::Failed(self.refused_in_part(refused)));
         }
         let admitted = line.parse().ok()?;
         for _ in 0..states {
