@@ -14,6 +14,8 @@
 //! | `?` ⏎ | it did not understand a state or may not write one, and wrote nothing |
 //! | `!` ERROR ⏎ | the server refused a command after one that wrote |
 
+use std::sync::Arc;
+
 use crate::program::{Alone, Program};
 use crate::script::Script;
 
@@ -63,9 +65,15 @@ if now >= 2^52 - 1 then return redis.error_reply('RLTIME ' .. format('%d', now))
 ";
 const GIVEN_TIME: &str = "local now, padding_ms = ARGV[1] + 0, ARGV[2] + 0\n";
 
-/// The script that acquires a single check of a state of variable length. The program contributes the
-/// text ([`Alone`]); this function adds the time and the arguments as local variables.
-pub(crate) fn alone(alone: &Alone, given_time: bool) -> Script {
+/// The script that acquires a single check of a state of variable length, if the program has one.
+pub(crate) fn alone(program: &'static Program, given_time: bool) -> Option<&'static Arc<Script>> {
+    let alone = program.alone.as_ref()?;
+    let script = &program.acquires_alone[usize::from(given_time)];
+    Some(script.get_or_init(|| Arc::new(acquiring(alone, given_time))))
+}
+
+/// The program contributes the text; this function adds the time and the arguments as local variables.
+fn acquiring(alone: &Alone, given_time: bool) -> Script {
     let (begin, time, first_arg) = if given_time {
         (GIVEN_TIME, "local time = ''", 3)
     } else {

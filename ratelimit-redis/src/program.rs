@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 
 use ratelimit_core::Algorithm;
 
-use crate::flat;
 use crate::script::Script;
 
 mod built_in;
@@ -87,7 +86,7 @@ pub struct Program {
     /// The script for a single check, for a state of variable length.
     pub(crate) alone: Option<Alone>,
     /// That script, at the server's time and at a given one.
-    acquiring_alone: [OnceLock<Arc<Script>>; 2],
+    pub(crate) acquires_alone: [OnceLock<Arc<Script>>; 2],
 }
 
 /// A script of its own that acquires a single check.
@@ -151,21 +150,14 @@ impl Program {
         numbers: Option<Numbers>,
         alone: Option<Alone>,
     ) -> Self {
-        let acquiring_alone = [const { OnceLock::new() }; 2];
-        Self { name, source, keeps, numbers, alone, acquiring_alone }
+        let acquires_alone = [const { OnceLock::new() }; 2];
+        Self { name, source, keeps, numbers, alone, acquires_alone }
     }
 
     /// Whether both are the same program, even at different addresses.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
         std::ptr::eq(self, other) || of(self) == of(other)
-    }
-
-    /// The script that acquires a single check of a state of variable length, if there is one.
-    pub(crate) fn acquiring_alone(&self, given_time: bool) -> Option<&Arc<Script>> {
-        let alone = self.alone?;
-        let script = &self.acquiring_alone[usize::from(given_time)];
-        Some(script.get_or_init(|| Arc::new(flat::alone(&alone, given_time))))
     }
 
     /// Whether it is one of this crate's own, whose code cannot fail.

@@ -10,7 +10,7 @@ use super::call::{Call, TwinCheck};
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::flat::{MOST_CHECKS, READ, Role};
+use crate::flat::{self, MOST_CHECKS, READ, Role};
 use crate::mode::Lua;
 use crate::program::{LuaProgram, Stored, Twin};
 use crate::script::Script;
@@ -89,7 +89,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let given = given(batch.time());
         if let [check] = &*call.twins
             && !peeks
-            && let Some(script) = check.twin.program.acquiring_alone(given.is_some())
+            && let Some(script) = flat::alone(check.twin.program, given.is_some())
         {
             return Ok(words_alone(batch, call, check, given).map(|words| FlatCall {
                 script: Arc::clone(script),
