@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Algorithm, Limit, Now, Op, Timestamp};
+use ratelimit_core::{Algorithm, Limit, Now, Op, ReservationId, Timestamp};
 
+use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
 use crate::laws::agreement::agrees_on;
 use crate::laws::{Kept, Subject};
@@ -34,7 +35,32 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm, H: Harness<A>>(
         let now = if place % 4 == 3 { Now::At(request.at) } else { Now::Store };
         agrees_on(subject, &pure, &trace.limits, &request, now).await?;
     }
+    let at = later_on(begin_us, trace.latest());
+    let able = subject.able();
+    let can = |request: &Request| {
+        let by_id = request.id.map(|_| Capability::Reservations);
+        Capability::of(request.op).into_iter().chain(by_id).all(|needed| able.can(needed))
+    };
+    let changes = changes_of_a_full_limit(at, trace.limits[0].algorithm().capacity());
+    for request in changes.into_iter().filter(can) {
+        agrees_on(subject, &pure, &trace.limits, &request, Now::Store).await?;
+    }
     Ok(())
+}
+
+/// Whatever changes a limit that has just denied is seen by the next request, also where denials are kept.
+fn changes_of_a_full_limit(at: Timestamp, capacity: u64) -> Vec<Request> {
+    let one = |op, cost| Request::one(at, op, Ask { limit: 0, key: "full".into(), cost });
+    let by_id = |op, cost| Request { id: Some(ReservationId::new(7)), ..one(op, cost) };
+    let denied = || [one(Op::Acquire, capacity), one(Op::Acquire, 1)];
+    let mut requests = vec![by_id(Op::Acquire, capacity)];
+    for change in [by_id(Op::Renew, 0), by_id(Op::Settle, 0), one(Op::Refund, 1), one(Op::Reset, 0)]
+    {
+        requests.extend(denied());
+        requests.extend([change, one(Op::Acquire, 1)]);
+    }
+    requests.extend([one(Op::Reset, 0), one(Op::Force, capacity), one(Op::Acquire, 1)]);
+    requests
 }
 
 /// The period after which the windows of all trace limits begin together again.
