@@ -10,7 +10,9 @@ use core::num::NonZeroU64;
 use crate::algorithm::Algorithm;
 use crate::error::{ConfigError, did_you_mean};
 use crate::identifiers::Identifiers;
+use crate::reservation::Reservation;
 use crate::share::Share;
+use crate::timestamp::Timestamp;
 
 /// A named algorithm. A store keeps a state per name and key.
 ///
@@ -232,6 +234,35 @@ impl<A: Algorithm> Limit<A> {
             if known_words.is_empty() { "nothing".into() } else { known_words.join(", ") },
         ))
         .in_limit(&*self.name))
+    }
+
+    /// Checks that its algorithm suits a caller that `reserves` costs and settles them, or one that does not. A lease that no
+    /// caller releases keeps its place until it ends.
+    ///
+    /// ```
+    /// use ratelimit_core::{Concurrency, Limit, SlidingCounter};
+    /// let jobs = Limit::new("jobs", Concurrency::new("5/30s".parse()?)?)?;
+    /// assert!(jobs.check_reserving(true).is_ok() && jobs.check_reserving(false).is_err());
+    /// let counted = Limit::new("api", SlidingCounter::per_minute(100).build()?)?;
+    /// assert!(counted.check_reserving(true).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// It reserves, and the algorithm cannot; or it does not, and the algorithm grants leases.
+    pub fn check_reserving(&self, reserves: bool) -> Result<(), ConfigError> {
+        let nothing = Reservation::new(Timestamp::ZERO, 0);
+        let can_reserve = || self.algorithm.settle(None, Timestamp::ZERO, &nothing, 0).is_some();
+        let why = match (reserves, self.algorithm.has_leases()) {
+            (true, _) if !can_reserve() => {
+                "its algorithm cannot reserve a cost; take gcra, token-bucket, fixed-window or concurrency, or do not reserve"
+            }
+            (false, true) => {
+                "it grants leases, and no request releases one, so a place is free only when its lease ends; reserve (`.reserve(…)` of a layer)"
+            }
+            _ => return Ok(()),
+        };
+        Err(ConfigError::new(why).in_limit(&*self.name))
     }
 
     /// Its identifiers, in words.

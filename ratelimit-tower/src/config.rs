@@ -50,8 +50,8 @@ pub(crate) enum Cost {
     ByRequest(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
 }
 
-/// Has new limits checked against these sources before they are taken, and checks those in force.
-pub(crate) type Require = dyn Fn(&Sources) -> Result<(), ConfigError> + Send + Sync;
+/// Has new limits checked before they are taken, and checks those in force: against these sources, and whether the layer reserves.
+pub(crate) type Require = dyn Fn(&Sources, bool) -> Result<(), ConfigError> + Send + Sync;
 
 #[derive_where(Clone)]
 pub(crate) struct Config<S, A> {
@@ -59,6 +59,8 @@ pub(crate) struct Config<S, A> {
     /// Where the limits are replaced while they are in use.
     pub(crate) require: Option<Arc<Require>>,
     pub(crate) sources: Sources,
+    /// Whether costs are reserved and settled.
+    pub(crate) reserves: bool,
     pub(crate) cost: Cost,
     pub(crate) fields: Fields,
     pub(crate) on_store_error: OnStoreError,
@@ -96,12 +98,19 @@ impl<S, A: Quota> Config<S, A> {
             limiters,
             require: None,
             sources: Sources::default(),
+            reserves: false,
             cost: Cost::Fixed(1),
             fields: Fields::new(),
             on_store_error: OnStoreError::default(),
             log: Arc::default(),
             hold_time: Arc::default(),
         }
+    }
+
+    /// Checks what is required of limits that are replaced while they are in use.
+    pub(crate) fn require(&self) -> Result<(), ConfigError> {
+        let require = self.require.as_ref();
+        require.map_or(Ok(()), |require| require(&self.sources, self.reserves))
     }
 
     /// What a limit wants and no source has: the limit would never apply, without a sign of it. A shadow limit refuses

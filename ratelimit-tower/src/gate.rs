@@ -38,9 +38,7 @@ pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, u64, Option<
 
 impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     pub(crate) fn new(config: Config<S, A>) -> Self {
-        if let Some(require) = &config.require
-            && let Err(error) = require(&config.sources)
-        {
+        if let Err(error) = config.require() {
             tracing::error!(%error, "a rate limit is configured wrongly; requests are refused");
         }
         let (lacks, policies) = match &config.limiters {

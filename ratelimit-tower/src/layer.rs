@@ -104,8 +104,8 @@ where
     /// A layer whose limits are replaced while it is in use: those of a [`Reload`](ratelimit_layers::Reload), or a
     /// [part](ratelimit_layers::Reload::part) of them.
     ///
-    /// From the time when the layer is [checked](Self::checked) or put before a service, a policy with a limit that is kept by an identifier
-    /// without a source is refused, and the one in force stays.
+    /// From the time when the layer is [checked](Self::checked) or put before a service, a policy that `checked` would refuse is refused,
+    /// and the one in force stays.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -124,7 +124,7 @@ where
         let requires = part.clone();
         let mut layer = Self::choosing(move |_| Choice::Limited(part.limiter()));
         layer.config.require =
-            Some(Arc::new(move |sources| requires.require_identifiers(&sources.names())));
+            Some(Arc::new(move |sources, reserves| requires.require(&sources.names(), reserves)));
         layer
     }
 }
@@ -186,34 +186,40 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     where
         S: SyncStore<A>,
     {
-        self.with_mode(Immediate)
+        self.with_mode(Immediate, false)
     }
 
-    pub(crate) fn with_mode<M2>(self, mode: M2) -> RateLimitLayer<S, A, R, M2> {
-        RateLimitLayer { config: self.config, answer: self.answer, mode }
+    pub(crate) fn with_mode<M2>(self, mode: M2, reserves: bool) -> RateLimitLayer<S, A, R, M2> {
+        let config = Config { reserves, ..self.config };
+        RateLimitLayer { config, answer: self.answer, mode }
     }
 
-    /// Checks that every limit's identifiers have a source. A layer without this check refuses all requests to limits that lack one.
+    /// Checks that every limit's identifiers have a source, and that its algorithm [suits](ratelimit_core::Limit::check_reserving) a
+    /// layer that [reserves](Self::reserve), or one that does not. A layer without this check refuses all requests to limits that lack
+    /// a source or cannot be reserved.
     ///
     /// Nothing is known of the limits among which a layer [chooses](Self::choosing): [`check`](Self::check) each of them.
     ///
     /// # Errors
-    /// A limit that is kept by an identifier without a source.
+    /// A limit that is kept by an identifier without a source, or whose algorithm does not suit the layer.
     pub fn checked(self) -> Result<Self, ConfigError> {
         if let Limiters::One(limiter) = &self.config.limiters {
             self.check(limiter.limits())?;
         }
-        self.config.require.as_ref().map_or(Ok(()), |require| require(&self.config.sources))?;
+        self.config.require()?;
         Ok(self)
     }
 
-    /// Checks that the identifiers of each of these limits have a source: limits among which the layer [chooses](Self::choosing), or
+    /// The same for each of these limits: limits among which the layer [chooses](Self::choosing), or
     /// a new policy, by `Reload::validate`.
     ///
     /// # Errors
-    /// A limit that is kept by an identifier without a source.
+    /// A limit that is kept by an identifier without a source, or whose algorithm does not suit the layer.
     pub fn check(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
-        limits.iter().try_for_each(|limit| self.config.sources.check(limit))
+        limits.iter().try_for_each(|limit| {
+            self.config.sources.check(limit)?;
+            limit.check_reserving(self.config.reserves)
+        })
     }
 }
 

@@ -70,7 +70,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         let settlements = TaskTracker::new();
         // A closed tracker still counts; an open one would make waiting endless.
         settlements.close();
-        self.with_mode(Reserving { charge, settlements, said_unheld: Arc::default() })
+        self.with_mode(Reserving { charge, settlements, said_unheld: Arc::default() }, true)
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`Part`]: those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -80,7 +81,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         names: impl IntoIterator<Item = N>,
     ) -> Result<Part<S, A>, ConfigError> {
         let names: Arc<[Box<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
-        let requirement = Requirement { names: Some(names.clone()), identifiers: None };
+        let requirement = Requirement { names: Some(names.clone()), user: None };
         let mut state = lock(&self.shared.state);
         requirement.check(self.shared.limiter.load().limits())?;
         state.require(requirement);
@@ -115,15 +116,15 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
         part
     }
 
-    /// Refuses, from now on, policies with a limit of this part that is kept by any other identifier than these; `None` among
-    /// them is the bare key.
+    /// Refuses, from now on, policies with a limit of this part that is kept by any other identifier than these, of which `None`
+    /// is the bare key; or whose algorithm does not suit a user that `reserves` costs, or one that does not.
     ///
     /// # Errors
-    /// A limit in force that is.
-    pub fn require_identifiers(&self, known: &[Option<&str>]) -> Result<(), ConfigError> {
+    /// A limit in force that is, or does not.
+    pub fn require(&self, known: &[Option<&str>], reserves: bool) -> Result<(), ConfigError> {
         let mut known: Vec<_> = known.iter().map(|name| name.map(Into::into)).collect();
         known.sort_unstable();
-        let requirement = Requirement { names: self.names.clone(), identifiers: Some(known) };
+        let requirement = Requirement { names: self.names.clone(), user: Some((known, reserves)) };
         let mut state = lock(&self.reload.shared.state);
         let met = requirement.check(self.reload.shared.limiter.load().limits());
         state.require(requirement);
@@ -143,7 +144,8 @@ impl<A> State<A> {
 #[derive(PartialEq)]
 pub(super) struct Requirement {
     names: Option<Arc<[Box<str>]>>,
-    identifiers: Option<Vec<Option<Box<str>>>>,
+    /// The identifiers that the part's user has, and whether it reserves.
+    user: Option<(Vec<Option<Box<str>>>, bool)>,
 }
 
 impl Requirement {
@@ -156,10 +158,13 @@ impl Requirement {
         if let Some(names) = &self.names {
             limits.only(names)?;
         }
-        let Some(known) = &self.identifiers else { return Ok(()) };
+        let Some((known, reserves)) = &self.user else { return Ok(()) };
         let known: Vec<_> = known.iter().map(Option::as_deref).collect();
         let mut taken = limits.iter().filter(|limit| self.takes(limit));
-        taken.try_for_each(|limit| limit.check_identifiers(&known))
+        taken.try_for_each(|limit| {
+            limit.check_identifiers(&known)?;
+            limit.check_reserving(*reserves)
+        })
     }
 }
 
@@ -173,8 +178,8 @@ pub(super) fn check<A: Algorithm + Clone>(
     match limits.iter().find(|limit| !is_taken(limit)) {
         Some(limit) if !requirements.is_empty() => {
             let parts = requirements.iter().filter_map(|requirement| requirement.names.as_deref());
-            let mut names: Vec<_> = parts.flatten().map(|name| format!("{name:?}")).collect();
-            names.dedup();
+            let names: BTreeSet<_> = parts.flatten().map(|name| format!("{name:?}")).collect();
+            let names: Vec<_> = names.into_iter().collect();
             let no_part = format!(
                 "no part of the policy has it, so it would limit nothing; the parts have {}",
                 names.join(", ")

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::routing::get;
 use ratelimit_core::{Limits, ManualClock, Policy, RateLimiter};
 use ratelimit_layers::Reload;
-use ratelimit_tower::{Choice, RateLimitLayer, header, optional};
+use ratelimit_tower::{Charge, Choice, RateLimitLayer, header, optional};
 use tracing::field::{Field, Visit};
 use tracing::subscriber::NoSubscriber;
 use tracing::{Event, Subscriber};
@@ -76,6 +76,24 @@ async fn layers_inside_each_other_take_their_parts_of_one_policy() {
     let reloaded = reload(policy("gcra 1/d", "gcra 1/d"));
     let _all = reloaded.part(["all"]).unwrap();
     assert!(reloaded.check_parts().unwrap_err().to_string().contains("\"search.burst\""));
+}
+
+#[test]
+fn a_policy_that_does_not_suit_how_its_layer_charges_is_refused() {
+    let (counted, leased) = (by_key("a", "sliding-counter 9/m"), by_key("a", "concurrency 9/m"));
+    for (fits, not, reserves) in [(&leased, &counted, true), (&counted, &leased, false)] {
+        let reloaded = reload(fits.clone());
+        let layer = RateLimitLayer::reloading(&reloaded).by("key", header(API_KEY));
+        let refused = if reserves {
+            layer.reserve(Charge::estimate()).checked().unwrap().check(not)
+        } else {
+            layer.checked().unwrap().check(not)
+        };
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("reserve"), "{refused}");
+        let refused = reloaded.replace(not.clone()).unwrap_err().to_string();
+        assert!(refused.contains("reserve"), "{refused}");
+    }
 }
 
 /// The values of what was logged.
