@@ -50,7 +50,8 @@ impl core::error::Error for ConfigError {}
 /// `; did you mean "burst"?` for the nearest of these names, or nothing if none is near.
 pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let near = known.into_iter().map(|name| (typing_errors(wrong, name), name));
-    let nearest = near.filter(|(errors, name)| errors * 3 <= name.len().max(3)).min();
+    let nearest =
+        near.filter(|(errors, name)| *errors < name.len() && errors * 3 <= name.len().max(3)).min();
     nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"))
 }
 

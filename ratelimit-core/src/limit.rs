@@ -227,7 +227,10 @@ impl<A: Algorithm> Limit<A> {
             None => "a bare key".into(),
         };
         let known_words: Vec<_> = known.iter().copied().map(in_words).collect();
-        let meant = did_you_mean(unknown.unwrap_or_default(), known.iter().copied().flatten());
+        let meant = match unknown {
+            Some(name) => did_you_mean(name, known.iter().copied().flatten()),
+            None => "; name its identifiers, or give the layer a source by `.key(…)`".into(),
+        };
         Err(ConfigError::new(format!(
             "it is kept by {}, for which there is no source; there is one for {}{meant}",
             in_words(unknown),

@@ -94,9 +94,14 @@ impl<'a> Caller<'a> {
         self.values.get(place)?.as_ref().map(Identifier::as_str)
     }
 
-    /// Whether the request lacks an identifier that it may lack.
-    pub(crate) fn lacks_some(self) -> bool {
-        self.values.iter().any(Option::is_none)
+    /// The identifiers that the request may lack, and lacks, in words; `None` if it has all.
+    pub(crate) fn lacking(self) -> Option<String> {
+        let lacking = self.sources.0.iter().zip(self.values).filter(|(_, value)| value.is_none());
+        let words = lacking.map(|(source, _)| match &source.name {
+            Some(name) => format!("{name:?}"),
+            None => "a key".to_owned(),
+        });
+        Some(words.collect::<Vec<_>>().join(" and ")).filter(|words| !words.is_empty())
     }
 }
 

@@ -147,13 +147,13 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         caller: Caller<'_>,
         error: &S::Error,
     ) -> Result<Option<Told>, Box<Rejection>> {
-        match error.kind() {
+        match (error.kind(), caller.lacking()) {
             // The client did not send an identifier that it may lack, and without it no limit applies.
-            ErrorKind::Invalid if caller.lacks_some() => {
-                let what = "the request lacks what its rate limits are kept by";
+            (ErrorKind::Invalid, Some(lacking)) => {
+                let what = format!("the request lacks {lacking}, by which its rate limits count");
                 Err(self.unidentified(IdentifyError::missing(what)))
             }
-            ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::CrossSlot => {
+            (ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::CrossSlot, _) => {
                 Err(self.misconfigured(error))
             }
             _ => {
