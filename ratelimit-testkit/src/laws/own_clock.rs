@@ -52,14 +52,16 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm, H: Harness<A>>(
 fn changes_of_a_full_limit(at: Timestamp, capacity: u64) -> Vec<Request> {
     let one = |op, cost| Request::one(at, op, Ask { limit: 0, key: "full".into(), cost });
     let by_id = |op, cost| Request { id: Some(ReservationId::new(7)), ..one(op, cost) };
-    let denied = || [one(Op::Acquire, capacity), one(Op::Acquire, 1)];
-    let mut requests = vec![by_id(Op::Acquire, capacity)];
-    for change in [by_id(Op::Renew, 0), by_id(Op::Settle, 0), one(Op::Refund, 1), one(Op::Reset, 0)]
-    {
-        requests.extend(denied());
-        requests.extend([change, one(Op::Acquire, 1)]);
+    let begins = || [one(Op::Reset, 0), one(Op::Acquire, 1), one(Op::Acquire, capacity)];
+    let mut requests = Vec::new();
+    for change in [one(Op::Reset, 0), one(Op::Refund, 1), one(Op::Force, 1)] {
+        requests.extend(begins());
+        requests.extend([change, one(Op::Acquire, capacity)]);
     }
-    requests.extend([one(Op::Reset, 0), one(Op::Force, capacity), one(Op::Acquire, 1)]);
+    requests.extend([one(Op::Reset, 0), by_id(Op::Acquire, 1)]);
+    for change in [by_id(Op::Renew, 0), by_id(Op::Settle, 0)] {
+        requests.extend([one(Op::Acquire, capacity), change, one(Op::Acquire, capacity)]);
+    }
     requests
 }
 

@@ -48,6 +48,8 @@ pub(crate) enum Flaw {
     /// A request reads the store's own clock before it waits for the lock, so that one which came later may be decided
     /// before it, at a later time.
     ReadsTheClockFirst,
+    /// A cache repeats a denial for as long as that said, although this operation has changed the limit.
+    KeepsDenials(Op),
     /// A state written at a given time is removed when it expires, without the hour of grace.
     SweepsWithoutGrace,
     /// A state written at the store's own time is removed when four fifths of its time have passed.
@@ -108,6 +110,8 @@ struct Entry {
 #[derive(Default)]
 struct Kept {
     entries: HashMap<Key, Entry>,
+    /// The states that denied, and until when they are believed.
+    denied: HashMap<Key, (Option<PolicyState>, Timestamp)>,
     /// Reservations, and when they are removed.
     reservations: HashMap<(Key, ReservationId), (Reservation, Timestamp)>,
 }
@@ -249,11 +253,29 @@ impl WrongStore {
         if self.cannot(Capability::Metadata) {
             believed = believed.metadata(&[]);
         }
-        let states = read.unwrap_or_else(|| self.read(&kept, &keys, now));
+        let mut states = read.unwrap_or_else(|| self.read(&kept, &keys, now));
+        let is_kept = (batch.operation(), batch.time()) == (Op::Acquire, Now::Store);
+        if let Some(Flaw::KeepsDenials(ignored)) = self.flaw {
+            for (key, state) in keys.iter().zip(&mut states) {
+                match kept.denied.get(key) {
+                    Some((denied, until)) if is_kept && now < *until => *state = denied.clone(),
+                    Some(_) if ![ignored, Op::Acquire, Op::Peek].contains(&batch.operation()) => {
+                        _ = kept.denied.remove(key);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let first = states.first().cloned().flatten();
         let reservations = keys.iter().map(|key| self.reservation(&kept, key, batch)).collect();
         let mut view = View { states, reservations, keys: &keys, writes: vec![], reserves: vec![] };
         let verdict = decide(&believed, now, &mut view)?;
         let View { writes, reserves, .. } = view;
+        if let ([key], Some(wait_us), true) = (&keys[..], verdict.summary().retry_after_us, is_kept)
+            && !verdict.allowed()
+        {
+            kept.denied.insert(key.clone(), (first, now.saturating_add_us(wait_us)));
+        }
         for (place, write) in writes {
             self.write(
                 &mut kept,

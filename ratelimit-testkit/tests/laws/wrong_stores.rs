@@ -1,5 +1,6 @@
 //! Every wrong store is caught by the property that names its law, and the sound store passes on the same cases.
 
+use ratelimit_core::Op;
 use ratelimit_testkit::{AlgorithmKind, Property, Scope, try_same};
 
 use crate::wrong::{Flaw, Fold, WrongHarness};
@@ -45,6 +46,10 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::LosesTheTtl, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES, INCR_FIRST]),
     (Flaw::SweepsWithoutGrace, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES]),
     (Flaw::OwnClockStands, DecidesByItsOwnClock, &[GCRA, FIXED, LOG, LEASES, DRAINED, Mixed]),
+    (Flaw::KeepsDenials(Op::Reset), DecidesByItsOwnClock, &[GCRA, FIXED, LOG, LEASES, DRAINED]),
+    (Flaw::KeepsDenials(Op::Refund), DecidesByItsOwnClock, &[GCRA, FIXED, LOG, LEASES]),
+    (Flaw::KeepsDenials(Op::Force), DecidesByItsOwnClock, &[GCRA, BUCKET]),
+    (Flaw::KeepsDenials(Op::Settle), DecidesByItsOwnClock, &[GCRA, FIXED, LEASES]),
     (Flaw::FoldsKeys(Fold::HashTag), IdentifiersNeverMeet, &[GCRA, LOG]),
     (Flaw::FoldsKeys(Fold::Case), IdentifiersNeverMeet, &[GCRA]),
     (Flaw::FoldsKeys(Fold::Colons), IdentifiersNeverMeet, &[GCRA]),
