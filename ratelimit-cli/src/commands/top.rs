@@ -5,20 +5,19 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use futures_util::future::join_all;
-use ratelimit_core::{Decision, Limits, Op, Policy, Store};
+use ratelimit_core::{Decision, Limit, Limits, Op, Policy, Store};
 use ratelimit_redis::{Mode, RedisError, RedisStore};
 use serde_json::json;
 
 use crate::args::TopArgs;
-use crate::caller::joined_names;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
 use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
-use crate::summary::{NAME_CHARS, shown_caller};
+use crate::summary::NAME_CHARS;
 use crate::table::Table;
-use crate::text::{count, duration, plural, quoted};
+use crate::text::{count, duration, plural, printable, quoted};
 
 /// How many callers are asked about at the same time.
 const AT_ONCE: usize = 32;
@@ -154,14 +153,14 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
         let limit = &limits.as_slice()[*place];
         let shadow = if limit.is_shadow() { " (shadow)" } else { "" };
         vec![
-            shown_caller(&joined_names(limit.identifier_names()), caller, NAME_CHARS),
+            printable(&arguments(limit, caller), NAME_CHARS),
             format!("{}{shadow}", limit.name()),
             count(decision.remaining),
             count(decision.limit),
             decision.retry_after_us.map_or_else(|| "never".to_owned(), duration),
         ]
     });
-    let columns = ["caller", "limit", "#left", "#of", "#try again in"];
+    let columns = ["caller", "limit", "#left", "#of", "#retry in"];
     let mut text = String::new();
     if !found.limited.is_empty() {
         text = Table::new(&columns, rows).text() + "\n";
@@ -180,6 +179,23 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
     );
     text.extend(notes(args, found).iter().map(|note| format!("\nnote: {note}\n")));
     text
+}
+
+/// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.
+fn arguments(limit: &Limit<Policy>, key: &str) -> String {
+    let names = limit.identifier_names();
+    // In a key of several identifiers a bar parts their values, and a backslash escapes.
+    let mut values = if names.len() > 1 { vec![String::new()] } else { vec![key.to_owned()] };
+    let mut chars = key.chars().filter(|_| names.len() > 1);
+    while let (Some(c), Some(value)) = (chars.next(), values.last_mut()) {
+        match c {
+            '|' => values.push(String::new()),
+            '\\' => value.extend(chars.next()),
+            c => value.push(c),
+        }
+    }
+    let named: Vec<_> = names.zip(&values).map(|(name, value)| format!("{name}={value}")).collect();
+    if named.is_empty() { key.to_owned() } else { named.join(" ") }
 }
 
 fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
