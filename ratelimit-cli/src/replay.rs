@@ -12,6 +12,7 @@ use crate::decision_line::{DecisionLine, push_json};
 use crate::failure::Failure;
 use crate::input::{BadLine, Before};
 use crate::progress::Bar;
+use crate::suggest::Recorder;
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
 
@@ -31,6 +32,8 @@ pub(crate) struct Replay<'r, S> {
     pub(crate) limiter: &'r RateLimiter<S>,
     /// The limits to compare with.
     pub(crate) other: Option<&'r RateLimiter<S>>,
+    /// The limits without a bound, if what callers need is to be observed.
+    pub(crate) needs: Option<&'r RateLimiter<Recorder>>,
     pub(crate) requests: Requests,
     pub(crate) decisions: Option<Decisions>,
     /// Whether the keys are to be reset at the end.
@@ -81,6 +84,11 @@ impl<S: Store<Policy>> Replay<'_, S> {
             Ok(()) => Ending::Complete,
             Err(failure) => Ending::Failed(failure),
         };
+        if let Some(needs) = self.needs {
+            for counts in &mut this.tally.limits {
+                counts.needs = Some(needs.store().take(&counts.limit));
+            }
+        }
         let elapsed = started.elapsed();
         let (format, order) = (self.requests.format(), self.requests.order());
         let trouble = &self.requests.trouble;
@@ -127,6 +135,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         mut other: Option<&mut (Judge<'_, S>, Comparison)>,
     ) -> Result<(), Failure> {
         let mut line = Vec::new();
+        let mut needs = self.needs.map(|needs| Judge::new(needs, false, false));
         while let Some(Request { input, number, entry }) = self.requests.next()? {
             let (name, trouble) = self.requests.reported(input);
             let failed = |error: S::Error| {
@@ -150,6 +159,10 @@ impl<S: Store<Policy>> Replay<'_, S> {
                     continue;
                 }
             };
+            if let Some(needs) = &mut needs {
+                // It admits everything and never fails.
+                let _ = needs.decide(&entry).await;
+            }
             let decided = Decided::new(self.limiter, &entry, &verdict);
             // An operation that the algorithms of the other policy lack has no effect there.
             if let Some((other, comparison)) = &mut other
@@ -273,8 +286,8 @@ mod tests {
         let file = Box::new(std::fs::File::create(&name).expect("creates"));
         let out = BufWriter::new(file as Box<dyn Write>);
         let decisions = Some(Decisions { name: name.clone(), out });
-        let (other, forgets, nearness) = (None, false, false);
-        let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
+        let (other, needs, forgets, nearness) = (None, None, false, false);
+        let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
         let outcome = pollster::block_on(replay.run());
         let written = std::fs::read_to_string(&name).expect("reads");
         assert_eq!(written.lines().count(), 41);

@@ -23,7 +23,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
     let entry =
-        Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None };
+        Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None, line: None };
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());
         let store = url.open(&args.caller.prefix, secret, &limits).await?;

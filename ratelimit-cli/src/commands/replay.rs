@@ -15,7 +15,8 @@ use crate::interrupt::{self, Interrupt};
 use crate::replay::{Ending, Outcome, Replay, Requests};
 use crate::report::Report;
 use crate::store::{self, StoreUrl};
-use crate::summary::{Summary, speed};
+use crate::suggest::Recorder;
+use crate::summary::{self, WARNING, speed};
 use crate::{policy, report, text};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
@@ -23,7 +24,9 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.log.policy)?;
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let url = StoreUrl::parse(&args.store)?;
-    let mut requests = Requests::open(&args.log, &Interrupt::catch()?, args.strict)?;
+    let is_detailed = args.report.is_some() || args.json;
+    let requests = Requests::open(&args.log, &Interrupt::catch()?, args.strict)?;
+    let mut requests = if is_detailed { requests.keeping_lines() } else { requests };
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     let prefix = own_prefix();
@@ -38,9 +41,11 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             None => None,
         };
         let Outputs { decisions, report } = Outputs::open(args)?;
-        let (forgets, nearness) = (url != StoreUrl::Memory, args.report.is_some() || args.json);
+        let needs = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
+        let needs = Some(&needs).filter(|_| is_detailed);
+        let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed);
         let (limiter, other) = (&this, other.as_ref());
-        let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
+        let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
         let mut outcome = replay.run().await;
         let overflowed = other.map_or(0, |other| other.store().overflowed());
         let overflowed = this.store().overflowed() + overflowed;
@@ -121,14 +126,16 @@ fn finish(
     let speed = speed(tally.decisions(), elapsed, &url.display());
     let name = args.compare.as_deref().map(shown).unwrap_or_default();
     let comparison = comparison.as_ref().map(|comparison| (&*name, comparison));
-    let summary = &Summary::new(title, notes, &tally, comparison.map(|(_, other)| other), speed);
-    let told = Report { summary, tally: &tally, comparison };
+    for warning in notes.iter().filter(|note| note.starts_with(WARNING)) {
+        let _ = writeln!(io::stderr(), "{warning}");
+    }
+    let told = Report { title, notes, tally: &tally, comparison, speed };
     if let (Some(path), Some(mut file)) = (&args.report, report) {
         let page = report::page(&told);
         let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
         written.map_err(|error| Failure::writing(path, &error))?;
     }
-    let text = if args.json { report::json(&told) + "\n" } else { summary.to_text(&tally) };
+    let text = if args.json { report::json(&told) + "\n" } else { summary::text(&told) };
     if args.decisions.as_deref().is_some_and(is_dash) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {

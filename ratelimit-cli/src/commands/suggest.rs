@@ -11,7 +11,7 @@ use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::replay::{Ending, Outcome, Replay, Requests};
-use crate::suggest::Recorder;
+use crate::suggest::{Recorder, setting};
 use crate::table::Table;
 use crate::text::{count, share};
 use crate::{policy, store};
@@ -47,15 +47,12 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         }
         let mut rows: Vec<Row<'_>> = Vec::new();
         for limit in &limits {
-            if interrupt.is_raised() {
-                return Ok(interrupt::EXIT_CODE);
-            }
-            let (policy, requests) = (limit.algorithm(), recording.store().take(limit.name()));
-            let callers = requests.callers();
+            let (policy, needs) = (limit.algorithm(), recording.store().take(limit));
+            let callers = needs.callers();
             let most = args.target.of(callers);
-            let proposed = (callers > 0).then(|| requests.smallest(policy, most)).flatten();
-            let proposed = proposed.map(|policy| (policy, requests.denied(&policy)));
-            let denied_now = requests.denied(policy);
+            let proposed = (callers > 0).then(|| needs.smallest(most)).flatten();
+            let proposed = proposed.map(|policy| (policy, needs.denied(&policy)));
+            let denied_now = needs.denied(policy);
             rows.push(Row { limit, callers, denied_now, proposed, denied_together: 0 });
         }
         let proposal = proposal(&limits, &rows)
@@ -89,8 +86,8 @@ async fn replay<S: Store<Policy>>(
     requests: Requests,
     nearness: bool,
 ) -> Result<Outcome, Failure> {
-    let (other, decisions, forgets) = (None, None, false);
-    let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
+    let (other, needs, decisions, forgets) = (None, None, None, false);
+    let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
     let outcome = replay.run().await;
     match outcome.ending {
         Ending::Failed(failure) => Err(failure),
@@ -133,7 +130,7 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
         cells.extend(denied(row.denied_now));
         match row.proposed {
             Some((policy, by_itself)) => {
-                cells.push(policy.to_string());
+                cells.push(setting(&policy));
                 cells.extend(denied(by_itself));
                 cells.extend(denied(row.denied_together));
             }
@@ -148,7 +145,7 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
         "now",
         "#denied",
         "#",
-        "proposed",
+        "write",
         "#denied",
         "#",
         "#with the others",
@@ -160,7 +157,8 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     text.push_str(&Table::new(&columns, rows.iter().map(line)).text());
     text.push_str(
         "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
-         in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n",
+         in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n\
+         Abusers are callers too: where the log has some, raise --target to leave them out.\n",
     );
     text
 }

@@ -17,12 +17,15 @@ use crate::failure::Failure;
 use crate::input::{DETECTED_LINES, Detector, Entry, Lines, Parser, Source, too_long};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
-use crate::text::{count, plural};
+use crate::text::{count, plural, printable};
 
 /// How far behind an earlier line a line of an access log is sorted in.
 const WINDOW_US: u64 = 5 * 60 * 1_000_000;
 /// The most lines that wait in the window, of all inputs together.
 const WINDOW_LINES: usize = 1_000_000;
+
+/// The most characters of a line that are kept.
+const LINE_CHARS: usize = 400;
 
 /// One request, and where it stands.
 pub(super) struct Request {
@@ -52,12 +55,6 @@ impl Order {
     pub(crate) fn note(self) -> Option<String> {
         let mut note = Vec::new();
         let lines = |number| plural(number, "line", "lines");
-        if self.sorted > 0 {
-            note.push(format!(
-                "{} came after a later one and were sorted by time",
-                lines(self.sorted)
-            ));
-        }
         if self.late > 0 {
             note.push(format!(
                 "WARNING: {} came more than {} minutes or {} lines late and were decided late, so the numbers below \
@@ -65,6 +62,12 @@ impl Order {
                 lines(self.late),
                 WINDOW_US / 60_000_000,
                 count(WINDOW_LINES as u64),
+            ));
+        }
+        if self.sorted > 0 {
+            note.push(format!(
+                "{} came after a later one and were sorted by time",
+                lines(self.sorted)
             ));
         }
         if self.back > 0 {
@@ -121,6 +124,12 @@ impl Requests {
     /// The same for a second pass, which repeats no complaint about a line.
     pub(crate) fn silent(mut self) -> Self {
         self.trouble.bar.silent = true;
+        self
+    }
+
+    /// The same, with the text of its line in each request.
+    pub(crate) fn keeping_lines(mut self) -> Self {
+        self.inputs.iter_mut().for_each(|input| input.keeps_lines = true);
         self
     }
 
@@ -228,6 +237,7 @@ struct Input {
     /// By time, and then by line.
     window: BTreeMap<(Timestamp, u64), Entry>,
     most_lines: usize,
+    keeps_lines: bool,
     /// The latest time that was read.
     latest: Timestamp,
     /// The time of the last request that left the window.
@@ -248,6 +258,7 @@ impl Input {
             next: None,
             window: BTreeMap::new(),
             most_lines: WINDOW_LINES / log.inputs.len().max(1),
+            keeps_lines: false,
             latest: Timestamp::ZERO,
             left: Timestamp::ZERO,
             ended: false,
@@ -335,7 +346,9 @@ impl Input {
                 }
             };
             match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
-                Ok(entry) => {
+                Ok(mut entry) => {
+                    let text = line.bytes.filter(|_| self.keeps_lines).map(String::from_utf8_lossy);
+                    entry.line = text.map(|text| printable(&text, LINE_CHARS));
                     if entry.op == Op::Acquire {
                         self.has_durations |= entry.duration_us.is_some();
                         trouble.order.endless += u64::from(entry.duration_us.is_none());

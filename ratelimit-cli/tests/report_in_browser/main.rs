@@ -1,5 +1,6 @@
 //! The report as a headless Chromium shows it: the one that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one,
-//! the test says so; `scripts/test` installs one.
+//! the test says so; `scripts/test` installs one. `cargo test --test report_in_browser -- --ignored` makes the picture of the
+//! README anew.
 #![allow(missing_docs, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -7,8 +8,11 @@ mod common;
 
 mod chromium;
 
+use std::io::Write as _;
+use std::process::Command;
+
 use chromium::Chromium;
-use common::{Scene, example};
+use common::{Scene, example, workspace};
 use serde_json::{Value, json};
 
 /// Counts the colours of a picture, and how light it is, from 0 to 255.
@@ -34,7 +38,7 @@ const COLOURS: &str = r#"(async (picture) => {
 /// What is wrong with the page for someone who does not see it.
 const INACCESSIBLE: &str = r#"(() => {
   const wrong = [];
-  for (const svg of document.querySelectorAll("figure svg")) {
+  for (const svg of document.querySelectorAll("figure svg:not([aria-hidden])")) {
     if (!svg.getAttribute("aria-label")) wrong.push("a chart without a name");
     const beside = svg.closest("figure").nextElementSibling;
     if (!beside || !beside.querySelector("table")) wrong.push("a chart without a table");
@@ -54,7 +58,10 @@ const INACCESSIBLE: &str = r#"(() => {
 #[test]
 fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
     let Some(program) = chromium::installed() else {
-        eprintln!("no chromium here: the report is not looked at (set RATELIMIT_CHROMIUM to one)");
+        // A test that passes shows nothing that is printed by a macro.
+        let skipped =
+            "skipped: no chromium here to look at the report (set RATELIMIT_CHROMIUM to one)";
+        writeln!(std::io::stderr(), "{skipped}").expect("writes");
         return;
     };
     let (policy, log) = example();
@@ -99,4 +106,24 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
         let as_wanted = if scheme == "dark" { lightness < 90 } else { lightness > 190 };
         assert!(as_wanted, "{shown}: a lightness of {lightness}");
     }
+}
+
+#[test]
+#[ignore = "writes the picture of the README"]
+fn the_picture_of_the_readme_is_the_report_on_the_example() {
+    let program = chromium::installed().expect("a chromium");
+    let (policy, log) = example();
+    let scene = Scene::new(&policy);
+    scene.write("access.log", std::fs::read(log).expect("reads"));
+    scene.replay(&["--report", "out.html", "access.log"]).exits(0);
+    let picture = workspace("docs/guide/src/images/report.png");
+    let made = Command::new(program)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+        .args(["--blink-settings=preferredColorScheme=1", "--window-size=960,980"])
+        .arg(format!("--screenshot={}", picture.display()))
+        .arg(format!("file://{}", scene.path("out.html").display()))
+        .output();
+    assert!(made.expect("chromium runs").status.success());
+    let bytes = std::fs::metadata(picture).expect("a picture").len();
+    assert!((10_000..150_000).contains(&bytes), "{bytes} bytes");
 }
