@@ -62,11 +62,6 @@ impl Comparison {
         }
     }
 
-    /// The number of callers for whom the policies differ.
-    pub(crate) fn differing(&self) -> u64 {
-        self.callers.len() as u64
-    }
-
     /// The callers with the most requests of this kind, the most first.
     pub(crate) fn callers(
         &self,

@@ -111,8 +111,8 @@ fn hurt(tally: &Tally) -> Markup {
                 table.hurt {
                     caption {
                         "Most denied first, " (count(shown.len() as u64)) " of " (callers)
-                        ". The longest wait is from a denied request to the next admitted one, or to the end of the \
-                         last wait that was told."
+                        ". Below each: limits, paths and agent; open it for the first denied lines. The longest wait \
+                         ends with an admitted request, or with the wait that the last denial told."
                     }
                     thead { tr {
                         th scope="col" { "caller" }
@@ -129,29 +129,25 @@ fn hurt(tally: &Tally) -> Markup {
 
 fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
     let Offender { name, value, requests, denials } = offender;
-    let numbers = [
-        count(*requests),
-        count(denials.requests),
-        share(denials.requests, *requests),
-        duration(denials.longest_us()),
-    ];
     html! {
         tbody {
             tr {
                 th.name scope="row" { (shown_caller(name, value, NAME_CHARS)) }
-                @for number in numbers { td.number { (number) } }
+                td.number { (count(*requests)) }
+                td.number { (count(denials.requests)) }
+                td.number { (share(denials.requests, *requests)) }
+                td.number { (duration(denials.longest_us())) }
             }
             tr { td.more colspan="5" {
-                (by_limit(tally, denials))
-                @for (path, denied) in denials.top_paths(PATHS) {
-                    " · " (printable(path, NAME_CHARS)) "\u{a0}×" (count(denied))
-                }
-                @if let Some(agent) = denials.agent() { " · " (printable(agent, NAME_CHARS)) }
-                @if !denials.lines.is_empty() {
-                    details {
-                        summary { "The first " (denials.lines.len()) " of its denied lines" }
-                        @for line in &denials.lines { pre { (line) } }
+                details {
+                    summary {
+                        (by_limit(tally, denials))
+                        @for (path, denied) in denials.top_paths(PATHS) {
+                            " · " (printable(path, NAME_CHARS)) "\u{a0}×" (count(denied))
+                        }
+                        @if let Some(agent) = denials.agent() { " · " (printable(agent, NAME_CHARS)) }
                     }
+                    @for line in &denials.lines { pre { (line) } }
                 }
             } }
         }
@@ -174,7 +170,7 @@ fn fit(counts: &LimitTally) -> Markup {
                 p {
                     "It " (verb) " " strong { (count(counts.denied)) } " of "
                     (plural(counts.applied, "request", "requests")) " (" (share(counts.denied, counts.applied))
-                    "), from " strong { (count(nearness.histogram().denied)) } " of "
+                    "), from " strong { (count(nearness.histogram().callers_denied)) } " of "
                     (plural(needs.callers(), "caller", "callers")) "."
                     @if let Some(most) = needs.most_admitted() {
                         " The busiest caller that fits needed " (count(most)) " of " (count(policy.capacity())) " at once."
@@ -210,9 +206,9 @@ fn compared(name: &str, comparison: &Comparison) -> Markup {
         h2 { "Compared with " (name) }
         p {
             (name) " " (comparison.sentence()) ". "
-            @match comparison.differing() {
+            @match comparison.callers.len() {
                 0 => "The policies decide alike for every caller.",
-                some => { (plural(some, "caller differs.", "callers differ.")) }
+                some => { (plural(some as u64, "caller differs.", "callers differ.")) }
             }
         }
         div.columns {

@@ -5,130 +5,81 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
 
-use ratelimit_core::{
-    Algorithm, Batch, Limit, Now, Op, Policy, PolicyState, Step, Store, Timestamp, Verdict, Write,
-};
-use ratelimit_memory::MemoryError;
+use ratelimit_core::{Algorithm, ConfigError, Limit, Limits, Policy};
 
+use crate::nearness::Nearness;
+use crate::tally::Tally;
 use crate::text::decimal;
 
-/// Observes what callers need: a store that admits everything.
-#[derive(Debug, Default)]
-pub(crate) struct Recorder {
-    limits: Mutex<HashMap<String, Observed>>,
-}
-
-impl Recorder {
-    /// What the callers of this limit needed.
-    pub(crate) fn take(&self, limit: &Limit<Policy>) -> Needs {
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let callers = limits.remove(limit.name()).unwrap_or_default().callers;
-        let mut needs: Vec<_> = callers.into_values().map(|caller| caller.need).collect();
-        needs.sort_unstable_by_key(|need| Reverse(*need));
-        Needs { policy: *limit.algorithm(), needs }
-    }
-}
-
-impl Store<Policy> for Recorder {
-    type Error = MemoryError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        let Now::At(at) = batch.time() else { return Ok(Verdict::several(Vec::new())) };
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let decisions = batch.checks().iter().map(|check| {
-            let policy = check.limit.algorithm();
-            let limit = limits.entry(check.limit.name().into());
-            let limit = limit.or_insert_with(|| Observed::of(policy));
-            limit.count(check.key, at, check.cost, batch.operation());
-            // A peek by a new caller, which every limit admits.
-            policy.step(None, at, 0).decision
-        });
-        Ok(Verdict::several(decisions.collect()))
-    }
-}
-
-/// What the callers of one limit use.
-#[derive(Debug, Default)]
-struct Observed {
-    capacity: u64,
-    /// The capacity of each window of the policy, and that window with the largest capacity that can be configured.
-    windows: Vec<(u64, Policy)>,
-    callers: HashMap<Box<str>, Use>,
-}
-
-/// What one caller uses.
-#[derive(Debug, Default)]
-struct Use {
-    /// Its state in each window.
-    states: Vec<Option<PolicyState>>,
-    /// The capacity that it needed so far.
-    need: u64,
-}
-
-impl Observed {
-    fn of(policy: &Policy) -> Self {
-        let text = policy.to_string();
-        let is_rate = |word: &&str| word.contains('/');
-        let window = |rate: &str| {
-            let words = text.split(' ').filter(|word| !is_rate(word) || *word == rate);
-            let alone: Policy =
-                words.collect::<Vec<_>>().join(" ").replace(',', "").parse().ok()?;
-            let can_be = |capacity: &u64| with_capacity(&alone, *capacity).is_some();
-            let larger = |most, bit| Some(most | 1_u64 << bit).filter(can_be).unwrap_or(most);
-            let largest = (0..53).rev().fold(0, larger);
-            Some((alone.capacity(), with_capacity(&alone, largest)?))
-        };
-        let windows = text.split(' ').filter(is_rate).filter_map(window).collect();
-        Self { capacity: policy.capacity(), windows, callers: HashMap::new() }
-    }
-
-    fn count(&mut self, key: &str, at: Timestamp, cost: u64, op: Op) {
-        if !self.callers.contains_key(key) {
-            let states = vec![None; self.windows.len()];
-            self.callers.insert(key.into(), Use { states, need: 1 });
-        }
-        let Some(Use { states, need }) = self.callers.get_mut(key) else { return };
-        for ((capacity, window), state) in self.windows.iter().zip(states) {
-            let step = match op {
-                Op::Acquire => Some(window.step(state.as_ref(), at, cost)),
-                Op::Refund => window.refund(state.as_ref(), at, cost),
-                Op::Force => window.force(state.as_ref(), at, cost),
-                Op::Reset => {
-                    *state = None;
-                    None
-                }
-                _ => None,
+/// These limits without a bound, to observe what callers use: one for each window of each.
+pub(crate) fn unbounded(limits: &Limits<Policy>) -> Result<Limits<Policy>, ConfigError> {
+    let mut unbounded = Vec::new();
+    for (place, limit) in limits.iter().enumerate() {
+        for (nth, window) in windows(limit.algorithm()).into_iter().enumerate() {
+            let larger = |(largest, best), bit| {
+                let capacity = largest | 1_u64 << bit;
+                with_capacity(&window, capacity).map_or((largest, best), |wide| (capacity, wide))
             };
-            let Some(Step { decision, write }) = step else { continue };
-            if op == Op::Acquire && decision.allowed {
-                // The smallest capacity of the policy that gives this window, in its ratio, room for what is used.
-                let used = u128::from(decision.limit - decision.remaining);
-                let fits =
-                    used.saturating_sub(1) * u128::from(self.capacity) / u128::from(*capacity) + 1;
-                *need = u64::try_from(fits).unwrap_or(u64::MAX).max(*need);
-            } else if op == Op::Acquire {
-                *need = u64::MAX;
-            }
-            match write {
-                Write::Keep => {}
-                Write::Put { state: next, .. } => *state = Some(next),
-                Write::Remove => *state = None,
-            }
+            let (_, largest) = (0..53).rev().fold((0, window), larger);
+            unbounded.push(with_policy(limit, &format!("{place}.{nth}"), largest)?);
         }
     }
+    Limits::new(unbounded)
+}
+
+/// A limit like this one, of another name and policy, that denies.
+pub(crate) fn with_policy(
+    limit: &Limit<Policy>,
+    name: &str,
+    policy: Policy,
+) -> Result<Limit<Policy>, ConfigError> {
+    let other = Limit::new(name, policy)?.by(limit.identifier_names())?;
+    Ok(if limit.is_required() { other.required() } else { other })
+}
+
+/// The windows of a policy, each alone. Policies of other kinds are a single one.
+fn windows(policy: &Policy) -> Vec<Policy> {
+    let text = policy.to_string();
+    let is_rate = |word: &&str| word.contains('/');
+    let alone = |rate: &str| {
+        let words = text.split(' ').filter(|word| !is_rate(word) || *word == rate);
+        words.collect::<Vec<_>>().join(" ").replace(',', "").parse().ok()
+    };
+    text.split(' ').filter(is_rate).filter_map(alone).collect()
 }
 
 /// What the callers of one limit needed.
 #[derive(Debug)]
 pub(crate) struct Needs {
     pub(crate) policy: Policy,
-    /// The capacity that each caller needed, the largest first; the maximum stands for more than can be configured.
+    /// The capacity that each caller needed, the largest first.
     needs: Vec<u64>,
 }
 
 impl Needs {
+    /// What the callers of each limit needed, from what they used of the limits without a bound.
+    pub(crate) fn of(limits: &Limits<Policy>, unbounded: &Tally) -> Vec<Self> {
+        let mut used = unbounded.limits.iter();
+        let needs = |limit: &Limit<Policy>| {
+            let policy = *limit.algorithm();
+            let mut needs: HashMap<&str, u64> = HashMap::new();
+            for (window, used) in windows(&policy).iter().zip(&mut used) {
+                for (key, used) in used.nearness.iter().flat_map(Nearness::used) {
+                    // The smallest capacity of the policy that gives this window, in its ratio, room for that.
+                    let need = u128::from(used.saturating_sub(1)) * u128::from(policy.capacity());
+                    let need = u64::try_from(need / u128::from(window.capacity()) + 1);
+                    let most = needs.entry(key).or_default();
+                    *most = need.unwrap_or(u64::MAX).max(*most);
+                }
+            }
+            let mut needs: Vec<_> = needs.into_values().collect();
+            needs.sort_unstable_by_key(|need| Reverse(*need));
+            Self { policy, needs }
+        };
+        limits.iter().map(needs).collect()
+    }
+
     /// The number of callers.
     pub(crate) const fn callers(&self) -> u64 {
         self.needs.len() as u64
@@ -139,9 +90,10 @@ impl Needs {
         self.needs.partition_point(|need| *need > policy.capacity()) as u64
     }
 
-    /// The policy with the smallest capacity that denies at most this many callers; `None` if the algorithm has no
-    /// capacity that is large enough.
+    /// The policy with the smallest capacity that denies at most this many callers; `None` if there was no caller, or the
+    /// algorithm has no capacity that is large enough.
     pub(crate) fn smallest(&self, most_denied: u64) -> Option<Policy> {
+        self.needs.first()?;
         with_capacity(&self.policy, self.after(most_denied).unwrap_or(1))
     }
 
@@ -227,9 +179,13 @@ impl Share {
 mod tests {
     use std::collections::BTreeSet;
 
-    use ratelimit_core::Check;
+    use ratelimit_core::{Op, RateLimiter, Timestamp, Write};
+    use ratelimit_memory::MemoryStore;
 
     use super::*;
+    use crate::caller::Caller;
+    use crate::input::Entry;
+    use crate::tally::Decided;
 
     #[test]
     fn a_share_is_exact() {
@@ -277,8 +233,10 @@ mod tests {
             "bucketed-window bucket 1s rates 1/1s,3/5s",
         ] {
             let policy: &Policy = &words.parse().expect(words);
-            let limit = Limit::new("limit", *policy).expect(words);
-            let (recorder, mut log) = (Recorder::default(), Vec::new());
+            let limits = Limits::new([Limit::new("limit", *policy).expect(words)]).expect(words);
+            let unbounded = unbounded(&limits).expect(words);
+            let limiter = RateLimiter::new(unbounded, MemoryStore::new());
+            let (mut tally, mut log) = (Tally::new(limiter.limits(), Some(100)), Vec::new());
             let mut random = 1_u64;
             for n in 0..3_000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -290,13 +248,15 @@ mod tests {
                     27 => Op::Peek,
                     _ => Op::Acquire,
                 };
-                let cost = draw / 900 % 3;
-                let check = Check { limit: &limit, key: &key, cost };
-                let batch = Batch::one(&check).op(op).now(Now::At(at));
-                pollster::block_on(recorder.apply(&batch)).expect("it admits everything");
+                let (cost, caller) =
+                    (draw / 900 % 3, Caller { bare: Some(key.clone()), ..Caller::default() });
+                let entry = Entry { at, caller, cost, op, duration_us: None, line: None };
+                let request = limiter.request(&entry.caller).cost(cost).at(at);
+                let verdict = pollster::block_on(request.apply(op)).expect("it decides");
+                tally.count(&Decided::new(&limiter, &entry, &verdict));
                 log.push((key, at, cost, op));
             }
-            let needs = recorder.take(&limit);
+            let needs = &Needs::of(&limits, &tally)[0];
             assert_eq!(needs.denied(policy), denied(policy, &log), "{words}");
             for most in [0, 1, 5, 20] {
                 let found = needs.smallest(most).expect(words);

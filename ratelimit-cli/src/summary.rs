@@ -1,14 +1,13 @@
 //! The summary of a replay, shared by the terminal and the report.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use crate::caller::joined_names;
 use crate::compare::{Comparison, Difference};
 use crate::report::Report;
 use crate::table::Table;
 use crate::tally::{Denials, Tally};
-use crate::text::{count, duration, plural, printable, share, time};
+use crate::text::{count, duration, printable, share, time};
 
 /// The number of callers that a table of the summary shows.
 const CALLERS: usize = 10;
@@ -30,15 +29,17 @@ pub(crate) fn text(report: &Report<'_>) -> String {
         let _ = writeln!(text, "\nnote: {note}");
     }
     let _ = write!(text, "\n{}", totals(tally).text());
-    let mut tables = vec![
+    let differing = comparison.map(|(_, comparison)| differing_table(comparison));
+    let differing = differing.map(|table| ("Callers for whom the policies differ", table));
+    let tables = [
         ("Limits", limits_table(tally, false)),
         ("Shadow limits, which deny nothing", limits_table(tally, true)),
         ("Callers", identifiers_table(tally)),
         ("Denied most", offenders_table(tally)),
     ];
-    let differing = comparison.map(|(_, comparison)| differing_table(comparison));
-    tables.extend(differing.map(|table| ("Callers for whom the policies differ", table)));
-    for (title, table) in tables.iter().filter(|(_, table)| !table.rows.is_empty()) {
+    for (title, table) in
+        tables.iter().chain(&differing).filter(|(_, table)| !table.rows.is_empty())
+    {
         let _ = write!(text, "\n{title}\n{}", table.text());
     }
     if let Some((name, comparison)) = comparison {
@@ -59,10 +60,8 @@ pub(crate) fn totals(tally: &Tally) -> Table {
         ("refused operations", tally.refused_operations, String::new()),
     ];
     let shown = rows.into_iter().filter(|(name, n, _)| *n > 0 || !name.ends_with("operations"));
-    Table::new(
-        &["", "#", "#"],
-        shown.map(|(name, n, share)| vec![name.to_owned(), count(n), share]),
-    )
+    let rows = shown.map(|(name, n, share)| vec![name.to_owned(), count(n), share]);
+    Table::new(&["", "#", "#"], rows)
 }
 
 fn differing_table(comparison: &Comparison) -> Table {
@@ -130,11 +129,4 @@ pub(crate) fn by_limit(tally: &Tally, denials: &Denials) -> String {
 /// A caller as a table shows it.
 pub(crate) fn shown_caller(identifier: &str, value: &str, chars: usize) -> String {
     format!("{identifier}={}", printable(value, chars))
-}
-
-/// How long the store took.
-pub(crate) fn speed(decisions: u64, elapsed: Duration, store: &str) -> String {
-    let us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-    let decisions = plural(decisions, "decision", "decisions");
-    format!("{decisions} in {}, store {store}", duration(us))
 }

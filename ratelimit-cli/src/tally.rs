@@ -1,7 +1,7 @@
 //! [`Tally`]: the counts of a replay.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use ratelimit_core::{
     Limit, Limits, NamedDecision, NamedDecisions, Op, Policy, RateLimiter, Timestamp, Verdict,
@@ -223,8 +223,8 @@ pub(crate) struct Offender<'t> {
 }
 
 impl Tally {
-    /// `nearness`: whether to count how near callers came to each limit, which takes memory per caller.
-    pub(crate) fn new(limits: &Limits<Policy>, nearness: bool) -> Self {
+    /// `nearness`: of how many callers to count how near they came to each limit, which takes memory per caller.
+    pub(crate) fn new(limits: &Limits<Policy>, nearness: Option<usize>) -> Self {
         let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
             identifiers.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
@@ -237,7 +237,7 @@ impl Tally {
             if identifiers.is_empty() {
                 identifiers.push(place_of(BARE_NAME));
             }
-            let nearness = nearness.then(Nearness::default);
+            let nearness = nearness.map(Nearness::of);
             let (limit, needs) = (limit.clone(), None);
             LimitTally { limit, applied: 0, denied: 0, nearness, needs, identifiers }
         };
@@ -285,10 +285,7 @@ impl Tally {
         }
         for kind in &mut self.identifiers {
             let Some(name) = identifier(&entry.caller, &kind.name) else { continue };
-            if !kind.callers.contains_key(name) {
-                kind.callers.insert(name.into(), CallerTally::default());
-            }
-            let Some(caller) = kind.callers.get_mut(name) else { continue };
+            let caller = kind.callers.entry(name.into()).or_default();
             caller.requests += 1;
             if let Some(denials) = caller.denials.as_mut().filter(|_| allowed) {
                 denials.end_spell(entry.at);
@@ -369,11 +366,11 @@ impl Tally {
         counts.map(|(tally, denied)| (tally.limit.name(), *denied))
     }
 
-    /// The identifiers by which a caller can be denied: each is the first of a limit.
+    /// The identifiers that name callers: each is the first of a limit.
     pub(crate) fn blamable(&self) -> impl Iterator<Item = &IdentifierTally> {
-        let is_first =
-            |kind| self.limits.iter().any(|limit| limit.identifiers.first() == Some(&kind));
-        self.identifiers.iter().enumerate().filter(move |(kind, _)| is_first(*kind)).map(|(_, k)| k)
+        let firsts: BTreeSet<_> =
+            self.limits.iter().filter_map(|l| l.identifiers.first()).collect();
+        firsts.into_iter().map(|kind| &self.identifiers[*kind])
     }
 
     /// Whether there were requests, and no limit applied to any of them.

@@ -306,7 +306,6 @@ fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
         "<h2>Who is hurt</h2>",
         "ip=192.0.2.80",
         "ExampleBot/1.4",
-        "The first 10 of its denied lines",
         "<pre>192.0.2.80 - - [",
         "<h2>Is the limit right?</h2>",
         "from <strong>1</strong> of 325 callers",

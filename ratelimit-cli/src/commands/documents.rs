@@ -29,16 +29,13 @@ pub(super) fn completions(shell: Shell) -> Result<u8, Failure> {
 pub(super) fn man(folder: &Path) -> Result<u8, Failure> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
-    let written = fs::create_dir_all(folder).and_then(|()| man_pages(command, folder));
-    written.map_err(|error| Failure::writing(folder, &error))?;
-    Ok(0)
+    let pages = command.get_subcommands().chain([&command]);
+    let written = fs::create_dir_all(folder)
+        .and_then(|()| pages.cloned().try_for_each(|command| man_page(command, folder)));
+    written.map(|()| 0).map_err(|error| Failure::writing(folder, &error))
 }
 
-/// The page of a command, and those of its subcommands.
-fn man_pages(mut command: Command, folder: &Path) -> io::Result<()> {
-    for subcommand in command.get_subcommands().cloned() {
-        man_pages(subcommand, folder)?;
-    }
+fn man_page(mut command: Command, folder: &Path) -> io::Result<()> {
     let usage = command.render_usage().to_string();
     let help = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
     let command = command.override_usage(usage.trim_start_matches("Usage: ").to_owned());

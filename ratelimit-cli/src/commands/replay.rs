@@ -12,12 +12,12 @@ use crate::caller::wanted;
 use crate::failure::Failure;
 use crate::files::{self, Outputs, is_dash};
 use crate::interrupt::{self, Interrupt};
+use crate::nearness::MAX_CALLERS;
 use crate::replay::{Ending, Outcome, Replay, Requests};
 use crate::report::Report;
 use crate::store::{self, StoreUrl};
-use crate::suggest::Recorder;
-use crate::summary::{self, WARNING, speed};
-use crate::{policy, report, text};
+use crate::summary::{self, WARNING};
+use crate::{policy, report, suggest, text};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     check_dashes(args)?;
@@ -26,24 +26,27 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
     let requests = Requests::open(&args.log, &Interrupt::catch()?, args.strict)?;
-    let mut requests = if is_detailed { requests.keeping_lines() } else { requests };
+    let mut requests = requests.keeping_lines(is_detailed);
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     let prefix = own_prefix();
     let (outcome, report) = store::block_on(async {
-        let limiter = async |limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
-            let store = url.open(prefix, || Ok(None), limits).await?;
-            Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
-        };
-        let this = limiter(&limits, &prefix).await?;
+        let limiter =
+            async |url: &StoreUrl, limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
+                let store = url.open(prefix, || Ok(None), limits).await?;
+                Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
+            };
+        let this = limiter(&url, &limits, &prefix).await?;
         let other = match &other {
-            Some(limits) => Some(limiter(limits, &format!("{prefix}-other")).await?),
+            Some(limits) => Some(limiter(&url, limits, &format!("{prefix}-other")).await?),
             None => None,
         };
         let Outputs { decisions, report } = Outputs::open(args)?;
-        let needs = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
+        let unbounded = suggest::unbounded(&limits);
+        let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
+        let needs = limiter(&StoreUrl::Memory, &unbounded, "").await?;
         let needs = Some(&needs).filter(|_| is_detailed);
-        let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed);
+        let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed.then_some(MAX_CALLERS));
         let (limiter, other) = (&this, other.as_ref());
         let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
         let mut outcome = replay.run().await;
@@ -123,7 +126,9 @@ fn finish(
     let inputs: Vec<_> = args.log.inputs.iter().map(|input| shown(input)).collect();
     let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
     let title = format!("{} ({format}) against {}", inputs.join(", "), shown(&args.log.policy));
-    let speed = speed(tally.decisions(), elapsed, &url.display());
+    let decisions = text::plural(tally.decisions(), "decision", "decisions");
+    let took = text::duration(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX));
+    let speed = format!("{decisions} in {took}, store {}", url.display());
     let name = args.compare.as_deref().map(shown).unwrap_or_default();
     let comparison = comparison.as_ref().map(|comparison| (&*name, comparison));
     for warning in notes.iter().filter(|note| note.starts_with(WARNING)) {

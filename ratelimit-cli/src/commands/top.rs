@@ -1,6 +1,5 @@
 //! `ratelimit top`: who is limited now.
 
-use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
@@ -52,9 +51,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     // The longest wait first; a request that never fits has no wait.
     found.limited.sort_unstable_by(|a, b| {
         let wait = |limited: &Limited| limited.decision.retry_after_us.unwrap_or(u64::MAX);
-        Reverse(wait(a))
-            .cmp(&Reverse(wait(b)))
-            .then_with(|| (a.place, &a.caller).cmp(&(b.place, &b.caller)))
+        (wait(b), a.place, &a.caller).cmp(&(wait(a), b.place, &b.caller))
     });
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
@@ -183,19 +180,20 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
 
 /// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.
 fn arguments(limit: &Limit<Policy>, key: &str) -> String {
-    let names = limit.identifier_names();
+    let mut names = limit.identifier_names();
+    let Some(mut shown) = names.next().map(|name| format!("{name}=")) else {
+        return key.to_owned();
+    };
     // In a key of several identifiers a bar parts their values, and a backslash escapes.
-    let mut values = if names.len() > 1 { vec![String::new()] } else { vec![key.to_owned()] };
-    let mut chars = key.chars().filter(|_| names.len() > 1);
-    while let (Some(c), Some(value)) = (chars.next(), values.last_mut()) {
+    let (is_joined, mut chars) = (names.len() > 0, key.chars());
+    while let Some(c) = chars.next() {
         match c {
-            '|' => values.push(String::new()),
-            '\\' => value.extend(chars.next()),
-            c => value.push(c),
+            '|' if is_joined => shown.extend(names.next().map(|name| format!(" {name}="))),
+            '\\' if is_joined => shown.extend(chars.next()),
+            c => shown.push(c),
         }
     }
-    let named: Vec<_> = names.zip(&values).map(|(name, value)| format!("{name}={value}")).collect();
-    if named.is_empty() { key.to_owned() } else { named.join(" ") }
+    shown
 }
 
 fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {

@@ -53,35 +53,23 @@ pub(crate) struct Order {
 impl Order {
     /// What a reader must know before trusting the rest.
     pub(crate) fn note(self) -> Option<String> {
-        let mut note = Vec::new();
         let lines = |number| plural(number, "line", "lines");
-        if self.late > 0 {
-            note.push(format!(
-                "WARNING: {} came more than {} minutes or {} lines late and were decided late, so the numbers below \
-                 are not exact; name the logs of several servers as inputs of their own, or sort them",
-                lines(self.late),
-                WINDOW_US / 60_000_000,
-                count(WINDOW_LINES as u64),
-            ));
-        }
-        if self.sorted > 0 {
-            note.push(format!(
-                "{} came after a later one and were sorted by time",
-                lines(self.sorted)
-            ));
-        }
-        if self.back > 0 {
-            note.push(format!(
-                "{} of a trace came after a later one; a trace is decided in the order of its lines",
-                lines(self.back)
-            ));
-        }
-        if self.endless > 0 {
-            note.push(format!(
-                "{} with no duration: such a request holds its place for the whole lease",
-                lines(self.endless)
-            ));
-        }
+        let (late, sorted) = (lines(self.late), lines(self.sorted));
+        let (minutes, most) = (WINDOW_US / 60_000_000, count(WINDOW_LINES as u64));
+        let notes = [
+            format!(
+                "WARNING: {late} came more than {minutes} minutes or {most} lines late and were decided late, so the \
+                 numbers below are not exact; name the logs of several servers as inputs of their own, or sort them"
+            ),
+            format!("{sorted} came after a later one and were sorted by time"),
+            lines(self.back)
+                + " of a trace came after a later one; a trace is decided in the order of its lines",
+            lines(self.endless)
+                + " with no duration: such a request holds its place for the whole lease",
+        ];
+        let numbers = [self.late, self.sorted, self.back, self.endless];
+        let told = numbers.into_iter().zip(notes).filter(|(number, _)| *number > 0);
+        let note: Vec<_> = told.map(|(_, note)| note).collect();
         (!note.is_empty()).then(|| note.join(". "))
     }
 }
@@ -127,9 +115,9 @@ impl Requests {
         self
     }
 
-    /// The same, with the text of its line in each request.
-    pub(crate) fn keeping_lines(mut self) -> Self {
-        self.inputs.iter_mut().for_each(|input| input.keeps_lines = true);
+    /// The same, with or without the text of its line in each request.
+    pub(crate) fn keeping_lines(mut self, keeps_lines: bool) -> Self {
+        self.inputs.iter_mut().for_each(|input| input.keeps_lines = keeps_lines);
         self
     }
 

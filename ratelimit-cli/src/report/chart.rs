@@ -58,7 +58,6 @@ impl Axis {
                             @if counts.admitted > 0 { (count(counts.admitted)) " admitted, " }
                             (count(counts.denied)) " denied"
                         }
-                        (rect("hit", (left, right - left), 0, WHOLE))
                         (rect("of-denied", bar, WHOLE - admitted - denied, denied))
                         (rect("of-admitted", bar, WHOLE - admitted, admitted))
                     }
@@ -137,7 +136,7 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
                 line.limit-line x1=(percent(x(capacity))) x2=(percent(x(capacity))) y1="24%" y2="76%" {}
                 @for (need, callers) in needs {
                     @let class = if *need <= capacity { "of-admitted" } else { "of-denied" };
-                    circle class=(class) cx=(percent(x(*need))) cy="50%" r=(3 + callers.ilog2()) {
+                    circle class=(class) cx=(percent(x(*need))) cy="50%" r=(4 + callers.ilog2()) {
                         title { (plural(*callers, "caller", "callers")) ": " (count(*need)) }
                     }
                 }
@@ -154,14 +153,13 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
     }
 }
 
-/// The part of a time that changes from one step to the next: the date, hours and minutes, or also seconds.
+/// The part of a time that changes from one step to the next: the date, hours and minutes, or everything below a day.
 fn clock(at: Timestamp, step_us: u64) -> String {
     let text = time(at);
     let part = match step_us {
         86_400_000_000.. => text.get(5..10),
         60_000_000.. => text.get(11..16),
-        1_000_000.. => text.get(11..19),
-        _ => text.get(17..).map(|seconds| seconds.trim_end_matches('Z')),
+        _ => text.get(11..).map(|clock| clock.trim_end_matches('Z')),
     };
     part.unwrap_or_default().to_owned()
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{CALLERS, PATHS, Report};
 use crate::compare::{Comparison, Difference};
+use crate::nearness::Nearness;
 use crate::tally::{LimitTally, Offender, Tally};
 
 /// The JSON, safe within a `script` element.
@@ -58,13 +59,6 @@ pub(super) fn data(report: &Report<'_>) -> Value {
 fn limits(tally: &Tally) -> Vec<Value> {
     let limit = |counts: &LimitTally| {
         let limit = &counts.limit;
-        let nearness = counts.nearness.as_ref().map(|nearness| {
-            let histogram = nearness.histogram();
-            json!({
-                "callers_denied": histogram.denied, "least_left": histogram.bins,
-                "uncounted": histogram.uncounted,
-            })
-        });
         let needs = counts.needs.as_ref().map(|needs| {
             json!({
                 "capacity": needs.policy.capacity(),
@@ -77,7 +71,8 @@ fn limits(tally: &Tally) -> Vec<Value> {
         json!({
             "name": limit.name(), "policy": limit.algorithm().to_string(),
             "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": limit.is_shadow(),
-            "applied": counts.applied, "denied": counts.denied, "nearness": nearness, "needs": needs,
+            "applied": counts.applied, "denied": counts.denied, "needs": needs,
+            "nearness": counts.nearness.as_ref().map(Nearness::histogram),
         })
     };
     tally.limits.iter().map(limit).collect()
@@ -97,7 +92,7 @@ fn compared(name: &str, comparison: &Comparison) -> Value {
         "denied_by_both": comparison.both,
         "denied_only_by_this": comparison.total.only_this,
         "denied_only_by_other": comparison.total.only_other,
-        "callers_that_differ": comparison.differing(),
+        "callers_that_differ": comparison.callers.len(),
         "differing_callers": comparison.callers(CALLERS, Difference::requests).into_iter().map(caller).collect::<Vec<_>>(),
     })
 }
