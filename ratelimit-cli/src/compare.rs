@@ -39,7 +39,7 @@ impl Difference {
 }
 
 /// A caller, by the name of an identifier and its value, and how the policies differ for it.
-type Differing<'c> = (&'c (Box<str>, Box<str>), &'c Difference);
+type Differs<'c> = (&'c (Box<str>, Box<str>), &'c Difference);
 
 impl Comparison {
     /// Counts one request as both policies decided it. A difference belongs to the callers because of whom the policy that
@@ -63,11 +63,7 @@ impl Comparison {
     }
 
     /// The callers with the most requests of this kind, the most first.
-    pub(crate) fn callers(
-        &self,
-        most: usize,
-        of: impl Fn(&Difference) -> u64,
-    ) -> Vec<Differing<'_>> {
+    pub(crate) fn callers(&self, most: usize, of: impl Fn(&Difference) -> u64) -> Vec<Differs<'_>> {
         let mut differing: Vec<_> = self.callers.iter().filter(|(_, one)| of(one) > 0).collect();
         differing.sort_unstable_by_key(|(caller, difference)| (Reverse(of(difference)), *caller));
         differing.truncate(most);

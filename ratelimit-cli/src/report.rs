@@ -97,7 +97,6 @@ pub(crate) fn page(report: &Report<'_>) -> String {
 /// The callers that were denied, each with what it takes to tell a customer from a crawler.
 fn hurt(tally: &Tally) -> Markup {
     let (shown, all) = (tally.offenders(CALLERS), tally.offenders(usize::MAX).len() as u64);
-    let callers = plural(all, "caller", "callers");
     html! {
         @for kind in tally.blamable() {
             @let seen = kind.callers.len() as u64;
@@ -110,9 +109,9 @@ fn hurt(tally: &Tally) -> Markup {
             div.scroll tabindex="0" role="region" aria-label="Callers that were denied" {
                 table.hurt {
                     caption {
-                        "Most denied first, " (count(shown.len() as u64)) " of " (callers)
+                        "Most denied first, " (count(shown.len() as u64)) " of " (plural(all, "caller", "callers"))
                         ". Below each: limits, paths and agent; open it for the first denied lines. The longest wait \
-                         ends with an admitted request, or with the wait that the last denial told."
+                         ends with an admitted request, or when the wait of the last denial is over."
                     }
                     thead { tr {
                         th scope="col" { "caller" }

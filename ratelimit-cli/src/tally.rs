@@ -338,10 +338,11 @@ impl Tally {
                 denials.lines.push(line.clone());
                 self.kept_lines += 1;
             }
-            let path = entry.caller.identifier("path").filter(|path| {
-                denials.paths.len() < MAX_PATHS || denials.paths.contains_key(*path)
-            });
-            path.into_iter().for_each(|path| *denials.paths.entry(path.into()).or_default() += 1);
+            if let Some(path) = entry.caller.identifier("path")
+                && (denials.paths.len() < MAX_PATHS || denials.paths.contains_key(path))
+            {
+                *denials.paths.entry(path.into()).or_default() += 1;
+            }
         }
     }
 

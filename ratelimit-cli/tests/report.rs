@@ -320,7 +320,7 @@ fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
     .enumerate()
     {
         let from = if place == 0 { &*page } else { rest };
-        rest = from.split_once(part).unwrap_or_else(|| panic!("no {part} in its place")).1;
+        rest = from.split_once(part).expect(part).1;
     }
     let proposed = scene.command("suggest", &["--target", "0%", "--json", &log]).exits(0).json();
     let data = embedded(&page);

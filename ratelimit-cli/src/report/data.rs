@@ -1,7 +1,9 @@
 //! The report's numbers as JSON, embedded in the page for other programs.
 
+use std::collections::BTreeMap;
+
 use ratelimit_core::Algorithm as _;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{CALLERS, PATHS, Report};
 use crate::compare::{Comparison, Difference};
@@ -20,11 +22,10 @@ pub(super) fn data(report: &Report<'_>) -> Value {
     let tally = report.tally;
     let caller = |offender: &Offender<'_>| {
         let denials = offender.denials;
-        let by_limit = tally.by_limit(denials).map(|(name, n)| (name.to_owned(), json!(n)));
         json!({
             "identifier": offender.name, "value": offender.value,
             "requests": offender.requests, "denied": denials.requests,
-            "by_limit": by_limit.collect::<Map<_, _>>(),
+            "by_limit": tally.by_limit(denials).collect::<BTreeMap<_, _>>(),
             "paths": denials.top_paths(PATHS), "agent": denials.agent(),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
             "spells": denials.spells, "denied_for_us": denials.denied_us(),
