@@ -77,6 +77,16 @@ fn every_shell_completes_every_command() {
 }
 
 #[test]
+fn no_line_of_help_is_wider_than_100_columns() {
+    let scene = Scene::new(BUCKET);
+    for command in COMMANDS {
+        let help = scene.run(&[command, "--help"]).exits(0).out;
+        let wide: Vec<_> = help.lines().filter(|line| line.chars().count() > 100).collect();
+        assert!(wide.is_empty(), "{command}: {wide:#?}");
+    }
+}
+
+#[test]
 fn every_command_has_a_man_page() {
     let scene = Scene::new(BUCKET);
     assert_eq!(scene.run(&["man", "new/man1"]).code, 0);
@@ -88,6 +98,10 @@ fn every_command_has_a_man_page() {
     }
     let page = scene.read("new/man1/ratelimit-replay.1");
     assert!(page.contains("at_us") && page.contains("compare"), "{page}");
+    // What stands below the options is shown as it is, and a synopsis has the values of its options.
+    let (options, below) =
+        page.split_once(".SH \"EXAMPLES AND FORMATS\"\n.nf\n").expect("examples");
+    assert!(options.contains("POLICY.toml") && below.trim_end().ends_with("\n.fi"), "{page}");
     scene.write("file", "");
     scene.run(&["man", "file"]).exits(2).says(&["file: cannot be written"]);
 }

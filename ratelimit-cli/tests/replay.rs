@@ -117,7 +117,8 @@ fn a_policy_that_applies_to_no_request_causes_a_warning() {
     let scene = Scene::new(TWO);
     scene.write("input", GOOD);
     let parts = ["no limit applied to any request", "per-ip needs ip", "has: key", "Change `key`"];
-    scene.replay(&["input"]).exits(0).says(&parts);
+    let ran = scene.replay(&["input"]).exits(0).says(&parts);
+    assert!(ran.err.starts_with("WARNING: ") && !ran.out.contains("WARNING"), "{ran:?}");
 }
 
 #[test]

@@ -211,3 +211,22 @@ fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
     });
     json_lines(found.limited.iter().take(args.most).map(line).chain([totals]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_is_shown_as_inspect_takes_it() {
+        for (names, key, shown) in [
+            (&[][..], "a|b", "a|b"),
+            (&["ip"], "a|b", "ip=a|b"),
+            (&["ip", "path"], "192.0.2.7|/login", "ip=192.0.2.7 path=/login"),
+            (&["ip", "path"], "a|b\\|c\\\\", "ip=a path=b|c\\"),
+        ] {
+            let policy = "gcra 1/s".parse().expect("a policy");
+            let limit = Limit::new("limit", policy).and_then(|limit| limit.by(names));
+            assert_eq!(arguments(&limit.expect("a limit"), key), shown);
+        }
+    }
+}
