@@ -170,15 +170,14 @@ fn fit(counts: &LimitTally) -> Markup {
                     "It " (verb) " " strong { (count(counts.denied)) } " of "
                     (plural(counts.applied, "request", "requests")) " (" (share(counts.denied, counts.applied))
                     "), from " strong { (count(nearness.histogram().callers_denied)) } " of "
-                    (plural(needs.callers(), "caller", "callers")) "."
+                    (plural(needs.callers(), "caller", "callers")) ". Alone it would deny " (count(needs.denied(policy)))
                     @if let Some(most) = needs.most_admitted() {
-                        " The busiest caller that fits needed " (count(most)) " of " (count(policy.capacity())) " at once."
+                        "; the busiest caller that fits needed " (count(most)) " of " (count(policy.capacity())) " at once"
                     }
                     @if let Some(enough) = needs.smallest(0) {
-                        " " code { (setting(&enough)) }
-                        @if enough.capacity() > policy.capacity() { " would deny no caller." }
-                        @else { " would be enough for all." }
-                    } @else { " No limit of its kind is large enough for all." }
+                        "; " code { (setting(&enough)) }
+                        @if enough.capacity() > policy.capacity() { " denies none." } @else { " is enough for all." }
+                    } @else { "; no limit of its kind is large enough for all." }
                 }
                 (chart::needs(&needs.histogram(), policy.capacity()))
             }

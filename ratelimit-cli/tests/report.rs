@@ -309,7 +309,7 @@ fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
         "<pre>192.0.2.80 - - [",
         "<h2>Is the limit right?</h2>",
         "from <strong>1</strong> of 325 callers",
-        "<code>burst = 101</code> would deny no caller",
+        "Alone it would deny 1; the busiest caller that fits needed 25 of 30 at once; <code>burst = 101</code> denies none.",
         "No request carried <code>host</code>",
         "<h2>Denials over time</h2>",
         "<h2>Compared with other.toml</h2>",
