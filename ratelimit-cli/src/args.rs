@@ -6,7 +6,6 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::help;
 use crate::suggest::Share;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
@@ -14,7 +13,7 @@ use crate::suggest::Share;
 /// Exit codes: 0 done; 1 denied (only `check`); 2 wrong use or input; 3 the store could not be
 /// reached or failed; 130 interrupted.
 #[derive(Debug, Parser)]
-#[command(name = "ratelimit", version, max_term_width = 100, after_help = help::EXAMPLES)]
+#[command(name = "ratelimit", version, max_term_width = 100, after_help = include_str!("help/examples.txt"))]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -22,38 +21,38 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Decide every request of an access log or a trace, at the log's own time.
-    #[command(after_long_help = help::REPLAY)]
+    /// Replay an access log or a trace through a policy, at its own times.
+    #[command(after_long_help = include_str!("help/replay.txt"))]
     Replay(ReplayArgs),
-    /// Decide one request of a caller now, and charge it. Exits with 1 if it is denied.
-    #[command(after_long_help = help::CHECK)]
-    Check(CheckArgs),
-    /// Show what is stored for a caller, and how its next request would be decided.
-    #[command(after_long_help = help::INSPECT)]
-    Inspect(CallerArgs),
-    /// Forget a caller: full capacity in every limit that applies.
-    #[command(after_long_help = help::RESET)]
-    Reset(CallerArgs),
-    /// Say what is wrong with a policy. Exits with 2 if anything is.
-    #[command(after_long_help = help::LINT)]
-    Lint(LintArgs),
-    /// Propose limits that would have denied no more than a share of their callers in a log.
+    /// Propose the smallest limits that deny no more than a share of the callers in a log.
     ///
     /// The policy is where to begin: algorithms, rates of buckets and lengths of windows stay; the burst of a bucket and
     /// the count of a window are proposed. The inputs are read twice.
-    #[command(after_long_help = help::SUGGEST)]
+    #[command(after_long_help = include_str!("help/suggest.txt"))]
     Suggest(SuggestArgs),
-    /// List the callers that a limit denies now, by a bounded scan of the store's keys.
-    #[command(after_long_help = help::TOP)]
+    /// Report the mistakes of a policy. Exits with 2 if there are any.
+    #[command(after_long_help = include_str!("help/lint.txt"))]
+    Lint(LintArgs),
+    /// Check one request now, and charge it. Exits with 1 if it is denied.
+    #[command(after_long_help = include_str!("help/check.txt"))]
+    Check(CheckArgs),
+    /// Show a caller's stored state, and how its next request would be decided.
+    #[command(after_long_help = include_str!("help/inspect.txt"))]
+    Inspect(CallerArgs),
+    /// Give a caller its full capacity back, in every limit that applies.
+    #[command(after_long_help = include_str!("help/reset.txt"))]
+    Reset(CallerArgs),
+    /// List the callers that are being limited now.
+    #[command(after_long_help = include_str!("help/top.txt"))]
     Top(TopArgs),
-    /// Free callers that are locked by states from the future, after a server's clock was ahead.
-    #[command(after_long_help = help::HEAL)]
+    /// Free callers that states from the future lock, after a server's clock was ahead.
+    #[command(after_long_help = include_str!("help/heal.txt"))]
     Heal(HealArgs),
-    /// Print the JSON schema of policies, by which editors complete and check them.
-    #[command(after_help = help::SCHEMA)]
+    /// Print the JSON schema of policies, with which editors complete and check them.
+    #[command(after_help = include_str!("help/schema.txt"))]
     Schema,
     /// Print a script that completes this tool's arguments in a shell.
-    #[command(after_help = help::COMPLETIONS)]
+    #[command(after_help = include_str!("help/completions.txt"))]
     Completions {
         /// The shell.
         shell: Shell,
@@ -116,9 +115,9 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
 
-    /// Write a page with charts here: requests over time, and who was denied.
+    /// Write a page here: what would have been denied, who is hurt, whether each limit is right, and when.
     ///
-    /// It also shows how near callers came to each limit and for how long they were denied. It needs no network; its numbers are also in it as JSON (the element with the id `data`).
+    /// It needs no network. Its numbers are also in it as JSON (the element with the id `data`).
     #[arg(long, value_name = "OUT.html")]
     pub(crate) report: Option<PathBuf>,
 
@@ -126,8 +125,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Decide every request by this policy as well, with states of its own, and show the callers for whom they
-    /// differ.
+    /// Decide every request by this policy as well, and show whom it would newly deny and whom it would free.
     #[arg(long, value_name = "OTHER.toml")]
     pub(crate) compare: Option<PathBuf>,
 

@@ -87,7 +87,7 @@ impl Caller {
         }
         if !limits.iter().any(|limit| limit.key_for(&caller).is_some()) {
             return Err(Failure::input(format!(
-                "no limit of the policy applies to {}. {}",
+                "no limit of the policy applies to {}. {} Write an identifier as NAME=VALUE",
                 keys.join(" "),
                 wanted(limits)
             )));
@@ -116,8 +116,8 @@ pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
     let each: Vec<_> = limits
         .iter()
         .map(|limit| match joined_names(limit.identifier_names()) {
-            names if names == BARE_NAME => format!("{} wants a bare key", limit.name()),
-            names => format!("{} wants {names}", limit.name()),
+            names if names == BARE_NAME => format!("{} needs a bare key", limit.name()),
+            names => format!("{} needs {names}", limit.name()),
         })
         .collect();
     format!("Of the policy's limits {}.", each.join("; "))

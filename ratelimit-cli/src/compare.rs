@@ -3,10 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use crate::summary::shown_caller;
-use crate::table::Table;
 use crate::tally::{Decided, Tally};
-use crate::text::count;
+use crate::text::{count, plural};
 
 /// What another policy decided, and where it differed.
 #[derive(Debug, Default)]
@@ -29,6 +27,11 @@ pub(crate) struct Difference {
 }
 
 impl Difference {
+    /// All of them.
+    pub(crate) const fn requests(&self) -> u64 {
+        self.only_this + self.only_other
+    }
+
     fn count(&mut self, by_this: bool) {
         self.only_this += u64::from(by_this);
         self.only_other += u64::from(!by_this);
@@ -36,7 +39,7 @@ impl Difference {
 }
 
 /// A caller, by the name of an identifier and its value, and how the policies differ for it.
-type Differing<'c> = (&'c (Box<str>, Box<str>), &'c Difference);
+type Differs<'c> = (&'c (Box<str>, Box<str>), &'c Difference);
 
 impl Comparison {
     /// Counts one request as both policies decided it. A difference belongs to the callers because of whom the policy that
@@ -59,28 +62,21 @@ impl Comparison {
         }
     }
 
-    /// The number of callers for whom the policies differ.
-    pub(crate) fn differing(&self) -> u64 {
-        self.callers.len() as u64
-    }
-
-    /// The callers for whom the policies differ, those with the most requests first.
-    pub(crate) fn callers(&self, most: usize) -> Vec<Differing<'_>> {
-        let mut differing: Vec<_> = self.callers.iter().collect();
-        differing.sort_unstable_by_key(|(caller, difference)| {
-            (Reverse(difference.only_this + difference.only_other), *caller)
-        });
+    /// The callers with the most requests of this kind, the most first.
+    pub(crate) fn callers(&self, most: usize, of: impl Fn(&Difference) -> u64) -> Vec<Differs<'_>> {
+        let mut differing: Vec<_> = self.callers.iter().filter(|(_, one)| of(one) > 0).collect();
+        differing.sort_unstable_by_key(|(caller, difference)| (Reverse(of(difference)), *caller));
         differing.truncate(most);
         differing
     }
 
-    /// The same as a table, with so many characters of each name.
-    pub(crate) fn table(&self, most: usize, chars: usize) -> Table {
-        let rows = self.callers(most).into_iter().map(|((name, value), difference)| {
-            let Difference { only_this, only_other } = *difference;
-            vec![shown_caller(name, value, chars), count(only_this), count(only_other)]
-        });
-        let columns = ["caller", "#denied only by this", "#denied only by the other"];
-        Table::new(&columns, rows)
+    /// What the other policy would change, after its name.
+    pub(crate) fn sentence(&self) -> String {
+        format!(
+            "would newly deny {} and free {}; both policies deny {}",
+            plural(self.total.only_other, "request", "requests"),
+            count(self.total.only_this),
+            count(self.both),
+        )
     }
 }

@@ -12,6 +12,7 @@ mod jsonl;
 mod lines;
 mod source;
 
+pub(crate) use access_log::agent;
 pub(crate) use format::{Before, Detector, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
 pub(crate) use source::Source;
@@ -25,6 +26,8 @@ pub(crate) struct Entry {
     pub(crate) op: Op,
     /// How long the request took, if the input tells.
     pub(crate) duration_us: Option<u64>,
+    /// Its line, if it is to be shown.
+    pub(crate) line: Option<String>,
 }
 
 /// Why a line cannot be replayed: the fault, and what would be accepted.

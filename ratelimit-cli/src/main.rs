@@ -2,7 +2,7 @@
 //!
 //! | read | for |
 //! |---|---|
-//! | `args`, `help` | the command-line arguments, and what `--help` says below them |
+//! | `args`, `help/` | the command-line arguments, and what `--help` says below them |
 //! | `commands/` | the commands |
 //! | `input`, `input/` | turning a file into requests |
 //! | `replay`, `replay/` | deciding them, one after another |
@@ -28,7 +28,6 @@ mod compare;
 mod decision_line;
 mod failure;
 mod files;
-mod help;
 mod input;
 mod interrupt;
 mod nearness;

@@ -4,50 +4,63 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use ratelimit_core::Decision;
+use serde::Serialize;
 
 /// The bins of callers that were never denied: nothing left, and a bin per tenth of the capacity.
 pub(crate) const BINS: usize = 11;
-/// The most callers of one limit that are told apart.
-const MAX_CALLERS: usize = 1 << 20;
+/// The most callers of one limit that a replay tells apart.
+pub(crate) const MAX_CALLERS: usize = 1 << 20;
 
-/// The callers of one limit by the least share of the capacity that was left to them.
-#[derive(Clone, Debug, Default)]
+/// The callers of one limit by what was left to them, and what they used.
+#[derive(Clone, Debug)]
 pub(crate) struct Nearness {
-    /// By key: 0 if the limit denied the caller, otherwise its lowest bin plus 1.
-    least: HashMap<Box<str>, u8>,
-    /// Requests of callers beyond [`MAX_CALLERS`].
+    /// By key: 0 if the limit denied the caller, otherwise its lowest bin plus 1; and the most that it used at once.
+    callers: HashMap<Box<str>, (u8, u64)>,
+    /// The most callers that are told apart.
+    most: usize,
+    /// Requests of callers beyond these.
     uncounted: u64,
 }
 
 /// How many callers are in each bin.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Histogram {
     /// The callers that the limit denied at least once.
-    pub(crate) denied: u64,
+    pub(crate) callers_denied: u64,
     /// The others. The first bin had nothing left at least once; bin `n` had at least once no more than `n` tenths.
-    pub(crate) bins: [u64; BINS],
+    pub(crate) least_left: [u64; BINS],
     /// Requests of callers that are in no bin, because there were too many callers.
     pub(crate) uncounted: u64,
 }
 
 impl Nearness {
+    pub(crate) fn of(most: usize) -> Self {
+        Self { callers: HashMap::new(), most, uncounted: 0 }
+    }
+
     pub(crate) fn count(&mut self, key: Cow<'_, str>, decision: &Decision) {
         let seen = if decision.allowed { 1 + bin(decision.remaining, decision.limit) } else { 0 };
-        if let Some(least) = self.least.get_mut(&*key) {
-            *least = (*least).min(seen);
-        } else if self.least.len() < MAX_CALLERS {
-            self.least.insert(key.into(), seen);
+        let used = if seen > 0 { decision.limit - decision.remaining } else { u64::MAX };
+        if let Some((least, most)) = self.callers.get_mut(&*key) {
+            (*least, *most) = (seen.min(*least), used.max(*most));
+        } else if self.callers.len() < self.most {
+            self.callers.insert(key.into(), (seen, used));
         } else {
             self.uncounted += 1;
         }
     }
 
+    /// The most that each caller used at once, by its key; the maximum if it was denied.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.callers.iter().map(|(key, (_, used))| (&**key, *used))
+    }
+
     pub(crate) fn histogram(&self) -> Histogram {
         let mut histogram = Histogram { uncounted: self.uncounted, ..Histogram::default() };
-        for &least in self.least.values() {
+        for &(least, _) in self.callers.values() {
             match usize::from(least).checked_sub(1) {
-                None => histogram.denied += 1,
-                Some(bin) => histogram.bins[bin.min(BINS - 1)] += 1,
+                None => histogram.callers_denied += 1,
+                Some(bin) => histogram.least_left[bin.min(BINS - 1)] += 1,
             }
         }
         histogram

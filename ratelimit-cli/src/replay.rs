@@ -12,6 +12,7 @@ use crate::decision_line::{DecisionLine, push_json};
 use crate::failure::Failure;
 use crate::input::{BadLine, Before};
 use crate::progress::Bar;
+use crate::suggest::Needs;
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
 
@@ -31,12 +32,14 @@ pub(crate) struct Replay<'r, S> {
     pub(crate) limiter: &'r RateLimiter<S>,
     /// The limits to compare with.
     pub(crate) other: Option<&'r RateLimiter<S>>,
+    /// The limits without a bound, if what callers need is to be observed.
+    pub(crate) needs: Option<&'r RateLimiter<S>>,
     pub(crate) requests: Requests,
     pub(crate) decisions: Option<Decisions>,
     /// Whether the keys are to be reset at the end.
     pub(crate) forgets: bool,
-    /// Whether to count how near callers came to each limit.
-    pub(crate) nearness: bool,
+    /// Of how many callers to count how near they came to each limit.
+    pub(crate) nearness: Option<usize>,
 }
 
 /// The destination of decision lines.
@@ -74,13 +77,19 @@ impl<S: Store<Policy>> Replay<'_, S> {
     pub(crate) async fn run(mut self) -> Outcome {
         let started = Instant::now();
         let mut this = Judge::new(self.limiter, self.nearness, self.forgets);
-        let other = self.other.map(|other| Judge::new(other, false, self.forgets));
+        let other = self.other.map(|other| Judge::new(other, None, self.forgets));
         let mut other = other.map(|judge| (judge, Comparison::default()));
-        let mut ending = match self.decide_all(&mut this, other.as_mut()).await {
+        let mut needs = self.needs.map(|needs| Judge::new(needs, Some(usize::MAX), false));
+        let decided = self.decide_all(&mut this, other.as_mut(), needs.as_mut());
+        let mut ending = match decided.await {
             Ok(()) if self.requests.interrupt.is_raised() => Ending::Interrupted,
             Ok(()) => Ending::Complete,
             Err(failure) => Ending::Failed(failure),
         };
+        let needs = needs.iter().flat_map(|judge| Needs::of(self.limiter.limits(), &judge.tally));
+        for (counts, needs) in this.tally.limits.iter_mut().zip(needs) {
+            counts.needs = Some(needs);
+        }
         let elapsed = started.elapsed();
         let (format, order) = (self.requests.format(), self.requests.order());
         let trouble = &self.requests.trouble;
@@ -125,6 +134,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         &mut self,
         this: &mut Judge<'_, S>,
         mut other: Option<&mut (Judge<'_, S>, Comparison)>,
+        mut needs: Option<&mut Judge<'_, S>>,
     ) -> Result<(), Failure> {
         let mut line = Vec::new();
         while let Some(Request { input, number, entry }) = self.requests.next()? {
@@ -150,6 +160,9 @@ impl<S: Store<Policy>> Replay<'_, S> {
                     continue;
                 }
             };
+            if let Some(needs) = &mut needs {
+                let _ = needs.decide(&entry).await.map_err(failed)?;
+            }
             let decided = Decided::new(self.limiter, &entry, &verdict);
             // An operation that the algorithms of the other policy lack has no effect there.
             if let Some((other, comparison)) = &mut other
@@ -273,8 +286,8 @@ mod tests {
         let file = Box::new(std::fs::File::create(&name).expect("creates"));
         let out = BufWriter::new(file as Box<dyn Write>);
         let decisions = Some(Decisions { name: name.clone(), out });
-        let (other, forgets, nearness) = (None, false, false);
-        let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
+        let (other, needs, forgets, nearness) = (None, None, false, None);
+        let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
         let outcome = pollster::block_on(replay.run());
         let written = std::fs::read_to_string(&name).expect("reads");
         assert_eq!(written.lines().count(), 41);

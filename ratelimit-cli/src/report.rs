@@ -1,13 +1,15 @@
 //! The report: a replay as one self-contained HTML page, without scripts to run and without requests to make.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use ratelimit_core::Algorithm as _;
 
 use crate::caller::joined_names;
-use crate::compare::Comparison;
-use crate::summary::{Summary, offenders_table};
+use crate::compare::{Comparison, Difference};
+use crate::suggest::setting;
+use crate::summary::{by_limit, shown_caller, totals};
 use crate::table::Table;
-use crate::tally::{LimitTally, Tally};
-use crate::text::{count, plural, share, time};
+use crate::tally::{LimitTally, Offender, Tally};
+use crate::text::{count, duration, plural, printable, share, time};
 
 mod chart;
 mod data;
@@ -15,15 +17,22 @@ mod data;
 const STYLE: &str = include_str!("report/style.css");
 /// The number of callers that a table of the page shows.
 const CALLERS: usize = 100;
-/// The number of characters of a caller's name that are shown.
+/// The number of characters of a name that are shown.
 const NAME_CHARS: usize = 80;
+/// The number of paths that are shown of a caller.
+const PATHS: usize = 3;
 
 /// What the page shows.
 pub(crate) struct Report<'r> {
-    pub(crate) summary: &'r Summary,
+    /// What was replayed, against which policy.
+    pub(crate) title: String,
+    /// What the reader must know before trusting the rest.
+    pub(crate) notes: Vec<String>,
     pub(crate) tally: &'r Tally,
     /// The name and the result of the policy to compare with.
     pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
+    /// How long it took, on which store.
+    pub(crate) speed: String,
 }
 
 /// The numbers of the page as one line of JSON.
@@ -31,40 +40,52 @@ pub(crate) fn json(report: &Report<'_>) -> String {
     data::data(report).to_string()
 }
 
-/// The page.
+/// The page. It answers in this order: what would have happened, who is hurt, is each limit right, when, and what would
+/// another policy change.
 pub(crate) fn page(report: &Report<'_>) -> String {
-    let Report { summary, tally, comparison } = report;
+    let Report { title, notes, tally, comparison, speed } = report;
+    // What else the input has, such as bad lines.
+    let others = totals(tally).rows.into_iter().skip(3).filter(|row| row[1] != "0");
     let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Replay: " (summary.title) }
+                title { "Replay: " (title) }
                 // Without it, a browser asks a server for an icon.
                 link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
             body { main {
-                h1 { (breakable(&summary.title)) }
-                @if let Some((first, last)) = &tally.span {
-                    p.faint { (time(*first)) " to " (time(*last)) ", all times in UTC" }
-                }
-                @for note in &summary.notes { p.note { (note) } }
-                dl.cards {
-                    @for row in &summary.totals.rows {
-                        div { dt { (row[0]) } dd { (row[1]) " " small { (row[2]) } } }
+                h1 {
+                    @match (tally.requests, tally.denied) {
+                        (0, _) => "The input has no requests",
+                        (_, 0) => "No request would have been denied",
+                        (all, denied) => { (share(denied, all)) " of requests would have been denied" }
                     }
                 }
-                h2 { "Requests over time" }
-                (chart::over_time("Requests over time", &tally.timeline, "denied", |b| b.all))
-                h2 { "Limits" }
-                @for (place, counts) in tally.limits.iter().enumerate() {
-                    (limit_card(tally, place, counts))
+                p.lead {
+                    (count(tally.denied)) " of " (plural(tally.requests, "request", "requests"))
+                    @if tally.denied > 0 {
+                        ", from " (plural(tally.offenders(usize::MAX).len() as u64, "caller", "callers"))
+                    }
+                    @for row in others { "; " (row[1]) " " (row[0]) }
                 }
-                (denied_callers(tally))
-                @if let Some((name, comparison)) = comparison { (compared(tally, name, comparison)) }
-                p.faint.last { (summary.speed) }
+                p.faint {
+                    // A path breaks behind a slash, before it breaks anywhere.
+                    @for part in title.split_inclusive('/') { (part) wbr; }
+                    @if let Some((first, last)) = &tally.span { ", " (time(*first)) " to " (time(*last)) }
+                }
+                @for note in notes { p.note { (note) } }
+                h2 { "Who is hurt" }
+                (hurt(tally))
+                h2 { "Is the limit right?" }
+                @for counts in &tally.limits { (fit(counts)) }
+                h2 { "Denials over time" }
+                (chart::over_time(tally))
+                @if let Some((name, comparison)) = comparison { (compared(name, comparison)) }
+                p.faint.last { (speed) ". All times are in UTC." }
             }
             script type="application/json" id="data" { (PreEscaped(data::embedded(report))) }
             }
@@ -73,98 +94,124 @@ pub(crate) fn page(report: &Report<'_>) -> String {
     page.into_string()
 }
 
-/// A text whose paths break behind a slash, before they break anywhere.
-fn breakable(text: &str) -> Markup {
-    html! { @for part in text.split_inclusive('/') { (part) wbr; } }
-}
-
-fn limit_card(tally: &Tally, place: usize, counts: &LimitTally) -> Markup {
-    let limit = &counts.limit;
-    let denied = if limit.is_shadow() { "would have denied" } else { "denied" };
-    let title = format!("Requests to which {} applied", limit.name());
+/// The callers that were denied, each with what it takes to tell a customer from a crawler.
+fn hurt(tally: &Tally) -> Markup {
+    let (shown, all) = (tally.offenders(CALLERS), tally.offenders(usize::MAX).len() as u64);
     html! {
-        section.limit aria-label=(format!("Limit {}", limit.name())) {
-            h3 { (limit.name()) @if limit.is_shadow() { span.badge { "shadow: denies nothing" } } }
-            p.faint {
-                code { (limit.algorithm()) } " for each " (joined_names(limit.identifier_names()))
-            }
+        @for kind in tally.blamable() {
+            @let seen = kind.callers.len() as u64;
             p {
-                (denied[..1].to_uppercase()) (&denied[1..]) " " strong { (count(counts.denied)) } " of "
-                (plural(counts.applied, "request", "requests")) ", "
-                (share(counts.denied, counts.applied))
+                (kind.name) ": " strong { (count(kind.denied())) } " of " (plural(seen, "caller", "callers"))
+                " denied at least once, " (share(kind.denied(), seen))
             }
-            @if counts.applied > 0 {
-                div.columns {
-                    div {
-                        h4 { "Over time" }
-                        (chart::over_time(&title, &tally.timeline, denied, |bucket| bucket.limit(place)))
+        }
+        @if !shown.is_empty() {
+            div.scroll tabindex="0" role="region" aria-label="Callers that were denied" {
+                table.hurt {
+                    caption {
+                        "Most denied first, " (count(shown.len() as u64)) " of " (plural(all, "caller", "callers"))
+                        ". Below each: limits, paths and agent; open it for the first denied lines. The longest wait \
+                         ends with an admitted request, or when the wait of the last denial is over."
                     }
-                    @if let Some(nearness) = &counts.nearness {
-                        div {
-                            h4 { "How near callers came" }
-                            (chart::nearness(&nearness.histogram(), denied))
+                    thead { tr {
+                        th scope="col" { "caller" }
+                        @for name in ["requests", "denied", "share", "longest wait"] {
+                            th.number scope="col" { (name) }
                         }
-                    }
+                    } }
+                    @for offender in &shown { (offender_rows(tally, offender)) }
                 }
             }
         }
     }
 }
 
-/// Who was denied, how often and for how long.
-fn denied_callers(tally: &Tally) -> Markup {
-    let table = offenders_table(tally, CALLERS, NAME_CHARS);
-    let (shown, denied) = (table.rows.len() as u64, tally.offenders(usize::MAX).len() as u64);
+fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
+    let Offender { name, value, requests, denials } = offender;
     html! {
-        h2 { "Who was denied" }
-        @for kind in &tally.identifiers {
-            p {
-                (kind.name) ": " strong { (count(kind.denied())) } " of "
-                (plural(kind.callers.len() as u64, "caller", "callers")) " denied at least once, "
-                (share(kind.denied(), kind.callers.len() as u64))
+        tbody {
+            tr {
+                th.name scope="row" { (shown_caller(name, value, NAME_CHARS)) }
+                td.number { (count(*requests)) }
+                td.number { (count(denials.requests)) }
+                td.number { (share(denials.requests, *requests)) }
+                td.number { (duration(denials.longest_us())) }
             }
-        }
-        @if shown > 0 {
-            p.faint {
-                "A spell of denials begins with a denied request. It ends with the wait of its last denial, or with an admitted request before that."
-            }
-            (table.html(&format!("Most denied first, {} of {}", count(shown), plural(denied, "caller", "callers"))))
+            tr { td.more colspan="5" {
+                details {
+                    summary {
+                        (by_limit(tally, denials))
+                        @for (path, denied) in denials.top_paths(PATHS) {
+                            " · " (printable(path, NAME_CHARS)) "\u{a0}×" (count(denied))
+                        }
+                        @if let Some(agent) = denials.agent() { " · " (printable(agent, NAME_CHARS)) }
+                    }
+                    @for line in &denials.lines { pre { (line) } }
+                }
+            } }
         }
     }
 }
 
-/// What another policy would have decided.
-fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
-    let differing = comparison.differing();
-    let shown = (CALLERS as u64).min(differing);
-    let other = &comparison.tally;
-    let limits = other.limits.iter().map(|counts| {
-        let limit = &counts.limit;
-        let name = limit.name().to_owned() + if limit.is_shadow() { " (shadow)" } else { "" };
-        vec![name, limit.algorithm().to_string(), count(counts.applied), count(counts.denied)]
-    });
-    let columns = ["name", "policy", "#applied to", "#denied"];
+/// How a limit fits its callers.
+fn fit(counts: &LimitTally) -> Markup {
+    let limit = &counts.limit;
+    let (policy, names) = (limit.algorithm(), joined_names(limit.identifier_names()));
+    let verb = if limit.is_shadow() { "would have denied" } else { "denied" };
+    let observed = counts.needs.as_ref().zip(counts.nearness.as_ref());
+    html! {
+        section.limit aria-label=(format!("Limit {}", limit.name())) {
+            h3 { (limit.name()) @if limit.is_shadow() { span.badge { "shadow: denies nothing" } } }
+            p.faint { code { (policy) } " for each " (names) }
+            @if counts.applied == 0 {
+                p { "No request carried " code { (names) } ": check the format of the log and the " code { "key" } " of the limit." }
+            } @else if let Some((needs, nearness)) = observed {
+                p {
+                    "It " (verb) " " strong { (count(counts.denied)) } " of "
+                    (plural(counts.applied, "request", "requests")) " (" (share(counts.denied, counts.applied))
+                    "), from " strong { (count(nearness.histogram().callers_denied)) } " of "
+                    (plural(needs.callers(), "caller", "callers")) ". Alone it would deny " (count(needs.denied(policy)))
+                    @if let Some(most) = needs.most_admitted() {
+                        "; the busiest caller that fits needed " (count(most)) " of " (count(policy.capacity())) " at once"
+                    }
+                    @if let Some(enough) = needs.smallest(0) {
+                        "; " code { (setting(&enough)) }
+                        @if enough.capacity() > policy.capacity() { " denies none." } @else { " is enough for all." }
+                    } @else { "; no limit of its kind is large enough for all." }
+                }
+                (chart::needs(&needs.histogram(), policy.capacity()))
+            }
+        }
+    }
+}
+
+/// Whom another policy would newly deny, and whom it would free.
+fn compared(name: &str, comparison: &Comparison) -> Markup {
+    let (freed, denied) = (comparison.total.only_this, comparison.total.only_other);
+    let list = |title: &str, requests: u64, of: fn(&Difference) -> u64| {
+        let callers = comparison.callers(CALLERS, of);
+        let rows = callers.iter().map(|((name, value), difference)| {
+            vec![shown_caller(name, value, NAME_CHARS), count(of(difference))]
+        });
+        let table = Table::new(&["caller", "#requests"], rows);
+        html! {
+            @if requests > 0 {
+                div { h3 { (title) } (table.html(&plural(requests, "request", "requests"))) }
+            }
+        }
+    };
     html! {
         h2 { "Compared with " (name) }
-        dl.cards {
-            div { dt { "denied by this policy" } dd {
-                (count(tally.denied)) " " small { (share(tally.denied, tally.requests)) }
-            } }
-            div { dt { "denied by the other" } dd {
-                (count(other.denied)) " " small { (share(other.denied, other.requests)) }
-            } }
-            div { dt { "by both" } dd { (count(comparison.both)) } }
-            div { dt { "only by this" } dd { (count(comparison.total.only_this)) } }
-            div { dt { "only by the other" } dd { (count(comparison.total.only_other)) } }
+        p {
+            (name) " " (comparison.sentence()) ". "
+            @match comparison.callers.len() {
+                0 => "The policies decide alike for every caller.",
+                some => { (plural(some as u64, "caller differs.", "callers differ.")) }
+            }
         }
-        (Table::new(&columns, limits).html(&format!("The limits of {name}")))
-        @if differing == 0 {
-            p { "The policies decided alike for every caller." }
-        } @else {
-            h3 { (plural(differing, "caller", "callers")) " with a difference" }
-            (comparison.table(CALLERS, NAME_CHARS).html(
-                &format!("Largest difference first, {} of {}", count(shown), plural(differing, "caller", "callers")),
-            ))
+        div.columns {
+            (list("Newly denied", denied, |difference| difference.only_other))
+            (list("Freed", freed, |difference| difference.only_this))
         }
     }
 }
@@ -186,19 +233,25 @@ mod tests {
     #[test]
     fn text_and_bars_stand_out_in_light_and_in_dark() {
         let blocks: Vec<_> = STYLE.split(":root {").skip(1).collect();
-        assert_eq!(blocks.len(), 2, "light and dark");
+        assert_eq!(blocks.len(), 3, "light, dark and print");
         for block in blocks {
             let colour = |name: &str| {
                 let (_, rest) = block.split_once(&format!("--{name}: ")).expect(name);
                 luminance(&rest[..7])
             };
-            for (name, least) in
-                [("text", 7.0), ("faint", 4.5), ("near", 4.5), ("admitted", 4.5), ("denied", 4.5)]
-            {
-                for under in ["page", "card"] {
-                    let (a, b) = (colour(name), colour(under));
+            let page = ["page", "card"];
+            for (name, least, beside) in [
+                ("text", 7.0, &page[..]),
+                ("faint", 4.5, &page),
+                ("near", 4.5, &page),
+                ("admitted", 3.0, &page),
+                // Also where both are grey.
+                ("denied", 3.0, &["page", "card", "admitted"]),
+            ] {
+                for other in beside {
+                    let (a, b) = (colour(name), colour(other));
                     let contrast = (a.max(b) + 0.05) / (a.min(b) + 0.05);
-                    assert!(contrast >= least, "--{name} on --{under}: {contrast:.2}");
+                    assert!(contrast >= least, "--{name} beside --{other}: {contrast:.2}");
                 }
             }
         }

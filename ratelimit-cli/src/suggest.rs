@@ -1,172 +1,153 @@
-//! Finds the smallest limits that would have denied no more than a share of their callers.
+//! What a limit's callers needed, and the smallest limits that would have denied no more than a share of them.
 //!
-//! A caller counts as denied by its first denial. Before that the limit has admitted all of the caller's requests, so a
-//! larger capacity never denies a caller that a smaller one admits, and a binary search finds the smallest capacity.
+//! A caller needs the most that it used at once of the same limit without a bound: with that capacity and any larger one
+//! the limit alone denies it nothing, with a smaller one at least once. A forced charge counts in full.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 
-use ratelimit_core::{Algorithm, Batch, Now, Op, Policy, Store, Timestamp, Verdict, Write};
-use ratelimit_memory::MemoryError;
+use ratelimit_core::{Algorithm, ConfigError, Limit, Limits, Policy};
 
+use crate::nearness::Nearness;
+use crate::tally::Tally;
 use crate::text::decimal;
 
-/// The requests that a limit saw: a store that admits everything and remembers it.
-#[derive(Debug, Default)]
-pub(crate) struct Recorder {
-    limits: Mutex<HashMap<String, Requests>>,
-}
-
-impl Recorder {
-    /// The requests that this limit saw.
-    pub(crate) fn take(&self, limit: &str) -> Requests {
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        limits.remove(limit).unwrap_or_default()
-    }
-}
-
-impl Store<Policy> for Recorder {
-    type Error = MemoryError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        let Now::At(at) = batch.time() else { return Ok(Verdict::several(Vec::new())) };
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let decisions = batch.checks().iter().map(|check| {
-            let requests = limits.entry(check.limit.name().to_owned()).or_default();
-            requests.push(check.key, at, check.cost, batch.operation());
-            // A peek by a new caller, which every limit admits.
-            check.limit.algorithm().step(None, at, 0).decision
-        });
-        Ok(Verdict::several(decisions.collect()))
-    }
-}
-
-/// The requests of one limit, in the order of the log.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Requests {
-    keys: HashMap<Box<str>, usize>,
-    log: Vec<Request>,
-    /// The largest sum of costs of one key.
-    most: u64,
-    sums: Vec<u64>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Request {
-    at: Timestamp,
-    key: usize,
-    cost: u64,
-    op: Op,
-}
-
-impl Requests {
-    fn push(&mut self, key: &str, at: Timestamp, cost: u64, op: Op) {
-        let key = self.keys.get(key).copied().unwrap_or_else(|| {
-            let place = self.keys.len();
-            self.keys.insert(key.into(), place);
-            self.sums.push(0);
-            place
-        });
-        if matches!(op, Op::Acquire | Op::Force) {
-            self.sums[key] = self.sums[key].saturating_add(cost);
-            self.most = self.most.max(self.sums[key]);
+/// These limits without a bound, to observe what callers use: one for each window of each.
+pub(crate) fn unbounded(limits: &Limits<Policy>) -> Result<Limits<Policy>, ConfigError> {
+    let mut unbounded = Vec::new();
+    for (place, limit) in limits.iter().enumerate() {
+        for (nth, window) in windows(limit.algorithm()).into_iter().enumerate() {
+            let larger = |(largest, best), bit| {
+                let capacity = largest | 1_u64 << bit;
+                with_capacity(&window, capacity).map_or((largest, best), |wide| (capacity, wide))
+            };
+            let (_, largest) = (0..53).rev().fold((0, window), larger);
+            unbounded.push(with_policy(limit, &format!("{place}.{nth}"), largest)?);
         }
-        self.log.push(Request { at, key, cost, op });
+    }
+    Limits::new(unbounded)
+}
+
+/// A limit like this one, of another name and policy, that denies.
+pub(crate) fn with_policy(
+    limit: &Limit<Policy>,
+    name: &str,
+    policy: Policy,
+) -> Result<Limit<Policy>, ConfigError> {
+    let other = Limit::new(name, policy)?.by(limit.identifier_names())?;
+    Ok(if limit.is_required() { other.required() } else { other })
+}
+
+/// The windows of a policy, each alone. Policies of other kinds are a single one.
+fn windows(policy: &Policy) -> Vec<Policy> {
+    let text = policy.to_string();
+    let is_rate = |word: &&str| word.contains('/');
+    let alone = |rate: &str| {
+        let words = text.split(' ').filter(|word| !is_rate(word) || *word == rate);
+        words.collect::<Vec<_>>().join(" ").replace(',', "").parse().ok()
+    };
+    text.split(' ').filter(is_rate).filter_map(alone).collect()
+}
+
+/// What the callers of one limit needed.
+#[derive(Debug)]
+pub(crate) struct Needs {
+    pub(crate) policy: Policy,
+    /// The capacity that each caller needed, the largest first.
+    needs: Vec<u64>,
+}
+
+impl Needs {
+    /// What the callers of each limit needed, from what they used of the limits without a bound.
+    pub(crate) fn of(limits: &Limits<Policy>, unbounded: &Tally) -> Vec<Self> {
+        let mut used = unbounded.limits.iter();
+        let needs = |limit: &Limit<Policy>| {
+            let policy = *limit.algorithm();
+            let mut needs: HashMap<&str, u64> = HashMap::new();
+            for (window, used) in windows(&policy).iter().zip(&mut used) {
+                for (key, used) in used.nearness.iter().flat_map(Nearness::used) {
+                    // The smallest capacity of the policy that gives this window, in its ratio, room for that.
+                    let need = u128::from(used.saturating_sub(1)) * u128::from(policy.capacity());
+                    let need = u64::try_from(need / u128::from(window.capacity()) + 1);
+                    let most = needs.entry(key).or_default();
+                    *most = need.unwrap_or(u64::MAX).max(*most);
+                }
+            }
+            let mut needs: Vec<_> = needs.into_values().collect();
+            needs.sort_unstable_by_key(|need| Reverse(*need));
+            Self { policy, needs }
+        };
+        limits.iter().map(needs).collect()
     }
 
     /// The number of callers.
-    pub(crate) fn callers(&self) -> u64 {
-        self.keys.len() as u64
+    pub(crate) const fn callers(&self) -> u64 {
+        self.needs.len() as u64
     }
 
-    /// How many callers this policy denies at least once.
+    /// How many callers this policy alone denies at least once.
     pub(crate) fn denied(&self, policy: &Policy) -> u64 {
-        let mut states = vec![None; self.keys.len()];
-        let mut is_denied = vec![false; self.keys.len()];
-        let mut denied = 0;
-        for Request { at, key, cost, op } in &self.log {
-            if is_denied[*key] {
-                continue;
-            }
-            let state = &mut states[*key];
-            let step = match op {
-                Op::Acquire => Some(policy.step(state.as_ref(), *at, *cost)),
-                Op::Refund => policy.refund(state.as_ref(), *at, *cost),
-                Op::Force => policy.force(state.as_ref(), *at, *cost),
-                Op::Reset => {
-                    *state = None;
-                    None
-                }
-                _ => None,
-            };
-            let Some(step) = step else { continue };
-            if *op == Op::Acquire && !step.decision.allowed {
-                is_denied[*key] = true;
-                denied += 1;
-            }
-            match step.write {
-                Write::Keep => {}
-                Write::Put { state: next, .. } => *state = Some(next),
-                Write::Remove => *state = None,
-            }
-        }
-        denied
+        self.needs.partition_point(|need| *need > policy.capacity()) as u64
     }
 
-    /// The policy with the smallest capacity that denies at most this many callers; `None` if the algorithm has no
-    /// capacity that is large enough.
-    pub(crate) fn smallest(&self, policy: &Policy, most_denied: u64) -> Option<Policy> {
-        // A capacity of all that a caller ever asked for denies nothing.
-        let (mut low, mut high) = (1, self.most.max(1).saturating_mul(counts(policy)[0]));
-        let mut best = None;
-        while low <= high {
-            let middle = low + (high - low) / 2;
-            let wide = with_capacity(policy, middle);
-            if wide.is_some_and(|wide| self.denied(&wide) > most_denied) {
-                low = middle + 1;
-            } else {
-                // A capacity that cannot be configured is too large.
-                best = wide.or(best);
-                high = middle - 1;
-            }
+    /// The policy with the smallest capacity that denies at most this many callers; `None` if there was no caller, or the
+    /// algorithm has no capacity that is large enough.
+    pub(crate) fn smallest(&self, most_denied: u64) -> Option<Policy> {
+        self.needs.first()?;
+        with_capacity(&self.policy, self.after(most_denied).unwrap_or(1))
+    }
+
+    /// The most that a caller needed which the policy alone admits.
+    pub(crate) fn most_admitted(&self) -> Option<u64> {
+        self.after(self.denied(&self.policy))
+    }
+
+    /// The largest need after those of so many callers.
+    fn after(&self, callers: u64) -> Option<u64> {
+        self.needs.get(usize::try_from(callers).ok()?).copied()
+    }
+
+    /// The number of callers by what they needed: exactly below 100, above rounded up to two digits.
+    pub(crate) fn histogram(&self) -> BTreeMap<u64, u64> {
+        let mut histogram = BTreeMap::new();
+        for need in &self.needs {
+            let unit = 10_u64.pow(need.ilog10().saturating_sub(1));
+            *histogram.entry(need.div_ceil(unit).saturating_mul(unit)).or_default() += 1;
         }
-        best
+        histogram
     }
 }
 
-/// The counts of a policy that has several windows, and 1 for every other.
-fn counts(policy: &Policy) -> Vec<u64> {
-    match policy {
-        Policy::BucketedWindow(windows) => windows.windows().iter().map(|w| w.limit).collect(),
-        Policy::BucketedWindowAttempts(windows) => {
-            windows.algorithm().windows().iter().map(|w| w.limit).collect()
-        }
-        _ => vec![1],
-    }
-}
-
-/// The same policy with another capacity: the burst of a bucket, the count of a window. Of several windows, this is the
-/// count of the first; the others keep their ratio to it.
+/// The same policy with another capacity: the burst of a bucket, the count of a window. Several windows keep their ratio.
 fn with_capacity(policy: &Policy, capacity: u64) -> Option<Policy> {
     let is_bucket = matches!(policy.name(), "gcra" | "token-bucket");
-    let counts = counts(policy);
-    let scaled = |count: u64| {
-        let count = u128::from(count) * u128::from(capacity);
-        u64::try_from(count.div_ceil(u128::from(counts[0].max(1)))).ok()
-    };
-    let mut windows = counts.iter();
     let mut words = Vec::new();
     let text = policy.to_string();
     let mut given = text.split_whitespace();
     while let Some(word) = given.next() {
         match word.split_once('/') {
             Some(_) if is_bucket => words.push(format!("{word} burst {capacity}")),
-            Some((_, period)) => words.push(format!("{}/{period}", scaled(*windows.next()?)?)),
+            Some((count, period)) => {
+                let scaled = count.parse::<u128>().ok()? * u128::from(capacity);
+                let count = scaled.div_ceil(u128::from(policy.capacity()));
+                words.push(format!("{count}/{period}"));
+            }
             None if word == "burst" => drop(given.next()),
             None => words.push(word.to_owned()),
         }
     }
     words.join(" ").parse().ok()
+}
+
+/// The field of a policy document that has the capacity: `burst = 30` or `rate = "5/s"`.
+pub(crate) fn setting(policy: &Policy) -> String {
+    let text = policy.to_string();
+    let text = text.trim_end_matches(" count attempts");
+    match (text.rsplit_once(" burst "), text.split_once(" rates ")) {
+        (Some((_, burst)), _) => format!("burst = {burst}"),
+        (_, Some((_, rates))) => format!("rates = [\"{}\"]", rates.replace(", ", "\", \"")),
+        _ => format!("rate = \"{}\"", text.rsplit(' ').next().unwrap_or_default()),
+    }
 }
 
 /// The share of callers that may be denied, in millionths of a percent.
@@ -196,7 +177,15 @@ impl Share {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use ratelimit_core::{Op, RateLimiter, Timestamp, Write};
+    use ratelimit_memory::MemoryStore;
+
     use super::*;
+    use crate::caller::Caller;
+    use crate::input::Entry;
+    use crate::tally::Decided;
 
     #[test]
     fn a_share_is_exact() {
@@ -208,6 +197,27 @@ mod tests {
         for text in ["", "%", "1", "-1%", "100.1%", "0.0000001%", "1e2%", ".5%", "1.%"] {
             assert!(Share::parse(text).is_err(), "{text}");
         }
+    }
+
+    /// How many callers a policy denies at least once.
+    fn denied(policy: &Policy, log: &[(String, Timestamp, u64, Op)]) -> u64 {
+        let (mut states, mut denied) = (HashMap::new(), BTreeSet::new());
+        for (key, at, cost, op) in log {
+            match op {
+                Op::Reset => drop(states.remove(key)),
+                Op::Acquire => {
+                    let step = policy.step(states.get(key), *at, *cost);
+                    if !step.decision.allowed {
+                        denied.insert(key);
+                    }
+                    if let Write::Put { state, .. } = step.write {
+                        states.insert(key, state);
+                    }
+                }
+                _ => {}
+            }
+        }
+        denied.len() as u64
     }
 
     #[test]
@@ -222,7 +232,11 @@ mod tests {
             "sliding-log 3/5s",
             "bucketed-window bucket 1s rates 1/1s,3/5s",
         ] {
-            let mut requests = Requests::default();
+            let policy: &Policy = &words.parse().expect(words);
+            let limits = Limits::new([Limit::new("limit", *policy).expect(words)]).expect(words);
+            let unbounded = unbounded(&limits).expect(words);
+            let limiter = RateLimiter::new(unbounded, MemoryStore::new());
+            let (mut tally, mut log) = (Tally::new(limiter.limits(), Some(100)), Vec::new());
             let mut random = 1_u64;
             for n in 0..3_000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -234,25 +248,38 @@ mod tests {
                     27 => Op::Peek,
                     _ => Op::Acquire,
                 };
-                requests.push(&key, at, draw / 900 % 3, op);
+                let (cost, caller) =
+                    (draw / 900 % 3, Caller { bare: Some(key.clone()), ..Caller::default() });
+                let entry = Entry { at, caller, cost, op, duration_us: None, line: None };
+                let request = limiter.request(&entry.caller).cost(cost).at(at);
+                let verdict = pollster::block_on(request.apply(op)).expect("it decides");
+                tally.count(&Decided::new(&limiter, &entry, &verdict));
+                log.push((key, at, cost, op));
             }
-            let policy: &Policy = &words.parse().expect(words);
-            let mut last = u64::MAX;
+            let needs = &Needs::of(&limits, &tally)[0];
+            assert_eq!(needs.denied(policy), denied(policy, &log), "{words}");
             for most in [0, 1, 5, 20] {
-                let found = requests.smallest(policy, most).expect(words);
-                assert!(requests.denied(&found) <= most, "{words}: {found}");
-                let capacity = match found.name() {
-                    "bucketed-window" => counts(&found)[0],
-                    _ => found.capacity(),
-                };
+                let found = needs.smallest(most).expect(words);
+                assert!(denied(&found, &log) <= most, "{words}: {found}");
+                assert_eq!(needs.denied(&found), denied(&found, &log), "{words}: {found}");
                 // Every smaller one denies more.
-                for less in 1..capacity {
+                for less in 1..found.capacity() {
                     let less = with_capacity(policy, less).expect(words);
-                    assert!(requests.denied(&less) > most, "{words}: {less} beside {found}");
+                    assert!(denied(&less, &log) > most, "{words}: {less} beside {found}");
                 }
-                assert!(capacity <= last, "{words}: {found}");
-                last = capacity;
             }
+        }
+    }
+
+    #[test]
+    fn a_setting_is_written_as_a_policy_document_has_it() {
+        for (words, due) in [
+            ("gcra 1/s burst 3", "burst = 3"),
+            ("sliding-log 3/5s", "rate = \"3/5s\""),
+            ("fixed-window 3/m count attempts", "rate = \"3/m\""),
+            ("bucketed-window bucket 1s rates 1/1s, 3/5s", "rates = [\"1/1s\", \"3/5s\"]"),
+        ] {
+            assert_eq!(setting(&words.parse().expect(words)), due);
         }
     }
 }

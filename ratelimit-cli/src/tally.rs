@@ -1,19 +1,25 @@
 //! [`Tally`]: the counts of a replay.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use ratelimit_core::{
     Limit, Limits, NamedDecision, NamedDecisions, Op, Policy, RateLimiter, Timestamp, Verdict,
 };
 
 use crate::caller::{BARE_NAME, Caller};
-use crate::input::Entry;
+use crate::input::{Entry, agent};
 use crate::nearness::Nearness;
+use crate::suggest::Needs;
 use crate::timeline::Timeline;
 
 /// How many identifier names are kept for a warning: a trace may contain as many as it has lines.
 const MAX_UNLIMITED_NAMES: usize = 16;
+/// How many denied lines are kept of a caller, and of all callers together.
+pub(crate) const LINES: usize = 10;
+const MAX_LINES: usize = 100_000;
+/// How many paths of a caller are told apart.
+const MAX_PATHS: usize = 100;
 
 /// The counts of a replay.
 #[derive(Debug, Default)]
@@ -34,6 +40,7 @@ pub(crate) struct Tally {
     pub(crate) timeline: Timeline,
     /// The identifier names of requests to which no limit applied.
     pub(crate) unlimited_names: Vec<String>,
+    kept_lines: usize,
 }
 
 /// The counts of one limit, in the order of the policy.
@@ -45,6 +52,8 @@ pub(crate) struct LimitTally {
     pub(crate) denied: u64,
     /// How near its callers came, if that is asked for.
     pub(crate) nearness: Option<Nearness>,
+    /// What its callers needed, if that was observed.
+    pub(crate) needs: Option<Needs>,
     /// The positions in [`Tally::identifiers`] of the limit's identifiers.
     identifiers: Vec<usize>,
 }
@@ -103,8 +112,15 @@ impl<'d> Decided<'d> {
 #[derive(Debug)]
 pub(crate) struct IdentifierTally {
     pub(crate) name: String,
-    /// By identifier, with its denials, if there were any.
-    pub(crate) callers: HashMap<Box<str>, Option<Box<Denials>>>,
+    /// By identifier.
+    pub(crate) callers: HashMap<Box<str>, CallerTally>,
+}
+
+/// The counts of one caller.
+#[derive(Debug, Default)]
+pub(crate) struct CallerTally {
+    requests: u64,
+    denials: Option<Box<Denials>>,
 }
 
 /// The denials of one caller.
@@ -116,6 +132,10 @@ pub(crate) struct Denials {
     pub(crate) requests: u64,
     /// Those denials by limit, in the order of the policy.
     pub(crate) by_limit: Vec<u64>,
+    /// Those denials by path, if lines are kept.
+    paths: HashMap<Box<str>, u64>,
+    /// The lines of the first of them, if lines are kept.
+    pub(crate) lines: Vec<String>,
     /// The spells of denials. A spell begins with a denied request, and ends when the wait of its last denial does, or
     /// when a request is admitted before that.
     pub(crate) spells: u64,
@@ -168,6 +188,20 @@ impl Denials {
         self.spell.map_or(0, Spell::lasted_us)
     }
 
+    /// The paths with the most denials, and how many each has.
+    pub(crate) fn top_paths(&self, most: usize) -> Vec<(&str, u64)> {
+        let mut paths: Vec<_> =
+            self.paths.iter().map(|(path, denied)| (&**path, *denied)).collect();
+        paths.sort_unstable_by_key(|(path, denied)| (Reverse(*denied), *path));
+        paths.truncate(most);
+        paths
+    }
+
+    /// The user agent in the first line that has one.
+    pub(crate) fn agent(&self) -> Option<&str> {
+        self.lines.iter().find_map(|line| agent(line))
+    }
+
     /// How long the caller was denied, all spells together.
     pub(crate) fn denied_us(&self) -> u64 {
         self.ended_us.saturating_add(self.open_us())
@@ -184,12 +218,13 @@ impl Denials {
 pub(crate) struct Offender<'t> {
     pub(crate) name: &'t str,
     pub(crate) value: &'t str,
+    pub(crate) requests: u64,
     pub(crate) denials: &'t Denials,
 }
 
 impl Tally {
-    /// `nearness`: whether to count how near callers came to each limit, which takes memory per caller.
-    pub(crate) fn new(limits: &Limits<Policy>, nearness: bool) -> Self {
+    /// `nearness`: of how many callers to count how near they came to each limit, which takes memory per caller.
+    pub(crate) fn new(limits: &Limits<Policy>, nearness: Option<usize>) -> Self {
         let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
             identifiers.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
@@ -202,8 +237,9 @@ impl Tally {
             if identifiers.is_empty() {
                 identifiers.push(place_of(BARE_NAME));
             }
-            let nearness = nearness.then(Nearness::default);
-            LimitTally { limit: limit.clone(), applied: 0, denied: 0, nearness, identifiers }
+            let nearness = nearness.map(Nearness::of);
+            let (limit, needs) = (limit.clone(), None);
+            LimitTally { limit, applied: 0, denied: 0, nearness, needs, identifiers }
         };
         let limits = limits.iter().map(tally).collect();
         Self { limits, identifiers, ..Self::default() }
@@ -249,10 +285,10 @@ impl Tally {
         }
         for kind in &mut self.identifiers {
             let Some(name) = identifier(&entry.caller, &kind.name) else { continue };
-            match kind.callers.get_mut(name) {
-                None => drop(kind.callers.insert(name.into(), None)),
-                Some(Some(denials)) if allowed => denials.end_spell(entry.at),
-                Some(_) => {}
+            let caller = kind.callers.entry(name.into()).or_default();
+            caller.requests += 1;
+            if let Some(denials) = caller.denials.as_mut().filter(|_| allowed) {
+                denials.end_spell(entry.at);
             }
         }
         if !allowed {
@@ -287,15 +323,25 @@ impl Tally {
                     continue;
                 };
                 let denials =
-                    caller.get_or_insert_with(|| Box::new(Denials::new(entry.at, limits)));
+                    caller.denials.get_or_insert_with(|| Box::new(Denials::new(entry.at, limits)));
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
                 denials.by_limit[place] += u64::from(nth == 0);
             }
         }
         for (kind, name) in self.blamed(decided) {
-            if let Some(Some(denials)) = self.identifiers[kind].callers.get_mut(name) {
-                denials.denied(entry.at, until);
+            let caller = self.identifiers[kind].callers.get_mut(name);
+            let Some(denials) = caller.and_then(|caller| caller.denials.as_mut()) else { continue };
+            denials.denied(entry.at, until);
+            let Some(line) = &entry.line else { continue };
+            if denials.lines.len() < LINES && self.kept_lines < MAX_LINES {
+                denials.lines.push(line.clone());
+                self.kept_lines += 1;
+            }
+            if let Some(path) = entry.caller.identifier("path")
+                && (denials.paths.len() < MAX_PATHS || denials.paths.contains_key(path))
+            {
+                *denials.paths.entry(path.into()).or_default() += 1;
             }
         }
     }
@@ -321,6 +367,13 @@ impl Tally {
         counts.map(|(tally, denied)| (tally.limit.name(), *denied))
     }
 
+    /// The identifiers that name callers: each is the first of a limit.
+    pub(crate) fn blamable(&self) -> impl Iterator<Item = &IdentifierTally> {
+        let firsts: BTreeSet<_> =
+            self.limits.iter().filter_map(|l| l.identifiers.first()).collect();
+        firsts.into_iter().map(|kind| &self.identifiers[*kind])
+    }
+
     /// Whether there were requests, and no limit applied to any of them.
     pub(crate) fn nothing_applied(&self) -> bool {
         self.requests > 0 && self.limits.iter().all(|limit| limit.applied == 0)
@@ -329,14 +382,14 @@ impl Tally {
     /// The most-denied callers, the worst first.
     pub(crate) fn offenders(&self, most: usize) -> Vec<Offender<'_>> {
         let all = self.identifiers.iter().flat_map(|kind| {
-            kind.callers.iter().filter_map(|(value, denials)| {
-                let denials = denials.as_deref().filter(|denials| denials.requests > 0)?;
-                Some(Offender { name: &kind.name, value, denials })
+            kind.callers.iter().filter_map(|(value, caller)| {
+                let denials = caller.denials.as_deref().filter(|denials| denials.requests > 0)?;
+                Some(Offender { name: &kind.name, value, requests: caller.requests, denials })
             })
         });
         let mut offenders: Vec<_> = all.collect();
         offenders.sort_unstable_by_key(|offender| {
-            let Offender { name, value, denials } = *offender;
+            let Offender { name, value, denials, .. } = *offender;
             (Reverse(denials.requests), denials.first, name, value)
         });
         offenders.truncate(most);
@@ -347,7 +400,7 @@ impl Tally {
 impl IdentifierTally {
     /// The number of callers that were denied at least once.
     pub(crate) fn denied(&self) -> u64 {
-        self.callers.values().filter(|denials| denials.is_some()).count() as u64
+        self.callers.values().filter(|caller| caller.denials.is_some()).count() as u64
     }
 }
 

@@ -13,6 +13,8 @@ const SECONDS: [u64; 15] = [
 ];
 /// The most buckets between the first and the last. 2^52 µs are 145 of the widest.
 const MAX_BUCKETS: u64 = 180;
+/// The most steps between round times on an axis.
+const MAX_TICKS: u64 = 6;
 
 /// The width at a place among all.
 fn width_us(place: usize) -> u64 {
@@ -100,6 +102,17 @@ impl Timeline {
         let start = |place: u64| Timestamp::saturating_from_us(place * self.width_us());
         let bucket = |place| self.buckets.get(&place).cloned().unwrap_or_default();
         (first..=last).map(|place| (start(place), bucket(place))).collect()
+    }
+
+    /// Round times between the first bucket and the end of the last, a few of them, and the step between two.
+    pub(crate) fn ticks(&self) -> (u64, impl Iterator<Item = Timestamp>) {
+        let ends =
+            self.ends().map(|(first, last)| [first, last + 1].map(|at| at * self.width_us()));
+        let [from, to] = ends.unwrap_or_default();
+        let mut widths = (self.width..BELOW_A_SECOND.len() + SECONDS.len()).map(width_us);
+        let step = widths.find(|width| (to - from) / width <= MAX_TICKS).unwrap_or(u64::MAX);
+        let ticks = from.div_ceil(step)..=to / step;
+        (step, ticks.map(move |tick| Timestamp::saturating_from_us(tick * step)))
     }
 
     fn ends(&self) -> Option<(u64, u64)> {

@@ -11,12 +11,12 @@ fn check(policy: &str, arguments: &[&str]) -> common::Ran {
 
 #[test]
 fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
-    let words = "alice at cost 2: admitted\n  bucket (for each key) admits, 3 of 5 left, all of it again in 2 s\n";
+    let words = "alice at cost 2: admitted\n  bucket (for each key) admits: 3 of 5 left, full again in 2 s\n";
     let json = "{\"key\":\"alice\",\"cost\":1,\"allowed\":true,\"limit\":5,\"remaining\":4,\
                 \"retry_after_us\":0,\"reset_after_us\":1000000}\n";
     for (policy, arguments, code, says) in [
         (BUCKET, &["alice", "--cost", "2"][..], 0, &[words][..]),
-        (BUCKET, &["alice", "--cost", "6"], 1, &["denies, and always will"]),
+        (BUCKET, &["alice", "--cost", "6"], 1, &["denies always"]),
         (BUCKET, &["alice", "--json", "--peek"], 0, &[json]),
         (
             TWO,
@@ -27,7 +27,7 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
         // A value keeps its equals signs, and an unknown name is a part of a bare key.
         (TWO, &["user=a=b", "--json"], 0, &["{\"user\":\"a=b\"}"]),
         (BUCKET, &["user=a=b", "--json"], 0, &["\"key\":\"user=a=b\""]),
-        (TWO, &["alice"], 2, &["per-ip wants ip; per-user wants user"]),
+        (TWO, &["alice"], 2, &["per-ip needs ip; per-user needs user"]),
         (BUCKET, &["a", "b"], 2, &["\"b\" is a second bare key"]),
         (TWO, &["ip=a", "ip=b"], 2, &["ip is given twice"]),
     ] {
@@ -77,6 +77,16 @@ fn every_shell_completes_every_command() {
 }
 
 #[test]
+fn no_line_of_help_is_wider_than_100_columns() {
+    let scene = Scene::new(BUCKET);
+    for command in COMMANDS {
+        let help = scene.run(&[command, "--help"]).exits(0).out;
+        let wide: Vec<_> = help.lines().filter(|line| line.chars().count() > 100).collect();
+        assert!(wide.is_empty(), "{command}: {wide:#?}");
+    }
+}
+
+#[test]
 fn every_command_has_a_man_page() {
     let scene = Scene::new(BUCKET);
     assert_eq!(scene.run(&["man", "new/man1"]).code, 0);
@@ -88,6 +98,10 @@ fn every_command_has_a_man_page() {
     }
     let page = scene.read("new/man1/ratelimit-replay.1");
     assert!(page.contains("at_us") && page.contains("compare"), "{page}");
+    // What stands below the options is shown as it is, and a synopsis has the values of its options.
+    let (options, below) =
+        page.split_once(".SH \"EXAMPLES AND FORMATS\"\n.nf\n").expect("examples");
+    assert!(options.contains("POLICY.toml") && below.trim_end().ends_with("\n.fi"), "{page}");
     scene.write("file", "");
     scene.run(&["man", "file"]).exits(2).says(&["file: cannot be written"]);
 }

@@ -320,7 +320,7 @@ fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifi
         run("check", &["ip=a", "user=b", "path=c", "--cost", "2"]);
         let told = run("inspect", &["ip=a", "user=b"]).out;
         let lines: Vec<_> =
-            told.lines().filter(|line| line.contains("denies, 0 of 2 left")).collect();
+            told.lines().filter(|line| line.contains("denies: 0 of 2 left")).collect();
         assert_eq!(lines.len(), 3, "{told}");
         assert!(lines[0].starts_with("  in shadow: trial (for each ip)"), "{told}");
         assert!(lines[1].starts_with("  per-ip (for each ip)"), "{told}");

@@ -116,8 +116,9 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
 fn a_policy_that_applies_to_no_request_causes_a_warning() {
     let scene = Scene::new(TWO);
     scene.write("input", GOOD);
-    let parts = ["no limit applied to any request", "per-ip wants ip", "has: key", "Change `key`"];
-    scene.replay(&["input"]).exits(0).says(&parts);
+    let parts = ["no limit applied to any request", "per-ip needs ip", "has: key", "Change `key`"];
+    let ran = scene.replay(&["input"]).exits(0).says(&parts);
+    assert!(ran.err.starts_with("WARNING: ") && !ran.out.contains("WARNING"), "{ran:?}");
 }
 
 #[test]

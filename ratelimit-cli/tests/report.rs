@@ -6,7 +6,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use common::{BUCKET, Scene, json_lines};
+use common::{BUCKET, Scene, example, json_lines};
 use serde_json::{Value, json};
 
 const POLICY: &str = r#"
@@ -228,6 +228,13 @@ fn callers_are_those_of_the_decisions() {
         .collect();
     assert_eq!(shown, due);
     assert!(shown.len() > 2, "{shown:?}");
+    for caller in data["denied_callers"].as_array().expect("callers") {
+        let of_caller = lines.iter().filter(|line| key(line, "per-ip") == caller["value"]);
+        assert_eq!(number(caller, "requests"), of_caller.clone().count() as u64, "{caller}");
+        let (path, most) = (&caller["paths"][0][0], &caller["paths"][0][1]);
+        let on_path = of_caller.filter(|line| !allowed(line) && line["keys"]["path"] == *path);
+        assert_eq!(*most, on_path.count(), "{caller}");
+    }
     let seen: BTreeSet<_> = lines.iter().map(|line| key(line, "per-ip")).collect();
     assert_eq!(
         data["identifiers"][0],
@@ -281,6 +288,50 @@ fn a_comparison_is_that_of_two_decisions_files() {
         .collect();
     assert_eq!(shown, callers);
     assert_eq!(number(comparison, "callers_that_differ"), callers.len() as u64);
+}
+
+#[test]
+fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
+    let (policy, log) = example();
+    let scene = Scene::new(
+        &(policy
+            + "\n[[limit]]\nname = \"host\"\nkey = [\"host\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"\n"),
+    );
+    scene.write("other.toml", OTHER);
+    scene.replay(&["--report", "out.html", "--compare", "other.toml", &log]).exits(0);
+    let (page, mut rest) = (scene.read("out.html"), "");
+    for (place, part) in [
+        "<h1>7.8% of requests would have been denied</h1>",
+        "323 of 4,153 requests, from 6 callers",
+        "<h2>Who is hurt</h2>",
+        "ip=192.0.2.80",
+        "ExampleBot/1.4",
+        "<pre>192.0.2.80 - - [",
+        "<h2>Is the limit right?</h2>",
+        "from <strong>1</strong> of 325 callers",
+        "Alone it would deny 1; the busiest caller that fits needed 25 of 30 at once; <code>burst = 101</code> denies none.",
+        "No request carried <code>host</code>",
+        "<h2>Denials over time</h2>",
+        "<h2>Compared with other.toml</h2>",
+        "would newly deny ",
+        "<h3>Newly denied</h3>",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let from = if place == 0 { &*page } else { rest };
+        rest = from.split_once(part).expect(part).1;
+    }
+    let proposed = scene.command("suggest", &["--target", "0%", "--json", &log]).exits(0).json();
+    let data = embedded(&page);
+    for (limit, row) in data["limits"].as_array().expect("limits").iter().zip(&proposed) {
+        let (needs, is_met) = (&limit["needs"], number(limit, "applied") > 0);
+        assert_eq!(needs["callers_denied_alone"], row["now"]["callers_denied"], "{row}");
+        assert!(!is_met || needs["denies_none"] == row["proposed"]["policy"], "{row}");
+        let callers: Vec<[u64; 2]> =
+            serde_json::from_value(needs["callers"].clone()).expect("pairs");
+        assert_eq!(callers.iter().map(|[_, callers]| callers).sum::<u64>(), number(row, "callers"));
+    }
 }
 
 #[test]

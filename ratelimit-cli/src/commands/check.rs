@@ -22,7 +22,8 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    let entry = Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None };
+    let entry =
+        Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None, line: None };
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());
         let store = url.open(&args.caller.prefix, secret, &limits).await?;
@@ -60,15 +61,14 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
 pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision) -> String {
     let recovered = match decision.reset_after_us {
         0 => "nothing is used".to_owned(),
-        us => format!("all of it again in {}", duration(us)),
+        us => format!("full again in {}", duration(us)),
     };
-    let left =
-        format!("{} of {} left, {recovered}", count(decision.remaining), count(decision.limit));
+    let left = format!("{} of {} left", count(decision.remaining), count(decision.limit));
     let answer = match (decision.allowed, decision.retry_after_us) {
-        (true, _) => format!("admits, {left}"),
-        (false, Some(us)) => format!("denies, {left}; try again in {}", duration(us)),
+        (true, _) => format!("admits: {left}, {recovered}"),
+        (false, Some(us)) => format!("denies: {left}; retry in {}, {recovered}", duration(us)),
         (false, None) => format!(
-            "denies, and always will: a cost of {} is above the most there can be, {}",
+            "denies always: a cost of {} is above the capacity of {}",
             count(decision.cost),
             plural(decision.limit, "unit", "units")
         ),

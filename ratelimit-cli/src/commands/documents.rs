@@ -1,10 +1,14 @@
 //! `ratelimit schema`, `ratelimit completions` and `ratelimit man`: what editors, shells and `man` read.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::builder::Resettable;
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
 
 use crate::args::Cli;
 use crate::failure::Failure;
@@ -23,8 +27,27 @@ pub(super) fn completions(shell: Shell) -> Result<u8, Failure> {
 }
 
 pub(super) fn man(folder: &Path) -> Result<u8, Failure> {
-    let written =
-        fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
-    written.map_err(|error| Failure::writing(folder, &error))?;
-    Ok(0)
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let pages = command.get_subcommands().chain([&command]);
+    let written = fs::create_dir_all(folder)
+        .and_then(|()| pages.cloned().try_for_each(|command| man_page(command, folder)));
+    written.map(|()| 0).map_err(|error| Failure::writing(folder, &error))
+}
+
+fn man_page(mut command: Command, folder: &Path) -> io::Result<()> {
+    let usage = command.render_usage().to_string();
+    let help = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
+    let command = command.override_usage(usage.trim_start_matches("Usage: ").to_owned());
+    let command = command.after_help(Resettable::Reset).after_long_help(Resettable::Reset);
+    let man = Man::new(command);
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    if let Some(help) = help {
+        // As it is: `man` would fill its lines and hyphenate its JSON.
+        let mut section = Roff::new();
+        section.control("SH", ["EXAMPLES AND FORMATS"]).control("nf", []).text([roman(help)]);
+        section.control("fi", []).to_writer(&mut page)?;
+    }
+    fs::write(folder.join(man.get_filename()), page)
 }

@@ -1,6 +1,5 @@
 //! `ratelimit heal`: frees keys whose states are from the future.
 
-use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use ratelimit_core::{Limits, Policy};
@@ -24,9 +23,7 @@ pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
     let redis = Redis::lasting(&args.scan.store, "heal")?;
     let mut healed = store::block_on(heal(args, &redis, &limits))?;
     healed.states.sort_unstable_by(|a, b| {
-        Reverse(a.ahead_us)
-            .cmp(&Reverse(b.ahead_us))
-            .then_with(|| (&a.key, &a.limit).cmp(&(&b.key, &b.limit)))
+        (b.ahead_us, &a.key, &a.limit).cmp(&(a.ahead_us, &b.key, &b.limit))
     });
     let caller = |key: &str| match StoredKey::read(key, &args.scan.prefix, &redis.tag) {
         StoredKey::Identifier(name) => Some(name),

@@ -79,6 +79,7 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
         let entry = |e: &LogEntry| json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost });
         entries.iter().map(entry).collect()
     };
+    let window = |start: Timestamp, count: u64, ends_us: u64| json!({ "start_us": start.as_us(), "count": count, "ends_us": ends_us });
     let Some(state) = state else { return Value::Null };
     match state {
         PolicyState::Gcra(bucket) if limit.algorithm().name() == "token-bucket" => {
@@ -91,12 +92,8 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
         PolicyState::Gcra(state) => json!({
             "tat_us": state.tat_us, "surplus": state.surplus, "timestamp_us": state.timestamp.as_us(),
         }),
-        PolicyState::FixedWindow(state) => json!({
-            "start_us": state.start.as_us(), "count": state.count, "ends_us": state.ends_us,
-        }),
-        PolicyState::FirstRequestWindow(state) => json!({
-            "start_us": state.start.as_us(), "count": state.count, "ends_us": state.ends_us,
-        }),
+        PolicyState::FixedWindow(state) => window(state.start, state.count, state.ends_us),
+        PolicyState::FirstRequestWindow(state) => window(state.start, state.count, state.ends_us),
         PolicyState::BucketedWindow(state) => {
             let buckets = state.buckets.iter();
             let buckets = buckets.map(|b| json!({ "start_us": b.start.as_us(), "count": b.count }));

@@ -12,35 +12,43 @@ use crate::caller::wanted;
 use crate::failure::Failure;
 use crate::files::{self, Outputs, is_dash};
 use crate::interrupt::{self, Interrupt};
+use crate::nearness::MAX_CALLERS;
 use crate::replay::{Ending, Outcome, Replay, Requests};
 use crate::report::Report;
 use crate::store::{self, StoreUrl};
-use crate::summary::{Summary, speed};
-use crate::{policy, report, text};
+use crate::summary::{self, WARNING};
+use crate::{policy, report, suggest, text};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     check_dashes(args)?;
     let limits = policy::read(&args.log.policy)?;
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let url = StoreUrl::parse(&args.store)?;
-    let mut requests = Requests::open(&args.log, &Interrupt::catch()?, args.strict)?;
+    let is_detailed = args.report.is_some() || args.json;
+    let requests = Requests::open(&args.log, &Interrupt::catch()?, args.strict)?;
+    let mut requests = requests.keeping_lines(is_detailed);
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     let prefix = own_prefix();
     let (outcome, report) = store::block_on(async {
-        let limiter = async |limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
-            let store = url.open(prefix, || Ok(None), limits).await?;
-            Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
-        };
-        let this = limiter(&limits, &prefix).await?;
+        let limiter =
+            async |url: &StoreUrl, limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
+                let store = url.open(prefix, || Ok(None), limits).await?;
+                Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
+            };
+        let this = limiter(&url, &limits, &prefix).await?;
         let other = match &other {
-            Some(limits) => Some(limiter(limits, &format!("{prefix}-other")).await?),
+            Some(limits) => Some(limiter(&url, limits, &format!("{prefix}-other")).await?),
             None => None,
         };
         let Outputs { decisions, report } = Outputs::open(args)?;
-        let (forgets, nearness) = (url != StoreUrl::Memory, args.report.is_some() || args.json);
+        let unbounded = suggest::unbounded(&limits);
+        let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
+        let needs = limiter(&StoreUrl::Memory, &unbounded, "").await?;
+        let needs = Some(&needs).filter(|_| is_detailed);
+        let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed.then_some(MAX_CALLERS));
         let (limiter, other) = (&this, other.as_ref());
-        let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
+        let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
         let mut outcome = replay.run().await;
         let overflowed = other.map_or(0, |other| other.store().overflowed());
         let overflowed = this.store().overflowed() + overflowed;
@@ -118,17 +126,21 @@ fn finish(
     let inputs: Vec<_> = args.log.inputs.iter().map(|input| shown(input)).collect();
     let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
     let title = format!("{} ({format}) against {}", inputs.join(", "), shown(&args.log.policy));
-    let speed = speed(tally.decisions(), elapsed, &url.display());
+    let decisions = text::plural(tally.decisions(), "decision", "decisions");
+    let took = text::duration(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX));
+    let speed = format!("{decisions} in {took}, store {}", url.display());
     let name = args.compare.as_deref().map(shown).unwrap_or_default();
     let comparison = comparison.as_ref().map(|comparison| (&*name, comparison));
-    let summary = &Summary::new(title, notes, &tally, comparison.map(|(_, other)| other), speed);
-    let told = Report { summary, tally: &tally, comparison };
+    for warning in notes.iter().filter(|note| note.starts_with(WARNING)) {
+        let _ = writeln!(io::stderr(), "{warning}");
+    }
+    let told = Report { title, notes, tally: &tally, comparison, speed };
     if let (Some(path), Some(mut file)) = (&args.report, report) {
         let page = report::page(&told);
         let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
         written.map_err(|error| Failure::writing(path, &error))?;
     }
-    let text = if args.json { report::json(&told) + "\n" } else { summary.to_text(&tally) };
+    let text = if args.json { report::json(&told) + "\n" } else { summary::text(&told) };
     if args.decisions.as_deref().is_some_and(is_dash) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {

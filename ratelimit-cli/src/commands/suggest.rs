@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter, Store};
+use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter};
 use serde_json::json;
 
 use crate::args::SuggestArgs;
@@ -11,7 +11,7 @@ use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::replay::{Ending, Outcome, Replay, Requests};
-use crate::suggest::Recorder;
+use crate::suggest::{Needs, setting, unbounded, with_policy};
 use crate::table::Table;
 use crate::text::{count, share};
 use crate::{policy, store};
@@ -19,10 +19,9 @@ use crate::{policy, store};
 /// One limit, and what is proposed for it.
 struct Row<'l> {
     limit: &'l Limit<Policy>,
-    callers: u64,
-    denied_now: u64,
+    needs: Needs,
     /// `None` if no caller was seen, or no limit of this kind is large enough.
-    proposed: Option<(Policy, u64)>,
+    proposed: Option<Policy>,
     /// How many callers the proposal denied in a replay of all limits together.
     denied_together: u64,
 }
@@ -36,8 +35,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     pollster::block_on(async {
         let mut requests = Requests::open(&args.log, &interrupt, false)?;
         let (limits, left_out) = requests.applicable(limits)?;
-        let recording = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
-        let first = replay(&recording, requests, false).await?;
+        let wrong = |error| Failure::input(format!("no proposal: {error}"));
+        let first = replay(unbounded(&limits).map_err(wrong)?, requests).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
@@ -45,30 +44,21 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
                 wanted(&limits)
             )));
         }
-        let mut rows: Vec<Row<'_>> = Vec::new();
-        for limit in &limits {
-            if interrupt.is_raised() {
-                return Ok(interrupt::EXIT_CODE);
-            }
-            let (policy, requests) = (limit.algorithm(), recording.store().take(limit.name()));
-            let callers = requests.callers();
-            let most = args.target.of(callers);
-            let proposed = (callers > 0).then(|| requests.smallest(policy, most)).flatten();
-            let proposed = proposed.map(|policy| (policy, requests.denied(&policy)));
-            let denied_now = requests.denied(policy);
-            rows.push(Row { limit, callers, denied_now, proposed, denied_together: 0 });
-        }
-        let proposal = proposal(&limits, &rows)
-            .map_err(|error| Failure::input(format!("no proposal: {error}")))?;
-        let together = RateLimiter::new(proposal, store::memory()).allow_unlimited();
+        let needs = limits.iter().zip(Needs::of(&limits, &first.tally));
+        let rows = needs.map(|(limit, needs)| {
+            let proposed = needs.smallest(args.target.of(needs.callers()));
+            Row { limit, needs, proposed, denied_together: 0 }
+        });
+        let mut rows: Vec<_> = rows.collect();
         let again = Requests::open(&args.log, &interrupt, false)?.silent();
-        let second = replay(&together, again, true).await?;
+        let second = replay(proposal(&limits, &rows).map_err(wrong)?, again).await?;
         if interrupt.is_raised() {
             return Ok(interrupt::EXIT_CODE);
         }
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
             let nearness = counts.nearness.as_ref();
-            row.denied_together = nearness.map_or(0, |nearness| nearness.histogram().denied);
+            row.denied_together =
+                nearness.map_or(0, |nearness| nearness.histogram().callers_denied);
         }
         let notes = second.order.note().into_iter().chain(left_out);
         let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
@@ -84,13 +74,11 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
 }
 
 /// Reads the log once.
-async fn replay<S: Store<Policy>>(
-    limiter: &RateLimiter<S>,
-    requests: Requests,
-    nearness: bool,
-) -> Result<Outcome, Failure> {
-    let (other, decisions, forgets) = (None, None, false);
-    let replay = Replay { limiter, other, requests, decisions, forgets, nearness };
+async fn replay(limits: Limits<Policy>, requests: Requests) -> Result<Outcome, Failure> {
+    let limiter = &RateLimiter::new(limits, store::memory()).allow_unlimited();
+    let (other, needs, decisions, forgets) = (None, None, None, false);
+    let nearness = Some(usize::MAX);
+    let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
     let outcome = replay.run().await;
     match outcome.ending {
         Ending::Failed(failure) => Err(failure),
@@ -101,11 +89,8 @@ async fn replay<S: Store<Policy>>(
 /// The policy with the proposed limits in the place of its own.
 fn proposal(limits: &Limits<Policy>, rows: &[Row<'_>]) -> Result<Limits<Policy>, ConfigError> {
     let proposed = limits.iter().zip(rows).map(|(limit, row)| {
-        let policy = row.proposed.map_or(*limit.algorithm(), |(policy, _)| policy);
-        let mut proposed = Limit::new(limit.name(), policy)?.by(limit.identifier_names())?;
-        if limit.is_required() {
-            proposed = proposed.required();
-        }
+        let policy = row.proposed.unwrap_or(*limit.algorithm());
+        let proposed = with_policy(limit, limit.name(), policy)?;
         Ok(if limit.is_shadow() { proposed.shadow() } else { proposed })
     });
     Limits::new(proposed.collect::<Result<Vec<_>, ConfigError>>()?)
@@ -113,54 +98,46 @@ fn proposal(limits: &Limits<Policy>, rows: &[Row<'_>]) -> Result<Limits<Policy>,
 
 fn lines(rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
-        let now = json!({ "policy": row.limit.algorithm().to_string(), "callers_denied": row.denied_now });
-        let proposed = row.proposed.map(|(policy, denied)| {
-            json!({
-                "policy": policy.to_string(), "callers_denied": denied,
-                "callers_denied_together": row.denied_together,
-            })
+        let told = |policy: &Policy| json!({ "policy": policy.to_string(), "callers_denied": row.needs.denied(policy) });
+        let proposed = row.proposed.map(|policy| {
+            let mut proposed = told(&policy);
+            proposed["callers_denied_together"] = row.denied_together.into();
+            proposed
         });
-        json!({ "name": row.limit.name(), "callers": row.callers, "now": now, "proposed": proposed })
+        json!({
+            "name": row.limit.name(), "callers": row.needs.callers(),
+            "now": told(row.limit.algorithm()), "proposed": proposed,
+        })
     };
     json_lines(rows.iter().map(line))
 }
 
 fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
-        let denied = |denied| [count(denied), share(denied, row.callers)];
-        let mut cells = vec![row.limit.name().to_owned(), count(row.callers)];
-        cells.push(row.limit.algorithm().to_string());
-        cells.extend(denied(row.denied_now));
-        match row.proposed {
-            Some((policy, by_itself)) => {
-                cells.push(policy.to_string());
-                cells.extend(denied(by_itself));
-                cells.extend(denied(row.denied_together));
-            }
-            None if row.callers == 0 => cells.push("no caller was seen".to_owned()),
+        let (now, callers) = (row.limit.algorithm(), row.needs.callers());
+        let denied = |denied| format!("{} ({})", count(denied), share(denied, callers));
+        let mut cells = vec![row.limit.name().to_owned(), count(callers), now.to_string()];
+        cells.push(denied(row.needs.denied(now)));
+        match &row.proposed {
+            Some(policy) => cells.extend([
+                setting(policy),
+                denied(row.needs.denied(policy)),
+                denied(row.denied_together),
+            ]),
+            None if callers == 0 => cells.push("no caller was seen".to_owned()),
             None => cells.push("nothing: no such limit is large enough".to_owned()),
         }
         cells
     };
-    let columns = [
-        "name",
-        "#callers",
-        "now",
-        "#denied",
-        "#",
-        "proposed",
-        "#denied",
-        "#",
-        "#with the others",
-        "#",
-    ];
+    let columns = ["name", "#callers", "now", "#denied", "write", "#denied", "#with the others"];
     let names: Vec<_> = args.log.inputs.iter().map(|input| input.display().to_string()).collect();
     let mut text = format!("{}\n\n", names.join(", "));
     text.push_str(notes);
     text.push_str(&Table::new(&columns, rows.iter().map(line)).text());
     text.push_str(
         "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
-         in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n",
+         in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n\
+         Abusers are callers too: where the log has some, raise --target to leave them out.\n",
     );
     text
 }

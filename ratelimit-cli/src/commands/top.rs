@@ -1,24 +1,22 @@
 //! `ratelimit top`: who is limited now.
 
-use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use futures_util::future::join_all;
-use ratelimit_core::{Decision, Limits, Op, Policy, Store};
+use ratelimit_core::{Decision, Limit, Limits, Op, Policy, Store};
 use ratelimit_redis::{Mode, RedisError, RedisStore};
 use serde_json::json;
 
 use crate::args::TopArgs;
-use crate::caller::joined_names;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
 use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
-use crate::summary::{NAME_CHARS, shown_caller};
+use crate::summary::NAME_CHARS;
 use crate::table::Table;
-use crate::text::{count, duration, plural, quoted};
+use crate::text::{count, duration, plural, printable, quoted};
 
 /// How many callers are asked about at the same time.
 const AT_ONCE: usize = 32;
@@ -53,9 +51,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     // The longest wait first; a request that never fits has no wait.
     found.limited.sort_unstable_by(|a, b| {
         let wait = |limited: &Limited| limited.decision.retry_after_us.unwrap_or(u64::MAX);
-        Reverse(wait(a))
-            .cmp(&Reverse(wait(b)))
-            .then_with(|| (a.place, &a.caller).cmp(&(b.place, &b.caller)))
+        (wait(b), a.place, &a.caller).cmp(&(wait(a), b.place, &b.caller))
     });
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
@@ -154,14 +150,14 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
         let limit = &limits.as_slice()[*place];
         let shadow = if limit.is_shadow() { " (shadow)" } else { "" };
         vec![
-            shown_caller(&joined_names(limit.identifier_names()), caller, NAME_CHARS),
+            printable(&arguments(limit, caller), NAME_CHARS),
             format!("{}{shadow}", limit.name()),
             count(decision.remaining),
             count(decision.limit),
             decision.retry_after_us.map_or_else(|| "never".to_owned(), duration),
         ]
     });
-    let columns = ["caller", "limit", "#left", "#of", "#try again in"];
+    let columns = ["caller", "limit", "#left", "#of", "#retry in"];
     let mut text = String::new();
     if !found.limited.is_empty() {
         text = Table::new(&columns, rows).text() + "\n";
@@ -182,6 +178,24 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
     text
 }
 
+/// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.
+fn arguments(limit: &Limit<Policy>, key: &str) -> String {
+    let mut names = limit.identifier_names();
+    let Some(mut shown) = names.next().map(|name| format!("{name}=")) else {
+        return key.to_owned();
+    };
+    // In a key of several identifiers a bar parts their values, and a backslash escapes.
+    let (is_joined, mut chars) = (names.len() > 0, key.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '|' if is_joined => shown.extend(names.next().map(|name| format!(" {name}="))),
+            '\\' if is_joined => shown.extend(chars.next()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
 fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
     let line = |Limited { place, caller, decision }: &Limited| {
         let limit = &limits.as_slice()[*place];
@@ -196,4 +210,23 @@ fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
         "hidden_keys": found.hidden, "max_keys_reached": found.is_cut,
     });
     json_lines(found.limited.iter().take(args.most).map(line).chain([totals]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_is_shown_as_inspect_takes_it() {
+        for (names, key, shown) in [
+            (&[][..], "a|b", "a|b"),
+            (&["ip"], "a|b", "ip=a|b"),
+            (&["ip", "path"], "192.0.2.7|/login", "ip=192.0.2.7 path=/login"),
+            (&["ip", "path"], "a|b\\|c\\\\", "ip=a path=b|c\\"),
+        ] {
+            let policy = "gcra 1/s".parse().expect("a policy");
+            let limit = Limit::new("limit", policy).and_then(|limit| limit.by(names));
+            assert_eq!(arguments(&limit.expect("a limit"), key), shown);
+        }
+    }
 }

@@ -55,7 +55,8 @@ impl AccessLog {
         let named = Named { list: named.collect(), bare_only: true };
         let caller = Caller { bare: Some(text(ip)), named };
         let duration_us = self.duration_us(rest);
-        Ok(Entry { at: self.last.1, caller, cost: 1, op: Op::Acquire, duration_us })
+        let (at, cost, op) = (self.last.1, 1, Op::Acquire);
+        Ok(Entry { at, caller, cost, op, duration_us, line: None })
     }
 
     /// How long the request took, from what follows the status.
@@ -165,6 +166,15 @@ fn after_time(text: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
     let (status, rest) = until(text, b' ').unwrap_or((text, b""));
     let is_status = status == b"-" || status.len() == 3 && status.iter().all(u8::is_ascii_digit);
     if is_status { Ok((request, rest)) } else { Err(broken) }
+}
+
+/// The user agent of a line in the Combined format: the second quoted field after the size.
+pub(crate) fn agent(line: &str) -> Option<&str> {
+    let [.., rest] = fields(line.as_bytes()).ok()?;
+    let (_size, rest) = until(rest, b' ')?;
+    let (_referrer, rest) = until_quote(rest.strip_prefix(b"\"")?)?;
+    let (agent, _) = until_quote(rest.strip_prefix(b" \"")?)?;
+    str::from_utf8(agent).ok().filter(|agent| !["", "-"].contains(agent))
 }
 
 /// The last of the fields after the size, unless it stands in quotes.

@@ -97,7 +97,7 @@ impl Csv {
             return Err(BadLine::new("names no caller; fill in key or a column such as ip"));
         }
         let at = at.ok_or_else(|| BadLine::new("has no at_us"))?;
-        Ok(Entry { at, caller, cost, op: operation, duration_us })
+        Ok(Entry { at, caller, cost, op: operation, duration_us, line: None })
     }
 }
 

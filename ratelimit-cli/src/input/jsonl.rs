@@ -55,6 +55,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<Entry, BadLine> {
         cost: number("cost", record.cost)?.unwrap_or(1),
         op: record.op.map_or(Ok(Op::Acquire), |name| op(&name))?,
         duration_us: number("duration_us", record.duration_us)?,
+        line: None,
     })
 }
 

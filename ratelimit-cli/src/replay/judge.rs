@@ -25,7 +25,7 @@ pub(super) struct Judge<'r, S> {
 }
 
 impl<'r, S: Store<Policy>> Judge<'r, S> {
-    pub(super) fn new(limiter: &'r RateLimiter<S>, nearness: bool, forgets: bool) -> Self {
+    pub(super) fn new(limiter: &'r RateLimiter<S>, nearness: Option<usize>, forgets: bool) -> Self {
         let has_leases = limiter.limits().iter().any(|limit| limit.algorithm().has_leases());
         Self {
             limiter,

@@ -17,12 +17,15 @@ use crate::failure::Failure;
 use crate::input::{DETECTED_LINES, Detector, Entry, Lines, Parser, Source, too_long};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
-use crate::text::{count, plural};
+use crate::text::{count, plural, printable};
 
 /// How far behind an earlier line a line of an access log is sorted in.
 const WINDOW_US: u64 = 5 * 60 * 1_000_000;
 /// The most lines that wait in the window, of all inputs together.
 const WINDOW_LINES: usize = 1_000_000;
+
+/// The most characters of a line that are kept.
+const LINE_CHARS: usize = 400;
 
 /// One request, and where it stands.
 pub(super) struct Request {
@@ -50,35 +53,23 @@ pub(crate) struct Order {
 impl Order {
     /// What a reader must know before trusting the rest.
     pub(crate) fn note(self) -> Option<String> {
-        let mut note = Vec::new();
         let lines = |number| plural(number, "line", "lines");
-        if self.sorted > 0 {
-            note.push(format!(
-                "{} came after a later one and were sorted by time",
-                lines(self.sorted)
-            ));
-        }
-        if self.late > 0 {
-            note.push(format!(
-                "WARNING: {} came more than {} minutes or {} lines late and were decided late, so the numbers below \
-                 are not exact; name the logs of several servers as inputs of their own, or sort them",
-                lines(self.late),
-                WINDOW_US / 60_000_000,
-                count(WINDOW_LINES as u64),
-            ));
-        }
-        if self.back > 0 {
-            note.push(format!(
-                "{} of a trace came after a later one; a trace is decided in the order of its lines",
-                lines(self.back)
-            ));
-        }
-        if self.endless > 0 {
-            note.push(format!(
-                "{} with no duration: such a request holds its place for the whole lease",
-                lines(self.endless)
-            ));
-        }
+        let (late, sorted) = (lines(self.late), lines(self.sorted));
+        let (minutes, most) = (WINDOW_US / 60_000_000, count(WINDOW_LINES as u64));
+        let notes = [
+            format!(
+                "WARNING: {late} came more than {minutes} minutes or {most} lines late and were decided late, so the \
+                 numbers below are not exact; name the logs of several servers as inputs of their own, or sort them"
+            ),
+            format!("{sorted} came after a later one and were sorted by time"),
+            lines(self.back)
+                + " of a trace came after a later one; a trace is decided in the order of its lines",
+            lines(self.endless)
+                + " with no duration: such a request holds its place for the whole lease",
+        ];
+        let numbers = [self.late, self.sorted, self.back, self.endless];
+        let told = numbers.into_iter().zip(notes).filter(|(number, _)| *number > 0);
+        let note: Vec<_> = told.map(|(_, note)| note).collect();
         (!note.is_empty()).then(|| note.join(". "))
     }
 }
@@ -121,6 +112,12 @@ impl Requests {
     /// The same for a second pass, which repeats no complaint about a line.
     pub(crate) fn silent(mut self) -> Self {
         self.trouble.bar.silent = true;
+        self
+    }
+
+    /// The same, with or without the text of its line in each request.
+    pub(crate) fn keeping_lines(mut self, keeps_lines: bool) -> Self {
+        self.inputs.iter_mut().for_each(|input| input.keeps_lines = keeps_lines);
         self
     }
 
@@ -228,6 +225,7 @@ struct Input {
     /// By time, and then by line.
     window: BTreeMap<(Timestamp, u64), Entry>,
     most_lines: usize,
+    keeps_lines: bool,
     /// The latest time that was read.
     latest: Timestamp,
     /// The time of the last request that left the window.
@@ -248,6 +246,7 @@ impl Input {
             next: None,
             window: BTreeMap::new(),
             most_lines: WINDOW_LINES / log.inputs.len().max(1),
+            keeps_lines: false,
             latest: Timestamp::ZERO,
             left: Timestamp::ZERO,
             ended: false,
@@ -335,7 +334,9 @@ impl Input {
                 }
             };
             match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
-                Ok(entry) => {
+                Ok(mut entry) => {
+                    let text = line.bytes.filter(|_| self.keeps_lines).map(String::from_utf8_lossy);
+                    entry.line = text.map(|text| printable(&text, LINE_CHARS));
                     if entry.op == Op::Acquire {
                         self.has_durations |= entry.duration_us.is_some();
                         trouble.order.endless += u64::from(entry.duration_us.is_none());

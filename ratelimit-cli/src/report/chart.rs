@@ -1,127 +1,201 @@
-//! The charts: SVG without text, which stretches to any width. Labels are text of the page, so that they stay readable.
+//! The charts: SVG whose places are percentages, so that a browser stretches them to the page and leaves their text as it is.
+
+use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 use ratelimit_core::Timestamp;
 
-use crate::nearness::Histogram;
 use crate::table::Table;
-use crate::text::{count, duration, time};
+use crate::tally::Tally;
+use crate::text::{count, duration, plural, time};
 use crate::timeline::{Bucket, Counts, Timeline};
 
-/// The charts' own units, in thousandths. A browser stretches them to the page.
-const WIDTH: u64 = 1_000_000;
-const HEIGHT: u64 = 100_000;
+/// The whole of a chart, in thousandths of a percent.
+const WHOLE: u64 = 100_000;
+/// The most round numbers on an axis of counts.
+const MAX_TICKS: u64 = 3;
 
-/// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of a bucket.
-pub(super) fn over_time(
-    title: &str,
-    timeline: &Timeline,
-    denied: &'static str,
-    counts: impl Fn(&Bucket) -> Counts,
-) -> Markup {
-    let buckets: Vec<(Timestamp, Counts)> =
-        timeline.buckets().into_iter().map(|(at, bucket)| (at, counts(&bucket))).collect();
-    let (Some((first, _)), Some((last, _))) = (buckets.first(), buckets.last()) else {
-        return html! {};
-    };
-    let highest = buckets.iter().map(|(_, counts)| counts.total()).max().unwrap_or(0).max(1);
-    let slots = buckets.len() as u64;
-    let height = |n: u64| scaled(n, HEIGHT, highest);
-    let left = |slot: u64| scaled(slot, WIDTH, slots);
-    let every = duration(timeline.width_us());
-    let end = Timestamp::saturating_from_us(last.as_us().saturating_add(timeline.width_us()));
-    let of_denied = format!("#{denied}");
-    let columns = ["@from", "#admitted", of_denied.as_str()];
-    let rows = buckets
-        .iter()
-        .map(|(start, counts)| vec![time(*start), count(counts.admitted), count(counts.denied)]);
-    html! {
-        figure {
-            div.axis { span { "up to " (count(highest)) " per " (every) } }
-            svg viewBox=(format!("0 0 {} {}", WIDTH / 1_000, HEIGHT / 1_000)) preserveAspectRatio="none"
-                role="img" aria-label=(format!("{title}, admitted and {denied}. The table below has the numbers.")) {
-                title { (title) }
-                @for (slot, (start, counts)) in (0..).zip(&buckets).filter(|(_, (_, c))| c.total() > 0) {
-                    @let x = left(slot);
-                    @let width = left(slot + 1) - x;
-                    @let bar = (x + width / 20, width * 9 / 10);
-                    @let admitted = visible(counts.admitted, height(counts.admitted), HEIGHT);
-                    @let rest = visible(counts.denied, height(counts.total()) - height(counts.admitted), HEIGHT);
-                    @let top = HEIGHT.saturating_sub(admitted + rest);
+/// The axis of time that charts share.
+struct Axis {
+    buckets: Vec<(Timestamp, Bucket)>,
+    /// The places of round times, and their labels.
+    ticks: Vec<(u64, String)>,
+}
+
+impl Axis {
+    fn of(timeline: &Timeline) -> Self {
+        let buckets = timeline.buckets();
+        let from = buckets.first().map_or(Timestamp::ZERO, |(first, _)| *first);
+        let whole = timeline.width_us() * buckets.len() as u64;
+        let (step, ticks) = timeline.ticks();
+        let place = |at: Timestamp| scaled(at.saturating_us_since(from), WHOLE, whole);
+        let ticks = ticks.map(|at| (place(at), clock(at, step))).collect();
+        Self { buckets, ticks }
+    }
+
+    /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of a bucket.
+    fn strip(&self, title: &str, highest: u64, counts: impl Fn(&Bucket) -> Counts) -> Markup {
+        let step = round_step(highest);
+        let top = highest.div_ceil(step).max(1) * step;
+        let rows =
+            (1..=top / step).map(|n| (n * step, percent(WHOLE - scaled(n * step, WHOLE, top))));
+        let rows: Vec<_> = rows.collect();
+        let slots = self.buckets.len() as u64;
+        let counted =
+            (0..).zip(&self.buckets).map(|(slot, (at, bucket))| (slot, at, counts(bucket)));
+        html! {
+            svg.strip role="img" aria-label=(format!("{title}. The table below has the numbers.")) {
+                @for (_, y) in &rows { line x1="0" x2="100%" y1=(y) y2=(y) {} }
+                @for (x, _) in &self.ticks { line x1=(percent(*x)) x2=(percent(*x)) y1="0" y2="100%" {} }
+                @for (slot, at, counts) in counted.filter(|(.., counts)| counts.total() > 0) {
+                    @let [left, right] = [slot, slot + 1].map(|slot| scaled(slot, WHOLE, slots));
+                    @let admitted = visible(counts.admitted, top);
+                    @let denied = visible(counts.denied, top).min(WHOLE - admitted);
+                    @let bar = (left + (right - left) / 20, (right - left) * 9 / 10);
                     g {
                         title {
-                            (time(*start)) ": " (count(counts.admitted)) " admitted, "
-                            (count(counts.denied)) " " (denied)
+                            (time(*at)) ": "
+                            @if counts.admitted > 0 { (count(counts.admitted)) " admitted, " }
+                            (count(counts.denied)) " denied"
                         }
-                        (rect("hit", (x, width), 0, HEIGHT))
-                        (rect("of-denied", bar, top, rest))
-                        (rect("of-admitted", bar, top + rest, HEIGHT - top - rest))
+                        (rect("of-denied", bar, WHOLE - admitted - denied, denied))
+                        (rect("of-admitted", bar, WHOLE - admitted, admitted))
                     }
                 }
+                @for (tick, y) in &rows { text x="0" y=(y) dy="1em" { (count(*tick)) } }
             }
-            div.axis { span { (time(*first)) } span { (time(end)) } }
-            figcaption.legend {
-                span.of-admitted { "admitted" } span.of-denied { (denied) }
+        }
+    }
+}
+
+/// All requests, and below them the denials of each limit, on one axis of time.
+pub(super) fn over_time(tally: &Tally) -> Markup {
+    let axis = Axis::of(&tally.timeline);
+    let most =
+        |of: &dyn Fn(&Bucket) -> u64| axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0);
+    // The limits are on one scale, so that they can be compared.
+    let highest = most(&|bucket| bucket.by_limit.iter().map(|c| c.denied).max().unwrap_or(0));
+    html! {
+        figure {
+            p.legend { strong { "All requests" } span.of-admitted { "admitted" } span.of-denied { "denied" } }
+            (axis.strip("All requests, admitted and denied", most(&|b| b.all.total()), |b| b.all))
+            @for (place, counts) in tally.limits.iter().enumerate() {
+                @let (name, denied) = (counts.limit.name(), |b: &Bucket| b.limit(place).denied);
+                @let verb = if counts.limit.is_shadow() { "would have denied" } else { "denied" };
+                @let worst = axis.buckets.iter().rev().max_by_key(|(_, b)| denied(b));
+                p.legend {
+                    strong { (name) } (verb) " " (count(counts.denied))
+                    @if let Some((at, bucket)) = worst.filter(|_| counts.denied > 0) {
+                        ", most at " (clock(*at, 1_000_000)) ": " (count(denied(bucket)))
+                    }
+                }
+                @if counts.denied > 0 {
+                    (axis.strip(&format!("Requests that {name} {verb}"), highest, |b| {
+                        Counts { admitted: 0, denied: denied(b) }
+                    }))
+                }
+            }
+            svg.axis aria-hidden="true" {
+                @for (x, label) in &axis.ticks {
+                    text x=(percent(*x)) y="1em" text-anchor=(anchor(*x)) { (label) }
+                }
+            }
+        }
+        details { summary { "Numbers of these charts" } (numbers(tally, &axis.buckets)) }
+    }
+}
+
+fn numbers(tally: &Tally, buckets: &[(Timestamp, Bucket)]) -> Markup {
+    let names: Vec<_> =
+        tally.limits.iter().map(|counts| format!("#{}", counts.limit.name())).collect();
+    let names = names.iter().map(String::as_str);
+    let columns: Vec<_> = ["@from", "#admitted", "#denied"].into_iter().chain(names).collect();
+    let busy = buckets.iter().filter(|(_, bucket)| bucket.all.total() > 0);
+    let rows = busy.map(|(at, bucket)| {
+        let by_limit = (0..tally.limits.len()).map(|place| bucket.limit(place).denied);
+        let counts = [bucket.all.admitted, bucket.all.denied].into_iter().chain(by_limit);
+        std::iter::once(time(*at)).chain(counts.map(count)).collect()
+    });
+    let every = duration(tally.timeline.width_us());
+    Table::new(&columns, rows)
+        .html(&format!("Requests per {every}, and those that each limit denied"))
+}
+
+/// The callers by what they needed of a limit, on a logarithmic axis: a dot grows with the number of callers.
+pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
+    let most =
+        needs.keys().copied().filter(|need| *need < u64::MAX).max().unwrap_or(1).max(capacity);
+    // A need that no limit meets stands at the edge.
+    let x = |need: u64| (4_000 + scaled(log2(need), WHOLE - 8_000, log2(most))).min(WHOLE - 2_000);
+    let rows = needs.iter().map(|(need, callers)| vec![count(*need), count(*callers)]);
+    let ticks = (0..20).map(|power| 10_u64.saturating_pow(power)).take_while(|tick| *tick <= most);
+    html! {
+        figure {
+            svg.dots role="img" aria-label="Callers by what they needed. The table below has the numbers." {
+                line x1="0" x2="100%" y1="50%" y2="50%" {}
+                line.limit-line x1=(percent(x(capacity))) x2=(percent(x(capacity))) y1="24%" y2="76%" {}
+                @for (need, callers) in needs {
+                    @let class = if *need <= capacity { "of-admitted" } else { "of-denied" };
+                    circle class=(class) cx=(percent(x(*need))) cy="50%" r=(4 + callers.ilog2()) {
+                        title { (plural(*callers, "caller", "callers")) ": " (count(*need)) }
+                    }
+                }
+                text.limit-name x=(percent(x(capacity))) y="1em" text-anchor=(anchor(x(capacity))) { "limit " (count(capacity)) }
+                @for tick in ticks {
+                    text x=(percent(x(tick))) y="100%" dy="-.3em" text-anchor="middle" { (count(tick)) }
+                }
             }
         }
         details {
             summary { "Numbers of this chart" }
-            (Table::new(&columns, rows).html(&format!("{title}, every {every}")))
+            (Table::new(&["#needed at once", "#callers"], rows).html("Callers by what they needed at once"))
         }
     }
 }
 
-/// How near the callers came to a limit: a row and a bar per bin. The chart is its own table.
-pub(super) fn nearness(histogram: &Histogram, denied: &str) -> Markup {
-    let highest = histogram.bins.iter().copied().max().unwrap_or(0).max(histogram.denied).max(1);
-    let tenths = (0_u64..).zip(&histogram.bins);
-    html! {
-        table.bars {
-            caption { "Callers by the least share of the capacity that was left to them" }
-            tbody {
-                (bar_row(denied, "of-denied", histogram.denied, highest))
-                @for (tenth, callers) in tenths {
-                    @let (name, class) = match tenth {
-                        0 => ("nothing left".to_owned(), "of-near"),
-                        1 => ("up to 10% left".to_owned(), "of-near"),
-                        _ => (format!("{}% to {}% left", (tenth - 1) * 10, tenth * 10), "of-admitted"),
-                    };
-                    (bar_row(&name, class, *callers, highest))
-                }
-            }
-        }
-        @if histogram.uncounted > 0 {
-            p.faint {
-                (count(histogram.uncounted))
-                " requests of further callers are left out, because there were too many callers to tell apart."
-            }
-        }
+/// The part of a time that changes from one step to the next: the date, hours and minutes, or everything below a day.
+fn clock(at: Timestamp, step_us: u64) -> String {
+    let text = time(at);
+    let part = match step_us {
+        86_400_000_000.. => text.get(5..10),
+        60_000_000.. => text.get(11..16),
+        _ => text.get(11..).map(|clock| clock.trim_end_matches('Z')),
+    };
+    part.unwrap_or_default().to_owned()
+}
+
+/// Which end of a label stands at its place, so that it stays within the chart.
+const fn anchor(x: u64) -> &'static str {
+    match x {
+        0..=6_000 => "start",
+        94_000.. => "end",
+        _ => "middle",
     }
 }
 
-fn bar_row(name: &str, class: &str, callers: u64, highest: u64) -> Markup {
-    html! {
-        tr.none[callers == 0] {
-            th scope="row" { (name) }
-            td.bar {
-                svg viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true" {
-                    (rect(class, (0, visible(callers, scaled(callers, WIDTH, highest), WIDTH)), 0, 1_000))
-                }
-            }
-            td.number { (count(callers)) }
-        }
-    }
+/// The least of 1, 2, 5, 10, 20, 50 … that reaches a number in a few steps.
+fn round_step(highest: u64) -> u64 {
+    let steps = (0..20)
+        .flat_map(|power| [1, 2, 5].map(|n: u64| n.saturating_mul(10_u64.saturating_pow(power))));
+    let mut steps = steps.filter(|step| highest.div_ceil(*step) <= MAX_TICKS);
+    steps.next().unwrap_or(u64::MAX)
 }
 
-/// At least a hundredth of the chart for what exists, so that one denial among a million is seen.
-fn visible(n: u64, length: u64, whole: u64) -> u64 {
-    if n > 0 { length.max(whole / 100) } else { 0 }
+/// The binary logarithm in thousandths, straight between the powers of two.
+fn log2(n: u64) -> u64 {
+    let whole = n.max(1).ilog2();
+    u64::from(whole) * 1_000 + scaled(n.max(1) - (1 << whole), 1_000, 1 << whole)
+}
+
+/// The height of a bar: at least a fiftieth of the chart for what exists, so that one denial among a million is seen.
+fn visible(n: u64, top: u64) -> u64 {
+    if n > 0 { scaled(n, WHOLE, top).max(WHOLE / 50) } else { 0 }
 }
 
 fn rect(class: &str, (x, width): (u64, u64), y: u64, height: u64) -> Markup {
     html! {
         @if height > 0 && width > 0 {
-            rect class=(class) x=(decimal(x)) y=(decimal(y)) width=(decimal(width)) height=(decimal(height)) {}
+            rect class=(class) x=(percent(x)) y=(percent(y)) width=(percent(width)) height=(percent(height)) {}
         }
     }
 }
@@ -131,8 +205,8 @@ fn scaled(n: u64, to: u64, from: u64) -> u64 {
     u64::try_from(u128::from(n) * u128::from(to) / u128::from(from.max(1))).unwrap_or(u64::MAX)
 }
 
-fn decimal(thousandths: u64) -> String {
-    format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000)
+fn percent(thousandths: u64) -> String {
+    format!("{}.{:03}%", thousandths / 1_000, thousandths % 1_000)
 }
 
 #[cfg(test)]
@@ -141,12 +215,20 @@ mod tests {
 
     #[test]
     fn one_denial_among_a_million_is_visible_and_nothing_leaves_the_chart() {
-        let mut timeline = Timeline::default();
+        let mut tally = Tally::default();
         for n in 0..1_000 {
-            timeline.count(Timestamp::saturating_from_us(n), n > 0, []);
+            tally.timeline.count(Timestamp::saturating_from_us(n), n > 0, []);
         }
-        let page = over_time("Requests", &timeline, "denied", |bucket| bucket.all).into_string();
+        let page = over_time(&tally).into_string();
         assert_eq!(page.matches("class=\"of-denied\" x=").count(), 1, "{page}");
-        assert!(!page.contains("height=\"0.000\"") && !page.contains("y=\"-"), "{page}");
+        assert!(!page.contains("height=\"0.000%\"") && !page.contains("y=\"-"), "{page}");
+    }
+
+    #[test]
+    fn an_axis_has_few_and_round_numbers() {
+        for (highest, step) in [(0, 1), (1, 1), (3, 1), (4, 2), (7, 5), (238, 100), (301, 200)] {
+            assert_eq!(round_step(highest), step, "{highest}");
+        }
+        assert_eq!([1, 2, 3, 4, 1_024].map(log2), [0, 1_000, 1_500, 2_000, 10_000]);
     }
 }

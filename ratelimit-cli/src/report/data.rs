@@ -1,9 +1,13 @@
 //! The report's numbers as JSON, embedded in the page for other programs.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
-use super::{CALLERS, Report};
+use ratelimit_core::Algorithm as _;
+use serde_json::{Value, json};
+
+use super::{CALLERS, PATHS, Report};
 use crate::compare::{Comparison, Difference};
+use crate::nearness::Nearness;
 use crate::tally::{LimitTally, Offender, Tally};
 
 /// The JSON, safe within a `script` element.
@@ -18,10 +22,11 @@ pub(super) fn data(report: &Report<'_>) -> Value {
     let tally = report.tally;
     let caller = |offender: &Offender<'_>| {
         let denials = offender.denials;
-        let by_limit = tally.by_limit(denials).map(|(name, n)| (name.to_owned(), json!(n)));
         json!({
-            "identifier": offender.name, "value": offender.value, "denied": denials.requests,
-            "by_limit": by_limit.collect::<Map<_, _>>(),
+            "identifier": offender.name, "value": offender.value,
+            "requests": offender.requests, "denied": denials.requests,
+            "by_limit": tally.by_limit(denials).collect::<BTreeMap<_, _>>(),
+            "paths": denials.top_paths(PATHS), "agent": denials.agent(),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
             "spells": denials.spells, "denied_for_us": denials.denied_us(),
             "longest_us": denials.longest_us(),
@@ -39,7 +44,7 @@ pub(super) fn data(report: &Report<'_>) -> Value {
         json!({ "name": tally.name, "callers": tally.callers.len(), "callers_denied": tally.denied() })
     });
     json!({
-        "title": report.summary.title, "notes": report.summary.notes,
+        "title": report.title, "notes": report.notes,
         "span_us": tally.span.map(|(first, last)| [first.as_us(), last.as_us()]),
         "requests": tally.requests, "admitted": tally.admitted(), "denied": tally.denied,
         "other_operations": tally.other, "bad_lines": tally.bad_lines,
@@ -55,17 +60,20 @@ pub(super) fn data(report: &Report<'_>) -> Value {
 fn limits(tally: &Tally) -> Vec<Value> {
     let limit = |counts: &LimitTally| {
         let limit = &counts.limit;
-        let nearness = counts.nearness.as_ref().map(|nearness| {
-            let histogram = nearness.histogram();
+        let needs = counts.needs.as_ref().map(|needs| {
             json!({
-                "callers_denied": histogram.denied, "least_left": histogram.bins,
-                "uncounted": histogram.uncounted,
+                "capacity": needs.policy.capacity(),
+                "callers_denied_alone": needs.denied(&needs.policy),
+                "most_admitted": needs.most_admitted(),
+                "denies_none": needs.smallest(0).map(|policy| policy.to_string()),
+                "callers": needs.histogram().into_iter().collect::<Vec<_>>(),
             })
         });
         json!({
             "name": limit.name(), "policy": limit.algorithm().to_string(),
             "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": limit.is_shadow(),
-            "applied": counts.applied, "denied": counts.denied, "nearness": nearness,
+            "applied": counts.applied, "denied": counts.denied, "needs": needs,
+            "nearness": counts.nearness.as_ref().map(Nearness::histogram),
         })
     };
     tally.limits.iter().map(limit).collect()
@@ -85,7 +93,7 @@ fn compared(name: &str, comparison: &Comparison) -> Value {
         "denied_by_both": comparison.both,
         "denied_only_by_this": comparison.total.only_this,
         "denied_only_by_other": comparison.total.only_other,
-        "callers_that_differ": comparison.differing(),
-        "differing_callers": comparison.callers(CALLERS).into_iter().map(caller).collect::<Vec<_>>(),
+        "callers_that_differ": comparison.callers.len(),
+        "differing_callers": comparison.callers(CALLERS, Difference::requests).into_iter().map(caller).collect::<Vec<_>>(),
     })
 }

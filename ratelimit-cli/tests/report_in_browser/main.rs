@@ -1,5 +1,7 @@
 //! The report as a headless Chromium shows it: the one that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one,
-//! the test says so; `scripts/test` installs one.
+//! the tests say that they are skipped; `scripts/test` installs one.
+//!
+//! `RATELIMIT_PICTURE=docs/guide/src/report.png cargo test --test report_in_browser` makes the picture of the README anew.
 #![allow(missing_docs, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -7,8 +9,12 @@ mod common;
 
 mod chromium;
 
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
 use chromium::Chromium;
-use common::{Scene, example};
+use common::{Scene, example, workspace};
 use serde_json::{Value, json};
 
 /// Counts the colours of a picture, and how light it is, from 0 to 255.
@@ -34,7 +40,7 @@ const COLOURS: &str = r#"(async (picture) => {
 /// What is wrong with the page for someone who does not see it.
 const INACCESSIBLE: &str = r#"(() => {
   const wrong = [];
-  for (const svg of document.querySelectorAll("figure svg")) {
+  for (const svg of document.querySelectorAll("figure svg:not([aria-hidden])")) {
     if (!svg.getAttribute("aria-label")) wrong.push("a chart without a name");
     const beside = svg.closest("figure").nextElementSibling;
     if (!beside || !beside.querySelector("table")) wrong.push("a chart without a table");
@@ -51,12 +57,21 @@ const INACCESSIBLE: &str = r#"(() => {
   return wrong;
 })()"#;
 
+/// The browser, or a line on standard error that the test is skipped.
+fn browser() -> Option<PathBuf> {
+    let browser = chromium::installed();
+    if browser.is_none() {
+        // A test that passes shows nothing that is printed by a macro.
+        let skipped =
+            "skipped: no chromium here to look at the report (set RATELIMIT_CHROMIUM to one)";
+        writeln!(std::io::stderr(), "{skipped}").expect("writes");
+    }
+    browser
+}
+
 #[test]
 fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
-    let Some(program) = chromium::installed() else {
-        eprintln!("no chromium here: the report is not looked at (set RATELIMIT_CHROMIUM to one)");
-        return;
-    };
+    let Some(program) = browser() else { return };
     let (policy, log) = example();
     let shadow = "\n[[limit]]\nname = \"stricter\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"\nshadow = true\n";
     let scene = Scene::new(&(policy.clone() + shadow));
@@ -75,6 +90,10 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
         assert_eq!(inner, width, "{shown}");
         assert!(scrolled <= inner, "{shown}: the page scrolls sideways, {scrolled} px");
         assert!(bars > 50, "{shown}: {bars} bars");
+        // Nor does a part of it that is not folded away.
+        let cut = "[...document.querySelectorAll('.scroll:not(details *), figure, section')]\
+                   .filter(e => e.scrollWidth > e.clientWidth).map(e => e.ariaLabel)";
+        assert_eq!(browser.evaluate(cut), json!([]), "{shown}");
         assert_eq!(browser.evaluate(INACCESSIBLE), json!([]), "{shown}");
 
         let picture = browser.screenshot();
@@ -99,4 +118,24 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
         let as_wanted = if scheme == "dark" { lightness < 90 } else { lightness > 190 };
         assert!(as_wanted, "{shown}: a lightness of {lightness}");
     }
+}
+
+#[test]
+fn the_picture_of_the_report_is_small() {
+    let Some(program) = browser() else { return };
+    let (policy, log) = example();
+    let scene = Scene::new(&policy);
+    scene.write("access.log", std::fs::read(log).expect("reads"));
+    scene.replay(&["--report", "out.html", "access.log"]).exits(0);
+    let picture = std::env::var_os("RATELIMIT_PICTURE").map(|name| workspace("").join(name));
+    let picture = picture.unwrap_or_else(|| scene.path("report.png"));
+    let made = Command::new(program)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+        .args(["--blink-settings=preferredColorScheme=1", "--window-size=960,1066"])
+        .arg(format!("--screenshot={}", picture.display()))
+        .arg(format!("file://{}", scene.path("out.html").display()))
+        .output();
+    assert!(made.expect("chromium runs").status.success());
+    let bytes = std::fs::metadata(picture).expect("a picture").len();
+    assert!((10_000..150_000).contains(&bytes), "{bytes} bytes");
 }
