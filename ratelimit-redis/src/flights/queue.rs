@@ -23,8 +23,9 @@ pub(crate) const MOST_WAITING: usize = 65_536;
 /// next one or finds none.
 ///
 /// A flight has a number, and only its sender or one that overtakes it ends it. A sender may stop for good: its caller may
-/// keep a future and no longer poll it, and no thread may drive its runtime. So a flight has a time: when half a deadline
-/// is over, the next request overtakes it.
+/// keep a future and no longer poll it, and no thread may drive its runtime. So a flight has a time: when a quarter of a
+/// deadline is over, the next request overtakes it. Half of a deadline may pass after that, until another runtime takes over
+/// the connection.
 #[derive(Debug)]
 pub(crate) struct Queue<L, O> {
     waiting: Mutex<Waiting<L, O>>,
@@ -90,7 +91,7 @@ impl<L: Default, O> Queue<L, O> {
             }),
             requests: Arc::new(AtomicUsize::new(0)),
             bound,
-            patience: deadline / 2,
+            patience: deadline / 4,
             watched_on: Mutex::new(Vec::new()),
         }
     }

@@ -1,8 +1,8 @@
 //! Sends [flights](crate::flights), one after the other, until no request waits.
 //!
 //! A caller may be dropped, or keep its future and no longer poll it; a runtime may end or stall. So a task sends, on the
-//! runtime of the first caller that waits, because a thread drives that runtime. If a flight is older than half a deadline
-//! and has not departed, another caller's runtime sends it. One task per runtime watches the clock for all requests that
+//! runtime of the first caller that waits, because a thread drives that runtime. If a flight is older than a quarter of a
+//! deadline and has not departed, another caller's runtime sends it. One task per runtime watches the clock for all requests that
 //! wait there, because a timer per request would cost more than everything else.
 //!
 //! A request with less than a quarter of its time left is not sent, and a flight ends by the earliest deadline in it. So each

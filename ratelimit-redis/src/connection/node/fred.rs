@@ -41,8 +41,8 @@ pub(crate) struct Node {
 /// The task that drives the connection, as long as a node uses it.
 struct Driver {
     task: AbortHandle,
-    /// Closed when the task has ended.
-    ended: watch::Receiver<()>,
+    /// Whether the client ended the connection; closed without that if its runtime has ended.
+    ended: watch::Receiver<bool>,
     traffic: Traffic,
     /// Without a listener the client logs each error, with all that the server said about a login.
     _listens: Receiver<(Error, Option<Server>)>,
@@ -85,10 +85,11 @@ impl Node {
         if let Some(error) = refused {
             return Err(not_connected(endpoint, &error));
         }
-        let (sender, ended) = watch::channel(());
+        let (sender, ended) = watch::channel(false);
         let task = tokio::spawn(async move {
-            let _ = (&mut connected.0).await;
-            drop(sender);
+            if (&mut connected.0).await.is_ok() {
+                sender.send_replace(true);
+            }
         });
         let (task, traffic) = (task.abort_handle(), Traffic::default());
         let driver = Driver { task, ended, traffic, _listens: listens };
@@ -101,7 +102,9 @@ impl Node {
         match answer {
             Ok(_) => Ok(node),
             Err(Failure::Answered { error, .. }) => Err(not_connected(endpoint, &error)),
-            Err(Failure::NotSent) => Err(not_connected(endpoint, &Error::new_canceled())),
+            Err(Failure::NotSent | Failure::Aborted) => {
+                Err(not_connected(endpoint, &Error::new_canceled()))
+            }
         }
     }
 
@@ -149,29 +152,39 @@ impl Node {
         &self,
         mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
     ) -> Result<T, Failure> {
-        let mut passage = self.driver.traffic.begin();
         let mut ended = self.driver.ended.clone();
+        // What is not sent yet is never sent.
+        if *ended.borrow() || ended.has_changed().is_err() {
+            return Err(Failure::NotSent);
+        }
+        let mut passage = self.driver.traffic.begin();
         let answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
-            // Before it ended, the task delivered all replies that it ever will.
-            _ = ended.changed() => request.now_or_never(),
+            _ = ended.wait_for(|ended| *ended) => (&mut request).now_or_never(),
         };
-        let Some(answer) = answer else { return Err(Failure::NotSent) };
+        // The client delivers all replies, and then ends a connection. If its runtime ends, it cancels requests that it has
+        // sent, too.
+        let mut not_sent = async || match ended.wait_for(|ended| *ended).await {
+            Ok(_) => Failure::NotSent,
+            Err(_) => Failure::Aborted,
+        };
         match answer {
-            Ok(answer) => {
+            Some(Ok(answer)) => {
                 passage.answered();
                 Ok(answer)
             }
             // Taken from the queue of a connection that had ended.
-            Err(error) if error.is_canceled() => Err(Failure::NotSent),
-            Err(error) => Err(Failure::Answered { error, alone: passage.is_alone() }),
+            Some(Err(error)) if error.is_canceled() => Err(not_sent().await),
+            Some(Err(error)) => Err(Failure::Answered { error, alone: passage.is_alone() }),
+            None => Err(not_sent().await),
         }
     }
 
     fn failed(&self, failure: Failure) -> RedisError {
         match failure {
             Failure::NotSent => self.peer.unreachable("the connection has ended"),
+            Failure::Aborted => self.peer.lost("the runtime that drove the connection has ended"),
             // The client closes the connection after some server errors and reports the error to all
             // pending requests. If only one was pending, the error is its reply.
             Failure::Answered { error, alone: true } if code(error.details()).is_some() => {
@@ -243,6 +256,8 @@ impl Drop for Passage<'_> {
 enum Failure {
     /// The request was never sent.
     NotSent,
+    /// The connection's runtime ended, and the request may have been sent.
+    Aborted,
     /// The client's error, and whether no other request was pending meanwhile.
     Answered { error: Error, alone: bool },
 }
