@@ -1,26 +1,20 @@
 //! Rate limits, algorithms and [`RateLimiter`]: the part that you always need. No I/O, no clock, no floats.
 //!
-//! A store keeps the state of each caller: in memory ([`ratelimit-memory`](https://docs.rs/ratelimit-memory), whose first page
-//! has a complete program) or on Redis ([`ratelimit-redis`](https://docs.rs/ratelimit-redis)). Both give the same decisions,
-//! field by field.
-//!
 //! ```
-//! use ratelimit_core::{ConfigError, FixedWindow, Gcra, Limits, Policy, RateLimiter, SyncStore};
+//! use ratelimit_core::{Gcra, Limits, RateLimiter};
+//! use ratelimit_memory::MemoryStore;
 //!
-//! /// Limits per address and per user, over any store that decides without waiting.
-//! fn limiter<S: SyncStore<Policy>>(store: S) -> Result<RateLimiter<S>, ConfigError> {
-//!     let limits = Limits::builder()
-//!         .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
-//!         .limit("daily", FixedWindow::per_day(5_000)).by(["user"])
-//!         .build()?;
-//!     Ok(RateLimiter::new(limits, store))
-//! }
+//! let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+//! let limiter = RateLimiter::new(limits, MemoryStore::new());
 //!
-//! fn serve<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> Result<u16, S::Error> {
-//!     let verdict = limiter.check_now(&[("ip", "192.0.2.7"), ("user", "alice")])?;
-//!     Ok(if verdict.allowed() { 200 } else { 429 })
-//! }
+//! let verdict = limiter.check_now("alice")?;
+//! assert!(verdict.allowed());
+//! assert_eq!(verdict.remaining(), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A store keeps the state of each caller: in memory ([`ratelimit-memory`](https://docs.rs/ratelimit-memory)) or on Redis
+//! ([`ratelimit-redis`](https://docs.rs/ratelimit-redis)). Both give the same decisions, field by field.
 //!
 //! # Main types
 //!
@@ -35,14 +29,52 @@
 //! | [`Algorithm`] | writing an algorithm |
 //! | [`Store`], [`SyncStore`], [`Batch`], [`decide`] | writing a store |
 //!
-//! # Features
+//! # Several limits
 //!
-//! | feature | default | adds |
-//! |---|---|---|
-//! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
-//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`] and [`DynError`]: a store chosen at run time |
-//! | `serde` | no | `Limits<Policy>` read from a document |
-//! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped |
+//! A request is charged to every limit whose identifiers it has, or to none. [`Policy`] holds any built-in algorithm, given as a
+//! value or as text:
+//!
+//! ```
+//! use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits, RateLimiter};
+//! use ratelimit_memory::MemoryStore;
+//!
+//! let tries = Attempts::new(FixedWindow::per_minute(9).build()?); // denied requests are charged too
+//! let limits = Limits::builder()
+//!     .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
+//!     .limit("daily", "fixed-window 5000/d").by(["user"])
+//!     .limit("tries", tries).by(["ip", "user"])
+//!     .build()?;
+//! let limiter = RateLimiter::new(limits, MemoryStore::new());
+//!
+//! let verdict = limiter.check_n_now(&[("ip", "192.0.2.7"), ("user", "alice")], 10)?;
+//! assert!(!verdict.allowed());
+//! for decision in limiter.named(&verdict).filter(|decision| !decision.allowed) {
+//!     assert_eq!((decision.name(), decision.limit), ("tries", 9));
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Stack`] keeps several limits of one identifier in one state.
+//!
+//! # Leases and later costs
+//!
+//! ```
+//! use ratelimit_core::{Concurrency, Gcra, Leased, Limits, RateLimiter, ReservationId};
+//! use ratelimit_memory::MemoryStore;
+//!
+//! let limits = Limits::builder().limit("tokens", Gcra::per_minute(10_000)).build()?;
+//! let limiter = RateLimiter::new(limits, MemoryStore::new());
+//! let id = ReservationId::random();
+//! assert!(limiter.reserve_now("alice", id, 4_000)?.allowed()); // the most that it can cost
+//! assert!(limiter.commit_now("alice", id, 1_234)?.remaining() >= 8_766); // what it did cost
+//!
+//! let downloads: Concurrency = "2/30s".parse()?; // two at a time, each for at most 30 s
+//! let limits = Limits::builder().limit("downloads", downloads).build()?;
+//! let limiter = RateLimiter::new(limits, MemoryStore::new());
+//! let Leased::Granted(lease) = limiter.lease_now("alice")? else { unreachable!() };
+//! drop(lease); // when the work is done
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # An algorithm by itself
 //!
@@ -60,7 +92,40 @@
 //!
 //! All numbers are integers below 2^53: 3/s, 7 per 5 minutes and 10 million/s are exact, and a script on Redis computes the
 //! same numbers.
+//!
+//! # A store
+//!
+//! A store decides a [`Batch`] as [`decide`] does. One that wraps another needs a few lines, and the guide's
+//! [chapter](https://github.com/ratelimit-rs/ratelimit/blob/main/docs/guide/src/own-store.md) has a whole one:
+//!
+//! ```
+//! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+//! use ratelimit_core::{Batch, Policy, Store, Verdict};
+//!
+//! struct Counting<S> {
+//!     inner: S,
+//!     batches: AtomicU64,
+//! }
+//!
+//! impl<S: Store<Policy>> Store<Policy> for Counting<S> {
+//!     type Error = S::Error;
+//!     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, S::Error> {
+//!         self.batches.fetch_add(1, Relaxed);
+//!         self.inner.apply(batch).await
+//!     }
+//! }
+//! ```
+//!
+//! # Features
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
+//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`] and [`DynError`]: a store chosen at run time |
+//! | `serde` | no | `Limits<Policy>` read from a document |
+//! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 

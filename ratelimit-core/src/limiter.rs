@@ -77,9 +77,9 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     ///
     /// ```
     /// # use ratelimit_core::*;
-    /// # fn example<S: SyncStore<Gcra>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
-    /// let per_user = Limit::new("user", Gcra::new("10/s".parse()?, 20)?)?.by(["user"])?;
-    /// let limiter = RateLimiter::new(Limits::new([per_user])?, store).allow_unlimited();
+    /// # fn example<S: SyncStore<Policy>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// let limits = Limits::builder().limit("user", Gcra::per_second(10).burst(20)).by(["user"]).build()?;
+    /// let limiter = RateLimiter::new(limits, store).allow_unlimited();
     /// assert!(limiter.check_now(&[("ip", "192.0.2.7")])?.is_unlimited());
     /// # Ok(())
     /// # }

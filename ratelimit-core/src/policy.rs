@@ -32,12 +32,12 @@ macro_rules! policies {
         /// Any of the built-in algorithms.
         ///
         /// ```
-        /// use ratelimit_core::{Attempts, FixedWindow, Gcra, Limit, Limits, Policy};
-        /// let limits = Limits::<Policy>::new([
-        ///     Limit::new("burst", Gcra::new("10/s".parse()?, 20)?.into())?,
-        ///     Limit::new("daily", FixedWindow::new("5000/d".parse()?)?.into())?,
-        ///     Limit::new("tries", Attempts::new(FixedWindow::new("9/m".parse()?)?).into())?,
-        /// ])?;
+        /// use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits, Policy};
+        /// let limits: Limits<Policy> = Limits::builder()
+        ///     .limit("burst", Gcra::per_second(10).burst(20))
+        ///     .limit("daily", FixedWindow::per_day(5_000))
+        ///     .limit("tries", Attempts::new(FixedWindow::per_minute(9).build()?))
+        ///     .build()?;
         /// # Ok::<(), ratelimit_core::ConfigError>(())
         /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// Wraps a store and spends budget that the store has charged in advance, without a call per request.
 ///
 /// ```
-/// use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter};
+/// use ratelimit_core::{Gcra, Limits, RateLimiter};
 /// use ratelimit_layers::Allotments;
 /// use ratelimit_redis::RedisStore;
 ///
@@ -37,8 +37,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// # let server = ratelimit_servers::RedisServer::start()?;
 /// # let url = server.url();
 /// let redis = RedisStore::connect(&url).await?;
-/// let api = Gcra::new("100000/s".parse()?, 50_000)?;
-/// let limits = Limits::new([Limit::<Policy>::new("api", api.into())?])?;
+/// let limits = Limits::builder().limit("api", Gcra::per_second(100_000).burst(50_000)).build()?;
 /// let limiter = RateLimiter::new(limits, Allotments::new(redis));
 ///
 /// for _ in 0..10_000 {

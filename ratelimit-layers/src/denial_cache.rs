@@ -34,7 +34,7 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// Wraps a store and rejects requests that the store would deny, without calling it.
 ///
 /// ```
-/// use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter, Source};
+/// use ratelimit_core::{Gcra, Limits, RateLimiter, Source};
 /// use ratelimit_layers::DenialCache;
 /// use ratelimit_redis::RedisStore;
 ///
@@ -43,7 +43,7 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// # let server = ratelimit_servers::RedisServer::start()?;
 /// # let url = server.url();
 /// let redis = RedisStore::connect(&url).await?;
-/// let limits = Limits::new([Limit::<Policy>::new("login", Gcra::new("1/m".parse()?, 1)?.into())?])?;
+/// let limits = Limits::builder().limit("login", Gcra::per_minute(1)).build()?;
 /// let limiter = RateLimiter::new(limits, DenialCache::new(redis));
 ///
 /// assert!(limiter.check("mallory").await?.allowed());

@@ -41,14 +41,15 @@ use outage::Outage;
 ///
 /// ```
 /// use std::num::NonZeroU64;
-/// use ratelimit_core::{Gcra, Limit, Limits, OnOutage, Policy, RateLimiter};
+/// use ratelimit_core::{Gcra, Limits, OnOutage, RateLimiter};
 /// use ratelimit_layers::Fallback;
 /// use ratelimit_memory::MemoryStore;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let burst = Limit::<Policy>::new("burst", Gcra::new("12/s".parse()?, 12)?.into())?;
-/// let limits = Limits::new([burst.on_outage(OnOutage::Local)])?;
+/// let limits = Limits::builder()
+///     .limit("burst", Gcra::per_second(12)).on_outage(OnOutage::Local)
+///     .build()?;
 /// let shared = MemoryStore::new(); // a store on Redis, in a service
 /// let nodes = NonZeroU64::new(3).ok_or("none")?;
 /// let store = Fallback::builder().nodes(nodes).build(shared, &limits)?;

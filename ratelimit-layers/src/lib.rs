@@ -32,7 +32,81 @@
 //!
 //! No feature is on by default. [`Fallback`] needs a tokio runtime with the time driver enabled (`enable_time`). Put `Metrics` and
 //! `Traced` around it, so that they see its decisions: `Metrics::new(Traced::new(fallback))`.
+//!
+//! # Fewer calls to Redis
+//!
+//! A [`DenialCache`] answers a denied caller that retries, and [`Allotments`] serve a busy one. Both can wrap the same store:
+//!
+//! ```
+//! use std::time::Duration;
+//! use ratelimit_core::{Gcra, Limits, RateLimiter, Source};
+//! use ratelimit_layers::{Allotments, DenialCache};
+//! use ratelimit_redis::RedisStore;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = ratelimit_servers::RedisServer::start()?;
+//! # let url = server.url();
+//! let store = RedisStore::connect(&url).await?;
+//! let store = DenialCache::builder().max_age(Duration::from_secs(1)).build(store);
+//! let store = Allotments::builder().lifetime(Duration::from_millis(200)).build(store);
+//! let limits = Limits::builder().limit("login", Gcra::per_minute(1)).build()?;
+//! let limiter = RateLimiter::new(limits, store);
+//!
+//! assert!(limiter.check("mallory").await?.allowed());
+//! assert!(!limiter.check("mallory").await?.allowed()); // denied by Redis
+//! assert_eq!(limiter.check("mallory").await?.source(), Source::Cache);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The callers denied most often
+//!
+//! ```
+//! use ratelimit_core::{Gcra, Limits, RateLimiter};
+//! use ratelimit_layers::TopDenied;
+//! use ratelimit_memory::MemoryStore;
+//!
+//! let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+//! let limiter = RateLimiter::new(limits, TopDenied::new(MemoryStore::new(), 1_000));
+//! for _ in 0..8 {
+//!     limiter.check_now("mallory")?;
+//! }
+//! let top = limiter.store().top(10);
+//! assert_eq!((&*top[0].key, top[0].count), ("mallory", 3));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Metrics and traces
+#![cfg_attr(all(feature = "metrics", feature = "tracing"), doc = "```")]
+#![cfg_attr(not(all(feature = "metrics", feature = "tracing")), doc = "```ignore")]
+//! use ratelimit_core::{Gcra, Limits, RateLimiter};
+//! use ratelimit_layers::{Metrics, Traced};
+//! use ratelimit_memory::MemoryStore;
+//!
+//! let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+//! let limiter = RateLimiter::new(limits, Metrics::new(Traced::new(MemoryStore::new())));
+//! assert!(limiter.check_now("alice")?.allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A policy that is replaced
+#![cfg_attr(feature = "reload", doc = "```")]
+#![cfg_attr(not(feature = "reload"), doc = "```ignore")]
+//! use ratelimit_core::{Gcra, Limits};
+//! use ratelimit_layers::Reload;
+//! use ratelimit_memory::MemoryStore;
+//!
+//! let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+//! let reload = Reload::new(limits, MemoryStore::new());
+//! assert!(reload.limiter().check_now("alice")?.allowed());
+//!
+//! reload.replace(Limits::builder().limit("login", Gcra::per_minute(3)).build()?)?;
+//! assert_eq!(reload.limiter().check_now("alice")?.limit(), 3);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

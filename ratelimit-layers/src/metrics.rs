@@ -58,11 +58,11 @@ pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: Outcom
 /// a request: [`record_counts`](Self::record_counts) does it at once.
 ///
 /// ```
-/// use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+/// use ratelimit_core::{Gcra, Limits, RateLimiter};
 /// use ratelimit_layers::Metrics;
 /// use ratelimit_memory::MemoryStore;
 ///
-/// let limits = Limits::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?])?;
+/// let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
 /// let limiter = RateLimiter::new(limits, Metrics::new(MemoryStore::new()));
 /// assert!(limiter.check_now("alice")?.allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -25,11 +25,11 @@ const SHOWN_BYTES: usize = 128;
 /// [shadow limit](ratelimit_core::Limit::shadow) would have denied was allowed, and is not counted.
 ///
 /// ```
-/// use ratelimit_core::{FixedWindow, Limit, Limits, RateLimiter};
+/// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
 /// use ratelimit_layers::TopDenied;
 /// use ratelimit_memory::MemoryStore;
 ///
-/// let limits = Limits::new([Limit::new("login", FixedWindow::new("2/m".parse()?)?)?])?;
+/// let limits = Limits::builder().limit("login", FixedWindow::per_minute(2)).build()?;
 /// let limiter = RateLimiter::new(limits, TopDenied::new(MemoryStore::new(), 1_000));
 /// for _ in 0..5 {
 ///     limiter.check_now("mallory")?;

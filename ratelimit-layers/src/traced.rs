@@ -32,11 +32,11 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
 /// within the span, with `kind`, `error` and `requests`: at most once per second, and for so many requests. Keys are not recorded: they identify callers.
 ///
 /// ```
-/// use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+/// use ratelimit_core::{Gcra, Limits, RateLimiter};
 /// use ratelimit_layers::Traced;
 /// use ratelimit_memory::MemoryStore;
 ///
-/// let limits = Limits::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?])?;
+/// let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
 /// let limiter = RateLimiter::new(limits, Traced::new(MemoryStore::new()));
 /// assert!(limiter.check_now("alice")?.allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())

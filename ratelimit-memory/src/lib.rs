@@ -41,6 +41,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A [`CoarseClock`] is read without a system call and moves in steps. A store that is full of reservations returns a
+//! [`MemoryError`]:
+//!
+//! ```
+//! use ratelimit_core::{Gcra, Limits, RateLimiter, ReservationId};
+//! use ratelimit_memory::{CoarseClock, MemoryError, MemoryStore};
+//!
+//! let store = MemoryStore::builder().reservations(1).clock(CoarseClock::new()).build();
+//! let limits = Limits::builder().limit("tokens", Gcra::per_minute(10_000)).build()?;
+//! let limiter = RateLimiter::new(limits, store);
+//!
+//! assert!(limiter.reserve_now("alice", ReservationId::new(1), 4_000)?.allowed());
+//! let second = limiter.reserve_now("alice", ReservationId::new(2), 4_000);
+//! assert_eq!(second, Err(MemoryError::Full { capacity: 1 }));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Behaviour
 //!
 //! - **Bounded memory.** A store has caps on [keys](Builder::capacity), [reservations](Builder::reservations) and
@@ -64,6 +81,7 @@
 //! [`MemoryStore::new`], [`PreciseClock`] and [`CoarseClock`] panic. It has no randomness either, so the hash key is no secret,
 //! and clients that choose their keys can make them collide.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
 mod blocks;

@@ -82,6 +82,7 @@
 //! or by Sentinels. [`IntoConnection`] lists them, with an example and the caveats of each. For a cluster, give a URL. For any
 //! other client, implement [`Connection`].
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
 #[cfg(not(any(feature = "redis", feature = "fred")))]

@@ -110,7 +110,52 @@
 //! # A failure
 //!
 //! A failing test prints the law, how it was broken, and the smallest case as text. Paste the case into [`regression`] (or
-//! [`algorithm_regression`]) to make it a test.
+//! [`algorithm_regression`]) to make it a test:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use ratelimit_core::{Limit, Policy, PolicyState};
+//! # use ratelimit_testkit::{Harness, PureStore};
+//! use ratelimit_testkit::{Property, regression};
+//! # struct Mine;
+//! # impl Harness for Mine {
+//! #     type Store = PureStore;
+//! #     fn new() -> Self { Mine }
+//! #     fn store(&self) -> PureStore { PureStore::new() }
+//! #     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+//! #         store.state(limit, key)
+//! #     }
+//! #     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
+//! # }
+//!
+//! regression::<Mine>(Property::Agrees, r#"
+//!     limit l0: gcra 10/s burst 20
+//!     at 1795218392123456 acquire 3 of "a" in l0
+//!     at 1795218392123457 acquire 20 of "a" in l0
+//! "#);
+//! ```
+//!
+//! # Many threads at once
+//!
+//! A [`History`] without an order that explains its answers is an error. A [`ConcurrentRun`] records one of a real store:
+//!
+//! ```
+//! use ratelimit_core::{Algorithm, Gcra, Limit, Op, Timestamp};
+//! use ratelimit_testkit::{Event, History};
+//!
+//! let limits = [Limit::new("login", Gcra::per_second(5).build()?)?];
+//! let first = limits[0].algorithm().step(None, Timestamp::ZERO, 1).decision;
+//! let event = |asked, answered| Event {
+//!     op: Op::Acquire, asks: vec![(0, 0, 1)], id: None, asked, answered,
+//!     clock: [Timestamp::ZERO; 2], answer: Ok(vec![first]),
+//! };
+//! // Two concurrent requests both get the first answer: a charge is lost.
+//! let history = History { limits: &limits, events: vec![event(0, 2), event(1, 3)], times: vec![Timestamp::ZERO] };
+//! assert!(history.explain().is_err());
+//! # Ok::<(), ratelimit_core::ConfigError>(())
+//! ```
+//!
+//! # Main types
 //!
 //! | item | for |
 //! |---|---|
@@ -123,6 +168,7 @@
 //! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
 //!
 //! A broken law panics, as failing tests do.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![allow(
     clippy::panic,
     clippy::expect_used,

@@ -44,6 +44,72 @@
 //!
 //! `RedisStore::connect(url).await?` in place of `MemoryStore::new()` shares the limits with all other replicas.
 //!
+//! # Callers, choices, fields and answers
+//!
+//! ```
+//! use std::sync::Arc;
+//! use http::{Response, header::HeaderName};
+//! use ratelimit_core::{Gcra, Limits, RateLimiter};
+//! use ratelimit_memory::MemoryStore;
+//! use ratelimit_tower::{
+//!     BusyWait, Choice, ClientAddress, Fields, ProxyHeader, RateLimitLayer, Rejection, XRateLimit, header, optional,
+//! };
+//!
+//! let limits = Limits::builder()
+//!     .limit("address", Gcra::per_second(10).burst(20)).by(["ip"])
+//!     .limit("key", Gcra::per_minute(600)).by(["key"])
+//!     .build()?;
+//! let limiter = Arc::new(RateLimiter::new(limits, MemoryStore::new()));
+//! let choose = move |request: &http::request::Parts| match request.uri.path() {
+//!     "/health" => Choice::Exempt,
+//!     _ => Choice::Limited(limiter.clone()),
+//! };
+//! let layer = RateLimitLayer::choosing(choose)
+//!     .by("ip", ClientAddress::behind(["10.0.0.0/8"], ProxyHeader::XForwardedFor)?)
+//!     .by("key", optional(header(HeaderName::from_static("x-api-key"))))
+//!     .fields(Fields::new().x_ratelimit(XRateLimit::UnixTime).busy_wait(BusyWait::Estimated))
+//!     .answer(|rejection: &Rejection| {
+//!         let mut response = Response::new("come back later");
+//!         *response.status_mut() = rejection.status;
+//!         response
+//!     })
+//!     .checked()?;
+//! # drop(layer);
+//! # Ok::<(), ratelimit_core::ConfigError>(())
+//! ```
+//!
+//! # Costs known later, and waiting
+#![cfg_attr(feature = "tokio", doc = "```no_run")]
+#![cfg_attr(not(feature = "tokio"), doc = "```ignore")]
+//! use std::time::Duration;
+//! use ratelimit_core::{Gcra, Limits, RateLimiter};
+//! use ratelimit_memory::MemoryStore;
+//! use ratelimit_tower::{Advice, Charge, ClientAddress, RateLimitLayer, Waiter};
+//!
+//! # async fn example(response: http::Response<String>) -> Result<(), Box<dyn std::error::Error>> {
+//! // 64 KiB are reserved when a request arrives, and the bytes of its response charged.
+//! let limits = Limits::builder().limit("bandwidth", Gcra::per_second(1_000_000)).by(["ip"]).build()?;
+//! let layer = RateLimitLayer::new(RateLimiter::new(limits, MemoryStore::new()))
+//!     .by("ip", ClientAddress::peer())
+//!     .cost(64 * 1024)
+//!     .reserve(Charge::body_bytes());
+//! # drop(layer);
+//!
+//! // A client that waits for its turn, and for what the other service asks.
+//! let limits = Limits::builder().limit("calls", Gcra::per_second(10)).build()?;
+//! let waiter = Waiter::new(RateLimiter::new(limits, MemoryStore::new()));
+//! waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
+//! if let Some(wait) = Advice::from_headers(response.headers()).wait() {
+//!     waiter.hold_back("api.example.com", wait);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![cfg_attr(
+    feature = "grpc",
+    doc = "\nFor clients of tonic, `.answer(Grpc)` rejects with a gRPC status and a `RetryInfo`: see [`Grpc`]."
+)]
+//!
 //! # Contract
 //!
 //! - No mistake makes a request unlimited: see [`RateLimitLayer`].
@@ -62,6 +128,7 @@
 //! | `tokio` | yes | costs that are settled with the response, and waiting |
 //!
 //! [tower]: https://docs.rs/tower
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
 use std::future::Future;

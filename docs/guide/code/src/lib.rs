@@ -3,10 +3,12 @@
 use std::error::Error;
 use std::time::Duration;
 
-use ratelimit_core::{Leased, Limits, ManualClock, Policy, RateLimiter, Timestamp, Verdict};
+use ratelimit_core::{Leased, Limits, ManualClock, Policy, RateLimiter, Timestamp};
 use ratelimit_memory::MemoryStore;
 
 mod svg;
+
+use svg::{NARROW, WIDE};
 
 /// The time axis.
 const BEGIN_MS: u64 = 5_000;
@@ -36,7 +38,7 @@ pub struct Row {
     capacity: u64,
     /// The time of each request, and whether it was admitted.
     pub requests: Vec<(u64, bool)>,
-    /// What remains, every [`SAMPLE_MS`], and after each request.
+    /// What remains, every [`SAMPLE_MS`]: after a request of that moment.
     remaining: Vec<(u64, u64)>,
 }
 
@@ -67,7 +69,6 @@ pub fn decide(words: &str, note: &'static str) -> Result<Row, Box<dyn Error>> {
     for time_ms in (0..=END_MS).step_by(usize::try_from(SAMPLE_MS)?) {
         clock.set(Timestamp::ZERO + Duration::from_millis(time_ms));
         leases.retain(|(end_ms, _)| time_ms < *end_ms); // dropping a lease releases it
-        row.remaining.push((time_ms, limiter.peek_now("caller", 0)?.remaining()));
         if arrivals_ms().any(|arrival_ms| arrival_ms == time_ms) {
             let is_admitted = if is_lease {
                 match limiter.lease_now("caller")? {
@@ -81,9 +82,8 @@ pub fn decide(words: &str, note: &'static str) -> Result<Row, Box<dyn Error>> {
                 limiter.check_now("caller").as_ref().map_err(ToString::to_string)?.allowed()
             };
             row.requests.push((time_ms, is_admitted));
-            let verdict: Verdict = limiter.peek_now("caller", 0)?;
-            row.remaining.push((time_ms, verdict.remaining()));
         }
+        row.remaining.push((time_ms, limiter.peek_now("caller", 0)?.remaining()));
     }
     Ok(row)
 }
@@ -95,7 +95,7 @@ pub fn decide(words: &str, note: &'static str) -> Result<Row, Box<dyn Error>> {
 pub fn algorithms() -> Result<Vec<Row>, Box<dyn Error>> {
     [
         ("gcra 10/10s burst 10", "a burst of 10, then one per second"),
-        ("token-bucket 1/s burst 3", "the same with a small burst"),
+        ("gcra 10/10s burst 3", "the same rate with a small burst"),
         ("fixed-window 10/10s", "10 before the boundary, 10 after it"),
         ("first-request-window 10/10s", "10, then none until the window ends"),
         ("sliding-counter 10/10s", "an estimate without a boundary"),
@@ -122,21 +122,19 @@ pub fn attempts() -> Result<Vec<Row>, Box<dyn Error>> {
     .collect()
 }
 
-/// All drawings of the guide.
+/// All drawings of the guide, each for a wide page and for a narrow one.
 ///
 /// # Errors
 /// None, unless a limit is not a policy.
-pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
-    let of_algorithms = svg::draw(
-        "The same 40 requests under each algorithm, and how many it admits",
-        &algorithms()?,
-    );
-    let of_attempts = svg::draw(
-        "The same 40 requests, if denied ones are free and if they are charged",
-        &attempts()?,
-    );
-    Ok(vec![
-        Drawing { file: "algorithms.svg", svg: of_algorithms },
-        Drawing { file: "attempts.svg", svg: of_attempts },
-    ])
+pub fn drawings() -> Result<[Drawing; 4], Box<dyn Error>> {
+    let (algorithms, attempts) = (algorithms()?, attempts()?);
+    let by_algorithm = ["The same 40 requests under each", "algorithm, and how many it admits"];
+    let by_charge = ["The same 40 requests, if denied ones", "are free and if they are charged"];
+    Ok([
+        ("algorithms.svg", WIDE.draw(by_algorithm, &algorithms)),
+        ("algorithms-narrow.svg", NARROW.draw(by_algorithm, &algorithms)),
+        ("attempts.svg", WIDE.draw(by_charge, &attempts)),
+        ("attempts-narrow.svg", NARROW.draw(by_charge, &attempts)),
+    ]
+    .map(|(file, svg)| Drawing { file, svg }))
 }
