@@ -7,6 +7,7 @@ mod capabilities;
 mod documents;
 mod linearizability;
 mod oracle;
+mod reservations;
 mod wrong;
 mod wrong_algorithms;
 mod wrong_stores;
