@@ -1,10 +1,10 @@
-//! Limits that count attempts as published patterns do, in tables of requests and decisions.
+//! A sliding counter as its publisher describes it, and the waits of batches that count attempts.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, Decision, FirstRequestWindow, FixedWindow, Gcra, Limit, Op,
-    Policy, Rate, SlidingCounter, SlidingCounterState, SlidingLog, Snapshot, Timestamp, decide,
+    Algorithm, Attempts, Batch, Check, Decision, FixedWindow, Gcra, Limit, Op, Policy, Rate,
+    SlidingCounter, SlidingCounterState, Snapshot, Timestamp, decide,
 };
 
 const SECOND_US: u64 = 1_000_000;
@@ -24,10 +24,6 @@ struct Key<A: Algorithm> {
 }
 
 impl<A: Algorithm> Key<A> {
-    fn new(algorithm: A) -> Self {
-        Self { algorithm, state: None }
-    }
-
     fn acquire(&mut self, us: u64, cost: u64) -> Decision {
         let step = self.algorithm.step(self.state.as_ref(), at(us), cost);
         self.state = step.write.after(self.state.as_ref()).cloned();
@@ -41,48 +37,6 @@ impl<A: Algorithm> Key<A> {
             assert_eq!((got.allowed, got.remaining), (allowed, remaining), "row {row}: {got:?}");
         }
     }
-}
-
-/// INCR, then EXPIRE if the result is 1; more than 3 are denied. The counter stops at the limit, its time to live does not.
-#[test]
-fn a_fixed_window_of_attempts_is_incr_and_expire() {
-    let mut key = Key::new(Attempts::new(FirstRequestWindow::new(rate("3/10s")).expect("limit")));
-    key.replays(&[
-        (2_000, 1, true, 2),
-        (3_000, 1, true, 1),
-        (9_000, 1, true, 0),
-        (11_000, 1, false, 0),
-        (11_999, 1, false, 0),
-        // The key has expired, ten seconds after the first request.
-        (12_000, 1, true, 2),
-    ]);
-    let counted = key.state.as_ref().map(|state| (state.start, state.count));
-    assert_eq!(counted, Some((at(12 * SECOND_US), 1)));
-    key.replays(&[(12_500, 3, false, 0), (13_000, 1, false, 0)]);
-    assert_eq!(key.state.map(|state| state.count), Some(3));
-}
-
-/// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: a caller that keeps trying stays out.
-#[test]
-fn a_sliding_log_of_attempts_denies_a_caller_that_keeps_trying() {
-    let log = SlidingLog::new(rate("2/10s")).expect("a limit");
-    let (mut patient, mut eager) = (Key::new(Attempts::new(log)), Key::new(Attempts::new(log)));
-    let table = [(0, 1, true, 1), (1_000, 1, true, 0), (2_000, 1, false, 0)];
-    patient.replays(&table);
-    eager.replays(&table);
-    for second in 3..60 {
-        assert!(!eager.acquire(second * SECOND_US, 1).allowed, "at {second} s");
-    }
-    // The newest two attempts decide everything, so the log keeps no more.
-    assert_eq!(eager.state.as_ref().map(|state| state.entries.len()), Some(2));
-    assert!(eager.acquire(68 * SECOND_US, 1).allowed);
-    // A caller that waits for `retry_after` is admitted, and no sooner.
-    assert_eq!(patient.acquire(3 * SECOND_US, 1).retry_after_us, Some(9 * SECOND_US));
-    assert!(patient.acquire(12 * SECOND_US, 1).allowed);
-    // A log that counts admissions forgets the denied attempts.
-    let mut admitted = Key::new(log);
-    admitted.replays(&table);
-    admitted.replays(&[(9_999, 1, false, 0), (10_000, 1, true, 0), (11_000, 1, true, 0)]);
 }
 
 /// Cloudflare's example of 2017: 50 per minute, 42 in the last minute and 18 in this one, of which 15 seconds have
@@ -104,22 +58,6 @@ fn a_sliding_counter_weights_the_previous_window_as_cloudflare_does() {
     );
     // In the next window 50 fade, and the attempt itself counts 1: 50 · 58.8/60 is 49, and 48 must be left.
     assert_eq!(key.acquire(120 * SECOND_US, 1).retry_after_us, Some(1_200_001));
-}
-
-/// A bucket of 4 that refills one per second.
-#[test]
-fn a_bucket_of_attempts_fills_only_while_no_request_comes() {
-    let gcra = Gcra::new(rate("1/s"), 4).expect("a limit");
-    Key::new(gcra).replays(&[
-        (0, 3, true, 1),
-        (0, 2, false, 1),
-        (1_000, 2, true, 0),
-        (1_500, 1, false, 0),
-        (3_000, 1, true, 1),
-        (9_000, 4, true, 0),
-    ]);
-    let tried = [(0, 3, true, 1), (0, 2, false, 0), (1_999, 2, false, 0), (3_999, 2, true, 0)];
-    Key::new(Attempts::new(gcra)).replays(&tried);
 }
 
 #[test]
