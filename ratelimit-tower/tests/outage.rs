@@ -220,10 +220,11 @@ async fn replicas_admit_their_shares_while_redis_hangs_and_the_rest_of_the_limit
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_admit_their_shares_while_redis_is_stopped_and_redis_decides_when_it_is_back() {
+async fn replicas_admit_their_shares_while_redis_is_away_and_redis_decides_whenever_it_is_there() {
     let mut server = RedisServer::start().expect("a server");
+    // It is away at first.
+    server.stop();
     let mut load = Load::start(&server, BRIEF).await;
-    load.until_redis_decides(100).await;
     for _ in 0..2 {
         server.stop();
         load.out_of_share().await;
@@ -233,6 +234,6 @@ async fn replicas_admit_their_shares_while_redis_is_stopped_and_redis_decides_wh
     let (admitted, _, locally) = load.end().await;
     assert_eq!(locally, REPLICAS * SHARE);
     // Each start begins with an empty server.
-    assert!(admitted - locally <= 3 * LIMIT, "{admitted} {locally}");
+    assert!(admitted - locally <= 2 * LIMIT, "{admitted} {locally}");
     assert!(load.charged().await > 0);
 }
