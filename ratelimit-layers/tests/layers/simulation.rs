@@ -4,7 +4,7 @@
 //! `RATELIMIT_SIMULATION_SEEDS=7`, `=1,5,9` or `=0..500` chooses other seeds.
 
 mod check;
-mod network;
+pub(crate) mod network;
 mod run;
 
 use run::{Kind, Plan, run};
