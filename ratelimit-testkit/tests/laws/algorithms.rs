@@ -6,12 +6,6 @@ use ratelimit_core::{
 };
 use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
 
-use crate::bounds;
-
-fn policy(text: &str) -> Policy {
-    text.parse().expect("a policy")
-}
-
 /// A charge at the beginning of a sliding counter's window fades until the end of the next one.
 fn recovers_within_us(policy: &Policy) -> Option<u64> {
     match policy.by_admissions() {
@@ -20,7 +14,7 @@ fn recovers_within_us(policy: &Policy) -> Option<u64> {
     }
 }
 
-/// Writes a harness of these limits, with the bounds and the recovery of their policies.
+/// Writes a harness of these limits, with the recovery of their policies. What they admit over time, the oracle counts.
 macro_rules! harness {
     ($harness:ident of $algorithm:ty, $limits:expr) => {
         pub(super) struct $harness;
@@ -30,15 +24,6 @@ macro_rules! harness {
 
             fn limits() -> Vec<Instance<$algorithm>> {
                 $limits
-            }
-
-            fn excess(
-                limit: &$algorithm,
-                admitted: &[(Timestamp, u64)],
-                at: Timestamp,
-                cost: u64,
-            ) -> Option<String> {
-                bounds::excess(&(*limit).into(), admitted, at, cost)
             }
 
             fn recovers_within_us(limit: &$algorithm) -> Option<u64> {

@@ -2,7 +2,6 @@
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
 mod algorithms;
-mod bounds;
 mod capabilities;
 mod documents;
 mod linearizability;
