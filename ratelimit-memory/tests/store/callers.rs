@@ -75,52 +75,32 @@ fn all_ways<C: Identifiers + Sync + ?Sized>(
 }
 
 /// Limits, a caller, whether it may be unlimited, and what an error then says.
-type Case = (Vec<Limit<Policy>>, Box<dyn Identifiers + Sync>, bool, &'static [&'static str]);
+type Case<'c> = (Vec<Limit<Policy>>, &'c (dyn Identifiers + Sync), bool, &'c [&'c str]);
 
 #[test]
 fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or_admitted() {
-    let [by_ip, ..] = limits();
-    let required =
-        || limits().map(|limit| if limit.name() == "daily" { limit.required() } else { limit });
-    let cases: [Case; 6] = [
+    let [by_ip, daily, pair] = limits();
+    let required = vec![by_ip.clone(), daily.required(), pair];
+    let (ip, user) = ([("ip", "192.0.2.1")], [("user", "alice")]);
+    let cases: [Case<'_>; 6] = [
         (
             vec![by_ip.clone()],
-            Box::new([("IP", "192.0.2.1")]),
+            &[("IP", "192.0.2.1")],
             false,
             &["identifier \"IP\"", "wants \"ip\""],
         ),
-        (
-            limits().into(),
-            Box::new("a bare key"),
-            false,
-            &["no limit applies", "which has a bare key"],
-        ),
-        (
-            limits().into(),
-            Box::new([("", ""); 0]),
-            false,
-            &["which has no identifier", "allow_unlimited()"],
-        ),
-        (limits().into(), Box::new("a bare key"), true, &[]),
-        (
-            required().into(),
-            Box::new([("ip", "192.0.2.1")]),
-            true,
-            &["is required and wants", "identifier \"ip\""],
-        ),
-        (
-            vec![by_ip.required()],
-            Box::new([("user", "alice")]),
-            true,
-            &["is required and wants", "identifier \"user\""],
-        ),
+        (limits().into(), &"a bare key", false, &["no limit applies", "which has a bare key"]),
+        (limits().into(), &[("", ""); 0], false, &["which has no identifier", "allow_unlimited()"]),
+        (limits().into(), &"a bare key", true, &[]),
+        (required, &ip, true, &["is required and wants", "identifier \"ip\""]),
+        (vec![by_ip.required()], &user, true, &["is required and wants", "identifier \"user\""]),
     ];
     for (limits, caller, allows_unlimited, expected) in cases {
         let mut limiter = RateLimiter::new(Limits::new(limits).expect("limits"), store(|b| b).0);
         if allows_unlimited {
             limiter = limiter.allow_unlimited();
         }
-        for decided in all_ways(&limiter, &*caller) {
+        for decided in all_ways(&limiter, caller) {
             match decided {
                 Ok(verdict) => {
                     assert!(expected.is_empty() && verdict.allowed() && verdict.is_unlimited());
