@@ -3,61 +3,12 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::{BUCKET, Scene, example, interrupted, json_lines, keys};
-use ratelimit_core::Policy;
+use common::{BUCKET, Scene, example, interrupted, keys};
 use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer};
 use serde_json::json;
-
-/// A server and a cluster of three masters that belong to one test.
-struct Servers {
-    one: RedisServer,
-    cluster: RedisCluster,
-}
-
-impl Servers {
-    fn start() -> Self {
-        let one = RedisServer::start().expect("a server");
-        Self { one, cluster: RedisCluster::start().expect("a cluster") }
-    }
-
-    /// The URLs of both, for either client, in these modes.
-    fn urls(&self, modes: &[&str]) -> Vec<String> {
-        let mut urls = Vec::new();
-        for servers in [self.one.url(), self.cluster.url()] {
-            for client in ["redis", "fred"] {
-                for mode in modes {
-                    urls.push(format!("{servers}?client={client}&mode={mode}"));
-                }
-            }
-        }
-        urls
-    }
-
-    /// The number of keys on all of them.
-    fn keys(&self) -> i64 {
-        self.cluster.nodes().iter().map(keys).sum::<i64>() + keys(&self.one)
-    }
-}
-
-/// Replays the input on each of these, a few at a time, and checks the decisions and that no key is left.
-fn same_bytes_on(servers: &Servers, urls: &[String], scene: &Scene, input: &str, due: &str) {
-    for (n, some) in urls.chunks(4).enumerate() {
-        std::thread::scope(|scope| {
-            for (m, url) in some.iter().enumerate() {
-                scope.spawn(move || {
-                    let out = format!("redis-{n}-{m}.jsonl");
-                    scene.replay(&["--decisions", &out, "--store", url, input]).exits(0);
-                    let policy = scene.read("policy.toml");
-                    assert!(scene.read(&out) == due, "the files differ: {url}, {policy}");
-                });
-            }
-        });
-    }
-    assert_eq!(servers.keys(), 0);
-}
 
 /// The server's URLs in both modes.
 fn modes(server: &RedisServer) -> [String; 2] {
@@ -68,9 +19,11 @@ fn modes(server: &RedisServer) -> [String; 2] {
 const REQUESTS: usize = 66;
 
 /// Requests of three keys and two addresses, back and forth in time, in which each operation meets each cost, key and
-/// address; `mix`, a prime, selects how the operations are mixed. Each takes up to 1.5 s, the lease of a second and more.
-fn trace(ops: [&str; 6], mix: usize) -> String {
-    let request = |n: usize| (ops[n * 3 % mix % ops.len()], n % 5, n % 3, n % 2);
+/// address. Each takes up to 1.5 s, the lease of a second and more.
+fn trace() -> String {
+    let ops = ["acquire", "peek", "refund", "force", "acquire", "reset"];
+    // A prime mixes the operations.
+    let request = |n: usize| (ops[n * 3 % 11 % ops.len()], n % 5, n % 3, n % 2);
     for op in ops {
         let of_op = || (0..REQUESTS).map(request).filter(|request| request.0 == op);
         let costs: BTreeSet<_> = of_op().map(|(_, cost, ..)| cost).collect();
@@ -88,140 +41,40 @@ fn trace(ops: [&str; 6], mix: usize) -> String {
     (0..REQUESTS).map(line).collect()
 }
 
-/// The decisions of a trace in memory, of which some are denials.
-fn in_memory(scene: &Scene) -> String {
+/// A replay leaves the choice of client, mode and place to the store, on which all of these agree: they are tried together,
+/// on the bundled log, and on a real one if the environment names one.
+#[test]
+fn a_log_gives_the_same_bytes_on_a_server_and_on_a_cluster_and_leaves_no_key() {
+    let one = RedisServer::start().expect("a server");
+    let cluster = RedisCluster::start().expect("a cluster");
+    let (policy, bundled) = example();
+    // So few that some of a real log are denied, too.
+    let scene = Scene::new(&policy.replace("650/d", "65/d"));
+    let real = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty());
+    for log in [Some(bundled), real].into_iter().flatten() {
+        let due = scene.decided(&[&log]);
+        assert!(due.contains(r#""allowed":false"#) && due.contains(r#""allowed":true"#));
+        for (url, options) in
+            [(one.url(), "?client=redis&mode=lua"), (cluster.url(), "?client=fred&mode=cas")]
+        {
+            let found = scene.decided(&["--store", &(url + options), &log]);
+            assert!(found == due, "the files differ on {options}");
+        }
+        assert_eq!(cluster.nodes().iter().chain([&one]).map(keys).sum::<i64>(), 0);
+    }
+}
+
+#[test]
+fn every_operation_gives_the_same_bytes_by_sentinels_and_tls_with_either_client() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let secret = RedisServer::start_tls().expect("a server with TLS");
+    let leases =
+        "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"3/s\"\n";
+    let scene = Scene::new(&[BUCKET, leases].concat());
+    scene.write("input", trace());
     let due = scene.decided(&["input"]);
     assert_eq!(due.lines().count(), REQUESTS);
     assert!(due.lines().any(|line| line.contains(r#""allowed":false"#)), "{due}");
-    due
-}
-
-/// The bundled log, and a real one if the environment names one: each client and each place decides the whole log once, and
-/// in every combination a part of it. MULTI mode decides limits that count attempts.
-#[test]
-fn a_log_gives_the_same_bytes_everywhere_and_leaves_no_key() {
-    let servers = Servers::start();
-    let (policy, bundled) = example();
-    let mut runs = vec![(bundled.clone(), policy, ["lua", "cas"].as_slice())];
-    if let Some(real) = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty()) {
-        // Its lines are not in the order of time, and these limits deny some of them in either order.
-        let limit = |name: &str, key: &str, more: &str| {
-            format!("[[limit]]\nname = \"{name}\"\nkey = [{key}]\n{more}\n")
-        };
-        let path = |count: &str| {
-            limit(
-                "path",
-                "\"path\"",
-                &format!("algorithm = \"sliding-log\"\nrate = \"5/m\"\n{count}"),
-            )
-        };
-        let admissions =
-            limit("burst", "\"ip\"", "algorithm = \"gcra\"\nrate = \"2/s\"\nburst = 3")
-                + &path("")
-                + &limit(
-                    "both",
-                    "\"ip\", \"path\"",
-                    "algorithm = \"fixed-window\"\nrate = \"30/h\"",
-                );
-        let count = "count = \"attempts\"";
-        let hourly = format!("algorithm = \"fixed-window\"\nrate = \"9/h\"\n{count}");
-        let attempts = limit("ip", "\"ip\"", &hourly) + &path(count);
-        runs.push((real.clone(), admissions, &["lua", "cas"]));
-        runs.push((real, attempts, &["multi"]));
-    }
-    for (log, policy, modes) in runs {
-        let scene = Scene::new(&policy);
-        let decided = |input: &str| {
-            let due = scene.decided(&[input]);
-            assert!(due.contains("\"allowed\":false") && due.contains("\"allowed\":true"));
-            due
-        };
-        let whole = decided(&log);
-        let part = if log == bundled {
-            excerpt(&lines(&log), &whole)
-        } else {
-            lines(&log)[..600].iter().flat_map(|line| [&**line, "\n"]).collect()
-        };
-        scene.write("part", part);
-        let part = decided("part");
-        let is_whole = |url: &String| {
-            let on_cluster = url.starts_with("redis-cluster:");
-            url.ends_with(if on_cluster { "client=fred&mode=cas" } else { "client=redis&mode=lua" })
-        };
-        let (on_whole, on_part): (Vec<_>, Vec<_>) =
-            servers.urls(modes).into_iter().partition(is_whole);
-        assert_eq!((on_whole.len(), on_part.len()), if modes.len() == 2 { (2, 6) } else { (0, 4) });
-        same_bytes_on(&servers, &on_whole, &scene, &log, &whole);
-        same_bytes_on(&servers, &on_part, &scene, "part", &part);
-    }
-}
-
-/// The lines of a log, plain or gzipped.
-fn lines(log: &str) -> Vec<String> {
-    use std::io::Read;
-    let mut bytes = std::fs::read(log).expect("a log");
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        let gzipped = std::mem::take(&mut bytes);
-        flate2::read::GzDecoder::new(&*gzipped).read_to_end(&mut bytes).expect("decompresses");
-    }
-    String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()
-}
-
-/// Of each address that is denied in these decisions, up to 120 lines, of which 60 lead to the first denial.
-fn excerpt(log: &[String], decisions: &str) -> String {
-    let decided = json_lines(decisions);
-    assert_eq!(log.len(), decided.len());
-    let mut by_address: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (number, line) in decided.iter().enumerate() {
-        by_address.entry(line["key"].to_string()).or_default().push(number);
-    }
-    let mut chosen: BTreeSet<usize> = BTreeSet::new();
-    for of_it in by_address.values() {
-        let first = of_it.iter().position(|number| decided[*number]["allowed"] == false);
-        let from = first.map_or(usize::MAX, |first| first.saturating_sub(60));
-        chosen.extend(of_it.iter().skip(from).take(120));
-    }
-    chosen.into_iter().flat_map(|number| [&*log[number], "\n"]).collect()
-}
-
-#[test]
-fn every_operation_gives_the_same_bytes_in_every_mode_and_place() {
-    let servers = Servers::start();
-    let admissions = ["acquire", "peek", "refund", "force", "acquire", "reset"];
-    let attempts = ["acquire", "peek", "acquire", "acquire", "reset", "acquire"];
-    for &algorithm in Policy::NAMES {
-        let rate = match algorithm {
-            "bucketed-window" => "bucket = \"1s\"\nrates = [\"3/s\", \"5/3s\"]",
-            _ => "rate = \"3/s\"",
-        };
-        let limit = format!("[[limit]]\nname = \"one\"\nalgorithm = \"{algorithm}\"\n{rate}\n");
-        let other = |algorithm: &str| {
-            format!(
-                "[[limit]]\nname = \"two\"\nkey = [\"ip\"]\nalgorithm = \"{algorithm}\"\nrate = \"7/m\"\n"
-            )
-        };
-        let check = |policy: &str, trace: &str, modes: &[&str]| {
-            let scene = Scene::new(policy);
-            scene.write("input", trace);
-            let due = in_memory(&scene);
-            same_bytes_on(&servers, &servers.urls(modes), &scene, "input", &due);
-        };
-        check(&(limit.clone() + &other("gcra")), &trace(admissions, 11), &["lua", "cas"]);
-        if algorithm.contains("window") || algorithm == "sliding-log" {
-            let count = "count = \"attempts\"\n";
-            let policy = limit + count + &other("sliding-log") + count;
-            check(&policy, &trace(attempts, 13), &["lua", "cas", "multi"]);
-        }
-    }
-}
-
-#[test]
-fn sentinels_and_tls_give_the_same_bytes_with_either_client() {
-    let sentinels = RedisSentinels::start().expect("sentinels");
-    let secret = RedisServer::start_tls().expect("a server with TLS");
-    let scene = Scene::new(BUCKET);
-    scene.write("input", trace(["acquire", "peek", "acquire", "refund", "reset", "acquire"], 13));
-    let due = in_memory(&scene);
     let in_secret = format!("{}?tls-ca={}", secret.url(), secret.ca_path().display());
     for url in [sentinels.url(), in_secret] {
         let mark = if url.contains('?') { '&' } else { '?' };
@@ -230,6 +83,7 @@ fn sentinels_and_tls_give_the_same_bytes_with_either_client() {
             assert_eq!(due, scene.decided(&["--store", &url, "input"]), "{url}");
         }
     }
+    assert_eq!(keys(&secret), 0);
     // The tool does not trust this certificate.
     let ran = scene.replay(&["--store", &secret.url(), "input"]).exits(2);
     assert!(ran.err.contains("tls-ca") || ran.err.contains("ca-certificates"), "{ran:?}");

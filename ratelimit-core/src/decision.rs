@@ -332,47 +332,14 @@ mod tests {
         replenish_after_us: 5,
         reset_after_us: 70,
     };
-    const DENIED: Decision = Decision {
-        allowed: false,
-        cost: 1,
-        limit: 5,
-        remaining: 0,
-        retry_after_us: Some(40),
-        replenish_after_us: 5,
-        reset_after_us: 50,
-    };
-    const NEVER: Decision = Decision { retry_after_us: None, limit: 7, ..DENIED };
+    const DENIED: Decision = Decision { allowed: false, retry_after_us: Some(40), ..ADMITTED };
 
     #[test]
-    fn the_least_remaining_limit_speaks_and_the_longest_waits_count() {
-        let verdict = Verdict::several(vec![ADMITTED, DENIED]);
-        assert!(!verdict.allowed());
-        assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1]);
-        assert_eq!((verdict.limit(), verdict.remaining()), (5, 0));
-        assert_eq!(verdict.retry_after(), Some(Duration::from_micros(40)));
-        assert_eq!(verdict.reset_after(), Duration::from_micros(70));
-    }
-
-    #[test]
-    fn on_a_tie_the_first_limit_speaks_and_never_outlasts_every_wait() {
-        let verdict = Verdict::several(vec![NEVER, DENIED]);
-        assert_eq!(verdict.limit(), 7);
-        assert_eq!(verdict.retry_after(), None);
-        assert_eq!(Verdict::several(vec![DENIED, NEVER]).retry_after(), None);
-    }
-
-    #[test]
-    fn the_least_remaining_grows_once_all_limits_that_share_it_have_grown() {
-        let replenishes = |all: &[u64]| {
-            let one = |&replenish_after_us| Decision { replenish_after_us, ..DENIED };
-            let more = Decision { replenish_after_us: 99, ..ADMITTED };
-            let all = all.iter().map(one).chain([more]).collect();
-            Verdict::several(all).replenish_after()
+    fn a_limit_that_is_full_never_grows() {
+        let replenishes = |replenish_after_us| {
+            Verdict::one(Decision { replenish_after_us, ..DENIED }).replenish_after()
         };
-        assert_eq!(replenishes(&[5, 7, 6]), Some(Duration::from_micros(7)));
-        // A limit that is full never grows.
-        assert_eq!(replenishes(&[5, 0, 7]), None);
-        assert_eq!(replenishes(&[0, 7]), None);
+        assert_eq!([7, 0].map(replenishes), [Some(Duration::from_micros(7)), None]);
     }
 
     #[test]

@@ -164,25 +164,6 @@ proptest! {
     }
 }
 
-/// A counter's shares at the boundary of two windows, and at random: whatever they admit, the limit and one less than a
-/// unit per node admits.
-#[test]
-fn shares_of_a_sliding_counter_admit_less_than_one_per_node_more_than_the_limit() {
-    let (whole, share) = (policy("sliding-counter 100/s"), shared("sliding-counter 100/s", 100));
-    let share = share.expect("a share");
-    let admitted = |limit: &Policy| {
-        let (mut state, mut admitted) = (None, 0);
-        for us in [BEGIN_US - 1, BEGIN_US + 1] {
-            let now = Timestamp::from_us(us).expect("a time");
-            let left = limit.step(state.as_ref(), now, 0).decision.remaining;
-            state = limit.step(state.as_ref(), now, left).write.after(state.as_ref()).cloned();
-            admitted += left;
-        }
-        admitted
-    };
-    assert_eq!((admitted(&whole), 100 * admitted(&share)), (101, 200));
-}
-
 proptest! {
     #[test]
     fn nodes_exceed_a_sliding_counter_by_less_than_one_each(

@@ -5,7 +5,8 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
-    Algorithm, Decision, Gcra, Policy, Stack, StackState, Step, Timestamp, Verdict, Write,
+    Algorithm, Batch, Check, Gcra, Limit, Op, Policy, Snapshot, Stack, StackState, Timestamp,
+    Write, decide,
 };
 
 fn limits() -> Vec<Policy> {
@@ -20,54 +21,10 @@ fn limits() -> Vec<Policy> {
     limits.map(|words| words.parse().expect(words)).into()
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    Acquire,
-    Refund,
-    Force,
-}
-
-fn stepped<A: Algorithm>(
-    limit: &A,
-    state: Option<&A::State>,
-    now: Timestamp,
-    op: Op,
-    cost: u64,
-) -> Step<A::State> {
-    match op {
-        Op::Acquire => limit.step(state, now, cost),
-        Op::Refund => limit.refund(state, now, cost).expect("has refunds"),
-        Op::Force => limit.force(state, now, cost).expect("can be forced"),
-    }
-}
-
-/// The same limits side by side, all or nothing.
-fn side_by_side(
-    limits: &[Policy],
-    states: &mut [Option<<Policy as Algorithm>::State>],
-    now: Timestamp,
-    op: Op,
-    cost: u64,
-) -> Decision {
-    let steps: Vec<_> = limits
-        .iter()
-        .zip(&*states)
-        .map(|(limit, state)| stepped(limit, state.as_ref(), now, op, cost))
-        .collect();
-    let all = steps.iter().all(|step| step.decision.allowed);
-    let mut decisions = Vec::new();
-    for ((limit, state), step) in limits.iter().zip(states).zip(steps) {
-        let uncharged = limit.step(state.as_ref(), now, 0).decision;
-        decisions.push(if step.decision.allowed && !all {
-            Decision { cost, ..uncharged }
-        } else {
-            step.decision
-        });
-        if all {
-            *state = step.write.after(state.as_ref()).cloned();
-        }
-    }
-    *Verdict::several(decisions).summary()
+/// The limits of a batch, by their places.
+fn named(limits: &[Policy]) -> Vec<Limit<Policy>> {
+    let named = limits.iter().enumerate().map(|(n, limit)| Limit::new(&n.to_string(), *limit));
+    named.collect::<Result<_, _>>().expect("names")
 }
 
 proptest! {
@@ -80,15 +37,22 @@ proptest! {
         ),
     ) {
         let stack = Stack::new(limits.clone()).expect("counts what is admitted");
-        let mut states = vec![None; limits.len()];
+        let limits = named(&limits);
+        let mut side_by_side = Snapshot { now: Timestamp::ZERO, states: vec![None; limits.len()] };
         let mut stacked: Option<StackState<_>> = None;
         let mut now_us = 100;
         for (later_us, op, cost) in trace {
             now_us += later_us;
             let now = Timestamp::from_us(now_us).expect("a time");
-            let due = side_by_side(&limits, &mut states, now, op, cost);
-            let step = stepped(&stack, stacked.as_ref(), now, op, cost);
-            prop_assert_eq!(step.decision, due);
+            let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: "k", cost }).collect();
+            let batch = Batch::new(&checks).expect("distinct").op(op);
+            let due = decide(&batch, now, &mut side_by_side).expect("no refusal");
+            let step = match op {
+                Op::Refund => stack.refund(stacked.as_ref(), now, cost).expect("has refunds"),
+                Op::Force => stack.force(stacked.as_ref(), now, cost).expect("can be forced"),
+                _ => stack.step(stacked.as_ref(), now, cost),
+            };
+            prop_assert_eq!(&step.decision, due.summary());
             if let Write::Put { state, expires } = &step.write {
                 let latest = state.states.iter().flatten().map(|one| one.expires).max();
                 prop_assert_eq!(latest, Some(*expires));

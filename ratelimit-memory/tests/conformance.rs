@@ -157,6 +157,7 @@ algorithm_conformance!(
     Stack<Gcra>,
     [
         stack([gcra("10/s", 10), gcra("120/m", 12)]),
+        stack([gcra("3/s", 4), gcra("1/s", 9)]),
         stack([gcra("3/s", 4), gcra("1/s", 9), gcra("7/5m", 7)]),
         stack([gcra("1/s", 1)]),
     ],
@@ -168,7 +169,9 @@ algorithm_conformance!(
     Stack<Policy>,
     [
         stack(["gcra 3/s burst 4", "fixed-window 7/5m", "sliding-log 4/8us"].map(policy)),
-        stack(["fixed-window 3/s"].map(policy)),
+        stack(["first-request-window 3/s", "concurrency 3/30s"].map(policy)),
+        // More limits than are stepped without an allocation.
+        stack([3, 4, 5, 6, 7, 8, 9, 10, 11].map(|count| policy(&format!("sliding-counter {count}/s")))),
     ],
     on InMemory<Stack<Policy>>
 );

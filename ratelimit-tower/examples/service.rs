@@ -77,10 +77,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 #[cfg(test)]
-#[path = "../tests/rfc9651/mod.rs"]
-mod rfc9651;
-
-#[cfg(test)]
 mod tests {
     use http::{Request, Response, StatusCode};
     use http_body_util::{BodyExt, Empty};
@@ -93,7 +89,6 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::rfc9651::parse_list;
 
     /// A replica of the service on a free port.
     async fn replica(store: AnyStore) -> Result<SocketAddr, Box<dyn Error>> {
@@ -129,11 +124,9 @@ mod tests {
         for (nth, replica) in (0..5).zip(replicas.iter().cycle()) {
             let response = get(*replica, "/search", &alice).await?;
             assert_eq!(response.status(), StatusCode::OK);
-            let told = response.headers().get_all("ratelimit").iter();
-            let items = told.map(|line| parse_list(line.to_str().expect("ASCII")).expect("a list"));
-            let items: Vec<_> = items.flatten().collect();
-            assert_eq!((&*items[0].name, items[0].integer("r")), ("searches", Some(4 - nth)));
-            assert_eq!(items[1].name, "burst");
+            let told = Advice::from_headers(response.headers()).limits;
+            assert_eq!((&*told[0].name, told[0].remaining), ("searches", 4 - nth));
+            assert_eq!(told[1].name, "burst");
         }
         for replica in replicas {
             let response = get(*replica, "/search", &alice).await?;

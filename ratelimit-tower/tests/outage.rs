@@ -49,11 +49,10 @@ struct Replica {
 }
 
 impl Replica {
-    async fn start(url: &str, deadline: Duration) -> Self {
-        let redis = RedisStore::builder().deadline(deadline).connect_lazy(url);
-        let settings = Fallback::builder()
-            .deadline(deadline * 2)
-            .nodes(NonZeroU64::new(REPLICAS).expect("some"));
+    async fn start(url: &str) -> Self {
+        let redis = RedisStore::builder().deadline(BRIEF).connect_lazy(url);
+        let settings =
+            Fallback::builder().deadline(BRIEF * 2).nodes(NonZeroU64::new(REPLICAS).expect("some"));
         let settings = settings.failures(3).probe_after(Duration::from_millis(50));
         let store = Arc::new(settings.build(redis.expect("a URL"), &daily()).expect("choices"));
         let limiter = RateLimiter::new(daily(), Arc::clone(&store));
@@ -101,11 +100,11 @@ struct Load {
 }
 
 impl Load {
-    async fn start(server: &RedisServer, deadline: Duration) -> Self {
+    async fn start(server: &RedisServer) -> Self {
         let (over, answers) = (Arc::<AtomicBool>::default(), Arc::<[AtomicU64; 2]>::default());
         let (mut replicas, mut clients) = (Vec::new(), JoinSet::new());
         for _ in 0..REPLICAS {
-            let replica = Replica::start(&server.url(), deadline).await;
+            let replica = Replica::start(&server.url()).await;
             for _ in 0..CLIENTS {
                 clients.spawn(ask(replica.address, Arc::clone(&over), Arc::clone(&answers)));
             }
@@ -160,17 +159,16 @@ impl Load {
         self.until_redis_decides(40).await;
     }
 
-    /// Ends it. No replica admitted more than its share without Redis. Returns how many requests were admitted, and denied; and of
-    /// the admitted, how many without Redis.
-    async fn end(&mut self) -> (u64, u64, u64) {
+    /// Ends it. No replica admitted more than its share without Redis. Returns how many requests were admitted, and how many of
+    /// them without Redis.
+    async fn end(&mut self) -> (u64, u64) {
         self.over.store(true, Ordering::Relaxed);
         while let Some(ended) = self.clients.join_next().await {
             ended.expect("every request is decided");
         }
         let locally = |replica: &Replica| replica.counted(|count| count.allowed);
         assert!(self.replicas.iter().all(|replica| locally(replica) <= SHARE));
-        let [admitted, denied] = self.answers();
-        (admitted, denied, self.counted(|count| count.allowed))
+        (self.answers()[0], self.counted(|count| count.allowed))
     }
 
     /// What Redis says that the caller was charged.
@@ -188,19 +186,9 @@ impl Load {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_under_load_admit_exactly_the_limit_together() {
-    let server = RedisServer::start().expect("a server");
-    // No deadline passes, however busy the machine is.
-    let mut load = Load::start(&server, PATIENCE).await;
-    load.until_redis_decides(2 * LIMIT).await;
-    let (admitted, denied, _) = load.end().await;
-    assert_eq!((admitted, load.by_redis()), (LIMIT, admitted + denied));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_admit_their_shares_while_redis_hangs_and_the_rest_of_the_limit_afterwards() {
     let server = RedisServer::start().expect("a server");
-    let mut load = Load::start(&server, BRIEF).await;
+    let mut load = Load::start(&server).await;
     load.until_redis_decides(100).await;
     for _ in 0..2 {
         server.pause().expect("it is suspended");
@@ -210,7 +198,7 @@ async fn replicas_admit_their_shares_while_redis_hangs_and_the_rest_of_the_limit
     }
     // More than it can admit, so that Redis denies, too.
     load.until_redis_decides(2 * LIMIT).await;
-    let (admitted, _, locally) = load.end().await;
+    let (admitted, locally) = load.end().await;
     assert_eq!(locally, REPLICAS * SHARE);
     // Redis charged what it admitted and what it never answered, and no more.
     let (by_redis, charged) = (admitted - locally, load.charged().await);
@@ -220,19 +208,20 @@ async fn replicas_admit_their_shares_while_redis_hangs_and_the_rest_of_the_limit
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_admit_their_shares_while_redis_is_stopped_and_redis_decides_when_it_is_back() {
+async fn replicas_admit_their_shares_while_redis_is_away_and_redis_decides_whenever_it_is_there() {
     let mut server = RedisServer::start().expect("a server");
-    let mut load = Load::start(&server, BRIEF).await;
-    load.until_redis_decides(100).await;
+    // It is away at first.
+    server.stop();
+    let mut load = Load::start(&server).await;
     for _ in 0..2 {
         server.stop();
         load.out_of_share().await;
         server.restart().expect("it starts again");
         load.back().await;
     }
-    let (admitted, _, locally) = load.end().await;
+    let (admitted, locally) = load.end().await;
     assert_eq!(locally, REPLICAS * SHARE);
     // Each start begins with an empty server.
-    assert!(admitted - locally <= 3 * LIMIT, "{admitted} {locally}");
+    assert!(admitted - locally <= 2 * LIMIT, "{admitted} {locally}");
     assert!(load.charged().await > 0);
 }

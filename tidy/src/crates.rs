@@ -12,14 +12,10 @@ const OF_CORE: [&str; 5] = ["async-trait", "derive-where", "serde", "thiserror",
 const FOR_TESTS: [&str; 5] = ["loom", "proptest", "stateright", "tempfile", "log"];
 
 /// What a crate takes from the workspace, so that it is said once.
-const INHERITED: [&str; 6] = [
-    "version.workspace = true",
-    "edition.workspace = true",
-    "rust-version.workspace = true",
-    "license.workspace = true",
-    "repository.workspace = true",
-    "[lints]\nworkspace = true",
-];
+fn inherited() -> [String; 6] {
+    ["version.", "edition.", "rust-version.", "license.", "repository.", "[lints]\n"]
+        .map(|key| format!("{key}workspace = true"))
+}
 
 /// The dependencies of a manifest for all targets, tests apart.
 fn dependencies(manifest: &Table) -> impl Iterator<Item = &str> {
@@ -60,7 +56,7 @@ fn wrong(text: &str, arrows: &[(String, String)]) -> Vec<String> {
             found.push(format!("{name}: {used} is for tests: make it a dev-dependency"));
         }
     }
-    for line in INHERITED.iter().filter(|line| !text.contains(*line)) {
+    for line in inherited().into_iter().filter(|line| !text.contains(line)) {
         found.push(format!("{name}: write {line}"));
     }
     // No other text begins with a digit.
@@ -82,7 +78,7 @@ fn every_crate_has_its_arrows_and_inherits_the_rest() {
 fn each_rule_finds_what_breaks_it() {
     let good = format!(
         "[package]\nname = \"ratelimit-memory\"\n{}\n[dependencies]\nhashbrown.workspace = true\n",
-        INHERITED.join("\n")
+        inherited().join("\n")
     );
     assert_none(wrong(&good, &arrows()));
     let count = |from: &str, to: &str| wrong(&good.replace(from, to), &arrows()).len();

@@ -103,13 +103,11 @@ fn is_part_of(snippet: &str, program: &str) -> bool {
 
 /// The examples of the libraries, which `cargo test` runs.
 fn examples() -> Vec<File> {
-    let mut sources = files("", &["rs"]);
-    sources.retain(|file| {
-        let mut parts = file.path.split('/');
-        let name = parts.next().unwrap_or_default();
-        parts.next() == Some("examples") && !["benches", "ratelimit-cli"].contains(&name)
-    });
-    sources
+    let is_of_a_library = |file: &File| {
+        let owner = file.path.split_once("/examples/").map(|(owner, _)| owner);
+        owner.is_some_and(|owner| !["benches", "ratelimit-cli"].contains(&owner))
+    };
+    files("", &["rs"]).into_iter().filter(is_of_a_library).collect()
 }
 
 /// Whether `cargo test` runs an example.

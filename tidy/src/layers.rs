@@ -4,9 +4,9 @@ use crate::{File, assert_none, files, read, words};
 
 /// The folders of the crates' sources, and the words after which `ARCHITECTURE.md` lists the modules.
 const CORE: (&str, &str) =
-    ("ratelimit-core/src", "Inside core each file imports only from those before it:");
-const REDIS: (&str, &str) = ("ratelimit-redis/src", "each module uses only those before it:");
-const ALGORITHMS: &str = "ratelimit-core/src/algorithm";
+    ("ratelimit-core/src/", "Inside core each file imports only from those before it:");
+const REDIS: (&str, &str) = ("ratelimit-redis/src/", "each module uses only those before it:");
+const ALGORITHMS: &str = "ratelimit-core/src/algorithm/";
 
 /// The modules of a crate, in order. A folder's files stand where its module does, unless the folder, with a slash, has a
 /// place of its own.
@@ -37,8 +37,7 @@ impl Layers {
     /// Uses of a module that stands after the one that uses it.
     fn upward(&self, file: &File) -> Vec<String> {
         let path = &file.path;
-        let Some(own) = self.place(path.trim_start_matches(self.root).trim_start_matches('/'))
-        else {
+        let Some(own) = self.place(path.trim_start_matches(self.root)) else {
             return vec![format!("{path}: give its module a place in ARCHITECTURE.md")];
         };
         let mut found = Vec::new();
@@ -55,41 +54,38 @@ impl Layers {
 
 /// The algorithm that a file belongs to: a folder holds the parts of the algorithm of its name.
 fn algorithm_of(file: &File) -> &str {
-    let below = file.path.trim_start_matches(ALGORITHMS).trim_start_matches('/');
-    below.split(['/', '.']).next().unwrap_or_default()
+    file.path.trim_start_matches(ALGORITHMS).split(['/', '.']).next().unwrap_or_default()
 }
 
-/// Uses of one algorithm's file by another, by the module's name or by a type of it.
-fn siblings(algorithms: &[File]) -> Vec<String> {
-    let mut found = Vec::new();
-    for (file, used) in algorithms.iter().flat_map(|file| algorithms.iter().map(move |u| (file, u)))
-    {
-        let pair = (algorithm_of(file), algorithm_of(used));
-        if pair.0 == pair.1 {
-            continue;
-        }
-        let public = used.code().filter_map(|(_, line)| {
-            let line = line.strip_prefix("pub struct ").or(line.strip_prefix("pub enum "))?;
-            words(line).next()
-        });
-        let names: Vec<&str> = public.chain([pair.1]).collect();
-        let mut used = file.code().flat_map(|(_, line)| words(line));
-        let name = used.find(|word| names.contains(word));
-        found.extend(name.map(|name| format!("{}: `{name}` of another algorithm", file.path)));
-    }
-    found
+/// What others could name of an algorithm's file: its module and its public types.
+fn names(file: &File) -> impl Iterator<Item = &str> {
+    let public = file.code().filter_map(|(_, line)| {
+        let line = line.strip_prefix("pub struct ").or(line.strip_prefix("pub enum "))?;
+        words(line).next()
+    });
+    public.chain([algorithm_of(file)])
+}
+
+/// Uses of one algorithm's file by another.
+fn siblings(algorithms: &[File]) -> impl Iterator<Item = String> {
+    algorithms.iter().flat_map(|file| {
+        let others = algorithms.iter().filter(|other| algorithm_of(other) != algorithm_of(file));
+        let names: Vec<_> = others.flat_map(names).collect();
+        let used = file.code().flat_map(|(_, line)| words(line));
+        let used = used.filter(move |word| names.contains(word));
+        used.map(|name| format!("{}: `{name}` of another algorithm", file.path))
+    })
 }
 
 #[test]
 fn the_arrows_between_modules_point_one_way() {
     for layers in [CORE, REDIS].map(Layers::listed) {
         let files = files(layers.root, &["rs"]);
-        let lib = format!("{}/lib.rs", layers.root);
+        let lib = format!("{}lib.rs", layers.root);
         assert_none(files.iter().filter(|f| f.path != lib).flat_map(|file| layers.upward(file)));
-        let is_there = |path: String| files.iter().any(|file| file.path.starts_with(&path));
-        let has_file = |layer: &&String| is_there(format!("{}/{layer}", layers.root));
-        let missing = layers.order.iter().filter(|layer| !has_file(layer));
-        assert_none(missing.map(|layer| format!("ARCHITECTURE.md: {layer} is no module")));
+        let modules = layers.order.iter().map(|layer| format!("{}{layer}", layers.root));
+        let missing = modules.filter(|path| !files.iter().any(|f| f.path.starts_with(path)));
+        assert_none(missing.map(|path| format!("ARCHITECTURE.md: {path} is no module")));
     }
 }
 
@@ -102,7 +98,7 @@ fn no_algorithm_knows_another() {
 
 #[test]
 fn each_rule_finds_what_breaks_it() {
-    let core = |name: &str, text: &str| File::new(&format!("{}/{name}", CORE.0), text);
+    let core = |name: &str, text: &str| File::new(&format!("{}{name}", CORE.0), text);
     let [layers, redis] = [CORE, REDIS].map(Layers::listed);
     let upward = |name: &str, text: &str| layers.upward(&core(name, text)).len();
     assert_eq!(upward("algorithm.rs", "use crate::limit::Limit;"), 1);
@@ -110,11 +106,11 @@ fn each_rule_finds_what_breaks_it() {
     assert_eq!(upward("unknown.rs", ""), 1);
     assert_eq!(upward("algorithm/gcra.rs", "use crate::algorithm::Step; // crate::store"), 0);
     assert_eq!(upward("limit.rs", "mod tests {\n    use crate::store::Store;\n}"), 0);
-    let file = File::new(&format!("{}/url/options.rs", REDIS.0), "use crate::store::RedisStore;");
+    let file = File::new(&format!("{}url/options.rs", REDIS.0), "use crate::store::RedisStore;");
     assert_eq!(redis.upward(&file).len(), 1);
 
     let gcra = || core("algorithm/gcra.rs", "pub struct Gcra {");
-    let uses = |name: &str, text: &str| siblings(&[gcra(), core(name, text)]).len();
+    let uses = |name: &str, text: &str| siblings(&[gcra(), core(name, text)]).count();
     assert_eq!(uses("algorithm/other.rs", "use crate::algorithm::{Gcra, Step};"), 1);
     assert_eq!(uses("algorithm/other.rs", "use super::gcra;"), 1);
     assert_eq!(uses("algorithm/other.rs", "/// Like [`Gcra`](crate::Gcra)."), 0);

@@ -29,11 +29,12 @@ use crate::timestamp::{MAX_INTEGER, Timestamp};
 /// ```
 /// use ratelimit_core::{Algorithm, SlidingCounter, SlidingCounterState, Timestamp};
 ///
-/// let counter = SlidingCounter::new("100/m".parse()?)?;
-/// let state = SlidingCounterState { start: Timestamp::ZERO, previous: 0, current: 80, window_us: 60_000_000 };
-/// // A quarter into the next minute, three quarters of the 80 still count.
-/// let at = Timestamp::from_us(75_000_000).expect("a time");
-/// assert_eq!(counter.step(Some(&state), at, 0).decision.remaining, 40);
+/// // Cloudflare's example: 42 in the last minute, and 18 in this one, of which a quarter has passed.
+/// let counter = SlidingCounter::new("50/m".parse()?)?;
+/// let [start, at] = [60_000_000, 75_000_000].map(Timestamp::saturating_from_us);
+/// let state = SlidingCounterState { start, previous: 42, current: 18, window_us: 60_000_000 };
+/// // 42 · 0.75 + 18 = 49.5
+/// assert_eq!(counter.step(Some(&state), at, 0).decision.remaining, 1);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -269,7 +269,6 @@ impl ChargesAttempts for WindowLog {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::string::ToString;
 
     fn timestamp(us: u64) -> Timestamp {
         Timestamp::from_us(us).expect("a test's time")
@@ -302,22 +301,5 @@ mod tests {
         assert_eq!(entries_of(&log, &state, 15), []);
         let next = left_by(log.step(Some(&state), timestamp(15), 1));
         assert_eq!((next.start, next.entries.len()), (timestamp(15), 1));
-    }
-
-    #[test]
-    fn metadata_belongs_to_the_newest_entry() {
-        let log = log("9/10us");
-        let mut state = left_by(log.step(None, timestamp(5), 1));
-        log.annotate(&mut state, b"first");
-        state = left_by(log.step(Some(&state), timestamp(6), 1));
-        log.annotate(&mut state, b"\0\xff");
-        let metadata: Vec<_> = state.entries.iter().map(|entry| &*entry.metadata).collect();
-        assert_eq!(metadata, [&b"first"[..], &b"\0\xff"[..]]);
-    }
-
-    #[test]
-    fn a_limit_above_the_maximum_is_refused_with_an_alternative() {
-        let error = WindowLog::new("10001/s".parse().expect("a rate")).expect_err("too many");
-        assert!(error.to_string().contains("first-request-window"), "{error}");
     }
 }

@@ -35,13 +35,6 @@ fn daily() -> Limit<Policy> {
     limit("daily", "fixed-window 100/d")
 }
 
-/// Lets so much time pass, for the clocks and for tasks.
-async fn pass(clock: &ManualClock, by: Duration) {
-    clock.advance(by);
-    tokio::time::advance(by).await;
-    settled().await;
-}
-
 /// Asks until 7 were admitted: 1, then a draw of 2, then one of 4. The next request draws eight.
 async fn seven(store: &Scripted, limit: &Limit<Policy>) {
     for _ in 0..7 {
@@ -63,16 +56,6 @@ async fn two_of_eight(store: &Scripted, limit: &Limit<Policy>) {
 fn ended(store: &Scripted, limit: &Limit<Policy>) -> [u64; 3] {
     let AllotmentCounts { given_back, forfeited, .. } = store.counts();
     [given_back, forfeited, store.store().left(limit, "alice")]
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_left_goes_back_after_a_lifetime_without_a_request() {
-    let (store, limit, clock) = scripted();
-    two_of_eight(&store, &limit).await;
-    pass(&clock, Duration::from_millis(498)).await;
-    assert_eq!(ended(&store, &limit), [0, 0, 85]);
-    pass(&clock, Duration::from_millis(3)).await;
-    assert_eq!(ended(&store, &limit), [6, 0, 91]);
 }
 
 #[tokio::test(start_paused = true)]

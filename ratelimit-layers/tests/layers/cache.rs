@@ -60,26 +60,6 @@ fn exhaust(store: &Cached, limit: &Limit<Policy>) {
 }
 
 #[test]
-fn under_an_attack_the_store_is_asked_for_what_it_admits_and_one_denial() {
-    let (store, clock) = cached();
-    let limit = limit("l", "fixed-window 3/m");
-    clock.set(Timestamp::saturating_from_us(BEGIN.as_us() / 60_000_000 * 60_000_000));
-    for minute in 0..5 {
-        for request in 0..6_000 {
-            let verdict = check(&store, &limit, 1);
-            assert_eq!(verdict.allowed(), request < 3);
-            // In later windows the state is known from the admitted requests.
-            let is_known = request > 3 || (request == 3 && minute > 0);
-            assert_eq!(verdict.source() == Source::Cache, is_known, "{minute} {request}");
-            clock.advance(Duration::from_millis(10));
-        }
-        assert_eq!(store.store().calls(), if minute == 0 { 4 } else { 3 });
-    }
-    let counts = store.counts();
-    assert_eq!((counts.asked, counts.answered, counts.keys), (16, 29_984, 1));
-}
-
-#[test]
 fn what_changes_a_key_here_is_asked_of_the_store() {
     let (limit, id) = (three(), ReservationId::new(7));
     for op in [Op::Reset, Op::Refund, Op::Force, Op::Settle, Op::Renew] {

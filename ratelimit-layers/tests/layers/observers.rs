@@ -88,23 +88,6 @@ fn only_denials_are_counted_and_only_for_the_limit_that_denied() {
 }
 
 #[test]
-fn a_flood_of_other_keys_does_not_hide_the_most_denied_one() {
-    let (store, limit) = (counting(160), limit("l", "fixed-window 1/h"));
-    for n in 0..20_000_u32 {
-        let other = format!("other-{n}");
-        let key = if n % 20 == 0 { "mallory" } else { &other };
-        for _ in 0..2 {
-            is_denied(&store, &limit, key);
-        }
-    }
-    let top = store.top(1_000);
-    assert!(top.len() <= 160 && &*top[0].key == "mallory", "{}", top.len());
-    // Denied at every second request but the first, twice each time.
-    let denied = 2 * 1_000 - 1;
-    assert!(top[0].count - top[0].over <= denied && denied <= top[0].count, "{:?}", top[0]);
-}
-
-#[test]
 fn long_keys_are_cut_but_counted_apart() {
     let (store, limit) = (counting(100), limit("l", "fixed-window 1/h"));
     for end in ["a", "b"] {
@@ -118,7 +101,9 @@ fn long_keys_are_cut_but_counted_apart() {
 
 proptest! {
     #[test]
-    fn a_count_is_never_too_low_and_too_high_by_at_most_over(keys in vec(0..60_u8, 0..600)) {
+    fn a_count_is_never_too_low_and_too_high_by_at_most_over(
+        keys in vec(prop_oneof![Just(0), 0..60_u8], 0..600),
+    ) {
         let (store, limit) = (counting(32), limit("l", "fixed-window 1/h"));
         let mut due = HashMap::new();
         for key in keys {
@@ -132,9 +117,13 @@ proptest! {
             let count = due.get(&*denied.key).copied().unwrap_or(0);
             prop_assert!(denied.count - denied.over <= count && count <= denied.count, "{:?}", denied);
         }
+        // Of a flood of keys, the one that is denied more often than all others is there: each part has room for two.
+        let all: u64 = due.values().sum();
+        let is_there = |key: &str| top.iter().any(|denied| &*denied.key == key);
+        prop_assert!(due.iter().all(|(key, count)| count * 2 <= all || is_there(key)), "{:?}", top);
         // While there is room, every denial is counted, and no other.
         if due.len() <= 2 {
-            prop_assert_eq!(top.iter().map(|d| d.count).sum::<u64>(), due.values().sum::<u64>());
+            prop_assert_eq!(top.iter().map(|d| d.count).sum::<u64>(), all);
         }
     }
 }

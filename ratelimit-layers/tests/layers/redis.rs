@@ -1,158 +1,26 @@
-//! The layers around Redis.
+//! The layers around Redis. Its outages are tried behind HTTP, in the tests of `ratelimit-tower`.
 
 mod faults;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm as _, Batch, Check, Limit, ManualClock, OnOutage, Op, Policy, Snapshot,
-    SnapshotStore, Source, Store,
+    SnapshotStore, Source,
 };
-use ratelimit_layers::{Allotments, BreakerState, DenialCache, Fallback};
+use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_redis::RedisStore;
-use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer};
+use ratelimit_servers::{RedisCluster, RedisServer};
 use tokio::task::JoinSet;
 
-use crate::common::{BEGIN, ask, limit, limits, nodes, operate};
+use crate::common::{BEGIN, ask, limit, limits, operate};
 
 /// How long a state may take to be reached. Only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn redis(url: &str) -> RedisStore {
     RedisStore::builder().deadline(PATIENCE).connect(url).await.expect("a store")
-}
-
-async fn until(mut reached: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !reached() {
-        assert!(begin.elapsed() < PATIENCE, "not reached");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-type Layered = Fallback<RedisStore, Policy>;
-
-const LIMIT: u64 = 3_000;
-const SHARE: u64 = 1_000;
-
-fn daily() -> Limit<Policy> {
-    limit("daily", "first-request-window 3000/d").on_outage(OnOutage::Local)
-}
-
-fn fallback(url: &str) -> Layered {
-    let redis = RedisStore::builder().deadline(Duration::from_millis(200));
-    let settings = Fallback::builder().deadline(Duration::from_millis(400)).nodes(nodes(3));
-    let settings = settings.failures(3).probe_after(Duration::from_millis(50));
-    settings.build(redis.connect_lazy(url).expect("a URL"), &limits(&[daily()])).expect("choices")
-}
-
-/// Requests from several tasks, until it is ended. Every one of them must be decided.
-struct Load {
-    over: Arc<AtomicBool>,
-    decided: Arc<AtomicU64>,
-    tasks: JoinSet<u64>,
-}
-
-impl Load {
-    fn start(store: &Layered) -> Self {
-        let (over, decided) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let mut tasks = JoinSet::new();
-        for _ in 0..8 {
-            let (store, over, decided) = (store.clone(), Arc::clone(&over), Arc::clone(&decided));
-            tasks.spawn(async move {
-                let mut admitted = 0;
-                while !over.load(Relaxed) {
-                    admitted += u64::from(ask(&store, &daily(), "alice", 1).await.allowed());
-                    decided.fetch_add(1, Relaxed);
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                admitted
-            });
-        }
-        Self { over, decided, tasks }
-    }
-
-    /// Waits for this many more decisions.
-    async fn more(&self, count: u64) {
-        let due = self.decided.load(Relaxed) + count;
-        until(|| self.decided.load(Relaxed) >= due).await;
-    }
-
-    /// Ends it. Returns how many requests were admitted.
-    async fn end(self) -> u64 {
-        self.over.store(true, Relaxed);
-        self.tasks.join_all().await.into_iter().sum()
-    }
-}
-
-/// What was decided without the store: allowed, denied, and perhaps charged.
-fn without(store: &Layered) -> [u64; 3] {
-    let counts = store.outage_counts();
-    let count = counts.first();
-    count.map_or([0; 3], |count| [count.allowed, count.denied, count.undetermined])
-}
-
-/// What the server says that the key was charged.
-async fn charged(store: &Layered) -> u64 {
-    let begin = Instant::now();
-    let limit = daily();
-    let check = Check { limit: &limit, key: "alice", cost: 0 };
-    loop {
-        match store.store().apply(&Batch::one(&check)).await {
-            Ok(verdict) => return LIMIT - verdict.remaining(),
-            // On a busy machine any deadline can pass.
-            Err(error) => assert!(begin.elapsed() < PATIENCE, "Redis does not answer: {error}"),
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_redis_hangs_a_node_admits_its_share_and_no_request_fails() {
-    let server = RedisServer::start().expect("a server");
-    let proxy = FaultProxy::start(server.port()).expect("a proxy");
-    let store = fallback(&proxy.url());
-    let load = Load::start(&store);
-    load.more(100).await;
-
-    proxy.hang(true);
-    until(|| store.breaker() != BreakerState::Closed).await;
-    // More than the share, so that the share denies.
-    until(|| without(&store)[1] > 100).await;
-    proxy.heal();
-    until(|| store.breaker() == BreakerState::Closed).await;
-    load.more(100).await;
-    let admitted = load.end().await;
-    // What was sent and not answered may be charged without having been admitted by the store, and nothing else.
-    let [local, _, undetermined] = without(&store);
-    assert!(local <= SHARE, "{local}");
-    let (by_store, charged) = (admitted - local, charged(&store).await);
-    let due = by_store..=by_store + undetermined;
-    assert!(due.contains(&charged), "{due:?} {charged}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_that_is_away_at_first_and_restarted_under_load_decides_again() {
-    let mut server = RedisServer::start().expect("a server");
-    server.stop();
-    let store = fallback(&server.url());
-    let load = Load::start(&store);
-    load.more(50).await;
-    for starts in 1..=3 {
-        server.restart().expect("it starts");
-        until(|| store.breaker() == BreakerState::Closed).await;
-        load.more(100).await;
-        if starts < 3 {
-            server.stop();
-            until(|| store.breaker() != BreakerState::Closed).await;
-            load.more(200).await;
-        }
-    }
-    let (admitted, [local, ..]) = (load.end().await, without(&store));
-    assert!(local > 0 && local <= SHARE, "{local}");
-    // Each start begins with an empty server.
-    assert!(admitted <= 3 * LIMIT + SHARE && charged(&store).await > 0, "{admitted}");
 }
 
 type Cached = Arc<DenialCache<RedisStore, Policy, ManualClock>>;

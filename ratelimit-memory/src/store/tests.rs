@@ -37,21 +37,6 @@ fn store(capacity: usize) -> (Memory, ManualClock) {
     built(|builder| builder.capacity(capacity))
 }
 
-/// A pseudo-random generator, the same in every run.
-struct Chance(u64);
-
-impl Chance {
-    fn bits(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 ^ (self.0 >> 29)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.bits() >> 33).expect("31 bits") % bound
-    }
-}
-
 fn try_ask(
     store: &Memory,
     key: &str,

@@ -1,11 +1,9 @@
 //! The facade over the memory store, as a service uses it: callers of several identifiers, limits that apply to some of
-//! them, several callers at once, and a store that is chosen at run time.
-
-use std::sync::Arc;
+//! them, and several callers at once.
 
 use ratelimit_core::{
-    DynSnapshotStore, DynStore, ErrorKind, Identifiers, Limit, Limits, Policy, RateLimiter,
-    ReservationId, Store, StoreError, Timestamp, Verdict,
+    ErrorKind, Identifiers, Limit, Limits, Policy, RateLimiter, ReservationId, StoreError,
+    Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
@@ -77,52 +75,32 @@ fn all_ways<C: Identifiers + Sync + ?Sized>(
 }
 
 /// Limits, a caller, whether it may be unlimited, and what an error then says.
-type Case = (Vec<Limit<Policy>>, Box<dyn Identifiers + Sync>, bool, &'static [&'static str]);
+type Case<'c> = (Vec<Limit<Policy>>, &'c (dyn Identifiers + Sync), bool, &'c [&'c str]);
 
 #[test]
 fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or_admitted() {
-    let [by_ip, ..] = limits();
-    let required =
-        || limits().map(|limit| if limit.name() == "daily" { limit.required() } else { limit });
-    let cases: [Case; 6] = [
+    let [by_ip, daily, pair] = limits();
+    let required = vec![by_ip.clone(), daily.required(), pair];
+    let (ip, user) = ([("ip", "192.0.2.1")], [("user", "alice")]);
+    let cases: [Case<'_>; 6] = [
         (
             vec![by_ip.clone()],
-            Box::new([("IP", "192.0.2.1")]),
+            &[("IP", "192.0.2.1")],
             false,
             &["identifier \"IP\"", "wants \"ip\""],
         ),
-        (
-            limits().into(),
-            Box::new("a bare key"),
-            false,
-            &["no limit applies", "which has a bare key"],
-        ),
-        (
-            limits().into(),
-            Box::new([("", ""); 0]),
-            false,
-            &["which has no identifier", "allow_unlimited()"],
-        ),
-        (limits().into(), Box::new("a bare key"), true, &[]),
-        (
-            required().into(),
-            Box::new([("ip", "192.0.2.1")]),
-            true,
-            &["is required and wants", "identifier \"ip\""],
-        ),
-        (
-            vec![by_ip.required()],
-            Box::new([("user", "alice")]),
-            true,
-            &["is required and wants", "identifier \"user\""],
-        ),
+        (limits().into(), &"a bare key", false, &["no limit applies", "which has a bare key"]),
+        (limits().into(), &[("", ""); 0], false, &["which has no identifier", "allow_unlimited()"]),
+        (limits().into(), &"a bare key", true, &[]),
+        (required, &ip, true, &["is required and wants", "identifier \"ip\""]),
+        (vec![by_ip.required()], &user, true, &["is required and wants", "identifier \"user\""]),
     ];
     for (limits, caller, allows_unlimited, expected) in cases {
         let mut limiter = RateLimiter::new(Limits::new(limits).expect("limits"), store(|b| b).0);
         if allows_unlimited {
             limiter = limiter.allow_unlimited();
         }
-        for decided in all_ways(&limiter, &*caller) {
+        for decided in all_ways(&limiter, caller) {
             match decided {
                 Ok(verdict) => {
                     assert!(expected.is_empty() && verdict.allowed() && verdict.is_unlimited());
@@ -136,33 +114,6 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or
         }
         assert!(limiter.store().is_empty());
     }
-}
-
-/// The same calls, for any store.
-async fn story<S: Store<Policy>>(store: S) -> Result<Vec<u64>, S::Error> {
-    let limiter = RateLimiter::new(Limits::new(limits()).expect("limits"), store);
-    let (who, at) = ([("ip", "192.0.2.1")], Timestamp::saturating_from_us(5));
-    Ok(vec![
-        limiter.check(&who).await?.remaining(),
-        limiter.check_n(&who, 2).await?.remaining(),
-        limiter.refund(&who, 1).await?.remaining(),
-        limiter.force(&who, 7).await?.remaining(),
-        limiter.request(&who).at(at).peek().await?.remaining(),
-        limiter.reset(&who).await?.remaining(),
-        limiter.peek(&who, 0).await?.remaining(),
-    ])
-}
-
-#[test]
-fn a_store_decides_alike_behind_any_pointer() {
-    let expected = vec![2, 0, 1, 0, 0, 3, 3];
-    let store = || store::<Policy>(|builder| builder).0;
-    assert_eq!(block_on(story(store())), Ok(expected.clone()));
-    assert_eq!(block_on(story(Arc::new(store()))), Ok(expected.clone()));
-    let chosen: Arc<dyn DynStore<Policy>> = Arc::new(store());
-    assert_eq!(block_on(story(chosen)).expect("decides"), expected);
-    let chosen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(store());
-    assert_eq!(block_on(story(chosen)).expect("decides"), expected);
 }
 
 /// Asks one limiter about all callers at once, and another of the same limits about one after the other: places

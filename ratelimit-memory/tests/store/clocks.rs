@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratelimit_core::{Algorithm, Clock, ManualClock, Op, Timestamp, Write};
 use ratelimit_memory::MemoryStore;
 
-use crate::common::{BEGIN, Chance, HOUR_US, Memory, ask, limit, store};
+use crate::common::{BEGIN, HOUR_US, Memory, ask, limit, store};
 
 fn before_begin(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(BEGIN.as_us() - us)
@@ -43,14 +43,15 @@ fn decisions_by_a_wandering_clock_are_the_algorithms() {
     let words =
         ["gcra 1/2d burst 4", "gcra 1/30d burst 3", "fixed-window 40/30d", "sliding-log 9/30d"];
     let limits = words.map(|words| limit(&words.replace([' ', '/'], "-"), words));
-    let (mut known, mut chance) = (HashMap::new(), Chance(11));
+    let (mut known, mut random) = (HashMap::new(), fastrand::Rng::with_seed(11));
     for turn in 0..20_000 {
-        if chance.below(4) == 0 {
-            let back_us = [chance.below(40 * HOUR_US), *chance.one_of(&BACK_US[..5])];
-            clock.set(before_begin(*chance.one_of(&back_us)));
+        if random.u8(..4) == 0 {
+            let back_us =
+                [random.u64(..40 * HOUR_US), *random.choice(&BACK_US[..5]).expect("some")];
+            clock.set(before_begin(random.choice(back_us).expect("some")));
         }
-        let (limit, key) = (chance.one_of(&limits), ["a", "b", "c"][turn % 3]);
-        let op = if chance.below(5) == 0 { Op::Peek } else { Op::Acquire };
+        let (limit, key) = (random.choice(&limits).expect("some"), ["a", "b", "c"][turn % 3]);
+        let op = if random.u8(..5) == 0 { Op::Peek } else { Op::Acquire };
         let due = limit.algorithm().step(known.get(&(limit.name(), key)), clock.now(), 1);
         let verdict = ask(&store, (limit, key), op, 1);
         assert_eq!(*verdict.summary(), due.decision, "turn {turn}: {op} of {key}");
@@ -62,7 +63,7 @@ fn decisions_by_a_wandering_clock_are_the_algorithms() {
         let _ = ask(&store, (limit, &format!("new {turn}")), Op::Peek, 1);
         assert_eq!(store.len(), known.len(), "turn {turn}");
         // Now and then a key is reset.
-        if chance.below(40) == 0 {
+        if random.u8(..40) == 0 {
             let _ = ask(&store, (limit, key), Op::Reset, 1);
             known.remove(&(limit.name(), key));
         }

@@ -26,22 +26,6 @@ pub(crate) const MIXED: [&str; 10] = [
 pub(crate) type Memory<A = Policy> = MemoryStore<A, ManualClock>;
 pub(crate) type Limiter = RateLimiter<Memory>;
 
-/// A pseudo-random generator, the same in every run.
-pub(crate) struct Chance(pub(crate) u64);
-
-impl Chance {
-    /// A number below `bound`.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-
-    pub(crate) fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[usize::try_from(self.below(all.len() as u64)).expect("small")]
-    }
-}
-
 pub(crate) fn policy(words: &str) -> Policy {
     words.parse().expect(words)
 }

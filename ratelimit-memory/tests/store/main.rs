@@ -14,4 +14,5 @@ mod moves;
 mod owned_reservations;
 mod panics;
 mod reservations;
+mod shadow;
 mod snapshots;

@@ -7,7 +7,7 @@ use ratelimit_core::{
 };
 use ratelimit_testkit::block_on;
 
-use crate::common::{Chance, MIXED, Memory, limit, store};
+use crate::common::{MIXED, Memory, limit, store};
 
 /// Random batches of a store and of a twin that does not tell: they decide alike, and the states told are those that the
 /// store has from then on.
@@ -16,30 +16,31 @@ fn the_states_told_are_those_that_the_decision_left() {
     let (store, clock): (Memory, _) = store(|builder| builder.shards(4));
     let (twin, twins_clock): (Memory, _) = self::store(|builder| builder.shards(4));
     let limits = std::array::from_fn::<_, 10, _>(|n| limit(&format!("l{n}"), MIXED[n]));
-    let mut chance = Chance(16);
+    let mut random = fastrand::Rng::with_seed(16);
     let (mut charged, mut denied, mut refused) = (0, 0, 0);
     for n in 0..20_000 {
-        clock.advance(Duration::from_micros(chance.below(20_000)));
+        clock.advance(Duration::from_micros(random.u64(..20_000)));
         twins_clock.set(clock.now());
         let mut checks: Vec<Check<'_, Policy>> = Vec::new();
-        for _ in 0..chance.below(4) {
-            let (limit, key) = (chance.one_of(&limits), *chance.one_of(&["alice", "bob", "carol"]));
+        for _ in 0..random.u64(..4) {
+            let limit = random.choice(&limits).expect("some");
+            let key = random.choice(["alice", "bob", "carol"]).expect("some");
             let is_new =
                 |check: &Check<'_, Policy>| (check.limit.name(), check.key) != (limit.name(), key);
             if checks.iter().all(is_new) {
-                checks.push(Check { limit, key, cost: chance.below(4) });
+                checks.push(Check { limit, key, cost: random.u64(..4) });
             }
         }
         let mut batch = Batch::new(&checks).expect("distinct");
-        let id = ReservationId::new(u128::from(chance.below(50)));
-        batch = match chance.below(12) {
+        let id = ReservationId::new(u128::from(random.u64(..50)));
+        batch = match random.u64(..12) {
             0 => batch.op(Op::Peek),
             1 => batch.op(Op::Refund),
             2 => batch.op(Op::Force),
             3 => batch.op(Op::Reset),
             4 => batch.id(id),
             5 => batch.id(id).op(Op::Settle),
-            6 => batch.now(Now::At(clock.now().saturating_add_us(chance.below(9_000)))),
+            6 => batch.now(Now::At(clock.now().saturating_add_us(random.u64(..9_000)))),
             _ => batch,
         };
         let due = twin.apply_now(&batch);

@@ -42,29 +42,6 @@ fn the_first_hash_tag_decides_the_slot() {
 }
 
 #[test]
-fn a_slot_migrates_there_and_back_with_its_keys() {
-    let cluster = RedisCluster::shared().expect("a cluster");
-    let (slot, from) = place(cluster, "{there-and-back}");
-    let to = other(from);
-    let at = |node: usize| &cluster.nodes()[node];
-    let keys: Vec<String> = (0..250).map(|n| format!("{{there-and-back}}:{n}")).collect();
-    for key in &keys {
-        assert_eq!(at(from).command(&["SET", key, "kept", "PX", "60000"]), Ok(ok()));
-    }
-    for (from, to) in [(from, to), (to, from)] {
-        cluster.migrate(slot, to).expect("moved");
-        assert_eq!(cluster.master_of(slot), Ok(to));
-        for key in &keys {
-            assert_eq!(at(to).command(&["GET", key]), Ok(RespValue::text("kept")));
-        }
-        let moved = refused(at(from).command(&["GET", &keys[0]]));
-        assert!(moved.ends_with(&format!(":{}", at(to).port())), "{moved}");
-    }
-    cluster.migrate(slot, from).expect("nothing to do");
-    assert!(cluster.begin_migration(slot, from).is_err(), "it is there");
-}
-
-#[test]
 fn the_keys_of_a_migrating_slot_move_one_by_one_or_at_its_end() {
     let cluster = RedisCluster::shared().expect("a cluster");
     let (moved, stays) = ("{half-way}:moved", "{half-way}:stays");
@@ -89,17 +66,31 @@ fn the_keys_of_a_migrating_slot_move_one_by_one_or_at_its_end() {
 }
 
 #[test]
-fn concurrent_migrations_do_not_disturb_each_other() {
-    let cluster = RedisCluster::start_with_replicas().expect("a cluster");
+fn concurrent_migrations_behind_a_password_do_not_disturb_each_other() {
+    let binary = &RedisServer::binaries()[0];
+    let args = ["--requirepass", "secret"];
+    let cluster = RedisCluster::start_with(binary, 1, &args).expect("a cluster");
+    let mut stranger = RespClient::connect(cluster.nodes()[0].port()).expect("it listens");
+    assert!(refused(stranger.command(&["GET", "a"])).starts_with("NOAUTH"));
     let there_and_on = &|key: &str| {
-        let (slot, first) = place(&cluster, key);
-        assert_eq!(cluster.nodes()[first].command(&["SET", key, "kept"]), Ok(ok()));
-        for step in 1..=ROUNDS {
-            let to = (first + step) % 3;
-            assert_eq!(cluster.migrate(slot, to), Ok(()), "{key}, step {step}");
-            let kept = cluster.nodes()[to].command(&["GET", key]);
-            assert_eq!(kept, Ok(RespValue::text("kept")), "{key}, step {step}");
+        let (slot, mut from) = place(&cluster, key);
+        let keys: Vec<String> = (0..250).map(|n| format!("{key}:{n}")).collect();
+        for key in &keys {
+            assert_eq!(cluster.nodes()[from].command(&["SET", key, "kept"]), Ok(ok()));
         }
+        let all: Vec<&str> = ["MGET"].into_iter().chain(keys.iter().map(String::as_str)).collect();
+        for step in 1..=ROUNDS {
+            let to = other(from);
+            assert_eq!(cluster.migrate(slot, to), Ok(()), "{key}, step {step}");
+            let (old, new) = (&cluster.nodes()[from], &cluster.nodes()[to]);
+            let kept = new.command(&all).expect("a reply");
+            assert_eq!(kept.as_array(), vec![RespValue::text("kept"); 250], "{key}, step {step}");
+            let moved = refused(old.command(&["GET", &keys[0]]));
+            assert!(moved.ends_with(&format!(":{}", new.port())), "{moved}");
+            from = to;
+        }
+        cluster.migrate(slot, from).expect("nothing to do");
+        assert!(cluster.begin_migration(slot, from).is_err(), "it is there");
     };
     std::thread::scope(|scope| {
         for key in ["{a}", "{b}", "{c}", "{d}", "{e}", "{f}"] {
@@ -167,20 +158,6 @@ fn a_replica_takes_over_from_a_master_that_is_dead_or_hangs() {
     cluster.nodes()[master].resume().expect("it goes on");
     cluster.wait_until_healthy(DEADLINE).expect("it has learnt");
     assert_eq!(cluster.master_of_replica(master), Ok(Some(replica)));
-}
-
-#[test]
-fn a_cluster_with_a_password_comes_up_and_moves_slots() {
-    let binary = &RedisServer::binaries()[0];
-    let args = ["--requirepass", "secret"];
-    let cluster = RedisCluster::start_with(binary, 1, &args).expect("a cluster");
-    let mut stranger = RespClient::connect(cluster.nodes()[0].port()).expect("it listens");
-    assert!(refused(stranger.command(&["GET", "a"])).starts_with("NOAUTH"));
-    let (slot, from) = place(&cluster, "a");
-    assert_ne!(from, 0);
-    assert_eq!(cluster.nodes()[from].command(&["SET", "a", "1"]), Ok(ok()));
-    cluster.migrate(slot, 0).expect("moved");
-    assert_eq!(cluster.nodes()[0].command(&["GET", "a"]), Ok(RespValue::text("1")));
 }
 
 #[test]

@@ -1,17 +1,10 @@
-//! The laws hold for the built-in algorithms, for wrappers around them, and for a custom algorithm.
+//! The laws hold for the built-in algorithms and for a custom one. Stacks of them are tried in memory.
 
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow, Gcra,
-    InMemory, Policy, SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog,
-    Write,
+    InMemory, Policy, SlidingCounter, SlidingLog, Step, Timestamp, TokenBucket, WindowLog, Write,
 };
 use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
-
-use crate::bounds;
-
-fn policy(text: &str) -> Policy {
-    text.parse().expect("a policy")
-}
 
 /// A charge at the beginning of a sliding counter's window fades until the end of the next one.
 fn recovers_within_us(policy: &Policy) -> Option<u64> {
@@ -21,7 +14,7 @@ fn recovers_within_us(policy: &Policy) -> Option<u64> {
     }
 }
 
-/// Writes a harness of these limits, with the bounds and the recovery of their policies.
+/// Writes a harness of these limits, with the recovery of their policies. What they admit over time, the oracle counts.
 macro_rules! harness {
     ($harness:ident of $algorithm:ty, $limits:expr) => {
         pub(super) struct $harness;
@@ -31,15 +24,6 @@ macro_rules! harness {
 
             fn limits() -> Vec<Instance<$algorithm>> {
                 $limits
-            }
-
-            fn excess(
-                limit: &$algorithm,
-                admitted: &[(Timestamp, u64)],
-                at: Timestamp,
-                cost: u64,
-            ) -> Option<String> {
-                bounds::excess(&(*limit).into(), admitted, at, cost)
             }
 
             fn recovers_within_us(limit: &$algorithm) -> Option<u64> {
@@ -89,27 +73,6 @@ harness!(Policies of Policy, {
 });
 
 algorithm_conformance!(policies, Policies);
-
-fn stack(limits: &[&str]) -> Stack<Policy> {
-    Stack::new(limits.iter().map(|limit| policy(limit))).expect("a stack")
-}
-
-algorithm_conformance!(
-    stacks_of_buckets,
-    Stack<Policy>,
-    [
-        stack(&["gcra 10/s burst 10", "gcra 120/m burst 12"]),
-        stack(&["gcra 3/s burst 4", "gcra 1/s burst 9"]),
-    ]
-);
-algorithm_conformance!(
-    stacks_of_several_kinds,
-    Stack<Policy>,
-    [
-        stack(&["gcra 3/s burst 4", "fixed-window 7/5m", "sliding-log 4/8us"]),
-        stack(&["first-request-window 3/s", "concurrency 3/30s"]),
-    ]
-);
 
 /// A fixed number of admissions, once and for all.
 struct OnceEver(u64);

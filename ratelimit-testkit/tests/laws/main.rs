@@ -2,11 +2,11 @@
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
 mod algorithms;
-mod bounds;
 mod capabilities;
 mod documents;
 mod linearizability;
 mod oracle;
+mod reservations;
 mod wrong;
 mod wrong_algorithms;
 mod wrong_stores;

@@ -1,13 +1,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use sfv::{FieldType, List, Parser};
 
 use super::advice::Advice;
 use super::*;
-use rfc9651::parse_list;
-
-#[path = "../../tests/rfc9651/mod.rs"]
-mod rfc9651;
 
 const REQUESTS: &Unit = &Unit::Requests;
 
@@ -104,7 +101,7 @@ fn number() -> impl Strategy<Value = u64> {
 
 proptest! {
     #[test]
-    fn two_other_parsers_read_what_is_written(
+    fn what_is_written_is_read_and_is_as_the_standard_writes_it(
         name in prop_oneof!["[A-Za-z0-9._-]{1,64}", "[a-z]{64}"],
         limit in number(),
         remaining in number(),
@@ -122,23 +119,20 @@ proptest! {
             name: &name, limit, remaining, window_s, more_after_us, unit: &unit, partition_key, reset_after_us: Some(0), policy: None,
         };
         let headers = written(&Fields::new(), &[one.clone(), entry("other")]);
-        let policies = parse_list(text(&headers, "ratelimit-policy")).unwrap();
-        let limits = parse_list(text(&headers, "ratelimit")).unwrap();
-        let cap = |value: u64| i64::try_from(value.min(MAX_FIELD_INTEGER)).unwrap();
-        prop_assert_eq!(&policies[0].name, &name);
-        prop_assert_eq!(policies[0].integer("q"), Some(cap(limit)));
-        prop_assert_eq!(policies[0].integer("w"), window_s.map(cap));
-        prop_assert_eq!(limits[0].integer("r"), Some(cap(remaining)));
-        prop_assert_eq!(limits[0].integer("t"), more_after_us.map(|us| cap(us.div_ceil(1_000_000))));
-        prop_assert_eq!(policies[0].string("qu"), unit.as_str().map(str::to_owned));
-        prop_assert_eq!((&*policies[1].name, &*limits[1].name), ("other", "other"));
-
+        for field in ["ratelimit-policy", "ratelimit"] {
+            let list: List = Parser::new(text(&headers, field)).parse().unwrap();
+            prop_assert_eq!(list.serialize(), Some(text(&headers, field).to_owned()));
+        }
         let advice = Advice::from_headers(&headers);
-        prop_assert_eq!(advice.policies.len(), 2);
-        prop_assert_eq!(advice.limits[0].remaining, remaining.min(MAX_FIELD_INTEGER));
-        prop_assert_eq!(&advice.policies[0].unit, &unit);
-        prop_assert_eq!(advice.limits[0].partition_key.as_deref(), partition_key.as_ref().map(|key| &key[..]));
-        let window = window_s.map(|s| Duration::from_secs(s.min(MAX_FIELD_INTEGER)));
-        prop_assert_eq!(advice.policies[0].window, window);
+        let (policy, told) = (&advice.policies[0], &advice.limits[0]);
+        let cap = |value: u64| value.min(MAX_FIELD_INTEGER);
+        let seconds = |s| Duration::from_secs(cap(s));
+        prop_assert_eq!((&*policy.name, policy.quota), (&*name, cap(limit)));
+        prop_assert_eq!((&policy.unit, policy.window), (&unit, window_s.map(seconds)));
+        prop_assert_eq!((&*told.name, told.remaining), (&*name, cap(remaining)));
+        prop_assert_eq!(told.more_after, more_after_us.map(|us| seconds(us.div_ceil(1_000_000))));
+        let key = partition_key.as_ref().map(|key| &key[..]);
+        prop_assert_eq!((policy.partition_key.as_deref(), told.partition_key.as_deref()), (key, key));
+        prop_assert_eq!((&*advice.policies[1].name, &*advice.limits[1].name), ("other", "other"));
     }
 }

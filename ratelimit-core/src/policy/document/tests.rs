@@ -70,6 +70,7 @@ const WRONG_LINES: &[(&str, &[&str])] = &[
 #[test]
 fn mistakes_name_the_limit_the_line_and_what_is_accepted() {
     let gcra = "name = \"burst\"\nalgorithm = \"gcra\"\n";
+    let steps = "name = \"steps\"\nalgorithm = \"bucketed-window\"\n";
     for (text, says) in [
         (String::new(), &["at least one limit"][..]),
         ("[[limit]]\nalgorithm = \"gcra\"\nrate = \"1/s\"".into(), &["no name", "line 1"]),
@@ -99,27 +100,17 @@ fn mistakes_name_the_limit_the_line_and_what_is_accepted() {
         ),
         (format!("[[limit]]\n{gcra}rate = 5"), &["\"burst\"", "rate is 5", "rate = \"10/s\""]),
         (format!("[limit]\n{gcra}rate = \"1/s\""), &["[[limit]]", "two brackets"]),
+        (format!("[[limit]]\n{steps}rates = [\"1/s\"]"), &["\"steps\"", "bucket = \"1s\""]),
         (
-            "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nrates = [\"1/s\"]"
-                .into(),
-            &["\"steps\"", "bucket = \"1s\""],
-        ),
-        (
-            "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"2s\"\n\
-             rates = [\"1/s\"]"
-                .into(),
+            format!("[[limit]]\n{steps}bucket = \"2s\"\nrates = [\"1/s\"]"),
             &["\"steps\"", "not a whole number of buckets", "such as 1s"],
         ),
         (
-            "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"1s\"\n\
-             rates = [\"3/1500ms\", \"9/6s\"]"
-                .into(),
+            format!("[[limit]]\n{steps}bucket = \"1s\"\nrates = [\"3/1500ms\", \"9/6s\"]"),
             &["\"steps\"", "3/1500ms is not a whole number of buckets", "such as 1500ms"],
         ),
         (
-            "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"soon\"\n\
-             rates = [\"1/s\"]"
-                .into(),
+            format!("[[limit]]\n{steps}bucket = \"soon\"\nrates = [\"1/s\"]"),
             &["\"steps\"", "\"soon\" is not a length of time", "250ms"],
         ),
         (

@@ -13,26 +13,17 @@ use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::common::{BEGIN, ask, limit, operate};
+use crate::common::{ask, limit, operate};
+use crate::simulation::network::SimulatedClock;
 
 const TASKS: u64 = 200;
 const LASTS: Duration = Duration::from_secs(2);
 
-/// Tokio's time, which stands still while tasks run.
-#[derive(Clone, Debug)]
-struct Paused(Instant);
-
-impl Clock for Paused {
-    fn now(&self) -> Timestamp {
-        BEGIN.saturating_add_us(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
-    }
-}
-
 /// A store that is so many milliseconds away, there and back, at least and at most.
 #[derive(Debug)]
 struct Far {
-    clock: Paused,
-    memory: MemoryStore<Policy, Paused>,
+    clock: SimulatedClock,
+    memory: MemoryStore<Policy, SimulatedClock>,
     limit: Limit<Policy>,
     way_ms: (u64, u64),
     seen: Mutex<Attack>,
@@ -100,9 +91,10 @@ struct Attack {
 /// Attacks a limit for two seconds: each task asks, and asks again after a pause, or at the end of its wait.
 async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Attack {
     let begin = Instant::now();
-    let (clock, limit) = (Paused(begin), limit("l", words));
-    let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let far = Far { clock: clock.clone(), memory, limit, way_ms, seen: Mutex::default() };
+    let clock = SimulatedClock { base: begin, offset_us: 0, drift_ppm: 0 };
+    let limit = limit("l", words);
+    let memory = MemoryStore::builder().clock(clock).build();
+    let far = Far { clock, memory, limit, way_ms, seen: Mutex::default() };
     let store: DenialCache<_, Policy, _> = DenialCache::builder().clock(clock).build(far);
     let (store, mut tasks) = (Arc::new(store), JoinSet::new());
     for _ in 0..TASKS {

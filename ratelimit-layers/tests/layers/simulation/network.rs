@@ -21,10 +21,10 @@ tokio::task_local! {
 
 /// A clock over tokio's time, which may be off and drift.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SimulatedClock {
-    pub(super) base: Instant,
-    pub(super) offset_us: u64,
-    pub(super) drift_ppm: i64,
+pub(crate) struct SimulatedClock {
+    pub(crate) base: Instant,
+    pub(crate) offset_us: u64,
+    pub(crate) drift_ppm: i64,
 }
 
 impl Clock for SimulatedClock {

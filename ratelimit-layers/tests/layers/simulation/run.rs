@@ -22,14 +22,6 @@ pub(super) enum Kind {
     FixedWindow,
     /// A bucket and a window in one batch.
     Both,
-    /// A limit whose requests all go to the store.
-    Other(&'static str),
-}
-
-impl Kind {
-    pub(super) const fn is_served(self) -> bool {
-        !matches!(self, Self::Other(_))
-    }
 }
 
 /// What a run is about.
@@ -61,15 +53,9 @@ impl Plan {
     /// The plan of a seed: its kind and whether there are faults by its number, the rest at random.
     pub(super) fn of(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
-        let others = ["sliding-log", "sliding-counter", "first-request-window", "window-log"];
-        let kind = match seed % 6 {
-            0 => Kind::Gcra,
-            1 | 4 => Kind::FixedWindow,
-            2 => Kind::TokenBucket,
-            3 => Kind::Both,
-            _ => Kind::Other(random.choice(others).expect("some")),
-        };
-        let is_disturbed = seed / 6 % 2 == 1;
+        let kinds = [Kind::Gcra, Kind::FixedWindow, Kind::TokenBucket, Kind::Both];
+        let kind = kinds[usize::try_from(seed % 4).expect("small")];
+        let is_disturbed = seed / 4 % 2 == 1;
         let mut chance = |most: u64| if is_disturbed { random.u64(0..=most) } else { 0 };
         let faults = Faults {
             lost_request: chance(60),
@@ -107,7 +93,6 @@ impl Plan {
             }
             Kind::FixedWindow => vec![limit("window", &window)],
             Kind::Both => vec![limit("bucket", &bucket), limit("window", &window)],
-            Kind::Other(name) => vec![limit("other", &format!("{name} {}/s", rate.min(&9_000)))],
         }
     }
 

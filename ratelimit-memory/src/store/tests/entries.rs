@@ -130,8 +130,8 @@ fn anything(
         "bucketed-window bucket 1s rates 9/s, 20/10s",
     ];
     let ops = [Op::Force, Op::Refund, Op::Reset, Op::Peek, Op::Settle, Op::Renew];
-    let mut chance = Chance(seed);
-    let mut next = |bound| chance.below(bound);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut next = |bound| random.usize(..bound);
     let mut refused = 0;
     for _ in 0..calls {
         let names = &["x", "y", "z"][..=next(3)];

@@ -8,8 +8,8 @@ const BURST: u64 = 40;
 /// Single checks, batches, several keys at once, requests at a given time (which move a key to the shards), and peeks
 /// and refunds of cost 0. Returns how often each key was admitted.
 fn ask_anything(store: &Memory, names: &[String], thread: u64, calls: usize) -> Vec<u64> {
-    let (limit, mut chance) = (limit(BURST), Chance(thread));
-    let mut below = |bound| chance.below(bound);
+    let (limit, mut random) = (limit(BURST), fastrand::Rng::with_seed(thread));
+    let mut below = |bound| random.usize(..bound);
     let mut admitted = vec![0; names.len()];
     for _ in 0..calls {
         let (key, kind) = (below(names.len()), below(40));

@@ -30,20 +30,7 @@ fn chapter(path: &str) -> String {
 
 /// The blocks of a language in a document.
 fn blocks(document: &str, language: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut open: Option<(bool, String)> = None;
-    for line in document.lines() {
-        match (&mut open, line.strip_prefix("```")) {
-            (Some((wanted, text)), Some(_)) => {
-                if *wanted {
-                    found.push(std::mem::take(text));
-                }
-                open = None;
-            }
-            (Some((_, text)), None) => text.extend([line, "\n"]),
-            (None, Some(info)) => open = Some((info == language, String::new())),
-            (None, None) => {}
-        }
-    }
-    found
+    let (begin, end) = (format!("\n```{language}\n"), "\n```");
+    let blocks = document.split(&begin).skip(1).filter_map(|rest| rest.split(end).next());
+    blocks.map(|block| format!("{block}\n")).collect()
 }

@@ -1,62 +1,13 @@
 //! Ids in `decide`: each is charged once and settled once, and frees no other client's charge.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
-
-use std::collections::HashMap;
-
 use ratelimit_core::{
-    Batch, Check, Decision, ErrorKind, Limit, Now, Op, Policy, PolicyState, Refusal, Reservation,
-    ReservationId, States, Timestamp, WindowLog, Write, decide,
+    Batch, Check, Decision, ErrorKind, Limit, Now, Op, Policy, Refusal, Reservation, ReservationId,
+    Timestamp, WindowLog,
 };
+use ratelimit_testkit::PureStore;
 
 const ID: ReservationId = ReservationId::new(7);
 const SECOND_US: u64 = 1_000_000;
-
-/// A minimal store.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Memory {
-    states: HashMap<String, PolicyState>,
-    reservations: HashMap<(String, ReservationId), (Reservation, Timestamp)>,
-}
-
-struct View<'a> {
-    memory: &'a mut Memory,
-    names: Vec<String>,
-    id: Option<ReservationId>,
-}
-
-impl States<PolicyState> for View<'_> {
-    fn get(&self, position: usize) -> Option<&PolicyState> {
-        self.memory.states.get(&self.names[position])
-    }
-
-    fn put(&mut self, position: usize, write: Write<PolicyState>) {
-        let name = self.names[position].clone();
-        match write {
-            Write::Keep => {}
-            Write::Put { state, .. } => drop(self.memory.states.insert(name, state)),
-            Write::Remove => drop(self.memory.states.remove(&name)),
-        }
-    }
-
-    fn reservation(&self, position: usize) -> Option<Reservation> {
-        let key = (self.names[position].clone(), self.id?);
-        self.memory.reservations.get(&key).map(|(reservation, _)| reservation.clone())
-    }
-
-    fn fingerprint(&self) -> u64 {
-        self.names.iter().flat_map(|name| name.bytes()).map(u64::from).sum()
-    }
-
-    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
-        let key = (self.names[position].clone(), self.id.expect("a batch with an id"));
-        self.memory.reservations.insert(key, (reservation, expires));
-    }
-}
-
-fn timestamp(us: u64) -> Timestamp {
-    Timestamp::from_us(us).expect("a test's time")
-}
 
 fn limit(name: &str, words: &str) -> Limit<Policy> {
     Limit::new(name, words.parse().expect(words)).expect("a name")
@@ -74,23 +25,18 @@ fn leases() -> Limit<Policy> {
     limit("leases", "concurrency 3/30s")
 }
 
-impl Memory {
-    /// Applies an operation to one key of these limits, at the same cost for all.
-    fn apply(
-        &mut self,
-        limits: &[&Limit<Policy>],
-        (op, id, cost): (Op, Option<ReservationId>, u64),
-        at_us: u64,
-    ) -> Result<Vec<Decision>, Refusal> {
-        let check = |limit| Check { limit, key: "a", cost };
-        let checks: Vec<_> = limits.iter().copied().map(check).collect();
-        let batch =
-            Batch::new(&checks).expect("different limits").op(op).now(Now::At(timestamp(at_us)));
-        let batch = id.map_or(batch, |id| batch.id(id));
-        let names = limits.iter().map(|limit| limit.name().to_owned()).collect();
-        let mut held = View { memory: self, names, id };
-        decide(&batch, timestamp(at_us), &mut held).map(|verdict| verdict.decisions().to_vec())
-    }
+/// Applies an operation to one key of these limits, at the same cost for all.
+fn apply(
+    store: &PureStore,
+    limits: &[&Limit<Policy>],
+    (op, id, cost): (Op, Option<ReservationId>, u64),
+    at_us: u64,
+) -> Result<Vec<Decision>, Refusal> {
+    let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: "a", cost }).collect();
+    let now = Now::At(Timestamp::saturating_from_us(at_us));
+    let batch = Batch::new(&checks).expect("different limits").op(op).now(now);
+    let batch = id.map_or(batch, |id| batch.id(id));
+    store.decide(&batch).map(|verdict| verdict.decisions().to_vec())
 }
 
 /// What a refused request runs into.
@@ -186,7 +132,7 @@ fn reservations_are_settled_with_what_they_were_made_with_and_return_what_still_
     ];
     let all = [gcra(), fixed(), leases()];
     for story in stories {
-        let mut memory = Memory::default();
+        let store = PureStore::new();
         for request in story {
             let &(limits, op, has_id, cost, at_s, due) = request;
             let limits: Vec<_> = limits
@@ -194,7 +140,7 @@ fn reservations_are_settled_with_what_they_were_made_with_and_return_what_still_
                 .flat_map(|c| all.iter().filter(move |l| l.name().starts_with(c)))
                 .collect();
             let asked = (op, has_id.then_some(ID), cost);
-            let got = memory.apply(&limits, asked, at_s * SECOND_US);
+            let got = apply(&store, &limits, asked, at_s * SECOND_US);
             let left = got.as_ref().map(|all| all.iter().map(|d| d.remaining).collect::<Vec<_>>());
             assert_eq!(left.map_err(named), due.map(<[u64]>::to_vec), "{request:?}: {got:?}");
         }
@@ -206,7 +152,7 @@ fn an_impossible_operation_is_refused_and_writes_nothing() {
     let log = limit("log", "sliding-log 3/s");
     let attempts = limit("attempts", "fixed-window 10/m count attempts");
     let fixed = fixed();
-    let mut memory = Memory::default();
+    let store = PureStore::new();
     for (limits, asked, kind) in [
         (vec![&fixed], (Op::Settle, None, 1), ErrorKind::Invalid),
         (vec![&fixed], (Op::Renew, None, 1), ErrorKind::Invalid),
@@ -215,10 +161,13 @@ fn an_impossible_operation_is_refused_and_writes_nothing() {
         (vec![&fixed, &log], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
         (vec![&fixed, &attempts], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
     ] {
-        let refusal = memory.apply(&limits, asked, 0).expect_err("cannot be");
+        let refusal = apply(&store, &limits, asked, 0).expect_err("cannot be");
         assert_eq!(refusal.kind(), kind, "{asked:?}: {refusal}");
+        for limit in limits {
+            assert_eq!(store.state(limit, "a"), None);
+            assert_eq!(store.reservation(limit, "a", ID), None);
+        }
     }
-    assert_eq!(memory, Memory::default());
 }
 
 #[test]
@@ -242,13 +191,14 @@ fn metadata_beyond_the_bound_is_refused_where_any_is_kept() {
 /// The remaining tokens of 1/s burst 10 when a reservation of 10 is settled at 2 after `wait_us`, with these other
 /// charges in between.
 fn left_after_settling(wait_us: u64, others: &[(u64, u64)]) -> u64 {
-    let (mut memory, limit) = (Memory::default(), gcra());
-    memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("reserves");
+    let (store, limit) = (PureStore::new(), gcra());
+    apply(&store, &[&limit], (Op::Acquire, Some(ID), 10), 0).expect("reserves");
     for &(at_us, cost) in others {
-        let decisions = memory.apply(&[&limit], (Op::Acquire, None, cost), at_us).expect("decides");
+        let decisions =
+            apply(&store, &[&limit], (Op::Acquire, None, cost), at_us).expect("decides");
         assert!(decisions[0].allowed);
     }
-    memory.apply(&[&limit], (Op::Settle, Some(ID), 2), wait_us).expect("settles")[0].remaining
+    apply(&store, &[&limit], (Op::Settle, Some(ID), 2), wait_us).expect("settles")[0].remaining
 }
 
 #[test]
