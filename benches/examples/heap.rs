@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use governor::{DefaultKeyedRateLimiter, Quota};
-use ratelimit_core::{FixedWindow, Gcra, InMemory, Limit, Limits, RateLimiter};
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::{FixedWindow, Gcra, Limit, Limits, RateLimiter};
 use ratelimit_memory::MemoryStore;
 
 /// The sizes that are reported, in hundredths of the full number.

@@ -21,9 +21,10 @@ use std::time::Duration;
 use governor::clock::FakeRelativeClock;
 use gungraun::prelude::*;
 use gungraun::{Callgrind, CallgrindMetrics, EventKind};
+use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{
-    Concurrency, FixedWindow, Gcra, InMemory, Leased, Limit, Limits, ManualClock, Rate,
-    RateLimiter, Timestamp, Verdict,
+    Concurrency, FixedWindow, Gcra, Leased, Limit, Limits, ManualClock, Rate, RateLimiter,
+    Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryStore, PreciseClock};
 

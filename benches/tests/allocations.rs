@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use futures_util::FutureExt;
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::store::Op;
 use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit, Limits,
-    ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Timestamp,
-    TokenBucket, WindowLog,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, ManualClock,
+    Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Timestamp, TokenBucket,
+    WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 

@@ -1,6 +1,7 @@
 //! Turns a file into requests: the bytes, their lines, and the requests in the lines.
 
-use ratelimit_core::{Op, Timestamp};
+use ratelimit_core::Timestamp;
+use ratelimit_core::store::Op;
 
 use crate::args::{FormatArg, UnitArg};
 use crate::caller::Caller;

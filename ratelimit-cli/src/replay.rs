@@ -4,7 +4,8 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Op, Policy, RateLimiter, Store};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Policy, RateLimiter, Store};
 
 use crate::args::FormatArg;
 use crate::compare::Comparison;

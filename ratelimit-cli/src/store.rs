@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
-use ratelimit_core::{Batch, DynError, Limits, Policy, Store, Verdict};
+use ratelimit_core::store::Batch;
+use ratelimit_core::{DynError, Limits, Policy, Store, Verdict};
 use ratelimit_memory::MemoryStore;
 
 use crate::failure::Failure;

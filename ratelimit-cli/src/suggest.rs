@@ -179,7 +179,9 @@ impl Share {
 mod tests {
     use std::collections::BTreeSet;
 
-    use ratelimit_core::{Op, RateLimiter, Timestamp, Write};
+    use ratelimit_core::algorithm::Write;
+    use ratelimit_core::store::Op;
+    use ratelimit_core::{RateLimiter, Timestamp};
     use ratelimit_memory::MemoryStore;
 
     use super::*;

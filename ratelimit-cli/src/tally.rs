@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
+use ratelimit_core::store::Op;
 use ratelimit_core::{
-    Limit, Limits, NamedDecision, NamedDecisions, Op, Policy, RateLimiter, Timestamp, Verdict,
+    Limit, Limits, NamedDecision, NamedDecisions, Policy, RateLimiter, Timestamp, Verdict,
 };
 
 use crate::caller::{BARE_NAME, Caller};

@@ -5,7 +5,7 @@
 
 use core::convert::identity;
 
-use crate::algorithm::{
+use crate::algorithms::{
     Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry, forwards, unmoved,
 };
 use crate::in_memory::{Compact, InMemory, stepped_in_place};
@@ -34,7 +34,8 @@ use crate::timestamp::Timestamp;
 /// In a batch that another limit denies, the attempt is still charged. A cost of 0 and a peek charge nothing.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Attempts, FixedWindow, Timestamp, Write};
+/// use ratelimit_core::{Algorithm, Attempts, FixedWindow, Timestamp};
+/// use ratelimit_core::algorithm::Write;
 ///
 /// let attempts = Attempts::new(FixedWindow::new("3/m".parse()?)?);
 /// let denied = attempts.step(None, Timestamp::ZERO, 4);
@@ -165,7 +166,7 @@ impl<A: ChargesAttempts + KeepsEntries> KeepsEntries for Attempts<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{BucketedWindow, FixedWindow, SlidingCounter, SlidingLog};
+    use crate::algorithms::{BucketedWindow, FixedWindow, SlidingCounter, SlidingLog};
     use crate::rate::Rate;
     use crate::timestamp::MAX_INTEGER;
 

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use derive_where::derive_where;
 
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::error::ConfigError;
 use crate::limit::Limit;
 use crate::op::{Now, Op};
@@ -36,7 +36,8 @@ pub struct Check<'a, A> {
 /// Several checks that are decided together: all are charged, or none.
 ///
 /// ```
-/// use ratelimit_core::{Batch, Check, Gcra, Limit};
+/// use ratelimit_core::{Gcra, Limit};
+/// use ratelimit_core::store::{Batch, Check};
 /// let limit = Limit::new("burst", Gcra::new("10/s".parse()?, 20)?)?;
 /// let check = Check { limit: &limit, key: "alice", cost: 1 };
 /// assert_eq!(Batch::one(&check).checks().len(), 1);
@@ -122,7 +123,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     /// The same checks under an id that was drawn for this one charge: no client chose it, and its settlement is sent at
     /// most a few times, within seconds. Every batch under the id says so.
     ///
-    /// A store then forgets the settled reservation after [`REPEAT_US`](crate::Reservation::REPEAT_US). A store that has no
+    /// A store then forgets the settled reservation after [`REPEAT_US`](crate::store::Reservation::REPEAT_US). A store that has no
     /// room for another reservation charges the batch [without a record](crate::Verdict::is_unrecorded), where it refuses
     /// an id of a caller.
     #[must_use]

@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use core::str::FromStr;
 use core::time::Duration;
 
-use crate::algorithm::{
+use crate::algorithms::{
     Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, LeakyBucket,
     SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };

@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{Step, Write};
+use crate::algorithms::{Step, Write};
 use crate::decision::Decision;
 use crate::timestamp::Timestamp;
 

@@ -4,7 +4,7 @@
 //! decide. The price is one line per algorithm, `impl InMemory for Mine {}`: stable Rust has neither specialization nor
 //! defaults for associated types to save it.
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithms::{Algorithm, Step, Write};
 use crate::timestamp::Timestamp;
 
 /// An [`Algorithm`] whose states a store keeps in the memory of the process.
@@ -30,7 +30,8 @@ use crate::timestamp::Timestamp;
 /// # Example
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Gcra, InMemory, Step, Timestamp};
+/// use ratelimit_core::{Algorithm, Gcra, Timestamp};
+/// use ratelimit_core::algorithm::{InMemory, Step};
 ///
 /// struct Logged(Gcra);
 /// impl Algorithm for Logged {

@@ -27,7 +27,7 @@
 //! | [`Attempts`], [`Stack`] | limits that charge attempts, and several limits in one key |
 //! | [`ReservationId`] | leases, and reservations that you settle later |
 //! | [`Algorithm`] | writing an algorithm |
-//! | [`Store`], [`SyncStore`], [`Batch`], [`decide`] | writing a store |
+//! | [`Store`], [`SyncStore`], [`Batch`](store::Batch), [`decide`](store::decide) | writing a store |
 //!
 //! # Several limits
 //!
@@ -95,12 +95,13 @@
 //!
 //! # A store
 //!
-//! A store decides a [`Batch`] as [`decide`] does. One that wraps another needs a few lines, and the guide's
+//! A store decides a [`Batch`](store::Batch) as [`decide`](store::decide) does. One that wraps another needs a few lines, and the guide's
 //! [chapter](https://github.com/ratelimit-rs/ratelimit/blob/main/docs/guide/src/own-store.md) has a whole one:
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-//! use ratelimit_core::{Batch, Policy, Store, Verdict};
+//! use ratelimit_core::{Policy, Store, Verdict};
+//! use ratelimit_core::store::Batch;
 //!
 //! struct Counting<S> {
 //!     inner: S,
@@ -121,7 +122,7 @@
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
-//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`] and [`DynError`]: a store chosen at run time |
+//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore) and [`DynError`]: a store chosen at run time |
 //! | `serde` | no | `Limits<Policy>` read from a document |
 //! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped |
 
@@ -133,7 +134,7 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
-mod algorithm;
+mod algorithms;
 mod attempts;
 mod batch;
 mod builder;
@@ -154,45 +155,65 @@ mod refusal;
 mod reservation;
 mod share;
 mod stack;
-mod store;
+mod store_traits;
 mod timestamp;
 mod window;
 
-pub use algorithm::{
-    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
-    Concurrency, ConcurrencyState, CountedWindow, FirstRequestState, FirstRequestWindow,
-    FixedWindow, FixedWindowState, Gcra, GcraState, KeepsEntries, LeakyBucket, Recovery,
-    SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step, TokenBucket,
-    WindowEntry, WindowLog, WindowLogState, Write,
+pub use algorithms::{
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
+    SlidingLog, TokenBucket, WindowLog,
 };
 pub use attempts::Attempts;
-pub use batch::{Batch, Check, CompactStates, States, decide, decide_compact};
-pub use builder::{AlgorithmBuilder, FromRate};
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Source, Verdict};
-pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
 pub use identifiers::{IdentifierValue, Identifiers};
-pub use in_memory::{Compact, InMemory, step_compact};
-pub use limit::{Limit, Limits, OnOutage, fingerprint};
+pub use limit::{Limit, Limits, OnOutage};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{NamedDecision, NamedDecisions, RateLimiter, Request};
 #[cfg(feature = "tokio")]
 pub use limiter::{OwnedReservation, Reserved};
 pub use limits_builder::LimitsBuilder;
-pub use op::{Now, Op};
-pub use policy::{Policy, PolicyState};
-pub use quota::Quota;
-pub use rate::{Rate, Refill};
+pub use policy::Policy;
+pub use rate::Rate;
 pub use refusal::Refusal;
-pub use reservation::{Reservation, ReservationGroup, ReservationId};
-pub use share::Share;
-pub use stack::{Stack, StackState, StackedState};
+pub use reservation::ReservationId;
+pub use stack::Stack;
 #[cfg(feature = "dyn")]
-pub use store::erased::{DynError, DynSnapshotStore, DynStore};
-pub use store::{EntryStore, Snapshot, SnapshotStore, Store, StoreError, SyncStore, WithSnapshot};
-pub use timestamp::{MAX_INTEGER, Timestamp};
-pub use window::WindowState;
+pub use store_traits::erased::{DynError, DynStore};
+pub use store_traits::{Store, StoreError, SyncStore};
+pub use timestamp::Timestamp;
+
+/// The parts of an [`Algorithm`]: its steps, the traits of what it can do besides, builders, and the states of the built-in
+/// ones.
+pub mod algorithm {
+    pub use crate::algorithms::{
+        Bucket, BucketWindow, BucketedWindowState, ChargesAttempts, ConcurrencyState,
+        CountedWindow, FirstRequestState, FixedWindowState, GcraState, KeepsEntries, LeakyBucket,
+        Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
+    };
+    pub use crate::builder::{AlgorithmBuilder, FromRate};
+    pub use crate::entries::LogEntry;
+    pub use crate::in_memory::{Compact, InMemory, step_compact};
+    pub use crate::policy::PolicyState;
+    pub use crate::quota::Quota;
+    pub use crate::rate::Refill;
+    pub use crate::share::Share;
+    pub use crate::stack::{StackState, StackedState};
+    pub use crate::timestamp::MAX_INTEGER;
+    pub use crate::window::WindowState;
+}
+
+/// What a [`Store`] is asked, and what it decides with: a batch of checks, an operation, and [`decide`](store::decide).
+pub mod store {
+    pub use crate::batch::{Batch, Check, CompactStates, States, decide, decide_compact};
+    pub use crate::limit::fingerprint;
+    pub use crate::op::{Now, Op};
+    pub use crate::reservation::{Reservation, ReservationGroup};
+    #[cfg(feature = "dyn")]
+    pub use crate::store_traits::erased::DynSnapshotStore;
+    pub use crate::store_traits::{EntryStore, Snapshot, SnapshotStore, WithSnapshot};
+}

@@ -7,7 +7,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::error::{ConfigError, did_you_mean};
 use crate::identifiers::Identifiers;
 use crate::reservation::Reservation;

@@ -17,7 +17,7 @@ use core::future::{Future, poll_fn};
 use core::pin::Pin;
 use core::task::Poll;
 
-use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
+use crate::algorithms::{Algorithm, KeepsEntries, WindowEntry};
 use crate::decision::Verdict;
 use crate::identifiers::{Identifiers, had};
 use crate::limit::{Limit, Limits};
@@ -25,7 +25,7 @@ use crate::op::{Now, Op};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
-use crate::store::{EntryStore, Store, SyncStore};
+use crate::store_traits::{EntryStore, Store, SyncStore};
 
 #[cfg(feature = "std")]
 mod lease;

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::error::ConfigError;
 use crate::limit::{Limit, Limits, OnOutage};
 use crate::policy::Policy;

@@ -4,7 +4,7 @@
 
 use core::num::NonZeroU64;
 
-use crate::algorithm::{
+use crate::algorithms::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
     KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,

@@ -1,6 +1,6 @@
 //! [`Quota`]: what an algorithm allows, as numbers for messages and HTTP headers.
 
-use crate::algorithm::{Algorithm, BucketedWindow, ChargesAttempts};
+use crate::algorithms::{Algorithm, BucketedWindow, ChargesAttempts};
 use crate::attempts::Attempts;
 use crate::builder::FromRate;
 use crate::decision::Decision;
@@ -13,7 +13,8 @@ use crate::stack::Stack;
 /// see [`NamedDecision::window`](crate::NamedDecision::window).
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, FixedWindow, Gcra, Quota, Timestamp};
+/// use ratelimit_core::{Algorithm, FixedWindow, Gcra, Timestamp};
+/// use ratelimit_core::algorithm::Quota;
 ///
 /// let gcra = Gcra::per_second(10).burst(20).build()?;
 /// assert_eq!(gcra.rate(), Some("10/s".parse()?));

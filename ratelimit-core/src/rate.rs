@@ -228,7 +228,7 @@ impl fmt::Display for Period {
 /// would add more than a nearly full bucket had room for meanwhile, it begins anew with the charge.
 ///
 /// ```
-/// use ratelimit_core::Refill;
+/// use ratelimit_core::algorithm::Refill;
 ///
 /// let refill = Refill::new("7/5m".parse()?, 7)?; // seven units per tick; a token is 300,000,000 units
 /// assert_eq!((refill.token_units, refill.tick_units, refill.tick_us), (300_000_000, 7, 1));

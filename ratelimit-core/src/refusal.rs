@@ -71,7 +71,7 @@ pub enum Refusal {
          clock, which may count in another unit than microseconds"
     )]
     EndOfTime {
-        /// What the clock says, in microseconds since the Unix epoch; at most [`MAX_INTEGER`](crate::MAX_INTEGER) where
+        /// What the clock says, in microseconds since the Unix epoch; at most [`MAX_INTEGER`](crate::algorithm::MAX_INTEGER) where
         /// the clock is cut there.
         now_us: u64,
     },

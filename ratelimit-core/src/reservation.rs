@@ -94,7 +94,7 @@ impl Reservation {
     /// microseconds.
     pub const LIFE_US: u64 = 3_600_000_000;
 
-    /// How long a store remembers a settlement under an id that is [settled once](crate::Batch::settled_once): ten seconds,
+    /// How long a store remembers a settlement under an id that is [settled once](crate::store::Batch::settled_once): ten seconds,
     /// in microseconds. A settlement that is sent twice has come twice by then.
     pub const REPEAT_US: u64 = 10_000_000;
 

@@ -5,7 +5,7 @@ use core::num::NonZeroU64;
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, BucketedWindow, ChargesAttempts};
+use crate::algorithms::{Algorithm, BucketedWindow, ChargesAttempts};
 use crate::attempts::Attempts;
 use crate::builder::FromRate;
 use crate::error::ConfigError;

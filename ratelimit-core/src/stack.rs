@@ -5,7 +5,7 @@ mod in_memory;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithms::{Algorithm, Step, Write};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::reservation::Reservation;
@@ -16,7 +16,7 @@ use crate::timestamp::Timestamp;
 ///
 /// A request must fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit with
 /// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the time until all of them
-/// admit. A [`Batch`](crate::Batch) of named limits also returns the decision of each limit.
+/// admit. A [`Batch`](crate::store::Batch) of named limits also returns the decision of each limit.
 ///
 /// A batch looks up a state per limit and allocates its answer: in memory three named limits take 1.5 times as long as a stack
 /// of three, or longer. A limit that keeps entries is copied at each charge.

@@ -2,7 +2,7 @@
 //!
 //! An acquire takes over a window that another limit has written: it ends by this limit's length.
 
-use crate::algorithm::{Step, Write};
+use crate::algorithms::{Step, Write};
 use crate::decision::Decision;
 use crate::timestamp::Timestamp;
 

@@ -2,7 +2,8 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
-use ratelimit_core::{Algorithm, Gcra, GcraState, Rate, SlidingCounter, Timestamp};
+use ratelimit_core::algorithm::GcraState;
+use ratelimit_core::{Algorithm, Gcra, Rate, SlidingCounter, Timestamp};
 
 fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")

@@ -6,10 +6,9 @@ use std::cell::RefCell;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use ratelimit_core::{
-    Algorithm, Batch, Check, Compact, CompactStates, FixedWindow, Gcra, InMemory, Limit, Op,
-    Policy, PolicyState, Rate, Snapshot, Timestamp, Write, decide, decide_compact,
-};
+use ratelimit_core::algorithm::{Compact, InMemory, PolicyState, Write};
+use ratelimit_core::store::{Batch, Check, CompactStates, Op, Snapshot, decide, decide_compact};
+use ratelimit_core::{Algorithm, FixedWindow, Gcra, Limit, Policy, Rate, Timestamp};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 

@@ -5,7 +5,9 @@
 #![allow(clippy::expect_used, missing_docs, reason = "tests")]
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Policy, PolicyState, Recovery, Reservation, Step, Timestamp};
+use ratelimit_core::algorithm::{PolicyState, Recovery, Step};
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{Algorithm, Policy, Timestamp};
 
 /// What happens after a time.
 #[derive(Clone, Debug)]

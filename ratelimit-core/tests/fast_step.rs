@@ -4,7 +4,8 @@
 #![allow(clippy::expect_used, reason = "tests")]
 
 use proptest::prelude::*;
-use ratelimit_core::{Compact, Gcra, InMemory, Policy, Rate, Timestamp, step_compact};
+use ratelimit_core::algorithm::{Compact, InMemory, step_compact};
+use ratelimit_core::{Gcra, Policy, Rate, Timestamp};
 
 /// Numbers of every magnitude.
 fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {

@@ -4,7 +4,8 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{Algorithm, InMemory, Policy, PolicyState, Step, Timestamp, Write};
+use ratelimit_core::algorithm::{InMemory, PolicyState, Step, Write};
+use ratelimit_core::{Algorithm, Policy, Timestamp};
 
 /// Every algorithm, and once more, counting attempts, each that can.
 fn policies() -> Vec<Policy> {

@@ -5,7 +5,8 @@
 use std::num::NonZeroU64;
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Limit, Policy, Share, Stack, Timestamp};
+use ratelimit_core::algorithm::Share;
+use ratelimit_core::{Algorithm, Limit, Policy, Stack, Timestamp};
 
 const BEGIN_US: u64 = 1_795_218_392_000_000;
 

@@ -4,10 +4,9 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{
-    Algorithm, Batch, Check, Gcra, Limit, Op, Policy, Snapshot, Stack, StackState, Timestamp,
-    Write, decide,
-};
+use ratelimit_core::algorithm::{StackState, Write};
+use ratelimit_core::store::{Batch, Check, Op, Snapshot, decide};
+use ratelimit_core::{Algorithm, Gcra, Limit, Policy, Stack, Timestamp};
 
 fn limits() -> Vec<Policy> {
     let limits = [

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ratelimit_core::store::Batch;
 use ratelimit_core::{
-    Batch, ErrorKind, Gcra, Limit, Limits, OnOutage, Policy, RateLimiter, Refusal, Source, Store,
+    ErrorKind, Gcra, Limit, Limits, OnOutage, Policy, RateLimiter, Refusal, Source, Store,
     StoreError, Verdict,
 };
 use ratelimit_layers::Fallback;

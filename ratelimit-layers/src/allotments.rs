@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Batch, Clock, EntryStore, KeepsEntries, Policy, Store, Verdict};
+use ratelimit_core::algorithm::KeepsEntries;
+use ratelimit_core::store::{Batch, EntryStore};
+use ratelimit_core::{Algorithm, Clock, Policy, Store, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::timeout;

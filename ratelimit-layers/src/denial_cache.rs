@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{
-    Algorithm, Batch, Clock, EntryStore, KeepsEntries, Op, Policy, Snapshot, SnapshotStore, Source,
-    Store, Timestamp, Verdict, decide,
-};
+use ratelimit_core::algorithm::KeepsEntries;
+use ratelimit_core::store::{Batch, EntryStore, Op, Snapshot, SnapshotStore, decide};
+use ratelimit_core::{Algorithm, Clock, Policy, Source, Store, Timestamp, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::Instant;

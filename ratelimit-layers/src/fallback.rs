@@ -12,9 +12,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op};
 use ratelimit_core::{
-    Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
-    Now, OnOutage, Op, Policy, Source, Store, StoreError as _, Verdict, WindowEntry,
+    Clock, ConfigError, ErrorKind, Limit, Limits, OnOutage, Policy, Source, Store, StoreError as _,
+    Verdict,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::time::{Instant, timeout};

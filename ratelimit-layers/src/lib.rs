@@ -111,7 +111,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ratelimit_core::{Algorithm, InMemory, Share};
+use ratelimit_core::Algorithm;
+use ratelimit_core::algorithm::{InMemory, Share};
 
 /// A store around a store lists the entries that the inner one lists.
 macro_rules! lists_entries {
@@ -122,8 +123,8 @@ macro_rules! lists_entries {
                 &self,
                 limit: &ratelimit_core::Limit<A>,
                 key: &str,
-                now: ratelimit_core::Now,
-            ) -> impl Future<Output = Result<Vec<ratelimit_core::WindowEntry>, S::Error>> + Send {
+                now: ratelimit_core::store::Now,
+            ) -> impl Future<Output = Result<Vec<ratelimit_core::algorithm::WindowEntry>, S::Error>> + Send {
                 self.$($store).+.entries(limit, key, now)
             }
         }

@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use dashmap::DashMap;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
-use ratelimit_core::{
-    Algorithm, Batch, ErrorKind, OnOutage, Op, Source, Store, StoreError as _, Verdict,
-};
+use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::{Algorithm, ErrorKind, OnOutage, Source, Store, StoreError as _, Verdict};
 
 use crate::fallback::BreakerState;
 use crate::fallback::counts::Outcome;

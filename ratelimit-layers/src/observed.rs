@@ -4,10 +4,9 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, SnapshotStore, Store, SyncStore,
-    Verdict, WithSnapshot,
-};
+use ratelimit_core::algorithm::KeepsEntries;
+use ratelimit_core::store::{Batch, Check, EntryStore, SnapshotStore, WithSnapshot};
+use ratelimit_core::{Algorithm, Limit, Store, SyncStore, Verdict};
 
 /// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied). Decisions
 /// are those of the store.

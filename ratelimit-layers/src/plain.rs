@@ -1,6 +1,7 @@
 //! Which requests a layer may decide by itself.
 
-use ratelimit_core::{Algorithm, Batch, Now, Op};
+use ratelimit_core::Algorithm;
+use ratelimit_core::store::{Batch, Now, Op};
 
 /// Whether a batch only acquires, at the store's time, from limits that charge what they admit until it recovers: neither
 /// attempts, each of which is charged, nor leases, which their holders release.

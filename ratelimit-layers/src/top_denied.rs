@@ -6,7 +6,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Mutex;
 
-use ratelimit_core::{Algorithm, Batch, Check, Op, Store, Verdict};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Algorithm, Store, Verdict};
 
 use crate::lock;
 use crate::observed::{Observed, Observer};

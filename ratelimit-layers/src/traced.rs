@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use ratelimit_core::{Algorithm, Batch, Check, Store, StoreError as _, Verdict};
+use ratelimit_core::store::{Batch, Check};
+use ratelimit_core::{Algorithm, Store, StoreError as _, Verdict};
 use tracing::field::Empty;
 use tracing::{Span, debug_span, info, warn};
 

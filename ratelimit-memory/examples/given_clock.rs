@@ -8,9 +8,10 @@
 use std::error::Error;
 use std::time::Duration;
 
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Batch, Check, Clock, Gcra, Limit, Limits, ManualClock, Op, Policy, RateLimiter, SlidingLog,
-    SyncStore, Timestamp, Verdict,
+    Clock, Gcra, Limit, Limits, ManualClock, Policy, RateLimiter, SlidingLog, SyncStore, Timestamp,
+    Verdict,
 };
 use ratelimit_memory::MemoryStore;
 

@@ -32,7 +32,8 @@ mod loom_cuckoo;
 #[cfg(not(loom))]
 mod tests;
 
-use ratelimit_core::{Compact, Timestamp};
+use ratelimit_core::Timestamp;
+use ratelimit_core::algorithm::Compact;
 use smallvec::SmallVec;
 
 pub(crate) use address::Address;

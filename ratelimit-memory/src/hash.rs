@@ -100,7 +100,7 @@ pub(crate) struct CallerHash(u64);
 
 impl CallerHash {
     /// The hash of the caller's key under the limit whose name has this
-    /// [fingerprint](ratelimit_core::fingerprint).
+    /// [fingerprint](ratelimit_core::store::fingerprint).
     ///
     /// The hashes of two limits differ by the difference of their fingerprints, for every caller alike. So two
     /// names never meet, unless their fingerprints agree in all bits that a bucket stores of them: 24 bits in a
@@ -116,7 +116,7 @@ impl CallerHash {
 mod tests {
     use super::*;
     use crate::cuckoo::Address;
-    use ratelimit_core::fingerprint;
+    use ratelimit_core::store::fingerprint;
     use std::collections::HashSet;
 
     #[test]

@@ -9,9 +9,11 @@
 
 use loom::sync::Arc;
 use loom::thread::{JoinHandle, spawn};
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Batch, Check, FixedWindow, Gcra, InMemory, Limit, ManualClock, Now, Op, Policy, ReservationId,
-    SlidingLog, SyncStore, Timestamp, Verdict,
+    FixedWindow, Gcra, Limit, ManualClock, Policy, ReservationId, SlidingLog, SyncStore, Timestamp,
+    Verdict,
 };
 
 use crate::{MemoryError, MemoryStore};

@@ -1,6 +1,7 @@
 //! The reservations of a batch with an id: stored beside the states, and locked after them.
 
-use ratelimit_core::{Now, Reservation, ReservationId, Timestamp};
+use ratelimit_core::store::{Now, Reservation};
+use ratelimit_core::{ReservationId, Timestamp};
 use smallvec::SmallVec;
 
 use crate::capacity::{Capacity, Reserved};

@@ -10,7 +10,8 @@
 //! keys. This saves an allocation per key, and a cache miss per request.
 
 use hashbrown::HashTable;
-use ratelimit_core::{InMemory, Timestamp};
+use ratelimit_core::Timestamp;
+use ratelimit_core::algorithm::InMemory;
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;

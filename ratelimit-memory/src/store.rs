@@ -13,10 +13,12 @@ use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, ready};
 
+use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
+use ratelimit_core::store::{
+    Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot, fingerprint,
+};
 use ratelimit_core::{
-    Batch, Check, Clock, EntryStore, Identifiers, InMemory, KeepsEntries, Limit, Limits, Now, Op,
-    Policy, RateLimiter, SnapshotStore, Store, SyncStore, Timestamp, Verdict, WindowEntry,
-    WithSnapshot, fingerprint,
+    Clock, Identifiers, Limit, Limits, Policy, RateLimiter, Store, SyncStore, Timestamp, Verdict,
 };
 
 use crate::capacity::Capacity;

@@ -24,8 +24,8 @@ use std::sync::{PoisonError, TryLockError};
 /// states after the write, which is foreign code as well. The room that it frees is counted all the same.)
 ///
 /// [`Reserved`]: crate::capacity::Reserved
-/// [`step_in_place`]: ratelimit_core::InMemory::step_in_place
-/// [`entries_in`]: ratelimit_core::InMemory::entries_in
+/// [`step_in_place`]: ratelimit_core::algorithm::InMemory::step_in_place
+/// [`entries_in`]: ratelimit_core::algorithm::InMemory::entries_in
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,9 +6,10 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use ratelimit_core::algorithm::{FirstRequestState, Step};
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Batch, Check, FirstRequestState, FirstRequestWindow, Gcra, Limit, ManualClock, Op,
-    Policy, Stack, Step, SyncStore, Timestamp,
+    Algorithm, FirstRequestWindow, Gcra, Limit, ManualClock, Policy, Stack, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
@@ -23,7 +24,7 @@ const CALLS_TO_SWEEP: usize = 200;
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 /// An algorithm of which the harness needs a limit.
-trait Any: ratelimit_core::InMemory {
+trait Any: ratelimit_core::algorithm::InMemory {
     fn any() -> Self;
 }
 
@@ -144,7 +145,7 @@ fn policy(words: &str) -> Policy {
     words.parse().expect("a policy")
 }
 
-fn stack<A: ratelimit_core::InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
+fn stack<A: ratelimit_core::algorithm::InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
     Stack::new(limits).expect("a stack")
 }
 
@@ -192,7 +193,7 @@ impl Algorithm for Plain {
     }
 }
 
-impl ratelimit_core::InMemory for Plain {}
+impl ratelimit_core::algorithm::InMemory for Plain {}
 
 impl Any for Plain {
     fn any() -> Self {

@@ -5,9 +5,8 @@
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
-use ratelimit_core::{
-    Algorithm, Decision, InMemory, Limit, Limits, RateLimiter, Step, Timestamp, Write,
-};
+use ratelimit_core::algorithm::{InMemory, Step, Write};
+use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Timestamp};
 use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
 
 /// This much, and never again.

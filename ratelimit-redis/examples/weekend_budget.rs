@@ -4,9 +4,10 @@
 //!
 //! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
 
+use ratelimit_core::algorithm::{GcraState, InMemory, Step, Write};
 use ratelimit_core::{
-    Algorithm, ConfigError, Decision, Gcra, GcraState, InMemory, Limit, Limits, LimitsBuilder,
-    RateLimiter, Step, Store, Timestamp, Write,
+    Algorithm, ConfigError, Decision, Gcra, Limit, Limits, LimitsBuilder, RateLimiter, Store,
+    Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Cas, Codec, RedisError, RedisStore};

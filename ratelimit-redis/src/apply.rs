@@ -3,9 +3,8 @@
 //! A batch whose keys lie in one slot goes to its mode (`lua_mode.rs`, `cas_mode.rs`, `multi_mode.rs`), any
 //! other to `cross_slot.rs`.
 
-use ratelimit_core::{
-    Algorithm, Batch, Op, Refusal, Snapshot, SnapshotStore, Store, Verdict, WithSnapshot,
-};
+use ratelimit_core::store::{Batch, Op, Snapshot, SnapshotStore, WithSnapshot};
+use ratelimit_core::{Algorithm, Refusal, Store, Verdict};
 
 use crate::codec::Codec;
 use crate::connection::Connection;

@@ -19,10 +19,9 @@
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Reservation, ReservationId,
-    States, Timestamp, Verdict, WindowEntry, Write, decide,
-};
+use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation, States, decide};
+use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp, Verdict};
 
 use crate::codec::Codec;
 use crate::connection::{Argument, Connection, Reply, TryAgain};

@@ -1,8 +1,9 @@
 //! [`Codec`]: a state as bytes, for the compare-and-set mode.
 
-use ratelimit_core::{
+use ratelimit_core::Timestamp;
+use ratelimit_core::algorithm::{
     Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
-    LogEntry, PolicyState, SlidingCounterState, SlidingLogState, Timestamp, WindowLogState,
+    LogEntry, PolicyState, SlidingCounterState, SlidingLogState, WindowLogState,
 };
 
 mod stack;
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use ratelimit_core::{StackState, StackedState, WindowEntry, WindowLogState};
+    use ratelimit_core::algorithm::{StackState, StackedState, WindowEntry, WindowLogState};
 
     fn timestamps() -> impl Strategy<Value = Timestamp> {
         (0..=Timestamp::MAX.as_us()).prop_map(Timestamp::saturating_from_us)

@@ -9,10 +9,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Op, Refusal, ReservationGroup, Snapshot,
-    StoreError, Timestamp, Verdict, decide,
-};
+use ratelimit_core::store::{Batch, Check, Op, ReservationGroup, Snapshot, decide};
+use ratelimit_core::{Algorithm, Decision, ErrorKind, Refusal, StoreError, Timestamp, Verdict};
 
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;

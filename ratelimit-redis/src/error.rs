@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, ConfigError, ErrorKind, Limit, Op, Refusal, StoreError};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, ConfigError, ErrorKind, Limit, Refusal, StoreError};
 
 /// Why a request failed.
 ///

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, FixedWindow, Gcra, Limit, Op, ReservationId, SlidingLog,
-    Store, WindowLog,
+    Algorithm, Attempts, FixedWindow, Gcra, Limit, ReservationId, SlidingLog, Store, WindowLog,
 };
 
 use crate::connection::{Argument, Connection, Reply};

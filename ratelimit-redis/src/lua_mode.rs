@@ -4,7 +4,8 @@
 //! the twins' sections answers the states that it read, and Rust derives the verdict. [`rider`] lets such
 //! requests ride together, and [`sender`] sends them. [`driver_call`] serves all others.
 
-use ratelimit_core::{Batch, Op, Refusal, Snapshot, Timestamp, Verdict};
+use ratelimit_core::store::{Batch, Op, Snapshot};
+use ratelimit_core::{Refusal, Timestamp, Verdict};
 
 use crate::connection::Connection;
 use crate::deadline::Deadline;

@@ -24,10 +24,9 @@
 //! A sliding log takes nothing back, because another client may already have made room for the charge. An amount taken back
 //! from a counter is stored beside its count: see `stored.rs`.
 
-use ratelimit_core::{
-    Batch, Check, EntryStore, KeepsEntries, Limit, Limits, Now, Op, Refusal, Timestamp, Verdict,
-    WindowEntry,
-};
+use ratelimit_core::algorithm::{KeepsEntries, WindowEntry};
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op};
+use ratelimit_core::{Limit, Limits, Refusal, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;

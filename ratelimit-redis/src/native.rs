@@ -4,10 +4,13 @@
 //! a bucketed window one per bucket, a log one per request. A charge always adds cost to the newest
 //! entry or appends one after it, and drops the oldest.
 
+use ratelimit_core::algorithm::{
+    Bucket, BucketedWindowState, ChargesAttempts, FirstRequestState, FixedWindowState, LogEntry,
+    PolicyState, SlidingLogState, WindowEntry, WindowLogState,
+};
 use ratelimit_core::{
-    Algorithm, Attempts, Bucket, BucketedWindow, BucketedWindowState, ChargesAttempts,
-    FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, LogEntry, Policy,
-    PolicyState, SlidingLog, SlidingLogState, Timestamp, WindowEntry, WindowLog, WindowLogState,
+    Algorithm, Attempts, BucketedWindow, FirstRequestWindow, FixedWindow, Policy, SlidingLog,
+    Timestamp, WindowLog,
 };
 
 /// An algorithm that a transaction can decide. A transaction charges first and reads afterwards, so the

@@ -16,7 +16,8 @@ pub(crate) use built_in::BUILT_IN;
 /// An algorithm of your own that has none runs in the mode that compares and sets: see [`Builder::cas`](crate::Builder::cas).
 ///
 /// ```compile_fail,E0277
-/// # use ratelimit_core::{Algorithm, Step, Timestamp};
+/// # use ratelimit_core::{Algorithm, Timestamp};
+/// # use ratelimit_core::algorithm::Step;
 /// # struct Mine;
 /// # impl Algorithm for Mine {
 /// #     type State = ();

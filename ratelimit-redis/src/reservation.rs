@@ -9,7 +9,8 @@
 
 use std::sync::Arc;
 
-use ratelimit_core::{Batch, Reservation, ReservationGroup, ReservationId, Timestamp};
+use ratelimit_core::store::{Batch, Reservation, ReservationGroup};
+use ratelimit_core::{ReservationId, Timestamp};
 
 use crate::key::Keys;
 

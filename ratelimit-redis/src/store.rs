@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{
-    Algorithm, Batch, KeepsEntries, Limit, Now, Reservation, Timestamp, Verdict, WindowEntry, Write,
-};
+use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
+use ratelimit_core::store::{Batch, Now, Reservation};
+use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
 
 use crate::connection::{self, Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;

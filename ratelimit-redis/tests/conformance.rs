@@ -7,7 +7,8 @@ use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ratelimit_core::{Limit, Policy, PolicyState};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::{Limit, Policy};
 use ratelimit_redis::{
     Argument, Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore,
     Reply,

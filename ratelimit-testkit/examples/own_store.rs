@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Mutex, PoisonError};
 
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Now, Reservation, States, decide};
 use ratelimit_core::{
-    Algorithm, Batch, Clock, ErrorKind, Gcra, Limit, Limits, Now, Policy, RateLimiter, Refusal,
-    Reservation, ReservationId, States, Store, StoreError, SyncStore, SystemClock, Timestamp,
-    Verdict, Write, decide,
+    Algorithm, Clock, ErrorKind, Gcra, Limit, Limits, Policy, RateLimiter, Refusal, ReservationId,
+    Store, StoreError, SyncStore, SystemClock, Timestamp, Verdict,
 };
 
 /// A limit's name and a caller's key. As a pair, so that no two pairs become one text.
@@ -160,7 +161,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 mod tests {
     use std::time::Duration;
 
-    use ratelimit_core::{Check, ManualClock, Op, PolicyState};
+    use ratelimit_core::ManualClock;
+    use ratelimit_core::algorithm::PolicyState;
+    use ratelimit_core::store::{Check, Op};
     use ratelimit_testkit::{Harness, StoreClock, conformance};
 
     use super::*;

@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use proptest::test_runner::{TestCaseError, TestError, TestRunner};
-use ratelimit_core::{Algorithm, InMemory, Limit, Timestamp};
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use crate::capability::Able;
 use crate::harness::{Harness, StoreClock};

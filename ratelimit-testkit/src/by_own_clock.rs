@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Limit, Now, Op, Policy, PolicyState, Store, Verdict};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::store::{Batch, Now, Op};
+use ratelimit_core::{Limit, Policy, Store, Verdict};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
@@ -15,7 +17,8 @@ use crate::harness::{Harness, StoreClock};
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use ratelimit_core::{Limit, Policy, PolicyState};
+/// # use ratelimit_core::{Limit, Policy};
+/// # use ratelimit_core::algorithm::PolicyState;
 /// use ratelimit_testkit::{ByOwnClock, Harness, PureStore, StoreClock, conformance};
 ///
 /// struct Pure;

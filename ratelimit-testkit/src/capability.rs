@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use ratelimit_core::{Algorithm, Op, Policy};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, Policy};
 
 use crate::harness::Harness;
 use crate::seeds::AlgorithmKind;

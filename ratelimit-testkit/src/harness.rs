@@ -50,7 +50,7 @@ pub trait Harness<A: Algorithm = Policy>: Sync {
         block_on(future)
     }
 
-    /// The clock that the store reads under [`Now::Store`](ratelimit_core::Now::Store).
+    /// The clock that the store reads under [`Now::Store`](ratelimit_core::store::Now::Store).
     ///
     /// By default it runs in real time: the laws then wait some 20 ms in places, and try traces at the store's
     /// own time on slow limits only. A settable clock lets them check more, without waiting.
@@ -74,8 +74,8 @@ pub trait Harness<A: Algorithm = Policy>: Sync {
     /// ([`Now::At`]); `within` already includes the padding of the latter. A store with a clock of its own
     /// advances it by `within` and sweeps; a store on a server checks the time to live of all its keys.
     ///
-    /// [`Now::Store`]: ratelimit_core::Now::Store
-    /// [`Now::At`]: ratelimit_core::Now::At
+    /// [`Now::Store`]: ratelimit_core::store::Now::Store
+    /// [`Now::At`]: ratelimit_core::store::Now::At
     fn leaks(&self, store: &Self::Store, within: Duration) -> impl Future<Output = Vec<String>>;
 }
 

@@ -10,7 +10,8 @@ pub(crate) mod kept;
 pub(crate) mod own_clock;
 pub(crate) mod small;
 
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Now, Store, StoreError, Verdict};
+use ratelimit_core::store::Now;
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Store, StoreError, Verdict};
 
 use crate::capability::{Able, Capability};
 use crate::harness::Harness;

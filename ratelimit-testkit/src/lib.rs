@@ -6,7 +6,8 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use ratelimit_core::{Limit, Policy, PolicyState};
+//! use ratelimit_core::{Limit, Policy};
+//! use ratelimit_core::algorithm::PolicyState;
 //! use ratelimit_testkit::{Harness, PureStore, StoreClock, conformance};
 //!
 //! struct Pure;
@@ -32,7 +33,9 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! # use ratelimit_core::{Batch, Limit, Op, Policy, PolicyState, Refusal, Store, Verdict};
+//! # use ratelimit_core::{Limit, Policy, Refusal, Store, Verdict};
+//! # use ratelimit_core::algorithm::PolicyState;
+//! # use ratelimit_core::store::{Batch, Op};
 //! # use ratelimit_testkit::{Harness, PureStore, Refused, StoreClock, conformance};
 //! use ratelimit_testkit::{Capability, AlgorithmKind};
 //! # struct NoRefund(PureStore);
@@ -71,7 +74,8 @@
 //! Name it, and some limits at which it could go wrong. [`algorithm_conformance!`] tests it by itself and in a store:
 //!
 //! ```
-//! use ratelimit_core::{Algorithm, Decision, InMemory, Step, Timestamp, Write};
+//! use ratelimit_core::{Algorithm, Decision, Timestamp};
+//! use ratelimit_core::algorithm::{InMemory, Step, Write};
 //! use ratelimit_testkit::algorithm_conformance;
 //!
 //! /// So many at one moment, and again a second later.
@@ -114,7 +118,8 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! # use ratelimit_core::{Limit, Policy, PolicyState};
+//! # use ratelimit_core::{Limit, Policy};
+//! # use ratelimit_core::algorithm::PolicyState;
 //! # use ratelimit_testkit::{Harness, PureStore};
 //! use ratelimit_testkit::{Property, regression};
 //! # struct Mine;
@@ -140,7 +145,8 @@
 //! A [`History`] without an order that explains its answers is an error. A [`ConcurrentRun`] records one of a real store:
 //!
 //! ```
-//! use ratelimit_core::{Algorithm, Gcra, Limit, Op, Timestamp};
+//! use ratelimit_core::{Algorithm, Gcra, Limit, Timestamp};
+//! use ratelimit_core::store::Op;
 //! use ratelimit_testkit::{Event, History};
 //!
 //! let limits = [Limit::new("login", Gcra::per_second(5).build()?)?];

@@ -3,12 +3,13 @@
 //! Several threads ask a [`SyncStore`] concurrently. They record each answer, the order in which requests were
 //! asked and answered, and what the store's clock showed before and after. The checker then searches for an
 //! order of the requests that agrees with the record: no request precedes one that was answered before it was
-//! asked, and every answer equals, field by field, the one that [`decide`](ratelimit_core::decide) gives in
+//! asked, and every answer equals, field by field, the one that [`decide`](ratelimit_core::store::decide) gives in
 //! this order, at a time that the clock showed meanwhile. If no order explains the answers, the store has lost
 //! a charge or made one up.
 //!
 //! ```
-//! use ratelimit_core::{Algorithm, Gcra, Limit, Op, Timestamp};
+//! use ratelimit_core::{Algorithm, Gcra, Limit, Timestamp};
+//! use ratelimit_core::store::Op;
 //! use ratelimit_testkit::{Event, History};
 //!
 //! let limits = [Limit::new("login", Gcra::new("5/s".parse()?, 3)?)?];
@@ -34,9 +35,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, ErrorKind, Limit, ManualClock, Now, Op,
-    ReservationId, StoreError, SyncStore, Timestamp,
+    Algorithm, Clock, Decision, ErrorKind, Limit, ManualClock, ReservationId, StoreError,
+    SyncStore, Timestamp,
 };
 
 mod plan;

@@ -8,9 +8,10 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use ratelimit_core::algorithm::{BucketWindow, Refill};
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm, Batch, BucketWindow, BucketedWindow, Check, Clock, Decision, ManualClock, Now, Op,
-    Policy, Refill, Refusal, Store, Verdict,
+    Algorithm, BucketedWindow, Clock, Decision, ManualClock, Policy, Refusal, Store, Verdict,
 };
 
 use crate::pure::Refused;

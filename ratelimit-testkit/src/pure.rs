@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Check, Now, Reservation, States, decide};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, ErrorKind, Limit, ManualClock, Now, Policy, Refusal,
-    Reservation, ReservationId, States, Store, StoreError, Timestamp, Verdict, Write, decide,
+    Algorithm, Clock, ErrorKind, Limit, ManualClock, Policy, Refusal, ReservationId, Store,
+    StoreError, Timestamp, Verdict,
 };
 
 use crate::trace::Request;

@@ -332,7 +332,7 @@ pub(crate) fn full_us(policy: &Policy) -> u64 {
 }
 
 /// The rate of a bucket, in whole numbers.
-pub(crate) fn refill(policy: &Policy) -> &ratelimit_core::Refill {
+pub(crate) fn refill(policy: &Policy) -> &ratelimit_core::algorithm::Refill {
     match policy {
         Policy::Gcra(gcra) => gcra.refill(),
         Policy::GcraAttempts(gcra) => gcra.algorithm().refill(),

@@ -8,7 +8,8 @@ use proptest::strategy::BoxedStrategy;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
-use ratelimit_core::{Algorithm, Policy, PolicyState};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::{Algorithm, Policy};
 
 use crate::algorithm::AlgorithmHarness;
 use crate::capability::{Able, Capability};
@@ -211,7 +212,8 @@ pub fn test<H: Harness + 'static>(
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use ratelimit_core::{Limit, Policy, PolicyState};
+/// # use ratelimit_core::{Limit, Policy};
+/// # use ratelimit_core::algorithm::PolicyState;
 /// # use ratelimit_testkit::{Harness, PureStore};
 /// use ratelimit_testkit::{Property, regression};
 /// # struct Mine;

@@ -1,8 +1,7 @@
 //! [`Trace`]: the limits and requests on which a law is tried.
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, ConfigError, Limit, Now, Op, ReservationId, Timestamp,
-};
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Algorithm, ConfigError, Limit, ReservationId, Timestamp};
 
 pub(crate) mod made;
 pub(crate) mod text;

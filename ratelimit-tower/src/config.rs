@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use derive_where::derive_where;
 use http::request::Parts;
-use ratelimit_core::{ConfigError, Quota, RateLimiter};
+use ratelimit_core::algorithm::Quota;
+use ratelimit_core::{ConfigError, RateLimiter};
 
 use crate::caller::Sources;
 use crate::fields::Fields;

@@ -12,8 +12,9 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::WWW_AUTHENTICATE;
 use http::request::Parts;
+use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{
-    ConfigError, ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError,
+    ConfigError, ErrorKind, NamedDecision, OnOutage, RateLimiter, Source, Store, StoreError,
     Verdict,
 };
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use derive_where::derive_where;
 use http::request::Parts;
-use ratelimit_core::{ConfigError, Limits, Policy, Quota, RateLimiter, Store, SyncStore};
+use ratelimit_core::algorithm::Quota;
+use ratelimit_core::{ConfigError, Limits, Policy, RateLimiter, Store, SyncStore};
 use tower_layer::Layer;
 
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};

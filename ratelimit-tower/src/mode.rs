@@ -9,7 +9,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use http::{Extensions, Response};
-use ratelimit_core::{Quota, RateLimiter, Store, SyncStore};
+use ratelimit_core::algorithm::Quota;
+use ratelimit_core::{RateLimiter, Store, SyncStore};
 
 use crate::caller::Caller;
 use crate::fields::Told;

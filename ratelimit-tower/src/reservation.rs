@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use http::StatusCode;
-use ratelimit_core::{Quota, Store};
+use ratelimit_core::Store;
+use ratelimit_core::algorithm::Quota;
 use tokio_util::task::TaskTracker;
 
 use crate::layer::RateLimitLayer;

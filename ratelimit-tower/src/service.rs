@@ -8,7 +8,8 @@ use std::task::{Context, Poll, ready};
 use derive_where::derive_where;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
-use ratelimit_core::{Quota, Store};
+use ratelimit_core::Store;
+use ratelimit_core::algorithm::Quota;
 use tower_service::Service;
 
 use crate::caller::Values;

@@ -6,7 +6,7 @@ use crate::{File, assert_none, files, read, words};
 const CORE: (&str, &str) =
     ("ratelimit-core/src/", "Inside core each file imports only from those before it:");
 const REDIS: (&str, &str) = ("ratelimit-redis/src/", "each module uses only those before it:");
-const ALGORITHMS: &str = "ratelimit-core/src/algorithm/";
+const ALGORITHMS: &str = "ratelimit-core/src/algorithms/";
 
 /// The modules of a crate, in order. A folder's files stand where its module does, unless the folder, with a slash, has a
 /// place of its own.
@@ -101,18 +101,21 @@ fn each_rule_finds_what_breaks_it() {
     let core = |name: &str, text: &str| File::new(&format!("{}{name}", CORE.0), text);
     let [layers, redis] = [CORE, REDIS].map(Layers::listed);
     let upward = |name: &str, text: &str| layers.upward(&core(name, text)).len();
-    assert_eq!(upward("algorithm.rs", "use crate::limit::Limit;"), 1);
-    assert_eq!(upward("algorithm/gcra.rs", "use crate::policy::Policy;"), 1);
+    assert_eq!(upward("algorithms.rs", "use crate::limit::Limit;"), 1);
+    assert_eq!(upward("algorithms/gcra.rs", "use crate::policy::Policy;"), 1);
     assert_eq!(upward("unknown.rs", ""), 1);
-    assert_eq!(upward("algorithm/gcra.rs", "use crate::algorithm::Step; // crate::store"), 0);
-    assert_eq!(upward("limit.rs", "mod tests {\n    use crate::store::Store;\n}"), 0);
+    assert_eq!(
+        upward("algorithms/gcra.rs", "use crate::algorithms::Step; // crate::store_traits"),
+        0
+    );
+    assert_eq!(upward("limit.rs", "mod tests {\n    use crate::store_traits::Store;\n}"), 0);
     let file = File::new(&format!("{}url/options.rs", REDIS.0), "use crate::store::RedisStore;");
     assert_eq!(redis.upward(&file).len(), 1);
 
-    let gcra = || core("algorithm/gcra.rs", "pub struct Gcra {");
+    let gcra = || core("algorithms/gcra.rs", "pub struct Gcra {");
     let uses = |name: &str, text: &str| siblings(&[gcra(), core(name, text)]).count();
-    assert_eq!(uses("algorithm/other.rs", "use crate::algorithm::{Gcra, Step};"), 1);
-    assert_eq!(uses("algorithm/other.rs", "use super::gcra;"), 1);
-    assert_eq!(uses("algorithm/other.rs", "/// Like [`Gcra`](crate::Gcra)."), 0);
-    assert_eq!(uses("algorithm/gcra/fast.rs", "use super::gcra;"), 0);
+    assert_eq!(uses("algorithms/other.rs", "use crate::algorithms::{Gcra, Step};"), 1);
+    assert_eq!(uses("algorithms/other.rs", "use super::gcra;"), 1);
+    assert_eq!(uses("algorithms/other.rs", "/// Like [`Gcra`](crate::Gcra)."), 0);
+    assert_eq!(uses("algorithms/gcra/fast.rs", "use super::gcra;"), 0);
 }

@@ -6,10 +6,12 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::store::{Batch, Check};
 use ratelimit_core::{
-    Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory,
-    Leased, Limit, Limits, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore,
-    TokenBucket, Verdict, WindowLog,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Leased, Limit, Limits,
+    Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket, Verdict,
+    WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use ratelimit_core::{Decision, Limit, Op, Policy, RateLimiter, Timestamp};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Decision, Limit, Policy, RateLimiter, Timestamp};
 
 use crate::args::CheckArgs;
 use crate::caller::{Caller, joined_names};

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use ratelimit_core::{
-    Algorithm, Decision, Limit, LogEntry, Op, Policy, PolicyState, Timestamp, WindowEntry,
-};
+use ratelimit_core::algorithm::{LogEntry, PolicyState, WindowEntry};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, Decision, Limit, Policy, Timestamp};
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::Op;
+use ratelimit_core::store::Op;
 
 use crate::args::CallerArgs;
 use crate::caller::Caller;

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use futures_util::future::join_all;
-use ratelimit_core::{Decision, Limit, Limits, Op, Policy, Store};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Decision, Limit, Limits, Policy, Store};
 use ratelimit_redis::{Mode, RedisError, RedisStore};
 use serde_json::json;
 

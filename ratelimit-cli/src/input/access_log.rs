@@ -9,7 +9,8 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use ratelimit_core::{Op, Timestamp};
+use ratelimit_core::Timestamp;
+use ratelimit_core::store::Op;
 
 use super::{BadLine, Entry};
 use crate::args::UnitArg;

@@ -5,7 +5,7 @@
 //! contain a line break.
 
 use csv_core::{ReadRecordResult, Reader};
-use ratelimit_core::Op;
+use ratelimit_core::store::Op;
 
 use super::{BadLine, Entry, op, timestamp, whole_number};
 use crate::caller::{BARE_NAME, Caller};

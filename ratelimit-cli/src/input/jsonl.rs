@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ratelimit_core::Op;
+use ratelimit_core::store::Op;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 

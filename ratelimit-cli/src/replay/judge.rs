@@ -2,9 +2,8 @@
 
 use std::collections::HashSet;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, ErrorKind, Op, Policy, RateLimiter, Store, StoreError, Verdict,
-};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Algorithm, ErrorKind, Policy, RateLimiter, Store, StoreError, Verdict};
 
 use super::leases::Leases;
 use crate::input::{BadLine, Entry};

@@ -7,9 +7,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, Limit, Now, Op, Policy, RateLimiter, Store, Timestamp,
-};
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Algorithm, Limit, Policy, RateLimiter, Store, Timestamp};
 
 use crate::input::Entry;
 use crate::tally::Placed;

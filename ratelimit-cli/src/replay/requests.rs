@@ -9,7 +9,8 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
-use ratelimit_core::{Algorithm, Limit, Limits, Op, Policy, Timestamp};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, Limit, Limits, Policy, Timestamp};
 
 use super::Trouble;
 use crate::args::{FormatArg, LogArgs};

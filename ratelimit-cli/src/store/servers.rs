@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use ratelimit_core::{Batch, Check, Limit, Limits, Op, Policy, Store, Verdict};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Limit, Limits, Policy, Store, Verdict};
 use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl, Tag};
 
 use crate::args::CallerArgs;

@@ -90,7 +90,8 @@ fn limit(name: String) -> impl Strategy<Value = Value> {
         (sample::select(AlgorithmKind::ALL.to_vec()), 1..=10_000_u64, period(), 1..=1_000_u64);
     let made = made.prop_filter_map("a limit that can be built", |(kind, count, period, burst)| {
         let rate: Rate = format!("{count}/{period}").parse().ok()?;
-        let exact = !kind.is_bucket() || ratelimit_core::Refill::new(rate, burst).is_ok();
+        let exact =
+            !kind.is_bucket() || ratelimit_core::algorithm::Refill::new(rate, burst).is_ok();
         exact.then(|| kind.policy(rate, burst))
     });
     let policy = prop_oneof![sample::select(seeds), made];

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::Batch;
-use crate::algorithm::{Step, Write};
+use crate::algorithms::{Step, Write};
 use crate::decision::Verdict;
 use crate::in_memory::{Compact, InMemory, step_compact, stepped_fast};
 use crate::op::Op;
@@ -19,7 +19,7 @@ pub trait CompactStates {
     fn note(&mut self, position: usize, write: Write<Compact>) -> Option<()>;
 }
 
-/// Decides a [plain](Batch::is_plain) batch as [`decide`](crate::decide) does, for a store that has found compact
+/// Decides a [plain](Batch::is_plain) batch as [`decide`](crate::store::decide) does, for a store that has found compact
 /// states of all checks.
 ///
 /// The store then applies the last write that was noted for each check. Returns `None`, and decides nothing, if the

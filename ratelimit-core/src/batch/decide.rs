@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::{Batch, Check, Now};
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithms::{Algorithm, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::op::Op;
 use crate::refusal::Refusal;

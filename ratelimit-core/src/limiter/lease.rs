@@ -1,12 +1,12 @@
 //! [`Lease`]: a lease that lives as long as a value.
 
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::identifiers::Identifiers;
 use crate::limiter::Request;
 use crate::op::Op;
 use crate::reservation::ReservationId;
-use crate::store::SyncStore;
+use crate::store_traits::SyncStore;
 
 impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// Acquires the cost for as long as the [`Lease`] lives, under a new id if the request has none.

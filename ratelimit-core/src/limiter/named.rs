@@ -6,7 +6,7 @@ use core::time::Duration;
 use derive_where::derive_where;
 
 use super::RateLimiter;
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::decision::{Decision, Verdict};
 use crate::limit::Limit;
 use crate::quota::Quota;

@@ -10,12 +10,12 @@ use derive_where::derive_where;
 use tokio::runtime::Handle;
 
 use super::{RateLimiter, Request};
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::identifiers::Identifiers;
 use crate::reservation::ReservationId;
-use crate::store::{Store, StoreError};
+use crate::store_traits::{Store, StoreError};
 
 impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// Charges an estimate, or grants a lease of that size, and hands over a value that settles or releases it.
@@ -104,7 +104,7 @@ pub enum Reserved<S, A, C> {
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
 /// The value is sent to the store once. Sent again, a settlement changes nothing. The store forgets it
-/// [ten seconds](crate::Reservation::REPEAT_US) later.
+/// [ten seconds](crate::store::Reservation::REPEAT_US) later.
 ///
 /// # Without a record
 ///

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use derive_where::derive_where;
 
 use super::RateLimiter;
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::batch::{Batch, Check};
 use crate::decision::{Source, Verdict};
 use crate::identifiers::Identifiers;
@@ -14,7 +14,7 @@ use crate::limit::Limit;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
-use crate::store::{Store, StoreError as _, SyncStore};
+use crate::store_traits::{Store, StoreError as _, SyncStore};
 use crate::timestamp::Timestamp;
 
 /// The checks that are gathered without an allocation: as many as most policies have.

@@ -6,7 +6,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::Policy;
-use crate::algorithm::{Algorithm, BucketedWindow};
+use crate::algorithms::{Algorithm, BucketedWindow};
 use crate::attempts::Attempts;
 use crate::builder::FromRate;
 use crate::error::{ConfigError, did_you_mean};

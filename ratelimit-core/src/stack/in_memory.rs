@@ -1,7 +1,7 @@
 //! How a store in memory steps a [`Stack`]: in place, and without an allocation for a few limits.
 
 use super::{Stack, StackedState, latest};
-use crate::algorithm::{Step, Write};
+use crate::algorithms::{Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{InMemory, stepped_fast, stepped_in_place};
 use crate::timestamp::Timestamp;

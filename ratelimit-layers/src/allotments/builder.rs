@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Clock, Reservation};
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{Algorithm, Clock};
 use ratelimit_memory::PreciseClock;
 
 use super::ledger::Ledger;

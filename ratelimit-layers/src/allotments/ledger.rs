@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use dashmap::{DashMap, Entry};
-use ratelimit_core::{Algorithm, Batch, Check, Limit, Timestamp};
+use ratelimit_core::store::{Batch, Check};
+use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use super::slot::{Ended, Ending, Slot, Terms};
 use crate::KeptAlgorithm;

@@ -8,10 +8,9 @@ mod checks;
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::{
-    Algorithm, Decision, FixedWindow, FixedWindowState, Recovery, Reservation, ReservationId,
-    Timestamp, Write,
-};
+use ratelimit_core::algorithm::{FixedWindowState, Recovery, Write};
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{Algorithm, Decision, FixedWindow, ReservationId, Timestamp};
 use stateright::{Model, Property};
 
 use super::slot::{Answer, Draw, Ended, Slot, Terms};

@@ -13,7 +13,8 @@
 //!
 //! A draw never denies. A draw that does not fit says nothing about its own request, so that request goes to the store alone.
 
-use ratelimit_core::{Decision, Recovery, ReservationId, Timestamp};
+use ratelimit_core::algorithm::Recovery;
+use ratelimit_core::{Decision, ReservationId, Timestamp};
 
 const MILLION: u64 = 1_000_000;
 

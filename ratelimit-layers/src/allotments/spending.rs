@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use ratelimit_core::algorithm::Recovery;
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, ErrorKind, Now, Op, Recovery, ReservationId, Source,
-    Store, StoreError, Timestamp, Verdict,
+    Algorithm, Clock, Decision, ErrorKind, ReservationId, Source, Store, StoreError, Timestamp,
+    Verdict,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;

@@ -12,7 +12,8 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::Entry;
-use ratelimit_core::{Algorithm, Batch, Timestamp};
+use ratelimit_core::store::Batch;
+use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::bounded::{BoundedMap, KeyHasher};
 

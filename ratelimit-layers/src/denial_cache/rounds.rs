@@ -14,7 +14,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use ratelimit_core::{Algorithm, Batch, Snapshot, Verdict, decide};
+use ratelimit_core::store::{Batch, Snapshot, decide};
+use ratelimit_core::{Algorithm, Verdict};
 use tokio::sync::watch;
 use tokio::time::timeout;
 

@@ -4,7 +4,8 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{Clock, ConfigError, InMemory, Limits, Share};
+use ratelimit_core::algorithm::{InMemory, Share};
+use ratelimit_core::{Clock, ConfigError, Limits};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
 use super::breaker::Breaker;

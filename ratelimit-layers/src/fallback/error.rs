@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{ConfigError, ErrorKind, Op, Refusal, StoreError};
+use ratelimit_core::store::Op;
+use ratelimit_core::{ConfigError, ErrorKind, Refusal, StoreError};
 use ratelimit_memory::MemoryError;
 
 /// The errors of a [`Fallback`](crate::Fallback) over a store with errors `E`.

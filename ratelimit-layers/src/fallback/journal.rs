@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ratelimit_core::{Algorithm, Limit, Now};
+use ratelimit_core::store::Now;
+use ratelimit_core::{Algorithm, Limit};
 
 use crate::lock;
 

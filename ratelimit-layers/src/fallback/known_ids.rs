@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Batch, Op, Reservation, ReservationId, Timestamp};
+use ratelimit_core::store::{Batch, Op, Reservation};
+use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 use tokio::time::Instant;
 
 use crate::lock;

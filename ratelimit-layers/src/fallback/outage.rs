@@ -3,9 +3,11 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use ratelimit_core::algorithm::{InMemory, Share};
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Batch, Check, Clock, ConfigError, Decision, ErrorKind, InMemory, Limit, Limits, Now, OnOutage,
-    Op, Share, Source, StoreError, SyncStore, Verdict,
+    Clock, ConfigError, Decision, ErrorKind, Limit, Limits, OnOutage, Source, StoreError,
+    SyncStore, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 

@@ -4,9 +4,9 @@ use std::pin::pin;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
 use ratelimit_core::{
-    Batch, Check, ErrorKind, Limit, ManualClock, Now, Op, Policy, Reservation, ReservationId,
-    Source, Store, SyncStore, Verdict,
+    ErrorKind, Limit, ManualClock, Policy, ReservationId, Source, Store, SyncStore, Verdict,
 };
 use ratelimit_layers::{AllotmentCounts, Allotments, AllotmentsBuilder};
 use ratelimit_testkit::block_on;

@@ -7,9 +7,11 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::store::{Batch, Check, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
-    Batch, Check, Decision, Limit, ManualClock, Now, Op, Policy, PolicyState, ReservationId,
-    SnapshotStore, Source, Store, SyncStore, Timestamp, Verdict, WithSnapshot,
+    Decision, Limit, ManualClock, Policy, ReservationId, Source, Store, SyncStore, Timestamp,
+    Verdict,
 };
 use ratelimit_layers::{DenialCache, DenialCacheBuilder};
 use ratelimit_memory::MemoryError;

@@ -10,10 +10,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use ratelimit_core::algorithm::{PolicyState, WindowEntry};
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
-    Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, Op, Policy, PolicyState,
-    Refusal, ReservationId, SnapshotStore, Store, StoreError, Timestamp, Verdict, WindowEntry,
-    WithSnapshot,
+    ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store, StoreError,
+    Timestamp, Verdict,
 };
 use ratelimit_layers::Fallback;
 use ratelimit_memory::{MemoryError, MemoryStore};

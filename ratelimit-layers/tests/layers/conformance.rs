@@ -4,10 +4,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{
-    EntryStore, Limit, ManualClock, Now, OnOutage, Op, Policy, PolicyState, Store, Verdict,
-    WindowEntry,
-};
+use ratelimit_core::algorithm::{PolicyState, WindowEntry};
+use ratelimit_core::store::{EntryStore, Now, Op};
+use ratelimit_core::{Limit, ManualClock, OnOutage, Policy, Store, Verdict};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::{
     AlgorithmKind, ByOwnClock, Harness, Property, Scope, StoreClock, block_on, conformance,
@@ -64,7 +63,10 @@ struct Plain<L> {
 impl<L: Layer> Store<Policy> for Plain<L> {
     type Error = L::Error;
 
-    async fn apply(&self, batch: &ratelimit_core::Batch<'_, Policy>) -> Result<Verdict, L::Error> {
+    async fn apply(
+        &self,
+        batch: &ratelimit_core::store::Batch<'_, Policy>,
+    ) -> Result<Verdict, L::Error> {
         let verdict = self.layer.apply(batch).await?;
         Ok(Verdict::several(verdict.decisions().to_vec()))
     }

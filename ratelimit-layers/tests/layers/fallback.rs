@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation};
 use ratelimit_core::{
-    Batch, Check, EntryStore, ErrorKind, Limit, ManualClock, Now, OnOutage, Op, Policy,
-    RateLimiter, Reservation, ReservationId, Store, StoreError as _, Verdict,
+    ErrorKind, Limit, ManualClock, OnOutage, Policy, RateLimiter, ReservationId, Store,
+    StoreError as _, Verdict,
 };
 use ratelimit_layers::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
 use tokio::time::{Instant, advance};

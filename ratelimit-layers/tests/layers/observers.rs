@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore};
 use ratelimit_core::{
-    Batch, Check, EntryStore, ErrorKind, Limit, ManualClock, Now, OnOutage, Op, Policy,
-    RateLimiter, SnapshotStore, Store, SyncStore,
+    ErrorKind, Limit, ManualClock, OnOutage, Policy, RateLimiter, Store, SyncStore,
 };
 use ratelimit_layers::{Metrics, TopDenied, Traced};
 use ratelimit_testkit::block_on;

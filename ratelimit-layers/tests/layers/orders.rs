@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use ratelimit_core::{DynSnapshotStore, DynStore, Limit, ManualClock, OnOutage, Policy, Source};
+use ratelimit_core::store::DynSnapshotStore;
+use ratelimit_core::{DynStore, Limit, ManualClock, OnOutage, Policy, Source};
 use ratelimit_layers::{Allotments, BreakerState, DenialCache, Metrics, TopDenied, Traced};
 
 use crate::common::{

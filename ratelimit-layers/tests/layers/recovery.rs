@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Batch, ErrorKind, Limit, ManualClock, OnOutage, Op, Policy, Store as _};
+use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::{ErrorKind, Limit, ManualClock, OnOutage, Policy, Store as _};
 use ratelimit_layers::{BreakerState, OnRecovery};
 use tokio::task::yield_now;
 use tokio::time::sleep;

@@ -5,10 +5,8 @@ mod faults;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{
-    Algorithm as _, Batch, Check, Limit, ManualClock, OnOutage, Op, Policy, Snapshot,
-    SnapshotStore, Source,
-};
+use ratelimit_core::store::{Batch, Check, Op, Snapshot, SnapshotStore};
+use ratelimit_core::{Algorithm as _, Limit, ManualClock, OnOutage, Policy, Source};
 use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::{RedisCluster, RedisServer};

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use ratelimit_core::{Batch, ErrorKind, ManualClock, OnOutage, Op, Policy, RateLimiter, Store};
+use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::{ErrorKind, ManualClock, OnOutage, Policy, RateLimiter, Store};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics};
 
 use crate::common::{

@@ -29,7 +29,7 @@
 
 use std::hint::select_unpredictable;
 
-use ratelimit_core::Compact;
+use ratelimit_core::algorithm::Compact;
 
 use super::address::Tag;
 use super::entry::{Entry, LOCKED, Packed, SPILLED};

@@ -11,7 +11,7 @@
 
 use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
-use ratelimit_core::Compact;
+use ratelimit_core::algorithm::Compact;
 
 use super::address::{Address, MAX_DEPTH, Tag};
 use super::bucket::{Bucket, BucketGuard, SLOTS, Snapshot};

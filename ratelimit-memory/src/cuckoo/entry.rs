@@ -9,7 +9,8 @@
 //! | low | 32 | the span's lower part |
 //! | tag | 32 | the tag's lower part, including its end mark |
 
-use ratelimit_core::{Compact, Timestamp};
+use ratelimit_core::Timestamp;
+use ratelimit_core::algorithm::Compact;
 
 use super::address::{TAG_BITS, Tag};
 

@@ -1,9 +1,9 @@
 //! The bucket path: one check at the store's own time, decided with the key's two buckets locked. It inserts
 //! new keys, and serves the fast path when that meets too many writers.
 
-use ratelimit_core::{
-    Batch, Check, Clock, Decision, InMemory, Op, Step, Timestamp, Write, step_compact,
-};
+use ratelimit_core::algorithm::{InMemory, Step, Write, step_compact};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Clock, Decision, Timestamp};
 
 use super::MemoryStore;
 use super::fast_path::is_plain;

@@ -1,6 +1,7 @@
 //! [`Builder`]: a store's size, locks and clock.
 
-use ratelimit_core::{Clock, Compact, InMemory, Timestamp};
+use ratelimit_core::algorithm::{Compact, InMemory};
+use ratelimit_core::{Clock, Timestamp};
 
 use super::{MemoryStore, sweep};
 use crate::capacity::Capacity;
@@ -58,7 +59,7 @@ impl<C: Clock> Builder<C> {
     /// [keys](Self::capacity). They take no places of keys. Each takes some 130 bytes for every limit of its request,
     /// until it is settled or an hour has passed; a lease until it is released or over. What the layer reserves under an
     /// id of its own (such as [`RateLimiter::reserve_owned`](ratelimit_core::RateLimiter)) is forgotten
-    /// [ten seconds](ratelimit_core::Reservation::REPEAT_US) after its settlement; an id of a caller after an hour.
+    /// [ten seconds](ratelimit_core::store::Reservation::REPEAT_US) after its settlement; an id of a caller after an hour.
     ///
     /// # At the cap
     /// A request under an id of a caller gets [`MemoryError::Full`](super::MemoryError::Full). One under an id that the layer drew is charged

@@ -6,9 +6,9 @@
     reason = "whatever is not inlined here copies the answer once more: measured, each some nanoseconds"
 )]
 
-use ratelimit_core::{
-    Batch, Check, Clock, Decision, InMemory, Limit, Now, Step, Timestamp, Write, step_compact,
-};
+use ratelimit_core::algorithm::{InMemory, Step, Write, step_compact};
+use ratelimit_core::store::{Batch, Check, Now};
+use ratelimit_core::{Clock, Decision, Limit, Timestamp};
 
 use super::MemoryStore;
 use crate::cuckoo::{Address, CuckooTable, Packed, Route};

@@ -9,15 +9,15 @@
 //! and reserved room is given back. `tests/store/panics.rs` makes every call panic. There are three exceptions:
 //!
 //! - The store drops an old state after it has charged the call. If that panics, the charge stands.
-//! - An algorithm that overwrites a state itself ([`step_in_place`](ratelimit_core::InMemory::step_in_place)) decides before
-//!   it writes. A panic after that, or in [`entries_in`](ratelimit_core::InMemory::entries_in) of the new state, leaves this
+//! - An algorithm that overwrites a state itself ([`step_in_place`](ratelimit_core::algorithm::InMemory::step_in_place)) decides before
+//!   it writes. A panic after that, or in [`entries_in`](ratelimit_core::algorithm::InMemory::entries_in) of the new state, leaves this
 //!   one key with what the algorithm has written. It affects no other key and no count.
 //! - The closure of a call for several keys ([`MemoryStore::acquire_each_now`]) runs after each key is decided. If it
 //!   panics, the keys that it was called for stay decided, and all others are as they were.
 
-use ratelimit_core::{
-    Batch, Clock, InMemory, Now, Op, Reservation, Snapshot, States, Timestamp, Verdict, Write,
-};
+use ratelimit_core::algorithm::{InMemory, Write};
+use ratelimit_core::store::{Batch, Now, Op, Reservation, Snapshot, States};
+use ratelimit_core::{Clock, Timestamp, Verdict};
 use smallvec::SmallVec;
 
 use super::sweep::{SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};

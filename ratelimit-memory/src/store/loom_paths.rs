@@ -6,7 +6,8 @@
 
 use loom::sync::Arc;
 use loom::thread::JoinHandle;
-use ratelimit_core::{Compact, Gcra, Rate};
+use ratelimit_core::algorithm::Compact;
+use ratelimit_core::{Gcra, Rate};
 
 use super::*;
 use crate::cuckoo::{Address, CuckooTable, Entry, Insertion, Packed};

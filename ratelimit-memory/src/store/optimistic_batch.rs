@@ -1,9 +1,9 @@
 //! The optimistic batch: a few checks at the store's own time, whose states all lie in buckets. It reads and
 //! decides without locks, then validates, or locks the slots for the moment of the write.
 
-use ratelimit_core::{
-    Batch, Clock, Compact, CompactStates, InMemory, Verdict, Write, decide_compact,
-};
+use ratelimit_core::algorithm::{Compact, InMemory, Write};
+use ratelimit_core::store::{Batch, CompactStates, decide_compact};
+use ratelimit_core::{Clock, Verdict};
 
 #[cfg(all(test, loom))]
 mod loom_optimistic_batch;

@@ -4,7 +4,9 @@
 //! A key's state lies in a bucket or in its shard, never in both. A state that is found in its shard therefore
 //! lies in no bucket, and stays while the shard is locked: a thread that moves it locks both.
 
-use ratelimit_core::{Batch, Check, Clock, Decision, InMemory, Now, Op, Step, Timestamp, Write};
+use ratelimit_core::algorithm::{InMemory, Step, Write};
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Clock, Decision, Timestamp};
 
 use super::{MemoryStore, time_of};
 use crate::reservations::sweep_at;

@@ -12,7 +12,8 @@
 //! key shares one state per limit with all others like it, even if there are idle states elsewhere. With one idle state in
 //! two hundred, 256 buckets hold about three, and the next call looks at the next buckets.
 
-use ratelimit_core::{Clock, InMemory, Timestamp};
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::{Clock, Timestamp};
 
 use super::MemoryStore;
 use crate::cuckoo::CuckooTable;

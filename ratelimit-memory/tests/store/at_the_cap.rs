@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use ratelimit_core::algorithm::{InMemory, Step, Write};
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, InMemory, Limit, Op, Policy, ReservationId, Step,
-    SyncStore, Timestamp, Verdict, Write,
+    Algorithm, Clock, Decision, Limit, Policy, ReservationId, SyncStore, Timestamp, Verdict,
 };
 
 use crate::common::{Memory, ask, limit, policy, store};

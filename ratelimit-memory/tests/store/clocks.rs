@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Clock, ManualClock, Op, Timestamp, Write};
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, Clock, ManualClock, Timestamp};
 use ratelimit_memory::MemoryStore;
 
 use crate::common::{BEGIN, HOUR_US, Memory, ask, limit, store};

@@ -1,8 +1,9 @@
 //! Helpers of several of these tests.
 
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Batch, Check, Clock, InMemory, Limit, Limits, ManualClock, Op, Policy, RateLimiter, SyncStore,
-    Timestamp, Verdict,
+    Clock, Limit, Limits, ManualClock, Policy, RateLimiter, SyncStore, Timestamp, Verdict,
 };
 use ratelimit_memory::{Builder, MemoryStore};
 

@@ -1,6 +1,7 @@
 //! The end of time, at which no state can end.
 
-use ratelimit_core::{Batch, Check, Now, Op, Refusal, SyncStore, Timestamp};
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Refusal, SyncStore, Timestamp};
 use ratelimit_memory::MemoryError;
 
 use crate::common::{MIXED, Memory, limit, store};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Check, Op, SyncStore};
+use ratelimit_core::SyncStore;
+use ratelimit_core::store::{Batch, Check, Op};
 
 use crate::common::{Memory, ask, limit, store};
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Check, Op, SyncStore, Timestamp, WindowEntry};
+use ratelimit_core::algorithm::WindowEntry;
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{SyncStore, Timestamp};
 use ratelimit_testkit::block_on;
 
 use crate::common::{BEGIN, Memory, ask, limit, limiter, store};

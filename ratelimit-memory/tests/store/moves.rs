@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Check, Op, ReservationId, SyncStore};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{ReservationId, SyncStore};
 
 use crate::common::{Memory, ask, limit, limiter, store};
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    Batch, DynError, ErrorKind, Gcra, Limits, ManualClock, Op, OwnedReservation, Policy,
-    RateLimiter, Reserved, Store, StoreError, Verdict,
+    DynError, ErrorKind, Gcra, Limits, ManualClock, OwnedReservation, Policy, RateLimiter,
+    Reserved, Store, StoreError, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 use tokio::runtime::{Builder, Runtime};

@@ -6,10 +6,9 @@ mod trap;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, InMemory, Limit, ManualClock, Now, Op, ReservationId, Stack,
-    SyncStore,
-};
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Algorithm, Decision, Limit, ManualClock, ReservationId, Stack, SyncStore};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
 

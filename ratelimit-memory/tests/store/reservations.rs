@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{ErrorKind, Lease, Leased, Policy, Reservation, ReservationId, StoreError};
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{ErrorKind, Lease, Leased, Policy, ReservationId, StoreError};
 use ratelimit_memory::{MemoryError, MemoryStore};
 
 use crate::common::{Limiter, limit, limiter};

@@ -1,6 +1,7 @@
 //! Shadow limits: they decide and charge, and never deny.
 
-use ratelimit_core::{Op, Refusal, ReservationId, Verdict};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Refusal, ReservationId, Verdict};
 use ratelimit_memory::MemoryError;
 
 use crate::common::{limit, limiter};

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{
-    Batch, Check, Clock, Now, Op, Policy, ReservationId, Snapshot, SnapshotStore, SyncStore,
-};
+use ratelimit_core::store::{Batch, Check, Now, Op, Snapshot, SnapshotStore};
+use ratelimit_core::{Clock, Policy, ReservationId, SyncStore};
 use ratelimit_testkit::block_on;
 
 use crate::common::{MIXED, Memory, limit, store};

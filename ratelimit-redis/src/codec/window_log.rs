@@ -1,7 +1,8 @@
 //! Encodes a window log's state: `window-log START`, then per entry `TIMESTAMP COST BYTES:` and that
 //! many bytes of metadata, of any value.
 
-use ratelimit_core::{Timestamp, WindowEntry, WindowLogState};
+use ratelimit_core::Timestamp;
+use ratelimit_core::algorithm::{WindowEntry, WindowLogState};
 
 pub(super) const NAME: &[u8] = b"window-log ";
 

@@ -5,7 +5,9 @@
 //!    takes back the charges in the others and starts again, a bounded number of times.
 
 use futures_util::future::{join_all, try_join3};
-use ratelimit_core::{Algorithm, Batch, Check, Reservation, Timestamp, Verdict, Write};
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Check, Reservation};
+use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
 use super::{InSlot, all_of_requests, worst};
 use crate::cas_mode::{Attempts, Foreign, Reads, Slot};

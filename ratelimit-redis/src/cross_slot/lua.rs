@@ -8,7 +8,8 @@
 //! excess. In return a denied request writes nothing and blocks no capacity meanwhile.
 
 use futures_util::future::join_all;
-use ratelimit_core::{Batch, Decision, Op, Verdict};
+use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::{Decision, Verdict};
 
 use super::{InSlot, all_of_lookups, all_of_requests, each, join, worst};
 use crate::connection::{Connection, Reply};

@@ -1,7 +1,8 @@
 //! Decides a batch across slots in the mode of transactions. Every attempt is charged whatever the other checks
 //! decide, so each slot does its part and there is no second wave.
 
-use ratelimit_core::{Batch, Op, Verdict};
+use ratelimit_core::Verdict;
+use ratelimit_core::store::{Batch, Op};
 
 use super::{InSlot, all_of_lookups, all_of_requests, join};
 use crate::connection::Connection;

@@ -4,7 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use ratelimit_core::{Clock, Now, SystemClock, Timestamp};
+use ratelimit_core::store::Now;
+use ratelimit_core::{Clock, SystemClock, Timestamp};
 
 use super::{Health, Severity};
 use crate::connection::{Argument, Connection, Reply};

@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use ratelimit_core::{Batch, Check, Decision, Limit, Op, Refusal, Reservation, Verdict};
+use ratelimit_core::store::{Batch, Check, Op, Reservation};
+use ratelimit_core::{Decision, Limit, Refusal, Verdict};
 use smallvec::SmallVec;
 
 use crate::connection::server_error;

@@ -1,7 +1,8 @@
 //! Calls the driver (`driver.lua`), which decides what no [flat script](super::flat_call) does, and answers
 //! numbers.
 
-use ratelimit_core::{Batch, Check, Decision, Limit, Now, Op, Verdict};
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Decision, Limit, Verdict};
 
 use super::call::{Call, TwinCheck};
 use crate::connection::{Argument, Connection, Reply, TryAgain};

@@ -4,7 +4,8 @@
 
 use std::sync::{Arc, LazyLock};
 
-use ratelimit_core::{Batch, Now, Op, Snapshot, Timestamp, Verdict, decide};
+use ratelimit_core::store::{Batch, Now, Op, Snapshot, decide};
+use ratelimit_core::{Timestamp, Verdict};
 
 use super::call::{Call, TwinCheck};
 use crate::connection::{Argument, Connection, Reply, TryAgain};

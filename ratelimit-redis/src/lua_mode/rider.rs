@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 
-use ratelimit_core::{Batch, Now, Op, Snapshot, Verdict, decide};
+use ratelimit_core::Verdict;
+use ratelimit_core::store::{Batch, Now, Op, Snapshot, decide};
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, sleep_until};

@@ -1,8 +1,8 @@
 //! Look-ups: the stored states and reservations of a limit, and its keys on the server.
 
-use ratelimit_core::{
-    EntryStore, KeepsEntries, Limit, Now, Reservation, ReservationId, WindowEntry,
-};
+use ratelimit_core::algorithm::{KeepsEntries, WindowEntry};
+use ratelimit_core::store::{EntryStore, Now, Reservation};
+use ratelimit_core::{Limit, ReservationId};
 
 use super::call::{field_of, key_of};
 use crate::connection::{Argument, Connection, Reply};

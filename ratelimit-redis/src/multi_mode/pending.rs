@@ -1,7 +1,9 @@
 //! One check on its way through a transaction: what to charge, from the first read, and what is decided,
 //! from the read that accompanies the charge.
 
-use ratelimit_core::{Batch, Check, Decision, Now, ReservationId, Timestamp, WindowEntry, Write};
+use ratelimit_core::algorithm::{WindowEntry, Write};
+use ratelimit_core::store::{Batch, Check, Now};
+use ratelimit_core::{Decision, ReservationId, Timestamp};
 
 use super::stored::{Command, Cut, Found, StoredEntry, addition, command, removal};
 use crate::native::{Entry, EntryStorage, MultiProgram, Native};

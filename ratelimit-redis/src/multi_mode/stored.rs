@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ratelimit_core::{MAX_INTEGER, Timestamp, WindowEntry};
+use ratelimit_core::Timestamp;
+use ratelimit_core::algorithm::{MAX_INTEGER, WindowEntry};
 
 use crate::connection::Reply;
 use crate::native::{Entry, EntryStorage};

@@ -1,10 +1,13 @@
 //! The programs of the built-in algorithms.
 
+use ratelimit_core::algorithm::{
+    Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
+    LeakyBucket, LogEntry, MAX_INTEGER, Refill, SlidingCounterState, SlidingLogState, WindowEntry,
+    WindowLogState,
+};
 use ratelimit_core::{
-    Algorithm, Bucket, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
-    FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, GcraState, LeakyBucket,
-    LogEntry, MAX_INTEGER, Refill, SlidingCounter, SlidingCounterState, SlidingLog,
-    SlidingLogState, Timestamp, WindowEntry, WindowLog, WindowLogState,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, SlidingCounter,
+    SlidingLog, Timestamp, WindowLog,
 };
 
 use super::{Alone, Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};

@@ -1,8 +1,7 @@
 //! Programs of algorithms that contain others: attempts, stacks, policies.
 
-use ratelimit_core::{
-    Attempts, ChargesAttempts, Policy, PolicyState, Stack, StackState, StackedState, Timestamp,
-};
+use ratelimit_core::algorithm::{ChargesAttempts, PolicyState, StackState, StackedState};
+use ratelimit_core::{Attempts, Policy, Stack, Timestamp};
 
 use super::{LuaProgram, Stored, Twin};
 

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Batch, Check, DynStore, ErrorKind, Limit, Op, Policy, ReservationId, Store,
-    StoreError, Verdict,
+    Algorithm, DynStore, ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Verdict,
 };
 use ratelimit_redis::{
     Builder, Cas, Client, Connection, Health, Lua, Mode, Multi, RedisConnection, RedisError,

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{
-    Algorithm, DynStore, ErrorKind, Op, Policy, PolicyState, Reservation, StoreError, Timestamp,
-    Write,
-};
+use ratelimit_core::algorithm::{PolicyState, Write};
+use ratelimit_core::store::{Op, Reservation};
+use ratelimit_core::{Algorithm, DynStore, ErrorKind, Policy, StoreError, Timestamp};
 use ratelimit_redis::{Builder, CrossSlot, Lua, RedisStore, Tag};
 use ratelimit_servers::RedisServer;
 use ratelimit_testkit::AlgorithmKind;

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, ReservationGroup};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Limit, Limits, Now, Op, Policy, PolicyState, Refusal, Reservation,
-    ReservationGroup, ReservationId, Stack, Store, Timestamp,
+    Algorithm, Limit, Limits, Policy, Refusal, ReservationId, Stack, Store, Timestamp,
 };
 use ratelimit_redis::{
     Builder, Cas, Codec, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ratelimit_core::{ErrorKind, Limit, Op, Policy, Store};
+use ratelimit_core::store::Op;
+use ratelimit_core::{ErrorKind, Limit, Policy, Store};
 use ratelimit_redis::{Cas, RedisError, RedisStore};
 use ratelimit_servers::{RedisServer, RespClient, RespValue};
 use tokio::sync::Barrier;

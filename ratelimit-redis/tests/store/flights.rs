@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use ratelimit_core::{
-    Algorithm, ErrorKind, Gcra, GcraState, Limit, Op, Policy, Step, StoreError, Timestamp, Verdict,
-};
+use ratelimit_core::algorithm::{GcraState, Step};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, ErrorKind, Gcra, Limit, Policy, StoreError, Timestamp, Verdict};
 use ratelimit_redis::{Client, Lua, LuaProgram, RedisError, RedisStore, Stored, Tag, Twin};
 use ratelimit_servers::{FaultProxy, RedisServer};
 use ratelimit_testkit::PureStore;

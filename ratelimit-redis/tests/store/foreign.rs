@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use proptest::sample::select;
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm, Batch, Check, DynStore, ErrorKind, Limit, Now, Op, Policy, ReservationId, Store,
-    StoreError, Timestamp, Write,
+    Algorithm, DynStore, ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Timestamp,
 };
 use ratelimit_redis::{Cas, Connection, Lua, Multi, RedisStore};
 use ratelimit_servers::{RedisServer, RespValue};

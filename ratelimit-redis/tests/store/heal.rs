@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, Limits, Now, Op, Policy, Store, Timestamp,
-};
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Algorithm, Decision, Limits, Policy, Store, Timestamp};
 use ratelimit_redis::{Cas, HealOptions, Multi, RedisError, RedisStore};
 use ratelimit_servers::RedisCluster;
 

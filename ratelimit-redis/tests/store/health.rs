@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ratelimit_core::Op;
+use ratelimit_core::store::Op;
 use ratelimit_redis::{Cas, Client, Health, Lua, Mode, Multi, RedisStore, Severity, Tag};
 use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer, RespValue};
 

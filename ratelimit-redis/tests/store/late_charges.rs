@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ratelimit_core::{
-    Algorithm, Batch, BucketWindow, Check, Limit, Now, Policy, Store, Timestamp, Verdict,
-};
+use ratelimit_core::algorithm::BucketWindow;
+use ratelimit_core::store::{Batch, Check, Now};
+use ratelimit_core::{Algorithm, Limit, Policy, Store, Timestamp, Verdict};
 use ratelimit_redis::{Connection, Multi, RedisStore};
 use ratelimit_servers::RedisServer;
 use tokio::task::JoinHandle;
@@ -121,7 +121,7 @@ impl Scene {
         tokio::spawn(async move {
             let asked_us = now_us();
             let checks = [(&*limit, "a", cost)];
-            let verdict = apply(&store, &checks, ratelimit_core::Op::Acquire, None).await;
+            let verdict = apply(&store, &checks, ratelimit_core::store::Op::Acquire, None).await;
             let admitted = Admitted { cost, asked_us, told_us: now_us() };
             verdict.expect("decides").allowed().then_some(admitted)
         })

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
-use ratelimit_core::{Algorithm, ErrorKind, FixedWindow, Limit, Op, Verdict};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, ErrorKind, FixedWindow, Limit, Verdict};
 use ratelimit_redis::{Client, RedisStore};
 use ratelimit_testkit::{Calendar, Event, History, charges};
 use tokio::task::{JoinSet, yield_now};

@@ -5,10 +5,9 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, ErrorKind, Gcra, GcraState, InMemory, Limit, Now, Op, Reservation,
-    Step, Store, Timestamp,
-};
+use ratelimit_core::algorithm::{GcraState, InMemory, Step};
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
+use ratelimit_core::{Algorithm, ErrorKind, Gcra, Limit, Store, Timestamp};
 use ratelimit_redis::{
     Cas, Codec, Keeps, Lua, LuaProgram, Parameters, Program, RedisError, RedisStore, Stored, Twin,
 };

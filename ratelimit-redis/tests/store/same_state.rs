@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, Limit, Now, Op, Policy, ReservationId, Store, Timestamp,
-};
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Algorithm, Limit, Policy, ReservationId, Store, Timestamp};
 use ratelimit_redis::{Argument, Connection, Deadline, RedisConnection, RedisStore, Reply};
 use ratelimit_servers::{RedisCluster, RedisServer};
 

@@ -4,9 +4,9 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation};
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, Limit, Limits, Now, Op, Policy, RateLimiter, Reservation,
-    ReservationId, Stack, Store, Timestamp, Verdict,
+    Algorithm, Limit, Limits, Policy, RateLimiter, ReservationId, Stack, Store, Timestamp, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Cas, LuaProgram, Multi, RedisStore};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{ErrorKind, Op, Verdict};
+use ratelimit_core::store::Op;
+use ratelimit_core::{ErrorKind, Verdict};
 use ratelimit_redis::{
     Argument, Client, Connection, Deadline, Multi, RedisConnection, RedisStore, Tag,
 };

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{ErrorKind, Op};
+use ratelimit_core::ErrorKind;
+use ratelimit_core::store::Op;
 use ratelimit_redis::{
     Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{DynStore, ErrorKind, Limit, Op, Policy, StoreError};
+use ratelimit_core::store::Op;
+use ratelimit_core::{DynStore, ErrorKind, Limit, Policy, StoreError};
 use ratelimit_redis::{Client, RedisStore};
 use ratelimit_servers::RedisCluster;
 use tokio::task::JoinSet;

@@ -1,6 +1,8 @@
 //! The law on two limits beside each other over one state, as in a rolling deployment.
 
-use ratelimit_core::{Algorithm, InMemory, Recovery, Reservation, Step, Timestamp};
+use ratelimit_core::algorithm::{InMemory, Recovery, Step};
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::algorithm::laws::{ensure, later};
 use crate::algorithm::walk::Walk;

@@ -1,10 +1,9 @@
 //! The laws of an algorithm alone. Each states a clause of the contract of [`Algorithm`] and is checked in
 //! every state that a walk reaches.
 
-use ratelimit_core::{
-    Algorithm, Compact, Decision, InMemory, MAX_INTEGER, Op, Reservation, Timestamp, Write,
-    step_compact,
-};
+use ratelimit_core::algorithm::{Compact, InMemory, MAX_INTEGER, Write, step_compact};
+use ratelimit_core::store::{Op, Reservation};
+use ratelimit_core::{Algorithm, Decision, Timestamp};
 
 use crate::algorithm::walk::{Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};

@@ -3,7 +3,8 @@
 /// Writes the tests that hold a custom algorithm to the laws, alone and in a store:
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Decision, InMemory, Step, Timestamp, Write};
+/// use ratelimit_core::{Algorithm, Decision, Timestamp};
+/// use ratelimit_core::algorithm::{InMemory, Step, Write};
 /// use ratelimit_testkit::algorithm_conformance;
 ///
 /// /// A fixed number of admissions, once and for all.

@@ -1,8 +1,8 @@
 //! The laws on an algorithm's shortcuts: each agrees with the general step.
 
-use ratelimit_core::{
-    Algorithm, Compact, InMemory, Op, Reservation, Step, Timestamp, Write, step_compact,
-};
+use ratelimit_core::algorithm::{Compact, InMemory, Step, Write, step_compact};
+use ratelimit_core::store::{Op, Reservation};
+use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::algorithm::laws::{ensure, later};
 use crate::algorithm::walk::{Asked, Walk};

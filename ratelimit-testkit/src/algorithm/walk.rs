@@ -2,7 +2,9 @@
 
 use std::slice::Iter;
 
-use ratelimit_core::{Algorithm, Decision, Op, Step, Timestamp, Write};
+use ratelimit_core::algorithm::{Step, Write};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, Decision, Timestamp};
 
 use crate::trace::made::Scale;
 use crate::trace::{Request, Trace};

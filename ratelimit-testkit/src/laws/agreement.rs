@@ -1,6 +1,7 @@
 //! Law 10: the same answer everywhere.
 
-use ratelimit_core::{Algorithm, Limit, Now, Op};
+use ratelimit_core::store::{Now, Op};
+use ratelimit_core::{Algorithm, Limit};
 
 use crate::capability::Capability;
 use crate::harness::Harness;

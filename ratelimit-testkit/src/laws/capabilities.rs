@@ -1,6 +1,8 @@
 //! Law 10 for the capabilities that a harness claims.
 
-use ratelimit_core::{ErrorKind, Limit, Now, Op, Policy, PolicyState, ReservationId, Timestamp};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::store::{Now, Op};
+use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::Harness;

@@ -1,6 +1,7 @@
 //! Law 11 for stores that charge before they read.
 
-use ratelimit_core::{Algorithm, Now, Op, Policy};
+use ratelimit_core::store::{Now, Op};
+use ratelimit_core::{Algorithm, Policy};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject};

@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use futures_util::future::join_all;
-use ratelimit_core::{Algorithm, Limit, Now, Op, Policy, Timestamp};
+use ratelimit_core::store::{Now, Op};
+use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
-use ratelimit_core::{Algorithm, Limit, Now, Op, Timestamp};
+use ratelimit_core::store::{Now, Op};
+use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::Harness;

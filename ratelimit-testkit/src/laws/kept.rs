@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Now, Op, Reservation, ReservationId, Timestamp};
+use ratelimit_core::store::{Now, Op, Reservation};
+use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};

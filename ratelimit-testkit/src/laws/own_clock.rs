@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Algorithm, Limit, Now, Op, ReservationId, Timestamp};
+use ratelimit_core::store::{Now, Op};
+use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};

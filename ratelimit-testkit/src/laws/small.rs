@@ -1,6 +1,7 @@
 //! Law 10 on small cases, enumerated exhaustively.
 
-use ratelimit_core::{Algorithm, Limit, Now, Op, Policy, Timestamp};
+use ratelimit_core::store::{Now, Op};
+use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::harness::Harness;

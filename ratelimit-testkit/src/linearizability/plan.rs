@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Op, ReservationId, Timestamp};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use super::{ConcurrentRun, Event};
 

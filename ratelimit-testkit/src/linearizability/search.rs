@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Limit, Op, Reservation, ReservationId, States,
-    Timestamp, Write, decide,
-};
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
+use ratelimit_core::{Algorithm, Decision, ErrorKind, Limit, ReservationId, Timestamp};
 
 use super::{Event, Place};
 use crate::pure::fingerprint;

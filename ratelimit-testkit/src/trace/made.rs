@@ -7,9 +7,8 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
-use ratelimit_core::{
-    Algorithm, Decision, Limit, OnOutage, Op, Reservation, ReservationId, Timestamp,
-};
+use ratelimit_core::store::{Op, Reservation};
+use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, ReservationId, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::pure::PureStore;
@@ -118,7 +117,7 @@ struct Draft {
     again: bool,
 }
 
-/// An id that is [settled once](ratelimit_core::Batch::settled_once).
+/// An id that is [settled once](ratelimit_core::store::Batch::settled_once).
 pub(crate) const DRAWN: ReservationId = ReservationId::new(0xd);
 /// The ids of reservations.
 const IDS: [ReservationId; 2] = [ReservationId::new(1), ReservationId::new(u128::MAX)];

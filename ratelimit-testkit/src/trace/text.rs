@@ -9,7 +9,8 @@
 
 use std::fmt::{self, Write as _};
 
-use ratelimit_core::{Algorithm, Limit, Op, ReservationId, Timestamp};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 
 use crate::trace::made::limit;
 use crate::trace::{Ask, Request, Trace};

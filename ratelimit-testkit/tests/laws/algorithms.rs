@@ -1,8 +1,9 @@
 //! The laws hold for the built-in algorithms and for a custom one. Stacks of them are tried in memory.
 
+use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow, Gcra,
-    InMemory, Policy, SlidingCounter, SlidingLog, Step, Timestamp, TokenBucket, WindowLog, Write,
+    Policy, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
 };
 use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
 

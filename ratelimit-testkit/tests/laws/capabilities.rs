@@ -4,7 +4,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use ratelimit_core::{Limit, Policy, PolicyState};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::{Limit, Policy};
 use ratelimit_testkit::{
     AlgorithmKind, Capability, Harness, Property, Scope, StoreClock, conformance, regression,
     try_same,

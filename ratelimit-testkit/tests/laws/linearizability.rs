@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Now, Op};
 use ratelimit_core::{
-    Algorithm, Batch, Clock, Decision, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Store,
-    SyncStore, Timestamp, Verdict, Write,
+    Algorithm, Clock, Decision, ErrorKind, Gcra, Limit, ManualClock, Store, SyncStore, Timestamp,
+    Verdict,
 };
 use ratelimit_testkit::{
     ConcurrentRun, Event, History, Linearized, PureStore, Refused, Unexplained,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Limit, Policy, PolicyState};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::{Limit, Policy};
 use ratelimit_testkit::{
     Capability, Harness, NaiveStore, Property, StoreClock, conformance, regression,
 };

@@ -1,8 +1,8 @@
 //! Ids in `decide`: each is charged once and settled once, and frees no other client's charge.
 
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
 use ratelimit_core::{
-    Batch, Check, Decision, ErrorKind, Limit, Now, Op, Policy, Refusal, Reservation, ReservationId,
-    Timestamp, WindowLog,
+    Decision, ErrorKind, Limit, Policy, Refusal, ReservationId, Timestamp, WindowLog,
 };
 use ratelimit_testkit::PureStore;
 

@@ -11,10 +11,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use ratelimit_core::algorithm::{PolicyState, Write};
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Limit, ManualClock, Now, Op, Policy, PolicyState,
-    Refusal, Reservation, ReservationId, States, Store, SystemClock, Timestamp, Verdict, Write,
-    decide,
+    Algorithm, Clock, Decision, Limit, ManualClock, Policy, Refusal, ReservationId, Store,
+    SystemClock, Timestamp, Verdict,
 };
 use ratelimit_testkit::{AlgorithmKind, Capability, Harness, Refused, StoreClock};
 

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ratelimit_core::{
-    Algorithm, Compact, Decision, InMemory, Reservation, Step, Timestamp, Write, step_compact,
-};
+use ratelimit_core::algorithm::{Compact, InMemory, Step, Write, step_compact};
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{Algorithm, Decision, Timestamp};
 use ratelimit_testkit::AlgorithmProperty as Property;
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_regression, try_same_algorithm};
 

@@ -1,6 +1,6 @@
 //! Every wrong store is caught by the property that names its law, and the sound store passes on the same cases.
 
-use ratelimit_core::Op;
+use ratelimit_core::store::Op;
 use ratelimit_testkit::{AlgorithmKind, Property, Scope, try_same};
 
 use crate::wrong::{Flaw, Fold, WrongHarness};

@@ -1,7 +1,8 @@
 //! The content of the fields about one limit.
 
 use http::header::HeaderValue;
-use ratelimit_core::{Decision, Limit, Quota, Timestamp};
+use ratelimit_core::algorithm::Quota;
+use ratelimit_core::{Decision, Limit, Timestamp};
 
 use super::{Fields, Unit, draft, whole_seconds};
 

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::{Extensions, Response, StatusCode};
-use ratelimit_core::{Limit, Quota, RateLimiter, Reservation as Core, Reserved, Store};
+use ratelimit_core::algorithm::Quota;
+use ratelimit_core::store::Reservation as Core;
+use ratelimit_core::{Limit, RateLimiter, Reserved, Store};
 use tokio::time::Instant;
 
 use super::open::{Counted, Reservation};

@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use derive_where::derive_where;
-use ratelimit_core::{ErrorKind, Identifiers, OwnedReservation, Quota, Store, StoreError as _};
+use ratelimit_core::algorithm::Quota;
+use ratelimit_core::{ErrorKind, Identifiers, OwnedReservation, Store, StoreError as _};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 

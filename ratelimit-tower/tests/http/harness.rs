@@ -11,9 +11,8 @@ use axum::routing::get;
 use http::header::HeaderName;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Collected};
-use ratelimit_core::{
-    Batch, Limits, LimitsBuilder, ManualClock, Policy, RateLimiter, Store, Verdict,
-};
+use ratelimit_core::store::Batch;
+use ratelimit_core::{Limits, LimitsBuilder, ManualClock, Policy, RateLimiter, Store, Verdict};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_tower::{ClientAddress, PeerAddress, RateLimitLayer};
 use tower::{Service, ServiceExt};

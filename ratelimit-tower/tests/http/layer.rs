@@ -8,9 +8,10 @@ use axum::body::Body;
 use axum::routing::get;
 use http::header::HeaderValue;
 use http::{Request, Response, StatusCode};
+use ratelimit_core::store::Batch;
 use ratelimit_core::{
-    Batch, Decision, DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter,
-    Refusal, Source, Store, StoreError, Verdict,
+    Decision, DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter, Refusal,
+    Source, Store, StoreError, Verdict,
 };
 use ratelimit_tower::{
     Advice, Choice, ClientAddress, Fields, IdentifyError, OnStoreError, RateLimitLayer, Rejection,

@@ -1,7 +1,7 @@
 //! Unit tests of policies in a document.
 
 use super::*;
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use alloc::string::ToString;
 
 fn read(text: &str) -> Result<Limits<Policy>, String> {

@@ -1,6 +1,7 @@
 //! The sizes of draws, and the end of an allotment. The model and the simulation try the rest.
 
-use ratelimit_core::{Decision, Recovery, ReservationId, Timestamp};
+use ratelimit_core::algorithm::Recovery;
+use ratelimit_core::{Decision, ReservationId, Timestamp};
 
 use super::{Answer, Slot, Terms};
 

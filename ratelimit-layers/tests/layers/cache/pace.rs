@@ -4,10 +4,9 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use ratelimit_core::{
-    Batch, Clock, Limit, Op, Policy, PolicyState, SnapshotStore, Store, Timestamp, Verdict,
-    WithSnapshot,
-};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::store::{Batch, Op, SnapshotStore, WithSnapshot};
+use ratelimit_core::{Clock, Limit, Policy, Store, Timestamp, Verdict};
 use ratelimit_layers::DenialCache;
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::task::JoinSet;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Check, ErrorKind, Limit, ManualClock, Policy, Source, Store, Verdict};
+use ratelimit_core::store::{Batch, Check};
+use ratelimit_core::{ErrorKind, Limit, ManualClock, Policy, Source, Store, Verdict};
 use ratelimit_layers::{DenialCache, DenialCacheBuilder};
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, timeout};

@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
-use ratelimit_core::{
-    Algorithm, Batch, Check, ErrorKind, Limit, Op, Policy, Source, Store, StoreError,
-};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Source, Store, StoreError};
 use ratelimit_layers::DenialCache;
 use ratelimit_redis::{Client, RedisStore};
 use ratelimit_servers::{FaultProxy, RedisServer};

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{
-    Batch, Check, Clock, ErrorKind, Limit, Op, Policy, Store, SyncStore, Timestamp, Verdict,
-};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Clock, ErrorKind, Limit, Policy, Store, SyncStore, Timestamp, Verdict};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Clock, Limit, Policy, Source, Store, Timestamp};
+use ratelimit_core::store::Batch;
+use ratelimit_core::{Clock, Limit, Policy, Source, Store, Timestamp};
 use ratelimit_layers::Allotments;
 use ratelimit_memory::MemoryStore;
 use tokio::task::JoinSet;

@@ -1,7 +1,8 @@
 //! Writes what was decided. No foreign code runs here: no step, no question to an algorithm, no clock, and no
 //! state is dropped.
 
-use ratelimit_core::{Clock, InMemory};
+use ratelimit_core::Clock;
+use ratelimit_core::algorithm::InMemory;
 
 use super::{LockedBatch, Next, Pending, Place};
 use crate::cuckoo::{Address, Insertion, Packed};

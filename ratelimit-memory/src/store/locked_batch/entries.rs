@@ -1,7 +1,8 @@
 //! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where there is
 //! not as much, a call decides first, and then reserves what it is to write.
 
-use ratelimit_core::{Clock, InMemory};
+use ratelimit_core::Clock;
+use ratelimit_core::algorithm::InMemory;
 use smallvec::SmallVec;
 
 use super::{LockedBatch, Next, Place};

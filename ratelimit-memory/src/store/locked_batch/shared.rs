@@ -1,10 +1,9 @@
 //! Checks of one batch that share a state, because the store has no room for states of their own: they are decided as
 //! one check of the sum of their costs, admitted together or not at all, with a wait after which the sum fits.
 
-use ratelimit_core::{
-    Batch, Check, Clock, Decision, InMemory, Op, Refusal, Reservation, States, Timestamp, Verdict,
-    Write, decide,
-};
+use ratelimit_core::algorithm::{InMemory, Write};
+use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
+use ratelimit_core::{Clock, Decision, Refusal, Timestamp, Verdict};
 use smallvec::SmallVec;
 
 use super::{LockedBatch, Place};

@@ -3,7 +3,9 @@
 //! That thread uses snapshots from before the threads begin, and not the store: loom compares an access only
 //! with the last one before it, and a lookup of that thread would hide the batch's access.
 
-use ratelimit_core::{Check, Compact, Op, SyncStore};
+use ratelimit_core::SyncStore;
+use ratelimit_core::algorithm::Compact;
+use ratelimit_core::store::{Check, Op};
 
 use super::*;
 use crate::loom_store::{self, beside, model, small_limit, small_store};

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use ratelimit_core::{
-    Algorithm, Clock, Compact, InMemory, ManualClock, Recovery, Reservation, Step, Timestamp,
-};
+use ratelimit_core::algorithm::{Compact, InMemory, Recovery, Step};
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{Algorithm, Clock, ManualClock, Timestamp};
 
 /// The parts of foreign code that a store calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

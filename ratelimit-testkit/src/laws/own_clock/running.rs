@@ -3,9 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use ratelimit_core::{
-    Algorithm, Decision, Limit, Now, Op, Policy, Reservation, ReservationId, Timestamp, Verdict,
-};
+use ratelimit_core::store::{Now, Op, Reservation};
+use ratelimit_core::{Algorithm, Decision, Limit, Policy, ReservationId, Timestamp, Verdict};
 
 use crate::capability::Capability;
 use crate::harness::Harness;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Gcra, Limits, ManualClock, Op, RateLimiter, Timestamp};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter, Timestamp};
 use ratelimit_memory::{CoarseClock, MemoryStore};
 
 use crate::Error;

@@ -1,8 +1,9 @@
 //! The policies that chapters show: each document reads, and says what the Rust beside it says.
 
+use ratelimit_core::store::EntryStore;
 use ratelimit_core::{
-    EntryStore, FirstRequestWindow, FixedWindow, Gcra, Limits, Policy, RateLimiter, SlidingLog,
-    Store, TokenBucket, Verdict, WindowLog,
+    FirstRequestWindow, FixedWindow, Gcra, Limits, Policy, RateLimiter, SlidingLog, Store,
+    TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 

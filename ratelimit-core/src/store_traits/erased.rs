@@ -9,12 +9,12 @@ use core::fmt;
 
 use async_trait::async_trait;
 
-use crate::algorithm::Algorithm;
+use crate::algorithms::Algorithm;
 use crate::batch::Batch;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::refusal::Refusal;
-use crate::store::{SnapshotStore, Store, StoreError, WithSnapshot};
+use crate::store_traits::{SnapshotStore, Store, StoreError, WithSnapshot};
 
 /// [`Store`] with its future and its error boxed. Every store is one.
 #[async_trait]
@@ -92,7 +92,8 @@ impl<A: Algorithm> SnapshotStore<A> for dyn DynSnapshotStore<A> + '_ {
 /// [source](core::error::Error::source). [`downcast`](Self::downcast) returns the store's own error:
 ///
 /// ```
-/// use ratelimit_core::{DynError, Op, Refusal, StoreError};
+/// use ratelimit_core::{DynError, Refusal, StoreError};
+/// use ratelimit_core::store::Op;
 ///
 /// let error = DynError::from(Refusal::NoId { op: Op::Settle });
 /// assert_eq!(error.kind(), Refusal::NoId { op: Op::Settle }.kind());
@@ -166,7 +167,7 @@ impl StoreError for DynError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Op;
+    use crate::store::Op;
     use alloc::string::ToString;
 
     #[derive(Debug)]

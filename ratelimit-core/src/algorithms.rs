@@ -49,14 +49,15 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 ///
 /// [`State`](Self::State), [`capacity`](Self::capacity) and [`step`](Self::step) make an algorithm. The other methods
 /// add operations: refunds, forced charges, reservations, metadata. A store in memory also asks for
-/// [`InMemory`](crate::InMemory), which `impl InMemory for Mine {}` satisfies.
+/// [`InMemory`](crate::algorithm::InMemory), which `impl InMemory for Mine {}` satisfies.
 ///
 /// # Example
 ///
 /// A limit that never recovers, good for every backend that can keep its state:
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Decision, InMemory, Step, Timestamp, Write};
+/// use ratelimit_core::{Algorithm, Decision, Timestamp};
+/// use ratelimit_core::algorithm::{InMemory, Step, Write};
 ///
 /// struct OnceEver;
 /// impl Algorithm for OnceEver {
@@ -351,7 +352,7 @@ macro_rules! forwards {
             $inside!(self, |inner| inner.has_leases())
         }
 
-        fn recovery(&self) -> Option<$crate::algorithm::Recovery> {
+        fn recovery(&self) -> Option<$crate::algorithms::Recovery> {
             $inside!(self, |inner| inner.recovery())
         }
 

@@ -16,7 +16,7 @@
 
 use alloc::format;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -27,7 +27,8 @@ use crate::timestamp::{MAX_INTEGER, Timestamp};
 /// A count in any span of one window's length, estimated from two aligned windows.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, SlidingCounter, SlidingCounterState, Timestamp};
+/// use ratelimit_core::{Algorithm, SlidingCounter, Timestamp};
+/// use ratelimit_core::algorithm::SlidingCounterState;
 ///
 /// // Cloudflare's example: 42 in the last minute, and 18 in this one, of which a quarter has passed.
 /// let counter = SlidingCounter::new("50/m".parse()?)?;

@@ -14,7 +14,7 @@
 //! as it was written, by as much as it moves the reading: the other limit still counts the rest.
 
 use super::{GcraState, LeakyBucket};
-use crate::algorithm::{Algorithm, Recovery, Step, Write};
+use crate::algorithms::{Algorithm, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::rate::Refill;
 use crate::reservation::Reservation;

@@ -10,7 +10,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::{sum, take_off_newest};
 use crate::error::ConfigError;
@@ -28,7 +28,8 @@ const MAX_LIMIT: u64 = 10_000;
 /// A step takes time and memory in proportion to the requests that the window has admitted, at most `limit`.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Timestamp, WindowLog, Write};
+/// use ratelimit_core::{Algorithm, Timestamp, WindowLog};
+/// use ratelimit_core::algorithm::Write;
 ///
 /// let log = WindowLog::new("100/m".parse()?)?;
 /// let Write::Put { mut state, .. } = log.step(None, Timestamp::ZERO, 1).write else { unreachable!() };

@@ -14,7 +14,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Step};
+use crate::algorithms::{Algorithm, Step};
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -30,7 +30,9 @@ const MAX_LIMIT: u64 = 10_000;
 /// A step takes time and memory in proportion to the live leases.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Concurrency, Reservation, Timestamp, Write};
+/// use ratelimit_core::{Algorithm, Concurrency, Timestamp};
+/// use ratelimit_core::algorithm::Write;
+/// use ratelimit_core::store::Reservation;
 ///
 /// // Two at once, each for half a minute at most.
 /// let downloads = Concurrency::new("2/30s".parse()?)?;

@@ -45,7 +45,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use crate::algorithm::ChargesAttempts;
+use crate::algorithms::ChargesAttempts;
 use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
 use crate::timestamp::Timestamp;
@@ -53,7 +53,8 @@ use crate::timestamp::Timestamp;
 /// The generic cell rate algorithm: `rate` in the long run, `burst` at once.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Gcra, Timestamp, Write};
+/// use ratelimit_core::{Algorithm, Gcra, Timestamp};
+/// use ratelimit_core::algorithm::Write;
 ///
 /// let gcra = Gcra::new("3/s".parse()?, 1)?;
 /// let first = gcra.step(None, Timestamp::ZERO, 1);

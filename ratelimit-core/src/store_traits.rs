@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::Future;
 
-use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry, Write};
+use crate::algorithms::{Algorithm, KeepsEntries, WindowEntry, Write};
 use crate::batch::{Batch, Check, States};
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
@@ -23,8 +23,8 @@ pub(crate) mod erased;
 ///
 /// For implementers; `ratelimit-testkit` tests all of it:
 ///
-/// - The store decides a batch as [`decide`](crate::decide) does, isolated from every other batch that shares a key.
-/// - For [`Now::Store`](crate::Now::Store) it reads its own clock, as late as it can.
+/// - The store decides a batch as [`decide`](crate::store::decide) does, isolated from every other batch that shares a key.
+/// - For [`Now::Store`](crate::store::Now::Store) it reads its own clock, as late as it can.
 /// - It removes every state by itself, soon after the state has expired.
 /// - A key is the pair of the limit's name and the check's key, of any bytes.
 /// - An error means that the batch was not charged, unless its kind is [`Indeterminate`](ErrorKind::Indeterminate). A
@@ -103,7 +103,7 @@ pub struct Snapshot<S> {
     pub states: Vec<Option<S>>,
 }
 
-/// Steps on known states, as a layer that wraps a store does: [`decide`](crate::decide) leaves in them the states that it
+/// Steps on known states, as a layer that wraps a store does: [`decide`](crate::store::decide) leaves in them the states that it
 /// would write. There are no reservations among them.
 impl<S> States<S> for Snapshot<S> {
     fn get(&self, position: usize) -> Option<&S> {

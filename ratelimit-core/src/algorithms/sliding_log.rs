@@ -10,7 +10,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -23,7 +23,8 @@ use crate::timestamp::Timestamp;
 /// A step takes time and memory in proportion to the live entries, at most `limit`.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, SlidingLog, Timestamp, Write};
+/// use ratelimit_core::{Algorithm, SlidingLog, Timestamp};
+/// use ratelimit_core::algorithm::Write;
 ///
 /// let log = SlidingLog::new("1/s".parse()?)?;
 /// let Write::Put { state, .. } = log.step(None, Timestamp::ZERO, 1).write else { unreachable!() };

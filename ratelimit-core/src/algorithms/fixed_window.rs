@@ -10,7 +10,7 @@
 //!
 //! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms in Lua.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, Recovery, Step, Write};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::Rate;

@@ -12,7 +12,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::take_off_newest;
 use crate::error::ConfigError;

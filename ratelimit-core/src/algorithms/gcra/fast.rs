@@ -13,7 +13,7 @@
 use core::num::NonZeroU64;
 
 use super::{GcraState, LeakyBucket};
-use crate::algorithm::{Step, Write};
+use crate::algorithms::{Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{Compact, InMemory};
 use crate::rate::Refill;
