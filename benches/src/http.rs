@@ -9,14 +9,14 @@ use std::net::{IpAddr, SocketAddr};
 use http::StatusCode;
 
 use crate::measure::{median, thread_time, turns};
-use crate::report::{Effort, Named, Report, digits};
-use crate::requests::{OUTCOMES, Outcome, bare, governor, ours};
+use crate::report::{BenchReport, Effort, NamedCell, digits};
+use crate::requests::{OUTCOMES, RequestOutcome, bare, governor, ours};
 
 const CALLERS: u16 = 1_000;
 
 /// Measures every outcome, with fields and without.
 pub(crate) fn run(effort: &Effort) -> Result<(), Box<dyn Error>> {
-    let mut report = Report::new(effort)?;
+    let mut report = BenchReport::new(effort)?;
     let rounds = if effort.quick { 11 } else { 51 };
     println!(
         "What a layer adds to a request, in nanoseconds of CPU time: medians over {rounds} rounds in which\n\
@@ -39,10 +39,10 @@ const GOVERNOR: usize = 2;
 const AWAITED: usize = 3;
 
 fn measure(
-    outcome: &Outcome,
+    outcome: &RequestOutcome,
     tells: bool,
     rounds: usize,
-) -> Result<[[Named; 6]; 2], Box<dyn Error>> {
+) -> Result<[[NamedCell; 6]; 2], Box<dyn Error>> {
     let mut all = [
         bare(),
         ours(outcome, tells, true)?,

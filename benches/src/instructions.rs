@@ -28,9 +28,9 @@ use ratelimit_core::{
 };
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
-use keys::Key;
-use peers::{Allowance, BATCH, By, Governor, Ours, Subject};
-use requests::{OUTCOMES, Sender, bare};
+use keys::CallerKey;
+use peers::{Allowance, BATCH, ByFunction, Governor, MeasuredLimiter, Ours};
+use requests::{OUTCOMES, RequestSender, bare};
 
 const DECISIONS: usize = 10_000;
 
@@ -39,21 +39,25 @@ const FEW: Allowance = Allowance { period: Duration::from_secs(10_000), burst: N
 const HOUR_US: u64 = 3_600_000_000;
 
 /// The decisions; how many of them admitted.
-type Run = Box<dyn FnMut() -> usize>;
+type DecisionRun = Box<dyn FnMut() -> usize>;
 
 /// The keys of the decisions: one known key.
-fn known() -> Vec<Key> {
-    vec![Key::new(0); DECISIONS]
+fn known() -> Vec<CallerKey> {
+    vec![CallerKey::new(0); DECISIONS]
 }
 
 /// The keys of the decisions: new ones.
-fn new() -> Vec<Key> {
-    (1..=DECISIONS).map(Key::new).collect()
+fn new() -> Vec<CallerKey> {
+    (1..=DECISIONS).map(CallerKey::new).collect()
 }
 
 /// Decides by a limiter that knows the key 0. So many go in one call.
-fn decide(subject: impl Subject + 'static, batch: usize, keys: Vec<Key>) -> Run {
-    assert!(subject.check(&Key::new(0)), "the first charge is admitted");
+fn decide(
+    subject: impl MeasuredLimiter + 'static,
+    batch: usize,
+    keys: Vec<CallerKey>,
+) -> DecisionRun {
+    assert!(subject.check(&CallerKey::new(0)), "the first charge is admitted");
     Box::new(move || match batch {
         1 => keys.iter().filter(|key| subject.check(key)).count(),
         _ => keys.chunks(batch).map(|keys| subject.check_all(keys)).sum(),
@@ -68,12 +72,12 @@ fn ours(allowance: Allowance) -> Ours<ManualClock> {
     Ours::new(allowance, still(), 1_000).expect("a limit")
 }
 
-fn precise() -> Run {
+fn precise() -> DecisionRun {
     let ours = Ours::new(MANY, PreciseClock::new(), 1_000).expect("a limit");
     decide(ours, 1, known())
 }
 
-fn governor() -> Run {
+fn governor() -> DecisionRun {
     let governor = Governor::with_clock(MANY, FakeRelativeClock::default()).expect("a limit");
     decide(governor, 1, known())
 }
@@ -88,12 +92,15 @@ fn limiter<A: InMemory>(algorithms: impl IntoIterator<Item = A>) -> Limiter<A> {
     RateLimiter::new(limits, MemoryStore::builder().capacity(100_000).clock(still()).build())
 }
 
-fn charge<A: InMemory + 'static>(algorithms: impl IntoIterator<Item = A>, keys: Vec<Key>) -> Run {
+fn charge<A: InMemory + 'static>(
+    algorithms: impl IntoIterator<Item = A>,
+    keys: Vec<CallerKey>,
+) -> DecisionRun {
     let limiter = limiter(algorithms);
-    let charge = move |key: &Key| {
+    let charge = move |key: &CallerKey| {
         black_box(&limiter.check_now(key.as_str())).as_ref().is_ok_and(Verdict::allowed)
     };
-    decide(By(charge), 1, keys)
+    decide(ByFunction(charge), 1, keys)
 }
 
 fn gcra() -> Gcra {
@@ -104,38 +111,38 @@ fn window() -> FixedWindow {
     FixedWindow::new(Rate::per_us(4_000_000_000, HOUR_US).expect("a rate")).expect("a limit")
 }
 
-fn peek() -> Run {
+fn peek() -> DecisionRun {
     let limiter = limiter([gcra()]);
-    let _admitted = limiter.check_now(Key::new(0).as_str()).expect("decides");
-    let peek = move |key: &Key| {
+    let _admitted = limiter.check_now(CallerKey::new(0).as_str()).expect("decides");
+    let peek = move |key: &CallerKey| {
         black_box(&limiter.peek_now(key.as_str(), 1)).as_ref().is_ok_and(Verdict::allowed)
     };
-    decide(By(peek), 1, known())
+    decide(ByFunction(peek), 1, known())
 }
 
-fn lease() -> Run {
+fn lease() -> DecisionRun {
     let rate = Rate::per_us(100, HOUR_US).expect("a rate");
     let limiter = limiter([Concurrency::new(rate).expect("a limit")]);
-    let lease = move |key: &Key| {
+    let lease = move |key: &CallerKey| {
         let leased = black_box(limiter.lease_now(key.as_str()));
         leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
     };
-    decide(By(lease), 1, known())
+    decide(ByFunction(lease), 1, known())
 }
 
 /// Requests of one peer, after one that makes its state.
-fn requests(mut send: Sender, peer: &str, allowed: bool) -> Run {
+fn requests(mut send: RequestSender, peer: &str, allowed: bool) -> DecisionRun {
     let (peer, status) =
         (peer.parse().expect("an address"), OUTCOMES[usize::from(!allowed)].status);
     let _admitted = send(peer);
     Box::new(move || (0..DECISIONS).filter(|_| send(peer) == Some(status)).count())
 }
 
-fn layer(allowed: bool, fields: bool, immediate: bool) -> Sender {
+fn layer(allowed: bool, fields: bool, immediate: bool) -> RequestSender {
     requests::ours(&OUTCOMES[usize::from(!allowed)], fields, immediate).expect("a layer")
 }
 
-fn tower_governor(fields: bool) -> Sender {
+fn tower_governor(fields: bool) -> RequestSender {
     requests::governor(&OUTCOMES[0], fields).expect("a layer")
 }
 
@@ -154,14 +161,14 @@ const V6: &str = "[2001:db8:85a3:12::7]:4711";
 #[bench::window(charge([window()], known()))]
 #[bench::new_window(charge([window()], new()))]
 #[bench::lease(lease())]
-fn memory(mut run: Run) -> Run {
+fn memory(mut run: DecisionRun) -> DecisionRun {
     assert_eq!(run(), DECISIONS);
     run
 }
 
 #[library_benchmark]
 #[bench::denied(decide(ours(FEW), 1, known()))]
-fn denied(mut run: Run) -> Run {
+fn denied(mut run: DecisionRun) -> DecisionRun {
     assert_eq!(run(), 0);
     run
 }
@@ -175,7 +182,7 @@ fn denied(mut run: Run) -> Run {
 #[bench::denied(requests(layer(false, true, true), V4, false))]
 #[bench::governor(requests(tower_governor(true), V4, true))]
 #[bench::governor_plain(requests(tower_governor(false), V4, true))]
-fn http(mut run: Run) -> Run {
+fn http(mut run: DecisionRun) -> DecisionRun {
     assert_eq!(run(), DECISIONS);
     run
 }

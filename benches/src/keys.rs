@@ -8,9 +8,9 @@ use rand_distr::Zipf;
 
 /// A caller, 20 bytes long. A type of its own because governor wants its key by its own type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key(String);
+pub(crate) struct CallerKey(String);
 
-impl Key {
+impl CallerKey {
     /// The key with this number.
     pub(crate) fn new(number: usize) -> Self {
         Self(format!("caller-{number:013}"))
@@ -34,13 +34,13 @@ pub(crate) enum Spread {
 }
 
 /// Draws keys in a fixed pseudo-random order, so that a run can be repeated.
-pub(crate) struct Draw {
+pub(crate) struct KeyDraw {
     spread: Spread,
     key_count: usize,
     random: SmallRng,
 }
 
-impl Draw {
+impl KeyDraw {
     /// Draws from this many keys; another seed gives another order.
     pub(crate) fn new(spread: Spread, key_count: usize, seed: u64) -> Self {
         Self { spread, key_count, random: SmallRng::seed_from_u64(seed) }
@@ -48,15 +48,15 @@ impl Draw {
 
     /// The next keys, this many. They lie in memory in the order of the decisions, so that a run measures the
     /// limiter and not the reading of keys.
-    pub(crate) fn keys(&mut self, count: usize) -> Result<Vec<Key>, Box<dyn Error>> {
+    pub(crate) fn keys(&mut self, count: usize) -> Result<Vec<CallerKey>, Box<dyn Error>> {
         let random = &mut self.random;
         Ok(match self.spread {
             Spread::Uniform => {
-                (0..count).map(|_| Key::new(random.random_range(0..self.key_count))).collect()
+                (0..count).map(|_| CallerKey::new(random.random_range(0..self.key_count))).collect()
             }
             Spread::TenHot => {
                 let most = [10, self.key_count];
-                let key = |draw: usize| Key::new(random.random_range(0..most[draw % 2]));
+                let key = |draw: usize| CallerKey::new(random.random_range(0..most[draw % 2]));
                 (0..count).map(key).collect()
             }
             Spread::Zipf => {
@@ -66,7 +66,7 @@ impl Draw {
                     clippy::cast_sign_loss,
                     reason = "a rank"
                 )]
-                let key = |rank: f64| Key::new(rank as usize - 1);
+                let key = |rank: f64| CallerKey::new(rank as usize - 1);
                 random.sample_iter(ranks).map(key).take(count).collect()
             }
         })

@@ -32,9 +32,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum What {
     /// Decisions in memory, beside governor and limitador.
-    Memory(memory::Options),
+    Memory(memory::MemoryOptions),
     /// Decisions on Redis, beside plain scripts, on servers of the benchmark's own.
-    Redis(redis::Options),
+    Redis(redis::RedisOptions),
     /// What a layer adds to an HTTP request, beside `tower_governor`.
     Http(Effort),
     /// How late a service answers while its Redis hangs, beside the same service without a limiter.

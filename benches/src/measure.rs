@@ -4,11 +4,11 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use crate::keys::Key;
+use crate::keys::CallerKey;
 
 /// The result of one limiter in one round.
 #[derive(Clone, Copy)]
-pub(crate) struct Round {
+pub(crate) struct MeasuredRound {
     /// Nanoseconds per decision.
     pub(crate) ns: f64,
     /// The number of decisions that allowed.
@@ -21,13 +21,13 @@ pub(crate) struct Round {
 /// is measured by its own CPU time, which a neighbour on a shared machine does not lengthen. Several threads are
 /// measured by wall time, from the first begin to the last end, over all decisions.
 pub(crate) fn round(
-    threads: &[Vec<Key>],
+    threads: &[Vec<CallerKey>],
     passes: u32,
-    pass: impl Fn(&[Key]) -> usize + Sync,
-) -> Round {
+    pass: impl Fn(&[CallerKey]) -> usize + Sync,
+) -> MeasuredRound {
     let count = threads.iter().map(Vec::len).sum::<usize>();
     let decisions = u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(passes);
-    let all = |keys: &[Key]| (0..passes).map(|_| pass(keys)).sum();
+    let all = |keys: &[CallerKey]| (0..passes).map(|_| pass(keys)).sum();
     let (taken, allowed) = match threads {
         [keys] => {
             let begin = thread_time();
@@ -36,12 +36,15 @@ pub(crate) fn round(
         }
         _ => together(threads, all),
     };
-    Round { ns: taken.as_secs_f64() * 1e9 / f64::from(decisions), allowed, decisions }
+    MeasuredRound { ns: taken.as_secs_f64() * 1e9 / f64::from(decisions), allowed, decisions }
 }
 
-fn together(threads: &[Vec<Key>], all: impl Fn(&[Key]) -> usize + Sync) -> (Duration, usize) {
+fn together(
+    threads: &[Vec<CallerKey>],
+    all: impl Fn(&[CallerKey]) -> usize + Sync,
+) -> (Duration, usize) {
     let barrier = Barrier::new(threads.len());
-    let timed = |keys: &[Key]| {
+    let timed = |keys: &[CallerKey]| {
         barrier.wait();
         let begin = Instant::now();
         let allowed = all(keys);

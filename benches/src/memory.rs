@@ -26,7 +26,7 @@ use std::error::Error;
 
 use clap::{Args, ValueEnum};
 
-use crate::report::{Effort, Report};
+use crate::report::{BenchReport, Effort};
 
 /// The clocks of our store, as JSON and tables name them.
 const PRECISE: &str = "precise";
@@ -34,16 +34,16 @@ const COARSE: &str = "coarse";
 
 /// How long to measure, and what.
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct MemoryOptions {
     #[command(flatten)]
     effort: Effort,
     /// Only these parts; all of them unless told otherwise.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
-    only: Vec<Part>,
+    only: Vec<MemoryPart>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum MemoryPart {
     Speed,
     Work,
     Growth,
@@ -51,8 +51,8 @@ enum Part {
 }
 
 /// Measures what is asked for, prints the tables, and writes the JSON lines.
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let (quick, mut report) = (options.effort.quick, Report::new(&options.effort)?);
+pub(crate) fn run(options: &MemoryOptions) -> Result<(), Box<dyn Error>> {
+    let (quick, mut report) = (options.effort.quick, BenchReport::new(&options.effort)?);
     println!(
         "Decisions in memory, medians over rounds in which all take turns. One thread: its CPU\n\
          time; two: wall time over all decisions. A ratio is the peer's time over ours in the\n\
@@ -65,10 +65,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         );
     }
     let parts: [(_, fn(_, &mut _) -> _); 4] = [
-        (Part::Speed, speed::run),
-        (Part::Work, work::run),
-        (Part::Growth, growth::run),
-        (Part::Expiry, growth::expiry),
+        (MemoryPart::Speed, speed::run),
+        (MemoryPart::Work, work::run),
+        (MemoryPart::Growth, growth::run),
+        (MemoryPart::Expiry, growth::expiry),
     ];
     for (part, run) in parts {
         if options.only.is_empty() || options.only.contains(&part) {

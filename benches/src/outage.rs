@@ -28,9 +28,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::report::{Cell, Effort, Report, digits};
+use crate::report::{BenchReport, Cell, Effort, digits};
 
-type Failure = Box<dyn Error + Send + Sync>;
+type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// The deadline of the fallback: its default.
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ const USER: HeaderName = HeaderName::from_static("x-user");
 
 /// Outages under load.
 #[derive(Clone, Copy)]
-struct Plan {
+struct OutagePlan {
     clients: usize,
     /// How often each client sends to both services.
     every: Duration,
@@ -53,7 +53,7 @@ struct Plan {
 
 /// What came of a choice: how long answers took with the limiter and without, and of the former those that the fallback
 /// decided, and those of them that waited for the deadline.
-struct Outcome {
+struct OutageResult {
     limited: Times,
     bare: Times,
     without_store: u64,
@@ -64,7 +64,7 @@ struct Outcome {
 struct Times(Histogram<u64>);
 
 impl Times {
-    fn new() -> Result<Self, Failure> {
+    fn new() -> Result<Self, BoxedError> {
         Ok(Self(Histogram::new(3)?))
     }
 
@@ -87,7 +87,7 @@ fn micros(duration: Duration) -> u64 {
 }
 
 /// Serves this router on a free port, until the runtime ends.
-async fn served(router: Router) -> Result<SocketAddr, Failure> {
+async fn served(router: Router) -> Result<SocketAddr, BoxedError> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -95,10 +95,10 @@ async fn served(router: Router) -> Result<SocketAddr, Failure> {
 }
 
 /// A connection to a service.
-struct Connection(SendRequest<Empty<Bytes>>);
+struct HttpConnection(SendRequest<Empty<Bytes>>);
 
-impl Connection {
-    async fn open(server: SocketAddr) -> Result<Self, Failure> {
+impl HttpConnection {
+    async fn open(server: SocketAddr) -> Result<Self, BoxedError> {
         let stream = TcpStream::connect(server).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -107,7 +107,7 @@ impl Connection {
     }
 
     /// Sends a request of this user, and notes how long its answer took.
-    async fn ask(&mut self, user: &str, times: &mut Times) -> Result<(), Failure> {
+    async fn ask(&mut self, user: &str, times: &mut Times) -> Result<(), BoxedError> {
         let request = Request::get("/").header("host", "localhost").header(USER, user);
         let begin = Instant::now();
         let response = self.0.send_request(request.body(Empty::new())?).await?;
@@ -128,9 +128,9 @@ async fn client(
     [limited, bare]: [SocketAddr; 2],
     every: Duration,
     over: Arc<AtomicBool>,
-) -> Result<[Times; 2], Failure> {
-    let mut limited = (Connection::open(limited).await?, Times::new()?);
-    let mut bare = (Connection::open(bare).await?, Times::new()?);
+) -> Result<[Times; 2], BoxedError> {
+    let mut limited = (HttpConnection::open(limited).await?, Times::new()?);
+    let mut bare = (HttpConnection::open(bare).await?, Times::new()?);
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !over.load(Ordering::Relaxed) {
@@ -142,7 +142,7 @@ async fn client(
     Ok([limited.1, bare.1])
 }
 
-async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), Failure> {
+async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), BoxedError> {
     let begin = Instant::now();
     while !reached() {
         if begin.elapsed() > PATIENCE {
@@ -154,7 +154,7 @@ async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), Fail
 }
 
 /// Hangs Redis again and again, and says how long each request took.
-async fn measure(choice: OnOutage, plan: Plan) -> Result<Outcome, Failure> {
+async fn measure(choice: OnOutage, plan: OutagePlan) -> Result<OutageResult, BoxedError> {
     let redis = RedisServer::start()?;
     // A limit that no client reaches, so that every decision takes the same path.
     let limit = Limit::<Policy>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
@@ -189,7 +189,7 @@ async fn measure(choice: OnOutage, plan: Plan) -> Result<Outcome, Failure> {
         bare.0.add(of_bare.0)?;
     }
     let counts = fallback.outage_counts();
-    Ok(Outcome {
+    Ok(OutageResult {
         limited,
         bare,
         without_store: counts.iter().map(|count| count.allowed + count.denied).sum(),
@@ -203,8 +203,8 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 
 /// Measures each choice.
 pub(crate) fn run(effort: &Effort) -> Result<(), Box<dyn Error>> {
-    let mut report = Report::new(effort)?;
-    let plan = Plan {
+    let mut report = BenchReport::new(effort)?;
+    let plan = OutagePlan {
         clients: 16,
         every: Duration::from_millis(4),
         outages: if effort.quick { 3 } else { 15 },
@@ -219,7 +219,7 @@ pub(crate) fn run(effort: &Effort) -> Result<(), Box<dyn Error>> {
     for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
         let outcome =
             runtime()?.block_on(measure(choice, plan)).map_err(|error| error.to_string())?;
-        let Outcome { limited, bare, without_store, undetermined } = outcome;
+        let OutageResult { limited, bare, without_store, undetermined } = outcome;
         report.row(&[
             ("choice", choice.name().into()),
             ("requests", limited.0.len().into()),
@@ -241,10 +241,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_choice_decides_while_redis_hangs() -> Result<(), Failure> {
+    fn every_choice_decides_while_redis_hangs() -> Result<(), BoxedError> {
         let brief = Duration::from_millis(20);
         let every = Duration::from_millis(2);
-        let plan = Plan { clients: 8, every, outages: 2, up: brief, hung: brief };
+        let plan = OutagePlan { clients: 8, every, outages: 2, up: brief, hung: brief };
         for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
             let outcome = runtime()?.block_on(measure(choice, plan))?;
             let requests = 1..=outcome.limited.0.len();

@@ -14,8 +14,8 @@ use limitador::limit::Expression;
 use ratelimit_core::{Clock, Gcra, Limit, Limits, Rate, RateLimiter, Verdict};
 use ratelimit_memory::MemoryStore;
 
-use crate::keys::Key;
-use crate::measure::{Round, round};
+use crate::keys::CallerKey;
+use crate::measure::{MeasuredRound, round};
 
 /// One token per `period`, up to `burst` at once. A limiter with windows instead of buckets admits
 /// `burst` in a window that is longer than the run.
@@ -25,42 +25,43 @@ pub(crate) struct Allowance {
     pub(crate) burst: NonZeroU32,
 }
 
-/// The number of requests per batch of [`Subject::check_all`].
+/// The number of requests per batch of [`MeasuredLimiter::check_all`].
 pub(crate) const BATCH: usize = 8;
 
 /// A limiter under measurement.
-pub(crate) trait Subject: Sync {
+pub(crate) trait MeasuredLimiter: Sync {
     /// Charges the key 1 if that fits. This call is measured.
-    fn check(&self, key: &Key) -> bool;
+    fn check(&self, key: &CallerKey) -> bool;
 
     /// Charges each key 1 if that fits, and returns how many were allowed. A limiter without a call for several keys
     /// decides one after the other.
-    fn check_all(&self, keys: &[Key]) -> usize {
+    fn check_all(&self, keys: &[CallerKey]) -> usize {
         keys.iter().filter(|key| self.check(key)).count()
     }
 
     /// Charges the key this cost before the measurement.
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+    fn charge(&self, key: &CallerKey, cost: NonZeroU32) -> bool {
         (0..cost.get()).all(|_| self.check(key))
     }
 
     /// A round of single checks, or of batches of this size. Compiled per limiter, so that no virtual call is
     /// measured.
-    fn round(&self, threads: &[Vec<Key>], passes: u32, batch: usize) -> Round {
+    fn round(&self, threads: &[Vec<CallerKey>], passes: u32, batch: usize) -> MeasuredRound {
         if batch == 1 {
             round(threads, passes, |keys| keys.iter().filter(|key| self.check(key)).count())
         } else {
-            let all = |keys: &[Key]| keys.chunks(batch).map(|keys| self.check_all(keys)).sum();
+            let all =
+                |keys: &[CallerKey]| keys.chunks(batch).map(|keys| self.check_all(keys)).sum();
             round(threads, passes, all)
         }
     }
 }
 
 /// Decides by a function.
-pub(crate) struct By<F>(pub(crate) F);
+pub(crate) struct ByFunction<F>(pub(crate) F);
 
-impl<F: Fn(&Key) -> bool + Sync> Subject for By<F> {
-    fn check(&self, key: &Key) -> bool {
+impl<F: Fn(&CallerKey) -> bool + Sync> MeasuredLimiter for ByFunction<F> {
+    fn check(&self, key: &CallerKey) -> bool {
         (self.0)(key)
     }
 }
@@ -91,26 +92,26 @@ fn gcra(allowance: Allowance) -> Result<Gcra, Box<dyn Error>> {
     Ok(Gcra::new(Rate::per_us(1, period_us)?, allowance.burst.get().into())?)
 }
 
-impl<C: Clock> Subject for Ours<C> {
-    fn check(&self, key: &Key) -> bool {
+impl<C: Clock> MeasuredLimiter for Ours<C> {
+    fn check(&self, key: &CallerKey) -> bool {
         // By reference: passing it by value would measure a copy.
         let said = self.0.check_now(key.as_str());
         black_box(&said).as_ref().is_ok_and(Verdict::allowed)
     }
 
-    fn check_all(&self, keys: &[Key]) -> usize {
-        let Ok(keys) = <&[Key; BATCH]>::try_from(keys) else {
+    fn check_all(&self, keys: &[CallerKey]) -> usize {
+        let Ok(keys) = <&[CallerKey; BATCH]>::try_from(keys) else {
             return keys.iter().filter(|key| self.check(key)).count();
         };
         let mut allowed = 0;
-        MemoryStore::check_each_now(&self.0, &keys.each_ref().map(Key::as_str), |_, said| {
+        MemoryStore::check_each_now(&self.0, &keys.each_ref().map(CallerKey::as_str), |_, said| {
             let said = black_box(&said).as_ref();
             allowed += usize::from(said.is_ok_and(Verdict::allowed));
         });
         allowed
     }
 
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+    fn charge(&self, key: &CallerKey, cost: NonZeroU32) -> bool {
         let verdict = self.0.check_n_now(key.as_str(), cost.get().into());
         verdict.is_ok_and(|verdict| verdict.allowed())
     }
@@ -118,7 +119,7 @@ impl<C: Clock> Subject for Ours<C> {
 
 /// governor, keyed, with its defaults but for the clock: dashmap, `SipHash`, no snapshot in the answer.
 pub(crate) struct Governor<C: GovernorClock = QuantaClock>(
-    GovernorLimiter<Key, DashMapStateStore<Key>, C, NoOpMiddleware<C::Instant>>,
+    GovernorLimiter<CallerKey, DashMapStateStore<CallerKey>, C, NoOpMiddleware<C::Instant>>,
 );
 
 impl Governor {
@@ -141,15 +142,15 @@ impl<C: GovernorClock> Governor<C> {
     }
 }
 
-impl<C: GovernorClock + Sync> Subject for Governor<C>
+impl<C: GovernorClock + Sync> MeasuredLimiter for Governor<C>
 where
     C::Instant: Send + Sync,
 {
-    fn check(&self, key: &Key) -> bool {
+    fn check(&self, key: &CallerKey) -> bool {
         black_box(&self.0.check_key(key)).is_ok()
     }
 
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+    fn charge(&self, key: &CallerKey, cost: NonZeroU32) -> bool {
         matches!(self.0.check_key_n(key, cost), Ok(Ok(())))
     }
 }
@@ -174,12 +175,12 @@ impl Limitador {
     }
 }
 
-impl Subject for Limitador {
-    fn check(&self, key: &Key) -> bool {
+impl MeasuredLimiter for Limitador {
+    fn check(&self, key: &CallerKey) -> bool {
         self.charge(key, NonZeroU32::MIN)
     }
 
-    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+    fn charge(&self, key: &CallerKey, cost: NonZeroU32) -> bool {
         let request = HashMap::from([("key".to_owned(), key.as_str().to_owned())]);
         let context = limitador::limit::Context::from(request);
         let cost = cost.get().into();

@@ -34,16 +34,16 @@ use lab::Lab;
 
 /// How long to measure, and what.
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct RedisOptions {
     #[command(flatten)]
     effort: Effort,
     /// The parts to run; all by default.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
-    only: Vec<Part>,
+    only: Vec<RedisPart>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum RedisPart {
     Cpu,
     Buckets,
     Throughput,
@@ -52,23 +52,23 @@ enum Part {
 }
 
 /// Measures what is asked for, prints the tables, and writes the JSON lines.
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &RedisOptions) -> Result<(), Box<dyn Error>> {
     // One thread for all of the client, as one for all of the server.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut lab = Lab::new(&options.effort)?;
         println!("Decisions on {}, in turns with what they are compared with.", lab.version()?);
         println!("Only ratios inside one run mean anything.");
-        for part in Part::value_variants() {
+        for part in RedisPart::value_variants() {
             if !options.only.is_empty() && !options.only.contains(part) {
                 continue;
             }
             match part {
-                Part::Cpu => cpu::run(&mut lab).await?,
-                Part::Buckets => buckets::run(&mut lab).await?,
-                Part::Throughput => throughput::run(&mut lab).await?,
-                Part::Nodes => nodes::run(&mut lab).await?,
-                Part::Attack => attack::run(&mut lab).await?,
+                RedisPart::Cpu => cpu::run(&mut lab).await?,
+                RedisPart::Buckets => buckets::run(&mut lab).await?,
+                RedisPart::Throughput => throughput::run(&mut lab).await?,
+                RedisPart::Nodes => nodes::run(&mut lab).await?,
+                RedisPart::Attack => attack::run(&mut lab).await?,
             }
         }
         Ok(())

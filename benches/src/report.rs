@@ -20,7 +20,7 @@ pub(crate) struct Effort {
 }
 
 /// A cell of a table, by whose name a JSON line has it, too.
-pub(crate) type Named = (&'static str, Cell);
+pub(crate) type NamedCell = (&'static str, Cell);
 
 #[derive(Clone, Copy)]
 pub(crate) enum Cell {
@@ -83,21 +83,21 @@ impl Serialize for Cell {
 }
 
 /// A line of JSON, whose fields keep their order.
-struct Line<'a>(&'a [Named]);
+struct JsonLine<'a>(&'a [NamedCell]);
 
-impl Serialize for Line<'_> {
+impl Serialize for JsonLine<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().copied())
     }
 }
 
 /// Prints tables, and writes the JSON lines if they are wanted.
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     file: Option<File>,
     heading: Vec<&'static str>,
 }
 
-impl Report {
+impl BenchReport {
     pub(crate) fn new(effort: &Effort) -> Result<Self, String> {
         let create = |path: &PathBuf| {
             File::create(path).map_err(|error| {
@@ -108,9 +108,9 @@ impl Report {
     }
 
     /// Prints a row, after the names of its columns if they are others than those before.
-    pub(crate) fn row(&mut self, cells: &[Named]) -> Result<(), Box<dyn Error>> {
+    pub(crate) fn row(&mut self, cells: &[NamedCell]) -> Result<(), Box<dyn Error>> {
         let names: Vec<_> = cells.iter().map(|(name, _)| *name).collect();
-        let line = |text: fn(&Named) -> String| {
+        let line = |text: fn(&NamedCell) -> String| {
             let columns = cells.iter().map(|named| named.1.column(named.0, &text(named)));
             println!("{}", columns.collect::<String>().trim_end());
         };
@@ -121,7 +121,7 @@ impl Report {
         }
         line(|(_, cell)| cell.text());
         if let Some(file) = &mut self.file {
-            writeln!(file, "{}", serde_json::to_string(&Line(cells))?)?;
+            writeln!(file, "{}", serde_json::to_string(&JsonLine(cells))?)?;
         }
         Ok(())
     }

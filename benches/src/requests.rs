@@ -39,14 +39,14 @@ impl Service<Request<Body>> for Answers {
 }
 
 /// Sends one request of this caller, and tells the status.
-pub(crate) type Sender = Box<dyn FnMut(SocketAddr) -> Option<StatusCode>>;
+pub(crate) type RequestSender = Box<dyn FnMut(SocketAddr) -> Option<StatusCode>>;
 
 /// A request without a layer.
-pub(crate) fn bare() -> Sender {
+pub(crate) fn bare() -> RequestSender {
     through(Answers)
 }
 
-fn through<S>(mut service: S) -> Sender
+fn through<S>(mut service: S) -> RequestSender
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + 'static,
 {
@@ -63,7 +63,7 @@ where
 }
 
 /// An outcome that every request of a measurement has, and the limit that makes it so.
-pub(crate) struct Outcome {
+pub(crate) struct RequestOutcome {
     pub(crate) name: &'static str,
     burst: u32,
     seconds_per_token: u64,
@@ -71,9 +71,14 @@ pub(crate) struct Outcome {
 }
 
 /// Charges outlast the run, so every measured decision is about a caller that the store knows.
-pub(crate) const OUTCOMES: [Outcome; 2] = [
-    Outcome { name: "allowed", burst: 10_000_000, seconds_per_token: 1, status: StatusCode::OK },
-    Outcome {
+pub(crate) const OUTCOMES: [RequestOutcome; 2] = [
+    RequestOutcome {
+        name: "allowed",
+        burst: 10_000_000,
+        seconds_per_token: 1,
+        status: StatusCode::OK,
+    },
+    RequestOutcome {
         name: "denied",
         burst: 1,
         seconds_per_token: 10_000,
@@ -83,10 +88,10 @@ pub(crate) const OUTCOMES: [Outcome; 2] = [
 
 /// Our layer.
 pub(crate) fn ours(
-    outcome: &Outcome,
+    outcome: &RequestOutcome,
     tells: bool,
     immediate: bool,
-) -> Result<Sender, Box<dyn Error>> {
+) -> Result<RequestSender, Box<dyn Error>> {
     let rate = Rate::new(1, Duration::from_secs(outcome.seconds_per_token))?;
     let gcra = Gcra::new(rate, u64::from(outcome.burst))?;
     let limits = Limits::builder().limit("burst", gcra).by(["ip"]).build()?;
@@ -101,7 +106,10 @@ pub(crate) fn ours(
 }
 
 /// `tower_governor`.
-pub(crate) fn governor(outcome: &Outcome, tells: bool) -> Result<Sender, Box<dyn Error>> {
+pub(crate) fn governor(
+    outcome: &RequestOutcome,
+    tells: bool,
+) -> Result<RequestSender, Box<dyn Error>> {
     let mut config = GovernorConfigBuilder::default();
     let mut config = config.key_extractor(PeerIpKeyExtractor);
     config.per_second(outcome.seconds_per_token).burst_size(outcome.burst);

@@ -16,7 +16,7 @@ mod sliding_counter;
 mod sliding_log;
 mod window_log;
 
-pub use bucketed_window::{Bucket, BucketWindow, BucketedWindow, BucketedWindowState};
+pub use bucketed_window::{BucketCount, BucketWindow, BucketedWindow, BucketedWindowState};
 pub use concurrency::{Concurrency, ConcurrencyState};
 pub use fixed_window::{
     CountedWindow, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState,

@@ -65,8 +65,8 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     /// The same limit and key twice: the second check would not see what the first charged.
     pub fn new(checks: &'a [Check<'a, A>]) -> Result<Self, ConfigError> {
         let named = |check: &Check<'a, A>| (check.key, check.limit.name());
-        for (place, check) in checks.iter().enumerate() {
-            if checks[..place].iter().any(|other| named(other) == named(check)) {
+        for (position, check) in checks.iter().enumerate() {
+            if checks[..position].iter().any(|other| named(other) == named(check)) {
                 return Err(ConfigError::new(format!(
                     "a batch names the key {:?} twice; name it once, with the cost of both",
                     check.key

@@ -69,13 +69,13 @@ impl Decision {
 #[must_use = "a verdict limits nothing by itself: look at `allowed()`"]
 pub struct Verdict {
     summary: Decision,
-    decisions: Decisions,
+    decisions: DecisionList,
 }
 
 // Two variants of 24 bytes, and no field beside them. A third variant costs a check in memory two hundredths of its
 // instructions, to drop it, and a field in the verdict as much of several checks at once (measured).
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Decisions {
+enum DecisionList {
     One,
     Several { decisions: Box<[Decision]>, rare: Option<Box<Rare>> },
 }
@@ -85,9 +85,9 @@ enum Decisions {
 struct Rare {
     /// Whether there is one decision, which is the summary.
     is_one: bool,
-    /// The limits that have decided, unless they are the first ones of the policy, in their places.
-    places: Option<Box<[usize]>>,
-    /// The decisions of shadow limits, with their places in the policy.
+    /// The limits that have decided, unless they are the first ones of the policy, in their positions.
+    positions: Option<Box<[usize]>>,
+    /// The decisions of shadow limits, with their positions in the policy.
     shadow: Vec<(usize, Decision)>,
     source: Source,
     is_unrecorded: bool,
@@ -113,7 +113,7 @@ impl Verdict {
     /// The verdict of a single limit.
     #[inline]
     pub const fn one(decision: Decision) -> Self {
-        Self { summary: decision, decisions: Decisions::One }
+        Self { summary: decision, decisions: DecisionList::One }
     }
 
     /// The verdict of several limits, in the order of the batch. Without any, the request is unlimited: see
@@ -125,17 +125,19 @@ impl Verdict {
         }
         let summary = summarise(decisions.iter().copied());
         let decisions = decisions.into_boxed_slice();
-        Self { summary, decisions: Decisions::Several { decisions, rare: None } }
+        Self { summary, decisions: DecisionList::Several { decisions, rare: None } }
     }
 
     /// The same verdict with what few verdicts have.
     fn rare(mut self, set: impl FnOnce(&mut Rare)) -> Self {
         let (decisions, mut rare) = match self.decisions {
-            Decisions::One => (Box::default(), Box::new(Rare { is_one: true, ..Rare::default() })),
-            Decisions::Several { decisions, rare } => (decisions, rare.unwrap_or_default()),
+            DecisionList::One => {
+                (Box::default(), Box::new(Rare { is_one: true, ..Rare::default() }))
+            }
+            DecisionList::Several { decisions, rare } => (decisions, rare.unwrap_or_default()),
         };
         set(&mut rare);
-        self.decisions = Decisions::Several { decisions, rare: Some(rare) };
+        self.decisions = DecisionList::Several { decisions, rare: Some(rare) };
         self
     }
 
@@ -149,35 +151,35 @@ impl Verdict {
         self.rare(|rare| rare.is_unrecorded = true)
     }
 
-    /// The same verdict beside the decisions of shadow limits, each with its place in the policy.
+    /// The same verdict beside the decisions of shadow limits, each with its position in the policy.
     pub(crate) fn with_shadow(self, shadow: Vec<(usize, Decision)>) -> Self {
         if shadow.is_empty() { self } else { self.rare(|rare| rare.shadow = shadow) }
     }
 
-    /// The same verdict, decided by the limits at these places of a policy, in ascending order. A verdict of which
-    /// nothing is said was decided by the first limits, each in its place.
-    pub(crate) fn of(self, places: impl Iterator<Item = usize> + Clone) -> Self {
-        if places.clone().enumerate().all(|(place, limit)| place == limit) {
+    /// The same verdict, decided by the limits at these positions of a policy, in ascending order. A verdict of which
+    /// nothing is said was decided by the first limits, each in its position.
+    pub(crate) fn of(self, positions: impl Iterator<Item = usize> + Clone) -> Self {
+        if positions.clone().enumerate().all(|(position, limit)| position == limit) {
             return self;
         }
-        self.rare(|rare| rare.places = Some(places.collect()))
+        self.rare(|rare| rare.positions = Some(positions.collect()))
     }
 
-    /// The place, in the policy, of the limit that made the decision at this position.
-    pub(crate) fn place_of(&self, position: usize) -> usize {
-        let places = self.rarely().and_then(|rare| rare.places.as_ref());
-        places.and_then(|places| places.get(position)).copied().unwrap_or(position)
+    /// The position, in the policy, of the limit that made this decision.
+    pub(crate) fn position_of(&self, nth: usize) -> usize {
+        let positions = self.rarely().and_then(|rare| rare.positions.as_ref());
+        positions.and_then(|positions| positions.get(nth)).copied().unwrap_or(nth)
     }
 
-    /// The decisions of shadow limits, with their places in the policy.
+    /// The decisions of shadow limits, with their positions in the policy.
     pub(crate) fn shadow(&self) -> &[(usize, Decision)] {
         self.rarely().map_or(&[], |rare| &rare.shadow)
     }
 
     fn rarely(&self) -> Option<&Rare> {
         match &self.decisions {
-            Decisions::Several { rare, .. } => rare.as_deref(),
-            Decisions::One => None,
+            DecisionList::Several { rare, .. } => rare.as_deref(),
+            DecisionList::One => None,
         }
     }
 
@@ -253,18 +255,18 @@ impl Verdict {
     #[must_use]
     pub fn decisions(&self) -> &[Decision] {
         match &self.decisions {
-            Decisions::One => core::slice::from_ref(&self.summary),
-            Decisions::Several { rare: Some(rare), .. } if rare.is_one => {
+            DecisionList::One => core::slice::from_ref(&self.summary),
+            DecisionList::Several { rare: Some(rare), .. } if rare.is_one => {
                 core::slice::from_ref(&self.summary)
             }
-            Decisions::Several { decisions, .. } => decisions,
+            DecisionList::Several { decisions, .. } => decisions,
         }
     }
 
     /// The limits that denied, by their position in [`decisions`](Self::decisions).
     pub fn denied_by(&self) -> impl Iterator<Item = usize> + '_ {
         let decisions = self.decisions().iter().enumerate();
-        decisions.filter(|(_, decision)| !decision.allowed).map(|(place, _)| place)
+        decisions.filter(|(_, decision)| !decision.allowed).map(|(position, _)| position)
     }
 
     /// Whether no limit applied to the request. Then it is allowed, with `u64::MAX` remaining.
@@ -277,8 +279,8 @@ impl Verdict {
 /// What a [`Verdict`] over these shows.
 pub(crate) fn summarise(decisions: impl IntoIterator<Item = Decision>) -> Decision {
     let mut summary = Decision::OF_NONE;
-    for (place, decision) in decisions.into_iter().enumerate() {
-        summary.add(place, &decision);
+    for (position, decision) in decisions.into_iter().enumerate() {
+        summary.add(position, &decision);
     }
     summary
 }
@@ -295,10 +297,10 @@ impl Decision {
         reset_after_us: 0,
     };
 
-    /// Makes what a [`Verdict`] over those before this place shows into what it shows with this one.
+    /// Makes what a [`Verdict`] over those before this position shows into what it shows with this one.
     #[inline]
-    pub(crate) fn add(&mut self, place: usize, decision: &Self) {
-        if place == 0 || decision.remaining < self.remaining {
+    pub(crate) fn add(&mut self, position: usize, decision: &Self) {
+        if position == 0 || decision.remaining < self.remaining {
             self.cost = decision.cost;
             self.limit = decision.limit;
             self.remaining = decision.remaining;
@@ -344,11 +346,12 @@ mod tests {
 
     #[test]
     fn a_verdict_tells_which_limits_of_a_policy_have_decided() {
-        for places in [&[0][..], &[0, 1, 2], &[2], &[0, 2], &[1, 63], &[64], &[3, 99]] {
-            let verdict = Verdict::several(vec![ADMITTED; places.len()]).of(places.iter().copied());
-            assert_eq!(verdict.decisions(), vec![ADMITTED; places.len()]);
-            let found: Vec<_> = (0..places.len()).map(|nth| verdict.place_of(nth)).collect();
-            assert_eq!(found, places);
+        for positions in [&[0][..], &[0, 1, 2], &[2], &[0, 2], &[1, 63], &[64], &[3, 99]] {
+            let verdict =
+                Verdict::several(vec![ADMITTED; positions.len()]).of(positions.iter().copied());
+            assert_eq!(verdict.decisions(), vec![ADMITTED; positions.len()]);
+            let found: Vec<_> = (0..positions.len()).map(|nth| verdict.position_of(nth)).collect();
+            assert_eq!(found, positions);
         }
     }
 
@@ -361,7 +364,7 @@ mod tests {
             assert_eq!(more.shadow_decisions().collect::<Vec<_>>(), [&DENIED]);
             assert_eq!((plain.source(), more.source()), (Source::Store, Source::Fallback));
             assert_eq!((more.decisions(), more.summary()), (plain.decisions(), plain.summary()));
-            assert_eq!(more.place_of(0), plain.place_of(0));
+            assert_eq!(more.position_of(0), plain.position_of(0));
             assert!(more.allowed() && more.denied_by().next().is_none());
         }
     }

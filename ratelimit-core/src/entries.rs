@@ -27,7 +27,7 @@ pub(crate) struct Entries {
 
 /// The entries that still count.
 #[derive(Clone, Copy)]
-struct Live<'a> {
+struct LiveEntries<'a> {
     /// The moment: `now`, or the time of the last entry if that is later.
     at: Timestamp,
     entries: &'a [LogEntry],
@@ -66,14 +66,14 @@ impl Entries {
         entry.timestamp.as_us() + self.window_us
     }
 
-    fn live<'a>(&self, entries: &'a [LogEntry], now: Timestamp) -> Live<'a> {
+    fn live<'a>(&self, entries: &'a [LogEntry], now: Timestamp) -> LiveEntries<'a> {
         let at = entries.last().map_or(now, |last| now.max(last.timestamp));
         let expired = entries.partition_point(|entry| self.end_us(*entry) <= at.as_us());
         let entries = &entries[expired..];
-        Live { at, entries, used: used(entries) }
+        LiveEntries { at, entries, used: used(entries) }
     }
 
-    fn left(&self, live: Live<'_>) -> u64 {
+    fn left(&self, live: LiveEntries<'_>) -> u64 {
         self.limit.saturating_sub(live.used)
     }
 
@@ -115,13 +115,13 @@ impl Entries {
     }
 
     /// The decision to admit a cost and to charge `charge` for it.
-    fn admitted(&self, now: Timestamp, cost: u64, live: Live<'_>, charge: u64) -> Decision {
+    fn admitted(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>, charge: u64) -> Decision {
         let new = LogEntry { timestamp: live.at, cost: charge };
         let entries = live.entries.iter().chain((charge > 0).then_some(&new));
         self.decided((now, cost), live.used.saturating_add(charge), entries, Some(0))
     }
 
-    fn denied(&self, now: Timestamp, cost: u64, live: Live<'_>) -> Decision {
+    fn denied(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Decision {
         let room = self.limit.checked_sub(cost);
         let retry_us = room.and_then(|room| self.freed_us(live.entries.iter(), live.used - room));
         let retry_after_us = retry_us.map(|us| us - now.as_us());
@@ -129,7 +129,7 @@ impl Entries {
     }
 
     /// The decision on a request, and the charge.
-    fn decide(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
+    fn decide(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             (self.denied(now, cost, live), 0)
         } else {
@@ -137,7 +137,7 @@ impl Entries {
         }
     }
 
-    fn unchanged(&self, now: Timestamp, cost: u64, live: Live<'_>) -> Step<Vec<LogEntry>> {
+    fn unchanged(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Step<Vec<LogEntry>> {
         Step { decision: self.admitted(now, cost, live, 0), write: Write::Keep }
     }
 
@@ -199,7 +199,12 @@ impl Entries {
         self.charged(self.admitted(now, cost, live, charge), live, charge)
     }
 
-    fn charged(&self, decision: Decision, live: Live<'_>, charge: u64) -> Step<Vec<LogEntry>> {
+    fn charged(
+        &self,
+        decision: Decision,
+        live: LiveEntries<'_>,
+        charge: u64,
+    ) -> Step<Vec<LogEntry>> {
         let write = match charge {
             0 => Write::Keep,
             _ => self.written(with_entry(live, charge)),
@@ -234,18 +239,18 @@ impl Entries {
     ) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
         let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
-        let (Ok(place), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
-        let entry = live.entries[place];
+        let (Ok(position), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
+        let entry = live.entries[position];
         let taken = charged.min(entry.cost);
         let rest = LogEntry { cost: entry.cost - taken, ..entry };
         let rest = Some(rest).filter(|rest| rest.cost > 0);
         // Removing the last lease allocates nothing.
-        let (older, newer) = (&live.entries[..place], &live.entries[place + 1..]);
+        let (older, newer) = (&live.entries[..position], &live.entries[position + 1..]);
         let mut entries =
             Vec::with_capacity(older.len() + newer.len() + usize::from(rest.is_some()));
         entries.extend(older.iter().copied().chain(rest).chain(newer.iter().copied()));
         if renewed {
-            entries = with_entry(Live { entries: &entries, ..live }, taken);
+            entries = with_entry(LiveEntries { entries: &entries, ..live }, taken);
         }
         self.changed(now, 0, entries)
     }
@@ -281,7 +286,7 @@ fn used(entries: &[LogEntry]) -> u64 {
 }
 
 /// The live entries and a new one of this cost.
-fn with_entry(live: Live<'_>, cost: u64) -> Vec<LogEntry> {
+fn with_entry(live: LiveEntries<'_>, cost: u64) -> Vec<LogEntry> {
     let mut entries = Vec::with_capacity(live.entries.len() + 1);
     entries.extend_from_slice(live.entries);
     add(&mut entries, LogEntry { timestamp: live.at, cost });

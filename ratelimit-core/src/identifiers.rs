@@ -220,17 +220,17 @@ where
 
 /// Pairs of different types, as a tuple.
 macro_rules! tuples {
-    ($(($($name:ident $value:ident $place:tt),+)),+ $(,)?) => { $(
+    ($(($($name:ident $value:ident $position:tt),+)),+ $(,)?) => { $(
         impl<$($name: AsRef<str>, $value: IdentifierValue),+> Identifiers for ($(($name, $value),)+) {
             fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
-                $( if self.$place.0.as_ref() == name {
-                    return Some(self.$place.1.text());
+                $( if self.$position.0.as_ref() == name {
+                    return Some(self.$position.1.text());
                 } )+
                 None
             }
 
             fn names(&self) -> Vec<&str> {
-                [$( self.$place.0.as_ref() ),+].into()
+                [$( self.$position.0.as_ref() ),+].into()
             }
         }
     )+ };

@@ -191,7 +191,7 @@ pub use timestamp::Timestamp;
 /// ones.
 pub mod algorithm {
     pub use crate::algorithms::{
-        Bucket, BucketWindow, BucketedWindowState, ChargesAttempts, ConcurrencyState,
+        BucketCount, BucketWindow, BucketedWindowState, ChargesAttempts, ConcurrencyState,
         CountedWindow, FirstRequestState, FixedWindowState, GcraState, KeepsEntries, LeakyBucket,
         Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
     };

@@ -329,8 +329,8 @@ impl<A: Algorithm> Limit<A> {
     #[inline(never)]
     fn joined_key_for(&self, caller: &(impl Identifiers + ?Sized)) -> Option<String> {
         let mut joined = String::new();
-        for (place, name) in self.identifier_names.iter().enumerate() {
-            if place > 0 {
+        for (position, name) in self.identifier_names.iter().enumerate() {
+            if position > 0 {
                 joined.push('|');
             }
             push_escaped(&mut joined, &caller.identifier(name)?);
@@ -413,8 +413,8 @@ impl<A: Algorithm> Limits<A> {
         if limits.is_empty() {
             return Err(ConfigError::new("a policy needs at least one limit: add a [[limit]]"));
         }
-        for (place, limit) in limits.iter().enumerate() {
-            if limits[..place].iter().any(|earlier| earlier.name == limit.name) {
+        for (position, limit) in limits.iter().enumerate() {
+            if limits[..position].iter().any(|earlier| earlier.name == limit.name) {
                 return Err(name_is_taken(&limit.name));
             }
         }

@@ -79,8 +79,8 @@ impl<A: Algorithm> Stack<A> {
         &self.limits
     }
 
-    fn state_of(state: Option<&StackState<A::State>>, place: usize) -> Option<&A::State> {
-        state?.states.get(place)?.as_ref().map(|stacked| &stacked.state)
+    fn state_of(state: Option<&StackState<A::State>>, position: usize) -> Option<&A::State> {
+        state?.states.get(position)?.as_ref().map(|stacked| &stacked.state)
     }
 
     /// The result of `step` for each limit and its state.
@@ -90,7 +90,7 @@ impl<A: Algorithm> Stack<A> {
         step: impl Fn(&A, Option<&A::State>) -> T,
     ) -> impl Iterator<Item = T> {
         let limits = self.limits.iter().enumerate();
-        limits.map(move |(place, limit)| step(limit, Self::state_of(state, place)))
+        limits.map(move |(position, limit)| step(limit, Self::state_of(state, position)))
     }
 
     /// The decision when a limit denies: no limit is charged, so a limit that would have admitted shows what it has.
@@ -100,11 +100,11 @@ impl<A: Algorithm> Stack<A> {
         now: Timestamp,
         decisions: impl Iterator<Item = Decision>,
     ) -> Decision {
-        summarise(decisions.enumerate().map(|(place, decision)| {
+        summarise(decisions.enumerate().map(|(position, decision)| {
             if !decision.allowed {
                 return decision;
             }
-            let step = self.limits[place].step(Self::state_of(state, place), now, 0);
+            let step = self.limits[position].step(Self::state_of(state, position), now, 0);
             step.costing(decision.cost).decision
         }))
     }
@@ -127,8 +127,8 @@ impl<A: Algorithm> Stack<A> {
         let states: Vec<_> = steps
             .into_iter()
             .enumerate()
-            .map(|(place, step)| match step.write {
-                Write::Keep => state?.states.get(place)?.clone(),
+            .map(|(position, step)| match step.write {
+                Write::Keep => state?.states.get(position)?.clone(),
                 Write::Put { state, expires } => Some(StackedState { state, expires }),
                 Write::Remove => None,
             })
@@ -230,9 +230,9 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         charged: &Self::State,
     ) -> Option<Step<Self::State>> {
         let limits = self.limits.iter().enumerate();
-        let steps = limits.map(|(place, limit)| {
-            let own = Self::state_of(state, place);
-            let charged = Self::state_of(Some(charged), place);
+        let steps = limits.map(|(position, limit)| {
+            let own = Self::state_of(state, position);
+            let charged = Self::state_of(Some(charged), position);
             let undone = charged.and_then(|charged| limit.undo(own, now, reservation, charged));
             undone.unwrap_or_else(|| limit.step(own, now, 0))
         });

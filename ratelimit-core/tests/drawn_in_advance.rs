@@ -97,8 +97,8 @@ proptest! {
                     if draws.is_empty() {
                         continue;
                     }
-                    let place = which.index(draws.len());
-                    let (reservation, used) = draws.swap_remove(place);
+                    let position = which.index(draws.len());
+                    let (reservation, used) = draws.swap_remove(position);
                     run.settle(now, &reservation, used);
                     // A store settles an id once. At the cost that was used, once more changes nothing.
                     if again {

@@ -110,19 +110,19 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// It needs a tokio runtime with the time driver enabled. Without one, the rest goes back with the next request that asks about the same keys.
 pub struct Allotments<S, A: Algorithm = Policy, C = PreciseClock> {
-    inner: Arc<Inner<S, A, C>>,
+    inner: Arc<SharedAllotments<S, A, C>>,
 }
 
-struct Inner<S, A: Algorithm, C> {
+struct SharedAllotments<S, A: Algorithm, C> {
     store: S,
     ledger: Ledger<A>,
     terms: Terms,
     clock: C,
-    tally: Tally,
+    tally: AllotmentTally,
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct AllotmentTally {
     asked: AtomicU64,
     served: AtomicU64,
     draws: AtomicU64,
@@ -183,7 +183,7 @@ impl<S, A: Algorithm, C> Allotments<S, A, C> {
     /// What it has saved so far.
     #[must_use]
     pub fn counts(&self) -> AllotmentCounts {
-        let Inner { tally, ledger, .. } = &*self.inner;
+        let SharedAllotments { tally, ledger, .. } = &*self.inner;
         AllotmentCounts {
             asked: tally.asked.load(Relaxed),
             served: tally.served.load(Relaxed),

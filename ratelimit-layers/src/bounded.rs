@@ -1,4 +1,4 @@
-//! [`BoundedMap`]: at most so many values by a hash of a limit and a key, and [`KeyHasher`], which makes the hashes.
+//! [`BoundedMap`]: at most so many values by a hash of a limit and a key, and [`WideKeyHasher`], which makes the hashes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -11,9 +11,9 @@ use crate::lock;
 
 /// Hashes of 128 bits: two keyed hashes, so that two keys of `n` meet with a chance of n² / 2¹²⁹.
 #[derive(Debug, Default)]
-pub(crate) struct KeyHasher([RandomState; 2]);
+pub(crate) struct WideKeyHasher([RandomState; 2]);
 
-impl KeyHasher {
+impl WideKeyHasher {
     pub(crate) fn hash(&self, of: impl Hash) -> u128 {
         let [high, low] = self.0.each_ref().map(|hasher| hasher.hash_one(&of));
         u128::from(high) << 64 | u128::from(low)
@@ -25,36 +25,36 @@ impl KeyHasher {
 pub(crate) struct BoundedMap<V> {
     values: DashMap<u128, V>,
     /// Locked before a value, never while one is held.
-    order: Mutex<Order>,
+    order: Mutex<ArrivalOrder>,
     capacity: usize,
 }
 
 /// The keys in the order in which they came, each once.
 #[derive(Debug, Default)]
-struct Order {
+struct ArrivalOrder {
     keys: BTreeMap<u64, u128>,
-    places: HashMap<u128, u64>,
+    arrivals: HashMap<u128, u64>,
     came: u64,
 }
 
-impl Order {
+impl ArrivalOrder {
     /// Puts a key at the end.
     fn push(&mut self, key: u128) {
         self.remove(key);
         self.came += 1;
         self.keys.insert(self.came, key);
-        self.places.insert(key, self.came);
+        self.arrivals.insert(key, self.came);
     }
 
     fn remove(&mut self, key: u128) {
-        if let Some(place) = self.places.remove(&key) {
-            self.keys.remove(&place);
+        if let Some(arrival) = self.arrivals.remove(&key) {
+            self.keys.remove(&arrival);
         }
     }
 
     fn pop(&mut self) -> Option<u128> {
         let (_, key) = self.keys.pop_first()?;
-        self.places.remove(&key);
+        self.arrivals.remove(&key);
         Some(key)
     }
 }
@@ -94,7 +94,7 @@ impl<V> BoundedMap<V> {
     pub(crate) fn clear(&self) {
         let mut order = lock(&self.order);
         self.values.clear();
-        *order = Order::default();
+        *order = ArrivalOrder::default();
     }
 
     /// Calls `each` for every value.

@@ -17,8 +17,8 @@ use crate::{KeptAlgorithm, OnDrop};
 mod kept;
 mod rounds;
 
-use kept::{Kept, KeptState, Key};
-use rounds::{Rounds, Turn, UnderWay};
+use kept::{DenialStates, KeptState, KeyGeneration};
+use rounds::{OpenRounds, RoundMember, Turn};
 
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
@@ -117,8 +117,8 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// `Arc<dyn DynSnapshotStore<Policy>>`.
 pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     store: S,
-    kept: Kept<A>,
-    rounds: Rounds<A>,
+    kept: DenialStates<A>,
+    rounds: OpenRounds<A>,
     max_wait: Duration,
     clock: C,
     /// The latest time of that clock, in microseconds.
@@ -210,8 +210,8 @@ impl<C: Clock> DenialCacheBuilder<C> {
         let max_age_us = u64::try_from(self.max_age.as_micros()).unwrap_or(u64::MAX);
         DenialCache {
             store,
-            kept: Kept::new(self.capacity, max_age_us),
-            rounds: Rounds::default(),
+            kept: DenialStates::new(self.capacity, max_age_us),
+            rounds: OpenRounds::default(),
             max_wait: self.max_wait,
             clock: self.clock,
             latest_us: AtomicU64::new(0),
@@ -254,7 +254,7 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
 }
 
 /// What is known of a batch before it is sent.
-enum Answer<S> {
+enum CacheLookup<S> {
     /// It cannot pass.
     Denied(Verdict),
     /// The kept states admit it, or are too old. This is what it would leave, and whether they count as an answer.
@@ -277,12 +277,17 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         now
     }
 
-    fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Answer<A::State> {
+    fn answer(
+        &self,
+        batch: &Batch<'_, A>,
+        keys: &[KeyGeneration],
+        local: Timestamp,
+    ) -> CacheLookup<A::State> {
         let mut left = Snapshot { now: Timestamp::ZERO, states: Vec::with_capacity(keys.len()) };
         let mut is_fresh = true;
         for (check, key) in batch.checks().iter().zip(keys) {
             let Some(known) = self.kept.get(*key, check.limit.algorithm(), local) else {
-                return Answer::Unknown;
+                return CacheLookup::Unknown;
             };
             // None that is fresh is before its server's time of now, because the server read its clock after the request was
             // sent. The latest is before no server's: states of a batch across slots may come from several.
@@ -292,10 +297,10 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         }
         match decide(batch, left.now, &mut left) {
             Ok(verdict) if is_fresh && !verdict.allowed() => {
-                Answer::Denied(verdict.with_source(Source::Cache))
+                CacheLookup::Denied(verdict.with_source(Source::Cache))
             }
-            Ok(_) => Answer::MayPass { left, is_fresh },
-            Err(_) => Answer::Unknown,
+            Ok(_) => CacheLookup::MayPass { left, is_fresh },
+            Err(_) => CacheLookup::Unknown,
         }
     }
 
@@ -307,9 +312,9 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
             // The keys first: if the clock has gone back by then, they are of an earlier generation.
             let (keys, now) = (self.kept.keys(batch), self.now());
             let (left, is_fresh) = match self.answer(batch, &keys, now) {
-                Answer::Denied(verdict) => return Err(verdict),
-                Answer::MayPass { left, is_fresh } => (Some(left), is_fresh),
-                Answer::Unknown => (None, false),
+                CacheLookup::Denied(verdict) => return Err(verdict),
+                CacheLookup::MayPass { left, is_fresh } => (Some(left), is_fresh),
+                CacheLookup::Unknown => (None, false),
             };
             let is_silent = left.is_none() && self.kept.is_silent(batch);
             // On no runtime there is no time to wait by.
@@ -335,7 +340,7 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
     fn note(
         &self,
         batch: &Batch<'_, A>,
-        (keys, sent, under_way): (&[Key], Timestamp, Option<&UnderWay<'_, A>>),
+        (keys, sent, under_way): (&[KeyGeneration], Timestamp, Option<&RoundMember<'_, A>>),
         verdict: &Verdict,
         snapshot: Option<Snapshot<A::State>>,
     ) {
@@ -347,7 +352,7 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
             return;
         };
         let allowed = verdict.allowed();
-        let is_wanted = !allowed || under_way.is_some_and(UnderWay::is_waited_for);
+        let is_wanted = !allowed || under_way.is_some_and(RoundMember::is_waited_for);
         for ((check, key), state) in batch.checks().iter().zip(keys).zip(states) {
             let algorithm = check.limit.algorithm().clone();
             self.kept.note(*key, KeptState { algorithm, state, now, sent }, allowed, is_wanted);
@@ -356,7 +361,7 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
 }
 
 /// A batch that goes to the store: its keys, the local time, and what it holds while it is in flight.
-type Going<'c, A> = (Vec<Key>, Timestamp, Option<UnderWay<'c, A>>);
+type Going<'c, A> = (Vec<KeyGeneration>, Timestamp, Option<RoundMember<'c, A>>);
 
 #[deny(clippy::missing_trait_methods)]
 impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S, A, C> {
@@ -371,8 +376,11 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
         if !acquires_plainly(batch) {
             self.asked.fetch_add(1, Ordering::Relaxed);
             // No acquisition can end the wait of a request that is in flight.
-            let drops =
-                if batch.operation() == Op::Acquire { Kept::remove } else { Kept::invalidate };
+            let drops = if batch.operation() == Op::Acquire {
+                DenialStates::remove
+            } else {
+                DenialStates::invalidate
+            };
             let keys = kept.keys(batch);
             let _dropping = OnDrop(|| drops(kept, &keys));
             return self.store.apply(batch).await;

@@ -116,10 +116,10 @@ use outage::Outage;
 ///
 /// It needs a tokio runtime with the time driver enabled.
 pub struct Fallback<S, A: InMemory = Policy, C = PreciseClock> {
-    inner: Arc<Inner<S, A, C>>,
+    inner: Arc<SharedFallback<S, A, C>>,
 }
 
-struct Inner<S, A: InMemory, C> {
+struct SharedFallback<S, A: InMemory, C> {
     store: S,
     deadline: Duration,
     breaker: Breaker,
@@ -189,7 +189,7 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
 }
 
 /// What the store says, or why it does not. Its own errors are those of a store that is there.
-type Told<T, E> = Result<Result<T, E>, FallbackError<E>>;
+type StoreAnswer<T, E> = Result<Result<T, E>, FallbackError<E>>;
 
 impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
     /// Asks the store within the deadline, if the breaker admits it, and tells the breaker how that ended. What `is_cached` in a
@@ -199,8 +199,8 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         op: Op,
         asked: impl FnOnce() -> F,
         is_cached: fn(&T) -> bool,
-    ) -> Told<T, S::Error> {
-        let Inner { breaker, deadline, .. } = &*self.inner;
+    ) -> StoreAnswer<T, S::Error> {
+        let SharedFallback { breaker, deadline, .. } = &*self.inner;
         let is_open = |retry_after| FallbackError::BreakerOpen { op, retry_after };
         let call = breaker.admit().map_err(is_open)?;
         let error = match timeout(*deadline, asked()).await {
@@ -220,7 +220,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         Err(error)
     }
 
-    async fn ask_about(&self, batch: &Batch<'_, A>) -> Told<Verdict, S::Error> {
+    async fn ask_about(&self, batch: &Batch<'_, A>) -> StoreAnswer<Verdict, S::Error> {
         let is_cached =
             |verdict: &Verdict| matches!(verdict.source(), Source::Cache | Source::Allotment);
         self.ask(batch.operation(), || self.inner.store.apply(batch), is_cached).await
@@ -253,7 +253,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
 
     /// Charges until nothing is left, which returns `true`, or the store fails.
     async fn charge_some(&self) -> bool {
-        let Inner { outage, charging, .. } = &*self.inner;
+        let SharedFallback { outage, charging, .. } = &*self.inner;
         let Some(journal) = &outage.journal else { return true };
         while let Some(mut pending) = journal.pop() {
             *lock(charging) = self.inner.charges_until(Duration::ZERO);
@@ -282,7 +282,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
     }
 }
 
-impl<S, A: InMemory, C> Inner<S, A, C> {
+impl<S, A: InMemory, C> SharedFallback<S, A, C> {
     /// Whether a task may charge: no other one does. If no thread drives that task's runtime, this one takes over when its time
     /// is over.
     fn takes_turn(&self) -> bool {
@@ -309,7 +309,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
     type Error = FallbackError<S::Error>;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
-        let Inner { outage, breaker, .. } = &*self.inner;
+        let SharedFallback { outage, breaker, .. } = &*self.inner;
         // What could not be decided during an outage is refused before there is one.
         for check in batch.checks() {
             outage.choice(check.limit)?;
@@ -345,7 +345,7 @@ impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 's
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, Self::Error> {
-        let Inner { store, outage, .. } = &*self.inner;
+        let SharedFallback { store, outage, .. } = &*self.inner;
         let away = match self.ask(Op::Peek, || store.entries(limit, key, now), |_| false).await {
             Ok(said) => return said.map_err(FallbackError::Store),
             Err(away) => away,

@@ -154,7 +154,7 @@ pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
 pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
 pub use observed::Observed;
 #[cfg(feature = "reload")]
-pub use reload::{Changes, Part, Reload, ReloadError, Watch};
+pub use reload::{Part, PolicyChanges, Reload, ReloadError, Watch};
 pub use top_denied::{Denied, TopDenied};
 #[cfg(feature = "tracing")]
 pub use traced::Traced;

@@ -10,7 +10,7 @@ use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{Algorithm, ErrorKind, OnOutage, Source, Store, StoreError as _, Verdict};
 
 use crate::fallback::BreakerState;
-use crate::fallback::counts::Outcome;
+use crate::fallback::counts::OutageOutcome;
 use crate::observed::{Observed, Observer};
 use crate::pace::Pace;
 use crate::{lock, source_name};
@@ -22,7 +22,7 @@ const BREAKER_STATE: &str = "ratelimit_breaker_state";
 const BREAKER_TRANSITIONS: &str = "ratelimit_breaker_transitions_total";
 const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 
-const OUTCOMES: usize = Outcome::ShadowDenied as usize + 1;
+const OUTCOMES: usize = OutageOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
 const OPS: usize = Op::Renew as usize + 1;
 
@@ -34,7 +34,7 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
 }
 
 /// A limit was decided without this store.
-pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: Outcome) {
+pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: OutageOutcome) {
     counter!(
         OUTAGE_DECISIONS,
         "store" => store.to_owned(),
@@ -186,7 +186,7 @@ impl Observer for Recorded {
             return;
         }
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
-            let outcome = Outcome::of(check.limit, decision, verdict.allowed());
+            let outcome = OutageOutcome::of(check.limit, decision, verdict.allowed());
             let limit = check.limit.name();
             let known = self.by_limit.get(limit);
             let new = || self.by_limit.entry(limit.into()).or_default().downgrade();

@@ -49,19 +49,19 @@ const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Reload<S, A = Policy> {
-    shared: Arc<Shared<S, A>>,
+    shared: Arc<SharedReload<S, A>>,
 }
 
 type Validate<A> = Box<dyn Fn(&Limits<A>) -> Result<(), ConfigError> + Send + Sync>;
 
-struct Shared<S, A> {
+struct SharedReload<S, A> {
     store: Arc<S>,
     limiter: ArcSwap<RateLimiter<Arc<S>, A>>,
     /// Locked while limits are replaced, so that replacements come one after the other.
-    state: Mutex<State<A>>,
+    state: Mutex<ReloadState<A>>,
 }
 
-struct State<A> {
+struct ReloadState<A> {
     /// Why the last attempt to replace the limits failed, if it did.
     last_error: Option<Arc<ReloadError>>,
     /// What the users of the limits require of them.
@@ -94,8 +94,8 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     #[must_use]
     pub fn over(limiter: RateLimiter<Arc<S>, A>) -> Self {
         let (store, limiter) = (Arc::clone(limiter.store()), ArcSwap::from_pointee(limiter));
-        let state = State { last_error: None, requirements: Vec::new(), validate: None };
-        Self { shared: Arc::new(Shared { store, limiter, state: Mutex::new(state) }) }
+        let state = ReloadState { last_error: None, requirements: Vec::new(), validate: None };
+        Self { shared: Arc::new(SharedReload { store, limiter, state: Mutex::new(state) }) }
     }
 
     /// Refuses limits for which this is an error, those in force included. For a policy over a [`Fallback`](crate::Fallback):
@@ -138,14 +138,14 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// # Errors
     /// Limits that are not [valid](Self::validate), or not what a [part](Self::part) requires. The limits in force
     /// stay.
-    pub fn replace(&self, limits: Limits<A>) -> Result<Changes, Arc<ReloadError>> {
+    pub fn replace(&self, limits: Limits<A>) -> Result<PolicyChanges, Arc<ReloadError>> {
         self.attempt(|| Ok(limits))
     }
 
     fn attempt(
         &self,
         limits: impl FnOnce() -> Result<Limits<A>, ReloadError>,
-    ) -> Result<Changes, Arc<ReloadError>> {
+    ) -> Result<PolicyChanges, Arc<ReloadError>> {
         let mut state = lock(&self.shared.state);
         let valid = limits().and_then(|limits| {
             state.validate.as_ref().map_or(Ok(()), |validate| validate(&limits))?;
@@ -155,7 +155,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         match valid {
             Ok(limits) => {
                 let before = self.limiter();
-                let changes = Changes::between(before.limits(), &limits);
+                let changes = PolicyChanges::between(before.limits(), &limits);
                 if !changes.is_empty() {
                     self.shared.limiter.store(Arc::new(before.with_limits(limits)));
                     #[cfg(feature = "tracing")]
@@ -180,7 +180,7 @@ impl<S: Store<Policy>> Reload<S> {
     ///
     /// # Errors
     /// A document that is no policy; and as [`replace`](Self::replace). The limits in force stay.
-    pub fn read(&self, document: &str) -> Result<Changes, Arc<ReloadError>> {
+    pub fn read(&self, document: &str) -> Result<PolicyChanges, Arc<ReloadError>> {
         self.attempt(|| parsed(None, document))
     }
 
@@ -188,7 +188,10 @@ impl<S: Store<Policy>> Reload<S> {
     ///
     /// # Errors
     /// A file that cannot be read; and as [`read`](Self::read). The limits in force stay.
-    pub async fn read_file(&self, path: impl AsRef<Path>) -> Result<Changes, Arc<ReloadError>> {
+    pub async fn read_file(
+        &self,
+        path: impl AsRef<Path>,
+    ) -> Result<PolicyChanges, Arc<ReloadError>> {
         let path = path.as_ref();
         let document = watch::document(path).await;
         self.attempt(|| parsed(Some(path), &document?))
@@ -205,7 +208,7 @@ fn parsed(path: Option<&Path>, document: &str) -> Result<Limits<Policy>, ReloadE
 /// What a new policy changes, by the names of limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Changes {
+pub struct PolicyChanges {
     /// Limits that are new. They begin at full capacity.
     pub added: Vec<Box<str>>,
     /// Limits that are gone. Their states expire by themselves.
@@ -216,7 +219,7 @@ pub struct Changes {
     pub reordered: bool,
 }
 
-impl Changes {
+impl PolicyChanges {
     fn between<A: Algorithm + PartialEq>(old: &Limits<A>, new: &Limits<A>) -> Self {
         let was = |limit: &Limit<A>| old.iter().find(|before| before.name() == limit.name());
         let is = |limit: &Limit<A>| new.iter().find(|after| after.name() == limit.name());
@@ -239,7 +242,7 @@ impl Changes {
     }
 }
 
-impl fmt::Display for Changes {
+impl fmt::Display for PolicyChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { added, removed, changed, .. } = self;
         let lists = [("added", added), ("removed", removed), ("changed", changed)];

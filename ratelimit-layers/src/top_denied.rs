@@ -39,13 +39,13 @@ const SHOWN_BYTES: usize = 128;
 /// assert_eq!((&*top[0].limit, &*top[0].key, top[0].count), ("login", "mallory", 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub type TopDenied<S> = Observed<S, Denials>;
+pub type TopDenied<S> = Observed<S, DenialCounts>;
 
 /// What a [`TopDenied`] has counted.
 #[derive(Debug)]
-pub struct Denials {
+pub struct DenialCounts {
     hasher: RandomState,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<CountShard>]>,
     keys_per_shard: usize,
 }
 
@@ -65,7 +65,7 @@ pub struct Denied {
 
 /// Some of the counted keys, by hash.
 #[derive(Debug, Default)]
-struct Shard {
+struct CountShard {
     counted: HashMap<u64, Denied>,
     /// The count and the hash of each key, fewest denials first.
     by_count: BTreeSet<(u64, u64)>,
@@ -75,9 +75,9 @@ impl<S> TopDenied<S> {
     /// Counts denials over `store`. It counts up to `keys` keys, rounded up to a multiple of 16, at least 16.
     #[must_use]
     pub fn new(store: S, keys: usize) -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
+        let shards = (0..SHARDS).map(|_| Mutex::new(CountShard::default())).collect();
         let keys_per_shard = keys.div_ceil(SHARDS).max(1);
-        Self::around(store, Denials { hasher: RandomState::new(), shards, keys_per_shard })
+        Self::around(store, DenialCounts { hasher: RandomState::new(), shards, keys_per_shard })
     }
 
     /// Returns the `most` keys with the most denials, in descending order.
@@ -95,17 +95,17 @@ impl<S> TopDenied<S> {
     /// Forgets all counts.
     pub fn forget(&self) {
         for shard in &self.observer.shards {
-            *lock(shard) = Shard::default();
+            *lock(shard) = CountShard::default();
         }
     }
 }
 
-impl Denials {
+impl DenialCounts {
     fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
         let hash = self.hasher.hash_one((check.limit.fingerprint(), check.key));
-        let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
-        let mut shard = lock(&self.shards[place]);
-        let Shard { counted, by_count } = &mut *shard;
+        let position = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
+        let mut shard = lock(&self.shards[position]);
+        let CountShard { counted, by_count } = &mut *shard;
         let mut denied = if let Some(known) = counted.remove(&hash) {
             by_count.remove(&(known.count, hash));
             known
@@ -133,7 +133,7 @@ fn shown(key: &str) -> &str {
     &key[..end.unwrap_or(0)]
 }
 
-impl Observer for Denials {
+impl Observer for DenialCounts {
     type Begun = ();
 
     fn begin<A: Algorithm>(&self, _: &Batch<'_, A>) {}

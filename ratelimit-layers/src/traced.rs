@@ -95,7 +95,8 @@ impl Observer for Spans {
                 span.record("allowed", verdict.allowed());
                 span.record("source", source_name(verdict.source()));
                 if !verdict.allowed() {
-                    let denied = verdict.denied_by().filter_map(|place| batch.checks().get(place));
+                    let denied =
+                        verdict.denied_by().filter_map(|position| batch.checks().get(position));
                     span.record("denied_by", names(denied));
                     if let Some(wait_us) = verdict.summary().retry_after_us {
                         span.record("retry_after_us", wait_us);

@@ -17,13 +17,13 @@ impl<T, const N: usize> Blocks<T, N> {
     }
 
     #[inline]
-    pub(crate) fn get(&self, place: usize) -> &T {
-        &self.blocks[place / N][place % N]
+    pub(crate) fn get(&self, index: usize) -> &T {
+        &self.blocks[index / N][index % N]
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, place: usize) -> &mut T {
-        &mut self.blocks[place / N][place % N]
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut T {
+        &mut self.blocks[index / N][index % N]
     }
 
     pub(crate) fn push(&mut self, item: T) {

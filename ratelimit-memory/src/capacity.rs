@@ -1,4 +1,4 @@
-//! [`Capacity`]: how many keys, reservations and entries a store has, and may have; [`Reserved`]: room that is
+//! [`Capacity`]: how many keys, reservations and entries a store has, and may have; [`ReservedRoom`]: room that is
 //! counted before it is used.
 
 use ratelimit_core::Timestamp;
@@ -36,9 +36,9 @@ impl Room {
         }
     }
 
-    /// An empty [`Reserved`], to which room is then added.
-    pub(crate) const fn reserve(&self) -> Reserved<'_> {
-        Reserved { of: self, spare: 0 }
+    /// An empty [`ReservedRoom`], to which room is then added.
+    pub(crate) const fn reserve(&self) -> ReservedRoom<'_> {
+        ReservedRoom { of: self, spare: 0 }
     }
 }
 
@@ -110,12 +110,12 @@ impl Capacity {
 /// Room that is counted and not used yet. The room that is left is given back on drop: whether it was not
 /// needed, the call ends in an error, or foreign code panics.
 #[derive(Debug)]
-pub(crate) struct Reserved<'c> {
+pub(crate) struct ReservedRoom<'c> {
     of: &'c Room,
     spare: usize,
 }
 
-impl Reserved<'_> {
+impl ReservedRoom<'_> {
     /// Reserves room for so many more. Returns `false`, and reserves none, if there is not as much.
     #[inline]
     pub(crate) fn add(&mut self, more: usize) -> bool {
@@ -155,7 +155,7 @@ impl Reserved<'_> {
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for ReservedRoom<'_> {
     #[inline]
     fn drop(&mut self) {
         self.of.release(self.spare);

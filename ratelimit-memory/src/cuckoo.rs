@@ -38,10 +38,10 @@ use smallvec::SmallVec;
 
 pub(crate) use address::Address;
 use bucket::BucketGuard;
-pub(crate) use bucket::{SlotGuard, Snapshot};
-pub(crate) use directory::Route;
+pub(crate) use bucket::{OptimisticRead, SlotGuard};
+pub(crate) use directory::KeyRoute;
 use directory::{BucketIndex, Directory};
-pub(crate) use entry::{Entry, Packed};
+pub(crate) use entry::{Packed, SlotEntry};
 
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -65,7 +65,7 @@ pub(crate) struct CuckooTable {
 }
 
 /// A slot of some locked buckets: the position of its bucket among them, and its number there.
-pub(crate) type Place = (usize, usize);
+pub(crate) type SlotIndex = (usize, usize);
 
 /// The outcome of an insertion into a key's buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub(crate) enum Insertion {
 /// `now_us`, and otherwise takes a free slot, if `may_add` reserves room for one more entry.
 fn insert(
     [first, alternate]: [&mut BucketGuard<'_>; 2],
-    entry: Entry,
+    entry: SlotEntry,
     now_us: Option<u64>,
     may_add: impl FnOnce() -> bool,
 ) -> Insertion {
@@ -108,33 +108,33 @@ fn insert(
 /// The two buckets of a key, locked.
 #[derive(Debug)]
 pub(crate) struct LockedPair<'t> {
-    route: Route<'t>,
+    route: KeyRoute<'t>,
     buckets: [BucketGuard<'t>; 2],
 }
 
 impl LockedPair<'_> {
     /// Finds the key's entry.
-    pub(crate) fn find(&mut self) -> Option<Place> {
+    pub(crate) fn find(&mut self) -> Option<SlotIndex> {
         let tag = self.route.tag();
         self.buckets.iter_mut().enumerate().find_map(|(at, bucket)| Some((at, bucket.find(tag)?)))
     }
 
     /// Returns the key's state, if the table has it.
     pub(crate) fn state(&mut self) -> Option<Packed> {
-        self.find().map(|place| self.get(place))
+        self.find().map(|index| self.get(index))
     }
 
     /// The state in a slot.
-    pub(crate) fn get(&self, (bucket, slot): Place) -> Packed {
+    pub(crate) fn get(&self, (bucket, slot): SlotIndex) -> Packed {
         self.buckets[bucket].get(slot).state()
     }
 
     /// Writes a state over the key's entry.
-    pub(crate) fn set(&mut self, (bucket, slot): Place, state: Packed) {
-        self.buckets[bucket].set(slot, Entry::new(self.route.tag(), state));
+    pub(crate) fn set(&mut self, (bucket, slot): SlotIndex, state: Packed) {
+        self.buckets[bucket].set(slot, SlotEntry::new(self.route.tag(), state));
     }
 
-    pub(crate) fn clear(&mut self, (bucket, slot): Place) {
+    pub(crate) fn clear(&mut self, (bucket, slot): SlotIndex) {
         self.buckets[bucket].clear(slot);
     }
 
@@ -146,7 +146,7 @@ impl LockedPair<'_> {
         now_us: u64,
         may_add: impl FnOnce() -> bool,
     ) -> Insertion {
-        let entry = Entry::new(self.route.tag(), state);
+        let entry = SlotEntry::new(self.route.tag(), state);
         insert(self.buckets.each_mut(), entry, Some(now_us), may_add)
     }
 
@@ -161,30 +161,30 @@ impl LockedPair<'_> {
 pub(crate) struct LockedBuckets<'t> {
     buckets: SmallVec<[BucketGuard<'t>; 4]>,
     /// The route of each key.
-    routes: SmallVec<[Route<'t>; 2]>,
+    routes: SmallVec<[KeyRoute<'t>; 2]>,
     /// The positions of each key's two buckets in `buckets`.
     positions: SmallVec<[[usize; 2]; 2]>,
 }
 
 impl LockedBuckets<'_> {
     /// Finds a key's entry.
-    pub(crate) fn find(&mut self, key: usize) -> Option<Place> {
+    pub(crate) fn find(&mut self, key: usize) -> Option<SlotIndex> {
         let (tag, positions) = (self.routes[key].tag(), self.positions[key]);
         positions.into_iter().find_map(|bucket| Some((bucket, self.buckets[bucket].find(tag)?)))
     }
 
     /// The state in a slot, unless the slot is free.
-    pub(crate) fn get(&self, (bucket, slot): Place) -> Option<Packed> {
+    pub(crate) fn get(&self, (bucket, slot): SlotIndex) -> Option<Packed> {
         let entry = self.buckets[bucket].get(slot);
         (!entry.is_free()).then(|| entry.state())
     }
 
     /// Writes a state over a key's entry.
-    pub(crate) fn set(&mut self, key: usize, (bucket, slot): Place, state: Packed) {
-        self.buckets[bucket].set(slot, Entry::new(self.routes[key].tag(), state));
+    pub(crate) fn set(&mut self, key: usize, (bucket, slot): SlotIndex, state: Packed) {
+        self.buckets[bucket].set(slot, SlotEntry::new(self.routes[key].tag(), state));
     }
 
-    pub(crate) fn clear(&mut self, (bucket, slot): Place) {
+    pub(crate) fn clear(&mut self, (bucket, slot): SlotIndex) {
         self.buckets[bucket].clear(slot);
     }
 
@@ -196,7 +196,7 @@ impl LockedBuckets<'_> {
     /// Inserts a state of a key that has none into a free slot. Expired entries stay: they may be other keys'
     /// of the same batch.
     pub(crate) fn insert(&mut self, key: usize, state: Packed) -> Insertion {
-        let entry = Entry::new(self.routes[key].tag(), state);
+        let entry = SlotEntry::new(self.routes[key].tag(), state);
         match self.buckets.get_disjoint_mut(self.positions[key]) {
             Ok(buckets) => insert(buckets, entry, None, || true),
             // A key's two buckets differ.
@@ -250,7 +250,7 @@ impl CuckooTable {
     }
 
     #[inline(always)]
-    pub(crate) fn route(&self, address: Address) -> Route<'_> {
+    pub(crate) fn route(&self, address: Address) -> KeyRoute<'_> {
         self.directory.route(address)
     }
 
@@ -277,7 +277,7 @@ impl CuckooTable {
         addresses: &(impl Iterator<Item = Address> + Clone),
     ) -> LockedBuckets<'_> {
         loop {
-            let routes: SmallVec<[Route<'_>; 2]> =
+            let routes: SmallVec<[KeyRoute<'_>; 2]> =
                 addresses.clone().map(|address| self.route(address)).collect();
             let mut ids: SmallVec<[BucketIndex; 4]> =
                 routes.iter().flat_map(|route| route.ids()).collect();
@@ -316,9 +316,9 @@ impl CuckooTable {
         let now_us = self.since_epoch_us(now);
         let buckets = self.count();
         let begin = self.cursor.fetch_add(count, Ordering::Relaxed);
-        let next = (begin..).take(count.min(buckets)).map(|place| place % buckets);
-        let swept = next.map(|place| {
-            let bucket = self.directory.bucket((place / BUCKETS, place % BUCKETS));
+        let next = (begin..).take(count.min(buckets)).map(|index| index % buckets);
+        let swept = next.map(|index| {
+            let bucket = self.directory.bucket((index / BUCKETS, index % BUCKETS));
             if !bucket.may_have_expired(now_us) {
                 return 0;
             }

@@ -18,9 +18,9 @@ use ratelimit_core::{
 
 use crate::{MemoryError, MemoryStore};
 
-type Store<A> = MemoryStore<A, ManualClock>;
-type Windows = Store<FixedWindow>;
-pub(crate) type Compact = Store<Gcra>;
+type LoomStore<A> = MemoryStore<A, ManualClock>;
+type Windows = LoomStore<FixedWindow>;
+pub(crate) type CompactStore = LoomStore<Gcra>;
 
 const SECOND: Timestamp = Timestamp::saturating_from_us(1_000_000);
 
@@ -52,7 +52,7 @@ fn store<A: InMemory>(
     capacity: usize,
     shards: usize,
     entries: usize,
-) -> (Arc<Store<A>>, ManualClock) {
+) -> (Arc<LoomStore<A>>, ManualClock) {
     let clock = ManualClock::new(SECOND);
     let builder = MemoryStore::builder().capacity(capacity).shards(shards).entries(entries);
     (Arc::new(builder.clock(clock.clone()).build()), clock)
@@ -63,7 +63,7 @@ fn windows(capacity: usize) -> (Arc<Windows>, ManualClock) {
 }
 
 /// Creates a store of compact states, which lie in buckets.
-pub(crate) fn small_store(capacity: usize) -> (Arc<Compact>, ManualClock) {
+pub(crate) fn small_store(capacity: usize) -> (Arc<CompactStore>, ManualClock) {
     store(capacity, 1, 100)
 }
 
@@ -185,7 +185,7 @@ fn loom_the_last_place_for_a_reservation_is_given_once_and_given_back() {
     });
 }
 
-fn ask(store: &Compact, key: &str, count: u64) -> bool {
+fn ask(store: &CompactStore, key: &str, count: u64) -> bool {
     store.acquire_now(&small_limit(count), key, 1).expect("decides").allowed()
 }
 
@@ -257,7 +257,7 @@ fn loom_a_batch_and_a_check_of_one_of_its_keys_are_serialized() {
 }
 
 /// Charges a key by a limit of the one name.
-fn ask_kind(store: &Store<Policy>, words: &str, id: Option<u128>) -> bool {
+fn ask_kind(store: &LoomStore<Policy>, words: &str, id: Option<u128>) -> bool {
     let limit: Limit<Policy> = Limit::new("l", words.parse().expect("a policy")).expect("a name");
     let check = Check { limit: &limit, key: "a", cost: 1 };
     let batch = Batch::one(&check);
@@ -286,7 +286,7 @@ fn loom_the_cap_on_entries_holds_while_keys_come() {
     model(|| {
         // One entry for keys of their own, and one for shared states.
         let (store, _clock) = store::<SlidingLog>(100, 1, 2);
-        let ask = |store: &Store<SlidingLog>, key| {
+        let ask = |store: &LoomStore<SlidingLog>, key| {
             let log = SlidingLog::new("1/s".parse().expect("a rate")).expect("a limit");
             let limit = Limit::new("l", log).expect("a name");
             store.acquire_now(&limit, key, 1).is_ok_and(|verdict| verdict.allowed())

@@ -4,7 +4,7 @@ use ratelimit_core::store::{Now, Reservation};
 use ratelimit_core::{ReservationId, Timestamp};
 use smallvec::SmallVec;
 
-use crate::capacity::{Capacity, Reserved};
+use crate::capacity::{Capacity, ReservedRoom};
 use crate::shard::{Shard, ShardGuards};
 use crate::sync::Mutex;
 
@@ -13,7 +13,7 @@ const SWEEP_SLOTS: usize = 2;
 
 /// A reservation, with the id and the key that tell it from others of the same hash.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct KeyedReservation {
     id: ReservationId,
     /// The hash of the limit's name and the caller's key.
     key: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Named {
 
 /// The reservations of one batch, locked.
 pub(crate) struct ReservationGuards<'s> {
-    locked: ShardGuards<'s, Named>,
+    locked: ShardGuards<'s, KeyedReservation>,
     id: ReservationId,
     hash_of_id: u64,
     /// The hashes of the checks' limits and keys.
@@ -32,7 +32,7 @@ pub(crate) struct ReservationGuards<'s> {
 impl<'s> ReservationGuards<'s> {
     /// Locks the reservations under an id for the keys of these distinct hashes.
     pub(crate) fn lock(
-        all: &'s [Mutex<Shard<Named>>],
+        all: &'s [Mutex<Shard<KeyedReservation>>],
         id: ReservationId,
         hash_of_id: u64,
         keys: &[u64],
@@ -55,7 +55,7 @@ impl<'s> ReservationGuards<'s> {
     }
 
     fn find(&self, key: u64) -> Option<usize> {
-        let is_it = |named: &Named| (named.id, named.key) == (self.id, key);
+        let is_it = |named: &KeyedReservation| (named.id, named.key) == (self.id, key);
         self.locked.get(self.hash(key)).find_if(self.hash(key), is_it)
     }
 
@@ -81,12 +81,12 @@ impl<'s> ReservationGuards<'s> {
         position: usize,
         reservation: Reservation,
         sweep_at: Timestamp,
-        spare: &mut Reserved<'_>,
+        spare: &mut ReservedRoom<'_>,
     ) {
         let key = self.keys[position];
         let (found, hash) = (self.find(key), self.hash(key));
         let shard = self.locked.get_mut(hash);
-        let named = Named { id: self.id, key, reservation };
+        let named = KeyedReservation { id: self.id, key, reservation };
         if let Some(slot) = found {
             shard.replace(slot, named, 0, sweep_at);
         } else if spare.take() {

@@ -30,7 +30,7 @@ const SLOTS_A_TABLE: usize = 180;
 /// The multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, which is odd.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
-enum Slot<S> {
+enum ShardSlot<S> {
     Used {
         hash: u64,
         sweep_at: Timestamp,
@@ -80,23 +80,23 @@ pub(crate) struct ShardGuards<'s, S> {
     /// The number of all shards.
     all: usize,
     /// The index of each locked one among them, ascending.
-    places: SmallVec<[usize; 4]>,
+    indices: SmallVec<[usize; 4]>,
     pub(crate) shards: SmallVec<[MutexGuard<'s, Shard<S>>; 4]>,
 }
 
 impl<'s, S> ShardGuards<'s, S> {
     /// Locks the shards of these hashes.
     pub(crate) fn lock(all: &'s [Mutex<Shard<S>>], hashes: impl Iterator<Item = u64>) -> Self {
-        let mut places: SmallVec<[usize; 4]> =
+        let mut indices: SmallVec<[usize; 4]> =
             hashes.map(|hash| shard_of(hash, all.len())).collect();
-        places.sort_unstable();
-        places.dedup();
-        let shards = places.iter().map(|&place| lock(&all[place])).collect();
-        Self { all: all.len(), places, shards }
+        indices.sort_unstable();
+        indices.dedup();
+        let shards = indices.iter().map(|&index| lock(&all[index])).collect();
+        Self { all: all.len(), indices, shards }
     }
 
     fn position(&self, hash: u64) -> usize {
-        self.places.partition_point(|&place| place < shard_of(hash, self.all))
+        self.indices.partition_point(|&index| index < shard_of(hash, self.all))
     }
 
     /// The shard of a hash, which is locked.
@@ -112,7 +112,7 @@ impl<'s, S> ShardGuards<'s, S> {
 
 /// The states of some keys, chosen by hash.
 pub(crate) struct Shard<S> {
-    slots: Blocks<Slot<S>, SLOTS_A_BLOCK>,
+    slots: Blocks<ShardSlot<S>, SLOTS_A_BLOCK>,
     /// The index, by hash. A single table is stored inline, which saves a cache miss.
     tables: SmallVec<[HashTable<Pointer>; 1]>,
     /// The mask of the tag bits that choose a table.
@@ -206,9 +206,9 @@ impl<S> Shard<S> {
         let tag = tag_of(hash);
         let table = self.tables.get(self.table_of(tag))?;
         let is_wanted = |pointer: &Pointer| {
-            let wanted = |slot: &Slot<S>| match slot {
-                Slot::Used { hash: its, state, .. } => *its == hash && is_it(state),
-                Slot::Free { .. } => false,
+            let wanted = |slot: &ShardSlot<S>| match slot {
+                ShardSlot::Used { hash: its, state, .. } => *its == hash && is_it(state),
+                ShardSlot::Free { .. } => false,
             };
             pointer.tag == tag && wanted(self.slots.get(pointer.slot as usize))
         };
@@ -220,18 +220,18 @@ impl<S> Shard<S> {
     pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, SlotHeader<'_>)> {
         let (earliest, passed) = (&mut self.earliest, &mut self.passed);
         match self.slots.get_mut(slot) {
-            Slot::Used { state, sweep_at, entries, .. } => {
+            ShardSlot::Used { state, sweep_at, entries, .. } => {
                 Some((state, SlotHeader { sweep_at, entries, earliest, passed }))
             }
-            Slot::Free { .. } => None,
+            ShardSlot::Free { .. } => None,
         }
     }
 
     #[inline]
     pub(crate) fn state(&self, slot: usize) -> Option<&S> {
         match self.slots.get(slot) {
-            Slot::Used { state, .. } => Some(state),
-            Slot::Free { .. } => None,
+            ShardSlot::Used { state, .. } => Some(state),
+            ShardSlot::Free { .. } => None,
         }
     }
 
@@ -244,8 +244,8 @@ impl<S> Shard<S> {
     /// The number of entries that all states were counted with.
     pub(crate) fn entries(&self) -> usize {
         let entries = |slot| match self.slots.get(slot) {
-            Slot::Used { entries, .. } => *entries as usize,
-            Slot::Free { .. } => 0,
+            ShardSlot::Used { entries, .. } => *entries as usize,
+            ShardSlot::Free { .. } => 0,
         };
         (0..self.slots.len).map(entries).sum()
     }
@@ -275,16 +275,17 @@ impl<S> Shard<S> {
     ) -> usize {
         self.earliest = sweep_at.min(self.earliest);
         self.passed = sweep_at.min(self.passed);
-        let used = Slot::Used { hash, sweep_at, entries: saturated(entries), state };
+        let used = ShardSlot::Used { hash, sweep_at, entries: saturated(entries), state };
         let slot = if self.free == NOWHERE { self.add(used) } else { self.reuse(used) };
         self.point(Pointer { tag: tag_of(hash), slot });
         slot as usize
     }
 
     /// Uses the first free slot.
-    fn reuse(&mut self, used: Slot<S>) -> u32 {
+    fn reuse(&mut self, used: ShardSlot<S>) -> u32 {
         let slot = self.free;
-        if let Slot::Free { next } = std::mem::replace(self.slots.get_mut(slot as usize), used) {
+        if let ShardSlot::Free { next } = std::mem::replace(self.slots.get_mut(slot as usize), used)
+        {
             self.free = next;
         }
         slot
@@ -292,7 +293,7 @@ impl<S> Shard<S> {
 
     /// Adds a slot and, every [`SLOTS_A_TABLE`] slots, a table.
     #[allow(clippy::cast_possible_truncation, reason = "no store has more than `MOST_SLOTS`")]
-    fn add(&mut self, slot: Slot<S>) -> u32 {
+    fn add(&mut self, slot: ShardSlot<S>) -> u32 {
         let added = self.slots.len;
         self.slots.push(slot);
         if added.is_multiple_of(SLOTS_A_TABLE) {
@@ -324,17 +325,17 @@ impl<S> Shard<S> {
     /// Frees a slot. Returns its state, and the entries that this was counted with.
     #[allow(clippy::cast_possible_truncation, reason = "it was made of such a number")]
     pub(crate) fn clear(&mut self, slot: usize) -> Option<(S, usize)> {
-        let Slot::Used { hash, .. } = *self.slots.get(slot) else { return None };
+        let ShardSlot::Used { hash, .. } = *self.slots.get(slot) else { return None };
         let (tag, number) = (tag_of(hash), slot as u32);
         let table = self.table_of(tag);
         let is_it = |pointer: &Pointer| pointer.slot == number;
         if let Ok(found) = self.tables[table].find_entry(Pointer::mixed(tag), is_it) {
             found.remove();
         }
-        let free = Slot::Free { next: std::mem::replace(&mut self.free, number) };
+        let free = ShardSlot::Free { next: std::mem::replace(&mut self.free, number) };
         match std::mem::replace(self.slots.get_mut(slot), free) {
-            Slot::Used { state, entries, .. } => Some((state, entries as usize)),
-            Slot::Free { .. } => None,
+            ShardSlot::Used { state, entries, .. } => Some((state, entries as usize)),
+            ShardSlot::Free { .. } => None,
         }
     }
 
@@ -349,7 +350,7 @@ impl<S> Shard<S> {
                 self.cursor = 0;
                 self.earliest = std::mem::replace(&mut self.passed, Timestamp::MAX);
             }
-            let Slot::Used { sweep_at, .. } = *self.slots.get(self.cursor) else { continue };
+            let ShardSlot::Used { sweep_at, .. } = *self.slots.get(self.cursor) else { continue };
             if sweep_at > now {
                 self.passed = sweep_at.min(self.passed);
             } else if let Some((state, entries)) = self.clear(self.cursor) {

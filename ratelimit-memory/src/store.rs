@@ -25,7 +25,7 @@ use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
 use crate::cuckoo::{Address, CuckooTable};
 use crate::hash::{CallerHash, KeyHasher};
-use crate::reservations::Named;
+use crate::reservations::KeyedReservation;
 use crate::shard::{Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
@@ -52,7 +52,7 @@ pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
     /// The states that new keys share when the store is full, one per limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
     /// The reservations, by the ids of batches. Locked after all others.
-    reservations: Box<[Mutex<Shard<Named>>]>,
+    reservations: Box<[Mutex<Shard<KeyedReservation>>]>,
     hasher: KeyHasher,
     /// The hash of the shared states' key.
     shared_hash: CallerHash,
@@ -225,9 +225,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// let limits = Limits::builder().limit("burst", Gcra::per_second(10)).build()?;
     /// let limiter = RateLimiter::new(limits, MemoryStore::new());
     /// let mut denied = Vec::new();
-    /// MemoryStore::check_each_now(&limiter, &["alice", "bob", "carol"], |place, said| match said {
+    /// MemoryStore::check_each_now(&limiter, &["alice", "bob", "carol"], |position, said| match said {
     ///     Ok(verdict) if verdict.allowed() => {}
-    ///     _ => denied.push(place),
+    ///     _ => denied.push(position),
     /// });
     /// assert!(denied.is_empty());
     /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -238,13 +238,13 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         mut report: impl FnMut(usize, Result<Verdict, MemoryError>),
     ) {
         for (nth, callers) in callers.chunks(AT_ONCE).enumerate() {
-            let mut report = |place, decided| report(nth * AT_ONCE + place, decided);
+            let mut report = |position, decided| report(nth * AT_ONCE + position, decided);
             let mut keys = [""; AT_ONCE];
             if let Some(limit) = one_key_each(limiter.limits(), callers, &mut keys) {
                 limiter.store().acquire_each_now(limit, &keys[..callers.len()], 1, report);
             } else {
-                for (place, caller) in callers.iter().enumerate() {
-                    report(place, limiter.check_now(*caller));
+                for (position, caller) in callers.iter().enumerate() {
+                    report(position, limiter.check_now(*caller));
                 }
             }
         }
@@ -260,10 +260,10 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         cost: u64,
         mut report: impl FnMut(usize, Result<Verdict, MemoryError>),
     ) {
-        let mut place = 0;
+        let mut position = 0;
         let mut report = |decided| {
-            report(place, decided);
-            place += 1;
+            report(position, decided);
+            position += 1;
         };
         let (eights, keys) = keys.as_chunks::<8>();
         let (fours, keys) = keys.as_chunks::<4>();

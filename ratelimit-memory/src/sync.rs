@@ -16,14 +16,14 @@ use std::sync::{PoisonError, TryLockError};
 ///
 /// The foreign code that runs under a lock is an algorithm's and the clock's. All of it runs before the first
 /// write of a call: a batch notes its writes, and makes them once no code is left that could panic. So a panic
-/// leaves every state as it was, and reserved room is given back on drop ([`Reserved`]).
+/// leaves every state as it was, and reserved room is given back on drop ([`ReservedRoom`]).
 ///
 /// The exception is [`step_in_place`], by which an algorithm changes the one state of a call. Its contract is to
 /// decide before it writes. If it panics later all the same, or [`entries_in`] of the new state does, then this
 /// one state is as the algorithm has left it, counted with the entries that it had before. (A sweep may drop
 /// states after the write, which is foreign code as well. The room that it frees is counted all the same.)
 ///
-/// [`Reserved`]: crate::capacity::Reserved
+/// [`ReservedRoom`]: crate::capacity::ReservedRoom
 /// [`step_in_place`]: ratelimit_core::algorithm::InMemory::step_in_place
 /// [`entries_in`]: ratelimit_core::algorithm::InMemory::entries_in
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

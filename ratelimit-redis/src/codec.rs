@@ -2,8 +2,8 @@
 
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{
-    Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
-    LogEntry, PolicyState, SlidingCounterState, SlidingLogState, WindowLogState,
+    BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
+    GcraState, LogEntry, PolicyState, SlidingCounterState, SlidingLogState, WindowLogState,
 };
 
 mod stack;
@@ -121,7 +121,8 @@ impl Codec for PolicyState {
                 FirstRequestState { start: timestamp(start)?, count, ends_us }.into()
             }
             ("bucketed-window", pairs @ [_, ..]) => {
-                let bucket = |(start, count)| Some(Bucket { start: timestamp(&start)?, count });
+                let bucket =
+                    |(start, count)| Some(BucketCount { start: timestamp(&start)?, count });
                 let buckets = in_pairs(pairs)?.map(bucket).collect::<Option<_>>()?;
                 BucketedWindowState { buckets }.into()
             }

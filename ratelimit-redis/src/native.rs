@@ -5,8 +5,8 @@
 //! entry or appends one after it, and drops the oldest.
 
 use ratelimit_core::algorithm::{
-    Bucket, BucketedWindowState, ChargesAttempts, FirstRequestState, FixedWindowState, LogEntry,
-    PolicyState, SlidingLogState, WindowEntry, WindowLogState,
+    BucketCount, BucketedWindowState, ChargesAttempts, FirstRequestState, FixedWindowState,
+    LogEntry, PolicyState, SlidingLogState, WindowEntry, WindowLogState,
 };
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, FirstRequestWindow, FixedWindow, Policy, SlidingLog,
@@ -271,7 +271,7 @@ impl NativeState for BucketedWindow {
     }
 
     fn state(&self, entries: &[Entry]) -> Option<BucketedWindowState> {
-        let bucket = |entry: &Entry| Bucket { start: entry.since, count: entry.charged.cost };
+        let bucket = |entry: &Entry| BucketCount { start: entry.since, count: entry.charged.cost };
         let buckets: Vec<_> = entries.iter().map(bucket).collect();
         (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
     }

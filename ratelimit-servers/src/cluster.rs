@@ -12,7 +12,7 @@ use crc::{CRC_16_XMODEM, Crc};
 use crate::port::Port;
 use crate::proxy::FaultProxy;
 use crate::{DEADLINE, RedisServer, on_free_ports, password, wait_until};
-use view::View;
+use view::ClusterView;
 
 /// The masters of a new cluster: the fewest that can hold an election.
 const MASTERS: usize = 3;
@@ -40,14 +40,14 @@ pub struct RedisCluster {
     ids: Vec<String>,
     /// The proxy in front of each node, if there are any.
     proxies: Vec<FaultProxy>,
-    plan: Plan,
+    plan: ClusterPlan,
     /// See [`alone`](Self::alone).
     one_at_a_time: Mutex<()>,
 }
 
 /// The nodes to start.
 #[derive(Clone, Debug)]
-struct Plan {
+struct ClusterPlan {
     binary: String,
     args: Vec<String>,
     behind_proxies: bool,
@@ -77,7 +77,7 @@ impl RedisCluster {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_with(binary: &str, replicas: usize, args: &[&str]) -> Result<Self, String> {
-        Self::start_plan(&Plan::new(binary, args, false), replicas)
+        Self::start_plan(&ClusterPlan::new(binary, args, false), replicas)
     }
 
     /// Starts three masters, each behind a proxy of its own. Clients see only the proxies' addresses, also in
@@ -86,7 +86,7 @@ impl RedisCluster {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_behind_proxies() -> Result<Self, String> {
-        Self::start_plan(&Plan::new(&RedisServer::binaries()[0], &[], true), 0)
+        Self::start_plan(&ClusterPlan::new(&RedisServer::binaries()[0], &[], true), 0)
     }
 
     /// One cluster of three masters shared by all tests of a binary, started on first use.
@@ -244,7 +244,7 @@ impl RedisCluster {
         wait_until(deadline, || self.ailment())
     }
 
-    fn start_plan(plan: &Plan, replicas: usize) -> Result<Self, String> {
+    fn start_plan(plan: &ClusterPlan, replicas: usize) -> Result<Self, String> {
         let count = MASTERS * (1 + replicas);
         let started: Vec<_> = thread::scope(|scope| {
             let start = || on_free_ports(|| plan.start_node());
@@ -305,7 +305,7 @@ impl RedisCluster {
         self.nodes.iter().enumerate().filter(|(_, node)| node.is_running())
     }
 
-    fn view(&self, node: usize) -> Result<View, String> {
+    fn view(&self, node: usize) -> Result<ClusterView, String> {
         let reply = self.nodes[node].command(&["CLUSTER", "NODES"])?.ok()?;
         view::parse(&reply.to_string()).map_err(|error| format!("node {node}: {error}: {reply}"))
     }
@@ -338,7 +338,7 @@ impl RedisCluster {
     }
 }
 
-impl Plan {
+impl ClusterPlan {
     fn new(binary: &str, args: &[&str], behind_proxies: bool) -> Self {
         let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         if let Some(password) = password(&args).map(str::to_owned) {

@@ -276,18 +276,18 @@ impl RedisServer {
 
     /// As [`restart`](Self::restart), through a shared reference and in the same directory.
     fn revive(&self) -> Result<(), String> {
-        let mut place = self.keeper();
-        if let Some(keeper) = place.as_mut() {
+        let mut kept = self.keeper();
+        if let Some(keeper) = kept.as_mut() {
             keeper.stop();
         }
         self.paused.store(false, Ordering::Relaxed);
         let keeper = Keeper::start(&self.recipe)?;
         match self.wait_until_it_answers(&keeper) {
             Ok(()) => {
-                place.replace(keeper).map(Keeper::leave);
+                kept.replace(keeper).map(Keeper::leave);
                 Ok(())
             }
-            Err(message) if place.is_some() => Err(self.why(&message, &keeper.leave())),
+            Err(message) if kept.is_some() => Err(self.why(&message, &keeper.leave())),
             Err(message) => Err(self.why(&message, &keeper.end())),
         }
     }

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use crate::port::{Port, release};
 use crate::{DEADLINE, on_free_ports, wait_until};
 use faults::Faults;
-use link::Link;
+use link::ProxyLink;
 
 /// A TCP proxy in front of one server of this machine that injects faults on request. It begins without faults,
 /// and closes all its connections when it is dropped.
@@ -140,7 +140,7 @@ fn listen(port: u16, target: u16, faults: &Arc<Faults>) -> Result<JoinHandle<()>
             if !faults.state().accepts {
                 break;
             }
-            Link::open(client, target, &faults);
+            ProxyLink::open(client, target, &faults);
         }
         release(listener);
     }))

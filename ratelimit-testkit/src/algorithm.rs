@@ -12,9 +12,11 @@ use crate::capability::Able;
 use crate::harness::{Harness, StoreClock};
 use crate::law::{Law, Violation};
 use crate::pure::PureStore;
-use crate::suite::{Failure, Property, announce, announce_lacking, config, guard, same, try_on};
+use crate::suite::{
+    Property, StoreFailure, announce, announce_lacking, config, guard, same, try_on,
+};
 use crate::trace::Trace;
-use crate::trace::made::{Instance, Pool, Shape};
+use crate::trace::made::{Instance, Pool, TraceShape};
 use crate::trace::text::raw;
 use walk::Walk;
 
@@ -25,7 +27,7 @@ mod shortcuts;
 pub(crate) mod walk;
 
 /// The outcome of a law on a walk: `Ok`, or how the algorithm broke it.
-pub(crate) type Kept = Result<(), String>;
+pub(crate) type AlgorithmResult = Result<(), String>;
 
 /// The harness of the reference store: a map and the pure step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,7 +172,7 @@ macro_rules! properties {
             }
 
             /// Tries the property on a walk.
-            fn holds_on<T: AlgorithmHarness>(self, walk: &mut Walk<'_, T::Algorithm>) -> Kept {
+            fn holds_on<T: AlgorithmHarness>(self, walk: &mut Walk<'_, T::Algorithm>) -> AlgorithmResult {
                 match self {
                     $( Self::$alone => $module::$function::<T>(walk), )+
                 }
@@ -323,7 +325,7 @@ pub fn try_algorithm<T: AlgorithmHarness>(
     mut runner: TestRunner,
 ) -> Result<(), AlgorithmFailure> {
     let walks = Pool { some: [1, 2], alone: true, ..T::pool(Able::ALONE) }
-        .traces(Shape { requests: 30, ..Shape::ANY });
+        .traces(TraceShape { requests: 30, ..TraceShape::ANY });
     let outcome =
         runner.run(&walks, |trace| failing_on::<T>(property, &trace).map_err(TestCaseError::fail));
     let (message, case) = match outcome {
@@ -338,7 +340,7 @@ pub fn try_algorithm<T: AlgorithmHarness>(
 fn failing_on<T: AlgorithmHarness>(
     property: AlgorithmProperty,
     trace: &Trace<T::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let tried = std::panic::AssertUnwindSafe(|| property.holds_on::<T>(&mut Walk::new(trace)));
     std::panic::catch_unwind(tried).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<String>().map(String::as_str);
@@ -355,7 +357,7 @@ pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     property: Property,
     cases: u32,
-) -> Result<(), Failure> {
+) -> Result<(), StoreFailure> {
     try_on::<T, H>(harness, property, same(cases))
 }
 

@@ -18,13 +18,13 @@ use crate::harness::Harness;
 use crate::law::{Law, Violation};
 use crate::pure::{PureStore, Refused};
 use crate::suite::guard::note_request;
-use crate::trace::Request;
+use crate::trace::TraceRequest;
 
 /// How often a request is repeated while the store reports contention.
 const CONTENDED: usize = 1_000;
 
 /// The outcome of a law: `Ok`, or how the store broke it.
-pub(crate) type Kept = Result<(), Violation>;
+pub(crate) type LawResult = Result<(), Violation>;
 
 /// A store's answer to a request: a verdict, or a kind of error and its message.
 pub(crate) type Said = Result<Verdict, (ErrorKind, String)>;
@@ -48,7 +48,7 @@ impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
     }
 
     /// Fails with this message unless the condition is true.
-    pub(crate) fn ensure(&self, holds: bool, message: impl FnOnce() -> String) -> Kept {
+    pub(crate) fn ensure(&self, holds: bool, message: impl FnOnce() -> String) -> LawResult {
         if holds { Ok(()) } else { self.broken(message()) }
     }
 
@@ -59,7 +59,7 @@ impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
     }
 
     /// The caller's metadata that is sent with a request.
-    pub(crate) fn metadata(&self, request: &Request) -> Vec<u8> {
+    pub(crate) fn metadata(&self, request: &TraceRequest) -> Vec<u8> {
         if self.able().can(Capability::Metadata) { request.metadata() } else { Vec::new() }
     }
 
@@ -67,7 +67,7 @@ impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
     pub(crate) async fn ask(
         &self,
         limits: &[Limit<A>],
-        request: &Request,
+        request: &TraceRequest,
         now: Now,
     ) -> Result<Verdict, Violation> {
         match self.answer(limits, request, now).await? {
@@ -80,7 +80,7 @@ impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
     pub(crate) async fn answer(
         &self,
         limits: &[Limit<A>],
-        request: &Request,
+        request: &TraceRequest,
         now: Now,
     ) -> Result<Said, Violation> {
         let (checks, metadata) = (request.checks(limits), self.metadata(request));
@@ -107,7 +107,12 @@ impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
     }
 
     /// The pure step's answer to a request.
-    pub(crate) fn due(&self, pure: &PureStore<A>, limits: &[Limit<A>], request: &Request) -> Said {
+    pub(crate) fn due(
+        &self,
+        pure: &PureStore<A>,
+        limits: &[Limit<A>],
+        request: &TraceRequest,
+    ) -> Said {
         pure.answer(limits, request, &self.metadata(request)).map_err(|refusal| {
             let refused = Refused(refusal);
             (refused.kind(), refused.to_string())

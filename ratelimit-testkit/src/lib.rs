@@ -209,6 +209,6 @@ pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained
 pub use oracle::NaiveStore;
 pub use pure::{PureStore, Refused};
 pub use seeds::{AlgorithmKind, Scope};
-pub use suite::{Failure, Property, regression, test, try_property, try_same};
+pub use suite::{Property, StoreFailure, regression, test, try_property, try_same};
 pub use trace::made::Instance;
 pub use trace::text::Unreadable;

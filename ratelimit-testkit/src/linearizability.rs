@@ -44,14 +44,14 @@ use ratelimit_core::{
 mod plan;
 mod search;
 
-use plan::Plan;
-use search::{Found, search};
+use plan::Lcg;
+use search::{SearchOutcome, search};
 
 /// The most requests of a history: the search keeps a set of them in the bits of one integer.
 const MOST: usize = 128;
 
 /// A limit and a key, by position.
-type Place = (usize, usize);
+type LimitKey = (usize, usize);
 
 /// One request of a [`History`]: its question, its answer and its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +85,8 @@ impl Event {
     }
 
     /// What the request asks of a limit for a key.
-    fn cost(&self, place: Place) -> u64 {
-        let asks = self.asks.iter().filter(|(limit, key, _)| (*limit, *key) == place);
+    fn cost(&self, limit_key: LimitKey) -> u64 {
+        let asks = self.asks.iter().filter(|(limit, key, _)| (*limit, *key) == limit_key);
         asks.map(|(.., cost)| cost).sum()
     }
 }
@@ -116,9 +116,9 @@ impl<'a, A> History<'a, A> {
 /// What these acquires may have charged a limit for a key, both by position: at least what was admitted, and at most that
 /// and what has no answer.
 #[must_use]
-pub fn charges(acquires: &[Event], place: (usize, usize)) -> RangeInclusive<u64> {
+pub fn charges(acquires: &[Event], limit_key: (usize, usize)) -> RangeInclusive<u64> {
     let cost = |is_counted: fn(&Event) -> bool| -> u64 {
-        acquires.iter().filter(|event| is_counted(event)).map(|event| event.cost(place)).sum()
+        acquires.iter().filter(|event| is_counted(event)).map(|event| event.cost(limit_key)).sum()
     };
     let admitted = cost(Event::is_admitted);
     admitted..=admitted + cost(Event::is_indeterminate)
@@ -138,9 +138,9 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
         let mut decided = true;
         for part in self.parts() {
             match search(self.limits, &self.times, &part) {
-                Found::Order => {}
-                Found::OutOfSteps => decided = false,
-                Found::None(longest) => return Err(self.unexplained(&part, longest)),
+                SearchOutcome::Order => {}
+                SearchOutcome::OutOfSteps => decided = false,
+                SearchOutcome::None(longest) => return Err(self.unexplained(&part, longest)),
             }
         }
         Ok(decided)
@@ -148,12 +148,12 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
 
     /// The requests, grouped by the keys that batches join, each group in the order of asking.
     fn parts(&self) -> Vec<Vec<&Event>> {
-        let mut parts: Vec<(Vec<Place>, Vec<&Event>)> = Vec::new();
+        let mut parts: Vec<(Vec<LimitKey>, Vec<&Event>)> = Vec::new();
         for event in &self.events {
-            let places = || event.asks.iter().map(|(limit, key, _)| (*limit, *key));
-            let mut joined = (places().collect::<Vec<_>>(), vec![event]);
+            let limit_keys = || event.asks.iter().map(|(limit, key, _)| (*limit, *key));
+            let mut joined = (limit_keys().collect::<Vec<_>>(), vec![event]);
             parts.retain_mut(|(known, events)| {
-                let meets = places().any(|place| known.contains(&place));
+                let meets = limit_keys().any(|limit_key| known.contains(&limit_key));
                 if meets {
                     joined.0.append(known);
                     joined.1.append(events);
@@ -170,9 +170,9 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
     }
 
     fn unexplained(&self, part: &[&Event], longest: u128) -> Unexplained {
-        let is_in_order = |place: usize| longest & (1 << place) != 0;
-        let lines = part.iter().enumerate().map(|(place, event)| {
-            let mark = if is_in_order(place) { ' ' } else { '?' };
+        let is_in_order = |position: usize| longest & (1 << position) != 0;
+        let lines = part.iter().enumerate().map(|(position, event)| {
+            let mark = if is_in_order(position) { ' ' } else { '?' };
             format!("{mark} {}\n", self.line(event))
         });
         Unexplained { message: lines.collect() }
@@ -344,7 +344,7 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
     /// Runs one thread's requests, round by round, and returns its events.
     fn act(&self, thread: usize) -> Vec<Vec<Event>> {
         let scenario = self.scenario;
-        let mut drawn = Plan::new(scenario.seed.wrapping_add(thread as u64));
+        let mut drawn = Lcg::new(scenario.seed.wrapping_add(thread as u64));
         let requests = scenario.requests.min(MOST / scenario.threads.max(1));
         let round = |round: usize| {
             let names: Vec<_> = (0..scenario.keys).map(|key| format!("{round}: {key}")).collect();

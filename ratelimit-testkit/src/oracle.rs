@@ -21,16 +21,16 @@ use End::{Newest, Oldest};
 
 /// A change of a key's account: a charge if positive, a refund if negative.
 #[derive(Clone, Copy, Debug)]
-struct Event {
+struct AccountChange {
     at_us: u64,
     parts: i128,
 }
 
 /// The history of one key of one limit, oldest first.
-type History = Vec<Event>;
+type KeyHistory = Vec<AccountChange>;
 
 /// What the store keeps for a key: its history, and the limit under which it was written.
-type Account = (Policy, History);
+type Account = (Policy, KeyHistory);
 
 /// A [`Store`] that recomputes every answer from the whole history. Its own clock is set by hand and starts at
 /// the epoch.
@@ -68,23 +68,23 @@ fn capacity(policy: &Policy) -> i128 {
 }
 
 /// What these events have charged.
-fn sum<'e>(events: impl IntoIterator<Item = &'e Event>) -> i128 {
+fn sum<'e>(events: impl IntoIterator<Item = &'e AccountChange>) -> i128 {
     events.into_iter().map(|event| event.parts).sum()
 }
 
 /// Time as the key sees it: never before the last charge.
-fn effective_us(history: &[Event], now_us: u64) -> u64 {
+fn effective_us(history: &[AccountChange], now_us: u64) -> u64 {
     history.last().map_or(now_us, |last| last.at_us.max(now_us))
 }
 
 /// The parts that a key has left at `now_us`; negative if it was charged under a larger limit.
-fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
+fn left(policy: &Policy, history: &[AccountChange], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     match policy {
         Policy::Gcra(_) | Policy::TokenBucket(_) => in_bucket(refill(policy), history, at_us),
         Policy::FixedWindow(fixed) => {
             let window = at_us / fixed.window_us();
-            let same = |event: &&Event| event.at_us / fixed.window_us() == window;
+            let same = |event: &&AccountChange| event.at_us / fixed.window_us() == window;
             capacity(policy) - sum(history.iter().filter(same))
         }
         Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => {
@@ -111,7 +111,7 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
         }
         Policy::SlidingLog(_) | Policy::Concurrency(_) => {
             let window_us = full_us(policy);
-            let counts = |event: &&Event| event.at_us + window_us > at_us;
+            let counts = |event: &&AccountChange| event.at_us + window_us > at_us;
             capacity(policy) - sum(history.iter().filter(counts))
         }
         counting => unreachable!("{counting} is asked by what it admits"),
@@ -119,14 +119,20 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
 }
 
 /// The events that count in a window of this length over these buckets.
-fn counted_in(bucketed: &BucketedWindow, span_us: u64, history: &[Event], at_us: u64) -> History {
+fn counted_in(
+    bucketed: &BucketedWindow,
+    span_us: u64,
+    history: &[AccountChange],
+    at_us: u64,
+) -> KeyHistory {
     let bucket_us = bucketed.bucket_us();
-    let counts = |event: &&Event| event.at_us / bucket_us + span_us / bucket_us > at_us / bucket_us;
+    let counts =
+        |event: &&AccountChange| event.at_us / bucket_us + span_us / bucket_us > at_us / bucket_us;
     history.iter().filter(counts).copied().collect()
 }
 
 /// The most that a refund can return.
-fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
+fn refundable(policy: &Policy, history: &[AccountChange], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     match policy {
         Policy::BucketedWindow(bucketed) => {
@@ -135,7 +141,7 @@ fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
         // Refunds come from the current window only.
         Policy::SlidingCounter(counter) => {
             let window_us = counter.window_us();
-            let same = |event: &&Event| event.at_us / window_us == at_us / window_us;
+            let same = |event: &&AccountChange| event.at_us / window_us == at_us / window_us;
             sum(history.iter().filter(same))
         }
         _ => capacity(policy) - left(policy, history, now_us),
@@ -143,7 +149,7 @@ fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
 }
 
 /// Whether a key has its full capacity, as a new key.
-fn is_whole(policy: &Policy, history: &[Event], now_us: u64) -> bool {
+fn is_whole(policy: &Policy, history: &[AccountChange], now_us: u64) -> bool {
     match policy {
         // The shortest window may be full again when a longer one is not.
         Policy::BucketedWindow(_) => refundable(policy, history, now_us) == 0,
@@ -152,7 +158,7 @@ fn is_whole(policy: &Policy, history: &[Event], now_us: u64) -> bool {
 }
 
 /// The limit that a decision reports: of several windows, the one with the least left.
-fn shown_limit(policy: &Policy, history: &[Event], now_us: u64) -> u64 {
+fn shown_limit(policy: &Policy, history: &[AccountChange], now_us: u64) -> u64 {
     let Policy::BucketedWindow(bucketed) = policy else { return policy.capacity() };
     let at_us = effective_us(history, now_us);
     let left = |window: &&BucketWindow| {
@@ -163,10 +169,10 @@ fn shown_limit(policy: &Policy, history: &[Event], now_us: u64) -> u64 {
 }
 
 /// The level of a bucket that began full and has lived through this history.
-fn in_bucket(refill: &Refill, history: &[Event], at_us: u64) -> i128 {
+fn in_bucket(refill: &Refill, history: &[AccountChange], at_us: u64) -> i128 {
     let capacity = i128::from(refill.burst) * i128::from(refill.token_units);
     let (mut level, mut counted_us) = (capacity, 0);
-    let now = Event { at_us, parts: 0 };
+    let now = AccountChange { at_us, parts: 0 };
     for event in history.iter().chain([&now]) {
         // The refill ticks since the last counted one; a full bucket has no phase.
         let ticks = (event.at_us - counted_us) / refill.tick_us;
@@ -186,7 +192,7 @@ fn in_bucket(refill: &Refill, history: &[Event], at_us: u64) -> i128 {
 }
 
 /// The events of the last window, the one that opened it first.
-fn last_window(history: &[Event], window_us: u64) -> &[Event] {
+fn last_window(history: &[AccountChange], window_us: u64) -> &[AccountChange] {
     let mut begin = 0;
     for (position, event) in history.iter().enumerate() {
         if event.at_us >= history[begin].at_us + window_us {
@@ -198,7 +204,11 @@ fn last_window(history: &[Event], window_us: u64) -> &[Event] {
 
 /// The events of the window that contains a request, if windows begin with one; none if the last window has
 /// ended.
-fn open_window<'h>(policy: &Policy, history: &'h [Event], now_us: u64) -> &'h [Event] {
+fn open_window<'h>(
+    policy: &Policy,
+    history: &'h [AccountChange],
+    now_us: u64,
+) -> &'h [AccountChange] {
     let window_us = full_us(policy);
     let window = last_window(history, window_us);
     let ended = window.first().is_some_and(|begin| now_us >= begin.at_us + window_us);
@@ -206,7 +216,7 @@ fn open_window<'h>(policy: &Policy, history: &'h [Event], now_us: u64) -> &'h [E
 }
 
 /// The history after a charge of this many parts at `now_us`, or a refund if negative.
-fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> History {
+fn changed(policy: &Policy, history: &[AccountChange], now_us: u64, parts: i128) -> KeyHistory {
     let mut history = history.to_vec();
     if parts == 0 {
         return history;
@@ -218,7 +228,7 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
     };
     let counted = match policy {
         Policy::SlidingLog(_) | Policy::Concurrency(_) => {
-            let counts = |event: &&Event| event.at_us + full_us(policy) > at_us;
+            let counts = |event: &&AccountChange| event.at_us + full_us(policy) > at_us;
             Some(history.iter().filter(counts).copied().collect())
         }
         Policy::WindowLog(_) => Some(open_window(policy, &history, now_us).to_vec()),
@@ -228,7 +238,7 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
     let takes_off_newest = counted.is_some();
     history = counted.unwrap_or(history);
     if parts > 0 || !takes_off_newest {
-        history.push(Event { at_us, parts });
+        history.push(AccountChange { at_us, parts });
     } else {
         take_off(&mut history, -parts, Newest);
     }
@@ -247,14 +257,14 @@ enum End {
 }
 
 /// Removes this many parts from the oldest or the newest events.
-fn take_off(history: &mut History, mut parts: i128, end: End) {
+fn take_off(history: &mut KeyHistory, mut parts: i128, end: End) {
     while parts > 0 && !history.is_empty() {
-        let place = if matches!(end, Oldest) { 0 } else { history.len() - 1 };
-        let taken = history[place].parts.min(parts);
-        history[place].parts -= taken;
+        let position = if matches!(end, Oldest) { 0 } else { history.len() - 1 };
+        let taken = history[position].parts.min(parts);
+        history[position].parts -= taken;
         parts -= taken;
-        if history[place].parts == 0 {
-            history.remove(place);
+        if history[position].parts == 0 {
+            history.remove(position);
         }
     }
 }
@@ -273,7 +283,13 @@ fn first(limit: u64, reservations: impl Fn(u64) -> bool) -> Option<u64> {
 }
 
 /// The decision of a limit with this history.
-fn decision_of(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) -> Decision {
+fn decision_of(
+    policy: &Policy,
+    history: &[AccountChange],
+    now_us: u64,
+    cost: u64,
+    fits: bool,
+) -> Decision {
     let whole = policy.capacity();
     let per_unit = parts_per_unit(policy);
     let left_after = |us: u64| left(policy, history, now_us + us);
@@ -301,23 +317,23 @@ fn decision_of(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits:
 /// The history of an account under this limit. If another limit of the same algorithm wrote it, it counts as one
 /// charge, at the time of the last write, of what was used then, capped at the new capacity. An account of
 /// another algorithm counts as empty.
-fn carried(account: Option<&Account>, policy: &Policy) -> History {
-    let Some((old, history)) = account else { return History::new() };
+fn carried(account: Option<&Account>, policy: &Policy) -> KeyHistory {
+    let Some((old, history)) = account else { return KeyHistory::new() };
     if old == policy {
         return history.clone();
     }
     let Some(last) = history.last().filter(|_| AlgorithmKind::of(old) == AlgorithmKind::of(policy))
     else {
-        return History::new();
+        return KeyHistory::new();
     };
     let used = capacity(old) - left(old, history, last.at_us);
     let units = (used + parts_per_unit(old) - 1) / parts_per_unit(old);
     let parts = (units * parts_per_unit(policy)).min(capacity(policy));
-    vec![Event { at_us: last.at_us, parts }]
+    vec![AccountChange { at_us: last.at_us, parts }]
 }
 
 /// The history after an attempt that does not fit: it takes whatever is left, so the limit is full afterwards.
-fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History {
+fn filled(policy: &Policy, history: &[AccountChange], now_us: u64, cost: u64) -> KeyHistory {
     let parts = i128::from(cost.min(policy.capacity()));
     match policy {
         Policy::SlidingCounter(_) => {
@@ -350,7 +366,12 @@ fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History
 }
 
 /// The decision of a limit, and its history afterwards.
-fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (Decision, History) {
+fn asked(
+    check: &Check<'_, Policy>,
+    op: Op,
+    history: &[AccountChange],
+    now_us: u64,
+) -> (Decision, KeyHistory) {
     let policy = &check.limit.algorithm().by_admissions();
     let cost = i128::from(check.cost) * parts_per_unit(policy);
     let left = left(policy, history, now_us).max(0);
@@ -367,7 +388,7 @@ fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (
         Op::Force => cost.min(left),
         Op::Refund => -cost.min(refundable(policy, history, now_us)),
         Op::Reset => {
-            return (decision_of(policy, &[], now_us, check.cost, true), History::new());
+            return (decision_of(policy, &[], now_us, check.cost, true), KeyHistory::new());
         }
         Op::Settle | Op::Renew => unreachable!("the oracle has no reservations"),
     };

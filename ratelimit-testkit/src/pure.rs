@@ -11,30 +11,30 @@ use ratelimit_core::{
     StoreError, Timestamp, Verdict,
 };
 
-use crate::trace::Request;
+use crate::trace::TraceRequest;
 
-type Key = (String, String);
+type StateKey = (String, String);
 
 /// The smallest possible store, for any algorithm. Other stores must agree with it, field by field and state by
 /// state. Its own clock is set by hand and starts at the epoch. It never removes expired states.
 #[derive(Debug)]
 pub struct PureStore<A: Algorithm = Policy> {
-    kept: Mutex<Kept<A::State>>,
+    kept: Mutex<PureContents<A::State>>,
     clock: ManualClock,
 }
 
 /// The contents of the store.
 #[derive(Clone, Debug)]
-struct Kept<S> {
-    states: HashMap<Key, S>,
-    reservations: HashMap<(Key, ReservationId), Reservation>,
+struct PureContents<S> {
+    states: HashMap<StateKey, S>,
+    reservations: HashMap<(StateKey, ReservationId), Reservation>,
 }
 
 impl<A: Algorithm> PureStore<A> {
     /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
-        let kept = Kept { states: HashMap::new(), reservations: HashMap::new() };
+        let kept = PureContents { states: HashMap::new(), reservations: HashMap::new() };
         Self { kept: Mutex::new(kept), clock: ManualClock::default() }
     }
 
@@ -44,7 +44,7 @@ impl<A: Algorithm> PureStore<A> {
         &self.clock
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept<A::State>> {
+    fn kept(&self) -> MutexGuard<'_, PureContents<A::State>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,7 +75,7 @@ impl<A: Algorithm> PureStore<A> {
             Now::Store => self.clock.now(),
             Now::At(now) => now,
         };
-        let mut view = View { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
+        let mut view = PureView { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
         decide(batch, now, &mut view)
     }
 
@@ -83,7 +83,7 @@ impl<A: Algorithm> PureStore<A> {
     pub(crate) fn answer(
         &self,
         limits: &[Limit<A>],
-        request: &Request,
+        request: &TraceRequest,
         metadata: &[u8],
     ) -> Result<Verdict, Refusal> {
         let checks = request.checks(limits);
@@ -97,7 +97,7 @@ impl<A: Algorithm> Default for PureStore<A> {
     }
 }
 
-fn keys<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<Key> {
+fn keys<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<StateKey> {
     let key = |check: &Check<'_, A>| (check.limit.name().to_owned(), check.key.to_owned());
     batch.checks().iter().map(key).collect()
 }
@@ -108,13 +108,13 @@ pub(crate) fn fingerprint<T: Hash>(all: &[T]) -> u64 {
     all.iter().map(|one| hasher.hash_one(one)).fold(0, u64::wrapping_add)
 }
 
-struct View<'a, S> {
-    keys: Vec<Key>,
+struct PureView<'a, S> {
+    keys: Vec<StateKey>,
     id: Option<ReservationId>,
-    kept: &'a mut Kept<S>,
+    kept: &'a mut PureContents<S>,
 }
 
-impl<S> States<S> for View<'_, S> {
+impl<S> States<S> for PureView<'_, S> {
     fn get(&self, position: usize) -> Option<&S> {
         self.kept.states.get(&self.keys[position])
     }

@@ -27,10 +27,10 @@ use crate::laws::own_clock::{
     SHORT_US, decides_by_a_clock_that_runs, decides_by_its_own_clock, its_own_clock_keeps_time,
 };
 use crate::laws::small::every_small_trace_agrees;
-use crate::laws::{Kept, Shown, Subject};
+use crate::laws::{LawResult, Shown, Subject};
 use crate::seeds::{AlgorithmKind, Scope, rate};
 use crate::trace::Trace;
-use crate::trace::made::{Pool, Shape, limit};
+use crate::trace::made::{Pool, TraceShape, limit};
 use crate::trace::text::raw;
 
 pub(crate) mod guard;
@@ -98,7 +98,7 @@ impl Property {
 
 /// A property that a store breaks: how, and on which case.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct StoreFailure {
     /// The broken law, and how it was broken.
     pub violation: Violation,
     /// The smallest failing case, in text that [`regression`] reads; empty if the property has no input.
@@ -106,7 +106,7 @@ pub struct Failure {
     property: Property,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for StoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.violation)?;
         if self.case.is_empty() {
@@ -205,7 +205,7 @@ pub fn test<H: Harness + 'static>(
     });
 }
 
-/// The body of a regression test made from a [`Failure`]: tries a property on a case given as text.
+/// The body of a regression test made from a [`StoreFailure`]: tries a property on a case given as text.
 ///
 /// The text has the form that a failure shows: one line per limit, in the words of its policy, and one line per
 /// request. A limit that is named again is changed from there on.
@@ -238,7 +238,7 @@ pub fn test<H: Harness + 'static>(
 /// If the property does not hold for the case, or if the text is not a case of the property.
 pub fn regression<H: Harness>(property: Property, case: &str) {
     let harness = H::new();
-    let trial = Trial::of(&harness, property, Scope::Mixed, Cases::Given(case));
+    let trial = LawTrial::of(&harness, property, Scope::Mixed, Cases::Given(case));
     // The scope only matters for generated cases, of which there are none.
     if let Err(failure) = trial.run_on_policies(Scope::Mixed) {
         panic!("{failure}");
@@ -254,7 +254,7 @@ pub fn try_same<H: Harness>(
     property: Property,
     scope: Scope,
     cases: u32,
-) -> Result<(), Failure> {
+) -> Result<(), StoreFailure> {
     try_property(harness, property, scope, same(cases))
 }
 
@@ -267,12 +267,11 @@ pub fn try_property<H: Harness>(
     property: Property,
     scope: Scope,
     runner: TestRunner,
-) -> Result<(), Failure> {
+) -> Result<(), StoreFailure> {
     match property.lacks(scope, Able::of::<Policy, H>()) {
         Some(_) => Ok(()),
-        None => {
-            Trial::of(harness, property, scope, Cases::Drawn(runner.into())).run_on_policies(scope)
-        }
+        None => LawTrial::of(harness, property, scope, Cases::Drawn(runner.into()))
+            .run_on_policies(scope),
     }
 }
 
@@ -281,11 +280,11 @@ pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     property: Property,
     runner: TestRunner,
-) -> Result<(), Failure> {
+) -> Result<(), StoreFailure> {
     let pool = T::pool(Able::of::<T::Algorithm, H>());
     let named = Box::new(crate::algorithm::named::<T>);
     let cases = Cases::Drawn(Box::new(runner));
-    Trial { harness, property, pool, shown: None, named, cases }.run()
+    LawTrial { harness, property, pool, shown: None, named, cases }.run()
 }
 
 /// The text of a state as far as it matters to this limit: nothing if another algorithm wrote it, and of a log the
@@ -331,12 +330,12 @@ enum Cases<'c> {
     Given(&'c str),
 }
 
-type Outcome = Result<(), Failure>;
+type CaseResult = Result<(), StoreFailure>;
 
 /// Reads a limit.
 type ReadLimit<A> = Box<dyn Fn(&str) -> Result<A, String>>;
 
-struct Trial<'h, A: Algorithm, H> {
+struct LawTrial<'h, A: Algorithm, H> {
     harness: &'h H,
     property: Property,
     pool: Pool<A>,
@@ -345,7 +344,7 @@ struct Trial<'h, A: Algorithm, H> {
     cases: Cases<'h>,
 }
 
-impl<'h, H: Harness> Trial<'h, Policy, H> {
+impl<'h, H: Harness> LawTrial<'h, Policy, H> {
     fn of(harness: &'h H, property: Property, scope: Scope, cases: Cases<'h>) -> Self {
         let pool = scope.pool(Able::of::<Policy, H>());
         let named = Box::new(|text: &str| text.parse().map_err(|error| format!("{error}")));
@@ -353,7 +352,7 @@ impl<'h, H: Harness> Trial<'h, Policy, H> {
     }
 
     /// The properties of a store of policies, on the limits that suit each.
-    fn run_on_policies(mut self, scope: Scope) -> Outcome {
+    fn run_on_policies(mut self, scope: Scope) -> CaseResult {
         let (able, drawn) = (self.pool.able, matches!(self.cases, Cases::Drawn(_)));
         let is_real = || matches!(self.harness.clock(&self.harness.store()), StoreClock::Real);
         match self.property {
@@ -363,7 +362,7 @@ impl<'h, H: Harness> Trial<'h, Policy, H> {
             }
             Property::AgreesAfterAChange if !able.can(Capability::Changes) => {
                 self.pool = self.pool.changed();
-                self.on(&|pool| pool.traces(Shape::FORWARD), async |subject, trace| {
+                self.on(&|pool| pool.traces(TraceShape::FORWARD), async |subject, trace| {
                     a_changed_limit_is_safe(subject, trace).await
                 })
             }
@@ -372,8 +371,8 @@ impl<'h, H: Harness> Trial<'h, Policy, H> {
                 pairs(scope, able).into_iter().try_for_each(|pair| {
                     self.once(|subject| {
                         let limits =
-                            [("first", 61, 0), ("second", 83, 1)].map(|(name, n, place)| {
-                                limit(name, pair[place].at_rate(rate(n, 1_000_000), n)[0])
+                            [("first", 61, 0), ("second", 83, 1)].map(|(name, n, position)| {
+                                limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
                             });
                         many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)
                     })?;
@@ -397,11 +396,11 @@ impl<'h, H: Harness> Trial<'h, Policy, H> {
                 }
                 self.pool = scope.slow(able);
                 let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
-                let shape = Shape { slow: true, requests, ..Shape::FORWARD };
+                let shape = TraceShape { slow: true, requests, ..TraceShape::FORWARD };
                 self.on(&|pool| pool.traces(shape), decides_by_a_clock_that_runs)
             }
             Property::DecidesByItsOwnClock if is_real() => {
-                self.on(&|pool| pool.traces(Shape::FORWARD), decides_by_a_clock_that_runs)
+                self.on(&|pool| pool.traces(TraceShape::FORWARD), decides_by_a_clock_that_runs)
             }
             Property::KeepsWhatMatters if drawn && scope.is_single() => {
                 for (us, reserves) in [(3_600_000_000, false), (SHORT_US, true)] {
@@ -428,14 +427,14 @@ impl<'h, H: Harness> Trial<'h, Policy, H> {
     }
 }
 
-impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
+impl<A: Algorithm + 'static, H: Harness<A>> LawTrial<'_, A, H> {
     /// The properties of a store of any algorithm's limits.
-    fn run(mut self) -> Outcome {
+    fn run(mut self) -> CaseResult {
         match self.property {
-            Property::Agrees => self.on(&|pool| pool.traces(Shape::ANY), agrees),
+            Property::Agrees => self.on(&|pool| pool.traces(TraceShape::ANY), agrees),
             Property::AgreesAfterAChange => {
                 self.pool = self.pool.changed();
-                self.on(&|pool| pool.traces(Shape::ANY), agrees)
+                self.on(&|pool| pool.traces(TraceShape::ANY), agrees)
             }
             Property::KeepsWhatMatters => {
                 for instance in (self.pool.make)().into_iter().filter(|_| self.shown.is_none()) {
@@ -443,7 +442,7 @@ impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
                         nothing_vanishes(subject, instance.algorithm, false).await
                     })?;
                 }
-                let shape = Shape { requests: 20, ..Shape::FORWARD };
+                let shape = TraceShape { requests: 20, ..TraceShape::FORWARD };
                 self.on(&|pool| pool.traces(shape), nothing_leaks)
             }
             Property::DecidesByItsOwnClock => {
@@ -456,7 +455,7 @@ impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
                     }
                 }
                 let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
-                let shape = Shape { requests, ..Shape::FORWARD };
+                let shape = TraceShape { requests, ..TraceShape::FORWARD };
                 self.on(&|pool| pool.traces(shape), decides_by_its_own_clock)
             }
             Property::ManyTasksAreAdmittedExactlyTheLimit => {
@@ -473,8 +472,8 @@ impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
         }
     }
 
-    fn failure(&self, violation: Violation, case: String) -> Failure {
-        Failure { violation, case, property: self.property }
+    fn failure(&self, violation: Violation, case: String) -> StoreFailure {
+        StoreFailure { violation, case, property: self.property }
     }
 
     /// The violation of the law with this description.
@@ -487,8 +486,8 @@ impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
     fn on(
         mut self,
         made: &dyn Fn(&Pool<A>) -> BoxedStrategy<Trace<A>>,
-        law: impl AsyncFn(&Subject<'_, A, H>, &Trace<A>) -> Kept,
-    ) -> Outcome {
+        law: impl AsyncFn(&Subject<'_, A, H>, &Trace<A>) -> LawResult,
+    ) -> CaseResult {
         let (harness, name, shown) = (self.harness, self.property.law(), self.shown);
         let tried = |trace: &Trace<A>| {
             let store = harness.store();
@@ -525,7 +524,7 @@ impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
     }
 
     /// Tries a law that has no generated input.
-    fn once(&self, law: impl FnOnce(&Subject<'_, A, H>) -> Kept) -> Outcome {
+    fn once(&self, law: impl FnOnce(&Subject<'_, A, H>) -> LawResult) -> CaseResult {
         let (harness, store) = (self.harness, self.harness.store());
         let subject =
             Subject { law: self.property.law(), harness, store: &store, shown: self.shown };
@@ -533,7 +532,7 @@ impl<A: Algorithm + 'static, H: Harness<A>> Trial<'_, A, H> {
     }
 
     /// As `once`, for an async law.
-    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, A, H>) -> Kept) -> Outcome {
+    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, A, H>) -> LawResult) -> CaseResult {
         self.once(|subject| self.harness.block_on(law(subject)))
     }
 }

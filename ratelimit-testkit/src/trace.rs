@@ -12,12 +12,12 @@ pub(crate) struct Trace<A> {
     pub(crate) limits: Vec<Limit<A>>,
     /// The limits in the words of a policy document, or of their harness.
     pub(crate) texts: Vec<String>,
-    pub(crate) requests: Vec<Request>,
+    pub(crate) requests: Vec<TraceRequest>,
 }
 
 /// A batch at one moment.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct TraceRequest {
     pub(crate) at: Timestamp,
     pub(crate) op: Op,
     /// The checks of the batch; no name of a limit and key occur twice together.
@@ -34,7 +34,7 @@ pub(crate) struct Ask {
     pub(crate) cost: u64,
 }
 
-impl Request {
+impl TraceRequest {
     /// An operation without an id on one key.
     pub(crate) fn one(at: Timestamp, op: Op, ask: Ask) -> Self {
         Self { at, op, asks: vec![ask], id: None }

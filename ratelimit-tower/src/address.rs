@@ -10,7 +10,7 @@ use http::request::Parts;
 use ipnet::{IpNet, Ipv4Net};
 use ratelimit_core::ConfigError;
 
-use crate::identify::{Found, Identifier, Identify, IdentifyError};
+use crate::identify::{Identification, Identifier, Identify, IdentifyError};
 
 mod forwarded;
 mod text;
@@ -68,10 +68,10 @@ pub struct ClientAddress {
     header: Option<ProxyHeader>,
     ipv6_prefix: u8,
     #[derive_where(skip)]
-    peer: Peer,
+    peer: PeerLookup,
 }
 
-type Peer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
+type PeerLookup = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
 
 /// Reads an element of a list.
 type AddressOf = fn(&[u8]) -> Option<IpAddr>;
@@ -197,15 +197,15 @@ impl ClientAddress {
 }
 
 impl Identify for ClientAddress {
-    fn identify(&self, request: &mut Parts) -> Found {
+    fn identify(&self, request: &mut Parts) -> Identification {
         let Some(peer) = (self.peer)(&request.extensions) else {
-            return Found::Now(Err(IdentifyError::not_wired(
+            return Identification::Now(Err(IdentifyError::not_wired(
                 "the request has no extension with the peer's address; with axum, serve \
                  `app.into_make_service_with_connect_info::<SocketAddr>()` and enable the feature \
                  `axum`; with tonic, use `from_extension`; with hyper, insert a `PeerAddress`",
             )));
         };
-        Found::Now(Ok(Some(match (peer, &self.header) {
+        Identification::Now(Ok(Some(match (peer, &self.header) {
             // Most clients. The general way copies the address byte by byte, and stalls when it is read whole.
             (IpAddr::V4(ip), None) => text::of_ipv4(ip),
             _ => self.identifier(self.resolve(peer, &request.headers)),

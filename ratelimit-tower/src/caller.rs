@@ -1,4 +1,4 @@
-//! [`Caller`]: the identifiers of one request.
+//! [`IdentifiedCaller`]: the identifiers of one request.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use ratelimit_core::{Algorithm, ConfigError, Identifiers, Limit};
 use smallvec::SmallVec;
 
 use crate::BoxFuture;
-use crate::identify::{Found, Identifier, Identify, IdentifyError};
+use crate::identify::{Identification, Identifier, Identify, IdentifyError};
 
 /// A source and the name of its identifier; no name for a bare key.
 #[derive(Clone)]
-pub(crate) struct Source {
+pub(crate) struct IdentifierSource {
     name: Option<Box<str>>,
     identify: Arc<dyn Identify>,
 }
 
 /// All sources of a layer.
 #[derive(Clone, Default)]
-pub(crate) struct Sources(Arc<[Source]>);
+pub(crate) struct Sources(Arc<[IdentifierSource]>);
 
 impl Sources {
     /// These sources and one more. It takes the place of an earlier one of the same name.
     pub(crate) fn with(&self, name: Option<&str>, identify: impl Identify) -> Self {
         let others = self.0.iter().filter(|source| source.name.as_deref() != name).cloned();
-        let source = Source { name: name.map(Into::into), identify: Arc::new(identify) };
+        let source = IdentifierSource { name: name.map(Into::into), identify: Arc::new(identify) };
         Self(others.chain([source]).collect())
     }
 
@@ -54,11 +54,11 @@ impl Sources {
         values: &mut Values,
     ) -> Result<Option<Later>, IdentifyError> {
         let mut later = Vec::new();
-        for (place, source) in self.0.iter().enumerate() {
+        for (position, source) in self.0.iter().enumerate() {
             values.push(match source.identify.identify(request) {
-                Found::Now(found) => found?,
-                Found::Later(found) => {
-                    later.push((place, found));
+                Identification::Now(found) => found?,
+                Identification::Later(found) => {
+                    later.push((position, found));
                     None
                 }
             });
@@ -68,8 +68,8 @@ impl Sources {
         }
         let mut values = std::mem::take(values);
         Ok(Some(Box::pin(async move {
-            for (place, found) in later {
-                values[place] = found.await?;
+            for (position, found) in later {
+                values[position] = found.await?;
             }
             Ok(values)
         })))
@@ -83,15 +83,15 @@ pub(crate) type Values = SmallVec<[Option<Identifier>; 2]>;
 
 /// The identifiers of one request with their names.
 #[derive(Clone, Copy)]
-pub(crate) struct Caller<'a> {
+pub(crate) struct IdentifiedCaller<'a> {
     pub(crate) sources: &'a Sources,
     pub(crate) values: &'a Values,
 }
 
-impl<'a> Caller<'a> {
+impl<'a> IdentifiedCaller<'a> {
     pub(crate) fn value(self, name: Option<&str>) -> Option<&'a str> {
-        let place = self.sources.0.iter().position(|source| source.name.as_deref() == name)?;
-        self.values.get(place)?.as_ref().map(Identifier::as_str)
+        let position = self.sources.0.iter().position(|source| source.name.as_deref() == name)?;
+        self.values.get(position)?.as_ref().map(Identifier::as_str)
     }
 
     /// The identifiers that the request may lack, and lacks, in words; `None` if it has all.
@@ -105,7 +105,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-impl Identifiers for Caller<'_> {
+impl Identifiers for IdentifiedCaller<'_> {
     fn bare(&self) -> Option<Cow<'_, str>> {
         self.value(None).map(Cow::Borrowed)
     }

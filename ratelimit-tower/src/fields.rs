@@ -10,9 +10,9 @@ pub(crate) mod advice;
 mod draft;
 mod entry;
 
-use crate::rejection::Denied;
+use crate::rejection::LimitDenial;
 
-pub(crate) use entry::{Entry, PolicyField};
+pub(crate) use entry::{FieldEntry, PolicyField};
 
 /// The largest integer of a structured field (RFC 9651: 15 digits). Larger values are written as this one.
 const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
@@ -192,7 +192,7 @@ impl Fields {
     }
 
     /// The fields that describe these limits; `None` without limits.
-    pub(crate) fn tell(&self, entries: &[Entry<'_>]) -> Option<Told> {
+    pub(crate) fn tell(&self, entries: &[FieldEntry<'_>]) -> Option<AnswerFields> {
         // The first of equal ones, as a verdict does.
         let shown = entries.iter().min_by_key(|entry| entry.remaining)?;
         let older = self.x_ratelimit.map(|reset| {
@@ -206,12 +206,12 @@ impl Fields {
             Box::new(Older { names, values: [Some(shown.limit), Some(shown.remaining), reset_s] })
         });
         let lists = if self.without_draft { None } else { draft::lists(entries) };
-        Some(Told { lists, older })
+        Some(AnswerFields { lists, older })
     }
 }
 
 /// The fields of one answer, other than `Retry-After`. They are written when the store has decided, and added when there is a response.
-pub(crate) struct Told {
+pub(crate) struct AnswerFields {
     lists: Option<[HeaderValue; 2]>,
     /// Boxed, because most answers have none.
     older: Option<Box<Older>>,
@@ -235,10 +235,10 @@ static PREFIXED: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-impl Told {
+impl AnswerFields {
     /// Adds the fields to an answer of the inner service, unless a layer in between denied the request: then the fields are its own.
     pub(crate) fn add_to<B>(self, response: &mut Response<B>) {
-        if response.extensions().get::<Denied>().is_none() {
+        if response.extensions().get::<LimitDenial>().is_none() {
             self.write_to(response.headers_mut());
         }
     }

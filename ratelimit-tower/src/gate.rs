@@ -18,9 +18,9 @@ use ratelimit_core::{
     Verdict,
 };
 
-use crate::caller::{Caller, Later, Values};
+use crate::caller::{IdentifiedCaller, Later, Values};
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
-use crate::fields::{Entry, PolicyField, Told, write_retry_after};
+use crate::fields::{AnswerFields, FieldEntry, PolicyField, write_retry_after};
 use crate::identify::IdentifyError;
 use crate::rejection::{Reason, Rejection};
 
@@ -87,8 +87,8 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     }
 
     /// The caller with these identifiers.
-    pub(crate) const fn caller<'a>(&'a self, values: &'a Values) -> Caller<'a> {
-        Caller { sources: &self.config.sources, values }
+    pub(crate) const fn caller<'a>(&'a self, values: &'a Values) -> IdentifiedCaller<'a> {
+        IdentifiedCaller { sources: &self.config.sources, values }
     }
 
     /// Where to tell for how long a place was held, if that is of use.
@@ -125,9 +125,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     pub(crate) fn judge(
         &self,
         limiter: &RateLimiter<S, A>,
-        caller: Caller<'_>,
+        caller: IdentifiedCaller<'_>,
         decided: Result<&Verdict, &S::Error>,
-    ) -> Result<Option<Told>, Box<Rejection>> {
+    ) -> Result<Option<AnswerFields>, Box<Rejection>> {
         match decided {
             Ok(verdict) => {
                 self.log_shadow_denials(limiter, verdict);
@@ -145,9 +145,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     fn judge_error(
         &self,
         limiter: &RateLimiter<S, A>,
-        caller: Caller<'_>,
+        caller: IdentifiedCaller<'_>,
         error: &S::Error,
-    ) -> Result<Option<Told>, Box<Rejection>> {
+    ) -> Result<Option<AnswerFields>, Box<Rejection>> {
         match (error.kind(), caller.lacking()) {
             // The client did not send an identifier that it may lack, and without it no limit applies.
             (ErrorKind::Invalid, Some(lacking)) => {
@@ -165,7 +165,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                     return Ok(None);
                 }
                 let (limits, request) = (limiter.limits().as_slice(), limiter.request(&caller));
-                let applies = request.applicable().map(|place| limits[place].name().into());
+                let applies = request.applicable().map(|position| limits[position].name().into());
                 let mut rejection = Rejection::new(Reason::ReducedCapacity);
                 rejection.violated_policies = applies.collect();
                 Err(rejection)
@@ -178,21 +178,21 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     fn tell<'a>(
         &'a self,
         limiter: &'a RateLimiter<S, A>,
-        caller: Caller<'_>,
+        caller: IdentifiedCaller<'_>,
         verdict: &'a Verdict,
-    ) -> Option<Told> {
+    ) -> Option<AnswerFields> {
         let fields = &self.config.fields;
         if !fields.tells(verdict.allowed()) {
             return None;
         }
         let entry = |decided: NamedDecision<'a, A>| {
             let limit = decided.configured();
-            let mut entry = Entry::new(limit, decided.decision(), fields);
+            let mut entry = FieldEntry::new(limit, decided.decision(), fields);
             if limit.algorithm().has_leases() {
                 entry = entry.busy(self.busy_wait_us(&decided));
             }
-            let place = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
-            let policy = place.and_then(|place| self.policies.get(place)?.as_ref());
+            let position = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
+            let policy = position.and_then(|position| self.policies.get(position)?.as_ref());
             entry.policy = policy.and_then(|policy| policy.of(&entry));
             if fields.partition_secret.is_some() {
                 let key = limit.key_for(&caller);
@@ -214,7 +214,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     fn deny(
         &self,
         limiter: &RateLimiter<S, A>,
-        caller: Caller<'_>,
+        caller: IdentifiedCaller<'_>,
         verdict: &Verdict,
     ) -> Box<Rejection> {
         let denied = || limiter.named(verdict).filter(|decided| !decided.allowed);

@@ -86,7 +86,7 @@ pub type Identified = Result<Option<Identifier>, IdentifyError>;
 
 /// What [`Identify::identify`] returns.
 #[derive_where(Debug)]
-pub enum Found {
+pub enum Identification {
     /// The identifier is known.
     Now(Identified),
     /// The identifier has to be waited for.
@@ -110,11 +110,11 @@ pub enum Found {
 )]
 pub trait Identify: Send + Sync + 'static {
     /// The identifier of this request.
-    fn identify(&self, request: &mut Parts) -> Found;
+    fn identify(&self, request: &mut Parts) -> Identification;
 }
 
-impl<F: Fn(&mut Parts) -> Found + Send + Sync + 'static> Identify for F {
-    fn identify(&self, request: &mut Parts) -> Found {
+impl<F: Fn(&mut Parts) -> Identification + Send + Sync + 'static> Identify for F {
+    fn identify(&self, request: &mut Parts) -> Identification {
         self(request)
     }
 }
@@ -129,7 +129,7 @@ pub fn header(name: HeaderName) -> impl Identify + Clone {
         let value = request.headers.get(&name).and_then(|value| value.to_str().ok());
         let value = value.filter(|value| !value.is_empty()).map(|value| Some(value.into()));
         let missing = || IdentifyError::missing(format!("the request has no header {name}"));
-        Found::Now(value.ok_or_else(missing))
+        Identification::Now(value.ok_or_else(missing))
     }
 }
 
@@ -190,7 +190,7 @@ pub fn from_fn<F>(identify: F) -> impl Identify
 where
     F: Fn(&Parts) -> Identified + Send + Sync + 'static,
 {
-    move |request: &mut Parts| Found::Now(identify(request))
+    move |request: &mut Parts| Identification::Now(identify(request))
 }
 
 /// Identifies by what this function waits for, such as a look-up in a database. The future owns what it needs of the request.
@@ -216,7 +216,7 @@ where
     F: Fn(&Parts) -> T + Send + Sync + 'static,
     T: Future<Output = Identified> + Send + 'static,
 {
-    move |request: &mut Parts| Found::Later(Box::pin(identify(request)))
+    move |request: &mut Parts| Identification::Later(Box::pin(identify(request)))
 }
 
 /// The same source, for requests that may lack it: where the client did not send it, limits that are kept by it do not apply.
@@ -246,8 +246,10 @@ where
             found => found,
         };
         match source.identify(request) {
-            Found::Now(found) => Found::Now(lenient(found)),
-            Found::Later(found) => Found::Later(Box::pin(async move { lenient(found.await) })),
+            Identification::Now(found) => Identification::Now(lenient(found)),
+            Identification::Later(found) => {
+                Identification::Later(Box::pin(async move { lenient(found.await) }))
+            }
         }
     }
 }

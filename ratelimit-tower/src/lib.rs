@@ -162,13 +162,13 @@ pub use grpc::Grpc;
 #[cfg(feature = "axum")]
 pub use identify::axum::{matched_route, path_param};
 pub use identify::{
-    Found, Identified, Identifier, Identify, IdentifyError, extension, from_async_fn, from_fn,
-    header, method, optional, unauthorized,
+    Identification, Identified, Identifier, Identify, IdentifyError, extension, from_async_fn,
+    from_fn, header, method, optional, unauthorized,
 };
 pub use layer::RateLimitLayer;
 pub use mode::{Awaited, Immediate};
 #[doc(hidden)]
-pub use mode::{Grant, Mode};
+pub use mode::{Grant, LayerMode};
 pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 #[cfg(feature = "tokio")]
 pub use reservation::{Charge, Held, Hold, Meter, Reserving, SettledBody};

@@ -10,10 +10,10 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Lines by the name of a limit. Each tells how many requests it stands for: its own, and those since the line before.
 #[derive(Default)]
 pub(crate) struct Log {
-    shadow: Lines,
-    undecided: Lines,
-    misconfigured: Lines,
-    unwired: Lines,
+    shadow: LogLines,
+    undecided: LogLines,
+    misconfigured: LogLines,
+    unwired: LogLines,
 }
 
 impl Log {
@@ -44,20 +44,20 @@ impl Log {
 }
 
 #[derive(Default)]
-struct Lines(Mutex<HashMap<Box<str>, Line>>);
+struct LogLines(Mutex<HashMap<Box<str>, LogLine>>);
 
-struct Line {
+struct LogLine {
     next: Instant,
     /// How many requests no line has reported.
     untold: u64,
 }
 
-impl Lines {
+impl LogLines {
     /// Counts a request. Returns for how many a line stands, if one is due.
     fn due(&self, limit: &str, now: Instant) -> Option<u64> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(line) = lines.get_mut(limit) else {
-            lines.insert(limit.into(), Line { next: now + EVERY, untold: 0 });
+            lines.insert(limit.into(), LogLine { next: now + EVERY, untold: 0 });
             return Some(1);
         };
         line.untold += 1;
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_limit_has_one_line_per_second_which_tells_for_how_many_requests_it_stands() {
-        let (lines, begin) = (Lines::default(), Instant::now());
+        let (lines, begin) = (LogLines::default(), Instant::now());
         let told =
             (0..3_000).filter_map(|ms| lines.due("login", begin + Duration::from_millis(ms)));
         assert_eq!(told.collect::<Vec<_>>(), [1, 1_000, 1_000]);

@@ -1,4 +1,4 @@
-//! [`Mode`]: how the layer asks the store, and what an admitted request holds until it is answered.
+//! [`LayerMode`]: how the layer asks the store, and what an admitted request holds until it is answered.
 //!
 //! Modes are types. The future of a store cannot be named, so it is boxed; a [`SyncStore`] decides in `call`, and the
 //! response future then holds only the inner service's future. Settling with the body needs a wrapper around it, so only a
@@ -12,16 +12,16 @@ use http::{Extensions, Response};
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{RateLimiter, Store, SyncStore};
 
-use crate::caller::Caller;
-use crate::fields::Told;
+use crate::caller::IdentifiedCaller;
+use crate::fields::AnswerFields;
 use crate::gate::Gate;
 use crate::rejection::Rejection;
 
 /// The fields of an admitted request, and what it holds.
-pub(crate) type Decided<G> = Result<(Option<Told>, G), Box<Rejection>>;
+pub(crate) type GateResult<G> = Result<(Option<AnswerFields>, G), Box<Rejection>>;
 
 /// How the store is asked: [`Awaited`], [`Immediate`], or reserving.
-pub trait Mode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
+pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
     /// What an admitted request holds.
     type Grant: Grant;
 
@@ -34,9 +34,9 @@ pub trait Mode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
     fn decide_now(
         _: &Gate<S, A>,
         _: &RateLimiter<S, A>,
-        _: Caller<'_>,
+        _: IdentifiedCaller<'_>,
         _: u64,
-    ) -> Option<Decided<Self::Grant>> {
+    ) -> Option<GateResult<Self::Grant>> {
         None
     }
 
@@ -45,9 +45,9 @@ pub trait Mode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
         &self,
         gate: &Gate<S, A>,
         limiter: &Arc<RateLimiter<S, A>>,
-        caller: Caller<'_>,
+        caller: IdentifiedCaller<'_>,
         cost: u64,
-    ) -> impl Future<Output = Decided<Self::Grant>> + Send {
+    ) -> impl Future<Output = GateResult<Self::Grant>> + Send {
         let grant = self.exempt();
         async move {
             let decided = limiter.request(&caller).cost(cost).acquire().await;
@@ -90,13 +90,13 @@ pub struct Awaited;
 #[derive(Clone, Copy, Debug)]
 pub struct Immediate;
 
-impl<S: Store<A>, A: Quota + 'static> Mode<S, A> for Awaited {
+impl<S: Store<A>, A: Quota + 'static> LayerMode<S, A> for Awaited {
     type Grant = ();
 
     fn exempt(&self) {}
 }
 
-impl<S: SyncStore<A>, A: Quota + 'static> Mode<S, A> for Immediate {
+impl<S: SyncStore<A>, A: Quota + 'static> LayerMode<S, A> for Immediate {
     type Grant = ();
 
     fn exempt(&self) {}
@@ -105,9 +105,9 @@ impl<S: SyncStore<A>, A: Quota + 'static> Mode<S, A> for Immediate {
     fn decide_now(
         gate: &Gate<S, A>,
         limiter: &RateLimiter<S, A>,
-        caller: Caller<'_>,
+        caller: IdentifiedCaller<'_>,
         cost: u64,
-    ) -> Option<Decided<()>> {
+    ) -> Option<GateResult<()>> {
         let decided = limiter.check_n_now(&caller, cost);
         Some(gate.judge(limiter, caller, decided.as_ref()).map(|told| (told, ())))
     }

@@ -24,7 +24,7 @@ pub enum Reason {
 
 /// An extension of an answer: limits denied the request. The fields of the answer are theirs alone, whatever layers are around.
 #[derive(Clone, Copy)]
-pub(crate) struct Denied;
+pub(crate) struct LimitDenial;
 
 /// A request that is not admitted, for an [`Answer`].
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl Rejection {
     pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
         let mut response = answer.answer(&self);
         if matches!(self.reason, Reason::QuotaExceeded | Reason::ReducedCapacity) {
-            response.extensions_mut().insert(Denied);
+            response.extensions_mut().insert(LimitDenial);
         }
         // A field that the answer has by itself takes the place of that of the layer.
         let own = std::mem::replace(response.headers_mut(), self.headers);
@@ -113,7 +113,7 @@ pub struct ProblemJson;
 
 /// The members of a problem, in the order of RFC 9457.
 #[derive(Serialize)]
-struct Problem<'a> {
+struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'a str,
     status: u16,
@@ -138,7 +138,7 @@ impl<B: From<Bytes>> Answer<B> for ProblemJson {
                 ("about:blank", rejection.status.canonical_reason().unwrap_or("Error"))
             }
         };
-        let problem = Problem {
+        let problem = ProblemBody {
             r#type: kind,
             title,
             status: rejection.status.as_u16(),

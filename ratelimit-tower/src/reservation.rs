@@ -89,39 +89,39 @@ impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
 /// A handler's word goes before all other rules, except after [`unmetered`](Self::unmetered): see [`Meter`].
 #[derive(Clone)]
 pub struct Charge {
-    by: By,
+    by: ChargedBy,
     free: Option<Arc<dyn Fn(StatusCode) -> bool + Send + Sync>>,
     unmetered: bool,
 }
 
 #[derive(Clone)]
-enum By {
+enum ChargedBy {
     Estimate,
     BodyBytes,
     Status(Arc<dyn Fn(StatusCode) -> u64 + Send + Sync>),
 }
 
 impl Charge {
-    const fn by(by: By) -> Self {
+    const fn by(by: ChargedBy) -> Self {
         Self { by, free: None, unmetered: false }
     }
 
     /// The estimate.
     #[must_use]
     pub const fn estimate() -> Self {
-        Self::by(By::Estimate)
+        Self::by(ChargedBy::Estimate)
     }
 
     /// The bytes of the body that were handed to the connection.
     #[must_use]
     pub const fn body_bytes() -> Self {
-        Self::by(By::BodyBytes)
+        Self::by(ChargedBy::BodyBytes)
     }
 
     /// What this function says of the status.
     #[must_use]
     pub fn by_status(cost: impl Fn(StatusCode) -> u64 + Send + Sync + 'static) -> Self {
-        Self::by(By::Status(Arc::new(cost)))
+        Self::by(ChargedBy::Status(Arc::new(cost)))
     }
 
     /// The same, and nothing where this function is true of the status, such as `|s| s == 304 || s.is_server_error()`.
@@ -146,9 +146,9 @@ impl Charge {
     fn of(&self, status: StatusCode) -> (Option<u64>, bool) {
         match &self.by {
             _ if self.is_free(status) => (Some(0), false),
-            By::Estimate => (None, false),
-            By::BodyBytes => (Some(0), true),
-            By::Status(cost) => (Some(cost(status)), false),
+            ChargedBy::Estimate => (None, false),
+            ChargedBy::BodyBytes => (Some(0), true),
+            ChargedBy::Status(cost) => (Some(cost(status)), false),
         }
     }
 }
@@ -156,9 +156,9 @@ impl Charge {
 impl fmt::Debug for Charge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.by {
-            By::Estimate => "Charge::estimate",
-            By::BodyBytes => "Charge::body_bytes",
-            By::Status(_) => "Charge::by_status",
+            ChargedBy::Estimate => "Charge::estimate",
+            ChargedBy::BodyBytes => "Charge::body_bytes",
+            ChargedBy::Status(_) => "Charge::by_status",
         })
     }
 }

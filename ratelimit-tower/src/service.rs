@@ -13,9 +13,9 @@ use ratelimit_core::algorithm::Quota;
 use tower_service::Service;
 
 use crate::caller::Values;
-use crate::fields::Told;
+use crate::fields::AnswerFields;
 use crate::gate::Gate;
-use crate::mode::{Awaited, Grant, Mode};
+use crate::mode::{Awaited, Grant, LayerMode};
 use crate::rejection::{Answer, Rejection};
 use crate::{BoxFuture, take_ready};
 
@@ -41,7 +41,7 @@ where
     S: Store<A> + 'static,
     A: Quota + 'static,
     R: Answer<ResBody> + 'static,
-    M: Mode<S, A>,
+    M: LayerMode<S, A>,
     ResBody: 'static,
 {
     type Response = Response<<M::Grant as Grant>::Body<ResBody>>;
@@ -83,22 +83,22 @@ where
                     });
                     let request = Request::from_parts(parts, body);
                     let then = Some((take_ready(&mut self.inner), request));
-                    return ResponseFuture { state: State::Deciding { decision, then } };
+                    return ResponseFuture { state: ResponseState::Deciding { decision, then } };
                 };
                 decided
             }
         };
         let request = Request::from_parts(parts, body);
         let state = match decided {
-            Ok(admitted) => State::responding(&mut self.inner, request, admitted),
-            Err(rejection) => State::Answered { response: Some(rejection.answer(answer)) },
+            Ok(admitted) => ResponseState::responding(&mut self.inner, request, admitted),
+            Err(rejection) => ResponseState::Answered { response: Some(rejection.answer(answer)) },
         };
         ResponseFuture { state }
     }
 }
 
 /// The fields of an admitted request and what it holds, or the answer to one that is refused.
-type Deciding<G, B> = BoxFuture<Result<(Option<Told>, G), Box<Response<B>>>>;
+type Deciding<G, B> = BoxFuture<Result<(Option<AnswerFields>, G), Box<Response<B>>>>;
 
 pin_project! {
     /// The response of a [`RateLimitService`].
@@ -108,23 +108,23 @@ pin_project! {
         Svc: Service<Request<ReqBody>>,
     {
         #[pin]
-        state: State<Svc, Svc::Future, G, ReqBody, ResBody>,
+        state: ResponseState<Svc, Svc::Future, G, ReqBody, ResBody>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<Svc, F, G, ReqBody, ResBody> {
+    enum ResponseState<Svc, F, G, ReqBody, ResBody> {
         /// The decision is waited for, and this service is called then.
         Deciding { decision: Deciding<G, ResBody>, then: Option<(Svc, Request<ReqBody>)> },
         /// The service answers. Dropped now, a reservation is settled at the estimate.
-        Responding { #[pin] response: F, told: Option<Told>, grant: Option<G> },
+        Responding { #[pin] response: F, told: Option<AnswerFields>, grant: Option<G> },
         /// The layer has answered, or the future has.
         Answered { response: Option<Response<ResBody>> },
     }
 }
 
-impl<Svc, G, ReqBody, ResBody> State<Svc, Svc::Future, G, ReqBody, ResBody>
+impl<Svc, G, ReqBody, ResBody> ResponseState<Svc, Svc::Future, G, ReqBody, ResBody>
 where
     Svc: Service<Request<ReqBody>>,
     G: Grant,
@@ -133,7 +133,7 @@ where
     fn responding(
         service: &mut Svc,
         mut request: Request<ReqBody>,
-        (told, mut grant): (Option<Told>, G),
+        (told, mut grant): (Option<AnswerFields>, G),
     ) -> Self {
         grant.begin(request.extensions_mut());
         Self::Responding { response: service.call(request), told, grant: Some(grant) }
@@ -154,11 +154,11 @@ where
                 StateProjection::Deciding { decision, then } => {
                     match (ready!(decision.as_mut().poll(cx)), then.take()) {
                         (Ok(admitted), Some((mut service, request))) => {
-                            State::responding(&mut service, request, admitted)
+                            ResponseState::responding(&mut service, request, admitted)
                         }
-                        (decided, _) => {
-                            State::Answered { response: decided.err().map(|answer| *answer) }
-                        }
+                        (decided, _) => ResponseState::Answered {
+                            response: decided.err().map(|answer| *answer),
+                        },
                     }
                 }
                 StateProjection::Responding { response, told, grant } => {

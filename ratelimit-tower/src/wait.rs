@@ -12,7 +12,7 @@ mod queue;
 
 pub use layer::{WaitLayer, WaitService, WaitServiceError};
 
-use queue::{Name, Queues};
+use queue::{QueueKey, WaitQueues};
 
 /// Waits until a request is admitted, instead of refusing it.
 ///
@@ -40,7 +40,7 @@ pub struct Waiter<S, A = Policy> {
     #[derive_where(skip(Debug))]
     limiter: Arc<RateLimiter<S, A>>,
     #[derive_where(skip(Debug))]
-    queues: Arc<Queues>,
+    queues: Arc<WaitQueues>,
     jitter: Duration,
 }
 
@@ -119,24 +119,24 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         // A maximum beyond what the clock can tell is none.
         let deadline = Instant::now().checked_add(max_wait);
         let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
-        let place = self.queues.enter(self.queue_of(caller));
+        let position = self.queues.enter(self.queue_of(caller));
         // Those who would wait for too long need not queue up for it.
-        place.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
+        position.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
         let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
-        if request.applicable().any(|place| limits[place].algorithm().capacity() < cost) {
+        if request.applicable().any(|position| limits[position].algorithm().capacity() < cost) {
             // No wait is long enough. Only the store can say so in a verdict. During an outage it may admit the request in its turn.
             let verdict = limiter.request(caller).cost(cost).peek().await?;
             if !verdict.allowed() && verdict.retry_after().is_none() {
                 return Err(WaitError::Never { verdict });
             }
         }
-        let turn = place.turn.lock();
+        let turn = position.turn.lock();
         let _turn = match deadline {
             Some(deadline) => timeout_at(deadline, turn).await.map_err(|_| too_long(None))?,
             None => turn.await,
         };
         loop {
-            let held = place.held_until(deadline);
+            let held = position.held_until(deadline);
             if let Some(at) = held.map_err(|wait| WaitError::HeldBack { max_wait, wait })? {
                 self.sleep_until(at, deadline).await;
                 continue;
@@ -179,7 +179,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     }
 
     /// The queue of a caller: the keys that its limits are kept by.
-    fn queue_of<C: Identifiers + ?Sized>(&self, caller: &C) -> Name {
+    fn queue_of<C: Identifiers + ?Sized>(&self, caller: &C) -> QueueKey {
         let limits = self.limiter.limits().iter();
         limits.map(|limit| Some(limit.key_for(caller)?.into_owned())).collect()
     }

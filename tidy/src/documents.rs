@@ -16,7 +16,7 @@ const REPOSITORY: [&str; 2] = [
 
 /// What the rules ask of a document.
 #[derive(Default)]
-struct Document {
+struct MarkdownDocument {
     /// The names of its headings, as GitHub and mdBook derive them.
     anchors: Vec<String>,
     links: Vec<String>,
@@ -24,7 +24,7 @@ struct Document {
     snippets: Vec<String>,
 }
 
-impl Document {
+impl MarkdownDocument {
     fn parse(text: &str) -> Self {
         let (mut document, mut open) = (Self::default(), None::<String>);
         for event in Parser::new_ext(text, Options::ENABLE_TABLES | Options::ENABLE_FOOTNOTES) {
@@ -56,9 +56,9 @@ fn anchor(heading: &str) -> String {
 }
 
 /// All documents by their paths.
-fn documents() -> BTreeMap<PathBuf, Document> {
+fn documents() -> BTreeMap<PathBuf, MarkdownDocument> {
     let documents = files("", &["md"]).into_iter();
-    documents.map(|file| (root().join(&file.path), Document::parse(&file.text))).collect()
+    documents.map(|file| (root().join(&file.path), MarkdownDocument::parse(&file.text))).collect()
 }
 
 /// Phrases that no document uses, and their replacements, a pair per line.
@@ -76,7 +76,7 @@ fn banned(text: &str) -> impl Iterator<Item = String> {
 }
 
 /// Whether a link of a document leads somewhere.
-fn leads(documents: &BTreeMap<PathBuf, Document>, from: &Path, link: &str) -> bool {
+fn leads(documents: &BTreeMap<PathBuf, MarkdownDocument>, from: &Path, link: &str) -> bool {
     let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
     let ours = REPOSITORY.iter().find_map(|url| target.strip_prefix(url));
     if ours.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
@@ -90,7 +90,8 @@ fn leads(documents: &BTreeMap<PathBuf, Document>, from: &Path, link: &str) -> bo
     let Ok(there) = there.canonicalize() else { return false };
     let book = root().join(BOOK);
     let stays = ours.is_some() || !from.starts_with(&book) || there.starts_with(&book);
-    let has_anchor = |document: &Document| document.anchors.iter().any(|name| name == anchor);
+    let has_anchor =
+        |document: &MarkdownDocument| document.anchors.iter().any(|name| name == anchor);
     stays && (anchor.is_empty() || documents.get(&there).is_none_or(has_anchor))
 }
 

@@ -25,25 +25,25 @@ impl Layers {
     }
 
     /// The place of a file or a module, by its path below the root.
-    fn place(&self, path: &str) -> Option<usize> {
+    fn position(&self, path: &str) -> Option<usize> {
         let name = path.strip_suffix(".rs").unwrap_or(path);
-        let place = |name: &str| self.order.iter().position(|layer| *layer == name);
+        let position = |name: &str| self.order.iter().position(|layer| *layer == name);
         match name.split_once('/') {
-            Some((folder, _)) => place(&format!("{folder}/")).or_else(|| place(folder)),
-            None => place(name),
+            Some((folder, _)) => position(&format!("{folder}/")).or_else(|| position(folder)),
+            None => position(name),
         }
     }
 
     /// Uses of a module that stands after the one that uses it.
     fn upward(&self, file: &File) -> Vec<String> {
         let path = &file.path;
-        let Some(own) = self.place(path.trim_start_matches(self.root)) else {
+        let Some(own) = self.position(path.trim_start_matches(self.root)) else {
             return vec![format!("{path}: give its module a place in ARCHITECTURE.md")];
         };
         let mut found = Vec::new();
         for (number, line) in file.code() {
             for used in line.split("crate::").skip(1).filter_map(|rest| words(rest).next()) {
-                if self.place(used).is_none_or(|used| used > own) {
+                if self.position(used).is_none_or(|used| used > own) {
                     found.push(format!("{path}:{number}: `{used}` is no layer before its own"));
                 }
             }

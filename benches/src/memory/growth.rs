@@ -12,12 +12,12 @@ use governor::clock::FakeRelativeClock;
 use ratelimit_core::{FixedWindow, Limit, Limits, ManualClock, Rate, RateLimiter, Timestamp};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
-use crate::keys::Key;
+use crate::keys::CallerKey;
 use crate::measure::thread_time;
-use crate::peers::{Allowance, By, Governor, Ours, Subject};
-use crate::report::{Cell, Report, digits};
+use crate::peers::{Allowance, ByFunction, Governor, MeasuredLimiter, Ours};
+use crate::report::{BenchReport, Cell, digits};
 
-use super::scenario::{ALLOWED, Outcome};
+use super::scenario::{ALLOWED, ScenarioOutcome};
 
 /// A store that is too small has room for one key in so many.
 const CROWD: usize = 10;
@@ -36,17 +36,18 @@ const TRIES: usize = 3;
 
 /// What calls took.
 #[derive(Clone, Copy, Default)]
-struct Calls {
+struct CallTimes {
     worst: Duration,
     total: Duration,
 }
 
-impl Calls {
+impl CallTimes {
     /// Calls the limiter once with every key of this range.
-    fn with(subject: &dyn Subject, numbers: Range<usize>) -> Result<Self, String> {
+    fn with(subject: &dyn MeasuredLimiter, numbers: Range<usize>) -> Result<Self, String> {
         let mut calls = Self::default();
         for first in numbers.clone().step_by(BLOCK) {
-            let keys: Vec<_> = (first..(first + BLOCK).min(numbers.end)).map(Key::new).collect();
+            let keys: Vec<_> =
+                (first..(first + BLOCK).min(numbers.end)).map(CallerKey::new).collect();
             let mut time = thread_time();
             for key in &keys {
                 if !subject.check(key) {
@@ -72,19 +73,19 @@ fn us(time: Duration) -> Cell {
 
 /// The worst call while keys come that were never seen: into a store with room for all of them, and into
 /// one with room for a tenth of them.
-pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
+pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
     let keys = if quick { 500_000 } else { 10_000_000 };
     println!("\nthe worst call while {keys} new keys come, the best of {TRIES} times");
-    let worst = |calls: &dyn Fn() -> Result<Calls, Box<dyn Error>>| {
+    let worst = |calls: &dyn Fn() -> Result<CallTimes, Box<dyn Error>>| {
         let all = (0..TRIES).map(|_| calls()).collect::<Result<Vec<_>, _>>()?;
         Ok::<_, Box<dyn Error>>(us(all.iter().map(|calls| calls.worst).min().unwrap_or_default()))
     };
-    let nothing = By(|key: &Key| !key.as_str().is_empty());
-    let timing = worst(&|| Ok(Calls::with(&nothing, 0..keys)?))?;
+    let nothing = ByFunction(|key: &CallerKey| !key.as_str().is_empty());
+    let timing = worst(&|| Ok(CallTimes::with(&nothing, 0..keys)?))?;
     // One after the other, and each dropped before the next: ten million keys are gigabytes.
     let ours = |room: usize| {
         let ours = Ours::new(LONG_LIVED, PreciseClock::new(), room)?;
-        let calls = Calls::with(&ours, 0..keys)?;
+        let calls = CallTimes::with(&ours, 0..keys)?;
         // If a key found no place although there was one, or a full store forgot others for it,
         // something else was measured.
         let overflowed = ours.overflowed();
@@ -94,7 +95,7 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
             Err(format!("{overflowed} of {keys} keys found no place in a store of {room}").into())
         }
     };
-    let governor = worst(&|| Ok(Calls::with(&Governor::new(LONG_LIVED)?, 0..keys)?))?;
+    let governor = worst(&|| Ok(CallTimes::with(&Governor::new(LONG_LIVED)?, 0..keys)?))?;
     for (scenario, ours) in [
         ("growth-10m", worst(&|| ours(keys))?),
         ("growth-10m-capped", worst(&|| ours(keys / CROWD))?),
@@ -115,12 +116,12 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
 const WINDOW_US: u64 = 365 * 24 * 3_600_000_000;
 
 /// The calls of a limit whose states take more than a bucket's slot has room for.
-fn windows(keys: usize) -> Result<Calls, Box<dyn Error>> {
+fn windows(keys: usize) -> Result<CallTimes, Box<dyn Error>> {
     let window = FixedWindow::new(Rate::per_us(2, WINDOW_US)?)?;
     let store = MemoryStore::builder().capacity(keys).build();
     let limiter = RateLimiter::new(Limits::new([Limit::new("bench", window)?])?, store);
-    let check = |key: &Key| limiter.check_now(key.as_str()).is_ok_and(|said| said.allowed());
-    let calls = Calls::with(&By(check), 0..keys)?;
+    let check = |key: &CallerKey| limiter.check_now(key.as_str()).is_ok_and(|said| said.allowed());
+    let calls = CallTimes::with(&ByFunction(check), 0..keys)?;
     match limiter.store().overflowed() {
         0 => Ok(calls),
         overflowed => Err(format!("{overflowed} of {keys} windows found no place").into()),
@@ -128,7 +129,7 @@ fn windows(keys: usize) -> Result<Calls, Box<dyn Error>> {
 }
 
 /// One token a second: held now, and expired an hour later.
-const SHORT_LIVED: Outcome = Outcome {
+const SHORT_LIVED: ScenarioOutcome = ScenarioOutcome {
     allowance: Allowance { period: Duration::from_secs(1), burst: NonZeroU32::MIN },
     first_cost: NonZeroU32::MIN,
     ..ALLOWED
@@ -137,17 +138,18 @@ const LATER: Duration = Duration::from_secs(3_600);
 
 /// What it costs that a million keys have expired: the worst call, and all calls, until a million others
 /// have taken their place. governor frees nothing without `retain_recent`, which is one of its calls here.
-pub(super) fn expiry(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
+pub(super) fn expiry(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
     let keys = if quick { 250_000 } else { 1_000_000 };
     let others = keys..2 * keys;
     println!("\n{keys} keys have expired, and as many others come");
-    let timing = Calls::with(&By(|key: &Key| !key.as_str().is_empty()), others.clone())?;
+    let timing =
+        CallTimes::with(&ByFunction(|key: &CallerKey| !key.as_str().is_empty()), others.clone())?;
     let ours = {
         let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
         let ours = Ours::new(SHORT_LIVED.allowance, clock.clone(), keys)?;
         SHORT_LIVED.charge(&ours, keys)?;
         clock.advance(LATER);
-        Calls::with(&ours, others.clone())?
+        CallTimes::with(&ours, others.clone())?
     };
     let clock = FakeRelativeClock::default();
     let governor = Governor::with_clock(SHORT_LIVED.allowance, clock.clone())?;
@@ -156,10 +158,10 @@ pub(super) fn expiry(quick: bool, report: &mut Report) -> Result<(), Box<dyn Err
     let begin = thread_time();
     governor.retain_recent();
     let retained = thread_time().saturating_sub(begin);
-    let mut peer = Calls::with(&governor, others)?;
+    let mut peer = CallTimes::with(&governor, others)?;
     peer.add(retained);
     // Without what it took to time the calls. Of a single one that is next to nothing.
-    let total = |calls: Calls| us(calls.total.saturating_sub(timing.total));
+    let total = |calls: CallTimes| us(calls.total.saturating_sub(timing.total));
     report.row(&[
         ("scenario", "expiry-1m".into()),
         ("ours_worst_us", us(ours.worst)),

@@ -4,10 +4,10 @@ use std::error::Error;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::keys::{Draw, Key, Spread};
+use crate::keys::{CallerKey, KeyDraw, Spread};
 use crate::measure::{Samples, turns};
-use crate::peers::{Allowance, Subject};
-use crate::report::{Report, digits};
+use crate::peers::{Allowance, MeasuredLimiter};
+use crate::report::{BenchReport, digits};
 
 /// Which keys are asked about, and in which order.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ pub(super) const SCENARIOS: [Scenario; 4] = [
 /// charged `first_cost` beforehand, so that its state outlives the run: what is measured is a decision
 /// on a held key.
 #[derive(Clone, Copy)]
-pub(super) struct Outcome {
+pub(super) struct ScenarioOutcome {
     pub(super) name: &'static str,
     pub(super) allowed: bool,
     pub(super) allowance: Allowance,
@@ -53,23 +53,27 @@ const fn non_zero(n: u32) -> NonZeroU32 {
 
 /// What is charged flows back in hours, and one key's tens of millions of decisions in days: a state that takes
 /// longer than twelve days to recover is kept otherwise in our store, and would be another measurement.
-pub(super) const ALLOWED: Outcome = Outcome {
+pub(super) const ALLOWED: ScenarioOutcome = ScenarioOutcome {
     name: "allowed",
     allowed: true,
     allowance: Allowance { period: Duration::from_millis(10), burst: non_zero(4_000_000_000) },
     first_cost: non_zero(1_000_000),
 };
-pub(super) const DENIED: Outcome = Outcome {
+pub(super) const DENIED: ScenarioOutcome = ScenarioOutcome {
     name: "denied",
     allowed: false,
     allowance: Allowance { period: Duration::from_secs(10_000), burst: non_zero(2) },
     first_cost: non_zero(2),
 };
 
-impl Outcome {
+impl ScenarioOutcome {
     /// Charges every key beforehand.
-    pub(super) fn charge(&self, subject: &dyn Subject, key_count: usize) -> Result<(), String> {
-        let mut keys = (0..key_count).map(Key::new);
+    pub(super) fn charge(
+        &self,
+        subject: &dyn MeasuredLimiter,
+        key_count: usize,
+    ) -> Result<(), String> {
+        let mut keys = (0..key_count).map(CallerKey::new);
         if keys.all(|key| subject.charge(&key, self.first_cost)) {
             Ok(())
         } else {
@@ -80,7 +84,7 @@ impl Outcome {
 
 /// How much is measured.
 #[derive(Clone, Copy)]
-pub(super) struct Effort {
+pub(super) struct ScenarioEffort {
     /// Rounds that count, each with every limiter once.
     pub(super) rounds: usize,
     /// Decisions of each thread in a round: a multiple of the largest batch.
@@ -89,14 +93,14 @@ pub(super) struct Effort {
 
 /// One limiter's place in a round.
 #[derive(Clone, Copy)]
-pub(super) struct Turn<'a> {
-    pub(super) subject: &'a dyn Subject,
+pub(super) struct LimiterTurn<'a> {
+    pub(super) subject: &'a dyn MeasuredLimiter,
     /// Decisions asked for in one call.
     pub(super) batch: usize,
 }
 
-impl<'a> Turn<'a> {
-    pub(super) fn single(subject: &'a dyn Subject) -> Self {
+impl<'a> LimiterTurn<'a> {
+    pub(super) fn single(subject: &'a dyn MeasuredLimiter) -> Self {
         Self { subject, batch: 1 }
     }
 }
@@ -112,13 +116,13 @@ pub(super) struct Measured {
 /// Gives each its turn in every round on the same keys. Fails if a decision is another than it should be.
 pub(super) fn take_turns(
     scenario: &Scenario,
-    outcome: &Outcome,
+    outcome: &ScenarioOutcome,
     threads: usize,
-    effort: Effort,
-    all: &[Turn<'_>],
+    effort: ScenarioEffort,
+    all: &[LimiterTurn<'_>],
 ) -> Result<Measured, Box<dyn Error>> {
     let mut draws: Vec<_> =
-        (1..).take(threads).map(|n| Draw::new(scenario.spread, scenario.key_count, n)).collect();
+        (1..).take(threads).map(|n| KeyDraw::new(scenario.spread, scenario.key_count, n)).collect();
     // Keys drawn anew for a round: they fit a cache where the keys of the scenario do.
     let fresh = if scenario.key_count > 1_000 { effort.decisions } else { 1 << 11 };
     let fresh = fresh.min(effort.decisions);
@@ -127,7 +131,7 @@ pub(super) fn take_turns(
         if keys_of.replace(round) != Some(round) {
             keys = draws.iter_mut().map(|d| d.keys(fresh as usize)).collect::<Result<_, _>>()?;
         }
-        let Turn { subject, batch } = all[way];
+        let LimiterTurn { subject, batch } = all[way];
         let measured = subject.round(&keys, effort.decisions / fresh, batch);
         let expected = if outcome.allowed { measured.decisions as usize } else { 0 };
         if measured.allowed != expected {
@@ -153,7 +157,7 @@ impl Measured {
     /// is faster.
     pub(super) fn tell(
         &self,
-        report: &mut Report,
+        report: &mut BenchReport,
         (clock, batch, ours): (&'static str, usize, usize),
         (peer, at): (&'static str, usize),
     ) -> Result<(), Box<dyn Error>> {

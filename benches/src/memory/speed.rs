@@ -7,17 +7,19 @@ use governor::clock::QuantaUpkeepClock;
 use ratelimit_memory::{CoarseClock, PreciseClock};
 
 use crate::peers::{BATCH, Governor, Ours};
-use crate::report::Report;
+use crate::report::BenchReport;
 
-use super::scenario::{ALLOWED, DENIED, Effort, Outcome, SCENARIOS, Turn, take_turns};
+use super::scenario::{
+    ALLOWED, DENIED, LimiterTurn, SCENARIOS, ScenarioEffort, ScenarioOutcome, take_turns,
+};
 use super::{COARSE, PRECISE};
 
 /// The longest lag of our coarse clock, for governor too.
 const COARSE_STEP: Duration = Duration::from_millis(1);
 
 /// The limiters of one number of keys and one outcome, every key charged.
-struct Limiters {
-    outcome: Outcome,
+struct LimiterSet {
+    outcome: ScenarioOutcome,
     precise: Ours,
     coarse: Ours<CoarseClock>,
     governor: Governor,
@@ -25,7 +27,7 @@ struct Limiters {
 }
 
 /// The clocks of all limiters: a coarse one has a thread, and all limiters share it.
-type Coarse = (CoarseClock, QuantaUpkeepClock);
+type CoarseClocks = (CoarseClock, QuantaUpkeepClock);
 
 // Their turns in a round. Governor stands among ours, so that none of them is far from it.
 const OURS: usize = 0;
@@ -35,8 +37,12 @@ const OURS_COARSE: usize = 3;
 const OURS_COARSE_BATCHED: usize = 4;
 const GOVERNOR_COARSE: (&str, usize) = ("governor-coarse", 5);
 
-impl Limiters {
-    fn new(outcome: Outcome, key_count: usize, clocks: &Coarse) -> Result<Self, Box<dyn Error>> {
+impl LimiterSet {
+    fn new(
+        outcome: ScenarioOutcome,
+        key_count: usize,
+        clocks: &CoarseClocks,
+    ) -> Result<Self, Box<dyn Error>> {
         let allowance = outcome.allowance;
         let limiters = Self {
             outcome,
@@ -51,31 +57,34 @@ impl Limiters {
         Ok(limiters)
     }
 
-    fn turns(&self) -> [Turn<'_>; 6] {
+    fn turns(&self) -> [LimiterTurn<'_>; 6] {
         [
-            Turn::single(&self.precise),
-            Turn { subject: &self.precise, batch: BATCH },
-            Turn::single(&self.governor),
-            Turn::single(&self.coarse),
-            Turn { subject: &self.coarse, batch: BATCH },
-            Turn::single(&self.governor_coarse),
+            LimiterTurn::single(&self.precise),
+            LimiterTurn { subject: &self.precise, batch: BATCH },
+            LimiterTurn::single(&self.governor),
+            LimiterTurn::single(&self.coarse),
+            LimiterTurn { subject: &self.coarse, batch: BATCH },
+            LimiterTurn::single(&self.governor_coarse),
         ]
     }
 }
 
 /// Measures every scenario, outcome and number of threads.
-pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
+pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
     let governor_coarse = QuantaUpkeepClock::from_interval(COARSE_STEP)?;
     let clocks = (CoarseClock::new(), governor_coarse);
     for same_keys in SCENARIOS.chunk_by(|one, other| one.key_count == other.key_count) {
         let key_count = same_keys[0].key_count;
-        let limiters = |outcome| Limiters::new(outcome, key_count, &clocks);
+        let limiters = |outcome| LimiterSet::new(outcome, key_count, &clocks);
         let both = [limiters(ALLOWED)?, limiters(DENIED)?];
         let effort = if quick {
             // Fewer of those that wait for memory, for there are as many to warm up.
-            Effort { rounds: 7, decisions: if key_count > 1_000 { 1 << 14 } else { 1 << 15 } }
+            ScenarioEffort {
+                rounds: 7,
+                decisions: if key_count > 1_000 { 1 << 14 } else { 1 << 15 },
+            }
         } else {
-            Effort { rounds: 31, decisions: 1 << 17 }
+            ScenarioEffort { rounds: 31, decisions: 1 << 17 }
         };
         for scenario in same_keys {
             for limiters in &both {

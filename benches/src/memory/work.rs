@@ -15,12 +15,14 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-use crate::keys::Key;
-use crate::peers::{Allowance, BATCH, By, Governor, Limitador, Subject};
-use crate::report::Report;
+use crate::keys::CallerKey;
+use crate::peers::{Allowance, BATCH, ByFunction, Governor, Limitador, MeasuredLimiter};
+use crate::report::BenchReport;
 
 use super::PRECISE;
-use super::scenario::{ALLOWED, DENIED, Effort, Outcome, THOUSAND, Turn, take_turns};
+use super::scenario::{
+    ALLOWED, DENIED, LimiterTurn, ScenarioEffort, ScenarioOutcome, THOUSAND, take_turns,
+};
 
 /// What a key of a denied measurement has used up, one at a time: the length of a full log.
 const FULL: u32 = 100;
@@ -45,22 +47,22 @@ fn limiter<A: InMemory>(
 
 fn all<A: InMemory + 'static>(
     algorithms: impl IntoIterator<Item = A>,
-) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+) -> Result<Box<dyn MeasuredLimiter>, Box<dyn Error>> {
     let limiter = limiter(algorithms)?;
-    Ok(Box::new(By(move |key: &Key| {
+    Ok(Box::new(ByFunction(move |key: &CallerKey| {
         let said = limiter.check_now(key.as_str());
         black_box(&said).as_ref().is_ok_and(Verdict::allowed)
     })))
 }
 
-fn one<A: InMemory + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+fn one<A: InMemory + 'static>(algorithm: A) -> Result<Box<dyn MeasuredLimiter>, Box<dyn Error>> {
     all([algorithm])
 }
 
 /// A concurrency limit as it is used: a lease that is taken and given back.
-fn leases(limit: Rate) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+fn leases(limit: Rate) -> Result<Box<dyn MeasuredLimiter>, Box<dyn Error>> {
     let limiter = limiter([Concurrency::new(limit)?])?;
-    Ok(Box::new(By(move |key: &Key| {
+    Ok(Box::new(ByFunction(move |key: &CallerKey| {
         let leased = black_box(limiter.lease_now(key.as_str()));
         leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
     })))
@@ -72,15 +74,15 @@ struct AllOrNothing {
     store: MemoryStore<Gcra>,
 }
 
-impl Subject for AllOrNothing {
-    fn check(&self, key: &Key) -> bool {
+impl MeasuredLimiter for AllOrNothing {
+    fn check(&self, key: &CallerKey) -> bool {
         let check = Check { limit: &self.limit, key: key.as_str(), cost: 1 };
         let said = self.store.apply_now(&Batch::one(&check));
         black_box(&said).as_ref().is_ok_and(Verdict::allowed)
     }
 
-    fn check_all(&self, keys: &[Key]) -> usize {
-        let Ok(keys) = <&[Key; BATCH]>::try_from(keys) else { return 0 };
+    fn check_all(&self, keys: &[CallerKey]) -> usize {
+        let Ok(keys) = <&[CallerKey; BATCH]>::try_from(keys) else { return 0 };
         let checks =
             keys.each_ref().map(|key| Check { limit: &self.limit, key: key.as_str(), cost: 1 });
         // The same key twice is refused: those few are asked one by one.
@@ -92,10 +94,10 @@ impl Subject for AllOrNothing {
     }
 }
 
-type Named = (&'static str, Box<dyn Subject>);
+type NamedSubject = (&'static str, Box<dyn MeasuredLimiter>);
 
 /// Every algorithm, to admit all or to admit no more than [`FULL`].
-fn algorithms(allowed: bool) -> Result<Vec<Named>, Box<dyn Error>> {
+fn algorithms(allowed: bool) -> Result<Vec<NamedSubject>, Box<dyn Error>> {
     let rate = |most: u64, period_us: u64| {
         if allowed { Rate::per_us(most, period_us) } else { Rate::per_us(FULL.into(), HOUR_US) }
     };
@@ -121,7 +123,7 @@ fn algorithms(allowed: bool) -> Result<Vec<Named>, Box<dyn Error>> {
 }
 
 /// Three GCRA limits of one key, stacked and in one batch; one limit on eight keys at once.
-fn several(allowance: Allowance) -> Result<Vec<(Named, usize)>, Box<dyn Error>> {
+fn several(allowance: Allowance) -> Result<Vec<(NamedSubject, usize)>, Box<dyn Error>> {
     let period_us = u64::try_from(allowance.period.as_micros())?;
     let three = || -> Result<[Gcra; 3], Box<dyn Error>> {
         let burst = allowance.burst.get().into();
@@ -138,19 +140,19 @@ fn several(allowance: Allowance) -> Result<Vec<(Named, usize)>, Box<dyn Error>> 
 }
 
 /// Measures allowed and denied decisions on a thousand keys, on one thread.
-pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
+pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
     println!("\n1,000 keys; a full log has {FULL} entries");
     let effort = if quick {
-        Effort { rounds: 5, decisions: 1 << 12 }
+        ScenarioEffort { rounds: 5, decisions: 1 << 12 }
     } else {
-        Effort { rounds: 31, decisions: 1 << 14 }
+        ScenarioEffort { rounds: 31, decisions: 1 << 14 }
     };
     let full = NonZeroU32::MIN.saturating_add(FULL - 1);
     let hours = Allowance { period: Duration::from_secs(3_600), burst: full };
-    let denied = Outcome { allowance: hours, first_cost: full, ..DENIED };
-    let allowed = Outcome { first_cost: NonZeroU32::MIN, ..ALLOWED };
+    let denied = ScenarioOutcome { allowance: hours, first_cost: full, ..DENIED };
+    let allowed = ScenarioOutcome { first_cost: NonZeroU32::MIN, ..ALLOWED };
     for outcome in [allowed, denied] {
-        let mut subjects: Vec<(Named, usize)> =
+        let mut subjects: Vec<(NamedSubject, usize)> =
             algorithms(outcome.allowed)?.into_iter().map(|named| (named, 1)).collect();
         let beside_limitador = subjects.len();
         subjects.extend(several(outcome.allowance)?);
@@ -160,19 +162,21 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
         // limitador has no leases: a counter that is charged for the one, and again for the other, as two decisions of ours
         // are. What is denied is not released: there one decision is beside one.
         let leased = limitador()?;
-        let leased = By(|key: &Key| leased.check(key) & (!outcome.allowed || leased.check(key)));
+        let leased = ByFunction(|key: &CallerKey| {
+            leased.check(key) & (!outcome.allowed || leased.check(key))
+        });
         // Two limits with governor: two limiters, of which both are asked, whatever the first says.
         let [first, second] = [governor()?, governor()?];
-        let twice = By(|key: &Key| first.check(key) & second.check(key));
-        let peers: [&dyn Subject; 4] = [&counter, &twice, &single, &leased];
+        let twice = ByFunction(|key: &CallerKey| first.check(key) & second.check(key));
+        let peers: [&dyn MeasuredLimiter; 4] = [&counter, &twice, &single, &leased];
         for subject in peers.into_iter().chain(subjects.iter().map(|((_, subject), _)| &**subject))
         {
             outcome.charge(subject, THOUSAND.key_count)?;
         }
         let ours = subjects
             .iter()
-            .map(|((_, subject), batch)| Turn { subject: &**subject, batch: *batch });
-        let turns: Vec<_> = peers.into_iter().map(Turn::single).chain(ours).collect();
+            .map(|((_, subject), batch)| LimiterTurn { subject: &**subject, batch: *batch });
+        let turns: Vec<_> = peers.into_iter().map(LimiterTurn::single).chain(ours).collect();
         let mut measured = take_turns(&THOUSAND, &outcome, 1, effort, &turns)?;
         for (at, ((name, _), batch)) in subjects.iter().enumerate() {
             let peer = match *batch {

@@ -22,14 +22,14 @@ use crate::report::digits;
 
 use super::lab::{Lab, cpu_of, script_calls};
 use super::plain::{ATTACKED, Decides, Failed, Fred, GCRA_SCRIPT, RedisRs};
-use super::throughput::Ours;
+use super::throughput::OurStore;
 
 const TASKS: usize = 256;
 /// The ways in which requests are decided. Each has a key of its own, by this name.
 const WAYS: [&str; 4] = ["plain loop", "merge=off", "merged", "cached"];
 
 /// What came of one way in one turn.
-struct Turn {
+struct AttackResult {
     requests: u64,
     admitted: u64,
     calls: u64,
@@ -37,7 +37,7 @@ struct Turn {
     cpu: Duration,
 }
 
-impl Turn {
+impl AttackResult {
     fn seconds(&self) -> f64 {
         self.took.as_secs_f64()
     }
@@ -71,9 +71,9 @@ async fn by_client<P: Decides>(
         RedisStore::connect(&url).await
     };
     let plain = Arc::new(plain);
-    let alone = Arc::new(Ours::new(ATTACKED, store("off").await?)?);
-    let merged = Arc::new(Ours::new(ATTACKED, store("on").await?)?);
-    let cached = Arc::new(Ours::new(ATTACKED, DenialCache::new(store("on").await?))?);
+    let alone = Arc::new(OurStore::new(ATTACKED, store("off").await?)?);
+    let merged = Arc::new(OurStore::new(ATTACKED, store("on").await?)?);
+    let cached = Arc::new(OurStore::new(ATTACKED, DenialCache::new(store("on").await?))?);
 
     let (rounds, length_ms) = if lab.quick { (3, 1_000) } else { (9, 5_000) };
     let mut samples = Samples::new(WAYS.len());
@@ -89,7 +89,7 @@ async fn by_client<P: Decides>(
         samples.add((round, way), turn);
     }
     for (at, way) in WAYS.into_iter().enumerate() {
-        let of = |places, of: fn(&Turn) -> f64| digits(places, samples.median(at, of));
+        let of = |decimals, of: fn(&AttackResult) -> f64| digits(decimals, samples.median(at, of));
         lab.report.row(&[
             ("part", "attack".into()),
             ("client", client.into()),
@@ -116,7 +116,7 @@ async fn turn<D: Decides>(
     subject: &Arc<D>,
     key: &'static str,
     length: Duration,
-) -> Result<Turn, Box<dyn Error>> {
+) -> Result<AttackResult, Box<dyn Error>> {
     while subject.charge(key, 1).await.map_err(|error| error.to_string())? {}
     lab.server.command(&["CONFIG", "RESETSTAT"])?.ok()?;
     let cpu = || cpu_of(&lab.server).unwrap_or_default();
@@ -144,7 +144,8 @@ async fn turn<D: Decides>(
     let (took, cpu) = (begin.elapsed(), cpu().saturating_sub(cpu_before));
     let calls = script_calls(&lab.server)?;
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    let turn = Turn { requests: count(&requests), admitted: count(&admitted), calls, took, cpu };
+    let turn =
+        AttackResult { requests: count(&requests), admitted: count(&admitted), calls, took, cpu };
     let most = turn.waits() + 1.0;
     if number(turn.admitted) > most {
         return Err(

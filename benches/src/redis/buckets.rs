@@ -5,9 +5,9 @@ use std::error::Error;
 
 use ratelimit_redis::RedisStore;
 
-use super::cpu::Trial;
+use super::cpu::ReplayedDecision;
 use super::lab::Lab;
-use super::recorder::{Command, command};
+use super::recorder::{RecordedCommand, command};
 use super::replay::recorded;
 use super::situation::Situation;
 
@@ -35,7 +35,7 @@ pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     let store = RedisStore::connect(&lab.recorded_url()).await?;
     let script = lab.load(COUNTERS_SCRIPT)?;
     for (count, days, [packed, scripted, counted, hashed]) in BUCKETS {
-        let trial = |decision, keys| Trial {
+        let trial = |decision, keys| ReplayedDecision {
             part: "buckets",
             mode: "",
             decision,
@@ -59,7 +59,7 @@ pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
         let hset = fields.iter().map(|field| command(&["HSET", &hash, field, "1234"]));
         let hset: Vec<_> = hset.collect();
         let with = |words: &[&str], more: &[&str]| command(&[words, more].concat());
-        let in_multi = |commands: [Command; 3]| {
+        let in_multi = |commands: [RecordedCommand; 3]| {
             let [first, second, third] = commands;
             vec![command(&["MULTI"]), first, second, third, command(&["EXEC"])]
         };

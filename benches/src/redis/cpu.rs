@@ -12,14 +12,14 @@ use std::time::Duration;
 use ratelimit_core::{Policy, Store};
 use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisStore};
 
-use crate::keys::Key;
+use crate::keys::CallerKey;
 use crate::measure::median;
 use crate::report::digits;
 
 use super::lab::{Lab, cpu_of};
-use super::plain::{GATHERING_SCRIPT, GCRA_SCRIPT, NARROW, Numbers, WIDE, key};
-use super::recorder::{Command, command};
-use super::replay::{Kept, Recorded, Template, incr, recorded};
+use super::plain::{GATHERING_SCRIPT, GCRA_SCRIPT, NARROW, ScriptNumbers, WIDE, key};
+use super::recorder::{RecordedCommand, command};
+use super::replay::{RecordedDecision, StoredKeys, Template, incr, recorded};
 use super::situation::{ALGORITHMS, Situation};
 
 /// Requests that share a call, of one key or of different ones.
@@ -32,7 +32,7 @@ const VERIFIED_EVERY: usize = 5_003;
 
 /// A decision that is replayed, as its row is called.
 #[derive(Clone, Copy)]
-pub(super) struct Trial {
+pub(super) struct ReplayedDecision {
     pub(super) part: &'static str,
     /// The store's mode, or `floor`.
     pub(super) mode: &'static str,
@@ -44,7 +44,7 @@ pub(super) struct Trial {
     pub(super) keys: usize,
 }
 
-impl Trial {
+impl ReplayedDecision {
     const fn new(mode: &'static str, decision: &'static str, admits: bool) -> Self {
         Self { part: "cpu", mode, decision, admits, requests: 1, keys: 1 }
     }
@@ -54,7 +54,11 @@ impl Trial {
     }
 
     /// Replays the decision in turns with INCR.
-    pub(super) fn measure(self, lab: &mut Lab, decision: &Recorded) -> Result<(), Box<dyn Error>> {
+    pub(super) fn measure(
+        self,
+        lab: &mut Lab,
+        decision: &RecordedDecision,
+    ) -> Result<(), Box<dyn Error>> {
         let rounds = if lab.quick { 1 } else { 4 };
         let (incr, replay, restore) = (incr()?, decision.replaying()?, decision.restoring()?);
         // As many keys as INCRs, so that neither finds more of them in the processor's caches.
@@ -82,10 +86,10 @@ impl Trial {
                 decision.verify(&mut lab.wire, caller / self.keys)?;
             }
         }
-        let kept = Kept::read(&mut lab.wire, &Key::new(0))?;
+        let kept = StoredKeys::read(&mut lab.wire, &CallerKey::new(0))?;
         let mut ratios: Vec<_> = pairs.iter().map(|[incr, decision]| decision / incr).collect();
         ratios.sort_by(f64::total_cmp);
-        let place = if ratios[ratios.len() / 2] < 1.0 { 3 } else { 2 };
+        let decimals = if ratios[ratios.len() / 2] < 1.0 { 3 } else { 2 };
         lab.report.row(&[
             ("part", self.part.into()),
             ("mode", self.mode.into()),
@@ -98,9 +102,9 @@ impl Trial {
             ("incr_ns", digits(0, median(pairs.iter().map(|[incr, _]| *incr)))),
             // The server's time for the decision over that for an INCR, the median over pairs; a quarter of the pairs lie
             // below the next, and a quarter above the last.
-            ("ratio", digits(place, ratios[ratios.len() / 2])),
-            ("ratio_low", digits(place, ratios[ratios.len() / 4])),
-            ("ratio_high", digits(place, ratios[ratios.len() * 3 / 4])),
+            ("ratio", digits(decimals, ratios[ratios.len() / 2])),
+            ("ratio_low", digits(decimals, ratios[ratios.len() / 4])),
+            ("ratio_high", digits(decimals, ratios[ratios.len() * 3 / 4])),
         ])
     }
 }
@@ -160,7 +164,7 @@ async fn in_store<S: Store<Policy> + Clone>(
     situation: Situation,
     store: &S,
 ) -> Result<(), Box<dyn Error>> {
-    let trial = Trial::new(mode, situation.name, situation.admits);
+    let trial = ReplayedDecision::new(mode, situation.name, situation.admits);
     let message = |error| format!("{mode}, {}, {}: {error}", trial.decision, trial.outcome());
     lab.flush()?;
     let recorded = lab.record(&situation.in_store(store.clone()), trial.admits).await;
@@ -177,7 +181,10 @@ async fn merged(lab: &mut Lab, store: &RedisStore) -> Result<(), Box<dyn Error>>
     ] {
         lab.flush()?;
         let recorded = lab.record_merged(&situation.in_store(store.clone()), MERGED).await?;
-        let trial = Trial { requests: MERGED, ..Trial::new(Lua::NAME, decision, true) };
+        let trial = ReplayedDecision {
+            requests: MERGED,
+            ..ReplayedDecision::new(Lua::NAME, decision, true)
+        };
         trial.measure(lab, &recorded)?;
     }
     Ok(())
@@ -191,14 +198,14 @@ fn floors(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     let gathering = lab.load(GATHERING_SCRIPT)?;
     let caller = recorded();
     let key = key("floor", caller.as_str());
-    let by_hand = |numbers: Numbers, cost| vec![numbers.command(&gcra, &[&key], cost)];
+    let by_hand = |numbers: ScriptNumbers, cost| vec![numbers.command(&gcra, &[&key], cost)];
     let keys: Vec<_> = (0..MERGED).map(|n| format!("{key}:{n}")).collect();
     let keys: Vec<_> = keys.iter().map(String::as_str).collect();
     let gathered = |cost| vec![WIDE.command(&gathering, &keys, cost)];
     let incr = command(&["INCR", &key]);
     let pexpire = command(&["PEXPIRE", &key, "60000", "NX"]);
     let transaction = vec![command(&["MULTI"]), incr.clone(), pexpire.clone(), command(&["EXEC"])];
-    let floors: [(_, _, Vec<Command>, Vec<Command>); 6] = [
+    let floors: [(_, _, Vec<RecordedCommand>, Vec<RecordedCommand>); 6] = [
         ("return 1", true, vec![], vec![command(&["EVALSHA", &nothing, "1", &key])]),
         ("INCR, PEXPIRE NX", true, vec![], vec![incr, pexpire]),
         ("the same in MULTI", true, vec![], transaction),
@@ -208,9 +215,9 @@ fn floors(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     ];
     for (decision, admits, prepare, commands) in floors {
         lab.flush()?;
-        let mut trial = Trial::new("floor", decision, admits);
+        let mut trial = ReplayedDecision::new("floor", decision, admits);
         if decision.starts_with("100") {
-            trial = Trial { requests: MERGED, keys: keys.len(), ..trial };
+            trial = ReplayedDecision { requests: MERGED, keys: keys.len(), ..trial };
         }
         let recorded = lab.given(&prepare, commands)?;
         trial.measure(lab, &recorded)?;

@@ -12,35 +12,35 @@ use tokio::sync::Notify;
 use super::plain::{Decides, Failed, RedisRs};
 
 /// Callers of one key who share calls of the plain loop.
-pub(super) struct Floor(Arc<Shared>);
+pub(super) struct Floor(Arc<FloorState>);
 
-struct Shared {
+struct FloorState {
     plain: RedisRs<ConnectionManager>,
-    next: Mutex<Next>,
+    next: Mutex<NextCall>,
 }
 
 /// The call that the callers join who come now.
 #[derive(Default)]
-struct Next {
+struct NextCall {
     is_under_way: bool,
     cost: u64,
-    call: Arc<Call>,
+    call: Arc<FloorCall>,
 }
 
 #[derive(Default)]
-struct Call {
+struct FloorCall {
     answer: OnceLock<Result<bool, String>>,
     news: Notify,
 }
 
 impl Floor {
     pub(super) fn new(plain: RedisRs<ConnectionManager>) -> Self {
-        Self(Arc::new(Shared { plain, next: Mutex::default() }))
+        Self(Arc::new(FloorState { plain, next: Mutex::default() }))
     }
 }
 
-impl Shared {
-    fn next(&self) -> MutexGuard<'_, Next> {
+impl FloorState {
+    fn next(&self) -> MutexGuard<'_, NextCall> {
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -49,7 +49,7 @@ impl Shared {
         loop {
             let (cost, call) = {
                 let mut next = self.next();
-                let Next { cost, call, .. } = std::mem::take(&mut *next);
+                let NextCall { cost, call, .. } = std::mem::take(&mut *next);
                 next.is_under_way = cost > 0;
                 (cost, call)
             };

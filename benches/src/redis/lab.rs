@@ -9,11 +9,11 @@ use ratelimit_core::{Policy, Store};
 use ratelimit_servers::RedisServer;
 use redis::{Connection, ConnectionLike, InfoDict, Value};
 
-use crate::keys::Key;
-use crate::report::{Effort, Report};
+use crate::keys::CallerKey;
+use crate::report::{BenchReport, Effort};
 
-use super::recorder::{Command, Recorder, command};
-use super::replay::{Kept, Recorded, recorded, warming_up};
+use super::recorder::{RecordedCommand, RecordingProxy, command};
+use super::replay::{RecordedDecision, StoredKeys, recorded, warming_up};
 use super::situation::InStore;
 
 /// The longest wait for the server's thread to go to sleep; its time is read afterwards in any case.
@@ -22,18 +22,18 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// A server of the benchmark's own, the connections to it, and where measurements go.
 pub(super) struct Lab {
     pub(super) quick: bool,
-    pub(super) report: Report,
+    pub(super) report: BenchReport,
     pub(super) server: RedisServer,
     pub(super) wire: Connection,
-    recorder: Recorder,
+    recorder: RecordingProxy,
 }
 
 impl Lab {
     pub(super) fn new(effort: &Effort) -> Result<Self, Box<dyn Error>> {
         let server = RedisServer::start()?;
         let wire = redis::Client::open(server.url())?.get_connection()?;
-        let recorder = Recorder::start(server.port())?;
-        Ok(Self { quick: effort.quick, report: Report::new(effort)?, server, wire, recorder })
+        let recorder = RecordingProxy::start(server.port())?;
+        Ok(Self { quick: effort.quick, report: BenchReport::new(effort)?, server, wire, recorder })
     }
 
     /// The URL of the recording proxy in front of the server.
@@ -51,7 +51,7 @@ impl Lab {
     }
 
     /// Sends a command and returns its reply, or the error in it.
-    pub(super) fn ask(&mut self, command: &Command) -> Result<Value, Box<dyn Error>> {
+    pub(super) fn ask(&mut self, command: &RecordedCommand) -> Result<Value, Box<dyn Error>> {
         Ok(self.wire.req_packed_command(&redis::pack_command(command))?.extract_error()?)
     }
 
@@ -70,21 +70,21 @@ impl Lab {
         &mut self,
         subject: &InStore<S>,
         admits: bool,
-    ) -> Result<Recorded, Box<dyn Error>> {
+    ) -> Result<RecordedDecision, Box<dyn Error>> {
         let (first, caller) = (warming_up(), recorded());
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
         }
         subject.decide(&first).await?;
-        let before = Kept::read(&mut self.wire, &caller)?;
+        let before = StoredKeys::read(&mut self.wire, &caller)?;
         self.recorder.take()?;
         if subject.decide(&caller).await? != admits {
             let (is, due) = if admits { ("denied", "admitted") } else { ("admitted", "denied") };
             return Err(format!("the decision is {is} and should be {due}").into());
         }
         let (commands, replies) = self.recorder.take()?.into_iter().unzip();
-        let after = Kept::read(&mut self.wire, &caller)?;
-        Ok(Recorded { commands, replies, before, after })
+        let after = StoredKeys::read(&mut self.wire, &caller)?;
+        Ok(RecordedDecision { commands, replies, before, after })
     }
 
     /// Records the one command that decides so many requests of a caller at once: those that come while another
@@ -93,13 +93,14 @@ impl Lab {
         &mut self,
         subject: &InStore<S>,
         requests: u32,
-    ) -> Result<Recorded, Box<dyn Error>> {
+    ) -> Result<RecordedDecision, Box<dyn Error>> {
         let (first, caller) = (warming_up(), recorded());
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
         }
-        let all =
-            async |caller: &Key| try_join_all((0..=requests).map(|_| subject.decide(caller))).await;
+        let all = async |caller: &CallerKey| {
+            try_join_all((0..=requests).map(|_| subject.decide(caller))).await
+        };
         all(&first).await?;
         self.recorder.take()?;
         if !all(&caller).await?.into_iter().all(|admitted| admitted) {
@@ -115,17 +116,17 @@ impl Lab {
     /// Commands that are given instead of recorded, after these others have been sent.
     pub(super) fn given(
         &mut self,
-        prepare: &[Command],
-        commands: Vec<Command>,
-    ) -> Result<Recorded, Box<dyn Error>> {
+        prepare: &[RecordedCommand],
+        commands: Vec<RecordedCommand>,
+    ) -> Result<RecordedDecision, Box<dyn Error>> {
         for command in prepare {
             self.ask(command)?;
         }
-        let before = Kept::read(&mut self.wire, &recorded())?;
+        let before = StoredKeys::read(&mut self.wire, &recorded())?;
         let replies = commands.iter().map(|command| self.ask(command));
         let replies = replies.collect::<Result<_, _>>()?;
-        let after = Kept::read(&mut self.wire, &recorded())?;
-        Ok(Recorded { commands, replies, before, after })
+        let after = StoredKeys::read(&mut self.wire, &recorded())?;
+        Ok(RecordedDecision { commands, replies, before, after })
     }
 }
 

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::RedisCluster;
 
-use crate::keys::Key;
+use crate::keys::CallerKey;
 
 use super::lab::Lab;
 use super::plain::{FRED, Fred, GCRA_SCRIPT, REDIS_RS, RedisRs, WIDE, key};
-use super::throughput::{Load, Ours, charge};
+use super::throughput::{OurStore, Workload, charge};
 
 /// The tasks that ask, for each node on which keys lie.
 const TASKS_PER_NODE: usize = 256;
@@ -30,7 +30,7 @@ pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     }
     let ours = async |client: &str| {
         let store = RedisStore::connect(&format!("{}?client={client}", cluster.url())).await?;
-        Ours::new(WIDE, store).map(Arc::new)
+        OurStore::new(WIDE, store).map(Arc::new)
     };
     let (by_redis, by_fred) = (ours("redis").await?, ours("fred").await?);
     let ports = cluster.client_ports();
@@ -41,14 +41,14 @@ pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     let loop_by_fred = Arc::new(Fred::connect(&url, &sha, WIDE).await?);
     for many in [false, true] {
         for nodes in 1..=cluster.nodes().len() {
-            let callers = |key: &dyn Fn(&Key) -> String| callers(&cluster, nodes, many, key);
+            let callers = |key: &dyn Fn(&CallerKey) -> String| callers(&cluster, nodes, many, key);
             let mine = callers(&|caller| format!("{{{}}}", caller.as_str()));
             let of_redis = callers(&|caller| key(REDIS_RS, caller.as_str()));
             let of_fred = callers(&|caller| key(FRED, caller.as_str()));
             charge(&by_redis, &mine).await?;
             charge(&loop_by_redis, &of_redis).await?;
             charge(&loop_by_fred, &of_fred).await?;
-            let load = |client, peer, theirs| Load {
+            let load = |client, peer, theirs| Workload {
                 part: "nodes",
                 client,
                 peer,
@@ -75,11 +75,11 @@ fn callers(
     cluster: &RedisCluster,
     nodes: usize,
     many: bool,
-    key: &dyn Fn(&Key) -> String,
-) -> Arc<Vec<Key>> {
+    key: &dyn Fn(&CallerKey) -> String,
+) -> Arc<Vec<CallerKey>> {
     let per_node = if many { MANY / nodes } else { 1 };
     let mut left = vec![per_node; nodes];
-    let is_wanted = |caller: &Key| {
+    let is_wanted = |caller: &CallerKey| {
         // The nodes share the slots evenly.
         let (slot, all) = (usize::from(cluster.slot_of(&key(caller))), cluster.nodes().len());
         let node = (1..all).filter(|node| slot >= node * SLOTS / all).count();
@@ -87,5 +87,5 @@ fn callers(
         *left -= 1;
         true
     };
-    Arc::new((0..).map(Key::new).filter(is_wanted).take(per_node * nodes).collect())
+    Arc::new((0..).map(CallerKey::new).filter(is_wanted).take(per_node * nodes).collect())
 }

@@ -7,7 +7,7 @@ use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 
-use super::recorder::{Command, command};
+use super::recorder::{RecordedCommand, command};
 
 /// The generic cell rate algorithm as one script: TIME, GET, SET PX, and three integers answered, which are whether
 /// the request is admitted, what remains, and the microseconds until it would fit.
@@ -66,17 +66,18 @@ return { 1, left, 0 }";
 
 /// The arguments of the script for a limit.
 #[derive(Clone, Copy)]
-pub(super) struct Numbers {
+pub(super) struct ScriptNumbers {
     pub(super) interval_us: u64,
     pub(super) burst: u64,
 }
 
 /// 100 per second, 200,000,000,000 at once: admits every request of a run, and the earlier charges of all its callers.
-pub(super) const WIDE: Numbers = Numbers { interval_us: 10_000, burst: 200_000_000_000 };
+pub(super) const WIDE: ScriptNumbers =
+    ScriptNumbers { interval_us: 10_000, burst: 200_000_000_000 };
 /// 10 per second, 10 at once: denies nearly every request of an attack, and admits one per tenth of a second.
-pub(super) const ATTACKED: Numbers = Numbers { interval_us: 100_000, burst: 10 };
+pub(super) const ATTACKED: ScriptNumbers = ScriptNumbers { interval_us: 100_000, burst: 10 };
 /// 1 per day, 2 at once.
-pub(super) const NARROW: Numbers = Numbers { interval_us: 86_400_000_000, burst: 2 };
+pub(super) const NARROW: ScriptNumbers = ScriptNumbers { interval_us: 86_400_000_000, burst: 2 };
 
 /// The key of a caller in the loop of this client.
 pub(super) fn key(client: &str, caller: &str) -> String {
@@ -89,9 +90,9 @@ fn keys(client: &str, caller: &str, limits: usize) -> Vec<String> {
     [caller, "all", &third][..limits].iter().map(|name| key(client, name)).collect()
 }
 
-impl Numbers {
+impl ScriptNumbers {
     /// Calls a script for these keys.
-    pub(super) fn command(self, sha: &str, keys: &[&str], cost: u64) -> Command {
+    pub(super) fn command(self, sha: &str, keys: &[&str], cost: u64) -> RecordedCommand {
         let count = keys.len().to_string();
         let [interval, capacity, cost] =
             [self.interval_us, self.interval_us * self.burst, cost].map(|n| n.to_string());
@@ -115,7 +116,7 @@ pub(super) const FRED: &str = "fred";
 pub(super) struct RedisRs<C = ConnectionManager> {
     connection: C,
     sha: String,
-    numbers: Numbers,
+    numbers: ScriptNumbers,
     /// By how many limits each request is decided: the script is for as many.
     pub(super) limits: usize,
 }
@@ -124,7 +125,7 @@ impl RedisRs {
     pub(super) async fn connect(
         url: &str,
         sha: &str,
-        numbers: Numbers,
+        numbers: ScriptNumbers,
     ) -> Result<Self, Box<dyn Error>> {
         let connection = redis::Client::open(url)?.get_connection_manager().await?;
         Ok(Self { connection, sha: sha.to_owned(), numbers, limits: 1 })
@@ -143,7 +144,7 @@ impl RedisRs<ClusterConnection> {
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
     async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
-        let Numbers { interval_us, burst } = self.numbers;
+        let ScriptNumbers { interval_us, burst } = self.numbers;
         let mut call = redis::cmd("EVALSHA");
         call.arg(&self.sha).arg(self.limits).arg(keys(REDIS_RS, caller, self.limits));
         call.arg(interval_us).arg(interval_us * burst).arg(cost);
@@ -156,7 +157,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
 pub(super) struct Fred {
     client: fred::clients::Client,
     sha: String,
-    numbers: Numbers,
+    numbers: ScriptNumbers,
     /// By how many limits each request is decided: the script is for as many.
     pub(super) limits: usize,
 }
@@ -165,7 +166,7 @@ impl Fred {
     pub(super) async fn connect(
         url: &str,
         sha: &str,
-        numbers: Numbers,
+        numbers: ScriptNumbers,
     ) -> Result<Self, Box<dyn Error>> {
         let config = fred::types::config::Config::from_url(url)?;
         let client = fred::types::Builder::from_config(config).build()?;
@@ -176,7 +177,7 @@ impl Fred {
 
 impl Decides for Fred {
     async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
-        let Numbers { interval_us, burst } = self.numbers;
+        let ScriptNumbers { interval_us, burst } = self.numbers;
         let numbers = [interval_us, interval_us * burst, cost];
         let numbers = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
         let keys = keys(FRED, caller, self.limits);

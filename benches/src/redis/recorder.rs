@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use redis::{Parser, Value};
 
 /// The name of a command and its arguments.
-pub(super) type Command = Vec<Vec<u8>>;
+pub(super) type RecordedCommand = Vec<Vec<u8>>;
 
 /// The command of these arguments.
-pub(super) fn command(words: &[&str]) -> Command {
+pub(super) fn command(words: &[&str]) -> RecordedCommand {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
 
@@ -25,18 +25,18 @@ const UPKEEP: [&str; 6] = ["AUTH", "CLIENT", "HELLO", "INFO", "PING", "SELECT"];
 
 /// What a client and the server have sent on a connection since it was looked at last.
 #[derive(Default)]
-struct Sent {
+struct SentBytes {
     requests: Mutex<Vec<u8>>,
     replies: Mutex<Vec<u8>>,
 }
 
 /// A proxy in front of the server, which keeps what clients send through it, and the replies.
-pub(super) struct Recorder {
+pub(super) struct RecordingProxy {
     port: u16,
-    connections: Arc<Mutex<Vec<Arc<Sent>>>>,
+    connections: Arc<Mutex<Vec<Arc<SentBytes>>>>,
 }
 
-impl Recorder {
+impl RecordingProxy {
     /// Listens on a free port, and forwards everything to this port.
     pub(super) fn start(server_port: u16) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -46,7 +46,7 @@ impl Recorder {
         // The threads end with the program; an error ends a connection, which the client notices.
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let sent = Arc::<Sent>::default();
+                let sent = Arc::<SentBytes>::default();
                 lock(&kept).push(Arc::clone(&sent));
                 drop(forward(client, server_port, sent));
             }
@@ -60,7 +60,7 @@ impl Recorder {
     }
 
     /// The commands since the last call, in the order of each connection, with the reply to each.
-    pub(super) fn take(&self) -> Result<Vec<(Command, Value)>, Box<dyn Error>> {
+    pub(super) fn take(&self) -> Result<Vec<(RecordedCommand, Value)>, Box<dyn Error>> {
         let deadline = Instant::now() + PATIENCE;
         let mut taken = Vec::new();
         for sent in lock(&self.connections).iter() {
@@ -86,7 +86,7 @@ fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Forwards both ways until one side ends.
-fn forward(client: TcpStream, server_port: u16, sent: Arc<Sent>) -> io::Result<()> {
+fn forward(client: TcpStream, server_port: u16, sent: Arc<SentBytes>) -> io::Result<()> {
     let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server_port))?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -115,13 +115,13 @@ fn parsed(mut bytes: &[u8]) -> Vec<Value> {
     std::iter::from_fn(|| parser.parse_value(&mut bytes).ok()).collect()
 }
 
-fn is_upkeep(command: &Command) -> bool {
+fn is_upkeep(command: &RecordedCommand) -> bool {
     let name = command.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase());
     name.is_none_or(|name| UPKEEP.contains(&name.as_str()))
 }
 
 /// The arguments of a request, which is an array of strings.
-fn words(request: Value) -> Option<Command> {
+fn words(request: Value) -> Option<RecordedCommand> {
     let Value::Array(words) = request else { return None };
     let word = |word| match word {
         Value::BulkString(bytes) => Some(bytes),

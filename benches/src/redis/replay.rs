@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use redis::{Connection, ConnectionLike, Value};
 
-use crate::keys::Key;
+use crate::keys::CallerKey;
 
-use super::recorder::{Command, command};
+use super::recorder::{RecordedCommand, command};
 
 /// Decisions that are sent in one piece before their replies are read.
 const DEPTH: usize = 100;
@@ -24,13 +24,13 @@ pub(super) fn incr() -> Result<Template, String> {
 }
 
 /// The caller for which a decision is recorded.
-pub(super) fn recorded() -> Key {
-    Key::new(RECORDED)
+pub(super) fn recorded() -> CallerKey {
+    CallerKey::new(RECORDED)
 }
 
 /// The caller for which a decision is made before the recording, so that its scripts are loaded.
-pub(super) fn warming_up() -> Key {
-    Key::new(WARMING_UP)
+pub(super) fn warming_up() -> CallerKey {
+    CallerKey::new(WARMING_UP)
 }
 
 /// Commands for one caller, to be sent for others.
@@ -46,7 +46,7 @@ pub(super) struct Template {
 impl Template {
     /// A template of these commands, each of which may name the recorded caller any number of times. Fails if no
     /// command names it: then all callers would be one.
-    pub(super) fn new(commands: &[Command]) -> Result<Self, String> {
+    pub(super) fn new(commands: &[RecordedCommand]) -> Result<Self, String> {
         let caller = recorded();
         let name = caller.as_str().as_bytes();
         let mut bytes = Vec::new();
@@ -81,22 +81,22 @@ impl Template {
             for (caller, request) in
                 callers.iter().zip(requests.chunks_mut(self.bytes.len().max(1)))
             {
-                let name = Key::new(*caller);
+                let name = CallerKey::new(*caller);
                 let name = name.as_str().as_bytes();
                 for at in &self.holes {
                     request[*at..at + name.len()].copy_from_slice(name);
                 }
             }
             let count = self.replies * callers.len();
-            for (place, reply) in
+            for (position, reply) in
                 wire.req_packed_commands(&requests, 0, count)?.into_iter().enumerate()
             {
                 let reply = reply.extract_error()?;
-                let due = self.due.get(place % self.replies);
+                let due = self.due.get(position % self.replies);
                 if due.is_some_and(|due| !is_like(due, &reply)) {
                     return Err(format!(
                         "replayed, the decision was answered {reply:?} for caller {}, and {due:?} when it was recorded",
-                        callers[place / self.replies]
+                        callers[position / self.replies]
                     )
                     .into());
                 }
@@ -118,8 +118,8 @@ fn is_like(recorded: &Value, replayed: &Value) -> bool {
         (Value::Array(recorded), Value::Array(replayed)) => {
             let mut pairs = recorded.iter().zip(replayed).enumerate();
             recorded.len() == replayed.len()
-                && pairs.all(|(place, pair)| match pair {
-                    (Value::Int(_), Value::Int(_)) if place > 0 => true,
+                && pairs.all(|(position, pair)| match pair {
+                    (Value::Int(_), Value::Int(_)) if position > 0 => true,
                     (recorded, replayed) => is_like(recorded, replayed),
                 })
         }
@@ -152,11 +152,11 @@ struct Dumped {
 
 /// The keys that the server stores for one caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Kept(Vec<Dumped>);
+pub(super) struct StoredKeys(Vec<Dumped>);
 
-impl Kept {
+impl StoredKeys {
     /// Reads the keys of a caller.
-    pub(super) fn read(wire: &mut Connection, caller: &Key) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn read(wire: &mut Connection, caller: &CallerKey) -> Result<Self, Box<dyn Error>> {
         let keys: Vec<Vec<u8>> =
             redis::cmd("KEYS").arg(format!("*{}*", caller.as_str())).query(wire)?;
         let mut dumped = Vec::new();
@@ -191,15 +191,15 @@ impl Kept {
 }
 
 /// A recorded decision: its commands, and the caller's keys before and after.
-pub(super) struct Recorded {
-    pub(super) commands: Vec<Command>,
+pub(super) struct RecordedDecision {
+    pub(super) commands: Vec<RecordedCommand>,
     /// The reply to each command.
     pub(super) replies: Vec<Value>,
-    pub(super) before: Kept,
-    pub(super) after: Kept,
+    pub(super) before: StoredKeys,
+    pub(super) after: StoredKeys,
 }
 
-impl Recorded {
+impl RecordedDecision {
     /// The decision as a template for other callers, whose replies must mean the same.
     pub(super) fn replaying(&self) -> Result<Template, String> {
         Ok(Template { due: self.replies.clone(), ..Template::new(&self.commands)? })
@@ -241,7 +241,7 @@ impl Recorded {
         wire: &mut Connection,
         caller: usize,
     ) -> Result<(), Box<dyn Error>> {
-        let kept = Kept::read(wire, &Key::new(caller))?;
+        let kept = StoredKeys::read(wire, &CallerKey::new(caller))?;
         let as_many = kept.0.len() == self.after.0.len();
         if as_many && kept.says_the_same(&self.before) != self.writes() {
             return Ok(());

@@ -10,7 +10,7 @@ use ratelimit_core::{
     WindowLog,
 };
 
-use crate::keys::Key;
+use crate::keys::CallerKey;
 
 /// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and 2052, so none ends
 /// during a run.
@@ -46,12 +46,12 @@ pub(super) const ALGORITHMS: [&str; 9] = [
 ];
 
 /// An algorithm, and the earlier charges.
-type Charged = (Policy, Vec<(u64, Duration)>);
+type ChargedAlgorithm = (Policy, Vec<(u64, Duration)>);
 
 /// A limit with earlier charges, which admits the next request or denies it. It refills within hours, and its windows
 /// are long, so that one state serves a whole run. A bucketed window has fifteen buckets, a log ten entries, and ten
 /// leases are alive.
-fn charged(algorithm: &str, admits: bool) -> Result<Charged, Box<dyn Error>> {
+fn charged(algorithm: &str, admits: bool) -> Result<ChargedAlgorithm, Box<dyn Error>> {
     let rate = |rate: &str| rate.parse::<Rate>();
     let window = || rate(if admits { "1000000000/10000d" } else { "10/10000d" });
     let now = |cost| vec![(cost, Duration::ZERO)];
@@ -165,7 +165,12 @@ pub(super) struct InStore<S> {
 }
 
 impl<S: Store<Policy>> InStore<S> {
-    async fn ask(&self, caller: &Key, cost: u64, age: Duration) -> Result<bool, Box<dyn Error>> {
+    async fn ask(
+        &self,
+        caller: &CallerKey,
+        cost: u64,
+        age: Duration,
+    ) -> Result<bool, Box<dyn Error>> {
         let mut request = self.limiter.request(caller.as_str()).cost(cost);
         if self.situation.by_id {
             request = request.id(ReservationId::random());
@@ -180,7 +185,7 @@ impl<S: Store<Policy>> InStore<S> {
     }
 
     /// Makes the earlier charges of the caller.
-    pub(super) async fn prepare(&self, caller: &Key) -> Result<(), Box<dyn Error>> {
+    pub(super) async fn prepare(&self, caller: &CallerKey) -> Result<(), Box<dyn Error>> {
         for (cost, age) in &self.situation.charges {
             if !self.ask(caller, *cost, *age).await? {
                 return Err("a charge before the decision was denied".into());
@@ -190,7 +195,7 @@ impl<S: Store<Policy>> InStore<S> {
     }
 
     /// Decides, and returns whether the request is admitted.
-    pub(super) async fn decide(&self, caller: &Key) -> Result<bool, Box<dyn Error>> {
+    pub(super) async fn decide(&self, caller: &CallerKey) -> Result<bool, Box<dyn Error>> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         let cost = self.situation.cost + asked % self.situation.costs;
         self.ask(caller, cost, Duration::ZERO).await

@@ -5,9 +5,9 @@ use ratelimit_redis::{Cas, Multi, RedisStore};
 
 use super::lab::Lab;
 use super::recorder::command;
-use super::replay::{Recorded, Template, incr};
+use super::replay::{RecordedDecision, Template, incr};
 use super::situation::{ALGORITHMS, Situation};
-use crate::keys::Key;
+use crate::keys::CallerKey;
 use crate::report::Effort;
 
 const CALLERS: usize = 250;
@@ -24,7 +24,7 @@ async fn record_and_replay<S: Store<Policy>>(
     lab: &mut Lab,
     situation: Situation,
     store: S,
-) -> Recorded {
+) -> RecordedDecision {
     let (name, admits) = (situation.name, situation.admits);
     lab.flush().expect("flushes");
     let decision = lab.record(&situation.in_store(store), admits).await;
@@ -84,7 +84,7 @@ fn a_replay_that_was_decided_otherwise_is_noticed() {
         denied.verify(&mut lab.wire, 7).expect("nothing has changed");
         lab.flush().expect("flushes");
         let subject = situation(false).in_store(store);
-        assert!(subject.decide(&Key::new(7)).await.expect("decides"));
+        assert!(subject.decide(&CallerKey::new(7)).await.expect("decides"));
         assert!(denied.verify(&mut lab.wire, 7).is_err());
         // Admitted, where the recorded one was denied.
         let replay = denied.replaying().expect("names its caller");

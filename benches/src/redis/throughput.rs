@@ -15,13 +15,15 @@ use ratelimit_redis::RedisStore;
 use ratelimit_servers::RedisServer;
 use tokio::task::JoinSet;
 
-use crate::keys::{Draw, Key, Spread};
+use crate::keys::{CallerKey, KeyDraw, Spread};
 use crate::measure::{Samples, turns};
-use crate::report::{Report, digits};
+use crate::report::{BenchReport, digits};
 
 use super::floor::Floor;
 use super::lab::{Lab, cpu_of, script_calls};
-use super::plain::{Decides, Failed, Fred, GCRA_SCRIPT, LIMITS_SCRIPT, Numbers, RedisRs, WIDE};
+use super::plain::{
+    Decides, Failed, Fred, GCRA_SCRIPT, LIMITS_SCRIPT, RedisRs, ScriptNumbers, WIDE,
+};
 
 const TASKS: [usize; 4] = [1, 16, 256, 1_024];
 /// Of so many keys, and how they are drawn.
@@ -37,15 +39,19 @@ const CHARGED_AT_ONCE: usize = 256;
 const LONGEST_NS: u64 = 60_000_000_000;
 
 /// A store of ours that decides by GCRA.
-pub(super) struct Ours<S = RedisStore>(RateLimiter<S, Gcra>);
+pub(super) struct OurStore<S = RedisStore>(RateLimiter<S, Gcra>);
 
-impl<S: Store<Gcra>> Ours<S> {
-    pub(super) fn new(numbers: Numbers, store: S) -> Result<Self, Box<dyn Error>> {
+impl<S: Store<Gcra>> OurStore<S> {
+    pub(super) fn new(numbers: ScriptNumbers, store: S) -> Result<Self, Box<dyn Error>> {
         Self::of_limits(numbers, store, &ONE)
     }
 
     /// Decides by limits of these names, each for an identifier, or for the only one.
-    fn of_limits(numbers: Numbers, store: S, limits: &[Named]) -> Result<Self, Box<dyn Error>> {
+    fn of_limits(
+        numbers: ScriptNumbers,
+        store: S,
+        limits: &[Named],
+    ) -> Result<Self, Box<dyn Error>> {
         let gcra = Gcra::new(Rate::per_us(1, numbers.interval_us)?, numbers.burst)?;
         let limit = |(name, by): &Named| Limit::new(name, gcra)?.by(*by);
         let limits = limits.iter().map(limit).collect::<Result<Vec<_>, _>>()?;
@@ -53,7 +59,7 @@ impl<S: Store<Gcra>> Ours<S> {
     }
 }
 
-impl<S: Store<Gcra> + 'static> Decides for Ours<S> {
+impl<S: Store<Gcra> + 'static> Decides for OurStore<S> {
     async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
         if self.0.limits().as_slice().len() == ONE.len() {
             return Ok(self.0.check_n(caller, cost).await?.allowed());
@@ -92,7 +98,7 @@ async fn of_limits(
     let (url, sha) = (lab.server.url(), lab.load(script)?);
     let ours = async |client| {
         let store = RedisStore::connect(&format!("{url}?client={client}")).await?;
-        Ours::of_limits(WIDE, store, limits).map(Arc::new)
+        OurStore::of_limits(WIDE, store, limits).map(Arc::new)
     };
     let (by_redis, by_fred) = (ours("redis").await?, ours("fred").await?);
     let mut loop_by_redis = RedisRs::connect(&url, &sha, WIDE).await?;
@@ -100,14 +106,14 @@ async fn of_limits(
     (loop_by_redis.limits, loop_by_fred.limits) = (limits.len(), limits.len());
     let (loop_by_redis, loop_by_fred) = (Arc::new(loop_by_redis), Arc::new(loop_by_fred));
     let floor = Arc::new(Floor::new(RedisRs::connect(&url, &sha, WIDE).await?));
-    let callers: Vec<_> = (0..KEYS[2].0).map(Key::new).collect();
+    let callers: Vec<_> = (0..KEYS[2].0).map(CallerKey::new).collect();
     charge(&by_redis, &callers).await?;
     charge(&loop_by_redis, &callers).await?;
     charge(&loop_by_fred, &callers).await?;
     for (keys, spread) in all.iter().copied() {
         for tasks in TASKS {
-            let callers = Arc::new(Draw::new(spread, keys, 1).keys(DRAWN)?);
-            let load = |client, peer| Load {
+            let callers = Arc::new(KeyDraw::new(spread, keys, 1).keys(DRAWN)?);
+            let load = |client, peer| Workload {
                 part,
                 client,
                 peer,
@@ -133,7 +139,7 @@ async fn of_limits(
 /// Makes the earlier charge of each caller.
 pub(super) async fn charge(
     subject: &Arc<impl Decides>,
-    callers: &[Key],
+    callers: &[CallerKey],
 ) -> Result<(), Box<dyn Error>> {
     for callers in callers.chunks(CHARGED_AT_ONCE) {
         let charges = callers.iter().map(|caller| subject.charge(caller.as_str(), CHARGED));
@@ -143,7 +149,7 @@ pub(super) async fn charge(
 }
 
 /// What two limiters are asked, and how their row is called.
-pub(super) struct Load<'a> {
+pub(super) struct Workload<'a> {
     pub(super) part: &'static str,
     pub(super) client: &'static str,
     pub(super) peer: &'static str,
@@ -153,11 +159,11 @@ pub(super) struct Load<'a> {
     pub(super) tasks: usize,
     pub(super) keys: usize,
     /// Ours, and the peer's.
-    pub(super) callers: [&'a Arc<Vec<Key>>; 2],
+    pub(super) callers: [&'a Arc<Vec<CallerKey>>; 2],
 }
 
 /// The result of either in a round.
-struct Turn {
+struct ThroughputResult {
     per_s: f64,
     p50_us: f64,
     p99_us: f64,
@@ -168,12 +174,12 @@ struct Turn {
     busiest: f64,
 }
 
-impl Load<'_> {
+impl Workload<'_> {
     /// Lets the store and a peer take turns, and tells the results.
     pub(super) async fn measure<O: Decides, P: Decides>(
         &self,
         quick: bool,
-        report: &mut Report,
+        report: &mut BenchReport,
         ours: &Arc<O>,
         peer: &Arc<P>,
     ) -> Result<(), Box<dyn Error>> {
@@ -189,10 +195,10 @@ impl Load<'_> {
             };
             samples.add((round, way), turn);
         }
-        let both = |places, of: fn(&Turn) -> f64| {
-            [0, 1].map(|way| digits(places, samples.median(way, of)))
+        let both = |decimals, of: fn(&ThroughputResult) -> f64| {
+            [0, 1].map(|way| digits(decimals, samples.median(way, of)))
         };
-        let ratio = |of: fn(&Turn) -> f64| digits(3, samples.ratio(0, 1, of));
+        let ratio = |of: fn(&ThroughputResult) -> f64| digits(3, samples.ratio(0, 1, of));
         let [ours_per_s, peer_per_s] = both(0, |turn| turn.per_s);
         let [ours_p50_us, peer_p50_us] = both(1, |turn| turn.p50_us);
         let [ours_p99_us, peer_p99_us] = both(1, |turn| turn.p99_us);
@@ -225,9 +231,9 @@ impl Load<'_> {
     async fn turn<D: Decides>(
         &self,
         subject: &Arc<D>,
-        callers: &Arc<Vec<Key>>,
+        callers: &Arc<Vec<CallerKey>>,
         length: Duration,
-    ) -> Result<Turn, Box<dyn Error>> {
+    ) -> Result<ThroughputResult, Box<dyn Error>> {
         let histogram = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)?;
         let histogram = Arc::new(Mutex::new(histogram));
         for server in self.servers {
@@ -269,7 +275,7 @@ impl Load<'_> {
         let us = |at| Duration::from_nanos(histogram.value_at_quantile(at)).as_secs_f64() * 1e6;
         let float = |count: u64| u32::try_from(count).map(f64::from);
         let (decisions, all) = (float(histogram.len())?, float(calls.iter().sum())?);
-        Ok(Turn {
+        Ok(ThroughputResult {
             per_s: decisions / taken.as_secs_f64(),
             p50_us: us(0.5),
             p99_us: us(0.99),

@@ -62,12 +62,12 @@ pub struct BucketWindow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketedWindowState {
     /// The buckets that have admitted a request, their starts strictly ascending.
-    pub buckets: Vec<Bucket>,
+    pub buckets: Vec<BucketCount>,
 }
 
 /// The count of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bucket {
+pub struct BucketCount {
     /// When the bucket began.
     pub start: Timestamp,
     /// What it has admitted.
@@ -76,10 +76,10 @@ pub struct Bucket {
 
 /// The buckets that still count in the longest window.
 #[derive(Clone, Copy)]
-struct Live<'a> {
+struct LiveBuckets<'a> {
     /// The start of the current bucket: that of `now`, or the newest of the state if that is later.
     current: Timestamp,
-    buckets: &'a [Bucket],
+    buckets: &'a [BucketCount],
 }
 
 impl BucketedWindow {
@@ -139,7 +139,7 @@ impl BucketedWindow {
 
     /// When a bucket stops counting in a window: one window's length after its start. The start is aligned again: the
     /// state may have been written for other buckets.
-    fn end_us(&self, bucket: Bucket, span_us: u64) -> u64 {
+    fn end_us(&self, bucket: BucketCount, span_us: u64) -> u64 {
         self.aligned(bucket.start).as_us() + span_us
     }
 
@@ -147,39 +147,40 @@ impl BucketedWindow {
         timestamp.aligned(self.bucket_us)
     }
 
-    fn live<'a>(&self, state: Option<&'a BucketedWindowState>, now: Timestamp) -> Live<'a> {
+    fn live<'a>(&self, state: Option<&'a BucketedWindowState>, now: Timestamp) -> LiveBuckets<'a> {
         let buckets = state.map_or(&[][..], |state| &state.buckets);
         let last = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
         let current = self.aligned(now).max(last);
-        let past = |bucket: &Bucket| self.end_us(*bucket, self.longest_us()) <= current.as_us();
-        Live { current, buckets: &buckets[buckets.partition_point(past)..] }
+        let past =
+            |bucket: &BucketCount| self.end_us(*bucket, self.longest_us()) <= current.as_us();
+        LiveBuckets { current, buckets: &buckets[buckets.partition_point(past)..] }
     }
 
     /// The buckets that count in a window, and what they hold together.
-    fn in_window<'a>(&self, live: Live<'a>, span_us: u64) -> (&'a [Bucket], u64) {
-        let past = |bucket: &Bucket| self.end_us(*bucket, span_us) <= live.current.as_us();
+    fn in_window<'a>(&self, live: LiveBuckets<'a>, span_us: u64) -> (&'a [BucketCount], u64) {
+        let past = |bucket: &BucketCount| self.end_us(*bucket, span_us) <= live.current.as_us();
         let buckets = &live.buckets[live.buckets.partition_point(past)..];
         (buckets, buckets.iter().map(|bucket| bucket.count).fold(0, u64::saturating_add))
     }
 
-    fn used(&self, live: Live<'_>, window: BucketWindow) -> u64 {
+    fn used(&self, live: LiveBuckets<'_>, window: BucketWindow) -> u64 {
         self.in_window(live, window.span_us).1
     }
 
     /// What every window has left.
-    fn left(&self, live: Live<'_>) -> u64 {
+    fn left(&self, live: LiveBuckets<'_>) -> u64 {
         let left = |window: &BucketWindow| window.limit.saturating_sub(self.used(live, *window));
         self.windows().iter().map(left).min().unwrap_or_default()
     }
 
     /// When `cost` fits all windows after `charge` is added to the current bucket, if it ever does.
-    fn fits_us(&self, live: Live<'_>, charge: u64, cost: u64) -> Option<u64> {
+    fn fits_us(&self, live: LiveBuckets<'_>, charge: u64, cost: u64) -> Option<u64> {
         let mut fits_us = live.current.as_us();
         for window in self.windows() {
             let room = window.limit.checked_sub(cost)?;
             let (buckets, used) = self.in_window(live, window.span_us);
             let mut used = used.saturating_add(charge);
-            let current = Bucket { start: live.current, count: charge };
+            let current = BucketCount { start: live.current, count: charge };
             for bucket in buckets.iter().chain([&current]) {
                 if used <= room {
                     break;
@@ -195,7 +196,7 @@ impl BucketedWindow {
     fn decision(
         &self,
         (now, cost): (Timestamp, u64),
-        live: Live<'_>,
+        live: LiveBuckets<'_>,
         charge: u64,
         retry_after_us: Option<u64>,
     ) -> Decision {
@@ -207,7 +208,7 @@ impl BucketedWindow {
         let (limit, remaining) = all_left.min_by_key(|(_, left)| *left).unwrap_or_default();
         let newest = match charge {
             0 => live.buckets.last().copied(),
-            count => Some(Bucket { start: live.current, count }),
+            count => Some(BucketCount { start: live.current, count }),
         };
         let end_us = |bucket| self.end_us(bucket, self.longest_us());
         let grown_us = self.fits_us(live, charge, remaining + 1);
@@ -223,7 +224,7 @@ impl BucketedWindow {
     }
 
     /// The decision on a request, and the charge.
-    fn decide(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
+    fn decide(&self, now: Timestamp, cost: u64, live: LiveBuckets<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             let retry_after_us = self.fits_us(live, 0, cost).map(|us| us - now.as_us());
             return (self.decision((now, cost), live, 0, retry_after_us), 0);
@@ -235,10 +236,10 @@ impl BucketedWindow {
         &self,
         now: Timestamp,
         cost: u64,
-        live: Live<'_>,
-        buckets: Option<Vec<Bucket>>,
+        live: LiveBuckets<'_>,
+        buckets: Option<Vec<BucketCount>>,
     ) -> Step<BucketedWindowState> {
-        let after = Live { buckets: buckets.as_deref().unwrap_or(live.buckets), ..live };
+        let after = LiveBuckets { buckets: buckets.as_deref().unwrap_or(live.buckets), ..live };
         let decision = self.decision((now, cost), after, 0, Some(0));
         let write = match buckets {
             None => Write::Keep,
@@ -247,7 +248,7 @@ impl BucketedWindow {
         Step { decision, write }
     }
 
-    fn written(&self, buckets: Vec<Bucket>) -> Write<BucketedWindowState> {
+    fn written(&self, buckets: Vec<BucketCount>) -> Write<BucketedWindowState> {
         match buckets.last() {
             None => Write::Remove,
             Some(last) => {
@@ -258,18 +259,18 @@ impl BucketedWindow {
     }
 
     /// The live buckets with `cost` added to the current one.
-    fn charged(&self, live: Live<'_>, cost: u64) -> Option<Vec<Bucket>> {
+    fn charged(&self, live: LiveBuckets<'_>, cost: u64) -> Option<Vec<BucketCount>> {
         if cost == 0 {
             return None;
         }
         let mut buckets = Vec::with_capacity(live.buckets.len() + 1);
         buckets.extend_from_slice(live.buckets);
-        self.add(&mut buckets, Bucket { start: live.current, count: cost });
+        self.add(&mut buckets, BucketCount { start: live.current, count: cost });
         Some(buckets)
     }
 
     /// Adds a count to the last bucket, or a bucket after it.
-    fn add(&self, buckets: &mut Vec<Bucket>, new: Bucket) {
+    fn add(&self, buckets: &mut Vec<BucketCount>, new: BucketCount) {
         match buckets.last_mut() {
             Some(last) if self.aligned(last.start) >= new.start => last.count += new.count,
             _ => buckets.push(new),
@@ -307,7 +308,7 @@ impl Algorithm for BucketedWindow {
         take_off_newest(&mut buckets, cost, |bucket| &mut bucket.count);
         // Without its newest bucket the state may belong to an earlier time.
         let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
-        let live = Live { current: self.aligned(now).max(newest), ..live };
+        let live = LiveBuckets { current: self.aligned(now).max(newest), ..live };
         Some(self.admitted(now, cost, live, Some(buckets)))
     }
 
@@ -349,7 +350,7 @@ impl InMemory for BucketedWindow {
         if charge == 0 {
             return Step { decision, write: Write::Keep };
         }
-        let new = Bucket { start: live.current, count: charge };
+        let new = BucketCount { start: live.current, count: charge };
         let past = state.buckets.len() - live.buckets.len();
         if past > 0 {
             state.buckets.drain(..past);

@@ -33,7 +33,7 @@ pub trait States<S> {
 type Steps<S> = Vec<(Step<S>, Option<(Timestamp, Reservation)>)>;
 
 /// What a check knows about the id of its batch.
-enum Known {
+enum IdState {
     /// Nothing: the operation is new.
     New,
     /// The operation was done before: it charges nothing more.
@@ -162,31 +162,31 @@ impl<A: Algorithm> Batch<'_, A> {
                 return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
             }
             let about = self.known(check, id, known_as)?;
-            let is_known = !matches!(about, Known::Unknown);
+            let is_known = !matches!(about, IdState::Unknown);
             known |= is_known;
             lease_has_ended |= !is_known && self.op == Op::Renew && algorithm.has_leases();
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
             let (step, left) = match about {
-                Known::Done | Known::Unknown => {
+                IdState::Done | IdState::Unknown => {
                     let decision = untouched(check, state, now);
                     (Step { decision, write: Write::Keep }, None)
                 }
-                Known::New => {
+                IdState::New => {
                     // An acquired charge can be settled later; any other operation counts as settled.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
                     let (new, group) = (Reservation::new(at, check.cost), group.clone());
                     let step = self.step(check, state, now)?;
                     (step, Some(Reservation { settled, group, ..new }))
                 }
-                Known::Reserved(reservation) if self.op == Op::Renew => {
+                IdState::Reserved(reservation) if self.op == Op::Renew => {
                     let step = algorithm.renew(state, now, &reservation).costing(check.cost);
                     let moved = matches!(step.write, Write::Put { .. });
                     let timestamp = if moved { at } else { reservation.timestamp };
                     let since = at.max(reservation.since);
                     (step, Some(Reservation { timestamp, since, ..reservation }))
                 }
-                Known::Reserved(reservation) => {
+                IdState::Reserved(reservation) => {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
                     )?;
@@ -205,24 +205,24 @@ impl<A: Algorithm> Batch<'_, A> {
         check: &Check<'_, A>,
         id: ReservationId,
         known_as: Option<Reservation>,
-    ) -> Result<Known, Refusal> {
+    ) -> Result<IdState, Refusal> {
         let settling = matches!(self.op, Op::Settle | Op::Renew);
         let reserving = settling || matches!(self.op, Op::Acquire | Op::Peek);
         let limit = || check.limit.name().into();
         match known_as {
-            None if settling => Ok(Known::Unknown),
-            None => Ok(Known::New),
+            None if settling => Ok(IdState::Unknown),
+            None => Ok(IdState::New),
             Some(Reservation { settled: Some(at), .. }) => {
                 // A client that lost the answer repeats the same request.
                 let same = at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew);
                 if same {
-                    Ok(Known::Done)
+                    Ok(IdState::Done)
                 } else {
                     Err(Refusal::Settled { limit: limit(), id, at })
                 }
             }
-            Some(reservation) if settling => Ok(Known::Reserved(reservation)),
-            Some(reservation) if reserving && reservation.cost == check.cost => Ok(Known::Done),
+            Some(reservation) if settling => Ok(IdState::Reserved(reservation)),
+            Some(reservation) if reserving && reservation.cost == check.cost => Ok(IdState::Done),
             Some(reservation) if reserving => {
                 Err(Refusal::Reserved { limit: limit(), id, at: reservation.cost })
             }

@@ -58,8 +58,8 @@ impl<'a, A: Algorithm> NamedDecisions<'a, A> {
     pub fn shadow(&self) -> impl Iterator<Item = NamedDecision<'a, A>> + use<'a, A> {
         let limits = self.limits;
         let shadow = self.verdict.shadow().iter();
-        shadow.filter_map(|(place, decision)| {
-            Some(NamedDecision { limit: limits.get(*place)?, decision })
+        shadow.filter_map(|(position, decision)| {
+            Some(NamedDecision { limit: limits.get(*position)?, decision })
         })
     }
 
@@ -75,7 +75,7 @@ impl<'a, A> Iterator for NamedDecisions<'a, A> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let decision = self.verdict.decisions().get(self.position)?;
-        let limit = self.limits.get(self.verdict.place_of(self.position))?;
+        let limit = self.limits.get(self.verdict.position_of(self.position))?;
         self.position += 1;
         Some(NamedDecision { limit, decision })
     }

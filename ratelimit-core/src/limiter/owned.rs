@@ -51,7 +51,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         estimate: u64,
     ) -> Result<Reserved<S, A, C>, S::Error> {
         let (limiter, id) = (self.clone(), ReservationId::random());
-        let charge = Arc::new(Charge { limiter, caller, id });
+        let charge = Arc::new(OwnedCharge { limiter, caller, id });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
         let mut settlement = Settlement {
             charge: charge.clone(),
@@ -114,7 +114,7 @@ pub enum Reserved<S, A, C> {
 #[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
 pub struct OwnedReservation<S, A, C> {
-    charge: Arc<Charge<S, A, C>>,
+    charge: Arc<OwnedCharge<S, A, C>>,
     settlement: Settlement,
     verdict: Verdict,
 }
@@ -180,7 +180,7 @@ where
 
 /// Whose charge, and under which id.
 #[derive_where(Debug)]
-struct Charge<S, A, C> {
+struct OwnedCharge<S, A, C> {
     #[derive_where(skip)]
     limiter: Arc<RateLimiter<S, A>>,
     #[derive_where(skip)]
@@ -188,7 +188,7 @@ struct Charge<S, A, C> {
     id: ReservationId,
 }
 
-impl<S: Store<A>, A: Algorithm, C: Identifiers> Charge<S, A, C> {
+impl<S: Store<A>, A: Algorithm, C: Identifiers> OwnedCharge<S, A, C> {
     fn request(&self) -> Request<'_, S, A, C> {
         self.limiter.request(&self.caller).drawn(self.id)
     }
@@ -199,7 +199,7 @@ trait Settles: Send + Sync {
     fn settle(self: Arc<Self>, cost: u64) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-impl<S, A, C> Settles for Charge<S, A, C>
+impl<S, A, C> Settles for OwnedCharge<S, A, C>
 where
     S: Store<A> + 'static,
     A: Algorithm + 'static,

@@ -87,7 +87,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
         let limits = self.limiter.limits.iter().enumerate();
         let applies = |limit: &Limit<A>| !limit.is_shadow() && limit.key_for(self.caller).is_some();
-        limits.filter(move |(_, limit)| applies(limit)).map(|(place, _)| place)
+        limits.filter(move |(_, limit)| applies(limit)).map(|(position, _)| position)
     }
 
     /// The batch of these checks as this request wants it.
@@ -111,13 +111,13 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
-    /// The checks of a few limits, each kept for one identifier that the caller keeps as text; their places in the
+    /// The checks of a few limits, each kept for one identifier that the caller keeps as text; their positions in the
     /// policy; and how many apply. The rest are repetitions. `None` if there is more to it, or nothing.
     fn plain_checks(&self) -> Option<([Check<'a, A>; FEW], [usize; FEW], usize)> {
         let mut checks: Option<[Check<'a, A>; FEW]> = None;
-        let mut places = [0; FEW];
+        let mut positions = [0; FEW];
         let mut count = 0;
-        for (place, limit) in self.limiter.limits.iter().enumerate() {
+        for (position, limit) in self.limiter.limits.iter().enumerate() {
             if limit.identifier_names().len() > 1 || count == FEW || limit.is_shadow() {
                 return None;
             }
@@ -125,21 +125,23 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
                 Some(Cow::Borrowed(key)) => {
                     let check = Check { limit, key, cost: self.cost };
                     checks.get_or_insert([check; FEW])[count] = check;
-                    places[count] = place;
+                    positions[count] = position;
                     count += 1;
                 }
                 None if !limit.is_required() => {}
                 _ => return None,
             }
         }
-        Some((checks?, places, count))
+        Some((checks?, positions, count))
     }
 
-    /// The keys of the limits that apply and are in shadow mode, or not, each with its place.
+    /// The keys of the limits that apply and are in shadow mode, or not, each with its position.
     fn keys(&self, shadow: bool) -> Vec<(usize, Cow<'a, str>)> {
         let limits = self.limiter.limits.iter().enumerate();
         let limits = limits.filter(|(_, limit)| limit.is_shadow() == shadow);
-        limits.filter_map(|(place, limit)| Some((place, limit.key_for(self.caller)?))).collect()
+        limits
+            .filter_map(|(position, limit)| Some((position, limit.key_for(self.caller)?)))
+            .collect()
     }
 
     fn checks<'k>(&self, keys: &'k [(usize, Cow<'a, str>)]) -> Vec<Check<'k, A>>
@@ -148,7 +150,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     {
         let limits = self.limiter.limits.as_slice();
         keys.iter()
-            .map(|(place, key)| Check { limit: &limits[*place], key, cost: self.cost })
+            .map(|(position, key)| Check { limit: &limits[*position], key, cost: self.cost })
             .collect()
     }
 }
@@ -175,7 +177,7 @@ macro_rules! with_batch {
             let checks = request.checks(&keys);
             let $batch = request.shaped(Batch::distinct(&checks), $op);
             let verdict = $apply?;
-            verdict.of(keys.iter().map(|(place, _)| *place))
+            verdict.of(keys.iter().map(|(position, _)| *position))
         } else if shadow_keys.is_empty() {
             return Ok(request.limiter.unlimited(request.caller)?);
         } else {
@@ -185,8 +187,8 @@ macro_rules! with_batch {
         if verdict.allowed() {
             // A store that is away is waited for once per request.
             let mut is_away = verdict.source() == Source::Fallback;
-            for (place, key) in shadow_keys {
-                let limit = &request.limiter.limits.as_slice()[place];
+            for (position, key) in shadow_keys {
+                let limit = &request.limiter.limits.as_slice()[position];
                 let check = Check { limit, key: &key, cost: request.cost };
                 let batch = request.in_shadow(limit).shaped(Batch::one(&check), $op);
                 let $batch = if is_away { batch.without_store() } else { batch };
@@ -195,7 +197,7 @@ macro_rules! with_batch {
                 match decided {
                     Ok(verdict) => {
                         is_away |= verdict.source() == Source::Fallback;
-                        shadow.push((place, *verdict.summary()));
+                        shadow.push((position, *verdict.summary()));
                     }
                     Err(error) if error.kind().is_outage() => break,
                     Err(_) => {}
@@ -270,14 +272,14 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     /// [`apply_now`](Self::apply_now) of what may be more than one plain check.
     #[inline(never)]
     pub(super) fn apply_any_now(self, op: Op) -> Outlined<Result<Verdict, S::Error>> {
-        if let Some((checks, places, count)) = self.plain_checks() {
+        if let Some((checks, positions, count)) = self.plain_checks() {
             let batch = Batch::distinct(&checks[..count]);
             let verdict = self.limiter.store.apply_now(&self.shaped(batch, op));
             if count == self.limiter.limits.as_slice().len() {
                 return Outlined(verdict);
             }
-            let places = places[..count].iter().copied();
-            return Outlined(verdict.map(|verdict| verdict.of(places)));
+            let positions = positions[..count].iter().copied();
+            return Outlined(verdict.map(|verdict| verdict.of(positions)));
         }
         let apply = || with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch));
         Outlined(apply())

@@ -56,7 +56,7 @@ const FIELDS: [&str; 11] = [
 /// The fields of one `[[limit]]` written so far, with values of any type, so that an error can name its limit. `None` stands for
 /// a `null`: the field counts as absent.
 #[derive(Default)]
-struct Entry(BTreeMap<&'static str, Option<Given>>);
+struct LimitTable(BTreeMap<&'static str, Option<GivenValue>>);
 
 /// Why an entry is no limit.
 struct Fault {
@@ -78,11 +78,11 @@ impl Fault {
 }
 
 /// A value as written.
-enum Given {
+enum GivenValue {
     Text(String),
     Number(u64),
     Truth(bool),
-    List(Vec<Given>),
+    List(Vec<GivenValue>),
     /// `null`: the field counts as absent.
     Nothing,
     /// A value that no field accepts, as text.
@@ -120,15 +120,15 @@ impl<'de> Visitor<'de> for After<'_> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-        let mut entry = Entry::default();
+        let mut entry = LimitTable::default();
         while let Some(Field(field)) = map.next_key()? {
             map.next_value_seed(Then(|given| {
-                let given = Some(given).filter(|given| !matches!(given, Given::Nothing));
+                let given = Some(given).filter(|given| !matches!(given, GivenValue::Nothing));
                 if entry.0.insert(field, given).is_some() {
                     return Err(ConfigError::new(format!("{field} is there twice; write it once")));
                 }
                 // An error waits until it can name its limit.
-                let Some(Given::Text(name)) = entry.get("name") else { return Ok(()) };
+                let Some(GivenValue::Text(name)) = entry.get("name") else { return Ok(()) };
                 match entry.build() {
                     Err(Fault { error, may_follow: false }) => Err(error),
                     _ if self.0.iter().any(|limit| limit.name() == name) => {
@@ -179,7 +179,7 @@ impl<'de> Deserialize<'de> for Tables {
     }
 }
 
-impl<'de> Deserialize<'de> for Given {
+impl<'de> Deserialize<'de> for GivenValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Then(Ok).deserialize(deserializer)
     }
@@ -188,7 +188,7 @@ impl<'de> Deserialize<'de> for Given {
 /// Reads a value of any type, and does this with it while the format knows its place.
 struct Then<F>(F);
 
-impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> DeserializeSeed<'de> for Then<F> {
+impl<'de, T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> DeserializeSeed<'de> for Then<F> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -196,13 +196,13 @@ impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> DeserializeSeed<'de> fo
     }
 }
 
-impl<T, F: FnOnce(Given) -> Result<T, ConfigError>> Then<F> {
-    fn with<E: Error>(self, given: Given) -> Result<T, E> {
+impl<T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> Then<F> {
+    fn with<E: Error>(self, given: GivenValue) -> Result<T, E> {
         (self.0)(given).map_err(E::custom)
     }
 }
 
-impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> Visitor<'de> for Then<F> {
+impl<'de, T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> Visitor<'de> for Then<F> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -210,15 +210,15 @@ impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> Visitor<'de> for Then<F
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        self.with(Given::Text(text.into()))
+        self.with(GivenValue::Text(text.into()))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
-        self.with(Given::Number(number))
+        self.with(GivenValue::Number(number))
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
-        self.with(u64::try_from(number).map_or_else(|_| other(&number), Given::Number))
+        self.with(u64::try_from(number).map_or_else(|_| other(&number), GivenValue::Number))
     }
 
     fn visit_i128<E: Error>(self, number: i128) -> Result<T, E> {
@@ -232,15 +232,15 @@ impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> Visitor<'de> for Then<F
     #[allow(clippy::disallowed_types, reason = "a fraction is read to be refused")]
     fn visit_f64<E: Error>(self, number: f64) -> Result<T, E> {
         // As `20.0`: an error that says "burst is 20" would name no mistake.
-        self.with(Given::Other(format!("{number:?}")))
+        self.with(GivenValue::Other(format!("{number:?}")))
     }
 
     fn visit_bool<E: Error>(self, value: bool) -> Result<T, E> {
-        self.with(Given::Truth(value))
+        self.with(GivenValue::Truth(value))
     }
 
     fn visit_unit<E: Error>(self) -> Result<T, E> {
-        self.with(Given::Nothing)
+        self.with(GivenValue::Nothing)
     }
 
     fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<T, S::Error> {
@@ -248,7 +248,7 @@ impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> Visitor<'de> for Then<F
         while let Some(item) = seq.next_element()? {
             list.push(item);
         }
-        self.with(Given::List(list))
+        self.with(GivenValue::List(list))
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<T, M::Error> {
@@ -257,11 +257,11 @@ impl<'de, T, F: FnOnce(Given) -> Result<T, ConfigError>> Visitor<'de> for Then<F
     }
 }
 
-fn other(value: &impl ToString) -> Given {
-    Given::Other(value.to_string())
+fn other(value: &impl ToString) -> GivenValue {
+    GivenValue::Other(value.to_string())
 }
 
-impl fmt::Display for Given {
+impl fmt::Display for GivenValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => write!(f, "{text:?}"),
@@ -274,8 +274,8 @@ impl fmt::Display for Given {
     }
 }
 
-impl Entry {
-    fn get(&self, field: &str) -> Option<&Given> {
+impl LimitTable {
+    fn get(&self, field: &str) -> Option<&GivenValue> {
         self.0.get(field)?.as_ref()
     }
 
@@ -283,7 +283,7 @@ impl Entry {
     fn text(&self, field: &str, such_as: &str) -> Result<Option<&str>, ConfigError> {
         match self.get(field) {
             None => Ok(None),
-            Some(Given::Text(text)) => Ok(Some(text)),
+            Some(GivenValue::Text(text)) => Ok(Some(text)),
             Some(wrong) => Err(ConfigError::new(format!(
                 "{field} is {wrong}; write it in quotes, such as {field} = {such_as}"
             ))),
@@ -292,17 +292,17 @@ impl Entry {
 
     /// The texts of a field that is a list, if it is there.
     fn texts(&self, field: &str, such_as: &str) -> Result<Option<Vec<&str>>, ConfigError> {
-        let wrong = |wrong: &Given| {
+        let wrong = |wrong: &GivenValue| {
             ConfigError::new(format!(
                 "{field} is or contains {wrong}; write a list of texts, such as {field} = {such_as}"
             ))
         };
         match self.get(field) {
             None => Ok(None),
-            Some(Given::List(items)) => items
+            Some(GivenValue::List(items)) => items
                 .iter()
                 .map(|item| match item {
-                    Given::Text(text) => Ok(text.as_str()),
+                    GivenValue::Text(text) => Ok(text.as_str()),
                     other => Err(wrong(other)),
                 })
                 .collect::<Result<_, _>>()
@@ -315,7 +315,7 @@ impl Entry {
     fn truth(&self, field: &str) -> Result<bool, ConfigError> {
         match self.get(field) {
             None => Ok(false),
-            Some(Given::Truth(truth)) => Ok(*truth),
+            Some(GivenValue::Truth(truth)) => Ok(*truth),
             Some(wrong) => Err(ConfigError::new(format!(
                 "{field} is {wrong}; write {field} = true, or leave it out"
             ))),
@@ -396,7 +396,7 @@ impl Entry {
         self.without(&["bucket", "rates"], algorithm, "leave it out, or use bucketed-window")?;
         let burst = match self.get("burst") {
             None => String::new(),
-            Some(Given::Number(burst)) => format!(" burst {burst}"),
+            Some(GivenValue::Number(burst)) => format!(" burst {burst}"),
             Some(wrong) => {
                 let says = "write a whole number of at least 1, without quotes";
                 return Err(ConfigError::new(format!("burst is {wrong}; {says}")).into());

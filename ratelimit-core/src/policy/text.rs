@@ -55,8 +55,8 @@ impl WriteNumbers for BucketedWindow {
     fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = |us| Period { us, times_one: true };
         write!(f, " bucket {} rates ", length(self.bucket_us()))?;
-        for (place, window) in self.windows().iter().enumerate() {
-            let comma = if place > 0 { ", " } else { "" };
+        for (position, window) in self.windows().iter().enumerate() {
+            let comma = if position > 0 { ", " } else { "" };
             write!(f, "{comma}{}/{}", window.limit, length(window.span_us))?;
         }
         Ok(())

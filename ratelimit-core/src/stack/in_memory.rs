@@ -39,7 +39,7 @@ impl<A: InMemory> InMemory for Stack<A> {
         }
         let mut writes: [Write<A::State>; FEW] = [const { Write::Keep }; FEW];
         let mut decision = Decision::OF_NONE;
-        for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
+        for (position, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
             let step = stepped(limit, kept.as_ref(), now, cost);
             if !step.decision.allowed {
                 let decisions =
@@ -47,8 +47,8 @@ impl<A: InMemory> InMemory for Stack<A> {
                 let decision = self.denied(Some(state), now, decisions);
                 return Step { decision, write: Write::Keep };
             }
-            decision.add(place, &step.decision);
-            writes[place] = step.write;
+            decision.add(position, &step.decision);
+            writes[position] = step.write;
         }
         let mut written = false;
         for (kept, write) in state.states.iter_mut().zip(writes) {

@@ -9,7 +9,7 @@ use ratelimit_memory::PreciseClock;
 
 use super::ledger::Ledger;
 use super::slot::Terms;
-use super::{Allotments, Inner, Tally};
+use super::{AllotmentTally, Allotments, SharedAllotments};
 
 const DEFAULT_LIFETIME_US: u64 = 100_000;
 /// Far more than the clocks of servers drift.
@@ -77,7 +77,7 @@ impl<C: Clock> AllotmentsBuilder<C> {
     #[must_use]
     pub fn build<S, A: Algorithm>(self, store: S) -> Allotments<S, A, C> {
         let Self { terms, capacity, clock } = self;
-        let (ledger, tally) = (Ledger::new(capacity), Tally::default());
-        Allotments { inner: Arc::new(Inner { store, ledger, terms, clock, tally }) }
+        let (ledger, tally) = (Ledger::new(capacity), AllotmentTally::default());
+        Allotments { inner: Arc::new(SharedAllotments { store, ledger, terms, clock, tally }) }
     }
 }

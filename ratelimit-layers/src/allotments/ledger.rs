@@ -6,22 +6,22 @@ use dashmap::{DashMap, Entry};
 use ratelimit_core::store::{Batch, Check};
 use ratelimit_core::{Algorithm, Limit, Timestamp};
 
-use super::slot::{Ended, Ending, Slot, Terms};
+use super::slot::{AllotmentSlot, EarlyEnd, Ended, Terms};
 use crate::KeptAlgorithm;
-use crate::bounded::{BoundedMap, KeyHasher};
+use crate::bounded::{BoundedMap, WideKeyHasher};
 
 /// The slots of a process.
 pub(super) struct Ledger<A: Algorithm> {
-    slots: BoundedMap<Kept<A>>,
+    slots: BoundedMap<LedgerEntry<A>>,
     /// The slots of several checks that have an allotment or a draw in flight, by the hash of each of their keys. The slot
     /// of a single check has the hash of its key.
     shared: DashMap<u128, Vec<u128>>,
-    hasher: KeyHasher,
+    hasher: WideKeyHasher,
 }
 
 /// A slot, and what its reservations are settled with.
-pub(super) struct Kept<A: Algorithm> {
-    pub(super) slot: Slot,
+pub(super) struct LedgerEntry<A: Algorithm> {
+    pub(super) slot: AllotmentSlot,
     /// From the first draw on.
     pub(super) checks: Option<Arc<Checks<A>>>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Checks<A> {
 
 /// The slot of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place(u128);
+pub(super) struct SlotKey(u128);
 
 /// An allotment that has ended, with its limits and keys.
 pub(super) type EndedOf<A> = (Ended, Arc<Checks<A>>);
@@ -63,7 +63,7 @@ impl<A> Checks<A> {
     }
 }
 
-impl<A: KeptAlgorithm> Kept<A> {
+impl<A: KeptAlgorithm> LedgerEntry<A> {
     /// The limits and keys of the batch, which are cloned only if they are new or have changed.
     fn checks(&mut self, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
         let known = self.checks.as_ref().filter(|checks| checks.are_of(batch));
@@ -83,7 +83,7 @@ impl<A: Algorithm> Ledger<A> {
         Self {
             slots: BoundedMap::new(capacity),
             shared: DashMap::new(),
-            hasher: KeyHasher::default(),
+            hasher: WideKeyHasher::default(),
         }
     }
 
@@ -100,10 +100,10 @@ impl<A: Algorithm> Ledger<A> {
     }
 
     /// The slot of a batch: that of its key, or of all of its keys in their order.
-    pub(super) fn place(&self, batch: &Batch<'_, A>) -> Place {
+    pub(super) fn slot_key(&self, batch: &Batch<'_, A>) -> SlotKey {
         match batch.checks() {
-            [check] => Place(self.key(check)),
-            _ => Place(self.hasher.hash(self.keys(batch))),
+            [check] => SlotKey(self.key(check)),
+            _ => SlotKey(self.hasher.hash(self.keys(batch))),
         }
     }
 }
@@ -113,111 +113,117 @@ impl<A: KeptAlgorithm> Ledger<A> {
     /// returns the allotments that have ended by this.
     pub(super) fn with<T>(
         &self,
-        place: Place,
+        slot_key: SlotKey,
         batch: &Batch<'_, A>,
         (terms, now): (&Terms, Timestamp),
-        act: impl FnOnce(&mut Kept<A>) -> T,
+        act: impl FnOnce(&mut LedgerEntry<A>) -> T,
     ) -> (T, Vec<EndedOf<A>>) {
         let mut all_ended = Vec::new();
         let (acted, is_new) = {
-            let (mut kept, is_new) = match self.slots.entry(place.0) {
+            let (mut kept, is_new) = match self.slots.entry(slot_key.0) {
                 Entry::Occupied(entry) => (entry.into_ref(), false),
-                Entry::Vacant(entry) => {
-                    (entry.insert(Kept { slot: Slot::default(), checks: None }), true)
-                }
+                Entry::Vacant(entry) => (
+                    entry.insert(LedgerEntry { slot: AllotmentSlot::default(), checks: None }),
+                    true,
+                ),
             };
             if kept.has_other_limits(batch) {
-                let ended = kept.slot.end(Ending::GivenBack);
+                let ended = kept.slot.end(EarlyEnd::GivenBack);
                 // It is settled under the parameters that are in force now.
                 all_ended.extend(ended.map(|ended| (ended, kept.checks(batch))));
             }
             (act(&mut kept), is_new)
         };
         if is_new {
-            let gone = self.slots.make_room(place.0, |kept| kept.slot.is_idle(terms, now));
-            for (place, mut kept) in gone.into_iter().flatten() {
+            let gone = self.slots.make_room(slot_key.0, |kept| kept.slot.is_idle(terms, now));
+            for (slot_key, mut kept) in gone.into_iter().flatten() {
                 let Some(checks) = kept.checks else { continue };
-                self.unshare(place, &checks);
-                all_ended.extend(kept.slot.end(Ending::GivenBack).map(|ended| (ended, checks)));
+                self.unshare(slot_key, &checks);
+                all_ended.extend(kept.slot.end(EarlyEnd::GivenBack).map(|ended| (ended, checks)));
             }
         }
         (acted, all_ended)
     }
 
     /// The limits and keys of a batch that is about to draw, which are known by its keys from now on.
-    pub(super) fn checks(&self, place: Place, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
+    pub(super) fn checks(&self, slot_key: SlotKey, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
         let keys = if batch.checks().len() > 1 { self.keys(batch) } else { Vec::new() };
-        let checks = match self.slots.get_mut(place.0) {
+        let checks = match self.slots.get_mut(slot_key.0) {
             Some(mut kept) => kept.checks(batch),
             None => Arc::new(Checks::new(batch)),
         };
         for key in keys {
-            let mut places = self.shared.entry(key).or_default();
+            let mut slot_keys = self.shared.entry(key).or_default();
             // A slot that has been removed meanwhile would stay known.
-            if !places.contains(&place.0) && self.slots.get(place.0).is_some() {
-                places.push(place.0);
+            if !slot_keys.contains(&slot_key.0) && self.slots.get(slot_key.0).is_some() {
+                slot_keys.push(slot_key.0);
             }
-            drop(places);
-            self.shared.remove_if(&key, |_, places| places.is_empty());
+            drop(slot_keys);
+            self.shared.remove_if(&key, |_, slot_keys| slot_keys.is_empty());
         }
         checks
     }
 
     /// Forgets by which keys a slot that went is known.
-    fn unshare(&self, place: u128, checks: &Checks<A>) {
-        if checks.each.len() < 2 || self.slots.get(place).is_some() {
+    fn unshare(&self, slot_key: u128, checks: &Checks<A>) {
+        if checks.each.len() < 2 || self.slots.get(slot_key).is_some() {
             return;
         }
         for (limit, key) in &checks.each {
             let key = self.key(&Check { limit, key, cost: 0 });
-            self.shared.remove_if_mut(&key, |_, places| {
-                places.retain(|other| *other != place);
-                places.is_empty()
+            self.shared.remove_if_mut(&key, |_, slot_keys| {
+                slot_keys.retain(|other| *other != slot_key);
+                slot_keys.is_empty()
             });
         }
     }
 
     /// Calls `act` on a slot, if it is there.
-    pub(super) fn at<T>(&self, place: Place, act: impl FnOnce(&mut Kept<A>) -> T) -> Option<T> {
-        self.slots.get_mut(place.0).map(|mut kept| act(&mut kept))
+    pub(super) fn at<T>(
+        &self,
+        slot_key: SlotKey,
+        act: impl FnOnce(&mut LedgerEntry<A>) -> T,
+    ) -> Option<T> {
+        self.slots.get_mut(slot_key.0).map(|mut kept| act(&mut kept))
     }
 
     /// Ends, by `end`, the allotments of all slots that name a key of the batch.
     pub(super) fn end_of(
         &self,
         batch: &Batch<'_, A>,
-        end: impl Fn(&mut Slot) -> Option<Ended>,
+        end: impl Fn(&mut AllotmentSlot) -> Option<Ended>,
     ) -> Vec<EndedOf<A>> {
-        let mut places = Vec::new();
+        let mut slot_keys = Vec::new();
         for key in self.keys(batch) {
-            places.push(key);
+            slot_keys.push(key);
             self.shared.remove_if_mut(&key, |_, sharing| {
                 self.retain_drawn(sharing);
-                places.extend(sharing.iter());
+                slot_keys.extend(sharing.iter());
                 sharing.is_empty()
             });
         }
-        let end = |place: u128| {
-            let mut kept = self.slots.get_mut(place)?;
+        let end = |slot_key: u128| {
+            let mut kept = self.slots.get_mut(slot_key)?;
             end(&mut kept.slot).zip(kept.checks.clone())
         };
-        places.into_iter().filter_map(end).collect()
+        slot_keys.into_iter().filter_map(end).collect()
     }
 
     /// Keeps the places of slots with an allotment or a draw in flight. A slot that has ended is known again by its next draw.
-    fn retain_drawn(&self, places: &mut Vec<u128>) {
-        places.retain(|place| self.slots.get(*place).is_some_and(|kept| !kept.slot.is_empty()));
+    fn retain_drawn(&self, slot_keys: &mut Vec<u128>) {
+        slot_keys
+            .retain(|slot_key| self.slots.get(*slot_key).is_some_and(|kept| !kept.slot.is_empty()));
     }
 
     /// Ends all allotments, in the order of their keys.
     pub(super) fn end_all(&self) -> Vec<EndedOf<A>> {
         let mut all = Vec::new();
         self.slots.for_each_mut(|kept| {
-            all.extend(kept.slot.end(Ending::GivenBack).zip(kept.checks.clone()));
+            all.extend(kept.slot.end(EarlyEnd::GivenBack).zip(kept.checks.clone()));
         });
-        self.shared.retain(|_, places| {
-            self.retain_drawn(places);
-            !places.is_empty()
+        self.shared.retain(|_, slot_keys| {
+            self.retain_drawn(slot_keys);
+            !slot_keys.is_empty()
         });
         all.sort_by(|(_, a), (_, b)| a.keys().cmp(b.keys()));
         all

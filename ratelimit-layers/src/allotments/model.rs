@@ -1,6 +1,6 @@
 //! All runs of a few nodes that draw from one fixed window, checked exhaustively by stateright.
 //!
-//! The nodes run [`Slot`], the server runs [`FixedWindow`]'s own steps and settlements. In any order, requests come, messages
+//! The nodes run [`AllotmentSlot`], the server runs [`FixedWindow`]'s own steps and settlements. In any order, requests come, messages
 //! arrive late or never, callers lose patience, nodes crash, and allotments end. The wrong variants prove that the properties
 //! can fail.
 
@@ -13,7 +13,7 @@ use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm, Decision, FixedWindow, ReservationId, Timestamp};
 use stateright::{Model, Property};
 
-use super::slot::{Answer, Draw, Ended, Slot, Terms};
+use super::slot::{AllotmentSlot, Draw, Ended, SlotDecision, Terms};
 
 /// What is wrong, if anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +49,10 @@ pub(super) struct Nodes {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct State {
+pub(super) struct ModelState {
     now: u64,
-    server: Server,
-    nodes: Vec<Node>,
+    server: ModelServer,
+    nodes: Vec<ModelNode>,
     /// What is in flight. A message can arrive before those that were sent before it.
     network: BTreeMap<u8, Message>,
     losses: u8,
@@ -65,7 +65,7 @@ pub(super) struct State {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Server {
+struct ModelServer {
     start: u64,
     ends: u64,
     count: u64,
@@ -74,18 +74,18 @@ struct Server {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Node {
-    slot: Slot,
+struct ModelNode {
+    slot: AllotmentSlot,
     requests: u8,
     draws: u8,
     /// The requests that wait for an answer, by message.
-    calls: BTreeMap<u8, Call>,
+    calls: BTreeMap<u8, ModelCall>,
     /// What a wrong variant counts beside the slot.
     extra: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Call {
+enum ModelCall {
     Plain,
     Draw {
         draw: Draw,
@@ -105,7 +105,7 @@ enum Message {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum ModelEvent {
     Tick,
     Request {
         node: usize,
@@ -130,7 +130,7 @@ fn at(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(us)
 }
 
-impl Server {
+impl ModelServer {
     fn state(&self) -> Option<FixedWindowState> {
         let (start, count, ends_us) = (at(self.start), self.count, self.ends);
         (count > 0).then_some(FixedWindowState { start, count, ends_us })
@@ -161,7 +161,7 @@ impl Nodes {
         at(if self.are_slow[node] { now / 2 } else { now })
     }
 
-    fn send(state: &mut State, message: Message) -> u8 {
+    fn send(state: &mut ModelState, message: Message) -> u8 {
         // The same situation has the same numbers, whatever came before.
         let is_free = |number: &u8| {
             let mut nodes = state.nodes.iter();
@@ -173,45 +173,45 @@ impl Nodes {
     }
 
     /// Sends what is left of an allotment back.
-    fn settle(state: &mut State, node: usize, ended: &Ended, is_awaited: bool) -> u8 {
+    fn settle(state: &mut ModelState, node: usize, ended: &Ended, is_awaited: bool) -> u8 {
         let (id, used) = (ended.id.as_u128(), ended.used[0]);
         Self::send(state, Message::Settle { node, id, used, is_awaited })
     }
 
-    fn ask(state: &mut State, node: usize, draw: Option<Draw>) {
+    fn ask(state: &mut ModelState, node: usize, draw: Option<Draw>) {
         let (id, cost) = (draw.map(|draw| draw.id.as_u128()), draw.map_or(1, |draw| draw.times));
         let sent = Self::send(state, Message::Acquire { node, cost, id });
-        let call = draw.map_or(Call::Plain, |draw| Call::Draw { draw, sent: state.now });
+        let call = draw.map_or(ModelCall::Plain, |draw| ModelCall::Draw { draw, sent: state.now });
         state.nodes[node].calls.insert(sent, call);
     }
 
-    fn request(&self, state: &mut State, node: usize) {
+    fn request(&self, state: &mut ModelState, node: usize) {
         let (now, local) = (state.now, self.local(node, state.now));
         let own = &mut state.nodes[node];
         let id = ReservationId::new((node as u128) << 8 | u128::from(own.draws));
         own.requests += 1;
         let answer = if own.extra > 0 {
             own.extra -= 1;
-            Answer::Serve(Vec::new())
+            SlotDecision::Serve(Vec::new())
         } else {
             own.slot.request(&self.terms(), local, &[1], || id)
         };
-        own.draws += u8::from(matches!(answer, Answer::Ask { draw: Some(_), .. }));
+        own.draws += u8::from(matches!(answer, SlotDecision::Ask { draw: Some(_), .. }));
         match answer {
-            Answer::Serve(_) => {
+            SlotDecision::Serve(_) => {
                 state.has_served = true;
                 admit(state, now / self.window);
             }
-            Answer::Ask { ended: Some(ended), draw } => {
+            SlotDecision::Ask { ended: Some(ended), draw } => {
                 let sent = Self::settle(state, node, &ended, true);
-                state.nodes[node].calls.insert(sent, Call::Settle { draw });
+                state.nodes[node].calls.insert(sent, ModelCall::Settle { draw });
             }
-            Answer::Ask { ended: None, draw } => Self::ask(state, node, draw),
+            SlotDecision::Ask { ended: None, draw } => Self::ask(state, node, draw),
         }
     }
 
     /// What the server does with a message.
-    fn serve(&self, state: &mut State, number: u8, message: Message) {
+    fn serve(&self, state: &mut ModelState, number: u8, message: Message) {
         let (window, now, server) = (self.fixed_window(), at(state.now), &mut state.server);
         let before = server.state();
         let (node, decision) = match message {
@@ -242,7 +242,7 @@ impl Nodes {
         };
         let window = state.now / self.window;
         let call = state.nodes[node].calls.get(&number);
-        if matches!(call, Some(Call::Draw { .. })) {
+        if matches!(call, Some(ModelCall::Draw { .. })) {
             state.network.insert(number, Message::Reply { node, decision, window });
         } else {
             // No allotment depends on when these answers come.
@@ -251,19 +251,25 @@ impl Nodes {
     }
 
     /// What a node does with the answer to a call.
-    fn answered(&self, state: &mut State, node: usize, number: u8, said: (Option<Decision>, u64)) {
+    fn answered(
+        &self,
+        state: &mut ModelState,
+        node: usize,
+        number: u8,
+        said: (Option<Decision>, u64),
+    ) {
         let Some(call) = state.nodes[node].calls.remove(&number) else { return };
         let (decision, window) = said;
         let slot = &mut state.nodes[node].slot;
         match (call, decision) {
-            (Call::Settle { draw }, _) => Self::ask(state, node, draw),
-            (Call::Plain, Some(decision)) => {
+            (ModelCall::Settle { draw }, _) => Self::ask(state, node, draw),
+            (ModelCall::Plain, Some(decision)) => {
                 slot.tell([&decision].into_iter());
                 if decision.allowed {
                     admit(state, window);
                 }
             }
-            (Call::Draw { draw, sent }, Some(decision)) if decision.allowed => {
+            (ModelCall::Draw { draw, sent }, Some(decision)) if decision.allowed => {
                 let recovery = match self.flaw {
                     Flaw::OutlivesItsWindow => Recovery::Gradual,
                     _ => Recovery::AtReset,
@@ -276,27 +282,27 @@ impl Nodes {
                 }
                 admit(state, window);
             }
-            (Call::Draw { draw, .. }, Some(_)) => {
+            (ModelCall::Draw { draw, .. }, Some(_)) => {
                 slot.not_drawn(&self.terms(), draw.id, None);
                 Self::ask(state, node, None);
             }
-            (Call::Plain | Call::Draw { .. }, None) => {}
+            (ModelCall::Plain | ModelCall::Draw { .. }, None) => {}
         }
     }
 
     /// What a node does when an answer does not come.
-    fn gave_up(&self, state: &mut State, node: usize, call: u8) {
+    fn gave_up(&self, state: &mut ModelState, node: usize, call: u8) {
         let terms = self.terms();
         let Some(lost) = state.nodes[node].calls.remove(&call) else { return };
         let slot = &mut state.nodes[node].slot;
         match lost {
-            Call::Plain => {}
-            Call::Settle { draw } => Self::ask(state, node, draw),
-            Call::Draw { draw, .. } if self.flaw == Flaw::TrustsALostDraw => {
+            ModelCall::Plain => {}
+            ModelCall::Settle { draw } => Self::ask(state, node, draw),
+            ModelCall::Draw { draw, .. } if self.flaw == Flaw::TrustsALostDraw => {
                 slot.not_drawn(&terms, draw.id, None);
                 state.nodes[node].extra += draw.times - 1;
             }
-            Call::Draw { draw, .. } => {
+            ModelCall::Draw { draw, .. } => {
                 slot.not_drawn(&terms, draw.id, None);
                 let id = draw.id.as_u128();
                 Self::send(state, Message::Settle { node, id, used: 0, is_awaited: false });
@@ -304,7 +310,7 @@ impl Nodes {
         }
     }
 
-    fn end(&self, state: &mut State, node: usize) {
+    fn end(&self, state: &mut ModelState, node: usize) {
         let slot = &mut state.nodes[node].slot;
         let Some((id, _)) = slot.ends() else { return };
         let before = slot.clone();
@@ -317,21 +323,21 @@ impl Nodes {
     }
 }
 
-fn admit(state: &mut State, window: u64) {
+fn admit(state: &mut ModelState, window: u64) {
     let window = usize::try_from(window).expect("a few windows");
     state.admitted[window] += 1;
 }
 
 impl Model for Nodes {
-    type State = State;
-    type Action = Event;
+    type State = ModelState;
+    type Action = ModelEvent;
 
-    fn init_states(&self) -> Vec<State> {
+    fn init_states(&self) -> Vec<ModelState> {
         let windows = usize::try_from(self.ticks / self.window + 1).expect("a few windows");
-        vec![State {
+        vec![ModelState {
             now: 0,
-            server: Server::default(),
-            nodes: vec![Node::default(); self.are_slow.len()],
+            server: ModelServer::default(),
+            nodes: vec![ModelNode::default(); self.are_slow.len()],
             network: BTreeMap::new(),
             losses: 0,
             crashes: 0,
@@ -341,57 +347,57 @@ impl Model for Nodes {
         }]
     }
 
-    fn actions(&self, state: &State, events: &mut Vec<Event>) {
+    fn actions(&self, state: &ModelState, events: &mut Vec<ModelEvent>) {
         if state.now < self.ticks {
-            events.push(Event::Tick);
+            events.push(ModelEvent::Tick);
         }
         for number in state.network.keys() {
-            events.push(Event::Arrive(*number));
+            events.push(ModelEvent::Arrive(*number));
         }
         for (node, own) in state.nodes.iter().enumerate() {
             if own.requests < self.requests[node] {
-                events.push(Event::Request { node });
+                events.push(ModelEvent::Request { node });
             }
             if let Some((_, until)) = own.slot.ends()
                 && (until <= self.local(node, state.now) || state.early < self.early)
             {
-                events.push(Event::End { node });
+                events.push(ModelEvent::End { node });
             }
             if state.losses < self.losses {
                 // To lose patience with a request that draws nothing changes nothing.
-                let draws = own.calls.iter().filter(|(_, call)| **call != Call::Plain);
-                events.extend(draws.map(|(call, _)| Event::GiveUp { node, call: *call }));
+                let draws = own.calls.iter().filter(|(_, call)| **call != ModelCall::Plain);
+                events.extend(draws.map(|(call, _)| ModelEvent::GiveUp { node, call: *call }));
             }
             if state.crashes < self.crashes {
-                events.push(Event::Crash { node });
+                events.push(ModelEvent::Crash { node });
             }
         }
     }
 
-    fn next_state(&self, last: &State, event: Event) -> Option<State> {
+    fn next_state(&self, last: &ModelState, event: ModelEvent) -> Option<ModelState> {
         let mut state = last.clone();
         match event {
-            Event::Tick => state.now += 1,
-            Event::Request { node } => self.request(&mut state, node),
-            Event::Arrive(number) => match state.network.remove(&number)? {
+            ModelEvent::Tick => state.now += 1,
+            ModelEvent::Request { node } => self.request(&mut state, node),
+            ModelEvent::Arrive(number) => match state.network.remove(&number)? {
                 Message::Reply { node, decision, window } => {
                     self.answered(&mut state, node, number, (decision, window));
                 }
                 message => self.serve(&mut state, number, message),
             },
-            Event::GiveUp { node, call } => {
+            ModelEvent::GiveUp { node, call } => {
                 state.losses += 1;
                 self.gave_up(&mut state, node, call);
             }
-            Event::End { node } => {
+            ModelEvent::End { node } => {
                 let (_, until) = state.nodes[node].slot.ends()?;
                 state.early += u8::from(self.local(node, state.now) < until);
                 self.end(&mut state, node);
             }
-            Event::Crash { node } => {
+            ModelEvent::Crash { node } => {
                 state.crashes += 1;
-                let Node { requests, draws, .. } = state.nodes[node];
-                state.nodes[node] = Node { requests, draws, ..Node::default() };
+                let ModelNode { requests, draws, .. } = state.nodes[node];
+                state.nodes[node] = ModelNode { requests, draws, ..ModelNode::default() };
             }
         }
         Some(state)
@@ -401,13 +407,13 @@ impl Model for Nodes {
         vec![
             Property::always(
                 "no window admits more than its limit",
-                |model: &Self, state: &State| {
+                |model: &Self, state: &ModelState| {
                     state.admitted.iter().all(|admitted| *admitted <= model.limit)
                 },
             ),
             Property::always(
                 "unused budget is back once nothing is under way",
-                |model: &Self, state: &State| {
+                |model: &Self, state: &ModelState| {
                     let is_quiet = state.network.is_empty() && state.losses + state.crashes == 0;
                     let are_empty = || state.nodes.iter().all(|node| node.slot.is_empty());
                     let current = state.now / model.window;
@@ -421,13 +427,16 @@ impl Model for Nodes {
                     !is_quiet || !are_empty() || counts == admitted
                 },
             ),
-            Property::sometimes("a request is served without a call", |_, state: &State| {
+            Property::sometimes("a request is served without a call", |_, state: &ModelState| {
                 state.has_served
             }),
-            Property::sometimes("two nodes share a whole limit", |model: &Self, state: &State| {
-                let served = state.nodes.iter().filter(|node| node.requests > 0).count();
-                served > 1 && state.has_served && state.admitted.contains(&model.limit)
-            }),
+            Property::sometimes(
+                "two nodes share a whole limit",
+                |model: &Self, state: &ModelState| {
+                    let served = state.nodes.iter().filter(|node| node.requests > 0).count();
+                    served > 1 && state.has_served && state.admitted.contains(&model.limit)
+                },
+            ),
         ]
     }
 }

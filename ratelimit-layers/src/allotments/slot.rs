@@ -1,4 +1,4 @@
-//! [`Slot`]: what a process knows of the requests that ask the same limits about the same keys. A pure state machine, without
+//! [`AllotmentSlot`]: what a process knows of the requests that ask the same limits about the same keys. A pure state machine, without
 //! I/O and without a clock: the store, the model checker and the property tests run the same code.
 //!
 //! An *allotment* is a reservation that is spent locally. Drawing one charges the store for `m` requests at once, under an id.
@@ -41,7 +41,7 @@ impl Terms {
 
 /// The allotment and the size of the next draw for requests of the same limits and keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Slot {
+pub(super) struct AllotmentSlot {
     /// For how many requests the next draw is, before it is capped; 0 before the first request.
     size: u64,
     /// When the store was last asked, by the local clock.
@@ -52,20 +52,20 @@ pub(super) struct Slot {
     remaining: Vec<u64>,
     /// No draw before this time, because the store refused one.
     rests_until: Option<Timestamp>,
-    draw: Option<UnderWay>,
+    draw: Option<PendingDraw>,
     allotment: Option<Allotment>,
 }
 
 /// A draw whose answer is awaited.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct UnderWay {
+struct PendingDraw {
     id: ReservationId,
     since: Timestamp,
     /// What becomes of it, if it was to end since.
-    ends: Option<Ending>,
+    ends: Option<EarlyEnd>,
 }
 
-impl UnderWay {
+impl PendingDraw {
     /// Whether its answer can still serve requests. A caller may keep the future of a draw and not poll it: the answer then
     /// comes to a slot that no longer knows of it, and its units stay charged.
     fn is_awaited(&self, terms: &Terms, now: Timestamp) -> bool {
@@ -75,7 +75,7 @@ impl UnderWay {
 
 /// What becomes of the unused part of an allotment that ends early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Ending {
+pub(super) enum EarlyEnd {
     /// It is given back.
     GivenBack,
     /// It stays charged, because the store no longer counts its charge: after a reset, to give it back would create
@@ -91,12 +91,12 @@ pub(super) struct Allotment {
     until: Timestamp,
     /// How many requests were served, the one that drew it included.
     served: u64,
-    parts: Vec<Part>,
+    parts: Vec<AllotmentPart>,
 }
 
 /// What an allotment has of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Part {
+struct AllotmentPart {
     drawn: u64,
     used: u64,
     /// What the store said when it was drawn.
@@ -105,7 +105,7 @@ struct Part {
 
 /// What to do about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum SlotDecision {
     /// It is admitted; these are the decisions.
     Serve(Vec<Decision>),
     /// The store is asked: what is left of the allotment is given back first, then `draw` is drawn. Without a draw, the
@@ -121,7 +121,7 @@ pub(super) struct Ended {
     pub(super) used: Vec<u64>,
     /// The units that were not used, over all checks.
     pub(super) unused: u64,
-    pub(super) ending: Ending,
+    pub(super) ending: EarlyEnd,
 }
 
 /// A draw to be made.
@@ -140,7 +140,7 @@ impl Allotment {
 
     /// Spends the costs of a request, if all of them fit what is left.
     fn spend(&mut self, costs: &[u64]) -> bool {
-        let fits = |(part, cost): (&Part, &u64)| *cost <= part.drawn - part.used;
+        let fits = |(part, cost): (&AllotmentPart, &u64)| *cost <= part.drawn - part.used;
         if !self.parts.iter().zip(costs).all(fits) {
             return false;
         }
@@ -157,14 +157,14 @@ impl Allotment {
         self.parts.iter().zip(costs).map(|(part, cost)| part.decision(passed_us, *cost)).collect()
     }
 
-    fn end(self, ending: Ending) -> Ended {
+    fn end(self, ending: EarlyEnd) -> Ended {
         let unused = self.parts.iter().map(|part| part.drawn - part.used).sum();
         let used = self.parts.iter().map(|part| part.used).collect();
         Ended { id: self.id, used, unused, ending }
     }
 }
 
-impl Part {
+impl AllotmentPart {
     /// What the store said, of a request of this cost, with what is left here counted as remaining.
     fn decision(&self, passed_us: u64, cost: u64) -> Decision {
         let told = self.told;
@@ -182,7 +182,7 @@ impl Part {
     }
 }
 
-impl Slot {
+impl AllotmentSlot {
     /// Decides what to do about a request of these costs. `id` makes the id of a draw.
     pub(super) fn request(
         &mut self,
@@ -190,13 +190,13 @@ impl Slot {
         now: Timestamp,
         costs: &[u64],
         id: impl FnOnce() -> ReservationId,
-    ) -> Answer {
+    ) -> SlotDecision {
         if let Some(decisions) = self.spend(now, costs) {
-            return Answer::Serve(decisions);
+            return SlotDecision::Serve(decisions);
         }
         // No request waits for a draw of another.
         if self.draw.as_ref().is_some_and(|draw| draw.is_awaited(terms, now)) {
-            return Answer::Ask { ended: None, draw: None };
+            return SlotDecision::Ask { ended: None, draw: None };
         }
         let ended = self.take_ended(now);
         self.resize(terms, now);
@@ -204,8 +204,8 @@ impl Slot {
         self.asked = Some(now);
         let may_draw = self.size > 1 && self.rests_until.is_none_or(|until| until <= now);
         let draw = may_draw.then(|| Draw { id: id(), times: self.size });
-        self.draw = draw.map(|draw| UnderWay { id: draw.id, since: now, ends: None });
-        Answer::Ask { ended, draw }
+        self.draw = draw.map(|draw| PendingDraw { id: draw.id, since: now, ends: None });
+        SlotDecision::Ask { ended, draw }
     }
 
     /// Admits a request of these costs from the allotment, if they fit what is left.
@@ -222,10 +222,10 @@ impl Slot {
 
     /// Ends the allotment and lets a draw that is in flight go on.
     pub(super) fn end_allotment(&mut self) -> Option<Ended> {
-        self.take(Ending::GivenBack)
+        self.take(EarlyEnd::GivenBack)
     }
 
-    fn take(&mut self, ending: Ending) -> Option<Ended> {
+    fn take(&mut self, ending: EarlyEnd) -> Option<Ended> {
         let ended = self.allotment.take()?.end(ending);
         (ended.unused > 0).then_some(ended)
     }
@@ -268,7 +268,7 @@ impl Slot {
         costs: &[u64],
         told: &[(Decision, Recovery)],
     ) -> (Vec<Decision>, Option<Ended>) {
-        let part = |((told, _), cost): (&(Decision, Recovery), &u64)| Part {
+        let part = |((told, _), cost): (&(Decision, Recovery), &u64)| AllotmentPart {
             drawn: cost.saturating_mul(draw.times),
             used: *cost,
             told: *told,
@@ -289,13 +289,13 @@ impl Slot {
         self.tell(told.iter().map(|(decision, _)| decision));
         let decisions = allotment.decisions(sent, costs);
         let ends = match self.draw.take_if(|under_way| under_way.id == draw.id) {
-            Some(UnderWay { ends: None, .. }) => {
+            Some(PendingDraw { ends: None, .. }) => {
                 self.allotment = Some(allotment);
                 return (decisions, None);
             }
-            Some(UnderWay { ends: Some(ending), .. }) => ending,
+            Some(PendingDraw { ends: Some(ending), .. }) => ending,
             // The slot was dropped meanwhile, so it does not know of a reset.
-            None => Ending::Forfeited,
+            None => EarlyEnd::Forfeited,
         };
         (decisions, Some(allotment.end(ends)))
     }
@@ -323,7 +323,7 @@ impl Slot {
     }
 
     /// Ends the allotment now, and a draw that is in flight when its answer comes.
-    pub(super) fn end(&mut self, ending: Ending) -> Option<Ended> {
+    pub(super) fn end(&mut self, ending: EarlyEnd) -> Option<Ended> {
         if let Some(draw) = &mut self.draw {
             draw.ends = draw.ends.max(Some(ending));
         }

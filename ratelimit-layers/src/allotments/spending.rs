@@ -15,9 +15,9 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::Inner;
-use super::ledger::{Checks, EndedOf, Kept, Place};
-use super::slot::{Answer, Draw, Ended, Ending, Slot};
+use super::SharedAllotments;
+use super::ledger::{Checks, EndedOf, LedgerEntry, SlotKey};
+use super::slot::{AllotmentSlot, Draw, EarlyEnd, Ended, SlotDecision};
 use crate::plain::acquires_plainly;
 use crate::{KeptAlgorithm, OnDrop};
 
@@ -33,23 +33,23 @@ fn is_served<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
         && batch.checks().iter().all(|check| can(check.limit.algorithm()))
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C> {
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotments<S, A, C> {
     /// Serves a request, draws for it, or asks the store.
     pub(super) async fn decide(
         self: &Arc<Self>,
         batch: &Batch<'_, A>,
     ) -> Result<Verdict, S::Error> {
-        let (costs, mut place, mut forgets) = (costs_of(batch), None, None);
+        let (costs, mut slot_key, mut forgets) = (costs_of(batch), None, None);
         if is_served(batch) {
-            let slot = self.ledger.place(batch);
+            let slot = self.ledger.slot_key(batch);
             if let Some(verdict) = self.serve(slot, batch, &costs).await? {
                 return Ok(verdict);
             }
-            place = Some(slot);
+            slot_key = Some(slot);
         } else {
             let ending = match batch.operation() {
-                Op::Reset => Some(Ending::Forfeited),
-                Op::Force | Op::Refund | Op::Settle => Some(Ending::GivenBack),
+                Op::Reset => Some(EarlyEnd::Forfeited),
+                Op::Force | Op::Refund | Op::Settle => Some(EarlyEnd::GivenBack),
                 Op::Acquire | Op::Peek | Op::Renew => None,
             };
             if let Some(ending) = ending {
@@ -58,7 +58,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
             }
             // What is drawn during a reset may be charged before it.
             let forfeit = || {
-                for (ended, _) in self.ledger.end_of(batch, |slot| slot.end(Ending::Forfeited)) {
+                for (ended, _) in self.ledger.end_of(batch, |slot| slot.end(EarlyEnd::Forfeited)) {
                     self.tally.forfeited.fetch_add(ended.unused, Relaxed);
                 }
             };
@@ -67,21 +67,22 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
         self.tally.asked.fetch_add(1, Relaxed);
         let verdict = self.store.apply(batch).await?;
         drop(forgets);
-        if let Some(place) = place
+        if let Some(slot_key) = slot_key
             && verdict.source() != Source::Fallback
         {
-            self.ledger.at(place, |kept| kept.slot.tell(verdict.decisions().iter()));
+            self.ledger.at(slot_key, |kept| kept.slot.tell(verdict.decisions().iter()));
         }
         if verdict.allowed() || !is_asked_once_more(batch) {
             return Ok(verdict);
         }
         // A denial is final once this process has nothing left of the limits of the request.
         let now = self.clock.now();
-        let spend = |place| self.ledger.at(place, |kept| kept.slot.spend(now, &costs)).flatten();
-        if let Some(decisions) = place.and_then(spend) {
+        let spend =
+            |slot_key| self.ledger.at(slot_key, |kept| kept.slot.spend(now, &costs)).flatten();
+        if let Some(decisions) = slot_key.and_then(spend) {
             return Ok(self.served(decisions));
         }
-        let all = self.ledger.end_of(batch, Slot::end_allotment);
+        let all = self.ledger.end_of(batch, AllotmentSlot::end_allotment);
         if all.is_empty() {
             return Ok(verdict);
         }
@@ -97,23 +98,23 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
     /// Serves a request from its slot, or draws for it. `None` if the store is to be asked about it alone.
     async fn serve(
         self: &Arc<Self>,
-        place: Place,
+        slot_key: SlotKey,
         batch: &Batch<'_, A>,
         costs: &[u64],
     ) -> Result<Option<Verdict>, S::Error> {
         let now = self.clock.now();
-        let request = |kept: &mut Kept<A>| match kept.slot.request(
+        let request = |kept: &mut LedgerEntry<A>| match kept.slot.request(
             &self.terms,
             now,
             costs,
             ReservationId::random,
         ) {
-            Answer::Serve(decisions) => ControlFlow::Break(decisions),
-            Answer::Ask { ended, draw } => {
+            SlotDecision::Serve(decisions) => ControlFlow::Break(decisions),
+            SlotDecision::Ask { ended, draw } => {
                 ControlFlow::Continue((ended.zip(kept.checks.clone()), draw))
             }
         };
-        let (asks, gone) = self.ledger.with(place, batch, (&self.terms, now), request);
+        let (asks, gone) = self.ledger.with(slot_key, batch, (&self.terms, now), request);
         for ended in gone {
             self.settle_later(ended);
         }
@@ -123,8 +124,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
         };
         // From here on the draw ends with its guard.
         let drawing = draw.map(|draw| {
-            let checks = self.ledger.checks(place, batch);
-            Drawing { inner: self, place, draw, checks, units: None, refused: None }
+            let checks = self.ledger.checks(slot_key, batch);
+            DrawGuard { inner: self, slot_key, draw, checks, units: None, refused: None }
         });
         self.settle(ended.into_iter().collect(), &Arc::default()).await;
         match drawing {
@@ -177,8 +178,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
     /// limit recovers.
     async fn settle_here(&self, (ended, checks): EndedOf<A>) -> u64 {
         let is_back = match ended.ending {
-            Ending::Forfeited => false,
-            Ending::GivenBack => {
+            EarlyEnd::Forfeited => false,
+            EarlyEnd::GivenBack => {
                 let checks = checks.costing(&ended.used);
                 match Batch::new(&checks) {
                     Ok(batch) => {
@@ -195,17 +196,17 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
     }
 
     /// Gives back what is left of an allotment when its time is over, in a task.
-    fn watch(self: &Arc<Self>, place: Place) {
+    fn watch(self: &Arc<Self>, slot_key: SlotKey) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let ends = self.ledger.at(place, |kept| kept.slot.ends()).flatten();
+        let ends = self.ledger.at(slot_key, |kept| kept.slot.ends()).flatten();
         let Some((id, until)) = ends else { return };
         // Counted from now, and not from when the task comes to run.
         let (end, inner) = (self.instant(until), Arc::downgrade(self));
         runtime.spawn(async move {
             tokio::time::sleep_until(end).await;
             let Some(inner) = inner.upgrade() else { return };
-            let expire = |kept: &mut Kept<A>| kept.slot.expire(id).zip(kept.checks.clone());
-            if let Some(ended) = inner.ledger.at(place, expire).flatten() {
+            let expire = |kept: &mut LedgerEntry<A>| kept.slot.expire(id).zip(kept.checks.clone());
+            if let Some(ended) = inner.ledger.at(slot_key, expire).flatten() {
                 inner.settle_here(ended).await;
             }
         });
@@ -220,9 +221,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Inner<S, A, C>
 
 /// A draw in flight. If its future is dropped, the slot is free for the next draw; if the units may have been charged, the
 /// id is settled at 0.
-struct Drawing<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
-    inner: &'d Arc<Inner<S, A, C>>,
-    place: Place,
+struct DrawGuard<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
+    inner: &'d Arc<SharedAllotments<S, A, C>>,
+    slot_key: SlotKey,
     draw: Draw,
     checks: Arc<Checks<A>>,
     /// What may be charged, from when it was sent until it is known.
@@ -231,7 +232,7 @@ struct Drawing<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> 
     refused: Option<Timestamp>,
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S, A, C> {
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, S, A, C> {
     /// Draws for this request and those that follow. `None` if the request is to be asked alone.
     async fn draw(
         mut self,
@@ -281,34 +282,36 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drawing<'_, S,
         let told: Vec<_> = told.collect();
         let (decisions, ended) = inner
             .ledger
-            .at(self.place, |kept| {
+            .at(self.slot_key, |kept| {
                 if verdict.source() != Source::Store {
                     // Another limiter has charged it, such as a fallback.
-                    kept.slot.end(Ending::GivenBack);
+                    kept.slot.end(EarlyEnd::GivenBack);
                 }
                 kept.slot.drawn(&inner.terms, (draw, sent), costs, &told)
             })
-            .unwrap_or_else(|| Slot::default().drawn(&inner.terms, (draw, sent), costs, &told));
+            .unwrap_or_else(|| {
+                AllotmentSlot::default().drawn(&inner.terms, (draw, sent), costs, &told)
+            });
         self.units = None;
         match ended {
             Some(ended) => {
                 inner.settle(vec![(ended, self.checks.clone())], &Arc::default()).await;
             }
-            None => inner.watch(self.place),
+            None => inner.watch(self.slot_key),
         }
         inner.tally.asked.fetch_add(1, Relaxed);
         Verdict::several(decisions).with_source(verdict.source())
     }
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Drawing<'_, S, A, C> {
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for DrawGuard<'_, S, A, C> {
     fn drop(&mut self) {
-        let Self { inner, place, draw, refused, .. } = self;
+        let Self { inner, slot_key, draw, refused, .. } = self;
         // One that was drawn is not in flight any more.
-        inner.ledger.at(*place, |kept| kept.slot.not_drawn(&inner.terms, draw.id, *refused));
+        inner.ledger.at(*slot_key, |kept| kept.slot.not_drawn(&inner.terms, draw.id, *refused));
         if let Some(units) = self.units.take() {
             let (unused, used) = (units.iter().sum(), vec![0; units.len()]);
-            let ended = Ended { id: draw.id, used, unused, ending: Ending::GivenBack };
+            let ended = Ended { id: draw.id, used, unused, ending: EarlyEnd::GivenBack };
             inner.settle_later((ended, self.checks.clone()));
         }
     }

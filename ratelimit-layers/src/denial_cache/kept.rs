@@ -1,4 +1,4 @@
-//! [`Kept`]: the states of denied keys, at most so many, by a hash of the limit and the key.
+//! [`DenialStates`]: the states of denied keys, at most so many, by a hash of the limit and the key.
 //!
 //! The cache counts the store's time from when the request was sent. Its estimate is therefore never behind the store's
 //! clock, and at most a round trip ahead: a denial ends up to a round trip early, never late.
@@ -15,7 +15,7 @@ use dashmap::Entry;
 use ratelimit_core::store::Batch;
 use ratelimit_core::{Algorithm, Timestamp};
 
-use crate::bounded::{BoundedMap, KeyHasher};
+use crate::bounded::{BoundedMap, WideKeyHasher};
 
 /// How many groups of keys have a generation of their own: enough that few requests which are in flight at the same time
 /// share one.
@@ -23,13 +23,13 @@ const GROUPS: usize = 4_096;
 
 /// A key under a limit, and the generation of its group when the request began.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Key {
+pub(super) struct KeyGeneration {
     pub(super) hash: u128,
     generation: u64,
 }
 
 /// What is kept of a key.
-pub(super) struct Known<S> {
+pub(super) struct KnownState<S> {
     /// If it is fresh, the store's time now, or up to a round trip later.
     pub(super) now: Timestamp,
     pub(super) state: Option<S>,
@@ -66,10 +66,10 @@ impl<A: Algorithm> KeptState<A> {
 }
 
 /// The states of denied keys, and of those that requests wait for.
-pub(super) struct Kept<A: Algorithm> {
+pub(super) struct DenialStates<A: Algorithm> {
     states: BoundedMap<KeptState<A>>,
     max_age_us: u64,
-    hasher: KeyHasher,
+    hasher: WideKeyHasher,
     /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
     /// state is kept: what a request saw that was in flight then may be from before.
     generations: Box<[AtomicU64]>,
@@ -77,12 +77,12 @@ pub(super) struct Kept<A: Algorithm> {
     silent: Box<[AtomicBool]>,
 }
 
-impl<A: Algorithm> Kept<A> {
+impl<A: Algorithm> DenialStates<A> {
     pub(super) fn new(capacity: usize, max_age_us: u64) -> Self {
         Self {
             states: BoundedMap::new(capacity),
             max_age_us,
-            hasher: KeyHasher::default(),
+            hasher: WideKeyHasher::default(),
             generations: (0..GROUPS).map(|_| AtomicU64::default()).collect(),
             silent: (0..GROUPS).map(|_| AtomicBool::default()).collect(),
         }
@@ -93,10 +93,10 @@ impl<A: Algorithm> Kept<A> {
     }
 
     /// The keys of a batch.
-    pub(super) fn keys(&self, batch: &Batch<'_, A>) -> Vec<Key> {
+    pub(super) fn keys(&self, batch: &Batch<'_, A>) -> Vec<KeyGeneration> {
         let key = |limit: u64, key: &str| {
             let hash = self.hasher.hash((limit, key));
-            Key { hash, generation: self.generation(hash).load(Ordering::Acquire) }
+            KeyGeneration { hash, generation: self.generation(hash).load(Ordering::Acquire) }
         };
         batch.checks().iter().map(|check| key(check.limit.fingerprint(), check.key)).collect()
     }
@@ -126,12 +126,17 @@ impl<A: Algorithm> Kept<A> {
     }
 
     /// What is known of a key at this local time, if its state is kept and of a limit with these parameters.
-    pub(super) fn get(&self, key: Key, algorithm: &A, local: Timestamp) -> Option<Known<A::State>>
+    pub(super) fn get(
+        &self,
+        key: KeyGeneration,
+        algorithm: &A,
+        local: Timestamp,
+    ) -> Option<KnownState<A::State>>
     where
         A: PartialEq,
     {
         let kept = self.states.get(key.hash)?;
-        (kept.algorithm == *algorithm).then(|| Known {
+        (kept.algorithm == *algorithm).then(|| KnownState {
             now: kept.now_at(local),
             state: kept.state.clone(),
             is_fresh: kept.is_fresh(local, self.max_age_us),
@@ -140,7 +145,13 @@ impl<A: Algorithm> Kept<A> {
 
     /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is kept, this one is if requests
     /// are to be answered by it.
-    pub(super) fn note(&self, key: Key, kept: KeptState<A>, allowed: bool, is_wanted: bool) {
+    pub(super) fn note(
+        &self,
+        key: KeyGeneration,
+        kept: KeptState<A>,
+        allowed: bool,
+        is_wanted: bool,
+    ) {
         let sent = kept.sent;
         match self.states.entry(key.hash) {
             Entry::Occupied(mut entry) if self.is_newer(key, entry.get(), &kept) => {
@@ -170,17 +181,17 @@ impl<A: Algorithm> Kept<A> {
     }
 
     /// From here on, what requests saw that are in flight does not count.
-    fn advance(&self, key: Key) {
+    fn advance(&self, key: KeyGeneration) {
         self.generation(key.hash).fetch_add(1, Ordering::AcqRel);
     }
 
-    fn is_current(&self, key: Key) -> bool {
+    fn is_current(&self, key: KeyGeneration) -> bool {
         self.generation(key.hash).load(Ordering::Acquire) == key.generation
     }
 
     /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
     /// the later one, as no refund lies between them.
-    fn is_newer(&self, key: Key, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
+    fn is_newer(&self, key: KeyGeneration, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
         let age = kept.sent.checked_since(before.sent);
         let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);
         let is_later = match before.now.cmp(&kept.now) {
@@ -192,14 +203,14 @@ impl<A: Algorithm> Kept<A> {
     }
 
     /// Drops keys.
-    pub(super) fn remove(&self, keys: &[Key]) {
+    pub(super) fn remove(&self, keys: &[KeyGeneration]) {
         for key in keys {
             self.states.remove(key.hash);
         }
     }
 
     /// Drops keys, and what requests that are in flight see of them.
-    pub(super) fn invalidate(&self, keys: &[Key]) {
+    pub(super) fn invalidate(&self, keys: &[KeyGeneration]) {
         for key in keys {
             self.advance(*key);
         }

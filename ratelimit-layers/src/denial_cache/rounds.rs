@@ -1,4 +1,4 @@
-//! [`Rounds`]: which requests go to the store at once, and which wait for their answers.
+//! [`OpenRounds`]: which requests go to the store at once, and which wait for their answers.
 //!
 //! When a wait ends, all requests of an attack arrive at once, and one answer decides most of them. So they step a copy of
 //! the kept states, one after the other: requests that pass go to the store, the others wait for the answers. A single
@@ -19,7 +19,7 @@ use ratelimit_core::{Algorithm, Verdict};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::kept::Key;
+use super::kept::KeyGeneration;
 
 /// How many requests of the same checks go to the store at once while no state is known: enough for a caller that makes a few
 /// at once, who then never waits.
@@ -29,14 +29,14 @@ const UNKNOWN_AT_ONCE: usize = 4;
 ///
 /// This is the single flight of Go's `x/sync/singleflight`, but for as many requests at once as the state admits: a request
 /// that would pass after those in flight goes as well, any other waits for their answers.
-pub(super) struct Rounds<A: Algorithm> {
+pub(super) struct OpenRounds<A: Algorithm> {
     /// By the hash of their requests' checks.
     open: DashMap<u128, Open<A>>,
 }
 
 /// The latest round of the same checks.
 struct Open<A: Algorithm> {
-    round: Weak<Round>,
+    round: Weak<SharedRound>,
     /// What this round leaves, and those before it which are in flight, if nothing else changes the states; `None` while these are
     /// not known.
     ahead: Option<Snapshot<A::State>>,
@@ -44,50 +44,50 @@ struct Open<A: Algorithm> {
 
 /// Requests of the same checks that are in flight together, each of which holds it. It closes when the last one ends, which wakes
 /// those that wait for it. From the first that waits on, no request joins it, so that it lasts no longer than their calls.
-type Round = watch::Sender<()>;
+type SharedRound = watch::Sender<()>;
 
 /// What a request does next.
 pub(super) enum Turn<'r, A: Algorithm> {
     /// It goes to the store, and holds this, if there is one, until what the answer says is kept.
-    Goes(Option<UnderWay<'r, A>>),
+    Goes(Option<RoundMember<'r, A>>),
     /// It waits for the end of a round.
-    Waits(Ending),
+    Waits(RoundEnd),
     /// It may not wait any more, and does not pass after those in flight.
     Denied(Verdict),
 }
 
 /// The end of a round.
-pub(super) struct Ending {
+pub(super) struct RoundEnd {
     checks: u128,
-    round: Weak<Round>,
+    round: Weak<SharedRound>,
     ended: watch::Receiver<()>,
 }
 
 /// A request of a round. Dropping it ends the request's part, however that ends.
-pub(super) struct UnderWay<'r, A: Algorithm> {
-    rounds: &'r Rounds<A>,
+pub(super) struct RoundMember<'r, A: Algorithm> {
+    rounds: &'r OpenRounds<A>,
     checks: u128,
-    round: Option<Arc<Round>>,
+    round: Option<Arc<SharedRound>>,
 }
 
-impl<A: Algorithm> fmt::Debug for Rounds<A> {
+impl<A: Algorithm> fmt::Debug for OpenRounds<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rounds").field("open", &self.open.len()).finish_non_exhaustive()
+        f.debug_struct("OpenRounds").field("open", &self.open.len()).finish_non_exhaustive()
     }
 }
 
-impl<A: Algorithm> Default for Rounds<A> {
+impl<A: Algorithm> Default for OpenRounds<A> {
     fn default() -> Self {
         Self { open: DashMap::new() }
     }
 }
 
-impl<A: Algorithm> Rounds<A> {
+impl<A: Algorithm> OpenRounds<A> {
     /// The turn of a request with these keys, which would leave these states if they are known.
     pub(super) fn turn(
         &self,
         batch: &Batch<'_, A>,
-        keys: &[Key],
+        keys: &[KeyGeneration],
         mut left: Option<Snapshot<A::State>>,
         may_wait: bool,
     ) -> Turn<'_, A> {
@@ -113,7 +113,7 @@ impl<A: Algorithm> Rounds<A> {
             };
             if may_wait && (!passes || round.receiver_count() > 0) {
                 let (round, ended) = (Arc::downgrade(round), round.subscribe());
-                return Turn::Waits(Ending { checks, round, ended });
+                return Turn::Waits(RoundEnd { checks, round, ended });
             }
             if !passes {
                 return denied.map_or(Turn::Goes(None), Turn::Denied);
@@ -121,12 +121,16 @@ impl<A: Algorithm> Rounds<A> {
         }
         let round = round.filter(|round| round.receiver_count() == 0).unwrap_or_default();
         *open = Open { round: Arc::downgrade(&round), ahead: left };
-        Turn::Goes(Some(UnderWay { rounds: self, checks, round: Some(round) }))
+        Turn::Goes(Some(RoundMember { rounds: self, checks, round: Some(round) }))
     }
 
     /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the future of a request in flight
     /// and poll it no more.
-    pub(super) async fn wait(&self, Ending { checks, round, mut ended }: Ending, most: Duration) {
+    pub(super) async fn wait(
+        &self,
+        RoundEnd { checks, round, mut ended }: RoundEnd,
+        most: Duration,
+    ) {
         // No value is ever sent.
         if timeout(most, ended.changed()).await.is_err() {
             let _abandoned = self.open.remove_if(&checks, |_, open| open.round.ptr_eq(&round));
@@ -134,14 +138,14 @@ impl<A: Algorithm> Rounds<A> {
     }
 }
 
-impl<A: Algorithm> UnderWay<'_, A> {
+impl<A: Algorithm> RoundMember<'_, A> {
     /// Whether requests wait for its round.
     pub(super) fn is_waited_for(&self) -> bool {
         self.round.as_ref().is_some_and(|round| round.receiver_count() > 0)
     }
 }
 
-impl<A: Algorithm> Drop for UnderWay<'_, A> {
+impl<A: Algorithm> Drop for RoundMember<'_, A> {
     fn drop(&mut self) {
         let mut last = None;
         let _ended = self.rounds.open.remove_if(&self.checks, |_, open| {

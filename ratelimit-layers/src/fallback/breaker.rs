@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::report::Report;
+use super::report::BreakerReport;
 use crate::lock;
 
 /// The state of the circuit breaker of a [`Fallback`](crate::Fallback).
@@ -64,13 +64,13 @@ pub(super) struct Breaker {
     generation: AtomicU64,
     /// How many calls in a row have failed while it is closed. A success after a success needs no lock.
     failures: AtomicU32,
-    pub(super) report: Report,
+    pub(super) report: BreakerReport,
 }
 
 /// A call that may be sent to the store. It must be told how the call ended; dropping a probe counts as a failure, so that
 /// the breaker does not stay half-open.
 #[derive(Debug)]
-pub(super) struct Call<'b> {
+pub(super) struct CallPermit<'b> {
     breaker: &'b Breaker,
     generation: u64,
 }
@@ -80,7 +80,7 @@ impl Breaker {
         most_failures: u32,
         pause: Duration,
         probe_time: Duration,
-        report: Report,
+        report: BreakerReport,
     ) -> Self {
         report.state(BreakerState::Closed);
         Self {
@@ -99,10 +99,10 @@ impl Breaker {
     }
 
     /// Admits a call to the store, or says how long until a call may be admitted.
-    pub(super) fn admit(&self) -> Result<Call<'_>, Duration> {
+    pub(super) fn admit(&self) -> Result<CallPermit<'_>, Duration> {
         let generation = self.generation.load(Ordering::Acquire);
         if generation.is_multiple_of(2) {
-            return Ok(Call { breaker: self, generation });
+            return Ok(CallPermit { breaker: self, generation });
         }
         let mut state = lock(&self.state);
         if let (away @ (BreakerState::Open | BreakerState::HalfOpen), probes) = *state {
@@ -113,7 +113,7 @@ impl Breaker {
             }
             self.turn(&mut state, BreakerState::HalfOpen, self.probe_time);
         }
-        Ok(Call { breaker: self, generation: self.generation.load(Ordering::Acquire) })
+        Ok(CallPermit { breaker: self, generation: self.generation.load(Ordering::Acquire) })
     }
 
     /// Changes the state. If it is not closed then, a call may probe in so long.
@@ -126,7 +126,7 @@ impl Breaker {
     }
 }
 
-impl Call<'_> {
+impl CallPermit<'_> {
     const fn is_probe(&self) -> bool {
         !self.generation.is_multiple_of(2)
     }
@@ -168,7 +168,7 @@ impl Call<'_> {
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for CallPermit<'_> {
     fn drop(&mut self) {
         // A probe that was told how it ended has changed the state.
         if self.is_probe() {
@@ -186,7 +186,7 @@ mod tests {
     const PROBE_TIME: Duration = Duration::from_millis(100);
 
     fn breaker(most_failures: u32) -> Breaker {
-        Breaker::new(most_failures, PAUSE, PROBE_TIME, Report::new("test"))
+        Breaker::new(most_failures, PAUSE, PROBE_TIME, BreakerReport::new("test"))
     }
 
     fn fail(breaker: &Breaker) {
@@ -214,7 +214,7 @@ mod tests {
         let breaker = breaker(1);
         fail(&breaker);
         // A probe whose caller goes away counts as failed.
-        let endings: [fn(Call<'_>); 2] = [|probe| probe.failed(), |probe| drop(probe)];
+        let endings: [fn(CallPermit<'_>); 2] = [|probe| probe.failed(), |probe| drop(probe)];
         for ends in endings {
             advance(Duration::from_millis(999)).await;
             assert_eq!(breaker.admit().expect_err("open"), Duration::from_millis(1));

@@ -9,12 +9,12 @@ use ratelimit_core::{Clock, ConfigError, Limits};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
 use super::breaker::Breaker;
-use super::counts::Counts;
+use super::counts::OutageCounts;
 use super::journal::Journal;
 use super::known_ids::KnownIds;
 use super::outage::Outage;
-use super::report::Report;
-use super::{Fallback, Inner};
+use super::report::BreakerReport;
+use super::{Fallback, SharedFallback};
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_FAILURES: u32 = 5;
@@ -147,13 +147,18 @@ impl<C: Clock> Builder<C> {
             OnRecovery::Forget => None,
         };
         let ids = KnownIds::new(self.capacity);
-        let (nodes, counts) = (self.nodes, Counts::default());
+        let (nodes, counts) = (self.nodes, OutageCounts::default());
         let outage = Outage { local, nodes, ids, counts, journal };
         outage.validate(limits)?;
         let breaker =
-            Breaker::new(self.failures, self.pause, self.deadline, Report::new(&self.name));
-        let inner =
-            Inner { store, deadline: self.deadline, breaker, outage, charging: Mutex::default() };
+            Breaker::new(self.failures, self.pause, self.deadline, BreakerReport::new(&self.name));
+        let inner = SharedFallback {
+            store,
+            deadline: self.deadline,
+            breaker,
+            outage,
+            charging: Mutex::default(),
+        };
         Ok(Fallback { inner: Arc::new(inner) })
     }
 }

@@ -1,4 +1,4 @@
-//! [`Counts`]: how many decisions were made without the store, by limit and choice.
+//! [`OutageCounts`]: how many decisions were made without the store, by limit and choice.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ pub struct OutageCount {
 
 /// What a limit did with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum OutageOutcome {
     Allowed,
     Denied,
     /// It would have allowed the request, which another limit of the batch denied.
@@ -36,7 +36,7 @@ pub(crate) enum Outcome {
     ShadowDenied,
 }
 
-impl Outcome {
+impl OutageOutcome {
     pub(crate) fn of<A: Algorithm>(
         limit: &Limit<A>,
         decision: &Decision,
@@ -65,14 +65,14 @@ const CHOICES: [OnOutage; 3] = [OnOutage::Open, OnOutage::Closed, OnOutage::Loca
 
 /// The counts of all limits that were ever decided without the store, by limit and choice.
 #[derive(Debug, Default)]
-pub(super) struct Counts(Mutex<BTreeMap<Box<str>, [OutageCount; CHOICES.len()]>>);
+pub(super) struct OutageCounts(Mutex<BTreeMap<Box<str>, [OutageCount; CHOICES.len()]>>);
 
-impl Counts {
+impl OutageCounts {
     pub(super) fn count(
         &self,
         limit: &str,
         choice: OnOutage,
-        outcome: Outcome,
+        outcome: OutageOutcome,
         undetermined: bool,
     ) {
         let none = |choice| {
@@ -86,9 +86,9 @@ impl Counts {
         let mut counts = all.get_mut(limit).into_iter().flatten();
         let Some(count) = counts.find(|count| count.choice == choice) else { return };
         *match outcome {
-            Outcome::Allowed => &mut count.allowed,
-            Outcome::Denied | Outcome::ShadowDenied => &mut count.denied,
-            Outcome::Spared => &mut count.spared,
+            OutageOutcome::Allowed => &mut count.allowed,
+            OutageOutcome::Denied | OutageOutcome::ShadowDenied => &mut count.denied,
+            OutageOutcome::Spared => &mut count.spared,
         } += 1;
         count.undetermined += u64::from(undetermined);
     }

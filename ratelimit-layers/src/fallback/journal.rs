@@ -11,7 +11,7 @@ use crate::lock;
 
 /// One key's charges under one limit.
 #[derive(Debug)]
-pub(super) struct Pending<A> {
+pub(super) struct PendingCharges<A> {
     /// The limit as the store knows it.
     pub(super) limit: Arc<Limit<A>>,
     pub(super) key: Box<str>,
@@ -21,7 +21,7 @@ pub(super) struct Pending<A> {
 }
 
 #[derive(Debug)]
-struct OfLimit<A> {
+struct LimitJournal<A> {
     limit: Arc<Limit<A>>,
     by_key: HashMap<Box<str>, (u64, Now)>,
 }
@@ -30,7 +30,7 @@ struct OfLimit<A> {
 #[derive(Debug)]
 pub(super) struct Journal<A> {
     most: usize,
-    by_limit: Mutex<HashMap<Box<str>, OfLimit<A>>>,
+    by_limit: Mutex<HashMap<Box<str>, LimitJournal<A>>>,
     /// How many keys there are.
     len: AtomicUsize,
     forgotten: AtomicU64,
@@ -62,8 +62,8 @@ impl<A: Algorithm + Clone> Journal<A> {
     }
 
     /// Puts back what the store did not take. What was noted meanwhile is newer.
-    pub(super) fn put_back(&self, pending: &Pending<A>) {
-        let Pending { limit, key, cost, now } = pending;
+    pub(super) fn put_back(&self, pending: &PendingCharges<A>) {
+        let PendingCharges { limit, key, cost, now } = pending;
         self.note(limit, key, *cost, *now, false);
     }
 
@@ -72,7 +72,7 @@ impl<A: Algorithm + Clone> Journal<A> {
             return;
         }
         let mut by_limit = lock(&self.by_limit);
-        let new = || OfLimit { limit: Arc::new(limit.clone()), by_key: HashMap::new() };
+        let new = || LimitJournal { limit: Arc::new(limit.clone()), by_key: HashMap::new() };
         let of_limit = by_limit.entry(limit.name().into()).or_insert_with(new);
         if is_newest {
             of_limit.limit = Arc::new(limit.clone());
@@ -103,7 +103,7 @@ impl<A: Algorithm + Clone> Journal<A> {
     }
 
     /// Removes one key's charges, of any limit. A limit goes with its last key.
-    pub(super) fn pop(&self) -> Option<Pending<A>> {
+    pub(super) fn pop(&self) -> Option<PendingCharges<A>> {
         let mut by_limit = lock(&self.by_limit);
         let of_limit = by_limit.values_mut().find(|of_limit| !of_limit.by_key.is_empty())?;
         let limit = Arc::clone(&of_limit.limit);
@@ -111,7 +111,7 @@ impl<A: Algorithm + Clone> Journal<A> {
         let (cost, now) = of_limit.by_key.remove(&key)?;
         by_limit.retain(|_, of_limit| !of_limit.by_key.is_empty());
         self.len.fetch_sub(1, Ordering::SeqCst);
-        Some(Pending { limit, key, cost, now })
+        Some(PendingCharges { limit, key, cost, now })
     }
 }
 

@@ -14,14 +14,14 @@ use tokio::time::Instant;
 use crate::lock;
 
 /// An id, and a hash of the limits and keys for which it was used: an id is unique per key only.
-type Entry = (ReservationId, u64);
+type KnownId = (ReservationId, u64);
 
 #[derive(Debug)]
 pub(super) struct KnownIds {
     pub(super) most: usize,
     hasher: RandomState,
     /// When each id ends.
-    ids: Mutex<HashMap<Entry, Instant>>,
+    ids: Mutex<HashMap<KnownId, Instant>>,
     /// How many there are, so that no lock is needed while there are none.
     len: AtomicUsize,
 }
@@ -39,7 +39,7 @@ impl KnownIds {
         Self { most, hasher: RandomState::new(), ids: Mutex::default(), len: AtomicUsize::new(0) }
     }
 
-    fn entry<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Option<Entry> {
+    fn entry<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Option<KnownId> {
         let id = batch.reservation_id()?;
         let checks = batch.checks().iter().map(|check| (check.limit.name(), check.key));
         Some((id, self.hasher.hash_one(checks.collect::<Vec<_>>())))

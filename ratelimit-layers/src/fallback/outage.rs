@@ -12,7 +12,7 @@ use ratelimit_core::{
 use ratelimit_memory::{MemoryError, MemoryStore};
 
 use super::breaker::Breaker;
-use super::counts::{Counts, Outcome};
+use super::counts::{OutageCounts, OutageOutcome};
 use super::error::FallbackError;
 use super::journal::Journal;
 use super::known_ids::{KnownIds, Noted};
@@ -23,7 +23,7 @@ pub(super) struct Outage<A: InMemory, C> {
     /// How many nodes share each local limit, if that was said.
     pub(super) nodes: Option<NonZeroU64>,
     pub(super) ids: KnownIds,
-    pub(super) counts: Counts,
+    pub(super) counts: OutageCounts,
     /// What is to be charged on recovery, if anything.
     pub(super) journal: Option<Journal<A>>,
 }
@@ -116,8 +116,10 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
             for ((check, choice), decision) in
                 batch.checks().iter().zip(&choices).zip(verdict.decisions())
             {
-                let (limit, outcome) =
-                    (check.limit.name(), Outcome::of(check.limit, decision, verdict.allowed()));
+                let (limit, outcome) = (
+                    check.limit.name(),
+                    OutageOutcome::of(check.limit, decision, verdict.allowed()),
+                );
                 self.counts.count(limit, *choice, outcome, undetermined);
                 breaker.report.decided(limit, *choice, outcome);
             }

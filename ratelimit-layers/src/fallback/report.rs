@@ -1,20 +1,20 @@
-//! [`Report`]: what a [`Fallback`](crate::Fallback) reports to the crates `metrics` and `tracing`, where the features of
+//! [`BreakerReport`]: what a [`Fallback`](crate::Fallback) reports to the crates `metrics` and `tracing`, where the features of
 //! these names are on.
 
 use ratelimit_core::OnOutage;
 
 use super::breaker::BreakerState;
-use super::counts::Outcome;
+use super::counts::OutageOutcome;
 
 #[derive(Clone, Debug)]
-pub(super) struct Report {
+pub(super) struct BreakerReport {
     /// The name of the store, which tells several in one process apart.
     #[allow(dead_code, reason = "nothing is reported without a feature")]
     name: Box<str>,
 }
 
 #[allow(clippy::unused_self, reason = "nothing is reported without a feature")]
-impl Report {
+impl BreakerReport {
     pub(super) fn new(name: &str) -> Self {
         Self { name: name.into() }
     }
@@ -30,7 +30,7 @@ impl Report {
     }
 
     /// A limit was decided without the store.
-    pub(super) fn decided(&self, limit: &str, choice: OnOutage, outcome: Outcome) {
+    pub(super) fn decided(&self, limit: &str, choice: OnOutage, outcome: OutageOutcome) {
         #[cfg(feature = "metrics")]
         crate::metrics::outage(&self.name, limit, choice, outcome);
         #[cfg(not(feature = "metrics"))]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 use ratelimit_core::{Algorithm, ConfigError, Limits, Policy, RateLimiter, Store};
 
-use super::{Reload, State};
+use super::{Reload, ReloadState};
 use crate::lock;
 
 /// Those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service. `Part::from(&reload)` has all.
@@ -132,7 +132,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
     }
 }
 
-impl<A> State<A> {
+impl<A> ReloadState<A> {
     fn require(&mut self, requirement: Requirement) {
         if !self.requirements.contains(&requirement) {
             self.requirements.push(requirement);

@@ -14,7 +14,7 @@ use ratelimit_core::{Policy, Store};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{Changes, MAX_DOCUMENT_BYTES, Reload, ReloadError, parsed};
+use super::{MAX_DOCUMENT_BYTES, PolicyChanges, Reload, ReloadError, parsed};
 
 /// A task that replaces the limits when a file changes. It ends when this value is dropped.
 #[must_use = "the file is watched until this value is dropped"]
@@ -40,7 +40,7 @@ impl<S: Store<Policy> + 'static> Reload<S> {
         &self,
         path: impl Into<PathBuf>,
         every: Duration,
-        mut told: impl FnMut(Result<Changes, Arc<ReloadError>>) + Send + 'static,
+        mut told: impl FnMut(Result<PolicyChanges, Arc<ReloadError>>) + Send + 'static,
     ) -> Watch {
         let (reload, path) = (self.clone(), path.into());
         let task = tokio::spawn(async move {

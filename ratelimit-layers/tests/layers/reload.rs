@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{Limits, ManualClock, Policy};
-use ratelimit_layers::{Changes, Fallback, Reload, ReloadError};
+use ratelimit_layers::{Fallback, PolicyChanges, Reload, ReloadError};
 
 use crate::common::{BEGIN, Memory, memory};
 
@@ -115,7 +115,7 @@ struct Watched {
     _watch: ratelimit_layers::Watch,
 }
 
-fn in_words(said: Result<Changes, Arc<ReloadError>>) -> String {
+fn in_words(said: Result<PolicyChanges, Arc<ReloadError>>) -> String {
     match said {
         Ok(changes) => changes.to_string(),
         Err(error) => format!("error: {error}"),

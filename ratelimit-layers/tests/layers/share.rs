@@ -45,8 +45,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 /// Runs these events on one of so many nodes. Returns what was too much for one of three.
-async fn run(place: usize, count: u64, events: &[Event]) -> Result<(), String> {
-    let words = LIMITS[place];
+async fn run(position: usize, count: u64, events: &[Event]) -> Result<(), String> {
+    let words = LIMITS[position];
     let limit = limit("l", words).on_outage(OnOutage::Local);
     let (store, clock) =
         layered_with(std::slice::from_ref(&limit), |settings| settings.nodes(nodes(count)));
@@ -75,8 +75,8 @@ async fn run(place: usize, count: u64, events: &[Event]) -> Result<(), String> {
     }
 }
 
-fn check(place: usize, count: u64, events: &[Event]) -> Result<(), String> {
-    paused().block_on(run(place, count, events))
+fn check(position: usize, count: u64, events: &[Event]) -> Result<(), String> {
+    paused().block_on(run(position, count, events))
 }
 
 proptest! {
@@ -84,10 +84,10 @@ proptest! {
 
     #[test]
     fn a_node_admits_at_most_its_share_without_the_store(
-        place in 0..LIMITS.len(),
+        position in 0..LIMITS.len(),
         events in events(),
     ) {
-        prop_assert_eq!(check(place, 3, &events), Ok(()));
+        prop_assert_eq!(check(position, 3, &events), Ok(()));
     }
 }
 
@@ -95,8 +95,8 @@ proptest! {
 fn a_node_that_takes_the_whole_limit_is_caught() {
     let mut events = vec![Event::Mode(Mode::Hangs)];
     events.extend([Event::Ask { key: 0, cost: 1 }; 40]);
-    for (place, words) in LIMITS.iter().enumerate() {
-        assert_eq!(check(place, 3, &events), Ok(()));
-        assert!(check(place, 1, &events).is_err(), "{words}");
+    for (position, words) in LIMITS.iter().enumerate() {
+        assert_eq!(check(position, 3, &events), Ok(()));
+        assert!(check(position, 1, &events).is_err(), "{words}");
     }
 }

@@ -1,4 +1,4 @@
-//! [`Address`]: where a key may lie in the table; [`Tag`]: the part of it that a slot stores (the partial key,
+//! [`Address`]: where a key may lie in the table; [`KeyTag`]: the part of it that a slot stores (the partial key,
 //! or fingerprint, of Fan et al., "Cuckoo Filter", 2014).
 
 use super::{BUCKETS, MOST_BUCKETS};
@@ -28,7 +28,7 @@ pub(crate) struct Address(u64);
 /// imply, and a 1 that marks their end. When the segment splits it implies one more bit, and the tag shifts up
 /// by one. An entry that a split has moved therefore stores fewer bits until a writer rewrites it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tag(pub(super) u64);
+pub(crate) struct KeyTag(pub(super) u64);
 
 impl Address {
     /// Spreads keys unevenly over the segments, twice as densely at one end as at the other. Segments then do
@@ -49,7 +49,7 @@ impl Address {
     /// The index in a directory that ignores the lowest `shift` bits.
     #[allow(clippy::cast_possible_truncation, reason = "of seventeen bits at the most")]
     #[inline(always)]
-    pub(crate) const fn place(self, shift: u32) -> usize {
+    pub(crate) const fn directory_index(self, shift: u32) -> usize {
         (self.0 >> shift) as usize
     }
 
@@ -67,12 +67,12 @@ impl Address {
     }
 
     #[inline(always)]
-    pub(crate) const fn tag(self, depth: u32) -> Tag {
-        Tag((((self.0 << depth) >> (64 - (TAG_BITS - 1))) << 1) | 1)
+    pub(crate) const fn tag(self, depth: u32) -> KeyTag {
+        KeyTag((((self.0 << depth) >> (64 - (TAG_BITS - 1))) << 1) | 1)
     }
 }
 
-impl Tag {
+impl KeyTag {
     /// The alternate bucket of an entry that lies in `bucket` of a segment of this depth.
     pub(super) const fn alternate_bucket(self, bucket: usize, depth: u32) -> usize {
         bucket ^ apart(self.upper_bits(depth), BUCKETS)
@@ -110,7 +110,7 @@ mod tests {
                 let distance = |address| apart(address, MOST_BUCKETS);
                 assert_eq!(distance(tag.upper_bits(depth)), distance(address.0));
                 // Also for a tag that splits have shifted up since it was written.
-                let moved = Tag((address.tag(0).0 << depth) & ((1 << TAG_BITS) - 1));
+                let moved = KeyTag((address.tag(0).0 << depth) & ((1 << TAG_BITS) - 1));
                 assert_eq!(moved.alternate_bucket(address.first(), depth), address.second());
             }
         }
@@ -120,7 +120,7 @@ mod tests {
     fn addresses_are_twice_as_dense_at_one_end() {
         let mut counts = [0; 16];
         for hash in (0..160_000).map(hash) {
-            counts[Address::new(hash).place(60)] += 1;
+            counts[Address::new(hash).directory_index(60)] += 1;
         }
         assert!(counts.windows(2).all(|pair| pair[0] > pair[1]), "{counts:?}");
         let ratio = f64::from(counts[0]) / f64::from(counts[15]);

@@ -7,7 +7,7 @@
 //!
 //! # What a reader without the lock sees
 //!
-//! [`Bucket::look`] reads an entry's word, then the rest of it; [`Snapshot::is_still`] reads all of it again,
+//! [`Bucket::look`] reads an entry's word, then the rest of it; [`OptimisticRead::is_still`] reads all of it again,
 //! the word first. A writer takes the lock, executes a release fence, writes the rest, and then stores the word
 //! with release ordering, which unlocks. A reader that has read any part of a write therefore sees, when it
 //! reads again, the lock bit, or the word that belongs to that write and all that was written with it. So an
@@ -31,8 +31,8 @@ use std::hint::select_unpredictable;
 
 use ratelimit_core::algorithm::Compact;
 
-use super::address::Tag;
-use super::entry::{Entry, LOCKED, Packed, SPILLED};
+use super::address::KeyTag;
+use super::entry::{LOCKED, Packed, SPILLED, SlotEntry};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, wait};
 
 /// Slots in a bucket. Loom models have fewer: each is one more lock to interleave.
@@ -49,11 +49,11 @@ pub(crate) struct Bucket {
 
 /// An entry that a reader saw, to be validated later.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Snapshot<'l> {
+pub(crate) struct OptimisticRead<'l> {
     bucket: &'l Bucket,
     slot: usize,
     /// The entry as the reader saw it, which may be locked.
-    entry: Entry,
+    entry: SlotEntry,
 }
 
 impl Bucket {
@@ -67,12 +67,12 @@ impl Bucket {
 
     /// Reads an entry.
     #[inline(always)]
-    fn entry(&self, slot: usize) -> Entry {
+    fn entry(&self, slot: usize) -> SlotEntry {
         // The word comes first: a reader that sees the word of an unlock also sees all that was written under
         // that lock.
         let word = self.words[slot].load(Ordering::Acquire);
         let low = self.lows[slot].load(Ordering::Relaxed);
-        Entry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
+        SlotEntry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
     }
 
     /// Looks in two buckets, without a lock, for a key's entry that stores its whole tag and has none of the
@@ -84,24 +84,24 @@ impl Bucket {
     #[inline(always)]
     pub(super) fn look<const UNFIT: u64>(
         [one, other]: [&Self; 2],
-        tag: Tag,
-    ) -> Option<Snapshot<'_>> {
+        tag: KeyTag,
+    ) -> Option<OptimisticRead<'_>> {
         // If no tag matches, the last slot is checked, and rejected.
-        let mut place = 2 * SLOTS - 1;
+        let mut position = 2 * SLOTS - 1;
         for before in (0..2 * SLOTS - 1).rev() {
             let bucket = if before < SLOTS { one } else { other };
-            let is = bucket.tags[before % SLOTS].load(Ordering::Relaxed) == Entry::low_of(tag);
-            place = select_unpredictable(is, before, place);
+            let is = bucket.tags[before % SLOTS].load(Ordering::Relaxed) == SlotEntry::low_of(tag);
+            position = select_unpredictable(is, before, position);
         }
-        let bucket = select_unpredictable(place < SLOTS, one, other);
-        let slot = place % SLOTS;
+        let bucket = select_unpredictable(position < SLOTS, one, other);
+        let slot = position % SLOTS;
         let entry = bucket.entry(slot);
-        entry.is_all_of::<UNFIT>(tag).then_some(Snapshot { bucket, slot, entry })
+        entry.is_all_of::<UNFIT>(tag).then_some(OptimisticRead { bucket, slot, entry })
     }
 
     /// Whether an entry seems to have expired, read without the lock.
     pub(super) fn may_have_expired(&self, now_us: u64) -> bool {
-        let has_expired = |entry: Entry| !entry.is_free() && entry.has_expired(now_us);
+        let has_expired = |entry: SlotEntry| !entry.is_free() && entry.has_expired(now_us);
         (0..SLOTS).any(|slot| has_expired(self.entry(slot)))
     }
 
@@ -154,19 +154,19 @@ impl Bucket {
 /// For models in which a thread has a snapshot before it begins.
 #[cfg(all(test, loom))]
 impl Bucket {
-    pub(crate) fn seen(&self, (slot, entry): (usize, Entry)) -> Snapshot<'_> {
-        Snapshot { bucket: self, slot, entry }
+    pub(crate) fn seen(&self, (slot, entry): (usize, SlotEntry)) -> OptimisticRead<'_> {
+        OptimisticRead { bucket: self, slot, entry }
     }
 }
 
 #[cfg(all(test, loom))]
-impl Snapshot<'_> {
-    pub(crate) fn parts(&self) -> (usize, Entry) {
+impl OptimisticRead<'_> {
+    pub(crate) fn parts(&self) -> (usize, SlotEntry) {
         (self.slot, self.entry)
     }
 }
 
-impl<'l> Snapshot<'l> {
+impl<'l> OptimisticRead<'l> {
     /// The state, which has only a time and a span; the time counts from the epoch.
     #[inline(always)]
     pub(super) const fn span_since_epoch(&self) -> Compact {
@@ -217,7 +217,7 @@ impl<'l> Snapshot<'l> {
 /// The lock guard of one slot.
 #[derive(Debug)]
 pub(crate) struct SlotGuard<'s, 'l> {
-    seen: &'s Snapshot<'l>,
+    seen: &'s OptimisticRead<'l>,
     /// The word that unlocking stores.
     word: u64,
 }
@@ -226,8 +226,8 @@ impl SlotGuard<'_, '_> {
     /// Writes another state of the same key.
     #[inline(always)]
     pub(crate) fn set(&mut self, state: Packed) {
-        let Snapshot { bucket, slot, entry } = self.seen;
-        let Entry { word, low, .. } = entry.with(state);
+        let OptimisticRead { bucket, slot, entry } = self.seen;
+        let SlotEntry { word, low, .. } = entry.with(state);
         self.word = word;
         bucket.lows[*slot].store(low, Ordering::Relaxed);
     }
@@ -256,33 +256,33 @@ impl<'l> BucketGuard<'l> {
     }
 
     #[inline(always)]
-    pub(crate) fn get(&self, slot: usize) -> Entry {
+    pub(crate) fn get(&self, slot: usize) -> SlotEntry {
         let low = self.bucket.lows[slot].load(Ordering::Relaxed);
         let tag = self.bucket.tags[slot].load(Ordering::Relaxed);
-        Entry { word: self.words[slot], low, tag }.without_flags()
+        SlotEntry { word: self.words[slot], low, tag }.without_flags()
     }
 
     #[inline(always)]
-    pub(crate) fn set(&mut self, slot: usize, entry: Entry) {
+    pub(crate) fn set(&mut self, slot: usize, entry: SlotEntry) {
         self.words[slot] = (self.words[slot] & SPILLED) | entry.word;
         self.bucket.lows[slot].store(entry.low, Ordering::Relaxed);
         self.bucket.tags[slot].store(entry.tag, Ordering::Relaxed);
     }
 
     pub(crate) fn clear(&mut self, slot: usize) {
-        self.set(slot, Entry::FREE);
+        self.set(slot, SlotEntry::FREE);
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (usize, Entry)> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = (usize, SlotEntry)> {
         (0..SLOTS).map(|slot| (slot, self.get(slot)))
     }
 
     /// Finds a key's slot. If a split has moved the entry since it was written, rewrites it with its whole tag:
     /// lookups without the lock find no other.
-    pub(crate) fn find(&mut self, tag: Tag) -> Option<usize> {
+    pub(crate) fn find(&mut self, tag: KeyTag) -> Option<usize> {
         let (slot, entry) = self.entries().find(|(_, entry)| entry.is(tag))?;
         if !entry.is_all_of::<0>(tag) {
-            self.set(slot, Entry::new(tag, entry.state()));
+            self.set(slot, SlotEntry::new(tag, entry.state()));
         }
         Some(slot)
     }
@@ -293,7 +293,8 @@ impl<'l> BucketGuard<'l> {
 
     /// Finds a slot whose state has expired.
     pub(crate) fn expired_slot(&self, now_us: u64) -> Option<usize> {
-        let expired = |(_, entry): &(usize, Entry)| !entry.is_free() && entry.has_expired(now_us);
+        let expired =
+            |(_, entry): &(usize, SlotEntry)| !entry.is_free() && entry.has_expired(now_us);
         self.entries().find(expired).map(|(slot, _)| slot)
     }
 

@@ -13,8 +13,8 @@ use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
 use ratelimit_core::algorithm::Compact;
 
-use super::address::{Address, MAX_DEPTH, Tag};
-use super::bucket::{Bucket, BucketGuard, SLOTS, Snapshot};
+use super::address::{Address, KeyTag, MAX_DEPTH};
+use super::bucket::{Bucket, BucketGuard, OptimisticRead, SLOTS};
 use super::entry::{EXTRA, LOCKED};
 use super::{BUCKETS, FULL_SLOTS};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
@@ -36,9 +36,9 @@ impl Segment {
 
 /// Where a key lies, while the directory's word is unchanged.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Route<'t> {
+pub(crate) struct KeyRoute<'t> {
     /// The directory's word for the key, and its value when the route was made.
-    place: &'t AtomicU32,
+    pointer: &'t AtomicU32,
     word: u32,
     segment: &'t Segment,
     address: Address,
@@ -47,7 +47,7 @@ pub(crate) struct Route<'t> {
 /// A bucket's place in the global locking order: segment, then bucket.
 pub(crate) type BucketIndex = (usize, usize);
 
-impl<'t> Route<'t> {
+impl<'t> KeyRoute<'t> {
     #[inline(always)]
     const fn number(self) -> usize {
         (self.word >> DEPTH_BITS) as usize
@@ -61,12 +61,12 @@ impl<'t> Route<'t> {
     /// Whether the directory's word is unchanged, so that the key still lies here.
     #[inline(always)]
     pub(super) fn is_still(self) -> bool {
-        self.place.load(Ordering::Acquire) == self.word
+        self.pointer.load(Ordering::Acquire) == self.word
     }
 
     /// The tag of the key in this segment.
     #[inline(always)]
-    pub(crate) const fn tag(self) -> Tag {
+    pub(crate) const fn tag(self) -> KeyTag {
         self.address.tag(self.depth())
     }
 
@@ -89,14 +89,14 @@ impl<'t> Route<'t> {
     /// Looks for the key in both buckets, without a lock. It does not find an entry that a split has moved,
     /// until a locked lookup has rewritten that entry.
     #[inline(always)]
-    pub(crate) fn find(self) -> Option<Snapshot<'t>> {
+    pub(crate) fn find(self) -> Option<OptimisticRead<'t>> {
         Bucket::look::<0>(self.buckets(), self.tag())
     }
 
     /// Looks as [`find`](Self::find) does, but only for an unlocked entry whose state has only a time and a
     /// span. Returns that state as well, its time counted from the epoch.
     #[inline(always)]
-    pub(crate) fn find_span(self) -> Option<(Snapshot<'t>, Compact)> {
+    pub(crate) fn find_span(self) -> Option<(OptimisticRead<'t>, Compact)> {
         let seen = Bucket::look::<{ LOCKED | EXTRA }>(self.buckets(), self.tag())?;
         Some((seen, seen.span_since_epoch()))
     }
@@ -114,7 +114,7 @@ pub(crate) struct Directory {
     /// How many of the lowest address bits the prefix leaves out.
     shift: u32,
     /// A word per prefix.
-    places: Box<[AtomicU32]>,
+    pointers: Box<[AtomicU32]>,
     segments: Box<[OnceBox<Segment>]>,
     /// The number of segments.
     count: AtomicUsize,
@@ -129,10 +129,10 @@ impl Directory {
         let segments = capacity.saturating_mul(3).div_ceil(2 * FULL_SLOTS);
         let bits = segments.next_power_of_two().trailing_zeros().clamp(1, MAX_DEPTH);
         let depth = FIRST_DEPTH;
-        let word = |place: u32| AtomicU32::new(((place >> (bits - depth)) << DEPTH_BITS) | depth);
+        let word = |index: u32| AtomicU32::new(((index >> (bits - depth)) << DEPTH_BITS) | depth);
         let directory = Self {
             shift: u64::BITS - bits,
-            places: (0..1 << bits).map(word).collect(),
+            pointers: (0..1 << bits).map(word).collect(),
             // A quarter more than all keys fill: keys of segments that cannot split any more spill to shards.
             segments: (0..(segments + segments / 4).clamp(2, 1 << bits))
                 .map(|_| OnceBox::new())
@@ -170,15 +170,15 @@ impl Directory {
     }
 
     #[inline(always)]
-    pub(crate) fn route(&self, address: Address) -> Route<'_> {
-        let place = &self.places[address.place(self.shift)];
-        let word = place.load(Ordering::Acquire);
+    pub(crate) fn route(&self, address: Address) -> KeyRoute<'_> {
+        let pointer = &self.pointers[address.directory_index(self.shift)];
+        let word = pointer.load(Ordering::Acquire);
         let segment = self.segment((word >> DEPTH_BITS) as usize);
-        Route { place, word, segment, address }
+        KeyRoute { pointer, word, segment, address }
     }
 
     /// Splits the segment of this route, unless another thread has. Returns `false` if it cannot split further.
-    pub(crate) fn split(&self, route: Route<'_>) -> bool {
+    pub(crate) fn split(&self, route: KeyRoute<'_>) -> bool {
         let _splitting = lock(&self.splitting);
         if !route.is_still() {
             return true;
@@ -198,38 +198,38 @@ impl Directory {
 
     /// Publishes a split: the lower half of the prefixes stays with the route's segment, the upper half goes to
     /// segment `upper`, and both are one deeper.
-    fn publish(&self, route: Route<'_>, upper: usize) {
+    fn publish(&self, route: KeyRoute<'_>, upper: usize) {
         let width_bits = self.bits() - route.depth();
-        let begin = route.address.place(self.shift) >> width_bits << width_bits;
+        let begin = route.address.directory_index(self.shift) >> width_bits << width_bits;
         let middle = begin + (1 << (width_bits - 1));
         let word = |number: usize| {
             (u32::try_from(number).unwrap_or_default() << DEPTH_BITS) | (route.depth() + 1)
         };
-        for (place, to) in self.places[begin..begin + (1 << width_bits)].iter().enumerate() {
-            let number = if begin + place < middle { route.number() } else { upper };
+        for (index, to) in self.pointers[begin..begin + (1 << width_bits)].iter().enumerate() {
+            let number = if begin + index < middle { route.number() } else { upper };
             to.store(word(number), Ordering::Release);
         }
     }
 
     /// Relocates an entry of these buckets to its alternate bucket, where it frees a slot first if it has to;
     /// returns whether it did. It never waits for a bucket while it holds two.
-    pub(crate) fn relocate(&self, route: Route<'_>, held: &mut [BucketGuard<'_>; 2]) -> bool {
+    pub(crate) fn relocate(&self, route: KeyRoute<'_>, held: &mut [BucketGuard<'_>; 2]) -> bool {
         let mut all = held.iter_mut().zip(route.ids());
-        all.any(|(bucket, (_, place))| self.vacate(route, place, bucket, true).is_some())
+        all.any(|(bucket, (_, index))| self.vacate(route, index, bucket, true).is_some())
     }
 
     /// Frees a slot of this bucket by relocating its entry, and returns the slot. If it `may_go_on`, it frees a slot for that
     /// entry in the same way. With it segments are fuller before they split: 24 to 26 bytes per key instead of 26.5 to 28.3.
     fn vacate(
         &self,
-        route: Route<'_>,
-        place: usize,
+        route: KeyRoute<'_>,
+        index: usize,
         bucket: &mut BucketGuard<'_>,
         may_go_on: bool,
     ) -> Option<usize> {
         (0..SLOTS).find(|slot| {
             let entry = bucket.get(*slot);
-            let at = entry.alternate_bucket(place, route.depth());
+            let at = entry.alternate_bucket(index, route.depth());
             // The lock fails if the alternate is one of the locked buckets, and none of these has a free slot.
             let Some(mut other) = self.bucket((route.number(), at)).try_lock() else {
                 return false;

@@ -1,4 +1,4 @@
-//! [`Entry`]: a slot's content, a key's tag and state in sixteen bytes.
+//! [`SlotEntry`]: a slot's content, a key's tag and state in sixteen bytes.
 //!
 //! | | bits | what |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::Compact;
 
-use super::address::{TAG_BITS, Tag};
+use super::address::{KeyTag, TAG_BITS};
 
 const AT_BITS: u32 = 46;
 const SPAN_BITS: u32 = 41;
@@ -101,7 +101,7 @@ impl Packed {
 
 /// The content of a slot: free, or a key's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct SlotEntry {
     /// Usually without the lock bit and the bucket's flag.
     pub(super) word: u64,
     pub(super) low: u32,
@@ -109,24 +109,24 @@ pub(crate) struct Entry {
     pub(super) tag: u32,
 }
 
-impl Entry {
+impl SlotEntry {
     pub(super) const FREE: Self = Self { word: 0, low: 0, tag: 0 };
 
     #[inline(always)]
-    pub(crate) const fn new(tag: Tag, state: Packed) -> Self {
+    pub(crate) const fn new(tag: KeyTag, state: Packed) -> Self {
         Self { word: Self::high_of(tag), low: 0, tag: Self::low_of(tag) }.with(state)
     }
 
     /// The upper part of a tag, at its place in the word.
     #[inline(always)]
-    const fn high_of(tag: Tag) -> u64 {
+    const fn high_of(tag: KeyTag) -> u64 {
         (tag.0 >> (LOW_BITS - SPAN_HIGH_BITS)) & TAG_HIGH
     }
 
     /// The lower part of a tag.
     #[allow(clippy::cast_possible_truncation, reason = "the lower part is asked for")]
     #[inline(always)]
-    pub(super) const fn low_of(tag: Tag) -> u32 {
+    pub(super) const fn low_of(tag: KeyTag) -> u32 {
         tag.0 as u32
     }
 
@@ -152,7 +152,7 @@ impl Entry {
 
     /// Whether the entry is this key's, by the bits that it stores.
     #[inline(always)]
-    pub(crate) const fn is(self, tag: Tag) -> bool {
+    pub(crate) const fn is(self, tag: KeyTag) -> bool {
         // Only the bits above the end mark count.
         let known = !(self.tag ^ self.tag.wrapping_sub(1));
         let differs = (self.tag ^ Self::low_of(tag)) & known;
@@ -162,7 +162,7 @@ impl Entry {
     /// Whether the entry stores all of this key's tag (no split has moved it since it was written), and its
     /// word has none of the `UNFIT` bits.
     #[inline(always)]
-    pub(super) const fn is_all_of<const UNFIT: u64>(self, tag: Tag) -> bool {
+    pub(super) const fn is_all_of<const UNFIT: u64>(self, tag: KeyTag) -> bool {
         let differs = (self.word ^ Self::high_of(tag)) & (TAG_HIGH | UNFIT);
         self.tag == Self::low_of(tag) && differs == 0
     }
@@ -173,8 +173,8 @@ impl Entry {
         self.word == other.word
     }
 
-    const fn tag(self) -> Tag {
-        Tag(((self.word & TAG_HIGH) << (LOW_BITS - SPAN_HIGH_BITS)) | self.tag as u64)
+    const fn tag(self) -> KeyTag {
+        KeyTag(((self.word & TAG_HIGH) << (LOW_BITS - SPAN_HIGH_BITS)) | self.tag as u64)
     }
 
     pub(super) const fn alternate_bucket(self, bucket: usize, depth: u32) -> usize {
@@ -196,7 +196,7 @@ impl Entry {
     /// The entry one level deeper, and whether it belongs to the upper half there.
     pub(super) const fn deeper(self) -> (Self, bool) {
         let tag = self.tag().0;
-        let moved = Tag((tag << 1) & ((1 << TAG_BITS) - 1));
+        let moved = KeyTag((tag << 1) & ((1 << TAG_BITS) - 1));
         (Self::new(moved, self.state()), tag >> (TAG_BITS - 1) == 1)
     }
 }
@@ -249,14 +249,14 @@ mod tests {
             let compact = compact(below(after_bits), below(span_bits), below(extra_bits));
             let Some(packed) = Packed::new(compact, EPOCH) else { return Ok(()) };
             let (address, other) = (Address::new(hash), Address::new(other));
-            let entry = Entry::new(address.tag(depth), packed);
+            let entry = SlotEntry::new(address.tag(depth), packed);
             prop_assert_eq!(entry.state().compact(EPOCH), compact);
             prop_assert!(!entry.is_free() && entry.is(address.tag(depth)));
-            prop_assert!(Entry::FREE.is_free() && !Entry::FREE.is(address.tag(depth)));
+            prop_assert!(SlotEntry::FREE.is_free() && !SlotEntry::FREE.is(address.tag(depth)));
             let is_span = compact.extra == 0;
             prop_assert_eq!(entry.word & EXTRA == 0, is_span);
             for (flags, is_unlocked) in [(0, true), (SPILLED, true), (LOCKED, false)] {
-                let entry = Entry { word: entry.word | flags, ..entry };
+                let entry = SlotEntry { word: entry.word | flags, ..entry };
                 for tag in [address, other].map(|address| address.tag(depth)) {
                     let is = tag == address.tag(depth);
                     prop_assert_eq!(entry.is_all_of::<0>(tag), is);
@@ -282,10 +282,10 @@ mod tests {
         fn an_entry_that_a_split_moves_keeps_its_key_and_its_state(hash: u64, other: u64, span_us in 0..1_u64 << 40) {
             let (address, other) = (Address::new(hash), Address::new(other));
             let packed = Packed::new(compact(7, span_us, 0), EPOCH).expect("fits");
-            let mut entry = Entry::new(address.tag(0), packed);
+            let mut entry = SlotEntry::new(address.tag(0), packed);
             for depth in 1..=MAX_DEPTH {
                 let (deeper, upper) = entry.deeper();
-                prop_assert_eq!(upper, address.place(u64::BITS - depth) % 2 == 1);
+                prop_assert_eq!(upper, address.directory_index(u64::BITS - depth) % 2 == 1);
                 prop_assert!(deeper.is(address.tag(depth)) && !deeper.is_free());
                 prop_assert!(!deeper.is(other.tag(depth)));
                 prop_assert_eq!(deeper.state(), packed);

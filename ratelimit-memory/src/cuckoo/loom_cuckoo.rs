@@ -119,7 +119,7 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
 
 /// Another thread charges two entries together within one microsecond, so that their words stay. A reader that
 /// reads both and then validates both by `is_still` has seen them at one moment.
-fn two_that_are_charged_together(is_still: fn(&Snapshot<'_>) -> bool) {
+fn two_that_are_charged_together(is_still: fn(&OptimisticRead<'_>) -> bool) {
     let buckets = buckets();
     let keys = [address(0, 0, 1), address(0, 0, 2)];
     let [old, new] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
@@ -282,7 +282,10 @@ fn loom_a_charge_is_not_lost_while_its_segment_splits() {
 /// Two threads add to a key's span within one microsecond, so that the entry's word does not change, and lock
 /// the slot by `locked`.
 fn charge_within_a_microsecond(
-    locked: impl for<'s, 'l> Fn(&'s Snapshot<'l>) -> Option<SlotGuard<'s, 'l>> + Copy + Send + 'static,
+    locked: impl for<'s, 'l> Fn(&'s OptimisticRead<'l>) -> Option<SlotGuard<'s, 'l>>
+    + Copy
+    + Send
+    + 'static,
 ) {
     let buckets = buckets();
     let key = address(0, 0, 1);
@@ -344,7 +347,7 @@ fn loom_catches_an_insert_that_does_not_check_its_bucket_under_the_lock() {
         let route = buckets.route(key);
         let bucket: &Bucket = route.buckets()[0];
         let mut locked = bucket.lock();
-        locked.set(0, Entry::new(route.tag(), packed(&buckets, 1, 100)));
+        locked.set(0, SlotEntry::new(route.tag(), packed(&buckets, 1, 100)));
         drop(locked);
         assert!(thread.join().expect("no panic"));
         assert!(get(&buckets, key).is_some(), "lost in a split");

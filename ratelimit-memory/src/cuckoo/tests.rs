@@ -29,8 +29,8 @@ fn until(table: &CuckooTable, us: u64) -> Packed {
 fn put(table: &CuckooTable, address: Address, state: Packed, now: Timestamp) -> bool {
     loop {
         let mut pair = table.lock(address);
-        if let Some(place) = pair.find() {
-            pair.set(place, state);
+        if let Some(slot_index) = pair.find() {
+            pair.set(slot_index, state);
             return true;
         }
         if pair.insert(state, table.since_epoch_us(now), || true) == Insertion::Done {
@@ -57,7 +57,7 @@ fn seen(table: &CuckooTable, address: Address) -> Option<Packed> {
 /// How many entries a key has.
 fn count(table: &CuckooTable, address: Address) -> usize {
     let pair = table.lock(address);
-    let is = |entry: Entry| entry.is(pair.route.tag());
+    let is = |entry: SlotEntry| entry.is(pair.route.tag());
     pair.buckets.iter().flat_map(BucketGuard::entries).filter(|(_, entry)| is(*entry)).count()
 }
 
@@ -142,19 +142,19 @@ proptest! {
                     let keys: Vec<_> = keys.into_iter().collect();
                     let mut locked = table.lock_all(&keys.iter().map(|key| address(*key)));
                     locked.clear_expired(now_us);
-                    for (place, key) in keys.into_iter().enumerate() {
-                        let found = locked.find(place).and_then(|slot| locked.get(slot));
+                    for (position, key) in keys.into_iter().enumerate() {
+                        let found = locked.find(position).and_then(|slot| locked.get(slot));
                         let live = map.get(&key).filter(|(_, expires_us)| *expires_us > now_us);
                         prop_assert_eq!(found, live.map(|live| live.0));
-                        if found.is_none() && locked.insert(place, state(span_us)) == Insertion::Done {
+                        if found.is_none() && locked.insert(position, state(span_us)) == Insertion::Done {
                             map.insert(key, (state(span_us), now_us + span_us));
                         }
                     }
                 }
                 Act::Clear(key) => {
                     let mut pair = table.lock(address(key));
-                    if let Some(place) = pair.find() {
-                        pair.clear(place);
+                    if let Some(slot_index) = pair.find() {
+                        pair.clear(slot_index);
                     }
                     map.remove(&key);
                 }

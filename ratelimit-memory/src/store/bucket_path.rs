@@ -61,18 +61,18 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         if now == Timestamp::MAX {
             return None;
         }
-        let place = pair.find();
-        if place.is_none() && pair.has_spilled() && self.capacity.in_shards() > 0 {
+        let slot_index = pair.find();
+        if slot_index.is_none() && pair.has_spilled() && self.capacity.in_shards() > 0 {
             return None;
         }
-        let state = place.map(|place| table.unpack(pair.get(place)));
+        let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
         let Step { decision, write } =
             step_compact(check.limit.algorithm(), state, now, check.cost)?;
-        match (write, place) {
+        match (write, slot_index) {
             (Write::Put { state, .. }, _) if charges => {
                 let packed = table.pack(state)?;
-                if let Some(place) = place {
-                    pair.set(place, packed);
+                if let Some(slot_index) = slot_index {
+                    pair.set(slot_index, packed);
                     return Some(Attempt::Decided(decision));
                 }
                 let mut spare = self.capacity.keys.reserve();
@@ -82,15 +82,15 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
                     Insertion::Crowded => return Some(Attempt::Crowded),
                 }
             }
-            (Write::Remove, Some(place)) if charges => {
-                pair.clear(place);
+            (Write::Remove, Some(slot_index)) if charges => {
+                pair.clear(slot_index);
                 self.capacity.keys.release(1);
             }
             // In a full store, a new key is decided on the shared state.
             (_, None) if !self.capacity.keys.has(1) => return None,
             _ => {}
         }
-        Some(match place {
+        Some(match slot_index {
             Some(_) => Attempt::Decided(decision),
             None => Attempt::New(decision, now),
         })

@@ -11,12 +11,12 @@ use ratelimit_core::store::{Batch, Check, Now};
 use ratelimit_core::{Clock, Decision, Limit, Timestamp};
 
 use super::MemoryStore;
-use crate::cuckoo::{Address, CuckooTable, Packed, Route};
+use crate::cuckoo::{Address, CuckooTable, KeyRoute, Packed};
 use crate::sync::wait;
 
 /// Why the fast path did not decide a check. It has changed nothing.
 #[derive(Clone, Copy)]
-pub(super) enum Fallback {
+pub(super) enum FastPathMiss {
     /// Another thread was writing.
     Busy,
     /// The check needs another path.
@@ -36,7 +36,7 @@ pub(super) fn is_plain<A: InMemory>(batch: &Batch<'_, A>) -> bool {
 #[derive(Clone, Copy)]
 pub(super) struct Probe<'l> {
     table: &'l CuckooTable,
-    route: Route<'l>,
+    route: KeyRoute<'l>,
 }
 
 impl<'l> Probe<'l> {
@@ -83,20 +83,20 @@ impl<'l> Probe<'l> {
         now: Timestamp,
         cost: u64,
         charges: bool,
-    ) -> Result<Decision, Fallback> {
+    ) -> Result<Decision, FastPathMiss> {
         let Self { table, route } = self;
-        let seen = route.find().ok_or(Fallback::More)?;
-        let state = table.unpack(seen.state().ok_or(Fallback::Busy)?);
+        let seen = route.find().ok_or(FastPathMiss::More)?;
+        let state = table.unpack(seen.state().ok_or(FastPathMiss::Busy)?);
         let step = step_compact(algorithm, Some(state), now, cost);
-        let Step { decision, write } = step.ok_or(Fallback::More)?;
+        let Step { decision, write } = step.ok_or(FastPathMiss::More)?;
         match write {
             Write::Put { state, .. } if charges => {
-                let packed = table.pack(state).ok_or(Fallback::More)?;
-                seen.try_lock().ok_or(Fallback::Busy)?.set(packed);
+                let packed = table.pack(state).ok_or(FastPathMiss::More)?;
+                seen.try_lock().ok_or(FastPathMiss::Busy)?.set(packed);
             }
-            Write::Remove if charges => return Err(Fallback::More),
+            Write::Remove if charges => return Err(FastPathMiss::More),
             _ if seen.is_still() => {}
-            _ => return Err(Fallback::Busy),
+            _ => return Err(FastPathMiss::Busy),
         }
         Ok(decision)
     }
@@ -139,7 +139,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             }
             match probe.decide(check.limit.algorithm(), now, check.cost, charges) {
                 Ok(decision) => return Some(decision),
-                Err(Fallback::Busy) if waited < TRIES => wait(&mut waited),
+                Err(FastPathMiss::Busy) if waited < TRIES => wait(&mut waited),
                 Err(_) => return None,
             }
         }

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::sweep::{SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
 use super::{MemoryError, MemoryStore, adds_reservations, time_of};
-use crate::capacity::Reserved;
+use crate::capacity::ReservedRoom;
 use crate::cuckoo::{self, Address, CuckooTable, LockedBuckets, Packed};
 use crate::reservations::{ReservationGuards, sweep_at};
 use crate::shard::{Shard, ShardGuards, counted_entries};
@@ -34,9 +34,9 @@ mod shared;
 
 /// Where the state of a check lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Location {
     /// In this slot of the locked buckets.
-    Bucket(cuckoo::Place),
+    Bucket(cuckoo::SlotIndex),
     /// In this slot of its shard.
     Shard(usize),
     /// There is none yet.
@@ -48,27 +48,27 @@ enum Place {
 }
 
 /// A check's key and state, and what becomes of that.
-struct Placed<S> {
+struct Located<S> {
     /// The hash of the check's key, or of the shared state if that is its place.
     hash: u64,
-    place: Place,
+    location: Location,
     /// The state, if it lies in a bucket.
     state: Option<S>,
     /// The write that is to follow, once no foreign code is left to run. After it, the state that was replaced:
     /// dropping that is foreign code, too.
-    next: Next<S>,
+    next: NextWrite<S>,
 }
 
-impl<S> Placed<S> {
-    const fn at(hash: u64, place: Place) -> Self {
-        Self { hash, place, state: None, next: Next::Same }
+impl<S> Located<S> {
+    const fn at(hash: u64, location: Location) -> Self {
+        Self { hash, location, state: None, next: NextWrite::Same }
     }
 }
 
 /// A write that is to follow, or the state that it has replaced.
-enum Next<S> {
+enum NextWrite<S> {
     Same,
-    Put(S, Pending),
+    Put(S, PendingWrite),
     Removed,
     /// The replaced state, or the general form of a state that a bucket stores packed.
     Replaced(S),
@@ -76,7 +76,7 @@ enum Next<S> {
 
 /// What is written along with a state.
 #[derive(Clone, Copy)]
-struct Pending {
+struct PendingWrite {
     /// The packed state, if it may lie in a bucket.
     packed: Option<Packed>,
     entries: usize,
@@ -94,13 +94,13 @@ struct LockedBatch<'s, 'b, A: InMemory, C> {
     shards: ShardGuards<'s, A::State>,
     overflow: Option<MutexGuard<'s, Shard<A::State>>>,
     reservations: Option<ReservationGuards<'s>>,
-    placed: SmallVec<[Placed<A::State>; 2]>,
+    located: SmallVec<[Located<A::State>; 2]>,
     /// The next reservations, by the checks' positions.
     next_reservations: SmallVec<[(usize, Reservation, Timestamp); 2]>,
     own: Timestamp,
-    spare_keys: Reserved<'s>,
-    spare_reservations: Reserved<'s>,
-    spare_entries: Reserved<'s>,
+    spare_keys: ReservedRoom<'s>,
+    spare_reservations: ReservedRoom<'s>,
+    spare_entries: ReservedRoom<'s>,
     /// Whether there is no room for its reservations, and it is charged without them.
     is_unrecorded: bool,
     /// Whether the exact number of entries is still to be found and reserved.
@@ -121,7 +121,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         hashes: &[u64],
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict, MemoryError> {
-        let placed = hashes.iter().map(|hash| Placed::at(*hash, Place::New)).collect();
+        let located = hashes.iter().map(|hash| Located::at(*hash, Location::New)).collect();
         let addresses = hashes.iter().copied().map(Address::new);
         let table = self.table.as_ref().map(|table| (table, table.lock_all(&addresses)));
         let shards = ShardGuards::lock(&self.shards, hashes.iter().copied());
@@ -133,7 +133,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             shards,
             overflow: None,
             reservations: None,
-            placed,
+            located,
             next_reservations: SmallVec::new(),
             own: self.clock.now(),
             spare_keys: self.capacity.keys.reserve(),
@@ -150,7 +150,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             decided = decided.map(Verdict::unrecorded);
         }
         if locked.overflow.is_some() {
-            let shared = locked.placed.iter().filter(|placed| placed.place == Place::Overflow);
+            let shared =
+                locked.located.iter().filter(|located| located.location == Location::Overflow);
             self.overflowed.fetch_add(shared.count() as u64, Ordering::Relaxed);
         }
         if decided.is_ok() {
@@ -168,24 +169,24 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// The time of the decision, and the states that it leaves. `None` if a check uses a shared state: what other keys
     /// charge and give back there says nothing about this one.
     fn snapshot(&self) -> Option<Snapshot<A::State>> {
-        if self.placed.iter().any(|placed| placed.place == Place::Overflow) {
+        if self.located.iter().any(|located| located.location == Location::Overflow) {
             return None;
         }
         let now = time_of(self.batch.time(), self.own);
-        let states = (0..self.placed.len()).map(|position| self.get(position).cloned()).collect();
+        let states = (0..self.located.len()).map(|position| self.get(position).cloned()).collect();
         Some(Snapshot { now, states })
     }
 
     /// The state of a check before the decision.
     fn stored(&self, position: usize) -> Option<&A::State> {
-        let placed = &self.placed[position];
-        match placed.place {
-            Place::Bucket(..) => placed.state.as_ref(),
-            Place::Shard(slot) => self.shards.get(placed.hash).state(slot),
-            Place::New | Place::Reserved => None,
-            Place::Overflow => {
+        let located = &self.located[position];
+        match located.location {
+            Location::Bucket(..) => located.state.as_ref(),
+            Location::Shard(slot) => self.shards.get(located.hash).state(slot),
+            Location::New | Location::Reserved => None,
+            Location::Overflow => {
                 let overflow = self.overflow.as_ref()?;
-                overflow.state(overflow.find(placed.hash)?)
+                overflow.state(overflow.find(located.hash)?)
             }
         }
     }
@@ -195,7 +196,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     fn decide(&mut self) -> Result<Verdict, MemoryError> {
         self.find_in_table();
         self.find_in_shards();
-        if self.placed.iter().any(|placed| placed.place == Place::New) {
+        if self.located.iter().any(|located| located.location == Location::New) {
             self.sweep(SWEEP_SLOTS);
             self.store.sweep_in_passing(self.own);
         }
@@ -220,23 +221,24 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         let Some((table, buckets)) = &mut self.table else { return };
         let freed = buckets.clear_expired(table.since_epoch_us(self.own));
         self.store.capacity.keys.release(freed);
-        for (key, placed) in self.placed.iter_mut().enumerate() {
-            if let Some(place) = buckets.find(key)
-                && let Some(packed) = buckets.get(place)
+        for (key, located) in self.located.iter_mut().enumerate() {
+            if let Some(slot_index) = buckets.find(key)
+                && let Some(packed) = buckets.get(slot_index)
             {
-                placed.place = Place::Bucket(place);
-                placed.state = A::from_compact(table.unpack(packed));
+                located.location = Location::Bucket(slot_index);
+                located.state = A::from_compact(table.unpack(packed));
             }
         }
     }
 
     /// Notes the slots of the keys that have states in shards.
     fn find_in_shards(&mut self) {
-        let elsewhere =
-            |placed: &&mut Placed<A::State>| matches!(placed.place, Place::New | Place::Shard(_));
-        for placed in self.placed.iter_mut().filter(elsewhere) {
-            let found = self.shards.get(placed.hash).find(placed.hash);
-            placed.place = found.map_or(Place::New, Place::Shard);
+        let elsewhere = |located: &&mut Located<A::State>| {
+            matches!(located.location, Location::New | Location::Shard(_))
+        };
+        for located in self.located.iter_mut().filter(elsewhere) {
+            let found = self.shards.get(located.hash).find(located.hash);
+            located.location = found.map_or(Location::New, Location::Shard);
         }
     }
 
@@ -256,27 +258,28 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                 self.store.sweep_elsewhere(self.own);
             }
         }
-        for placed in self.placed.iter_mut().filter(|placed| placed.place == Place::New) {
+        for located in self.located.iter_mut().filter(|located| located.location == Location::New) {
             let reserved = self.spare_keys.add(1);
-            placed.place = if reserved { Place::Reserved } else { Place::Overflow };
+            located.location = if reserved { Location::Reserved } else { Location::Overflow };
         }
     }
 
     fn lacks_places(&self) -> bool {
-        let new_keys = self.placed.iter().filter(|placed| placed.place == Place::New).count();
+        let new_keys =
+            self.located.iter().filter(|located| located.location == Location::New).count();
         new_keys > 0 && !self.store.capacity.keys.has(new_keys)
     }
 
     /// Gives the checks that have no place their limits' shared states, and locks these.
     fn share_overflow(&mut self) {
-        if self.placed.iter().all(|placed| placed.place != Place::Overflow) {
+        if self.located.iter().all(|located| located.location != Location::Overflow) {
             return;
         }
         let mut overflow = lock(&self.store.overflow);
         overflow.sweep(self.own, SWEEP_SLOTS, |_| {});
         self.overflow = Some(overflow);
-        for position in 0..self.placed.len() {
-            if self.placed[position].place == Place::Overflow {
+        for position in 0..self.located.len() {
+            if self.located[position].location == Location::Overflow {
                 self.share(position);
             }
         }
@@ -286,10 +289,10 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     fn share(&mut self, position: usize) {
         let limit = self.batch.checks()[position].limit;
         let hash = self.store.shared_hash.under(limit.fingerprint());
-        if self.placed[position].place == Place::Reserved {
+        if self.located[position].location == Location::Reserved {
             self.spare_keys.give_back();
         }
-        self.placed[position] = Placed::at(hash, Place::Overflow);
+        self.located[position] = Located::at(hash, Location::Overflow);
     }
 
     /// Locks the reservations under the batch's id, and reserves places for new ones.
@@ -321,9 +324,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 
 impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
-        match &self.placed[position].next {
-            Next::Put(state, _) => Some(state),
-            Next::Removed => None,
+        match &self.located[position].next {
+            NextWrite::Put(state, _) => Some(state),
+            NextWrite::Removed => None,
             _ => self.stored(position),
         }
     }
@@ -334,25 +337,25 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
             // One caller's reset or refund must not free all callers that share a state. A settled charge was
             // the caller's own.
             Write::Remove
-                if self.placed[position].place == Place::Overflow
+                if self.located[position].location == Location::Overflow
                     && self.batch.operation() != Op::Settle =>
             {
                 return;
             }
-            Write::Remove => Next::Removed,
+            Write::Remove => NextWrite::Removed,
             Write::Put { state, expires } => {
                 // A state that is written at a given time has to outlive the store's own clock, by which
                 // entries of buckets expire.
                 let is_for_table = self.batch.time() == Now::Store
-                    && self.placed[position].place != Place::Overflow;
+                    && self.located[position].location != Location::Overflow;
                 let compact = if is_for_table { A::to_compact(&state) } else { None };
                 let packed = compact.and_then(|compact| self.store.table.as_ref()?.pack(compact));
                 let entries = counted_entries::<A>(&state);
                 let sweep_at = sweep_at(self.batch.time(), self.own, expires);
-                Next::Put(state, Pending { packed, entries, sweep_at })
+                NextWrite::Put(state, PendingWrite { packed, entries, sweep_at })
             }
         };
-        self.placed[position].next = next;
+        self.located[position].next = next;
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {

@@ -10,9 +10,9 @@ use ratelimit_core::algorithm::Compact;
 use ratelimit_core::{Gcra, Rate};
 
 use super::*;
-use crate::cuckoo::{Address, CuckooTable, Entry, Insertion, Packed};
+use crate::cuckoo::{Address, CuckooTable, Insertion, Packed, SlotEntry};
 use crate::hash::KeyHasher;
-use crate::loom_store::{Compact as Loomed, beside, model, small_store};
+use crate::loom_store::{CompactStore as Loomed, beside, model, small_store};
 
 const NOW: Timestamp = Timestamp::saturating_from_us(1_000_000);
 const TOKEN_US: u64 = 1_000_000_000;
@@ -119,7 +119,7 @@ fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
     // Keys whose tags have the same upper part, which lies in the entry's word.
     let (first, some) = (address("a"), Packed::of_span(1, 1).expect("fits"));
     let is_like = |other: Address| {
-        let [one, another] = [first, other].map(|address| Entry::new(address.tag(0), some));
+        let [one, another] = [first, other].map(|address| SlotEntry::new(address.tag(0), some));
         one.has_word_of(another) && other.first() == first.first() && other != first
     };
     let [other] = keys(is_like);
@@ -191,7 +191,7 @@ fn loom_a_key_is_inserted_into_the_bucket_that_an_entry_is_relocated_to() {
 #[test]
 fn loom_a_batch_of_new_keys_beside_a_split_is_charged_once_and_found() {
     let keys: [String; 2] =
-        keys(|address| address.place(u64::BITS - 1) == 1 && lies_in([0, 1])(address));
+        keys(|address| address.directory_index(u64::BITS - 1) == 1 && lies_in([0, 1])(address));
     model(move || {
         let store = store();
         let first = address(&keys[0]);

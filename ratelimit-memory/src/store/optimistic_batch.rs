@@ -9,8 +9,8 @@ use ratelimit_core::{Clock, Verdict};
 mod loom_optimistic_batch;
 
 use super::MemoryStore;
-use super::fast_path::{Fallback, is_plain};
-use crate::cuckoo::{Address, CuckooTable, Packed, Route, SlotGuard, Snapshot};
+use super::fast_path::{FastPathMiss, is_plain};
+use crate::cuckoo::{Address, CuckooTable, KeyRoute, OptimisticRead, Packed, SlotGuard};
 use crate::sync::wait;
 
 /// The most checks of such a batch: few requests have more.
@@ -21,12 +21,12 @@ const TRIES: u32 = if cfg!(all(test, loom)) { 1 } else { 4 };
 /// The states of a few checks and the writes that are to follow.
 struct PendingWrites<'l> {
     table: &'l CuckooTable,
-    routes: [Route<'l>; FEW],
+    routes: [KeyRoute<'l>; FEW],
     /// The entries as they were read, and the states that are to replace them, if these differ.
-    seen: [Option<Snapshot<'l>>; FEW],
+    seen: [Option<OptimisticRead<'l>>; FEW],
     next: [Option<Packed>; FEW],
     /// The reason for a fallback.
-    fallback: Fallback,
+    fallback: FastPathMiss,
 }
 
 impl CompactStates for PendingWrites<'_> {
@@ -37,7 +37,7 @@ impl CompactStates for PendingWrites<'_> {
         }
         let state = self.seen[position]?.state();
         if state.is_none() {
-            self.fallback = Fallback::Busy;
+            self.fallback = FastPathMiss::Busy;
         }
         Some(self.table.unpack(state?))
     }
@@ -56,7 +56,7 @@ impl CompactStates for PendingWrites<'_> {
 impl PendingWrites<'_> {
     /// Validates the reads: if all are unchanged, all were there at one moment.
     fn is_still(&self) -> bool {
-        self.seen.iter().flatten().all(Snapshot::is_still)
+        self.seen.iter().flatten().all(OptimisticRead::is_still)
     }
 
     /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no lock, so the
@@ -95,8 +95,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         loop {
             match self.try_optimistically(table, batch, hashes) {
                 Ok(verdict) => return Some(verdict),
-                Err(Fallback::Busy) if waited < TRIES => wait(&mut waited),
-                Err(Fallback::Busy | Fallback::More) => return None,
+                Err(FastPathMiss::Busy) if waited < TRIES => wait(&mut waited),
+                Err(FastPathMiss::Busy | FastPathMiss::More) => return None,
             }
         }
     }
@@ -106,8 +106,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         table: &CuckooTable,
         batch: &Batch<'_, A>,
         hashes: &[u64],
-    ) -> Result<Verdict, Fallback> {
-        let (first, others) = hashes.split_first().ok_or(Fallback::More)?;
+    ) -> Result<Verdict, FastPathMiss> {
+        let (first, others) = hashes.split_first().ok_or(FastPathMiss::More)?;
         let route = |hash: &u64| table.route(Address::new(*hash));
         // Filled in place, because returning it would copy it. Unused elements repeat the first route.
         let mut pending = PendingWrites {
@@ -115,18 +115,18 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             routes: [route(first); FEW],
             seen: std::array::from_fn(|_| None),
             next: std::array::from_fn(|_| None),
-            fallback: Fallback::More,
+            fallback: FastPathMiss::More,
         };
-        for (place, hash) in pending.routes[1..].iter_mut().zip(others) {
-            *place = route(hash);
+        for (pending_route, hash) in pending.routes[1..].iter_mut().zip(others) {
+            *pending_route = route(hash);
         }
         pending.routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
         let verdict = decide_compact(batch, now, &mut pending).ok_or(pending.fallback)?;
         if pending.next.iter().any(Option::is_some) {
-            pending.write().ok_or(Fallback::Busy)?;
+            pending.write().ok_or(FastPathMiss::Busy)?;
         } else if !pending.is_still() {
-            return Err(Fallback::Busy);
+            return Err(FastPathMiss::Busy);
         }
         Ok(verdict)
     }

@@ -124,8 +124,8 @@ fn agrees<C: Identifiers + ?Sized>(limits: &[Limit<Policy>], callers: &[&C]) {
     let (at_once, alone) = (limiter(), limiter());
     for turn in 0..3 {
         let mut reported = Vec::new();
-        MemoryStore::check_each_now(&at_once, callers, |place, decided| {
-            reported.push((place, decided));
+        MemoryStore::check_each_now(&at_once, callers, |position, decided| {
+            reported.push((position, decided));
         });
         let expected = callers.iter().map(|caller| alone.check_now(*caller)).enumerate();
         assert_eq!(

@@ -242,17 +242,17 @@ fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
                 store.acquire_each_now(&limit, &keys, 1, |_, decided| _ = decided.expect("room"));
             }
             let call = || {
-                store.acquire_each_now(&limit, &keys, 1, |place, _| {
-                    if place == end {
+                store.acquire_each_now(&limit, &keys, 1, |position, _| {
+                    if position == end {
                         std::panic::resume_unwind(Box::new(()));
                     }
                 });
             };
             assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
-            for (place, key) in keys.iter().enumerate() {
+            for (position, key) in keys.iter().enumerate() {
                 let left = ask(&store, (&limit, key), Op::Peek, 1).remaining();
-                let charged = u64::from(held) + u64::from(place <= end);
-                assert_eq!(left, 4 - charged, "{held} {end} {place}");
+                let charged = u64::from(held) + u64::from(position <= end);
+                assert_eq!(left, 4 - charged, "{held} {end} {position}");
             }
             assert_eq!(store.len(), if held { keys.len() } else { end + 1 });
         }

@@ -1,9 +1,9 @@
 //! The programs of the built-in algorithms.
 
 use ratelimit_core::algorithm::{
-    Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
-    LeakyBucket, LogEntry, MAX_INTEGER, Refill, SlidingCounterState, SlidingLogState, WindowEntry,
-    WindowLogState,
+    BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
+    GcraState, LeakyBucket, LogEntry, MAX_INTEGER, Refill, SlidingCounterState, SlidingLogState,
+    WindowEntry, WindowLogState,
 };
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, SlidingCounter,
@@ -191,7 +191,7 @@ impl LuaProgram for BucketedWindow {
             // Totals wrap around at 2^52.
             let count = total.wrapping_sub(before) & MAX_INTEGER;
             before = total;
-            Some(Bucket { start: Timestamp::from_us(start_us)?, count })
+            Some(BucketCount { start: Timestamp::from_us(start_us)?, count })
         };
         let buckets = pairs.chunks(2).map(bucket).collect::<Option<Vec<_>>>()?;
         (!buckets.is_empty()).then_some(BucketedWindowState { buckets })

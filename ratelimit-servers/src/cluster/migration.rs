@@ -2,7 +2,7 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
-use super::view::View;
+use super::view::ClusterView;
 use super::{RedisCluster, slot_of};
 use crate::{DEADLINE, RespClient, RespValue, password, wait_until};
 
@@ -112,7 +112,7 @@ impl RedisCluster {
 
     /// The epoch of a master, which a node has to know.
     fn knows_epoch(&self, node: usize, master: usize) -> Result<u64, String> {
-        let epoch = |view: View| view.node(self.id(master)).map_or(0, |master| master.epoch);
+        let epoch = |view: ClusterView| view.node(self.id(master)).map_or(0, |master| master.epoch);
         let (due, known) = (self.view(master).map(epoch)?, self.view(node).map(epoch)?);
         if known >= due {
             return Ok(due);

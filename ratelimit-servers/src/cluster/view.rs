@@ -1,12 +1,12 @@
 //! One node's view of the cluster: `CLUSTER NODES`.
 
 /// The cluster as one node sees it.
-pub(super) struct View {
-    nodes: Vec<Node>,
+pub(super) struct ClusterView {
+    nodes: Vec<NodeView>,
 }
 
 /// A node as one of them sees it.
-pub(super) struct Node {
+pub(super) struct NodeView {
     id: String,
     flags: Vec<String>,
     /// The id of its master, if it is a replica.
@@ -33,13 +33,13 @@ impl Slots {
     }
 }
 
-impl View {
-    pub(super) fn node(&self, id: &str) -> Option<&Node> {
+impl ClusterView {
+    pub(super) fn node(&self, id: &str) -> Option<&NodeView> {
         self.nodes.iter().find(|node| node.id == id)
     }
 
     /// Checks that this view of a node agrees with the node's own, and that the node is connected.
-    pub(super) fn agrees(&self, own: &Node) -> Result<(), String> {
+    pub(super) fn agrees(&self, own: &NodeView) -> Result<(), String> {
         let id = &own.id;
         let Some(seen) = self.node(id) else { return Err(format!("does not know {id}")) };
         let ill = ["handshake", "noaddr", "fail", "fail?"];
@@ -60,7 +60,7 @@ impl View {
     }
 }
 
-impl Node {
+impl NodeView {
     pub(super) fn is_master(&self) -> bool {
         self.master.is_none()
     }
@@ -73,20 +73,20 @@ impl Node {
 }
 
 /// Parses the reply to `CLUSTER NODES`: one line per node.
-pub(super) fn parse(reply: &str) -> Result<View, String> {
+pub(super) fn parse(reply: &str) -> Result<ClusterView, String> {
     let nodes = reply.lines().filter(|line| !line.is_empty());
     let nodes = nodes.map(|line| read_node(line).ok_or_else(|| format!("not a node: {line:?}")));
-    Ok(View { nodes: nodes.collect::<Result<_, _>>()? })
+    Ok(ClusterView { nodes: nodes.collect::<Result<_, _>>()? })
 }
 
 /// `id address flags master ping-sent pong-received epoch link-state slot…`
-fn read_node(line: &str) -> Option<Node> {
+fn read_node(line: &str) -> Option<NodeView> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [id, _address, flags, master, _sent, _received, epoch, state, slots @ ..] = &words[..]
     else {
         return None;
     };
-    let mut node = Node {
+    let mut node = NodeView {
         id: (*id).to_owned(),
         flags: flags.split(',').map(str::to_owned).collect(),
         master: (*master != "-").then(|| (*master).to_owned()),

@@ -7,14 +7,14 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// The state that all threads of a proxy share.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
-    pub(super) swallow: Counted,
-    pub(super) cut: Counted,
+pub(super) struct FaultState {
+    pub(super) swallow: CountedFault,
+    pub(super) cut: CountedFault,
     hangs: bool,
     pub(super) accepts: bool,
     pub(super) accepted: usize,
@@ -24,7 +24,7 @@ pub(super) struct State {
 
 /// A fault that happens to a number of requests that contain a pattern.
 #[derive(Debug, Default)]
-pub(super) struct Counted {
+pub(super) struct CountedFault {
     pattern: Vec<u8>,
     left: usize,
     pub(super) done: usize,
@@ -39,7 +39,7 @@ pub(super) enum Fate {
     Cut,
 }
 
-impl Counted {
+impl CountedFault {
     pub(super) fn set(&mut self, pattern: &str, left: usize) {
         (self.pattern, self.left) = (pattern.as_bytes().to_vec(), left);
     }
@@ -104,7 +104,7 @@ impl Faults {
         self.state().open.drain().for_each(|(_, ends)| shut(&ends));
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,7 +10,7 @@ use super::faults::{Fate, Faults};
 use crate::{DEADLINE, RespValue, resp};
 
 /// The state that both directions of a connection share.
-pub(super) struct Link {
+pub(super) struct ProxyLink {
     id: usize,
     faults: Arc<Faults>,
     talk: Mutex<Talk>,
@@ -40,7 +40,7 @@ struct Sorted {
 const ENDS_THE_TALK: [&str; 6] =
     ["PSYNC", "SYNC", "MONITOR", "SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"];
 
-impl Link {
+impl ProxyLink {
     /// Connects the client to the server, and returns at once.
     pub(super) fn open(client: TcpStream, target: u16, faults: &Arc<Faults>) {
         // Without a second handle the connection could not be cut, so it is closed.

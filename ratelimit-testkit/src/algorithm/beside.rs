@@ -6,13 +6,13 @@ use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::algorithm::laws::{ensure, later};
 use crate::algorithm::walk::Walk;
-use crate::algorithm::{AlgorithmHarness, Kept};
+use crate::algorithm::{AlgorithmHarness, AlgorithmResult};
 
 /// Law 11: what this limit charged, another limit lowers by no more than it gives back, and by nothing if it charges. An
 /// acquire is excepted: it takes the state over.
 pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let other = walk.other;
     while walk.go().is_some() {
         let (Some(state), latest) = (&walk.state, walk.latest) else { continue };
@@ -42,7 +42,12 @@ pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
 }
 
 /// Tries every operation of the other limit that gives this cost back, or charges it.
-fn of_cost<A: InMemory>(walk: &Walk<'_, A>, state: &A::State, at: Timestamp, cost: u64) -> Kept {
+fn of_cost<A: InMemory>(
+    walk: &Walk<'_, A>,
+    state: &A::State,
+    at: Timestamp,
+    cost: u64,
+) -> AlgorithmResult {
     let other = walk.other;
     let keeps = |what: &str, step: Option<Step<A::State>>, back: u64| match step {
         Some(step) => forgives(walk, state, at, &step, back)
@@ -75,7 +80,7 @@ fn forgives<A: InMemory>(
     at: Timestamp,
     step: &Step<A::State>,
     back: u64,
-) -> Kept {
+) -> AlgorithmResult {
     let (limit, other) = (walk.algorithm(), walk.other);
     let after = step.write.after(Some(state));
     let shown = other.step(after, at, 0).decision.remaining;

@@ -5,11 +5,11 @@ use ratelimit_core::algorithm::{Compact, InMemory, MAX_INTEGER, Write, step_comp
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Decision, Timestamp};
 
-use crate::algorithm::walk::{Asked, Walk};
-use crate::algorithm::{AlgorithmHarness, Kept};
+use crate::algorithm::walk::{Walk, WalkStep};
+use crate::algorithm::{AlgorithmHarness, AlgorithmResult};
 
 /// Fails with this message unless the condition is true.
-pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Kept {
+pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> AlgorithmResult {
     if holds { Ok(()) } else { Err(message()) }
 }
 
@@ -21,14 +21,14 @@ pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
 /// Law 1: no moment admits more than the capacity, and no stretch of time more than the harness allows.
 pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let (mut admitted, mut moment): (Vec<(Timestamp, u64)>, _) = (Vec::new(), (None, 0_u128));
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
         // Bounds do not account for refunds, so each refund is replaced by an acquire.
-        let asked = Asked { op: Op::Acquire, ..asked };
+        let asked = WalkStep { op: Op::Acquire, ..asked };
         let step = walk.step(&asked);
-        let Asked { at, cost, .. } = asked;
+        let WalkStep { at, cost, .. } = asked;
         // After the clock has gone back, the time of the last admission counts.
         let by_state = admitted.last().map_or(at, |(last, _)| at.max(*last));
         if step.decision.allowed && cost > 0 {
@@ -55,10 +55,10 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
 /// decision reported.
 pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
-        let Asked { at, op, cost } = asked;
+        let WalkStep { at, op, cost } = asked;
         let left = walk.decision(at, 0);
         let step = walk.step(&asked);
         let got = step.decision;
@@ -99,7 +99,7 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
 /// forced charge takes its cost or everything that is left.
 pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     while let Some(asked) = walk.go() {
         // A refund returns the newest charges first; after the clock has gone back, those carry the state's
         // time.
@@ -135,12 +135,12 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
 /// as a new one. A state that never expires has no reset to check.
 pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     while let Some(asked) = walk.next() {
         let step = walk.step(&asked);
         let got = step.decision;
         walk.take(step);
-        let Asked { at, op, cost } = asked;
+        let WalkStep { at, op, cost } = asked;
         let message = |what: &str| format!("{asked:?} got {got:?}: {what}");
         let waits = got.retry_after_us;
         ensure((waits == Some(0)) == got.allowed, || message("a wait of 0 is what allowed means"))?;
@@ -177,7 +177,7 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
 }
 
 /// Checks that more remains when a decision said so, and no earlier.
-fn replenishes<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Kept {
+fn replenishes<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> AlgorithmResult {
     let d = got.replenish_after_us;
     // A limit that does not replenish has the same when everything is back.
     let last_us = if d > 0 { d - 1 } else { got.reset_after_us };
@@ -195,7 +195,7 @@ fn replenishes<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) 
 }
 
 /// Checks that the key has recovered fully when a decision said so.
-fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Kept {
+fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> AlgorithmResult {
     let d = got.reset_after_us;
     for us in [0, d / 2, d.saturating_sub(1), d] {
         let Some(then) = later(at, us) else { continue };
@@ -221,7 +221,7 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Ke
 /// shorter.
 pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
         let before = walk.decision(asked.at, 0);
@@ -252,7 +252,9 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
 }
 
 /// Law 5: from the microsecond of its expiry on, a state decides as an absent one and leads to the same states.
-pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
+pub(crate) fn expired_is_absent<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> AlgorithmResult {
     while walk.go().is_some() {
         let (Some(expires), Some(state)) = (walk.expires, walk.state.as_ref()) else { continue };
         if expires == Timestamp::MAX {
@@ -264,8 +266,8 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algo
         walk.alike(Some(state), None, expires).map_err(message)?;
         // The states written from there on must agree, too.
         let (mut old, mut new) = (Some(state.clone()), None);
-        for (place, cost) in walk.costs().into_iter().enumerate() {
-            let at = expires.saturating_add_us(place as u64 * walk.scale.unit_us);
+        for (position, cost) in walk.costs().into_iter().enumerate() {
+            let at = expires.saturating_add_us(position as u64 * walk.scale.unit_us);
             let (from_old, from_new) = (
                 walk.algorithm().step(old.as_ref(), at, cost),
                 walk.algorithm().step(new.as_ref(), at, cost),
@@ -282,7 +284,7 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algo
 /// taken.
 pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     while let Some(asked) = walk.next() {
         let step = walk.step(&asked);
         let charges = asked.op != Op::Refund && asked.cost > 0 && step.decision.allowed;
@@ -324,7 +326,9 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
 
 /// Law 8: cost 0 is allowed, writes nothing and reports the current state; a new key has its full capacity at
 /// any time.
-pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
+pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> AlgorithmResult {
     while let Some(asked) = walk.next() {
         let (algorithm, at) = (walk.algorithm(), asked.at);
         for state in [walk.state.as_ref(), None] {
@@ -360,7 +364,7 @@ pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Al
 /// longer than this limit takes to recover from empty.
 pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let new = walk.other;
     let capacity = new.capacity();
     let mut longest = None;
@@ -471,7 +475,9 @@ const MOMENTS: [Timestamp; 3] =
 
 /// Law 6: no state, time or cost causes a panic, and neither does a compact state that no step has written.
 #[allow(clippy::unnecessary_wraps, reason = "a law among others")]
-pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
+pub(crate) fn never_panics<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> AlgorithmResult {
     while let Some(asked) = walk.next() {
         let algorithm = walk.algorithm();
         for at in MOMENTS.into_iter().chain([asked.at]) {

@@ -5,13 +5,13 @@ use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::algorithm::laws::{ensure, later};
-use crate::algorithm::walk::{Asked, Walk};
-use crate::algorithm::{AlgorithmHarness, Kept};
+use crate::algorithm::walk::{Walk, WalkStep};
+use crate::algorithm::{AlgorithmHarness, AlgorithmResult};
 
 /// Law 10: the same state, time and cost give the same step, whatever is asked in between.
 pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     while let Some(asked) = walk.next() {
         let first = walk.step(&asked);
         // Other requests in between, to this limit and to another one.
@@ -48,11 +48,11 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
 /// trip through its compact form.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     while let Some(asked) = walk.next() {
-        let asked = Asked { op: Op::Acquire, ..asked };
+        let asked = WalkStep { op: Op::Acquire, ..asked };
         let step = walk.step(&asked);
-        let Asked { at, cost, .. } = asked;
+        let WalkStep { at, cost, .. } = asked;
         let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
         if let Some(before) = state {
             let mut own = before.clone();
@@ -70,7 +70,11 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
 }
 
 /// Checks that a shortcut decides and writes as the step does.
-fn says_the_same<S, T>((name, asked): (&str, Asked), step: &Step<S>, shortcut: &Step<T>) -> Kept {
+fn says_the_same<S, T>(
+    (name, asked): (&str, WalkStep),
+    step: &Step<S>,
+    shortcut: &Step<T>,
+) -> AlgorithmResult {
     let due = (step.decision, kind(&step.write));
     let got = (shortcut.decision, kind(&shortcut.write));
     ensure(got == due, || {
@@ -84,10 +88,10 @@ fn says_the_same<S, T>((name, asked): (&str, Asked), step: &Step<S>, shortcut: &
 /// Checks that a shortcut leaves the state that the step leaves.
 fn leaves_the_same<A: InMemory>(
     walk: &Walk<'_, A>,
-    (name, asked): (&str, Asked),
+    (name, asked): (&str, WalkStep),
     got: Option<&A::State>,
     due: &A::State,
-) -> Kept {
+) -> AlgorithmResult {
     walk.alike(got, Some(due), asked.at).map_err(|message| {
         format!("`{name}` leaves another state than the step, of {asked:?}: {message}")
     })
@@ -97,8 +101,12 @@ fn leaves_the_same<A: InMemory>(
 const LATER_US: u64 = 1_000_000;
 
 /// Checks that the operations on compact states agree with the step.
-fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::State>) -> Kept {
-    let (algorithm, Asked { at, cost, .. }) = (walk.algorithm(), asked);
+fn in_compact<A: InMemory>(
+    walk: &Walk<'_, A>,
+    asked: WalkStep,
+    step: &Step<A::State>,
+) -> AlgorithmResult {
+    let (algorithm, WalkStep { at, cost, .. }) = (walk.algorithm(), asked);
     let compact = match &walk.state {
         None => None,
         Some(state) => {
@@ -146,10 +154,10 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
 /// Checks that a step between compact states agrees with the general step.
 fn agrees<A: InMemory>(
     walk: &Walk<'_, A>,
-    of: (&str, Asked),
+    of: (&str, WalkStep),
     step: &Step<A::State>,
     compact: &Step<Compact>,
-) -> Kept {
+) -> AlgorithmResult {
     says_the_same(of, step, compact)?;
     match (&compact.write, &step.write) {
         (Write::Put { state, .. }, Write::Put { state: due, .. }) => {
@@ -162,7 +170,7 @@ fn agrees<A: InMemory>(
 /// Law 9: a step leaves no more entries than announced, and the caller's metadata changes no decision.
 pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let entries = |state: Option<&_>| state.map_or(0, H::Algorithm::entries_in);
     while let Some(asked) = walk.next() {
         let before = entries(walk.state.as_ref());
@@ -189,10 +197,10 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
 /// A renewal returns nothing.
 pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> Kept {
+) -> AlgorithmResult {
     let algorithm = walk.algorithm();
     let Some(life_us) = algorithm.reservation_us() else { return Ok(()) };
-    while let Some(Asked { at, cost, .. }) = walk.go() {
+    while let Some(WalkStep { at, cost, .. }) = walk.go() {
         let before = walk.state.as_ref();
         let had = walk.decision(at, 0).remaining;
         let cost = cost.min(had);
@@ -265,7 +273,7 @@ fn past_gives_nothing_back<A: InMemory>(
     charged: Option<&A::State>,
     reservation: &Reservation,
     life_us: u64,
-) -> Kept {
+) -> AlgorithmResult {
     let algorithm = walk.algorithm();
     let back_us = algorithm.step(charged, reservation.timestamp, 0).decision.reset_after_us;
     let Some(then) = later(reservation.timestamp, back_us).filter(|_| back_us < life_us) else {

@@ -7,11 +7,11 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Decision, Timestamp};
 
 use crate::trace::made::Scale;
-use crate::trace::{Request, Trace};
+use crate::trace::{Trace, TraceRequest};
 
 /// One step of a walk: an acquire, a refund or a forced charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct WalkStep {
     pub(crate) at: Timestamp,
     pub(crate) op: Op,
     pub(crate) cost: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Walk<'a, A: Algorithm> {
     pub(crate) latest: Timestamp,
     /// When the state expires.
     pub(crate) expires: Option<Timestamp>,
-    requests: Iter<'a, Request>,
+    requests: Iter<'a, TraceRequest>,
 }
 
 impl<'a, A: Algorithm> Walk<'a, A> {
@@ -57,16 +57,16 @@ impl<'a, A: Algorithm> Walk<'a, A> {
     }
 
     /// The next step. An operation that the algorithm does not support is an acquire.
-    pub(crate) fn next(&mut self) -> Option<Asked> {
-        let Request { at, op, asks, .. } = self.requests.next()?;
+    pub(crate) fn next(&mut self) -> Option<WalkStep> {
+        let TraceRequest { at, op, asks, .. } = self.requests.next()?;
         self.latest = self.latest.max(*at);
-        let asked = Asked { at: *at, op: *op, cost: asks[0].cost };
+        let asked = WalkStep { at: *at, op: *op, cost: asks[0].cost };
         let able = self.stepped(&asked).is_some();
-        Some(if able { asked } else { Asked { op: Op::Acquire, ..asked } })
+        Some(if able { asked } else { WalkStep { op: Op::Acquire, ..asked } })
     }
 
     /// The step that the algorithm takes from the current state; `None` for an unsupported operation.
-    fn stepped(&self, Asked { at, op, cost }: &Asked) -> Option<Step<A::State>> {
+    fn stepped(&self, WalkStep { at, op, cost }: &WalkStep) -> Option<Step<A::State>> {
         let (algorithm, state) = (self.algorithm(), self.state.as_ref());
         match op {
             Op::Acquire => Some(algorithm.step(state, *at, *cost)),
@@ -77,7 +77,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
     }
 
     /// The step that the algorithm takes for a supported operation.
-    pub(crate) fn step(&self, asked: &Asked) -> Step<A::State> {
+    pub(crate) fn step(&self, asked: &WalkStep) -> Step<A::State> {
         let stepped = self.stepped(asked);
         stepped.unwrap_or_else(|| self.algorithm().step(self.state.as_ref(), asked.at, asked.cost))
     }
@@ -99,7 +99,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
     }
 
     /// Takes the next step, if there is one.
-    pub(crate) fn go(&mut self) -> Option<Asked> {
+    pub(crate) fn go(&mut self) -> Option<WalkStep> {
         let asked = self.next()?;
         let step = self.step(&asked);
         self.take(step);

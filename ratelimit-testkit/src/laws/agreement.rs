@@ -5,17 +5,17 @@ use ratelimit_core::{Algorithm, Limit};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
-use crate::laws::{Kept, Subject};
+use crate::laws::{LawResult, Subject};
 use crate::oracle::summary;
 use crate::pure::PureStore;
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Law 10, and with it what the algorithm keeps of the other laws: the store answers every request as the pure step does, field
 /// by field and errors with their messages, and keeps the same states. A request with an id is sent twice, and executed once.
 pub(crate) async fn agrees<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     trace: &Trace<A>,
-) -> Kept {
+) -> LawResult {
     let pure = PureStore::new();
     for request in &trace.requests {
         for _ in 0..if request.id.is_some() { 2 } else { 1 } {
@@ -30,9 +30,9 @@ pub(crate) async fn agrees_on<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     pure: &PureStore<A>,
     limits: &[Limit<A>],
-    request: &Request,
+    request: &TraceRequest,
     now: Now,
-) -> Kept {
+) -> LawResult {
     let got = subject.answer(limits, request, now).await?;
     let due = subject.due(pure, limits, request);
     let by = if now == Now::Store { ", by the store's own clock, set to that time," } else { "" };
@@ -64,7 +64,7 @@ pub(crate) async fn agrees_on<A: Algorithm, H: Harness<A>>(
             })?;
             continue;
         }
-        let peek = Request::one(request.at, Op::Peek, Ask { cost: 0, ..ask.clone() });
+        let peek = TraceRequest::one(request.at, Op::Peek, Ask { cost: 0, ..ask.clone() });
         let got = subject.answer(limits, &peek, now).await?;
         let due = subject.due(pure, limits, &peek);
         subject.ensure(got == due, || {

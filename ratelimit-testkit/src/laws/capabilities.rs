@@ -6,10 +6,10 @@ use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
-use crate::laws::{Kept, Said, Subject};
+use crate::laws::{LawResult, Said, Subject};
 use crate::seeds::{AlgorithmKind, Scope, rate};
 use crate::trace::made::limit;
-use crate::trace::{Ask, Request};
+use crate::trace::{Ask, TraceRequest};
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_457);
 const ID: ReservationId = ReservationId::new(10);
@@ -19,13 +19,15 @@ const ID: ReservationId = ReservationId::new(10);
 pub(crate) async fn it_can_do_what_it_claims<H: Harness>(
     subject: &Subject<'_, Policy, H>,
     scope: Scope,
-) -> Kept {
+) -> LawResult {
     let rate = rate(3, 3_600_000_000);
     for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
         let limits = [limit(&format!("l{n}"), policy), limit(&format!("m{n}"), policy)];
         let claims = Claims { subject, limits: &limits };
         if let Some(lacking) = subject.able().lacks(Capability::needed_by(&policy)) {
-            claims.refused(lacking, &Request { asks: vec![ask(0, "a")], ..acquire(None) }).await?;
+            claims
+                .refused(lacking, &TraceRequest { asks: vec![ask(0, "a")], ..acquire(None) })
+                .await?;
             continue;
         }
         claims.made_good().await?;
@@ -37,8 +39,8 @@ fn ask(limit: usize, key: &str) -> Ask {
     Ask { limit, key: key.to_owned(), cost: 1 }
 }
 
-fn acquire(id: Option<ReservationId>) -> Request {
-    Request { at: AT, op: Op::Acquire, asks: vec![ask(0, "a")], id }
+fn acquire(id: Option<ReservationId>) -> TraceRequest {
+    TraceRequest { at: AT, op: Op::Acquire, asks: vec![ask(0, "a")], id }
 }
 
 struct Claims<'a, H: Harness> {
@@ -47,7 +49,7 @@ struct Claims<'a, H: Harness> {
 }
 
 impl<H: Harness> Claims<'_, H> {
-    async fn made_good(&self) -> Kept {
+    async fn made_good(&self) -> LawResult {
         let limit = &self.limits[0];
         self.done(&acquire(None)).await?;
         if self.subject.able().can(Capability::States) {
@@ -63,30 +65,30 @@ impl<H: Harness> Claims<'_, H> {
         }
         for op in [Op::Refund, Op::Force, Op::Reset] {
             let needed = Capability::of(op);
-            self.tried(needed, &Request { op, ..acquire(None) }).await?;
+            self.tried(needed, &TraceRequest { op, ..acquire(None) }).await?;
         }
-        let both = Request { asks: vec![ask(0, "b"), ask(1, "b")], ..acquire(None) };
+        let both = TraceRequest { asks: vec![ask(0, "b"), ask(1, "b")], ..acquire(None) };
         self.tried(Some(Capability::Batches), &both).await?;
         if self.subject.able().can(Capability::Batches) {
-            let keys = Request { asks: vec![ask(0, "c"), ask(0, "d")], ..acquire(None) };
+            let keys = TraceRequest { asks: vec![ask(0, "c"), ask(0, "d")], ..acquire(None) };
             self.tried(Some(Capability::SeveralKeys), &keys).await?;
         }
         if self.subject.able().can(Capability::PastTimes) {
             let past = Timestamp::saturating_from_us(AT.as_us() - 1);
-            self.done(&Request { at: past, ..acquire(None) }).await?;
+            self.done(&TraceRequest { at: past, ..acquire(None) }).await?;
         }
         self.reservations().await
     }
 
     /// Reserves, renews and settles, if the limit's charges can be reserved.
-    async fn reservations(&self) -> Kept {
+    async fn reservations(&self) -> LawResult {
         let policy = self.limits[0].algorithm();
         if !AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
             || *policy != policy.by_admissions()
         {
             return Ok(());
         }
-        let mut reserved = Request { asks: vec![ask(0, "reserved")], ..acquire(Some(ID)) };
+        let mut reserved = TraceRequest { asks: vec![ask(0, "reserved")], ..acquire(Some(ID)) };
         self.tried(Some(Capability::Reservations), &reserved).await?;
         if self.subject.able().can(Capability::Reservations) {
             for op in [Op::Renew, Op::Settle] {
@@ -98,7 +100,7 @@ impl<H: Harness> Claims<'_, H> {
     }
 
     /// Checks that the store keeps the caller's metadata, if the limit keeps any.
-    fn keeps_metadata(&self, state: Option<PolicyState>) -> Kept {
+    fn keeps_metadata(&self, state: Option<PolicyState>) -> LawResult {
         let Some(PolicyState::WindowLog(log)) = state else { return Ok(()) };
         let kept = log.entries.last().map(|entry| entry.metadata.to_vec()).unwrap_or_default();
         let given = self.subject.metadata(&acquire(None));
@@ -112,18 +114,18 @@ impl<H: Harness> Claims<'_, H> {
     }
 
     /// Checks that the store supports what it claims and refuses what it lacks.
-    async fn tried(&self, needed: Option<Capability>, request: &Request) -> Kept {
+    async fn tried(&self, needed: Option<Capability>, request: &TraceRequest) -> LawResult {
         match needed.filter(|needed| !self.subject.able().can(*needed)) {
             None => self.done(request).await,
             Some(lacking) => self.refused(lacking, request).await,
         }
     }
 
-    async fn said(&self, request: &Request) -> Result<Said, crate::Violation> {
+    async fn said(&self, request: &TraceRequest) -> Result<Said, crate::Violation> {
         self.subject.answer(self.limits, request, Now::At(request.at)).await
     }
 
-    async fn done(&self, request: &Request) -> Kept {
+    async fn done(&self, request: &TraceRequest) -> LawResult {
         let said = self.said(request).await?;
         let needed = Capability::of(request.op)
             .map_or(String::new(), |needed| format!(", or lack {needed} in its harness"));
@@ -136,7 +138,7 @@ impl<H: Harness> Claims<'_, H> {
         })
     }
 
-    async fn refused(&self, lacking: Capability, request: &Request) -> Kept {
+    async fn refused(&self, lacking: Capability, request: &TraceRequest) -> LawResult {
         let said = self.said(request).await?;
         let refused = matches!(said, Err((ErrorKind::Unsupported | ErrorKind::CrossSlot, _)));
         self.subject.ensure(refused, || {

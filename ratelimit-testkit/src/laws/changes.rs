@@ -4,9 +4,9 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Policy};
 
 use crate::harness::Harness;
-use crate::laws::{Kept, Subject};
+use crate::laws::{LawResult, Subject};
 use crate::seeds::full_us;
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Law 11: a state written under an old limit of the same name admits no more than the new capacity, and blocks no longer than
 /// the new limit takes to recover from empty. Stores with [`Capability::Changes`](crate::Capability::Changes) agree with the pure
@@ -14,7 +14,7 @@ use crate::trace::{Ask, Request, Trace};
 pub(crate) async fn a_changed_limit_is_safe<H: Harness>(
     subject: &Subject<'_, Policy, H>,
     trace: &Trace<Policy>,
-) -> Kept {
+) -> LawResult {
     for request in &trace.requests {
         let mut before = request.clone();
         before.asks.iter_mut().for_each(|ask| ask.limit = 0);
@@ -27,7 +27,7 @@ pub(crate) async fn a_changed_limit_is_safe<H: Harness>(
         let one = async |op, cost, at| {
             let ask = Ask { limit: new, key: key.to_owned(), cost };
             let verdict =
-                subject.ask(&trace.limits, &Request::one(at, op, ask), Now::At(at)).await?;
+                subject.ask(&trace.limits, &TraceRequest::one(at, op, ask), Now::At(at)).await?;
             Ok(*verdict.summary())
         };
         for cost in [0, 1, capacity] {

@@ -11,11 +11,11 @@ use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
 use crate::law::Violation;
-use crate::laws::own_clock::{BEGIN_US, MONTH_US, Running, Time};
-use crate::laws::{Kept, Subject};
+use crate::laws::own_clock::{BEGIN_US, MONTH_US, RunningStore, Time};
+use crate::laws::{LawResult, Subject};
 use crate::seeds::{Scope, full_us, rate};
 use crate::trace::made::limit;
-use crate::trace::{Ask, Request};
+use crate::trace::{Ask, TraceRequest};
 
 const THREADS: u64 = 4;
 const TASKS_PER_THREAD: u64 = 16;
@@ -35,7 +35,7 @@ pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm, H: Harness
     subject: &Subject<'_, A, H>,
     limits: &[Limit<A>; 2],
     together: bool,
-) -> Kept {
+) -> LawResult {
     let rush = Rush { subject, limits, together, now: Now::At(AT) };
     rush.is_exact(rush.admitted(|| {}, |_| None)?)
 }
@@ -46,13 +46,13 @@ pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm, H: Harness
 pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time<H: Harness>(
     subject: &Subject<'_, Policy, H>,
     pair: [Scope; 2],
-) -> Kept {
+) -> LawResult {
     let limits = |capacities: [u64; 2], us, names: [&str; 2]| {
         [0, 1].map(|n| limit(names[n], pair[n].at_rate(rate(capacities[n], us), capacities[n])[0]))
     };
     let slow = limits([29, 37], MONTH_US, ["first-own", "second-own"]);
     let time = Time::of(subject.harness.clock(subject.store));
-    let run = subject.harness.block_on(Running::begin(subject, &slow, time))?;
+    let run = subject.harness.block_on(RunningStore::begin(subject, &slow, time))?;
     let together = subject.able().can(Capability::Batches);
     let rush = Rush { subject, limits: &slow, together, now: Now::Store };
     let admitted = rush.admitted(|| {}, |_| None)?;
@@ -106,7 +106,7 @@ impl<A: Algorithm, H: Harness<A>> Rush<'_, A, H> {
                     2 => vec![ask(0), ask(1)],
                     _ => vec![ask(1), ask(0)],
                 };
-                let request = Request { at: AT, op: Op::Acquire, asks, id: None };
+                let request = TraceRequest { at: AT, op: Op::Acquire, asks, id: None };
                 before();
                 let verdict = subject.ask(&limits[..], &request, *now).await?;
                 for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
@@ -139,9 +139,9 @@ impl<A: Algorithm, H: Harness<A>> Rush<'_, A, H> {
     }
 
     /// Fails unless each of the limits has admitted as much as the pure step admits of as many requests one after the other.
-    fn is_exact(&self, admitted: [u64; 2]) -> Kept {
+    fn is_exact(&self, admitted: [u64; 2]) -> LawResult {
         let asked = THREADS * TASKS_PER_THREAD * if self.together { 3 } else { 2 };
-        for (place, (limit, admitted)) in self.limits.iter().zip(admitted).enumerate() {
+        for (position, (limit, admitted)) in self.limits.iter().zip(admitted).enumerate() {
             let (mut due, mut state) = (0, None);
             for _ in 0..asked {
                 let step = limit.algorithm().step(state.as_ref(), AT, 1);
@@ -149,7 +149,7 @@ impl<A: Algorithm, H: Harness<A>> Rush<'_, A, H> {
                 state = step.write.after(state.as_ref()).cloned();
             }
             self.subject.ensure(admitted == due, || {
-                format!("{admitted} were admitted of l{place} to many tasks at one moment, and {due} by the pure step")
+                format!("{admitted} were admitted of l{position} to many tasks at one moment, and {due} by the pure step")
             })?;
         }
         Ok(())

@@ -9,9 +9,9 @@ use ratelimit_core::{Algorithm, Limit, Timestamp};
 use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::law::Violation;
-use crate::laws::{Kept, Subject};
+use crate::laws::{LawResult, Subject};
 use crate::trace::made::limit;
-use crate::trace::{Ask, Request};
+use crate::trace::{Ask, TraceRequest};
 
 /// Identifiers of which some database, driver, script or function takes two for one, beside each other.
 const ALIKE: &[&[&str]] = &[
@@ -85,11 +85,11 @@ fn identifiers() -> BTreeSet<String> {
 pub(crate) async fn two_identifiers_never_meet<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     limits: [A; 4],
-) -> Kept {
+) -> LawResult {
     let mut names = ["l", "l0", "L", "l.a"].into_iter();
     let limits = limits.map(|algorithm| limit(names.next().unwrap_or_default(), algorithm));
     let ask = async |ask: &Ask, op, cost| -> Result<_, Violation> {
-        let request = Request::one(AT, op, Ask { cost, ..ask.clone() });
+        let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
         Ok(*subject.ask(&limits, &request, Now::At(AT)).await?.summary())
     };
     let few = |limit| FEW.map(|key| Ask { limit, key: key.to_owned(), cost: 0 });
@@ -145,12 +145,12 @@ struct Meets<'a, A: Algorithm, H: Harness<A>> {
 
 impl<A: Algorithm, H: Harness<A>> Meets<'_, A, H> {
     async fn one(&self, ask: &Ask, op: Op, cost: u64) -> Result<bool, Violation> {
-        let request = Request::one(AT, op, Ask { cost, ..ask.clone() });
+        let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
         Ok(self.subject.ask(self.limits, &request, Now::At(AT)).await?.allowed())
     }
 
     /// Names the identifier that shares its state with this one, if both can be reset.
-    async fn with(&self, asks: &[Ask], found: &Ask) -> Kept {
+    async fn with(&self, asks: &[Ask], found: &Ask) -> LawResult {
         let capacity = |ask: &Ask| self.limits[ask.limit].algorithm().capacity();
         let others = asks.iter().take_while(|other| *other != found);
         for other in others.filter(|_| self.subject.able().can(Capability::Reset)) {

@@ -7,9 +7,9 @@ use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
-use crate::laws::{Kept, Subject};
+use crate::laws::{LawResult, Subject};
 use crate::trace::made::limit;
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
 /// How much longer than needed a store may keep a state.
 const SLACK: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_micros(Now::PADDING_US / 16 * 15);
 pub(crate) async fn nothing_leaks<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     trace: &Trace<A>,
-) -> Kept {
+) -> LawResult {
     // Covers both rounds: the states of the first are still there in the second.
     let mut longest_us = 0;
     for (by_own_clock, padding_us) in [(true, 0), (false, Now::PADDING_US)] {
@@ -69,11 +69,11 @@ async fn keeps_for_the_grace<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     trace: &Trace<A>,
     padding_us: u64,
-) -> Kept {
+) -> LawResult {
     let (at, mut used) = (trace.latest(), None);
     for ask in trace.everybody() {
         let ask = Ask { key: format!("{}{padding_us}", ask.key), ..ask };
-        let peek = Request::one(at, Op::Peek, ask.clone());
+        let peek = TraceRequest::one(at, Op::Peek, ask.clone());
         let got = subject.ask(&trace.limits, &peek, Now::At(at)).await?;
         if got.summary().reset_after_us > 0 {
             used = Some(ask);
@@ -96,7 +96,7 @@ pub(crate) async fn nothing_vanishes<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     algorithm: A,
     reserves: bool,
-) -> Kept {
+) -> LawResult {
     let real = matches!(subject.harness.clock(subject.store), StoreClock::Real);
     let life_us = algorithm.reservation_us().filter(|_| reserves);
     if !real || (reserves && life_us.is_none()) {
@@ -104,7 +104,7 @@ pub(crate) async fn nothing_vanishes<A: Algorithm, H: Harness<A>>(
     }
     let ask = Ask { limit: 0, key: "kept".to_owned(), cost: algorithm.capacity() };
     let (limits, id) = ([limit("kept", algorithm)], reserves.then_some(ReservationId::new(5)));
-    let request = Request { id, ..Request::one(Timestamp::ZERO, Op::Acquire, ask) };
+    let request = TraceRequest { id, ..TraceRequest::one(Timestamp::ZERO, Op::Acquire, ask) };
     let verdict = subject.ask(&limits, &request, Now::Store).await?;
     let matters_us = verdict.summary().reset_after_us.max(life_us.unwrap_or(0));
     // A short time may pass while the test stops.

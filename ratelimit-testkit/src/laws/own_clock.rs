@@ -10,11 +10,11 @@ use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
 use crate::laws::agreement::agrees_on;
-use crate::laws::{Kept, Subject};
+use crate::laws::{LawResult, Subject};
 use crate::pure::PureStore;
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
-pub(crate) use running::{Running, decides_by_a_clock_that_runs};
+pub(crate) use running::{RunningStore, decides_by_a_clock_that_runs};
 
 mod running;
 
@@ -23,22 +23,22 @@ mod running;
 pub(crate) async fn decides_by_its_own_clock<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     trace: &Trace<A>,
-) -> Kept {
+) -> LawResult {
     let StoreClock::Settable(set) = subject.harness.clock(subject.store) else { return Ok(()) };
     // By its own clock a store sweeps up what has expired: peeks tell what is left, and not the states.
     let Subject { law, harness, store, .. } = *subject;
     let subject = &Subject { law, harness, store, shown: None };
     let pure = PureStore::new();
     let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
-    for (place, request) in trace.requests.iter().enumerate() {
-        let request = Request { at: later_on(begin_us, request.at), ..request.clone() };
+    for (position, request) in trace.requests.iter().enumerate() {
+        let request = TraceRequest { at: later_on(begin_us, request.at), ..request.clone() };
         set(request.at);
-        let now = if place % 4 == 3 { Now::At(request.at) } else { Now::Store };
+        let now = if position % 4 == 3 { Now::At(request.at) } else { Now::Store };
         agrees_on(subject, &pure, &trace.limits, &request, now).await?;
     }
     let at = later_on(begin_us, trace.latest());
     let able = subject.able();
-    let can = |request: &Request| {
+    let can = |request: &TraceRequest| {
         let by_id = request.id.map(|_| Capability::Reservations);
         Capability::of(request.op).into_iter().chain(by_id).all(|needed| able.can(needed))
     };
@@ -50,9 +50,9 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm, H: Harness<A>>(
 }
 
 /// Whatever changes a limit that has just denied is seen by the next request, also where denials are kept.
-fn changes_of_a_full_limit(at: Timestamp, capacity: u64) -> Vec<Request> {
-    let one = |op, cost| Request::one(at, op, Ask { limit: 0, key: "full".into(), cost });
-    let by_id = |op, cost| Request { id: Some(ReservationId::new(7)), ..one(op, cost) };
+fn changes_of_a_full_limit(at: Timestamp, capacity: u64) -> Vec<TraceRequest> {
+    let one = |op, cost| TraceRequest::one(at, op, Ask { limit: 0, key: "full".into(), cost });
+    let by_id = |op, cost| TraceRequest { id: Some(ReservationId::new(7)), ..one(op, cost) };
     let begins = || [one(Op::Reset, 0), one(Op::Acquire, 1), one(Op::Acquire, capacity)];
     let mut requests = Vec::new();
     for change in [one(Op::Reset, 0), one(Op::Refund, 1), one(Op::Force, 1)] {
@@ -98,7 +98,7 @@ pub(crate) async fn its_own_clock_keeps_time<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
     limits: &[Limit<A>],
     short: &[Limit<A>],
-) -> Kept {
+) -> LawResult {
     let time = Time::of(subject.harness.clock(subject.store));
     let ask = |limits: &[Limit<A>], op, cost: fn(&A) -> u64| {
         let ask = |(limit, of): (usize, &Limit<A>)| Ask {
@@ -107,7 +107,7 @@ pub(crate) async fn its_own_clock_keeps_time<A: Algorithm, H: Harness<A>>(
             cost: cost(of.algorithm()),
         };
         let asks = limits.iter().enumerate().map(ask).collect();
-        Request { at: Timestamp::ZERO, op, asks, id: None }
+        TraceRequest { at: Timestamp::ZERO, op, asks, id: None }
     };
     if !short.is_empty() {
         let _ = subject.ask(short, &ask(short, Op::Acquire, A::capacity), Now::Store).await?;

@@ -7,11 +7,11 @@ use crate::capability::{Able, Capability};
 use crate::harness::Harness;
 use crate::law::Violation;
 use crate::laws::agreement::agrees_on;
-use crate::laws::{Kept, Subject};
+use crate::laws::{LawResult, Subject};
 use crate::pure::PureStore;
 use crate::seeds::Scope;
 use crate::trace::made::limit;
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Law 10, enumerated instead of sampled. Every trace of this many requests, at every time of a few
 /// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3, gets the
@@ -19,7 +19,7 @@ use crate::trace::{Ask, Request, Trace};
 pub(crate) async fn every_small_trace_agrees<H: Harness>(
     subject: &Subject<'_, Policy, H>,
     scope: Scope,
-) -> Kept {
+) -> LawResult {
     let mut number = 0;
     for policy in scope.tiny(subject.able()) {
         let limits = [limit("tiny", policy)];
@@ -27,7 +27,8 @@ pub(crate) async fn every_small_trace_agrees<H: Harness>(
         // Shorter traces use every operation, longer ones only charges.
         let alphabets = [(everything::<H>(&limits[0]), full - 1), (charges(&limits[0]), full)];
         for (alphabet, length) in alphabets {
-            let mut walk = Walk { subject, limits: &limits, alphabet, number, path: Vec::new() };
+            let mut walk =
+                TraceWalk { subject, limits: &limits, alphabet, number, path: Vec::new() };
             walk.on(length).await?;
             number = walk.number;
         }
@@ -58,7 +59,7 @@ fn charges(limit: &Limit<Policy>) -> Vec<Letter> {
 }
 
 /// A walk over all traces of one length. The store and the pure step take each whole trace on a key of its own.
-struct Walk<'a, H: Harness> {
+struct TraceWalk<'a, H: Harness> {
     subject: &'a Subject<'a, Policy, H>,
     limits: &'a [Limit<Policy>],
     alphabet: Vec<Letter>,
@@ -66,8 +67,8 @@ struct Walk<'a, H: Harness> {
     path: Vec<Letter>,
 }
 
-impl<H: Harness> Walk<'_, H> {
-    async fn on(&mut self, length: u32) -> Kept {
+impl<H: Harness> TraceWalk<'_, H> {
+    async fn on(&mut self, length: u32) -> LawResult {
         if length == 0 {
             return self.take().await.map_err(|violation| self.with_path(violation));
         }
@@ -82,12 +83,12 @@ impl<H: Harness> Walk<'_, H> {
         Ok(())
     }
 
-    async fn take(&mut self) -> Kept {
+    async fn take(&mut self) -> LawResult {
         self.number += 1;
         let (pure, key) = (PureStore::new(), self.number.to_string());
-        for (place, letter) in self.path.iter().enumerate() {
+        for (position, letter) in self.path.iter().enumerate() {
             let request = request(*letter, &key);
-            if place + 1 == self.path.len() {
+            if position + 1 == self.path.len() {
                 return agrees_on(self.subject, &pure, self.limits, &request, Now::At(request.at))
                     .await;
             }
@@ -111,7 +112,7 @@ impl<H: Harness> Walk<'_, H> {
     }
 }
 
-fn request((at_us, op, cost): Letter, key: &str) -> Request {
+fn request((at_us, op, cost): Letter, key: &str) -> TraceRequest {
     let ask = Ask { limit: 0, key: key.to_owned(), cost };
-    Request::one(Timestamp::saturating_from_us(at_us), op, ask)
+    TraceRequest::one(Timestamp::saturating_from_us(at_us), op, ask)
 }

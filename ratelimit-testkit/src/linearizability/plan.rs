@@ -8,9 +8,9 @@ use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 use super::{ConcurrentRun, Event};
 
 /// A linear congruential generator.
-pub(super) struct Plan(u64);
+pub(super) struct Lcg(u64);
 
-impl Plan {
+impl Lcg {
     pub(super) fn new(seed: u64) -> Self {
         let mut plan = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         plan.below(1);

@@ -7,14 +7,14 @@ use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
 use ratelimit_core::{Algorithm, Decision, ErrorKind, Limit, ReservationId, Timestamp};
 
-use super::{Event, Place};
+use super::{Event, LimitKey};
 use crate::pure::fingerprint;
 
 /// The number of steps after which a search gives up: some seconds.
 const STEPS: usize = 200_000;
 
 /// The result of a search.
-pub(super) enum Found {
+pub(super) enum SearchOutcome {
     Order,
     /// No order; the bits are the requests of the longest order found before the search got stuck.
     None(u128),
@@ -26,13 +26,13 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
     limits: &[Limit<A>],
     times: &[Timestamp],
     events: &[&Event],
-) -> Found {
+) -> SearchOutcome {
     let mut search =
         Search { limits, times, events, tried: HashMap::new(), longest: 0, left: STEPS };
-    match search.explain(0, Kept { states: Vec::new(), reservations: Vec::new() }) {
-        Some(true) => Found::Order,
-        Some(false) => Found::None(search.longest),
-        None => Found::OutOfSteps,
+    match search.explain(0, StoreStates { states: Vec::new(), reservations: Vec::new() }) {
+        Some(true) => SearchOutcome::Order,
+        Some(false) => SearchOutcome::None(search.longest),
+        None => SearchOutcome::OutOfSteps,
     }
 }
 
@@ -41,68 +41,69 @@ fn answered(event: &Event) -> u64 {
     if event.is_indeterminate() { u64::MAX } else { event.answered }
 }
 
-/// The states of a store, sorted by place, so that equal contents compare equal.
+/// The states of a store, sorted by limit and key, so that equal contents compare equal.
 #[derive(Clone, PartialEq)]
-struct Kept<S> {
-    states: Vec<(Place, S)>,
-    reservations: Vec<((Place, ReservationId), Reservation)>,
+struct StoreStates<S> {
+    states: Vec<(LimitKey, S)>,
+    reservations: Vec<((LimitKey, ReservationId), Reservation)>,
 }
 
-/// Finds a place in entries sorted by place.
-fn get<P: Ord, T>(all: &[(P, T)], place: &P) -> Result<usize, usize> {
-    all.binary_search_by(|(other, _)| other.cmp(place))
+/// Finds a limit and key in entries that they sort.
+fn get<P: Ord, T>(all: &[(P, T)], limit_key: &P) -> Result<usize, usize> {
+    all.binary_search_by(|(other, _)| other.cmp(limit_key))
 }
 
-fn put<P: Ord, T>(all: &mut Vec<(P, T)>, place: P, thing: T) {
-    match get(all, &place) {
+fn put<P: Ord, T>(all: &mut Vec<(P, T)>, limit_key: P, thing: T) {
+    match get(all, &limit_key) {
         Ok(position) => all[position].1 = thing,
-        Err(position) => all.insert(position, (place, thing)),
+        Err(position) => all.insert(position, (limit_key, thing)),
     }
 }
 
 /// The states as one request sees them.
-struct View<'e, S> {
+struct EventView<'e, S> {
     event: &'e Event,
-    kept: Kept<S>,
+    kept: StoreStates<S>,
 }
 
-impl<S> View<'_, S> {
-    fn place(&self, position: usize) -> Place {
+impl<S> EventView<'_, S> {
+    fn limit_key(&self, position: usize) -> LimitKey {
         let (limit, key, _) = self.event.asks[position];
         (limit, key)
     }
 }
 
-impl<S> States<S> for View<'_, S> {
+impl<S> States<S> for EventView<'_, S> {
     fn get(&self, position: usize) -> Option<&S> {
-        let found = get(&self.kept.states, &self.place(position)).ok()?;
+        let found = get(&self.kept.states, &self.limit_key(position)).ok()?;
         Some(&self.kept.states[found].1)
     }
 
     fn put(&mut self, position: usize, write: Write<S>) {
-        let place = self.place(position);
+        let limit_key = self.limit_key(position);
         match write {
             Write::Keep => {}
-            Write::Put { state, .. } => put(&mut self.kept.states, place, state),
-            Write::Remove => self.kept.states.retain(|(other, _)| *other != place),
+            Write::Put { state, .. } => put(&mut self.kept.states, limit_key, state),
+            Write::Remove => self.kept.states.retain(|(other, _)| *other != limit_key),
         }
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {
-        let place = (self.place(position), self.event.id?);
-        let found = get(&self.kept.reservations, &place).ok()?;
+        let limit_key = (self.limit_key(position), self.event.id?);
+        let found = get(&self.kept.reservations, &limit_key).ok()?;
         Some(self.kept.reservations[found].1.clone())
     }
 
     fn fingerprint(&self) -> u64 {
-        let places: Vec<_> = (0..self.event.asks.len()).map(|place| self.place(place)).collect();
-        fingerprint(&places)
+        let limit_keys: Vec<_> =
+            (0..self.event.asks.len()).map(|position| self.limit_key(position)).collect();
+        fingerprint(&limit_keys)
     }
 
     fn put_reservation(&mut self, position: usize, reservation: Reservation, _expires: Timestamp) {
         if let Some(id) = self.event.id {
-            let place = self.place(position);
-            put(&mut self.kept.reservations, (place, id), reservation);
+            let limit_key = self.limit_key(position);
+            put(&mut self.kept.reservations, (limit_key, id), reservation);
         }
     }
 }
@@ -112,18 +113,18 @@ struct Search<'h, A: Algorithm> {
     times: &'h [Timestamp],
     events: &'h [&'h Event],
     /// The visited configurations: the requests placed so far, and the states after them.
-    tried: HashMap<u128, Vec<Kept<A::State>>>,
+    tried: HashMap<u128, Vec<StoreStates<A::State>>>,
     longest: u128,
     left: usize,
 }
 
 impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     /// Whether the remaining requests can be ordered. `None` if the search has exceeded its step limit.
-    fn explain(&mut self, mut come: u128, kept: Kept<A::State>) -> Option<bool> {
+    fn explain(&mut self, mut come: u128, kept: StoreStates<A::State>) -> Option<bool> {
         // A request that can never change anything may come first if its answer fits now: the others still find
         // the same states.
-        while let Some(place) = self.changing_nothing(come, &kept) {
-            come |= 1 << place;
+        while let Some(position) = self.changing_nothing(come, &kept) {
+            come |= 1 << position;
         }
         if come.count_ones() > self.longest.count_ones() {
             self.longest = come;
@@ -135,12 +136,12 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
             return Some(false);
         }
         self.left = self.left.checked_sub(1)?;
-        for place in self.next(come) {
+        for position in self.next(come) {
             // Different times may lead to the same states.
-            let mut outcomes: Vec<_> = self.outcomes(self.events[place], &kept).collect();
+            let mut outcomes: Vec<_> = self.outcomes(self.events[position], &kept).collect();
             outcomes.dedup();
             for after in outcomes {
-                if self.explain(come | (1 << place), after)? {
+                if self.explain(come | (1 << position), after)? {
                     return Some(true);
                 }
             }
@@ -152,17 +153,18 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     /// The requests that may come next: those asked before any other remaining request was answered. They are
     /// tried in the order of their answers, which is usually right and takes a tenth of the steps.
     fn next(&self, come: u128) -> Vec<usize> {
-        let left = || (0..self.events.len()).filter(|place| come & (1 << place) == 0);
-        let first_answer = left().map(|place| answered(self.events[place])).min();
+        let left = || (0..self.events.len()).filter(|position| come & (1 << position) == 0);
+        let first_answer = left().map(|position| answered(self.events[position])).min();
         let by = first_answer.unwrap_or(u64::MAX);
-        let mut next: Vec<_> = left().filter(|place| self.events[*place].asked < by).collect();
-        next.sort_unstable_by_key(|place| answered(self.events[*place]));
+        let mut next: Vec<_> =
+            left().filter(|position| self.events[*position].asked < by).collect();
+        next.sort_unstable_by_key(|position| answered(self.events[*position]));
         next
     }
 
-    fn changing_nothing(&self, come: u128, kept: &Kept<A::State>) -> Option<usize> {
-        let fits = |place: &usize| {
-            let event = self.events[*place];
+    fn changing_nothing(&self, come: u128, kept: &StoreStates<A::State>) -> Option<usize> {
+        let fits = |position: &usize| {
+            let event = self.events[*position];
             !self.may_write(event) && self.outcomes(event, kept).next().is_some()
         };
         self.next(come).into_iter().find(fits)
@@ -186,14 +188,14 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     fn outcomes(
         &self,
         event: &Event,
-        kept: &Kept<A::State>,
-    ) -> impl Iterator<Item = Kept<A::State>> {
+        kept: &StoreStates<A::State>,
+    ) -> impl Iterator<Item = StoreStates<A::State>> {
         let unknown = event.is_indeterminate();
         let [from, to] = event.clock;
         let begin = self.times.partition_point(|time| *time < from);
         let times = self.times[begin..].iter().take_while(move |time| **time <= to);
         let decided = times.filter_map(move |now| {
-            let mut view = View { event, kept: kept.clone() };
+            let mut view = EventView { event, kept: kept.clone() };
             let answer = self.decided(&mut view, *now);
             (unknown || answer == event.answer).then_some(view.kept)
         });
@@ -202,7 +204,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
 
     fn decided(
         &self,
-        view: &mut View<'_, A::State>,
+        view: &mut EventView<'_, A::State>,
         now: Timestamp,
     ) -> Result<Vec<Decision>, ErrorKind> {
         let event = view.event;

@@ -13,7 +13,7 @@ use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, ReservationId, Timest
 use crate::capability::{Able, Capability};
 use crate::pure::PureStore;
 use crate::seeds::BEGINNINGS_US;
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
 /// A limit of an algorithm, with the text that names it.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl<A> Clone for Pool<A> {
 
 /// The shape of the traces that a law needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct TraceShape {
     /// Whether time sometimes goes back.
     pub(crate) back: bool,
     /// Whether some traces begin shortly before the last representable moment, where the numbers are largest.
@@ -65,7 +65,7 @@ pub(crate) struct Shape {
     pub(crate) requests: usize,
 }
 
-impl Shape {
+impl TraceShape {
     pub(crate) const ANY: Self = Self { back: true, to_the_end: true, slow: false, requests: 40 };
     pub(crate) const FORWARD: Self = Self { back: false, to_the_end: false, ..Self::ANY };
 }
@@ -93,7 +93,7 @@ enum Until {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Cost {
+enum CostKind {
     Units(u64),
     Zero,
     /// Hundredths of the capacity, at least one unit.
@@ -112,7 +112,7 @@ struct Draft {
     back: bool,
     advance: Advance,
     op: (Op, Option<ReservationId>),
-    asks: Vec<(usize, usize, Cost)>,
+    asks: Vec<(usize, usize, CostKind)>,
     /// Whether a settlement or renewal names what was reserved under its id.
     again: bool,
 }
@@ -145,16 +145,16 @@ fn advances(slow: bool) -> BoxedStrategy<Advance> {
     .boxed()
 }
 
-fn costs() -> impl Strategy<Value = Cost> {
+fn costs() -> impl Strategy<Value = CostKind> {
     prop_oneof![
-        8 => (1_u64..=3).prop_map(Cost::Units),
-        3 => (1_u64..=100).prop_map(Cost::Part),
-        2 => (0_u64..=1).prop_map(Cost::Left),
-        1 => Just(Cost::OneMoreThanLeft),
-        2 => Just(Cost::Capacity),
-        1 => Just(Cost::Zero),
-        1 => Just(Cost::OneMore),
-        1 => Just(Cost::Max),
+        8 => (1_u64..=3).prop_map(CostKind::Units),
+        3 => (1_u64..=100).prop_map(CostKind::Part),
+        2 => (0_u64..=1).prop_map(CostKind::Left),
+        1 => Just(CostKind::OneMoreThanLeft),
+        2 => Just(CostKind::Capacity),
+        1 => Just(CostKind::Zero),
+        1 => Just(CostKind::OneMore),
+        1 => Just(CostKind::Max),
     ]
 }
 
@@ -192,7 +192,7 @@ impl<A: Algorithm + 'static> Pool<A> {
     }
 
     /// Traces of this shape, within the store's capabilities.
-    pub(crate) fn traces(&self, mut shape: Shape) -> BoxedStrategy<Trace<A>> {
+    pub(crate) fn traces(&self, mut shape: TraceShape) -> BoxedStrategy<Trace<A>> {
         // After the last moment nothing follows: by its own clock a store discards everything at once.
         let past = self.able.can(Capability::PastTimes);
         (shape.back, shape.to_the_end) = (shape.back && past, shape.to_the_end && past);
@@ -220,7 +220,7 @@ impl<A: Algorithm + 'static> Pool<A> {
     fn resolve(&self, picks: &[usize], begin_us: u64, drafts: &[Draft]) -> Trace<A> {
         let mut all: Vec<_> = (self.make)().into_iter().map(Some).collect();
         let (mut limits, mut texts) = (Vec::new(), Vec::new());
-        for instance in picks.iter().filter_map(|place| all[*place].take()) {
+        for instance in picks.iter().filter_map(|position| all[*position].take()) {
             let name = if self.changed { 0 } else { limits.len() };
             limits.push(limit(&format!("l{name}"), instance.algorithm));
             texts.push(instance.text);
@@ -229,7 +229,7 @@ impl<A: Algorithm + 'static> Pool<A> {
             limits.iter().map(|limit| Scale::of(limit.algorithm(), begin_us)).collect();
         let pure = PureStore::new();
         // An algorithm may panic; a law finds that.
-        let answer = |limits: &[Limit<A>], request: &Request| {
+        let answer = |limits: &[Limit<A>], request: &TraceRequest| {
             catch_unwind(AssertUnwindSafe(|| pure.answer(limits, request, &[]))).ok()?.ok()
         };
         let (mut at_us, mut last, mut requests) = (begin_us, None, Vec::new());
@@ -237,7 +237,7 @@ impl<A: Algorithm + 'static> Pool<A> {
         for draft in drafts {
             // A limit is changed once: a store may keep the states of two algorithms apart.
             let changed = requests.len() * limits.len() / drafts.len();
-            let place = |(limit, key): (usize, usize)| {
+            let limit_key = |(limit, key): (usize, usize)| {
                 let key = ["a", "b", "c"][key / 6 + usize::from(key > 9)];
                 if self.alone {
                     (0, "a")
@@ -247,35 +247,38 @@ impl<A: Algorithm + 'static> Pool<A> {
                     (limit % limits.len(), key)
                 }
             };
-            let on = scales[place((draft.asks[0].0, 0)).0];
+            let on = scales[limit_key((draft.asks[0].0, 0)).0];
             let by_us = on.us(draft.advance, last);
             at_us = if draft.back { at_us.saturating_sub(by_us) } else { at_us + by_us };
             // Stay short of the last moment, after which time cannot advance.
             at_us = at_us.min(Timestamp::MAX.as_us() - 10);
             let at = Timestamp::saturating_from_us(at_us);
             let (op, id) = draft.op;
-            let mut request = Request { at, op, asks: Vec::new(), id };
-            let mut places = HashSet::new();
+            let mut request = TraceRequest { at, op, asks: Vec::new(), id };
+            let mut limit_keys = HashSet::new();
             let mut asked: Vec<_> = draft.asks.clone();
             let known = id.and_then(|id| reserved.get(&id)).filter(|_| draft.again);
             if let (Op::Settle | Op::Renew, Some(known)) = (op, known) {
                 let costs = draft.asks.iter().map(|(.., cost)| *cost).cycle();
-                asked =
-                    known.iter().zip(costs).map(|(place, cost)| (place.0, place.1, cost)).collect();
+                asked = known
+                    .iter()
+                    .zip(costs)
+                    .map(|(limit_key, cost)| (limit_key.0, limit_key.1, cost))
+                    .collect();
             }
             if let (Op::Acquire, Some(id)) = (op, id) {
                 reserved.insert(id, asked.iter().map(|(limit, key, _)| (*limit, *key)).collect());
             }
             for (limit, key, cost) in &asked {
-                let (limit, key) = place((*limit, *key));
+                let (limit, key) = limit_key((*limit, *key));
                 let fits = request.asks.is_empty() || self.able.can(Capability::Batches);
                 let same = request.asks.first().is_none_or(|first| first.key == key);
                 if fits
                     && (same || self.able.can(Capability::SeveralKeys))
-                    && places.insert((limits[limit].name(), key))
+                    && limit_keys.insert((limits[limit].name(), key))
                 {
                     let ask = Ask { limit, key: key.to_owned(), cost: 0 };
-                    let peek = Request::one(at, Op::Peek, ask.clone());
+                    let peek = TraceRequest::one(at, Op::Peek, ask.clone());
                     let left = || answer(&limits, &peek).map_or(0, |got| got.remaining());
                     request.asks.push(Ask { cost: scales[limit].cost(*cost, left), ..ask });
                 }
@@ -337,19 +340,19 @@ impl Scale {
         }
     }
 
-    fn cost(&self, cost: Cost, left: impl FnOnce() -> u64) -> u64 {
+    fn cost(&self, cost: CostKind, left: impl FnOnce() -> u64) -> u64 {
         match cost {
-            Cost::Units(n) if n > self.capacity => 1,
-            Cost::Units(n) => n,
-            Cost::Zero => 0,
-            Cost::Part(hundredths) => {
+            CostKind::Units(n) if n > self.capacity => 1,
+            CostKind::Units(n) => n,
+            CostKind::Zero => 0,
+            CostKind::Part(hundredths) => {
                 (self.capacity / 100 * hundredths).clamp(1, self.capacity.max(1))
             }
-            Cost::Left(less) => left().saturating_sub(less),
-            Cost::OneMoreThanLeft => left().saturating_add(1),
-            Cost::Capacity => self.capacity,
-            Cost::OneMore => self.capacity.saturating_add(1),
-            Cost::Max => u64::MAX,
+            CostKind::Left(less) => left().saturating_sub(less),
+            CostKind::OneMoreThanLeft => left().saturating_add(1),
+            CostKind::Capacity => self.capacity,
+            CostKind::OneMore => self.capacity.saturating_add(1),
+            CostKind::Max => u64::MAX,
         }
     }
 }

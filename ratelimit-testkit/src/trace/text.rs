@@ -13,7 +13,7 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 
 use crate::trace::made::limit;
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
 /// A text that is not a case, and where it is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl<A: Algorithm> fmt::Debug for Trace<A> {
     }
 }
 
-impl Request {
+impl TraceRequest {
     /// Writes this request's line, with these names for the limits.
     fn fmt_with(
         &self,
@@ -78,8 +78,8 @@ impl Request {
         name: impl Fn(usize) -> Option<String>,
     ) -> fmt::Result {
         write!(f, "at {} {} ", self.at.as_us(), self.op)?;
-        for (place, Ask { limit, key, cost }) in self.asks.iter().enumerate() {
-            let comma = if place > 0 { ", " } else { "" };
+        for (position, Ask { limit, key, cost }) in self.asks.iter().enumerate() {
+            let comma = if position > 0 { ", " } else { "" };
             write!(f, "{comma}{cost} of {key:?}")?;
             if let Some(name) = name(*limit) {
                 write!(f, " in {name}")?;
@@ -89,7 +89,7 @@ impl Request {
     }
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for TraceRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let only_first = self.asks.iter().all(|ask| ask.limit == 0);
         self.fmt_with(f, |limit| (!only_first).then(|| format!("l{limit}")))
@@ -130,14 +130,14 @@ impl<A: Algorithm> Trace<A> {
 }
 
 /// Parses the line of a request.
-fn read_request<A: Algorithm>(line: &str, limits: &[Limit<A>]) -> Result<Request, Unreadable> {
+fn read_request<A: Algorithm>(line: &str, limits: &[Limit<A>]) -> Result<TraceRequest, Unreadable> {
     let wrong = |message: &str| Unreadable::new(line, message);
     let mut rest = Rest(line);
     let such_as = "write `at MICROSECONDS OP COST of \"KEY\" in LIMIT, … under ID`";
     let at = rest.after("at ").and_then(|()| rest.word()).and_then(|us| us.parse().ok());
     let at = at.and_then(Timestamp::from_us).ok_or_else(|| wrong(such_as))?;
     let op = rest.word().and_then(read_op).ok_or_else(|| wrong("there is no such operation"))?;
-    let mut request = Request { at, op, asks: Vec::new(), id: None };
+    let mut request = TraceRequest { at, op, asks: Vec::new(), id: None };
     loop {
         let cost = rest.word().and_then(|cost| cost.parse().ok()).ok_or_else(|| wrong(such_as))?;
         let key = rest.after("of ").and_then(|()| rest.quoted()).ok_or_else(|| wrong(such_as))?;
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::capability::Able;
     use crate::seeds::Scope;
-    use crate::trace::made::Shape;
+    use crate::trace::made::TraceShape;
 
     fn read(text: &str) -> Result<Trace<Policy>, Unreadable> {
         Trace::read(text, |text| text.parse().map_err(|error| format!("{error}")))
@@ -240,7 +240,7 @@ mod tests {
     fn any_trace_is_read_from_its_own_text() {
         let pool = |scope: Scope| scope.pool(Able::ALL);
         for pool in [pool(Scope::Mixed), pool(Scope::Reservations), pool(Scope::Mixed).changed()] {
-            let traces = pool.traces(Shape::ANY);
+            let traces = pool.traces(TraceShape::ANY);
             let config = Config { failure_persistence: None, ..Config::with_cases(128) };
             let outcome = TestRunner::new(config).run(&traces, |trace| {
                 let text = trace.to_string();

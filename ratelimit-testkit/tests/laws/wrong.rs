@@ -277,19 +277,19 @@ impl WrongStore {
         {
             kept.denied.insert(key.clone(), (first, now.saturating_add_us(wait_us)));
         }
-        for (place, write) in writes {
+        for (position, write) in writes {
             self.write(
                 &mut kept,
-                &keys[place],
-                checks[place].limit.algorithm(),
+                &keys[position],
+                checks[position].limit.algorithm(),
                 (now, batch.time()),
                 write,
             );
         }
-        for (place, reservation, expires) in reserves {
+        for (position, reservation, expires) in reserves {
             let sweep_at = self.sweep_at(batch.time(), now, expires);
             let id = batch.reservation_id().unwrap_or(ReservationId::new(0));
-            kept.reservations.insert((keys[place].clone(), id), (reservation, sweep_at));
+            kept.reservations.insert((keys[position].clone(), id), (reservation, sweep_at));
         }
         if self.is(Flaw::ChargesTheSiblings)
             && !verdict.allowed()
@@ -434,16 +434,16 @@ struct View<'a> {
 }
 
 impl States<PolicyState> for View<'_> {
-    fn get(&self, place: usize) -> Option<&PolicyState> {
-        self.states[place].as_ref()
+    fn get(&self, position: usize) -> Option<&PolicyState> {
+        self.states[position].as_ref()
     }
 
-    fn put(&mut self, place: usize, write: Write<PolicyState>) {
-        self.writes.push((place, write));
+    fn put(&mut self, position: usize, write: Write<PolicyState>) {
+        self.writes.push((position, write));
     }
 
-    fn reservation(&self, place: usize) -> Option<Reservation> {
-        self.reservations[place].clone()
+    fn reservation(&self, position: usize) -> Option<Reservation> {
+        self.reservations[position].clone()
     }
 
     fn fingerprint(&self) -> u64 {
@@ -454,8 +454,8 @@ impl States<PolicyState> for View<'_> {
         })
     }
 
-    fn put_reservation(&mut self, place: usize, reservation: Reservation, expires: Timestamp) {
-        self.reserves.push((place, reservation, expires));
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
+        self.reserves.push((position, reservation, expires));
     }
 }
 

@@ -67,10 +67,10 @@ fn only_the_header_that_the_proxies_write_is_read() {
 #[test]
 fn identifiers_are_addresses_or_networks_of_the_peer_that_the_server_tells() {
     #[derive(Clone)]
-    struct Connection(SocketAddr);
+    struct PeerConnection(SocketAddr);
     let who = ClientAddress::peer();
     let with = |length| who.clone().ipv6_prefix(length).unwrap();
-    let own = who.clone().from_extension(|connection: &Connection| Some(connection.0));
+    let own = who.clone().from_extension(|connection: &PeerConnection| Some(connection.0));
     for (who, peer, identifier) in [
         (&who, "192.0.2.7:80", "192.0.2.7"),
         (&who, "[::ffff:192.0.2.7]:80", "192.0.2.7"),
@@ -81,10 +81,13 @@ fn identifiers_are_addresses_or_networks_of_the_peer_that_the_server_tells() {
     ] {
         let (mut parts, ()) = Request::new(()).into_parts();
         // A request without a peer is an error, and not unlimited.
-        assert!(matches!(who.identify(&mut parts), Found::Now(Err(IdentifyError::NotWired(_)))));
+        assert!(matches!(
+            who.identify(&mut parts),
+            Identification::Now(Err(IdentifyError::NotWired(_)))
+        ));
         parts.extensions.insert(PeerAddress(peer.parse().unwrap()));
-        parts.extensions.insert(Connection("192.0.2.8:80".parse().unwrap()));
-        let Found::Now(found) = who.identify(&mut parts) else { panic!("it waits") };
+        parts.extensions.insert(PeerConnection("192.0.2.8:80".parse().unwrap()));
+        let Identification::Now(found) = who.identify(&mut parts) else { panic!("it waits") };
         assert_eq!(found.unwrap(), Some(identifier.into()), "{peer}");
     }
 }

@@ -46,15 +46,15 @@ pub(super) fn of_ipv6(network: Ipv6Addr, prefix_length: u8) -> Identifier {
     let mut text = Text::<64>::new();
     let segments = network.segments();
     let zeros = longest_zeros(&segments);
-    for (place, segment) in segments.into_iter().enumerate() {
-        if zeros.contains(&place) {
-            if place == zeros.start {
+    for (position, segment) in segments.into_iter().enumerate() {
+        if zeros.contains(&position) {
+            if position == zeros.start {
                 text.push(b':');
                 text.push(b':');
             }
             continue;
         }
-        if place > 0 && place != zeros.end {
+        if position > 0 && position != zeros.end {
             text.push(b':');
         }
         push_hexadecimal(&mut text, segment);
@@ -69,8 +69,8 @@ pub(super) fn of_ipv6(network: Ipv6Addr, prefix_length: u8) -> Identifier {
 /// The zeros that `::` stands for: the first of the longest runs, of two segments or more.
 fn longest_zeros(segments: &[u16; 8]) -> Range<usize> {
     let (mut longest, mut run) = (0..0, 0..0);
-    for (place, segment) in segments.iter().enumerate() {
-        run = if *segment == 0 { run.start..place + 1 } else { place + 1..place + 1 };
+    for (position, segment) in segments.iter().enumerate() {
+        run = if *segment == 0 { run.start..position + 1 } else { position + 1..position + 1 };
         if run.len() > longest.len() {
             longest = run.clone();
         }

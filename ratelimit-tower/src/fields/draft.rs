@@ -5,14 +5,14 @@ use std::fmt::Write;
 use http::header::{HeaderName, HeaderValue};
 use sfv::{ItemSerializer, RefBareItem, StringRef};
 
-use super::{Entry, saturated, whole_seconds};
+use super::{FieldEntry, saturated, whole_seconds};
 use crate::text::Text;
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// The values of `RateLimit-Policy` and `RateLimit` for these limits.
-pub(super) fn lists(entries: &[Entry<'_>]) -> Option<[HeaderValue; 2]> {
+pub(super) fn lists(entries: &[FieldEntry<'_>]) -> Option<[HeaderValue; 2]> {
     // All of it is visible ASCII.
     if let [entry] = entries {
         let policy = entry.policy.cloned().or_else(|| policy(entry))?;
@@ -36,11 +36,11 @@ pub(super) fn lists(entries: &[Entry<'_>]) -> Option<[HeaderValue; 2]> {
 }
 
 /// The `RateLimit-Policy` of one limit.
-pub(crate) fn policy(entry: &Entry<'_>) -> Option<HeaderValue> {
+pub(crate) fn policy(entry: &FieldEntry<'_>) -> Option<HeaderValue> {
     HeaderValue::try_from(policy_item(entry)).ok()
 }
 
-fn policy_item(entry: &Entry<'_>) -> String {
+fn policy_item(entry: &FieldEntry<'_>) -> String {
     let mut item = String::with_capacity(64);
     write_name(&mut item, entry.name);
     write_integer(&mut item, ";q=", entry.limit);
@@ -57,7 +57,7 @@ fn policy_item(entry: &Entry<'_>) -> String {
 }
 
 /// A name has up to 64 bytes, each integer 15, and a partition key 18: 124 with what is around them.
-fn limit_item(entry: &Entry<'_>) -> Text<128> {
+fn limit_item(entry: &FieldEntry<'_>) -> Text<128> {
     let mut item = Text::new();
     write_name(&mut item, entry.name);
     write_integer(&mut item, ";r=", entry.remaining);

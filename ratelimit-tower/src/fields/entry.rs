@@ -8,7 +8,7 @@ use super::{Fields, Unit, draft, whole_seconds};
 
 /// The content of the fields about one limit, whatever their version.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct FieldEntry<'a> {
     pub(crate) name: &'a str,
     pub(crate) limit: u64,
     pub(crate) remaining: u64,
@@ -38,19 +38,19 @@ impl PolicyField {
             return None;
         }
         let new = limit.algorithm().step(None, Timestamp::ZERO, 0).decision;
-        let entry = Entry::new(limit, &new, fields);
+        let entry = FieldEntry::new(limit, &new, fields);
         let value = draft::policy(&entry)?;
         Some(Self { limit: entry.limit, window_s: entry.window_s, value })
     }
 
     /// The field, if it is that of this entry. Of several windows, an algorithm tells the one that is nearest to its end.
-    pub(crate) fn of(&self, entry: &Entry<'_>) -> Option<&HeaderValue> {
+    pub(crate) fn of(&self, entry: &FieldEntry<'_>) -> Option<&HeaderValue> {
         let is_same = self.limit == entry.limit && self.window_s == entry.window_s;
         is_same.then_some(&self.value)
     }
 }
 
-impl<'a> Entry<'a> {
+impl<'a> FieldEntry<'a> {
     /// The fields about this decision of this limit.
     pub(crate) fn new<A: Quota + 'static>(
         limit: &'a Limit<A>,

@@ -8,8 +8,8 @@ use super::*;
 
 const REQUESTS: &Unit = &Unit::Requests;
 
-fn entry(name: &str) -> Entry<'_> {
-    Entry {
+fn entry(name: &str) -> FieldEntry<'_> {
+    FieldEntry {
         name,
         limit: 100,
         remaining: 50,
@@ -22,13 +22,13 @@ fn entry(name: &str) -> Entry<'_> {
     }
 }
 
-fn written(fields: &Fields, entries: &[Entry<'_>]) -> HeaderMap {
+fn written(fields: &Fields, entries: &[FieldEntry<'_>]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     add(fields, entries, &mut headers);
     headers
 }
 
-fn add(fields: &Fields, entries: &[Entry<'_>], headers: &mut HeaderMap) {
+fn add(fields: &Fields, entries: &[FieldEntry<'_>], headers: &mut HeaderMap) {
     fields.tell(entries).unwrap().write_to(headers);
 }
 
@@ -39,7 +39,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 #[test]
 fn the_fields_of_the_draft_are_its_own_examples() {
     let daily =
-        Entry { limit: 1_000, window_s: Some(86_400), more_after_us: None, ..entry("daily") };
+        FieldEntry { limit: 1_000, window_s: Some(86_400), more_after_us: None, ..entry("daily") };
     let headers = written(&Fields::new(), &[entry("burst"), daily]);
     assert_eq!(text(&headers, "ratelimit-policy"), r#""burst";q=100;w=60, "daily";q=1000;w=86400"#);
     assert_eq!(text(&headers, "ratelimit"), r#""burst";r=50;t=30, "daily";r=50"#);
@@ -48,7 +48,7 @@ fn the_fields_of_the_draft_are_its_own_examples() {
 
 #[test]
 fn the_older_fields_tell_the_limit_with_the_least_remaining() {
-    let least = Entry { remaining: 3, limit: 7, reset_after_us: Some(1), ..entry("least") };
+    let least = FieldEntry { remaining: 3, limit: 7, reset_after_us: Some(1), ..entry("least") };
     for (form, prefix) in [(XRateLimit::Seconds, "x-"), (XRateLimit::Unprefixed, "")] {
         let fields = Fields::new().without_draft().x_ratelimit(form);
         let mut headers = written(&fields, &[entry("burst"), least.clone()]);
@@ -60,7 +60,7 @@ fn the_older_fields_tell_the_limit_with_the_least_remaining() {
         let remaining = format!("{prefix}ratelimit-remaining");
         add(&fields, &[entry("burst")], &mut headers);
         assert_eq!(text(&headers, &remaining), "3");
-        add(&fields, &[Entry { remaining: 1, ..entry("burst") }], &mut headers);
+        add(&fields, &[FieldEntry { remaining: 1, ..entry("burst") }], &mut headers);
         assert_eq!(text(&headers, &remaining), "1");
     }
 
@@ -115,7 +115,7 @@ proptest! {
         ],
         partition_key in prop::option::of(any::<[u8; 12]>()),
     ) {
-        let one = Entry {
+        let one = FieldEntry {
             name: &name, limit, remaining, window_s, more_after_us, unit: &unit, partition_key, reset_after_us: Some(0), policy: None,
         };
         let headers = written(&Fields::new(), &[one.clone(), entry("other")]);

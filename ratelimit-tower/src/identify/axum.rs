@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use http::request::Parts;
 
-use super::{Found, Identify, IdentifyError, from_fn};
+use super::{Identification, Identify, IdentifyError, from_fn};
 
 /// Identifies by the route that axum matched, such as `/users/{id}`. All paths of a route share a limit.
 ///
@@ -32,12 +32,12 @@ pub fn path_param(name: &'static str) -> impl Identify {
         let params = match extracted.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(params)) => Some(params),
             Poll::Ready(Err(refused)) if refused.status().is_client_error() => {
-                return Found::Now(Err(IdentifyError::missing(refused.body_text())));
+                return Identification::Now(Err(IdentifyError::missing(refused.body_text())));
             }
             Poll::Ready(Err(_)) | Poll::Pending => None,
         };
         let value = params.iter().flatten().find(|(known, _)| *known == name);
-        Found::Now(value.map(|(_, value)| Some(value.into())).ok_or_else(|| {
+        Identification::Now(value.map(|(_, value)| Some(value.into())).ok_or_else(|| {
             IdentifyError::not_wired(format!(
                 "the route has no parameter {name:?}; add the layer with `Router::layer` to routes that have it"
             ))

@@ -8,7 +8,7 @@ use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::open::Reservation;
+use super::open::OpenReservation;
 
 pin_project! {
     /// A body that settles the reservation of its request when it ends, fails, or is dropped because the client is gone.
@@ -18,7 +18,7 @@ pin_project! {
     pub struct SettledBody<B> {
         #[pin]
         pub(super) body: B,
-        pub(super) reservation: Option<Arc<Reservation>>,
+        pub(super) reservation: Option<Arc<OpenReservation>>,
         pub(super) counts_bytes: bool,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::open::Reservation;
+use super::open::OpenReservation;
 
 /// Keeps what a request has reserved for longer than its response takes: an extension of each request that a layer that
 /// [reserves](super::Reserving) admits.
@@ -39,7 +39,7 @@ use super::open::Reservation;
 #[derive(Clone, Debug, Default)]
 pub struct Hold(
     /// One for each layer.
-    pub(super) Vec<Weak<Reservation>>,
+    pub(super) Vec<Weak<OpenReservation>>,
 );
 
 impl Hold {
@@ -52,7 +52,8 @@ impl Hold {
         let mut renewals = JoinSet::new();
         if let Ok(runtime) = Handle::try_current() {
             for reservation in &reservations {
-                let renewed = Reservation::renewals(Arc::downgrade(reservation), reservation.life);
+                let renewed =
+                    OpenReservation::renewals(Arc::downgrade(reservation), reservation.life);
                 renewals.spawn_on(renewed, &runtime);
             }
         }
@@ -64,7 +65,7 @@ impl Hold {
 #[must_use = "the reservations are settled when it is dropped"]
 #[derive(Debug)]
 pub struct Held {
-    _reservations: Vec<Arc<Reservation>>,
+    _reservations: Vec<Arc<OpenReservation>>,
     /// They end with this value.
     _renewals: JoinSet<()>,
 }

@@ -10,14 +10,14 @@ use ratelimit_core::store::Reservation as Core;
 use ratelimit_core::{Limit, RateLimiter, Reserved, Store};
 use tokio::time::Instant;
 
-use super::open::{Counted, Reservation};
+use super::open::{Counted, OpenReservation};
 use super::{Hold, Meter, Reserving, SettledBody};
-use crate::caller::Caller;
+use crate::caller::IdentifiedCaller;
 use crate::gate::Gate;
-use crate::mode::{Decided, Grant, Mode};
+use crate::mode::{GateResult, Grant, LayerMode};
 
 #[allow(private_interfaces, reason = "other crates use no more than the names")]
-impl<S: Store<A> + 'static, A: Quota + 'static> Mode<S, A> for Reserving {
+impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
     type Grant = Underway;
 
     fn exempt(&self) -> Underway {
@@ -28,9 +28,9 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Mode<S, A> for Reserving {
         &self,
         gate: &Gate<S, A>,
         limiter: &Arc<RateLimiter<S, A>>,
-        caller: Caller<'_>,
+        caller: IdentifiedCaller<'_>,
         cost: u64,
-    ) -> Decided<Underway> {
+    ) -> GateResult<Underway> {
         let counted = Counted {
             sources: caller.sources.clone(),
             values: caller.values.clone(),
@@ -43,11 +43,11 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Mode<S, A> for Reserving {
             Err(error) => Err(error),
         };
         let told = gate.judge(limiter, caller, decided)?;
-        let mut underway = Mode::<S, A>::exempt(self);
+        let mut underway = LayerMode::<S, A>::exempt(self);
         if let Ok(Reserved::Granted(owned)) = reserved {
             let algorithms = || limiter.limits().iter().map(Limit::algorithm);
             let shortest_us = algorithms().filter_map(A::reservation_us).min();
-            underway.reservation = Some(Arc::new(Reservation {
+            underway.reservation = Some(Arc::new(OpenReservation {
                 settles: Box::new(owned),
                 by_handler: None,
                 by_response: Meter::default(),
@@ -63,7 +63,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Mode<S, A> for Reserving {
 /// What is known of a request that the service answers. No reservation if it is exempt, or if the store could not decide.
 pub struct Underway {
     mode: Reserving,
-    reservation: Option<Arc<Reservation>>,
+    reservation: Option<Arc<OpenReservation>>,
 }
 
 impl Grant for Underway {

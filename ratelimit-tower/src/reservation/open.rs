@@ -1,4 +1,4 @@
-//! [`Reservation`]: what a request has reserved, until the last of its holders is dropped.
+//! [`OpenReservation`]: what a request has reserved, until the last of its holders is dropped.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Meter;
-use crate::caller::{Caller, Sources, Values};
+use crate::caller::{IdentifiedCaller, Sources, Values};
 use crate::config::HoldTime;
 
 /// A caller that outlives its request, counted among the settlements until its reservation is settled.
@@ -24,8 +24,8 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    const fn caller(&self) -> Caller<'_> {
-        Caller { sources: &self.sources, values: &self.values }
+    const fn caller(&self) -> IdentifiedCaller<'_> {
+        IdentifiedCaller { sources: &self.sources, values: &self.values }
     }
 }
 
@@ -69,7 +69,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
 /// What a request has reserved. It is settled when the last of its holders is dropped: at what the handler says, or else at what the
 /// response costs, or else at the estimate.
 #[derive_where(Debug)]
-pub(super) struct Reservation {
+pub(super) struct OpenReservation {
     #[derive_where(skip)]
     pub(super) settles: Box<dyn Settle>,
     pub(super) by_handler: Option<Meter>,
@@ -82,7 +82,7 @@ pub(super) struct Reservation {
     pub(super) since: Option<(Instant, Arc<HoldTime>)>,
 }
 
-impl Reservation {
+impl OpenReservation {
     /// Renews it until it is dropped.
     pub(super) async fn renewals(this: Weak<Self>, life: Duration) {
         loop {
@@ -95,7 +95,7 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for OpenReservation {
     fn drop(&mut self) {
         if let Some((since, hold_time)) = &self.since {
             hold_time.add(since.elapsed());

@@ -10,44 +10,44 @@ use tokio::time::Instant;
 const LONGEST_HOLD: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The key of a caller under each limit, if that applies.
-pub(super) type Name = Vec<Option<String>>;
+pub(super) type QueueKey = Vec<Option<String>>;
 
 /// Held by the caller that may ask the store. It is fair: others get it in the order in which they came.
-type Turn = tokio::sync::Mutex<()>;
+type TurnLock = tokio::sync::Mutex<()>;
 
 /// The queues of the callers that wait now, or are held back.
 #[derive(Default)]
-pub(super) struct Queues(Mutex<State>);
+pub(super) struct WaitQueues(Mutex<QueueState>);
 
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) queues: HashMap<Name, Queue>,
+pub(super) struct QueueState {
+    pub(super) queues: HashMap<QueueKey, WaitQueue>,
     /// The number of queues at which those that are over are removed.
     sweep_at: usize,
 }
 
 #[derive(Default)]
-pub(super) struct Queue {
-    turn: Arc<Turn>,
+pub(super) struct WaitQueue {
+    turn: Arc<TurnLock>,
     held_until: Option<Instant>,
 }
 
-impl Queue {
-    /// Whether the queue has no other places than so many, and is not held back.
-    fn is_over(&self, places: usize) -> bool {
+impl WaitQueue {
+    /// Whether the queue has no other positions than so many, and is not held back.
+    fn is_over(&self, positions: usize) -> bool {
         // One is the queue's own; others are made under the lock.
-        Arc::strong_count(&self.turn) <= 1 + places
+        Arc::strong_count(&self.turn) <= 1 + positions
             && self.held_until.is_none_or(|until| until <= Instant::now())
     }
 }
 
-impl Queues {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+impl WaitQueues {
+    pub(super) fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, name: Name, then: impl FnOnce(&mut Queue) -> T) -> T {
-        let State { queues, sweep_at } = &mut *self.lock();
+    fn with<T>(&self, name: QueueKey, then: impl FnOnce(&mut WaitQueue) -> T) -> T {
+        let QueueState { queues, sweep_at } = &mut *self.lock();
         if queues.len() >= *sweep_at {
             queues.retain(|_, queue| !queue.is_over(0));
             // Twice as many, so that sweeping takes a constant time per queue.
@@ -56,26 +56,26 @@ impl Queues {
         then(queues.entry(name).or_default())
     }
 
-    pub(super) fn enter(&self, name: Name) -> Place<'_> {
+    pub(super) fn enter(&self, name: QueueKey) -> QueuePosition<'_> {
         let turn = self.with(name.clone(), |queue| queue.turn.clone());
-        Place { queues: self, name, turn }
+        QueuePosition { queues: self, name, turn }
     }
 
-    pub(super) fn hold_back(&self, name: Name, wait: Duration) {
+    pub(super) fn hold_back(&self, name: QueueKey, wait: Duration) {
         // A clock that cannot tell the time of tomorrow holds nothing back. Answers come in any order: the longest counts.
         let until = Instant::now().checked_add(wait.min(LONGEST_HOLD));
         self.with(name, |queue| queue.held_until = queue.held_until.max(until));
     }
 }
 
-/// A place in a queue. The queue is removed with its last place, unless it is held back.
-pub(super) struct Place<'a> {
-    queues: &'a Queues,
-    name: Name,
-    pub(super) turn: Arc<Turn>,
+/// A position in a queue. The queue is removed with its last one, unless it is held back.
+pub(super) struct QueuePosition<'a> {
+    queues: &'a WaitQueues,
+    name: QueueKey,
+    pub(super) turn: Arc<TurnLock>,
 }
 
-impl Place<'_> {
+impl QueuePosition<'_> {
     /// Until when the queue is held back, if it is. The error is the time, if it lies beyond the deadline.
     pub(super) fn held_until(
         &self,
@@ -90,7 +90,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
         let queues = &mut self.queues.lock().queues;
         if queues.get(&self.name).is_some_and(|queue| queue.is_over(1)) {

@@ -40,7 +40,7 @@ async fn used_up() -> Paused {
 }
 
 /// A wait of a minute at most, which has taken its place. It ends with the time at which it was admitted.
-async fn place(waiter: &Paused, cost: u64) -> JoinHandle<Instant> {
+async fn enqueue(waiter: &Paused, cost: u64) -> JoinHandle<Instant> {
     let waiter = waiter.clone();
     let waits = tokio::spawn(async move {
         waiter.until_n_allowed("a", cost, 60 * SECOND).await.unwrap();
@@ -73,7 +73,7 @@ async fn callers_are_served_in_the_order_in_which_they_came_also_if_they_are_hel
         let (waiter, start) = (used_up().await, Instant::now());
         let mut waits = Vec::new();
         for _ in 0..10 {
-            waits.push(place(&waiter, 1).await);
+            waits.push(enqueue(&waiter, 1).await);
         }
         for held_s in held_s {
             waiter.hold_back("a", *held_s * SECOND);
@@ -106,7 +106,7 @@ async fn a_wait_that_would_be_too_long_is_refused_at_once_and_charges_nothing() 
 #[tokio::test(start_paused = true)]
 async fn those_behind_give_up_after_their_own_maximum_and_at_once_above_the_capacity() {
     let (waiter, start) = (used_up().await, Instant::now());
-    let first = place(&waiter, 2).await;
+    let first = enqueue(&waiter, 2).await;
     let never = waiter.until_n_allowed("a", 3, 60 * SECOND).await;
     assert!(matches!(never, Err(WaitError::Never { .. })), "{never:?}");
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -121,8 +121,8 @@ async fn a_wait_that_is_dropped_charges_nothing_and_lets_the_next_one_go_in_time
     for held_s in [0, 2] {
         let (waiter, start) = (used_up().await, Instant::now());
         waiter.hold_back("a", held_s * SECOND);
-        let dropped = place(&waiter, 2).await;
-        let next = place(&waiter, 1).await;
+        let dropped = enqueue(&waiter, 2).await;
+        let next = enqueue(&waiter, 1).await;
         dropped.abort();
         next.await.unwrap();
         assert_passed(start, held_s.max(1)..held_s.max(1) + 1);

@@ -29,7 +29,7 @@ pub struct Drawing {
 
 /// The burst under one limit.
 #[derive(Debug)]
-pub struct Row {
+pub struct BurstRow {
     /// The limit in the words of a policy document.
     pub limit: String,
     /// What the reader should see.
@@ -51,14 +51,14 @@ fn arrivals_ms() -> impl Iterator<Item = u64> {
 ///
 /// # Errors
 /// Words that are no policy.
-pub fn decide(words: &str, note: &'static str) -> Result<Row, Box<dyn Error>> {
+pub fn decide(words: &str, note: &'static str) -> Result<BurstRow, Box<dyn Error>> {
     let limits = Limits::<Policy>::builder().limit("drawn", words).build()?;
     let clock = ManualClock::default();
     let limiter = RateLimiter::new(limits, MemoryStore::builder().clock(clock.clone()).build());
     let is_lease = words.starts_with("concurrency");
     let capacity = limiter.peek_now("caller", 0)?.limit();
 
-    let mut row = Row {
+    let mut row = BurstRow {
         limit: words.to_owned(),
         note,
         capacity,
@@ -92,7 +92,7 @@ pub fn decide(words: &str, note: &'static str) -> Result<Row, Box<dyn Error>> {
 ///
 /// # Errors
 /// None, unless a limit below is not a policy.
-pub fn algorithms() -> Result<Vec<Row>, Box<dyn Error>> {
+pub fn algorithms() -> Result<Vec<BurstRow>, Box<dyn Error>> {
     [
         ("gcra 10/10s burst 10", "a burst of 10, then one per second"),
         ("gcra 10/10s burst 3", "the same rate with a small burst"),
@@ -112,7 +112,7 @@ pub fn algorithms() -> Result<Vec<Row>, Box<dyn Error>> {
 ///
 /// # Errors
 /// None, unless a limit below is not a policy.
-pub fn attempts() -> Result<Vec<Row>, Box<dyn Error>> {
+pub fn attempts() -> Result<Vec<BurstRow>, Box<dyn Error>> {
     [
         ("sliding-log 10/10s", "a denied request costs nothing"),
         ("sliding-log 10/10s count attempts", "a caller that keeps retrying stays out"),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::{BEGIN_MS, END_MS, Row};
+use crate::{BEGIN_MS, BurstRow, END_MS};
 
 /// Where things stand: a row's words beside its plot on a wide page, above it on a telephone.
 pub(crate) struct Layout {
@@ -100,7 +100,7 @@ impl Layout {
     }
 
     /// The drawing of these rows, each under its own limit, on one time axis.
-    pub(crate) fn draw(&self, title: [&str; 2], rows: &[Row]) -> String {
+    pub(crate) fn draw(&self, title: [&str; 2], rows: &[BurstRow]) -> String {
         let Self { width, top, .. } = self;
         let height = top + self.row * u64::try_from(rows.len()).unwrap_or(0) + 26;
         let mut out = format!(
@@ -149,7 +149,7 @@ impl Layout {
         );
     }
 
-    fn draw_row(&self, out: &mut String, row: &Row, top: u64) {
+    fn draw_row(&self, out: &mut String, row: &BurstRow, top: u64) {
         let admitted = row.requests.iter().filter(|(_, is_admitted)| *is_admitted).count();
         // A long limit in two parts.
         let (name, numbers) = row.limit.split_once(' ').unwrap_or((&row.limit, ""));
@@ -207,7 +207,7 @@ impl Layout {
 }
 
 /// The drawing in words, for readers who do not see it.
-fn described(rows: &[Row]) -> String {
+fn described(rows: &[BurstRow]) -> String {
     let told = rows.iter().map(|row| {
         let admitted = row.requests.iter().filter(|(_, is_admitted)| *is_admitted).count();
         format!("{}: {admitted} of {} requests admitted.", row.limit, row.requests.len())

@@ -3,7 +3,7 @@
 use ratelimit_core::algorithm::Recovery;
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
-use super::{Answer, Slot, Terms};
+use super::{AllotmentSlot, SlotDecision, Terms};
 
 const TERMS: Terms = Terms { lifetime_us: 1_000, drift_ppm: 10_000, divisor: 4, most: 50 };
 
@@ -25,13 +25,13 @@ fn told(remaining: u64, reset_after_us: u64) -> Decision {
 
 /// A slot that makes ids by counting.
 #[derive(Default)]
-struct Counted {
-    slot: Slot,
+struct CountingIds {
+    slot: AllotmentSlot,
     ids: u128,
 }
 
-impl Counted {
-    fn request(&mut self, now: u64, costs: &[u64]) -> Answer {
+impl CountingIds {
+    fn request(&mut self, now: u64, costs: &[u64]) -> SlotDecision {
         self.ids += 1;
         let id = ReservationId::new(self.ids);
         self.slot.request(&TERMS, at(now), costs, || id)
@@ -39,7 +39,7 @@ impl Counted {
 
     /// Asks for one request of cost 1, of which the store says that so many remain.
     fn asks(&mut self, now: u64, remaining: u64) -> u64 {
-        let Answer::Ask { draw, .. } = self.request(now, &[1]) else { return 0 };
+        let SlotDecision::Ask { draw, .. } = self.request(now, &[1]) else { return 0 };
         let said = told(remaining, 10_000);
         match draw {
             None => self.slot.tell([&said].into_iter()),
@@ -54,24 +54,24 @@ impl Counted {
 
 #[test]
 fn a_draw_doubles_while_requests_ask_again_and_stays_within_its_bounds() {
-    let mut counted = Counted::default();
+    let mut counted = CountingIds::default();
     // 0: served from the allotment.
     let sizes: Vec<u64> = (0..128).map(|n| counted.asks(n, 400)).filter(|size| *size > 0).collect();
     assert_eq!(sizes[..6], [1, 2, 4, 8, 16, 32]);
     assert_eq!(sizes[6], TERMS.most);
     // A quarter of what remains.
-    let mut counted = Counted::default();
+    let mut counted = CountingIds::default();
     let sizes: Vec<u64> = (0..64).map(|n| counted.asks(n, 21)).filter(|size| *size > 0).collect();
     assert_eq!(sizes[..4], [1, 2, 4, 5]);
     assert_eq!(sizes[5], 5);
-    let mut counted = Counted::default();
+    let mut counted = CountingIds::default();
     assert!((0..64).all(|n| counted.asks(n, 7) == 1));
 }
 
 #[test]
 fn an_allotment_that_lapses_sets_the_next_to_what_was_used_and_a_pause_ends_it() {
     for (pause, size) in [(1, 3), (999, 3), (1_100, 1)] {
-        let mut counted = Counted::default();
+        let mut counted = CountingIds::default();
         // Two plain ones, then 2, 4, 8: of these, three requests use their part.
         let sizes: Vec<u64> = (0..10).map(|n| counted.asks(n, 400)).collect();
         assert_eq!(sizes, [1, 2, 0, 4, 0, 0, 0, 8, 0, 0]);

@@ -278,8 +278,8 @@ async fn batches_of_the_same_checks_wait_for_each_other() {
     assert!(all.iter_mut().all(|each| poll(each.as_mut()).is_pending()));
     assert_eq!(lab.fake().calls(), 2);
     lab.fake().open(true);
-    for (place, each) in all.into_iter().enumerate() {
-        let due = if place < 2 { Source::Store } else { Source::Cache };
+    for (position, each) in all.into_iter().enumerate() {
+        let due = if position < 2 { Source::Store } else { Source::Cache };
         assert_eq!(each.await.expect("decides").source(), due);
     }
 }
@@ -297,9 +297,9 @@ fn on_no_runtime_none_waits_nor_where_waiting_is_off() {
         assert!(all.iter_mut().all(|each| poll(each.as_mut()).is_pending()));
         assert_eq!(lab.fake().calls(), 5);
         lab.fake().open(true);
-        for (place, mut each) in all.into_iter().enumerate() {
+        for (position, mut each) in all.into_iter().enumerate() {
             let Poll::Ready(verdict) = poll(each.as_mut()) else { panic!("open") };
-            assert_eq!(verdict.allowed(), place == 0);
+            assert_eq!(verdict.allowed(), position == 0);
         }
     }
 }

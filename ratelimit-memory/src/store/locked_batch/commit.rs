@@ -4,23 +4,23 @@
 use ratelimit_core::Clock;
 use ratelimit_core::algorithm::InMemory;
 
-use super::{LockedBatch, Next, Pending, Place};
+use super::{Location, LockedBatch, NextWrite, PendingWrite};
 use crate::cuckoo::{Address, Insertion, Packed};
 use crate::shard::Shard;
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Writes all that the decision noted.
     pub(super) fn commit(&mut self) {
-        for position in 0..self.placed.len() {
-            let placed = &mut self.placed[position];
-            match std::mem::replace(&mut placed.next, Next::Same) {
-                Next::Same | Next::Replaced(_) => {}
-                Next::Removed => self.remove(position),
-                Next::Put(state, pending) => {
+        for position in 0..self.located.len() {
+            let located = &mut self.located[position];
+            match std::mem::replace(&mut located.next, NextWrite::Same) {
+                NextWrite::Same | NextWrite::Replaced(_) => {}
+                NextWrite::Removed => self.remove(position),
+                NextWrite::Put(state, pending) => {
                     let is_in_table =
                         pending.packed.is_some_and(|packed| self.put_in_table(position, packed));
                     if is_in_table {
-                        self.placed[position].next = Next::Replaced(state);
+                        self.located[position].next = NextWrite::Replaced(state);
                     } else {
                         self.put_in_shard(position, state, pending);
                     }
@@ -37,7 +37,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their next write
     /// finds a slot there. Reserved room that is left is given back.
     pub(super) fn end(self) {
-        let Self { store, placed, moved, crowded, own, .. } = self;
+        let Self { store, located, moved, crowded, own, .. } = self;
         drop((self.reservations, self.overflow, self.shards, self.table));
         drop((self.spare_keys, self.spare_reservations, self.spare_entries));
         if let Some(table) = &store.table {
@@ -45,23 +45,23 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                 store.capacity.keys.release(table.make_room(address, own).freed);
             }
         }
-        drop((placed, moved));
+        drop((located, moved));
     }
 
     /// The shard that a key's state lies in, or that has the state it shares.
     fn shard(&mut self, key: usize) -> Option<&mut Shard<A::State>> {
-        match self.placed[key].place {
-            Place::Overflow => self.overflow.as_deref_mut(),
-            _ => Some(self.shards.get_mut(self.placed[key].hash)),
+        match self.located[key].location {
+            Location::Overflow => self.overflow.as_deref_mut(),
+            _ => Some(self.shards.get_mut(self.located[key].hash)),
         }
     }
 
     /// Frees the slot of a key's state in its shard.
     fn clear_in_shard(&mut self, key: usize) -> Option<A::State> {
-        let hash = self.placed[key].hash;
+        let hash = self.located[key].hash;
         let shard = self.shard(key)?;
         let (state, entries) = shard.find(hash).and_then(|slot| shard.clear(slot))?;
-        if self.placed[key].place != Place::Overflow {
+        if self.located[key].location != Location::Overflow {
             self.spare_entries.keep(entries, 0);
         }
         Some(state)
@@ -70,16 +70,16 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Writes a state to a bucket, if the key has a slot there or finds one.
     fn put_in_table(&mut self, key: usize, packed: Packed) -> bool {
         let Some((_, buckets)) = &mut self.table else { return false };
-        let place = self.placed[key].place;
-        if let Place::Bucket(place) = place {
-            buckets.set(key, place, packed);
+        let location = self.located[key].location;
+        if let Location::Bucket(slot_index) = location {
+            buckets.set(key, slot_index, packed);
             return true;
         }
         if buckets.insert(key, packed) != Insertion::Done {
-            self.crowded.push(Address::new(self.placed[key].hash));
+            self.crowded.push(Address::new(self.located[key].hash));
             return false;
         }
-        if place == Place::Reserved {
+        if location == Location::Reserved {
             self.spare_keys.take();
         } else if let Some(state) = self.clear_in_shard(key) {
             self.moved.push(state);
@@ -89,9 +89,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     }
 
     /// Writes a state to the key's shard, and removes it from its bucket; or to the state that the key shares.
-    fn put_in_shard(&mut self, key: usize, state: A::State, pending: Pending) {
-        let (hash, place) = (self.placed[key].hash, self.placed[key].place);
-        let Pending { entries, sweep_at, .. } = pending;
+    fn put_in_shard(&mut self, key: usize, state: A::State, pending: PendingWrite) {
+        let (hash, location) = (self.located[key].hash, self.located[key].location);
+        let PendingWrite { entries, sweep_at, .. } = pending;
         let Some(shard) = self.shard(key) else { return };
         let replaced = if let Some(slot) = shard.find(hash) {
             shard.replace(slot, state, entries, sweep_at)
@@ -99,49 +99,50 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             shard.insert(hash, state, entries, sweep_at);
             None
         };
-        if place != Place::Overflow {
+        if location != Location::Overflow {
             self.spare_entries.keep(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
             if replaced.is_none() {
                 self.store.capacity.enter_shard();
             }
-            if place == Place::Reserved && replaced.is_none() {
+            if location == Location::Reserved && replaced.is_none() {
                 self.spare_keys.take();
             }
             // The bucket of a key that was found in its shard is marked already.
-            if let (Some((_, buckets)), false) = (&mut self.table, matches!(place, Place::Shard(_)))
+            if let (Some((_, buckets)), false) =
+                (&mut self.table, matches!(location, Location::Shard(_)))
             {
                 buckets.spill(key);
-                if let Place::Bucket(place) = place {
-                    buckets.clear(place);
+                if let Location::Bucket(slot_index) = location {
+                    buckets.clear(slot_index);
                 }
             }
         }
         if let Some((before, _)) = replaced {
-            self.placed[key].next = Next::Replaced(before);
+            self.located[key].next = NextWrite::Replaced(before);
         }
     }
 
     fn remove(&mut self, key: usize) {
-        match self.placed[key].place {
+        match self.located[key].location {
             // If two keys of the batch meet, the other check may have freed this slot: then nothing is freed
             // again.
-            Place::Bucket(place) => {
+            Location::Bucket(slot_index) => {
                 if let Some((_, buckets)) = &mut self.table
-                    && buckets.get(place).is_some()
+                    && buckets.get(slot_index).is_some()
                 {
-                    buckets.clear(place);
+                    buckets.clear(slot_index);
                     self.store.capacity.keys.release(1);
                 }
             }
-            Place::Shard(_) | Place::Overflow => {
+            Location::Shard(_) | Location::Overflow => {
                 if let Some(state) = self.clear_in_shard(key) {
-                    self.placed[key].next = Next::Replaced(state);
-                    if self.placed[key].place != Place::Overflow {
+                    self.located[key].next = NextWrite::Replaced(state);
+                    if self.located[key].location != Location::Overflow {
                         self.store.capacity.release_from_shard();
                     }
                 }
             }
-            Place::New | Place::Reserved => {}
+            Location::New | Location::Reserved => {}
         }
     }
 }

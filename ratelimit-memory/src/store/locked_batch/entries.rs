@@ -5,7 +5,7 @@ use ratelimit_core::Clock;
 use ratelimit_core::algorithm::InMemory;
 use smallvec::SmallVec;
 
-use super::{LockedBatch, Next, Place};
+use super::{Location, LockedBatch, NextWrite};
 use crate::shard::counted_entries;
 use crate::store::{MemoryError, adds_entries};
 use crate::sync::lock;
@@ -43,9 +43,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         if !self.is_tight {
             return Ok(true);
         }
-        let is_shared = |position: &usize| self.placed[*position].place == Place::Overflow;
+        let is_shared = |position: &usize| self.located[*position].location == Location::Overflow;
         let (shared, own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =
-            (0..self.placed.len()).filter(|at| self.growth(*at) > 0).partition(is_shared);
+            (0..self.located.len()).filter(|at| self.growth(*at) > 0).partition(is_shared);
         let sum = |positions: &[usize]| positions.iter().map(|at| self.growth(*at)).sum::<usize>();
         let capacity = &self.store.capacity;
         let kept = self.overflow.as_ref().map_or(0, |overflow| overflow.entries());
@@ -54,7 +54,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         if (shared.is_empty() || fits) && self.spare_entries.add(own_entries) {
             return Ok(true);
         }
-        let is_new = |at: &usize| matches!(self.placed[*at].place, Place::New | Place::Reserved);
+        let is_new =
+            |at: &usize| matches!(self.located[*at].location, Location::New | Location::Reserved);
         let new_keys: SmallVec<[usize; 2]> = own.into_iter().filter(is_new).collect();
         if new_keys.is_empty() || !(shared.is_empty() || fits) {
             return Err(MemoryError::Entries { most: capacity.most_entries() });
@@ -62,14 +63,14 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         for position in new_keys {
             self.share(position);
         }
-        self.placed.iter_mut().for_each(|placed| placed.next = Next::Same);
+        self.located.iter_mut().for_each(|located| located.next = NextWrite::Same);
         self.next_reservations.clear();
         Ok(false)
     }
 
     /// By how many entries a check's state grows.
     fn growth(&self, position: usize) -> usize {
-        let Next::Put(_, pending) = &self.placed[position].next else { return 0 };
+        let NextWrite::Put(_, pending) = &self.located[position].next else { return 0 };
         let before = self.stored(position).map_or(0, counted_entries::<A>);
         pending.entries.saturating_sub(before)
     }

@@ -6,10 +6,10 @@ use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
 use ratelimit_core::{Clock, Decision, Refusal, Timestamp, Verdict};
 use smallvec::SmallVec;
 
-use super::{LockedBatch, Place};
+use super::{Location, LockedBatch};
 
 /// One check, or several that share a state.
-struct Part<'b, A> {
+struct MergedCheck<'b, A> {
     /// Their positions in the batch.
     positions: SmallVec<[usize; 2]>,
     /// The first check, with the sum of all costs.
@@ -17,9 +17,9 @@ struct Part<'b, A> {
 }
 
 /// The states of a batch, by its parts.
-struct Parts<'p, 'b, T, A> {
+struct MergedStates<'p, 'b, T, A> {
     batch: &'p Batch<'b, A>,
-    all: Vec<Part<'b, A>>,
+    all: Vec<MergedCheck<'b, A>>,
     states: &'p mut T,
 }
 
@@ -36,7 +36,7 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
         let merged = batch.with_checks(&checks);
         let group = batch.reservation_group(|| self.fingerprint());
         let merged = group.as_ref().map_or(merged, |group| merged.in_group(group));
-        let mut states = Parts { batch, all: parts, states: self };
+        let mut states = MergedStates { batch, all: parts, states: self };
         let verdict = decide(&merged, now, &mut states)?;
         let mut decisions: Vec<Option<Decision>> = vec![None; batch.checks().len()];
         for (part, decision) in states.all.iter().zip(verdict.decisions()) {
@@ -48,27 +48,31 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
         Ok(Verdict::several(decisions.into_iter().flatten().collect()))
     }
 
-    fn parts(&self) -> Vec<Part<'b, A>> {
-        let mut parts: Vec<Part<'b, A>> = Vec::new();
+    fn parts(&self) -> Vec<MergedCheck<'b, A>> {
+        let mut parts: Vec<MergedCheck<'b, A>> = Vec::new();
         for (position, check) in self.batch.checks().iter().enumerate() {
             let shared = |at: usize| {
-                let placed = &self.placed[at];
-                (placed.place == Place::Overflow).then_some(placed.hash)
+                let located = &self.located[at];
+                (located.location == Location::Overflow).then_some(located.hash)
             };
             let own = shared(position);
-            let same = |part: &&mut Part<'b, A>| own.is_some() && shared(part.positions[0]) == own;
+            let same =
+                |part: &&mut MergedCheck<'b, A>| own.is_some() && shared(part.positions[0]) == own;
             if let Some(part) = parts.iter_mut().find(same) {
                 part.positions.push(position);
                 part.check.cost = part.check.cost.saturating_add(check.cost);
             } else {
-                parts.push(Part { positions: SmallVec::from_elem(position, 1), check: *check });
+                parts.push(MergedCheck {
+                    positions: SmallVec::from_elem(position, 1),
+                    check: *check,
+                });
             }
         }
         parts
     }
 }
 
-impl<A: InMemory, T: States<A::State>> States<A::State> for Parts<'_, '_, T, A> {
+impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_, T, A> {
     fn get(&self, part: usize) -> Option<&A::State> {
         self.states.get(self.all[part].positions[0])
     }

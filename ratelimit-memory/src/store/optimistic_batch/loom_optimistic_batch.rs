@@ -13,12 +13,12 @@ use crate::loom_store::{self, beside, model, small_limit, small_store};
 const SECOND_US: u64 = 1_000_000;
 
 /// The remaining capacity of each key that a batch over both reports.
-fn left(store: &loom_store::Compact, op: Op, costs: [u64; 2]) -> [u64; 2] {
+fn left(store: &loom_store::CompactStore, op: Op, costs: [u64; 2]) -> [u64; 2] {
     let (limit, [here, there]) = (small_limit(3), costs);
     let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
     let batch = Batch::new(&checks).expect("distinct").op(op);
     let verdict = store.apply_now(&batch).expect("decides");
-    [0, 1].map(|place| verdict.decisions()[place].remaining)
+    [0, 1].map(|position| verdict.decisions()[position].remaining)
 }
 
 /// Another thread charges two keys once more beside this batch. The batch reports both as they were at one
@@ -34,8 +34,8 @@ fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
             let table = store.table.as_ref().expect("small states");
             let twice = Compact { at: clock.now(), span_us: 2 * SECOND_US, extra: 0 };
             let twice = table.pack(twice).expect("fits");
-            let bucket = |place: usize| table.route(addresses[place]).buckets()[0];
-            let seen = [0, 1].map(|place| bucket(place).seen(seen[place]));
+            let bucket = |position: usize| table.route(addresses[position]).buckets()[0];
+            let seen = [0, 1].map(|position| bucket(position).seen(seen[position]));
             // Unless the batch is charging one of them, or has charged it.
             if let [Some(mut here), Some(mut there)] = seen.each_ref().map(|seen| seen.try_lock()) {
                 here.set(twice);

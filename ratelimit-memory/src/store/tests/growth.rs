@@ -13,10 +13,10 @@ fn ask_anything(store: &Memory, names: &[String], thread: u64, calls: usize) -> 
     let mut admitted = vec![0; names.len()];
     for _ in 0..calls {
         let (key, kind) = (below(names.len()), below(40));
-        let name = |place: usize| names[(key + place) % names.len()].as_str();
-        let check = |place: usize, cost| Check { limit: &limit, key: name(place), cost };
-        let mut admit = |place: usize, cost: u64, allowed: bool| {
-            admitted[(key + place) % names.len()] += if allowed { cost } else { 0 };
+        let name = |position: usize| names[(key + position) % names.len()].as_str();
+        let check = |position: usize, cost| Check { limit: &limit, key: name(position), cost };
+        let mut admit = |position: usize, cost: u64, allowed: bool| {
+            admitted[(key + position) % names.len()] += if allowed { cost } else { 0 };
         };
         let one = |cost, op, now| {
             let check = check(0, cost);
@@ -34,14 +34,14 @@ fn ask_anything(store: &Memory, names: &[String], thread: u64, calls: usize) -> 
                 (0..checks.len()).for_each(|at| admit(at, 1, allowed));
             }
             8 => {
-                let places = [0, 1, 2, 0, 3, 4, 0, 5, 6, 7, 1];
+                let positions = [0, 1, 2, 0, 3, 4, 0, 5, 6, 7, 1];
                 let mut next = 0;
-                store.acquire_each_now(&limit, &places.map(name), 1, |place, decided| {
-                    assert_eq!(place, next);
+                store.acquire_each_now(&limit, &positions.map(name), 1, |position, decided| {
+                    assert_eq!(position, next);
                     next += 1;
-                    admit(places[place], 1, decided.expect("decides").allowed());
+                    admit(positions[position], 1, decided.expect("decides").allowed());
                 });
-                assert_eq!(next, places.len());
+                assert_eq!(next, positions.len());
             }
             _ => admit(0, 1 + kind as u64 % 2, one(1 + kind as u64 % 2, Op::Acquire, Now::Store)),
         }

@@ -74,7 +74,7 @@ fn random() -> Vec<String> {
 
 /// The cost of a set of keys, summed over stores of different seeds.
 #[derive(Debug, Default)]
-struct Cost {
+struct KeySetCost {
     segments: usize,
     /// Keys that found no place in their buckets.
     crowded: usize,
@@ -84,8 +84,8 @@ struct Cost {
     close: usize,
 }
 
-fn cost(keys: &[String]) -> Cost {
-    let mut cost = Cost::default();
+fn cost(keys: &[String]) -> KeySetCost {
+    let mut cost = KeySetCost::default();
     for _ in 0..SEEDS {
         let table = charged("gcra 1/h", keys);
         cost.segments += table.table.as_ref().map_or(0, CuckooTable::segments);

@@ -10,10 +10,10 @@ use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::law::Violation;
 use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, Time};
-use crate::laws::{Kept, Said, Subject};
+use crate::laws::{LawResult, Said, Subject};
 use crate::pure::PureStore;
 use crate::seeds::{AlgorithmKind, full_us, refill};
-use crate::trace::{Ask, Request, Trace};
+use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Law 14 for a running clock: at its own time the store decides a whole trace as the pure step does.
 ///
@@ -24,12 +24,12 @@ use crate::trace::{Ask, Request, Trace};
 pub(crate) async fn decides_by_a_clock_that_runs<H: Harness>(
     subject: &Subject<'_, Policy, H>,
     trace: &Trace<Policy>,
-) -> Kept {
+) -> LawResult {
     let time = Time::of(subject.harness.clock(subject.store));
-    let run = Running::begin(subject, &trace.limits, time).await?;
+    let run = RunningStore::begin(subject, &trace.limits, time).await?;
     let pure = PureStore::new();
     let last = at_last(subject, trace);
-    let mut reserved = Reserved::default();
+    let mut reserved = TraceReservations::default();
     for request in trace.requests.iter().chain(&last) {
         if reserved.leaves_it_to_the_moment(trace, request) {
             continue;
@@ -53,19 +53,23 @@ pub(crate) async fn decides_by_a_clock_that_runs<H: Harness>(
 
 /// The reservations of a trace, and those of them whose settlement does not depend on the time since.
 #[derive(Default)]
-struct Reserved<'t> {
+struct TraceReservations<'t> {
     known: HashSet<(usize, &'t str, ReservationId)>,
     settles_alike: HashSet<(usize, &'t str, ReservationId)>,
 }
 
-impl<'t> Reserved<'t> {
+impl<'t> TraceReservations<'t> {
     /// Records a request. Returns whether its outcome may depend on whether two requests were decided at the
     /// same time or a microsecond apart:
     ///
     /// - A bucket that was charged after a reservation returns only what cannot have refilled since, which is
     ///   nearly a unit less after the first microsecond.
     /// - A lease that was taken away is not returned; another one of the same time in its place is.
-    fn leaves_it_to_the_moment(&mut self, trace: &Trace<Policy>, request: &'t Request) -> bool {
+    fn leaves_it_to_the_moment(
+        &mut self,
+        trace: &Trace<Policy>,
+        request: &'t TraceRequest,
+    ) -> bool {
         let mut matters = false;
         for ask in &request.asks {
             let (limit, key) = (ask.limit, &*ask.key);
@@ -99,8 +103,11 @@ impl<'t> Reserved<'t> {
 }
 
 /// Peeks at everything that the trace asked about, in one batch if the store supports that.
-fn at_last<H: Harness>(subject: &Subject<'_, Policy, H>, trace: &Trace<Policy>) -> Vec<Request> {
-    let look = |asks| Request { at: trace.latest(), op: Op::Peek, asks, id: None };
+fn at_last<H: Harness>(
+    subject: &Subject<'_, Policy, H>,
+    trace: &Trace<Policy>,
+) -> Vec<TraceRequest> {
+    let look = |asks| TraceRequest { at: trace.latest(), op: Op::Peek, asks, id: None };
     let everybody = trace.everybody();
     match subject.able().lacks([Capability::Batches, Capability::SeveralKeys]) {
         _ if everybody.is_empty() => Vec::new(),
@@ -117,7 +124,7 @@ pub(crate) struct Passed {
 }
 
 /// A store with a running clock that is asked about slow limits.
-pub(crate) struct Running<'a, H: Harness> {
+pub(crate) struct RunningStore<'a, H: Harness> {
     subject: &'a Subject<'a, Policy, H>,
     limits: &'a [Limit<Policy>],
     time: Time,
@@ -129,7 +136,7 @@ pub(crate) struct Running<'a, H: Harness> {
 /// The key that is charged first, to find out how far the store's windows have progressed.
 const FIRST: &str = "the first";
 
-impl<'a, H: Harness> Running<'a, H> {
+impl<'a, H: Harness> RunningStore<'a, H> {
     /// Asks each of the limits once. The `reset_after` of the first answer from a clock-aligned window tells
     /// how far the store's windows have progressed; the store's absolute time does not matter.
     pub(crate) async fn begin(
@@ -140,7 +147,7 @@ impl<'a, H: Harness> Running<'a, H> {
         // The longest window comes first: it is a multiple of the others, so it tells their progress, too.
         let windows = limits.iter().map(|limit| window_us(limit.algorithm()).unwrap_or(0));
         let mut windows: Vec<(u64, usize)> = windows.zip(0..).collect();
-        windows.sort_unstable_by_key(|(window_us, place)| (Reverse(*window_us), *place));
+        windows.sort_unstable_by_key(|(window_us, position)| (Reverse(*window_us), *position));
         let aligned = windows.iter().map(|(us, _)| *us).filter(|us| *us > 0).collect::<Vec<_>>();
         let unfit = |pair: &&[u64]| !pair[0].is_multiple_of(pair[1]);
         if let Some(&[longer, shorter]) = aligned.windows(2).find(unfit) {
@@ -157,7 +164,7 @@ impl<'a, H: Harness> Running<'a, H> {
         let asks: Vec<_> = windows.into_iter().map(ask).collect();
         let together = if subject.able().can(Capability::Batches) { asks.len() } else { 1 };
         for (n, asks) in asks.chunks(together.max(1)).enumerate() {
-            let request = Request { at, op: Op::Acquire, asks: asks.to_vec(), id: None };
+            let request = TraceRequest { at, op: Op::Acquire, asks: asks.to_vec(), id: None };
             let got = subject.answer(limits, &request, Now::Store).await?;
             let passed = run.passed();
             if let (0, Ok(got), Ok(due)) = (n, &got, run.due(&request, &PureStore::new())) {
@@ -203,8 +210,8 @@ impl<'a, H: Harness> Running<'a, H> {
     }
 
     /// The pure step's answer to a request at the moment that stands for the whole run.
-    fn due(&self, request: &Request, pure: &PureStore) -> Said {
-        self.subject.due(pure, self.limits, &Request { at: self.at, ..request.clone() })
+    fn due(&self, request: &TraceRequest, pure: &PureStore) -> Said {
+        self.subject.due(pure, self.limits, &TraceRequest { at: self.at, ..request.clone() })
     }
 }
 
