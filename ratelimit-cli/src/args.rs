@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::suggest::Share;
+use crate::suggest::DeniedShare;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
@@ -161,8 +161,8 @@ pub(crate) struct SuggestArgs {
     pub(crate) log: LogArgs,
 
     /// The most callers of each limit that may be denied at least once, such as `0.1%`.
-    #[arg(long, value_name = "SHARE", value_parser = Share::parse)]
-    pub(crate) target: Share,
+    #[arg(long, value_name = "SHARE", value_parser = DeniedShare::parse)]
+    pub(crate) target: DeniedShare,
 
     /// One line of JSON per limit instead of a table.
     #[arg(long)]

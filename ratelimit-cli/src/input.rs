@@ -16,11 +16,11 @@ mod source;
 pub(crate) use access_log::agent;
 pub(crate) use format::{Before, Detector, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
-pub(crate) use source::Source;
+pub(crate) use source::InputSource;
 
 /// The request in one line of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct InputEntry {
     pub(crate) at: Timestamp,
     pub(crate) caller: Caller,
     pub(crate) cost: u64,
@@ -61,7 +61,7 @@ impl Parser {
     }
 
     /// Parses a line.
-    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Entry, BadLine> {
+    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<InputEntry, BadLine> {
         match self {
             Self::AccessLog(parser) => parser.parse(line),
             Self::Jsonl => jsonl::parse(line),

@@ -22,8 +22,8 @@ mod leases;
 mod requests;
 
 use judge::Judge;
-use requests::Request;
-pub(crate) use requests::{Order, Requests};
+use requests::ReplayedRequest;
+pub(crate) use requests::{Order, ReplayedRequests};
 
 /// The number of bad lines that are reported one by one; the rest are only counted.
 const NAMED_BAD_LINES: u64 = 20;
@@ -35,7 +35,7 @@ pub(crate) struct Replay<'r, S> {
     pub(crate) other: Option<&'r RateLimiter<S>>,
     /// The limits without a bound, if what callers need is to be observed.
     pub(crate) needs: Option<&'r RateLimiter<S>>,
-    pub(crate) requests: Requests,
+    pub(crate) requests: ReplayedRequests,
     pub(crate) decisions: Option<Decisions>,
     /// Whether the keys are to be reset at the end.
     pub(crate) forgets: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Decisions {
 }
 
 /// The result of a replay.
-pub(crate) struct Outcome {
+pub(crate) struct ReplayOutcome {
     pub(crate) tally: Tally,
     /// The input's format; `None` if no line decided it.
     pub(crate) format: Option<&'static str>,
@@ -75,7 +75,7 @@ pub(crate) enum Ending {
 
 impl<S: Store<Policy>> Replay<'_, S> {
     /// Decides every request until the input ends or something stops the replay.
-    pub(crate) async fn run(mut self) -> Outcome {
+    pub(crate) async fn run(mut self) -> ReplayOutcome {
         let started = Instant::now();
         let mut this = Judge::new(self.limiter, self.nearness, self.forgets);
         let other = self.other.map(|other| Judge::new(other, None, self.forgets));
@@ -127,7 +127,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
             });
         }
         let comparison = other.map(|(Judge { tally, .. }, more)| Comparison { tally, ..more });
-        Outcome { tally: this.tally, format, order, ending, elapsed, left_behind, comparison }
+        ReplayOutcome { tally: this.tally, format, order, ending, elapsed, left_behind, comparison }
     }
 
     /// Decides all requests, one after the other.
@@ -138,7 +138,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         mut needs: Option<&mut Judge<'_, S>>,
     ) -> Result<(), Failure> {
         let mut line = Vec::new();
-        while let Some(Request { input, number, entry }) = self.requests.next()? {
+        while let Some(ReplayedRequest { input, number, entry }) = self.requests.next()? {
             let (name, trouble) = self.requests.reported(input);
             let failed = |error: S::Error| {
                 let what = format!("{}: line {number}: the store failed", name.display());
@@ -282,7 +282,7 @@ mod tests {
         std::fs::write(&input, (0..100).map(line).collect::<String>()).expect("writes");
         let (policy, inputs) = (name.clone(), vec![input]);
         let log = LogArgs { policy, format: FormatArg::Auto, duration_unit: None, inputs };
-        let opened = Requests::open(&log, &Interrupt::default(), false);
+        let opened = ReplayedRequests::open(&log, &Interrupt::default(), false);
         let requests = opened.unwrap_or_else(|failure| panic!("{failure}"));
         let file = Box::new(std::fs::File::create(&name).expect("creates"));
         let out = BufWriter::new(file as Box<dyn Write>);

@@ -7,7 +7,7 @@ use crate::caller::joined_names;
 use crate::compare::{Comparison, Difference};
 use crate::suggest::setting;
 use crate::summary::{by_limit, shown_caller, totals};
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::tally::{LimitTally, Offender, Tally};
 use crate::text::{count, duration, plural, printable, share, time};
 
@@ -193,7 +193,7 @@ fn compared(name: &str, comparison: &Comparison) -> Markup {
         let rows = callers.iter().map(|((name, value), difference)| {
             vec![shown_caller(name, value, NAME_CHARS), count(of(difference))]
         });
-        let table = Table::new(&["caller", "#requests"], rows);
+        let table = TextTable::new(&["caller", "#requests"], rows);
         html! {
             @if requests > 0 {
                 div { h3 { (title) } (table.html(&plural(requests, "request", "requests"))) }

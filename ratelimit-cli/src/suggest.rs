@@ -152,9 +152,9 @@ pub(crate) fn setting(policy: &Policy) -> String {
 
 /// The share of callers that may be denied, in millionths of a percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share(u64);
+pub(crate) struct DeniedShare(u64);
 
-impl Share {
+impl DeniedShare {
     const WHOLE: u64 = 100_000_000;
 
     /// Parses a share such as `0.1%`.
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
     use crate::caller::Caller;
-    use crate::input::Entry;
+    use crate::input::InputEntry;
     use crate::tally::Decided;
 
     #[test]
@@ -194,10 +194,10 @@ mod tests {
         for (text, of) in
             [("0%", 0), ("0.1%", 1), ("0.199999%", 1), ("0.2%", 2), ("50%", 500), ("100%", 1_000)]
         {
-            assert_eq!(Share::parse(text).map(|share| share.of(1_000)), Ok(of), "{text}");
+            assert_eq!(DeniedShare::parse(text).map(|share| share.of(1_000)), Ok(of), "{text}");
         }
         for text in ["", "%", "1", "-1%", "100.1%", "0.0000001%", "1e2%", ".5%", "1.%"] {
-            assert!(Share::parse(text).is_err(), "{text}");
+            assert!(DeniedShare::parse(text).is_err(), "{text}");
         }
     }
 
@@ -252,7 +252,7 @@ mod tests {
                 };
                 let (cost, caller) =
                     (draw / 900 % 3, Caller { bare: Some(key.clone()), ..Caller::default() });
-                let entry = Entry { at, caller, cost, op, duration_us: None, line: None };
+                let entry = InputEntry { at, caller, cost, op, duration_us: None, line: None };
                 let request = limiter.request(&entry.caller).cost(cost).at(at);
                 let verdict = pollster::block_on(request.apply(op)).expect("it decides");
                 tally.count(&Decided::new(&limiter, &entry, &verdict));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::caller::joined_names;
 use crate::compare::{Comparison, Difference};
 use crate::report::Report;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::tally::{Denials, Tally};
 use crate::text::{count, duration, printable, share, time};
 
@@ -49,7 +49,7 @@ pub(crate) fn text(report: &Report<'_>) -> String {
 }
 
 /// Name, number and, where it is meaningful, share.
-pub(crate) fn totals(tally: &Tally) -> Table {
+pub(crate) fn totals(tally: &Tally) -> TextTable {
     let of_requests = |n| share(n, tally.requests);
     let rows = [
         ("requests", tally.requests, String::new()),
@@ -61,18 +61,18 @@ pub(crate) fn totals(tally: &Tally) -> Table {
     ];
     let shown = rows.into_iter().filter(|(name, n, _)| *n > 0 || !name.ends_with("operations"));
     let rows = shown.map(|(name, n, share)| vec![name.to_owned(), count(n), share]);
-    Table::new(&["", "#", "#"], rows)
+    TextTable::new(&["", "#", "#"], rows)
 }
 
-fn differing_table(comparison: &Comparison) -> Table {
+fn differing_table(comparison: &Comparison) -> TextTable {
     let callers = comparison.callers(CALLERS, Difference::requests).into_iter();
     let rows = callers.map(|((name, value), Difference { only_this, only_other })| {
         vec![shown_caller(name, value, NAME_CHARS), count(*only_other), count(*only_this)]
     });
-    Table::new(&["caller", "#newly denied", "#freed"], rows)
+    TextTable::new(&["caller", "#newly denied", "#freed"], rows)
 }
 
-fn limits_table(tally: &Tally, shadow: bool) -> Table {
+fn limits_table(tally: &Tally, shadow: bool) -> TextTable {
     let tallied = tally.limits.iter().filter(|counts| counts.limit.is_shadow() == shadow);
     let rows = tallied.map(|counts| {
         let limit = &counts.limit;
@@ -87,20 +87,20 @@ fn limits_table(tally: &Tally, shadow: bool) -> Table {
     });
     let denied = if shadow { "#would have denied" } else { "#denied" };
     let columns = ["name", "algorithm", "kept for each", "#applied to", denied, "#share"];
-    Table::new(&columns, rows)
+    TextTable::new(&columns, rows)
 }
 
-fn identifiers_table(tally: &Tally) -> Table {
+fn identifiers_table(tally: &Tally) -> TextTable {
     let rows = tally.blamable().map(|tally| {
         let (callers, denied) = (tally.callers.len() as u64, tally.denied());
         vec![tally.name.clone(), count(callers), count(denied), share(denied, callers)]
     });
     let columns = ["identifier", "#seen", "#denied at least once", "#share"];
-    Table::new(&columns, rows)
+    TextTable::new(&columns, rows)
 }
 
 /// The callers denied most.
-fn offenders_table(tally: &Tally) -> Table {
+fn offenders_table(tally: &Tally) -> TextTable {
     let rows = tally.offenders(CALLERS).into_iter().map(|offender| {
         let denials = offender.denials;
         vec![
@@ -116,7 +116,7 @@ fn offenders_table(tally: &Tally) -> Table {
     });
     let columns =
         ["caller", "#requests", "#denied", "#share", "#longest wait", "@first", "@last", "by"];
-    Table::new(&columns, rows)
+    TextTable::new(&columns, rows)
 }
 
 /// The limits that denied a caller, with how often. A name and its number stay on one line.

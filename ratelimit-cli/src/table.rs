@@ -1,11 +1,11 @@
-//! [`Table`]: rows under columns, as text for a terminal and as a part of the report.
+//! [`TextTable`]: rows under columns, as text for a terminal and as a part of the report.
 
 use maud::{Markup, html};
 use unicode_width::UnicodeWidthStr;
 
 /// Rows under columns. The first column names the row.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     columns: Vec<Column>,
     pub(crate) rows: Vec<Vec<String>>,
 }
@@ -17,7 +17,7 @@ struct Column {
     class: &'static str,
 }
 
-impl Table {
+impl TextTable {
     /// A column whose name begins with `#` holds numbers, and one with `@` times.
     pub(crate) fn new(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Self {
         let column = |text: &&str| {

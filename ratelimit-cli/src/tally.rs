@@ -9,7 +9,7 @@ use ratelimit_core::{
 };
 
 use crate::caller::{BARE_NAME, Caller};
-use crate::input::{Entry, agent};
+use crate::input::{InputEntry, agent};
 use crate::nearness::Nearness;
 use crate::suggest::Needs;
 use crate::timeline::Timeline;
@@ -62,7 +62,7 @@ pub(crate) struct LimitTally {
 /// One decided line.
 #[derive(Clone, Debug)]
 pub(crate) struct Decided<'d> {
-    pub(crate) entry: &'d Entry,
+    pub(crate) entry: &'d InputEntry,
     pub(crate) limits: &'d Limits<Policy>,
     pub(crate) verdict: &'d Verdict,
     named: NamedDecisions<'d, Policy>,
@@ -74,7 +74,7 @@ pub(crate) type Placed<'d> = (usize, NamedDecision<'d, Policy>);
 impl<'d> Decided<'d> {
     pub(crate) fn new<S>(
         limiter: &'d RateLimiter<S>,
-        entry: &'d Entry,
+        entry: &'d InputEntry,
         verdict: &'d Verdict,
     ) -> Self {
         Self { entry, limits: limiter.limits(), verdict, named: limiter.named(verdict) }

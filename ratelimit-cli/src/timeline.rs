@@ -26,12 +26,12 @@ fn width_us(place: usize) -> u64 {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timeline {
     width: usize,
-    buckets: BTreeMap<u64, Bucket>,
+    buckets: BTreeMap<u64, TimeBucket>,
 }
 
 /// The requests of one stretch of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Bucket {
+pub(crate) struct TimeBucket {
     pub(crate) all: Counts,
     /// What each limit decided, by its position in the policy; shorter if the last limits decided nothing.
     pub(crate) by_limit: Vec<Counts>,
@@ -60,7 +60,7 @@ impl Counts {
     }
 }
 
-impl Bucket {
+impl TimeBucket {
     /// What one limit decided.
     pub(crate) fn limit(&self, place: usize) -> Counts {
         self.by_limit.get(place).copied().unwrap_or_default()
@@ -97,7 +97,7 @@ impl Timeline {
     }
 
     /// Every bucket from the first to the last, empty ones included, with its start.
-    pub(crate) fn buckets(&self) -> Vec<(Timestamp, Bucket)> {
+    pub(crate) fn buckets(&self) -> Vec<(Timestamp, TimeBucket)> {
         let Some((first, last)) = self.ends() else { return Vec::new() };
         let start = |place: u64| Timestamp::saturating_from_us(place * self.width_us());
         let bucket = |place| self.buckets.get(&place).cloned().unwrap_or_default();

@@ -53,7 +53,7 @@ pub(crate) enum Foreign {
 
 /// A key, the value that was read, and the change to make.
 #[derive(Clone)]
-pub(crate) struct Slot {
+pub(crate) struct CasValue {
     pub(crate) key: String,
     pub(crate) read: Option<Vec<u8>>,
     pub(crate) change: Write<Vec<u8>>,
@@ -62,13 +62,13 @@ pub(crate) struct Slot {
 /// What a batch read. Writes are recorded here, not made.
 pub(crate) struct Reads<S> {
     /// One slot per check's state, then, if the batch has an id, one per reservation.
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: Vec<CasValue>,
     pub(crate) states: Vec<Option<S>>,
     reservations: Vec<Option<Reservation>>,
     fingerprint: u64,
 }
 
-impl Slot {
+impl CasValue {
     /// The value that was read. Empty counts as missing: a removal by `SET … IFEQ` leaves an empty value
     /// for a millisecond.
     fn written(&self) -> Option<&[u8]> {
@@ -85,14 +85,14 @@ impl Slot {
 }
 
 /// The attempts at one batch.
-pub(crate) struct Attempts {
+pub(crate) struct BatchAttempts {
     pub(crate) rounds: Rounds,
     /// What the last attempt read and could not write.
     read: Option<Vec<Option<Vec<u8>>>>,
     pause: Duration,
 }
 
-impl Attempts {
+impl BatchAttempts {
     pub(crate) fn new(deadline: Deadline) -> Self {
         Self { rounds: Rounds::new(ATTEMPTS, deadline), read: None, pause: FIRST_PAUSE }
     }
@@ -108,9 +108,9 @@ impl Attempts {
     ///
     /// # Errors
     /// [`RedisError::Contended`] if no attempt is left.
-    pub(crate) fn next(&mut self, slots: &[Slot]) -> Result<(), RedisError> {
+    pub(crate) fn next(&mut self, slots: &[CasValue]) -> Result<(), RedisError> {
         let read: Vec<_> =
-            slots.iter().map(Slot::written).map(|read| read.map(<[u8]>::to_vec)).collect();
+            slots.iter().map(CasValue::written).map(|read| read.map(<[u8]>::to_vec)).collect();
         let again = match &self.read {
             None => true,
             Some(before) => {
@@ -131,7 +131,7 @@ impl Attempts {
 
 impl<S> Reads<S> {
     pub(crate) fn changes(&self) -> bool {
-        self.slots.iter().any(Slot::changes)
+        self.slots.iter().any(CasValue::changes)
     }
 
     /// Marks new reservations as `reserved`, and those that the id already has as confirmed.
@@ -190,7 +190,7 @@ where
     ) -> Result<Verdict, RedisError> {
         let writes = batch.operation() != Op::Peek;
         let _turn = if writes { self.turn(batch, deadline).await? } else { Vec::new() };
-        let mut attempts = Attempts::new(deadline);
+        let mut attempts = BatchAttempts::new(deadline);
         loop {
             let decided = self.decided(batch, false, writes, deadline).await;
             let (verdict, now, reads) = decided.map_err(|error| attempts.rounds.explain(error))?;
@@ -310,10 +310,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         A::State: Codec,
     {
         let deadline = self.inner.deadline();
-        let mut attempts = Attempts::new(deadline);
+        let mut attempts = BatchAttempts::new(deadline);
         loop {
             let read = self.inner.get(limit, key, deadline).await?;
-            let mut slot = Slot { key: key.to_owned(), read, change: Write::Keep };
+            let mut slot = CasValue { key: key.to_owned(), read, change: Write::Keep };
             let decoded =
                 self.decoded(limit, &mut slot, Foreign::Leave, A::State::decode, deadline).await?;
             let now = self.inner.now(key, Now::Store, deadline).await?;
@@ -402,7 +402,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
-            let mut slot = Slot { key, read, change: Write::Keep };
+            let mut slot = CasValue { key, read, change: Write::Keep };
             if place < checks.len() {
                 let decoded =
                     self.decoded(limit, &mut slot, of_states, A::State::decode, deadline).await?;
@@ -421,7 +421,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     pub(crate) async fn decoded<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
-        slot: &mut Slot,
+        slot: &mut CasValue,
         foreign: Foreign,
         decode: impl Fn(&[u8]) -> Option<T>,
         deadline: Deadline,
@@ -447,12 +447,12 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// Makes the recorded changes, if any. Returns whether everything that was read was still unchanged.
     pub(crate) async fn write(
         &self,
-        slots: &[Slot],
+        slots: &[CasValue],
         now: Timestamp,
         time: Now,
         deadline: Deadline,
     ) -> Result<bool, RedisError> {
-        if !slots.iter().any(Slot::changes) {
+        if !slots.iter().any(CasValue::changes) {
             return Ok(true);
         }
         if let [slot] = slots
@@ -480,7 +480,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// Writes a single key without scripting; `None` if this server needs a script for it.
     async fn write_one(
         &self,
-        slot: &Slot,
+        slot: &CasValue,
         now: Timestamp,
         time: Now,
         deadline: Deadline,

@@ -26,19 +26,23 @@ mod sync {
 
 pub(crate) use flight::{Flight, News, Seat};
 pub(crate) use load::{
-    Boarding, Charged, Group, GroupOutcome, LimitSet, Load, Outcome, RiderVerdict, RiderVerdicts,
+    Boarding, Charged, FlightOutcome, Group, GroupOutcome, LimitSet, Load, RiderVerdict,
+    RiderVerdicts,
 };
 pub(crate) use queue::{Departure, Joined, MOST_WAITING, Queue};
 
 use crate::connection::slot;
 
+/// A queue of requests that a script charges.
+pub(crate) type Queued = Queue<Load, FlightOutcome>;
+
 /// The queues of a store.
 #[derive(Debug)]
 pub(crate) enum Queues {
     /// All requests to one server meet in one queue.
-    One(Arc<Queue<Load, Outcome>>),
+    One(Arc<Queued>),
     /// On a cluster those of one slot do, since a script cannot span slots. Each queue is made when it is first needed.
-    PerSlot(DashMap<u16, Arc<Queue<Load, Outcome>>, DefaultHashBuilder>, Duration),
+    PerSlot(DashMap<u16, Arc<Queued>, DefaultHashBuilder>, Duration),
 }
 
 impl Queues {
@@ -52,7 +56,7 @@ impl Queues {
     }
 
     /// The queue for requests with this key.
-    pub(crate) fn of(&self, key: &str) -> Arc<Queue<Load, Outcome>> {
+    pub(crate) fn of(&self, key: &str) -> Arc<Queued> {
         match self {
             Self::One(queue) => Arc::clone(queue),
             Self::PerSlot(queues, deadline) => {

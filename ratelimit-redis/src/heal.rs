@@ -115,14 +115,14 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
 /// The limits by their positions that have a state from the future under a key, and by how much longer each would hold
 /// it than a full limit.
-type Found = Result<Vec<(usize, u64)>, RedisError>;
+type FutureStates = Result<Vec<(usize, u64)>, RedisError>;
 
 impl Healed {
     fn add<A: Algorithm>(
         &mut self,
         limits: &[Limit<A>],
         key: &str,
-        found: Found,
+        found: FutureStates,
     ) -> Result<(), RedisError> {
         match found {
             Ok(found) => {
@@ -151,11 +151,11 @@ pub trait HealKey<A: Algorithm> {
         limits: &Limits<A>,
         key: &str,
         dry_run: bool,
-    ) -> impl Future<Output = Found> + Send;
+    ) -> impl Future<Output = FutureStates> + Send;
 }
 
 impl<A: LuaProgram, C: Connection> HealKey<A> for RedisStore<Lua, C> {
-    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> Found {
+    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> FutureStates {
         self.heal_at(limits.as_slice(), key, dry_run).await
     }
 }
@@ -164,7 +164,7 @@ impl<A: Algorithm, C: Connection> HealKey<A> for RedisStore<Cas, C>
 where
     A::State: Codec,
 {
-    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> Found {
+    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> FutureStates {
         let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
         let position = limits.iter().position(|limit| lies_there(self.key(limit, "")));
         let Some(position) = position else { return Ok(Vec::new()) };
@@ -174,7 +174,7 @@ where
 }
 
 impl<A: MultiProgram, C: Connection> HealKey<A> for RedisStore<Multi, C> {
-    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> Found {
+    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> FutureStates {
         let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
         let position = limits.iter().position(|limit| self.key(limit, "").is_some_and(lies_there));
         let Some(position) = position else { return Ok(Vec::new()) };

@@ -39,17 +39,17 @@ use crate::store::RedisStore;
 mod pending;
 mod stored;
 
-pub(crate) use pending::Outcome;
+pub(crate) use pending::CheckOutcome;
 use pending::PendingCheck;
-use stored::{Command, Found, command};
+use stored::{CommandWords, StoredEntries, command};
 
 /// How many times a charge is corrected before the batch fails as contended.
 const ATTEMPTS: usize = 32;
 
 /// Joins the outcomes. In a denied batch, each check that would have admitted reports how long to wait.
-pub(crate) fn verdict(outcomes: Vec<Outcome>) -> Verdict {
+pub(crate) fn verdict(outcomes: Vec<CheckOutcome>) -> Verdict {
     let all_allowed = outcomes.iter().all(|outcome| outcome.decision.allowed);
-    let decisions = outcomes.into_iter().map(|Outcome { mut decision, denied_wait_us }| {
+    let decisions = outcomes.into_iter().map(|CheckOutcome { mut decision, denied_wait_us }| {
         if !all_allowed {
             decision.retry_after_us = denied_wait_us;
         }
@@ -141,7 +141,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<Vec<Outcome>, RedisError> {
+    ) -> Result<Vec<CheckOutcome>, RedisError> {
         let mut pending = self.pending(batch)?;
         let writes = batch.operation() != Op::Peek;
         let read = self.read(batch.time(), &mut pending, writes, deadline).await;
@@ -277,9 +277,9 @@ impl<C: Connection> RedisStore<Multi, C> {
         reply: &Reply,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<Found, RedisError> {
+    ) -> Result<StoredEntries, RedisError> {
         let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
-        if let Some(found) = Found::of(pending.storage, items) {
+        if let Some(found) = StoredEntries::of(pending.storage, items) {
             return Ok(found);
         }
         if !writes {
@@ -326,7 +326,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     async fn send_all(
         &self,
         key: &str,
-        commands: &[Command],
+        commands: &[CommandWords],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let commands: Vec<Vec<Argument<'_>>> =

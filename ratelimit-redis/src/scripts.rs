@@ -20,9 +20,9 @@ struct Known {
     drivers: BTreeMap<Vec<&'static str>, Arc<Script>>,
     /// The newest script that decides a kind of requests, and the kind's number in it: at the server's time, and at a given
     /// one.
-    deciding: [BTreeMap<Kind, (Arc<Script>, usize)>; 2],
+    deciding: [BTreeMap<CheckKind, (Arc<Script>, usize)>; 2],
     /// The kinds of the newest script.
-    newest: [Vec<Kind>; 2],
+    newest: [Vec<CheckKind>; 2],
     /// How many scripts there are that decide.
     texts: usize,
 }
@@ -35,7 +35,7 @@ const MOST_TEXTS: usize = 256;
 type Participant = (&'static str, Role, usize);
 
 /// The checks of a request.
-type Kind = Vec<Participant>;
+type CheckKind = Vec<Participant>;
 
 /// A script, and the numbers in it of the kinds that were asked for.
 type Numbered = (Arc<Script>, Vec<usize>);
@@ -86,10 +86,10 @@ impl Scripts {
         for shape in kinds.iter().copied().flatten() {
             known.register(shape.program)?;
         }
-        let kind = |shapes: &&[Shape]| -> Kind {
+        let kind = |shapes: &&[Shape]| -> CheckKind {
             shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
         };
-        let asked: Vec<Kind> = kinds.iter().map(kind).collect();
+        let asked: Vec<CheckKind> = kinds.iter().map(kind).collect();
         let form = usize::from(given_time);
         let found = known.found(&asked, form);
         if found.is_some() || known.texts >= MOST_TEXTS {
@@ -136,7 +136,7 @@ impl Scripts {
 
 impl Known {
     /// The script that decides all of these kinds, if one does, with their numbers.
-    fn found(&self, asked: &[Kind], form: usize) -> Option<Numbered> {
+    fn found(&self, asked: &[CheckKind], form: usize) -> Option<Numbered> {
         let (script, _) = self.deciding[form].get(asked.first()?)?;
         let number = |kind| {
             let (its, number) = self.deciding[form].get(kind)?;

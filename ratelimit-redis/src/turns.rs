@@ -12,14 +12,14 @@ use crate::deadline::Deadline;
 
 const SHARDS: usize = 16;
 
-type Waiting = HashMap<Arc<str>, Arc<Turn<()>>>;
+type TurnsByKey = HashMap<Arc<str>, Arc<Turn<()>>>;
 
 /// A fair queue per key among the callers of this process. If all of them compare and set at once, all
 /// but one fail; one after the other, they fail only because of other processes.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     hasher: RandomState,
-    shards: [Mutex<Waiting>; SHARDS],
+    shards: [Mutex<TurnsByKey>; SHARDS],
 }
 
 impl Turns {
@@ -48,7 +48,7 @@ impl Turns {
         Taken { turns: self, key, turn, guard: None }
     }
 
-    fn shard(&self, key: &str) -> MutexGuard<'_, Waiting> {
+    fn shard(&self, key: &str) -> MutexGuard<'_, TurnsByKey> {
         // A few bits suffice.
         #[allow(clippy::cast_possible_truncation, reason = "any of its bits do")]
         let place = self.hasher.hash_one(key) as usize % SHARDS;

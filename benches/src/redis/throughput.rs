@@ -50,10 +50,10 @@ impl<S: Store<Gcra>> OurStore<S> {
     fn of_limits(
         numbers: ScriptNumbers,
         store: S,
-        limits: &[Named],
+        limits: &[NamedLimit],
     ) -> Result<Self, Box<dyn Error>> {
         let gcra = Gcra::new(Rate::per_us(1, numbers.interval_us)?, numbers.burst)?;
-        let limit = |(name, by): &Named| Limit::new(name, gcra)?.by(*by);
+        let limit = |(name, by): &NamedLimit| Limit::new(name, gcra)?.by(*by);
         let limits = limits.iter().map(limit).collect::<Result<Vec<_>, _>>()?;
         Ok(Self(RateLimiter::new(Limits::new(limits)?, store)))
     }
@@ -69,11 +69,11 @@ impl<S: Store<Gcra> + 'static> Decides for OurStore<S> {
 }
 
 /// A limit's name, and the identifier that it is kept for.
-type Named = (&'static str, Option<&'static str>);
+type NamedLimit = (&'static str, Option<&'static str>);
 
-const ONE: [Named; 1] = [("limit", None)];
+const ONE: [NamedLimit; 1] = [("limit", None)];
 /// One of them is for all callers.
-const THREE: [Named; 3] =
+const THREE: [NamedLimit; 3] =
     [("first", Some("all")), ("second", Some("caller")), ("third", Some("caller"))];
 
 /// Measures the store by each client beside that client's loop.
@@ -92,7 +92,7 @@ async fn of_limits(
     part: &'static str,
     all: &[(usize, Spread)],
     script: &str,
-    limits: &[Named],
+    limits: &[NamedLimit],
 ) -> Result<(), Box<dyn Error>> {
     lab.flush()?;
     let (url, sha) = (lab.server.url(), lab.load(script)?);

@@ -9,7 +9,7 @@ use crate::args::CheckArgs;
 use crate::caller::{Caller, joined_names};
 use crate::decision_line::{DecisionLine, push_json};
 use crate::failure::Failure;
-use crate::input::Entry;
+use crate::input::InputEntry;
 use crate::policy;
 use crate::store::{self, StoreUrl};
 use crate::tally::Decided;
@@ -23,8 +23,14 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    let entry =
-        Entry { at: Timestamp::ZERO, caller, cost: args.cost, op, duration_us: None, line: None };
+    let entry = InputEntry {
+        at: Timestamp::ZERO,
+        caller,
+        cost: args.cost,
+        op,
+        duration_us: None,
+        line: None,
+    };
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());
         let store = url.open(&args.caller.prefix, secret, &limits).await?;

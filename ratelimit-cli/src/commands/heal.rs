@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::text::{count, duration, plural, printable};
 
 /// How many states the table shows.
@@ -54,7 +54,7 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
     let columns = ["caller", "limit", "#locked for"];
     let mut text = String::new();
     if !healed.states.is_empty() {
-        text = Table::new(&columns, rows).text() + "\n";
+        text = TextTable::new(&columns, rows).text() + "\n";
     }
     // Writing into memory cannot fail.
     let _ = writeln!(

@@ -22,7 +22,7 @@ const SHOWN: usize = 100;
 
 /// What one limit stores for the caller, and what is left now.
 #[derive(Serialize)]
-struct Found<'l> {
+struct StoredLimit<'l> {
     name: &'l str,
     shadow: bool,
     #[serde(flatten)]
@@ -51,7 +51,7 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
             // Writing into memory cannot fail.
             let _ = writeln!(text, "  {told}\n    stored: {stored}");
             let (name, shadow) = (limit.name(), limit.is_shadow());
-            found.push(Found { name, shadow, told: (&decision).into(), state });
+            found.push(StoredLimit { name, shadow, told: (&decision).into(), state });
         }
         if found.iter().all(|found| found.state.is_null()) {
             let prefix = quoted(&args.prefix, 60);

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::files::{self, Outputs, is_dash};
 use crate::interrupt::{self, Interrupt};
 use crate::nearness::MAX_CALLERS;
-use crate::replay::{Ending, Outcome, Replay, Requests};
+use crate::replay::{Ending, Replay, ReplayOutcome, ReplayedRequests};
 use crate::report::Report;
 use crate::store::{self, StoreUrl};
 use crate::summary::{self, WARNING};
@@ -25,7 +25,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
-    let requests = Requests::open(&args.log, &Interrupt::catch()?, args.strict)?;
+    let requests = ReplayedRequests::open(&args.log, &Interrupt::catch()?, args.strict)?;
     let mut requests = requests.keeping_lines(is_detailed);
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
@@ -76,11 +76,11 @@ fn finish(
     args: &ReplayArgs,
     limits: &Limits<Policy>,
     url: &StoreUrl,
-    outcome: Outcome,
+    outcome: ReplayOutcome,
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let Outcome { tally, format, ending, elapsed, comparison, .. } = outcome;
+    let ReplayOutcome { tally, format, ending, elapsed, comparison, .. } = outcome;
     if comparison.as_ref().is_some_and(|comparison| comparison.tally.nothing_applied()) {
         notes.push(
             "WARNING: no limit of the policy to compare with applied to any request".to_owned(),

@@ -10,9 +10,9 @@ use crate::caller::wanted;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::{self, Interrupt};
-use crate::replay::{Ending, Outcome, Replay, Requests};
+use crate::replay::{Ending, Replay, ReplayOutcome, ReplayedRequests};
 use crate::suggest::{Needs, setting, unbounded, with_policy};
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::text::{count, share};
 use crate::{policy, store};
 
@@ -33,7 +33,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.log.policy)?;
     let interrupt = Interrupt::catch()?;
     pollster::block_on(async {
-        let mut requests = Requests::open(&args.log, &interrupt, false)?;
+        let mut requests = ReplayedRequests::open(&args.log, &interrupt, false)?;
         let (limits, left_out) = requests.applicable(limits)?;
         let wrong = |error| Failure::input(format!("no proposal: {error}"));
         let first = replay(unbounded(&limits).map_err(wrong)?, requests).await?;
@@ -50,7 +50,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             Row { limit, needs, proposed, denied_together: 0 }
         });
         let mut rows: Vec<_> = rows.collect();
-        let again = Requests::open(&args.log, &interrupt, false)?.silent();
+        let again = ReplayedRequests::open(&args.log, &interrupt, false)?.silent();
         let second = replay(proposal(&limits, &rows).map_err(wrong)?, again).await?;
         if interrupt.is_raised() {
             return Ok(interrupt::EXIT_CODE);
@@ -74,7 +74,10 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
 }
 
 /// Reads the log once.
-async fn replay(limits: Limits<Policy>, requests: Requests) -> Result<Outcome, Failure> {
+async fn replay(
+    limits: Limits<Policy>,
+    requests: ReplayedRequests,
+) -> Result<ReplayOutcome, Failure> {
     let limiter = &RateLimiter::new(limits, store::memory()).allow_unlimited();
     let (other, needs, decisions, forgets) = (None, None, None, false);
     let nearness = Some(usize::MAX);
@@ -133,7 +136,7 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     let names: Vec<_> = args.log.inputs.iter().map(|input| input.display().to_string()).collect();
     let mut text = format!("{}\n\n", names.join(", "));
     text.push_str(notes);
-    text.push_str(&Table::new(&columns, rows.iter().map(line)).text());
+    text.push_str(&TextTable::new(&columns, rows.iter().map(line)).text());
     text.push_str(
         "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
          in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n\

@@ -16,7 +16,7 @@ use crate::interrupt::{self, Interrupt};
 use crate::policy;
 use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::text::{count, duration, plural, printable, quoted};
 
 /// How many callers are asked about at the same time.
@@ -24,7 +24,7 @@ const AT_ONCE: usize = 32;
 
 /// What a scan found.
 #[derive(Default)]
-struct Found {
+struct ScanResult {
     keys: u64,
     callers: HashSet<String>,
     hidden: u64,
@@ -67,12 +67,12 @@ async fn scan<M: Mode>(
     limits: &Limits<Policy>,
     interrupt: &Interrupt,
     store: &RedisStore<M>,
-) -> Result<Found, Failure>
+) -> Result<ScanResult, Failure>
 where
     RedisStore<M>: Store<Policy, Error = RedisError>,
 {
     let failed = |error| Failure::store(&may_scan(redis, &args.scan.prefix), &error);
-    let mut found = Found::default();
+    let mut found = ScanResult::default();
     let mut scan = store.scan(args.scan.max_keys, args.count, args.pause).await.map_err(failed)?;
     while let Some(keys) = scan.next().await.map_err(failed)? {
         found.keys += keys.len() as u64;
@@ -120,7 +120,7 @@ async fn peek<S: Store<Policy, Error = RedisError>>(
 }
 
 /// What the reader must know before trusting the list.
-fn notes(args: &TopArgs, found: &Found) -> Vec<String> {
+fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
     let mut notes = Vec::new();
     if found.is_cut {
         notes.push(format!(
@@ -146,7 +146,7 @@ fn notes(args: &TopArgs, found: &Found) -> Vec<String> {
     notes
 }
 
-fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
+fn table(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String {
     let rows = found.limited.iter().take(args.most).map(|Limited { place, caller, decision }| {
         let limit = &limits.as_slice()[*place];
         let shadow = if limit.is_shadow() { " (shadow)" } else { "" };
@@ -161,7 +161,7 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
     let columns = ["caller", "limit", "#left", "#of", "#retry in"];
     let mut text = String::new();
     if !found.limited.is_empty() {
-        text = Table::new(&columns, rows).text() + "\n";
+        text = TextTable::new(&columns, rows).text() + "\n";
     }
     // Writing into memory cannot fail.
     let hidden = match found.hidden {
@@ -197,7 +197,7 @@ fn arguments(limit: &Limit<Policy>, key: &str) -> String {
     shown
 }
 
-fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
+fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String {
     let line = |Limited { place, caller, decision }: &Limited| {
         let limit = &limits.as_slice()[*place];
         json!({

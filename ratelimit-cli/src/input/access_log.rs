@@ -12,7 +12,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use ratelimit_core::Timestamp;
 use ratelimit_core::store::Op;
 
-use super::{BadLine, Entry};
+use super::{BadLine, InputEntry};
 use crate::args::UnitArg;
 use crate::caller::{Caller, Named};
 use crate::text::{decimal, quoted};
@@ -35,7 +35,7 @@ impl AccessLog {
         Self { unit, lacks_unit: false, last: (Vec::new(), Timestamp::ZERO) }
     }
 
-    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Entry, BadLine> {
+    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<InputEntry, BadLine> {
         let [ip, user, time, request, rest] = fields(line).map_err(|what| {
             let line = String::from_utf8_lossy(line);
             BadLine::new(format!("{what}; {EXPECTED}, got {}", quoted(&line, 60)))
@@ -57,7 +57,7 @@ impl AccessLog {
         let caller = Caller { bare: Some(text(ip)), named };
         let duration_us = self.duration_us(rest);
         let (at, cost, op) = (self.last.1, 1, Op::Acquire);
-        Ok(Entry { at, caller, cost, op, duration_us, line: None })
+        Ok(InputEntry { at, caller, cost, op, duration_us, line: None })
     }
 
     /// How long the request took, from what follows the status.
@@ -220,7 +220,7 @@ mod tests {
 
     const START: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] ";
 
-    fn parse(line: &str) -> Result<Entry, BadLine> {
+    fn parse(line: &str) -> Result<InputEntry, BadLine> {
         AccessLog::new(None).parse(line.as_bytes())
     }
 

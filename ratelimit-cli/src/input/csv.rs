@@ -7,7 +7,7 @@
 use csv_core::{ReadRecordResult, Reader};
 use ratelimit_core::store::Op;
 
-use super::{BadLine, Entry, op, timestamp, whole_number};
+use super::{BadLine, InputEntry, op, timestamp, whole_number};
 use crate::caller::{BARE_NAME, Caller};
 use crate::text::quoted;
 
@@ -68,7 +68,7 @@ impl Csv {
         Ok(Self { columns, cells })
     }
 
-    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Entry, BadLine> {
+    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<InputEntry, BadLine> {
         self.cells.read(line)?;
         let (found, expected) = (self.cells.ends.len(), self.columns.len());
         if found != expected {
@@ -97,7 +97,7 @@ impl Csv {
             return Err(BadLine::new("names no caller; fill in key or a column such as ip"));
         }
         let at = at.ok_or_else(|| BadLine::new("has no at_us"))?;
-        Ok(Entry { at, caller, cost, op: operation, duration_us, line: None })
+        Ok(InputEntry { at, caller, cost, op: operation, duration_us, line: None })
     }
 }
 

@@ -34,7 +34,7 @@ enum Format {
 
 /// What the detector knows once it has found the format.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct DetectedFormat {
     pub(crate) parser: Parser,
     pub(crate) before: Before,
 }
@@ -57,7 +57,7 @@ impl Detector {
     }
 
     /// Examines a line that is not blank. Of a CSV trace it is the header, which is consumed. A header that cannot be used is an error.
-    pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<Found>, BadLine> {
+    pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<DetectedFormat>, BadLine> {
         // The order matters: a request in a log may contain commas, and so may text in JSON.
         let parser = match line.bytes {
             Some(bytes) if !self.csv_only && AccessLog::new(self.unit).parse(bytes).is_ok() => {
@@ -74,7 +74,7 @@ impl Detector {
         };
         if let Some((parser, format)) = parser {
             let before = self.before(Some(format));
-            return Ok(Some(Found { parser, before }));
+            return Ok(Some(DetectedFormat { parser, before }));
         }
         let bytes = line.bytes.unwrap_or_default();
         if bytes.trim_ascii_start().starts_with(b"{") && !self.csv_only {

@@ -6,7 +6,7 @@ use ratelimit_core::store::Op;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{BadLine, Entry, op, timestamp, whole_number};
+use super::{BadLine, InputEntry, op, timestamp, whole_number};
 use crate::caller::{Caller, Named};
 use crate::text::{printable, quoted};
 
@@ -33,7 +33,7 @@ pub(crate) fn is_record(line: &[u8]) -> bool {
     serde_json::from_slice::<Dated>(line).is_ok()
 }
 
-pub(crate) fn parse(line: &[u8]) -> Result<Entry, BadLine> {
+pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
     let text = String::from_utf8_lossy(line);
     if !text.trim_start().starts_with('{') {
         return Err(BadLine::new("is no JSON object, such as {\"at_us\": 5, \"key\": \"k\"}"));
@@ -49,7 +49,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<Entry, BadLine> {
         let number = |value: Value| whole_number(field, value.as_u64(), &value.to_string());
         value.map(number).transpose()
     };
-    Ok(Entry {
+    Ok(InputEntry {
         at: timestamp(number("at_us", Some(record.at_us))?.unwrap_or(0))?,
         caller: Caller { bare: record.key, named },
         cost: number("cost", record.cost)?.unwrap_or(1),

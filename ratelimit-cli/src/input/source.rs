@@ -24,13 +24,13 @@ const LOOK_UP: Duration = Duration::from_millis(50);
 /// A separate thread reads and decompresses them: waiting for a slow pipe then never delays an interrupt, and
 /// decompression uses a second processor.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct InputSource {
     chunks: Receiver<io::Result<Vec<u8>>>,
     chunk: Cursor<Vec<u8>>,
     interrupt: Interrupt,
 }
 
-impl Source {
+impl InputSource {
     /// Opens the input of this name; `-` is standard input. Returns its length, too, if it has one. The bar shows what has
     /// been read, before decompression, as the length is.
     pub(crate) fn open(
@@ -70,7 +70,7 @@ impl Source {
     }
 }
 
-impl Read for Source {
+impl Read for InputSource {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let taken = self.chunk.read(buffer)?;

@@ -6,7 +6,7 @@ use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{Algorithm, ErrorKind, Policy, RateLimiter, Store, StoreError, Verdict};
 
 use super::leases::Leases;
-use crate::input::{BadLine, Entry};
+use crate::input::{BadLine, InputEntry};
 use crate::tally::{Decided, Tally};
 
 /// The number of keys that one call resets.
@@ -35,7 +35,7 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
     }
 
     /// Refuses a request that no store can decide.
-    pub(super) fn validate(&self, entry: &Entry) -> Result<(), BadLine> {
+    pub(super) fn validate(&self, entry: &InputEntry) -> Result<(), BadLine> {
         let request = self.limiter.request(&entry.caller);
         request.validate().map_err(|refusal| BadLine(refusal.to_string()))
     }
@@ -43,7 +43,7 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
     /// Decides a request and counts it. The inner error says that the store does not support the operation.
     pub(super) async fn decide(
         &mut self,
-        entry: &Entry,
+        entry: &InputEntry,
     ) -> Result<Result<Verdict, BadLine>, S::Error> {
         let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
         if let Some(leases) = &mut self.leases {

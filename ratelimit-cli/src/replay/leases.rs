@@ -10,20 +10,20 @@ use std::collections::{BinaryHeap, HashMap};
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Algorithm, Limit, Policy, RateLimiter, Store, Timestamp};
 
-use crate::input::Entry;
+use crate::input::InputEntry;
 use crate::tally::Placed;
 
 /// The leases of a policy's limits, as the store has them.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     /// By the position of the limit and the key, in the order in which they were granted.
-    granted: HashMap<(usize, Box<str>), Vec<Lease>>,
+    granted: HashMap<(usize, Box<str>), Vec<ReplayLease>>,
     /// The ends of requests that hold a lease.
     ends: BinaryHeap<Reverse<(Timestamp, usize, Box<str>)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Lease {
+struct ReplayLease {
     since: Timestamp,
     cost: u64,
     /// When its request is over; `None` if the input does not tell.
@@ -32,7 +32,7 @@ struct Lease {
 
 impl Leases {
     /// Records what a request did to the leases of one limit.
-    pub(super) fn count(&mut self, (place, one): Placed<'_>, entry: &Entry, allowed: bool) {
+    pub(super) fn count(&mut self, (place, one): Placed<'_>, entry: &InputEntry, allowed: bool) {
         let limit = one.configured();
         let Some(lease_us) = lease_us(limit) else { return };
         let Some(key) = limit.key_for(&entry.caller).map(Box::<str>::from) else { return };
@@ -57,7 +57,7 @@ impl Leases {
         }
         let ends = entry.duration_us.filter(|us| *us < lease_us && entry.op == Op::Acquire);
         let ends = ends.map(|us| entry.at.saturating_add_us(us));
-        leases.push(Lease { since: at, cost, ends });
+        leases.push(ReplayLease { since: at, cost, ends });
         self.ends.extend(ends.map(|ends| Reverse((ends, place, key))));
     }
 
@@ -99,13 +99,13 @@ fn lease_us(limit: &Limit<Policy>) -> Option<u64> {
 
 /// Drops what the store counts no longer at this time, and returns the time that it takes this for: a clock that goes
 /// back stands still.
-fn forget_ended(leases: &mut Vec<Lease>, at: Timestamp, lease_us: u64) -> Timestamp {
+fn forget_ended(leases: &mut Vec<ReplayLease>, at: Timestamp, lease_us: u64) -> Timestamp {
     let at = leases.last().map_or(at, |newest| at.max(newest.since));
     leases.retain(|lease| at.saturating_us_since(lease.since) < lease_us);
     at
 }
 
-fn end_newest(leases: &mut Vec<Lease>, mut cost: u64) {
+fn end_newest(leases: &mut Vec<ReplayLease>, mut cost: u64) {
     while let Some(newest) = leases.last_mut() {
         if newest.cost > cost {
             newest.cost -= cost;

@@ -1,4 +1,4 @@
-//! [`Requests`]: the requests of all inputs, in the order of their times.
+//! [`ReplayedRequests`]: the requests of all inputs, in the order of their times.
 //!
 //! A server writes a line when it has answered, with the time at which the request came. So a long response puts its line
 //! behind those of later requests, and the lines of an access log are sorted here, within a window of time. A trace is
@@ -15,7 +15,7 @@ use ratelimit_core::{Algorithm, Limit, Limits, Policy, Timestamp};
 use super::Trouble;
 use crate::args::{FormatArg, LogArgs};
 use crate::failure::Failure;
-use crate::input::{DETECTED_LINES, Detector, Entry, Lines, Parser, Source, too_long};
+use crate::input::{DETECTED_LINES, Detector, InputEntry, InputSource, Lines, Parser, too_long};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
 use crate::text::{count, plural, printable};
@@ -29,12 +29,12 @@ const WINDOW_LINES: usize = 1_000_000;
 const LINE_CHARS: usize = 400;
 
 /// One request, and where it stands.
-pub(super) struct Request {
+pub(super) struct ReplayedRequest {
     /// The position of its input.
     pub(super) input: usize,
     /// The number of its line.
     pub(super) number: u64,
-    pub(super) entry: Entry,
+    pub(super) entry: InputEntry,
 }
 
 /// How far the inputs were out of order.
@@ -76,7 +76,7 @@ impl Order {
 }
 
 /// The requests of all inputs, in the order of their times.
-pub(crate) struct Requests {
+pub(crate) struct ReplayedRequests {
     inputs: Vec<Input>,
     /// What ended the reading before the first request was asked for.
     failed: Option<Failure>,
@@ -88,7 +88,7 @@ pub(crate) struct Requests {
     pub(super) trouble: Trouble,
 }
 
-impl Requests {
+impl ReplayedRequests {
     /// Opens the inputs of these names; `-` is standard input.
     pub(crate) fn open(
         log: &LogArgs,
@@ -99,7 +99,7 @@ impl Requests {
         let mut inputs = Vec::with_capacity(log.inputs.len());
         let mut total = Some(0_u64);
         for path in &log.inputs {
-            let (source, length) = Source::open(path, interrupt.clone(), &bar)?;
+            let (source, length) = InputSource::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
             inputs.push(Input::new(path, source, log, interrupt));
         }
@@ -186,7 +186,7 @@ impl Requests {
     }
 
     /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
-    pub(super) fn next(&mut self) -> Result<Option<Request>, Failure> {
+    pub(super) fn next(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
@@ -204,16 +204,16 @@ impl Requests {
         }
         let Some((_, place)) = earliest else { return Ok(None) };
         let next = self.inputs.get_mut(place).and_then(|input| input.next.take());
-        Ok(next.map(|(number, entry)| Request { input: place, number, entry }))
+        Ok(next.map(|(number, entry)| ReplayedRequest { input: place, number, entry }))
     }
 }
 
-type Numbered = (u64, Entry);
+type NumberedEntry = (u64, InputEntry);
 
 /// The requests of one input; those of an access log by their times.
 struct Input {
     name: PathBuf,
-    lines: Lines<BufReader<Source>>,
+    lines: Lines<BufReader<InputSource>>,
     interrupt: Interrupt,
     format: FormatArg,
     /// `None` until a line tells the format.
@@ -222,9 +222,9 @@ struct Input {
     /// Whether a request tells how long it took.
     has_durations: bool,
     /// What `peek` has found.
-    next: Option<Numbered>,
+    next: Option<NumberedEntry>,
     /// By time, and then by line.
-    window: BTreeMap<(Timestamp, u64), Entry>,
+    window: BTreeMap<(Timestamp, u64), InputEntry>,
     most_lines: usize,
     keeps_lines: bool,
     /// The latest time that was read.
@@ -235,7 +235,7 @@ struct Input {
 }
 
 impl Input {
-    fn new(name: &Path, source: Source, log: &LogArgs, interrupt: &Interrupt) -> Self {
+    fn new(name: &Path, source: InputSource, log: &LogArgs, interrupt: &Interrupt) -> Self {
         Self {
             name: name.to_owned(),
             lines: Lines::new(BufReader::new(source)),
@@ -266,7 +266,7 @@ impl Input {
         Ok(self.next.as_ref().map(|(_, entry)| entry.at))
     }
 
-    fn find(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
+    fn find(&mut self, trouble: &mut Trouble) -> Result<Option<NumberedEntry>, Failure> {
         loop {
             let is_full = self.ended || self.window.len() >= self.most_lines;
             let is_due = |at: Timestamp| is_full || self.latest.saturating_us_since(at) > WINDOW_US;
@@ -296,7 +296,7 @@ impl Input {
     }
 
     /// The request of the next line that is one. Others are reported.
-    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<Numbered>, Failure> {
+    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<NumberedEntry>, Failure> {
         let name = self.name.as_path();
         loop {
             let line = match self.lines.next() {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 use ratelimit_core::Timestamp;
 
-use crate::table::Table;
+use crate::table::TextTable;
 use crate::tally::Tally;
 use crate::text::{count, duration, plural, time};
-use crate::timeline::{Bucket, Counts, Timeline};
+use crate::timeline::{Counts, TimeBucket, Timeline};
 
 /// The whole of a chart, in thousandths of a percent.
 const WHOLE: u64 = 100_000;
@@ -17,7 +17,7 @@ const MAX_TICKS: u64 = 3;
 
 /// The axis of time that charts share.
 struct Axis {
-    buckets: Vec<(Timestamp, Bucket)>,
+    buckets: Vec<(Timestamp, TimeBucket)>,
     /// The places of round times, and their labels.
     ticks: Vec<(u64, String)>,
 }
@@ -34,7 +34,7 @@ impl Axis {
     }
 
     /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of a bucket.
-    fn strip(&self, title: &str, highest: u64, counts: impl Fn(&Bucket) -> Counts) -> Markup {
+    fn strip(&self, title: &str, highest: u64, counts: impl Fn(&TimeBucket) -> Counts) -> Markup {
         let step = round_step(highest);
         let top = highest.div_ceil(step).max(1) * step;
         let rows =
@@ -71,8 +71,9 @@ impl Axis {
 /// All requests, and below them the denials of each limit, on one axis of time.
 pub(super) fn over_time(tally: &Tally) -> Markup {
     let axis = Axis::of(&tally.timeline);
-    let most =
-        |of: &dyn Fn(&Bucket) -> u64| axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0);
+    let most = |of: &dyn Fn(&TimeBucket) -> u64| {
+        axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0)
+    };
     // The limits are on one scale, so that they can be compared.
     let highest = most(&|bucket| bucket.by_limit.iter().map(|c| c.denied).max().unwrap_or(0));
     html! {
@@ -80,7 +81,7 @@ pub(super) fn over_time(tally: &Tally) -> Markup {
             p.legend { strong { "All requests" } span.of-admitted { "admitted" } span.of-denied { "denied" } }
             (axis.strip("All requests, admitted and denied", most(&|b| b.all.total()), |b| b.all))
             @for (place, counts) in tally.limits.iter().enumerate() {
-                @let (name, denied) = (counts.limit.name(), |b: &Bucket| b.limit(place).denied);
+                @let (name, denied) = (counts.limit.name(), |b: &TimeBucket| b.limit(place).denied);
                 @let verb = if counts.limit.is_shadow() { "would have denied" } else { "denied" };
                 @let worst = axis.buckets.iter().rev().max_by_key(|(_, b)| denied(b));
                 p.legend {
@@ -105,7 +106,7 @@ pub(super) fn over_time(tally: &Tally) -> Markup {
     }
 }
 
-fn numbers(tally: &Tally, buckets: &[(Timestamp, Bucket)]) -> Markup {
+fn numbers(tally: &Tally, buckets: &[(Timestamp, TimeBucket)]) -> Markup {
     let names: Vec<_> =
         tally.limits.iter().map(|counts| format!("#{}", counts.limit.name())).collect();
     let names = names.iter().map(String::as_str);
@@ -117,7 +118,7 @@ fn numbers(tally: &Tally, buckets: &[(Timestamp, Bucket)]) -> Markup {
         std::iter::once(time(*at)).chain(counts.map(count)).collect()
     });
     let every = duration(tally.timeline.width_us());
-    Table::new(&columns, rows)
+    TextTable::new(&columns, rows)
         .html(&format!("Requests per {every}, and those that each limit denied"))
 }
 
@@ -148,7 +149,7 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
         }
         details {
             summary { "Numbers of this chart" }
-            (Table::new(&["#needed at once", "#callers"], rows).html("Callers by what they needed at once"))
+            (TextTable::new(&["#needed at once", "#callers"], rows).html("Callers by what they needed at once"))
         }
     }
 }

@@ -10,7 +10,7 @@ use super::follow::{Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
-use super::request::{Command, Question, Request};
+use super::request::{Question, ServerCommand, ServerRequest};
 use super::route::{Hint, Place, hint};
 use super::slot::{self, Range};
 use super::{Argument, Reply};
@@ -19,7 +19,7 @@ use crate::error::RedisError;
 
 /// A cluster, and the known owner of each slot.
 pub(crate) struct Cluster {
-    inner: Arc<Inner>,
+    inner: Arc<SharedCluster>,
     lookup: Lookup,
     /// Per slot since when no server was in charge, and when that was last seen. In a planned failover that takes a moment:
     /// a node that hears of the old master's demotion before it hears of the new one knows no owner.
@@ -27,10 +27,10 @@ pub(crate) struct Cluster {
 }
 
 /// The data that a look-up needs.
-struct Inner {
+struct SharedCluster {
     seeds: Vec<Arc<Link>>,
     settings: Arc<Settings>,
-    table: RwLock<Table>,
+    table: RwLock<SlotTable>,
 }
 
 /// The route to the owner of a slot.
@@ -40,13 +40,13 @@ struct ToSlot<'c> {
 }
 
 /// The owner of each slot.
-struct Table {
+struct SlotTable {
     /// The owners of slots, and other servers that redirections named.
     nodes: Vec<Arc<Link>>,
     owners: Box<[Option<Arc<Link>>]>,
 }
 
-impl Table {
+impl SlotTable {
     fn new() -> Self {
         Self { nodes: Vec::new(), owners: vec![None; usize::from(slot::SLOTS)].into() }
     }
@@ -70,8 +70,8 @@ impl Cluster {
     pub(crate) fn new(seeds: impl Iterator<Item = Endpoint>, settings: &Arc<Settings>) -> Self {
         let seeds: Vec<_> = seeds.map(Link::new).collect();
         let address = link::addresses(&seeds);
-        let (settings, table) = (Arc::clone(settings), RwLock::new(Table::new()));
-        let inner = Arc::new(Inner { seeds, settings, table });
+        let (settings, table) = (Arc::clone(settings), RwLock::new(SlotTable::new()));
+        let inner = Arc::new(SharedCluster { seeds, settings, table });
         let looks = Arc::clone(&inner);
         let lookup = Lookup::new(&address, &inner.settings.runtime, move |round, doubted| {
             Arc::clone(&looks).look(looks.candidates(round, doubted))
@@ -89,7 +89,7 @@ impl Cluster {
     }
 
     /// Sends a request to the owner of this key's slot, and follows redirections.
-    pub(crate) async fn ask<R: Request>(
+    pub(crate) async fn ask<R: ServerRequest>(
         &self,
         deadline: Deadline,
         key: &str,
@@ -115,7 +115,7 @@ impl Cluster {
             return vec![(Arc::clone(self.address()), Err(error))];
         }
         let asked = self.inner.masters().into_iter().map(|link| async move {
-            let answer = link.ask(deadline, false, &Command(words)).await;
+            let answer = link.ask(deadline, false, &ServerCommand(words)).await;
             (Arc::clone(link.address()), answer)
         });
         let answers = join_all(asked).await;
@@ -178,8 +178,8 @@ impl Route for ToSlot<'_> {
     }
 }
 
-impl Inner {
-    fn table(&self) -> RwLockReadGuard<'_, Table> {
+impl SharedCluster {
+    fn table(&self) -> RwLockReadGuard<'_, SlotTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -239,7 +239,7 @@ impl Inner {
     /// one, which redirects if it has a successor.
     fn learn(&self, ranges: &[Range]) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let mut new = Table::new();
+        let mut new = SlotTable::new();
         for Range { first, last, host, port } in ranges {
             let known = table.node(host, *port);
             let known = known.or_else(|| self.seeds.iter().find(|seed| seed.is_at(host, *port)));
@@ -326,7 +326,9 @@ mod tests {
         let (first, last) = (0, slot::SLOTS - 1);
         let deadline = Deadline::within(limit);
         let link = cluster.inner.owner(first).expect("known");
-        link.ask(deadline, false, &Command(&[Argument::Text("PING")])).await.expect("it is up");
+        link.ask(deadline, false, &ServerCommand(&[Argument::Text("PING")]))
+            .await
+            .expect("it is up");
 
         cluster.lookup.doubt();
         for _ in 0..100 {

@@ -1,6 +1,6 @@
 //! The connector of a [`Link`](super::link::Link): the one task that connects to its server.
 //!
-//! Callers never connect themselves. They read the [`State`] that the connector publishes and wait for a
+//! Callers never connect themselves. They read the [`ConnectionState`] that the connector publishes and wait for a
 //! change as long as they like; giving up does not affect the connector. A caller that finds no
 //! connection starts the connector. It ends when it has connected, or when its link is dropped. One that runs on a
 //! [`Home`] which callers have left is replaced.
@@ -44,18 +44,18 @@ const QUICK: Duration = Duration::from_millis(250);
 
 /// The state of the connection to a server.
 #[derive(Default)]
-pub(super) enum State {
+pub(super) enum ConnectionState {
     /// Unknown: an attempt is needed or running.
     #[default]
     Unknown,
     /// Connected.
     Up(Arc<Live>),
     /// The last attempt failed.
-    Down(Down),
+    Down(ConnectBackoff),
 }
 
 /// Why there is no connection, and when the next attempt is due.
-pub(super) struct Down {
+pub(super) struct ConnectBackoff {
     error: RedisError,
     /// Whether the attempt failed within [`QUICK`].
     quick: bool,
@@ -65,7 +65,7 @@ pub(super) struct Down {
     begun: Option<Instant>,
 }
 
-impl Down {
+impl ConnectBackoff {
     /// The error for a caller, and how long the caller waits before it is returned: not at all, unless
     /// the server refuses quickly and the next attempt is due or running.
     pub(super) fn last_error(&self, now: Instant) -> (&RedisError, Instant) {
@@ -109,7 +109,7 @@ impl Live {
 /// would start a second connector, or one that drops a new connection at once would start none.
 #[derive(Default)]
 pub(super) struct Work {
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     connector: Option<Arc<Home>>,
 }
 
@@ -124,7 +124,7 @@ impl Link {
     pub(super) fn connect(self: &Arc<Self>, home: &Arc<Home>) {
         let mut starts = false;
         self.work.send_if_modified(|work| {
-            let is_up = matches!(work.state, State::Up(_));
+            let is_up = matches!(work.state, ConnectionState::Up(_));
             starts = !is_up && !work.is_done_on(home) && !home.is_left();
             if starts {
                 work.connector = Some(Arc::clone(home));
@@ -146,15 +146,16 @@ impl Link {
     /// Drops a connection that this error makes useless, unless another one has replaced it.
     pub(super) fn leave(&self, live: &Arc<Live>, error: &RedisError) {
         self.work.send_if_modified(|Work { state, .. }| {
-            let is_this = matches!(state, State::Up(current) if Arc::ptr_eq(current, live));
+            let is_this =
+                matches!(state, ConnectionState::Up(current) if Arc::ptr_eq(current, live));
             if is_this {
                 let has_served = live.has_served.load(Ordering::Acquire);
                 *state = if has_served || self.failures.load(Ordering::Acquire) == 0 {
                     self.failures.store(u32::from(!has_served), Ordering::Release);
-                    State::Unknown
+                    ConnectionState::Unknown
                 } else {
                     // Accepted again without any reply: a balancer without servers behind it.
-                    State::Down(self.failed(error.clone(), Instant::now()))
+                    ConnectionState::Down(self.failed(error.clone(), Instant::now()))
                 };
             }
             is_this
@@ -162,14 +163,14 @@ impl Link {
     }
 
     /// Records a failure of an attempt that began at this time.
-    fn failed(&self, error: RedisError, begun: Instant) -> Down {
+    fn failed(&self, error: RedisError, begun: Instant) -> ConnectBackoff {
         let failures = self.failures.fetch_add(1, Ordering::AcqRel);
         let now = Instant::now();
         let (quick, due) = (now - begun < QUICK, now + jittered(pause_after(failures)));
         // Settings that were right once are so still, as far as this program knows.
         let is_in_use = self.endpoint().settings.has_served.load(Ordering::Acquire);
         let error = if is_in_use { error.in_use(self.address()) } else { error };
-        Down { error: error.of_a_lookup(), quick, due, begun: None }
+        ConnectBackoff { error: error.of_a_lookup(), quick, due, begun: None }
     }
 }
 
@@ -214,16 +215,16 @@ impl Connector {
 async fn run(connector: Connector, endpoint: Endpoint, work: watch::Receiver<Work>) {
     loop {
         let due = match &work.borrow().state {
-            State::Up(_) => return,
-            State::Unknown => None,
-            State::Down(down) => Some(down.due),
+            ConnectionState::Up(_) => return,
+            ConnectionState::Unknown => None,
+            ConnectionState::Down(down) => Some(down.due),
         };
         if let Some(due) = due {
             sleep_until(due).await;
         }
         let begun = Instant::now();
         let is_at_work = connector.publish(|_, work| {
-            if let State::Down(down) = &mut work.state {
+            if let ConnectionState::Down(down) = &mut work.state {
                 down.begun = Some(begun);
             }
         });
@@ -238,9 +239,9 @@ async fn run(connector: Connector, endpoint: Endpoint, work: watch::Receiver<Wor
                 endpoint.settings.has_served.store(true, Ordering::Release);
                 let limit = endpoint.settings.limit.max(SHORTEST_LIMIT);
                 let live = Live::new(node, Arc::clone(&connector.home), limit);
-                *work = Work { state: State::Up(Arc::new(live)), connector: None };
+                *work = Work { state: ConnectionState::Up(Arc::new(live)), connector: None };
             }
-            Err(error) => work.state = State::Down(link.failed(error, begun)),
+            Err(error) => work.state = ConnectionState::Down(link.failed(error, begun)),
         });
         if is_up || !goes_on {
             return;

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::connector::{Live, State, Work, no_answer};
+use super::connector::{ConnectionState, Live, Work, no_answer};
 use super::node::Endpoint;
 #[cfg(feature = "fred")]
 use super::node::Settings;
-use super::request::Request;
+use super::request::ServerRequest;
 #[cfg(feature = "fred")]
 use crate::client::Client;
 use crate::deadline::Deadline;
@@ -56,13 +56,13 @@ impl Link {
     /// The connection, if there is one.
     fn up(&self) -> Option<Arc<Live>> {
         match &self.work.borrow().state {
-            State::Up(live) => Some(Arc::clone(live)),
-            State::Unknown | State::Down(_) => None,
+            ConnectionState::Up(live) => Some(Arc::clone(live)),
+            ConnectionState::Unknown | ConnectionState::Down(_) => None,
         }
     }
 
     /// The result of a request.
-    pub(crate) async fn ask<R: Request>(
+    pub(crate) async fn ask<R: ServerRequest>(
         self: &Arc<Self>,
         deadline: Deadline,
         asking: bool,
@@ -80,7 +80,7 @@ impl Link {
     }
 
     /// The result on this connection, which is dropped if the result shows that it is useless.
-    async fn once<R: Request>(
+    async fn once<R: ServerRequest>(
         &self,
         live: &Arc<Live>,
         deadline: Deadline,
@@ -141,10 +141,10 @@ impl Link {
             self.connect(&home);
             let now = Instant::now();
             let (error, until, is_up) = match &states.borrow_and_update().state {
-                State::Up(live) if live.is_usable() => return Ok(Arc::clone(live)),
-                State::Up(_) => (None, deadline.at(), true),
-                State::Unknown => (None, deadline.at(), false),
-                State::Down(down) => {
+                ConnectionState::Up(live) if live.is_usable() => return Ok(Arc::clone(live)),
+                ConnectionState::Up(_) => (None, deadline.at(), true),
+                ConnectionState::Unknown => (None, deadline.at(), false),
+                ConnectionState::Down(down) => {
                     let (error, until) = down.last_error(now);
                     (Some(error.clone()), until.min(deadline.at()), false)
                 }

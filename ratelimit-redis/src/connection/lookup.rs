@@ -33,7 +33,7 @@ pub(crate) struct Lookup {
     address: Arc<str>,
     runtime: Arc<SharedRuntime>,
     look: Box<Look>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<LookupState>>,
     /// How many look-ups have ended, whatever the result.
     rounds: watch::Sender<u64>,
     /// How many doubts arose, and up to which one look-ups have settled them.
@@ -47,7 +47,7 @@ pub(crate) struct Lookup {
 type Look =
     dyn Fn(u64, Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> + Send + Sync;
 
-struct State {
+struct LookupState {
     /// The home of the look-up that is running, and its task.
     running: Option<(Arc<Home>, Option<AbortHandle>)>,
     /// No look-up starts before this time.
@@ -65,7 +65,7 @@ impl Lookup {
     where
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
     {
-        let state = State { running: None, rest_until: None, last: Ok(()) };
+        let state = LookupState { running: None, rest_until: None, last: Ok(()) };
         Self {
             address: Arc::clone(address),
             runtime: Arc::clone(runtime),
@@ -187,12 +187,12 @@ impl Lookup {
         RedisError::NoServer { address: Arc::clone(&self.address), reason }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LookupState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl LookupState {
     fn has_rested(&self) -> bool {
         self.rest_until.is_none_or(|until| Instant::now() >= until)
     }
@@ -211,7 +211,7 @@ pub(crate) fn deadline() -> Deadline {
 
 /// A running look-up. It ends when this is dropped, even with its runtime: then callers start another.
 struct Running {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<LookupState>>,
     home: Arc<Home>,
     rounds: watch::Sender<u64>,
     begun: Instant,

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use super::cluster::Cluster;
 use super::link::Link;
 use super::node::{Endpoint, Settings};
-use super::request::{Command, Request, Splittable, Transaction};
+use super::request::{ServerCommand, ServerRequest, Splittable, Transaction};
 use super::sentinel::Sentinels;
 use super::tls::Tls;
 use super::{Argument, Connection, Reply};
@@ -77,7 +77,8 @@ impl RedisConnection {
         match &connection.topology {
             // A server that requires a password accepts the connection and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
-                let ping = connection.ask(deadline, "", &Command(&[Argument::Text("PING")])).await;
+                let ping =
+                    connection.ask(deadline, "", &ServerCommand(&[Argument::Text("PING")])).await;
                 drop(ping.map_err(RedisError::of_a_lookup)?);
             }
             Topology::Cluster(cluster) => cluster.open(deadline).await?,
@@ -85,7 +86,7 @@ impl RedisConnection {
         Ok(connection)
     }
 
-    async fn ask<R: Request>(
+    async fn ask<R: ServerRequest>(
         &self,
         deadline: Deadline,
         key: &str,
@@ -152,7 +153,7 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        self.ask(deadline, key, &Command(words)).await
+        self.ask(deadline, key, &ServerCommand(words)).await
     }
 
     async fn send_splittable(
@@ -181,11 +182,11 @@ impl Connection for RedisConnection {
         match &self.topology {
             Topology::Cluster(cluster) => cluster.ask_each(deadline, words).await,
             Topology::Sentinels(sentinels) => {
-                let answer = sentinels.ask(deadline, &Command(words)).await;
+                let answer = sentinels.ask(deadline, &ServerCommand(words)).await;
                 vec![(sentinels.master_address(), answer)]
             }
             Topology::Single(link) => {
-                let answer = link.ask(deadline, false, &Command(words)).await;
+                let answer = link.ask(deadline, false, &ServerCommand(words)).await;
                 vec![(Arc::clone(link.address()), answer)]
             }
         }

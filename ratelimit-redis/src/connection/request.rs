@@ -1,4 +1,4 @@
-//! [`Request`]: a command or a transaction, so that each way to send them is written once.
+//! [`ServerRequest`]: a command or a transaction, so that each way to send them is written once.
 
 use std::future::Future;
 
@@ -8,7 +8,7 @@ use super::{Argument, Reply};
 use crate::error::RedisError;
 
 /// A request to a server.
-pub(crate) trait Request: Sync {
+pub(crate) trait ServerRequest: Sync {
     type Answer: Send;
     /// Whether it concerns keys rather than their owners.
     #[cfg(feature = "fred")]
@@ -23,9 +23,9 @@ pub(crate) trait Request: Sync {
     ) -> impl Future<Output = Result<Self::Answer, RedisError>> + Send;
 }
 
-pub(crate) struct Command<'a>(pub(crate) &'a [Argument<'a>]);
+pub(crate) struct ServerCommand<'a>(pub(crate) &'a [Argument<'a>]);
 
-impl Request for Command<'_> {
+impl ServerRequest for ServerCommand<'_> {
     type Answer = Reply;
 
     async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
@@ -36,7 +36,7 @@ impl Request for Command<'_> {
 /// A command whose keys the caller can send apart.
 pub(crate) struct Splittable<'a>(pub(crate) &'a [Argument<'a>]);
 
-impl Request for Splittable<'_> {
+impl ServerRequest for Splittable<'_> {
     type Answer = Reply;
     const TRY_AGAIN: TryAgain = TryAgain::Return;
 
@@ -48,7 +48,7 @@ impl Request for Splittable<'_> {
 /// A command that asks which server is in charge.
 pub(crate) struct Question<'a>(pub(crate) &'a [Argument<'a>]);
 
-impl Request for Question<'_> {
+impl ServerRequest for Question<'_> {
     type Answer = Reply;
     #[cfg(feature = "fred")]
     const IS_FOR_KEYS: bool = false;
@@ -60,7 +60,7 @@ impl Request for Question<'_> {
 
 pub(crate) struct Transaction<'a>(pub(crate) &'a [Vec<Argument<'a>>]);
 
-impl Request for Transaction<'_> {
+impl ServerRequest for Transaction<'_> {
     type Answer = Vec<Reply>;
 
     async fn by(&self, node: &Node, asking: bool) -> Result<Vec<Reply>, RedisError> {

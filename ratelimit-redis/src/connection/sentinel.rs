@@ -6,19 +6,19 @@ use super::follow::{Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
-use super::request::{Question, Request};
+use super::request::{Question, ServerRequest};
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// The master of a service, found by asking Sentinels.
 pub(crate) struct Sentinels {
-    inner: Arc<Inner>,
+    inner: Arc<SharedSentinel>,
     lookup: Lookup,
 }
 
 /// The data that a look-up needs.
-struct Inner {
+struct SharedSentinel {
     sentinels: Vec<Arc<Link>>,
     service: String,
     /// The settings for the master.
@@ -36,7 +36,7 @@ impl Sentinels {
     ) -> Self {
         let sentinels: Vec<_> = sentinels.map(Link::new).collect();
         let address = link::addresses(&sentinels);
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(SharedSentinel {
             sentinels,
             service: service.to_owned(),
             settings: Arc::clone(settings),
@@ -60,7 +60,7 @@ impl Sentinels {
     }
 
     /// Sends a request to the master.
-    pub(crate) async fn ask<R: Request>(
+    pub(crate) async fn ask<R: ServerRequest>(
         &self,
         deadline: Deadline,
         request: &R,
@@ -86,7 +86,7 @@ impl Route for Sentinels {
     }
 }
 
-impl Inner {
+impl SharedSentinel {
     fn known_master(&self) -> Option<Arc<Link>> {
         self.master.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -19,10 +19,10 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 /// something slow. The proof is that *no* reply came for the connection's whole time limit while replies
 /// were due. Dropped calls count like timeouts, since their callers may never wait until the deadline.
 pub(crate) struct Watchdog {
-    inner: Arc<Inner>,
+    inner: Arc<SharedWatchdog>,
 }
 
-struct Inner {
+struct SharedWatchdog {
     /// How long a connection that owes replies may give none.
     limit: Duration,
     calls: Mutex<Calls>,
@@ -45,7 +45,9 @@ struct Calls {
 impl Watchdog {
     pub(crate) fn new(limit: Duration) -> Self {
         let (earlier, is_silent) = (Notify::new(), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { limit, calls: Mutex::default(), earlier, is_silent }) }
+        Self {
+            inner: Arc::new(SharedWatchdog { limit, calls: Mutex::default(), earlier, is_silent }),
+        }
     }
 
     /// The result of a call until then; `None` if there is none. `is_reply` says whether a result shows that the
@@ -85,7 +87,7 @@ impl Drop for Watchdog {
 
 /// A call, watched from its first wait.
 struct Watched<'w> {
-    inner: &'w Arc<Inner>,
+    inner: &'w Arc<SharedWatchdog>,
     until: Instant,
     by: By,
     /// Whether it ended with a reply; `None` until it ends by itself.
@@ -139,7 +141,7 @@ impl Drop for Watched<'_> {
     }
 }
 
-impl Inner {
+impl SharedWatchdog {
     fn calls(&self) -> MutexGuard<'_, Calls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,7 +187,7 @@ impl Inner {
 }
 
 /// Watches as long as a call is pending.
-async fn watch(inner: Arc<Inner>) {
+async fn watch(inner: Arc<SharedWatchdog>) {
     while let Some(next) = inner.wake() {
         // Both outcomes are a reason to look again.
         let _ = timeout_at(next, inner.earlier.notified()).await;

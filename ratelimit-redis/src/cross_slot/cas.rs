@@ -10,7 +10,7 @@ use ratelimit_core::store::{Batch, Check, Reservation};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
 use super::{InSlot, all_of_requests, worst};
-use crate::cas_mode::{Attempts, Foreign, Reads, Slot};
+use crate::cas_mode::{BatchAttempts, CasValue, Foreign, Reads};
 use crate::codec::Codec;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
@@ -19,11 +19,11 @@ use crate::mode::Cas;
 use crate::store::{RedisStore, SingleSlot};
 
 /// A check's charge, with what is needed to take it back.
-struct Charged<'b, 'a, A: Algorithm> {
+struct UndoableCharge<'b, 'a, A: Algorithm> {
     check: &'b Check<'a, A>,
     before: Option<&'b A::State>,
-    slot: &'b Slot,
-    reservation: Option<&'b Slot>,
+    slot: &'b CasValue,
+    reservation: Option<&'b CasValue>,
     now: Timestamp,
 }
 
@@ -42,7 +42,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let turn = self.turn(batch, charging).await?;
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
-        let mut attempts = Attempts::new(charging);
+        let mut attempts = BatchAttempts::new(charging);
         loop {
             let decided = self.decided(batch, true, true, charging).await;
             let decided = decided.map_err(|error| attempts.rounds.explain(error).after(charged));
@@ -64,7 +64,7 @@ impl<C: Connection> RedisStore<Cas, C> {
                 return Ok(verdict);
             }
             let done = parts.iter().zip(&written).filter(|(_, done)| matches!(done, Ok(true)));
-            let done = done.flat_map(|(part, _)| &part.positions).map(|position| Charged {
+            let done = done.flat_map(|(part, _)| &part.positions).map(|position| UndoableCharge {
                 check: &batch.checks()[*position],
                 before: reads.states[*position].as_ref(),
                 slot: &reads.slots[*position],
@@ -119,18 +119,18 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// taken back.
     async fn take_back<A: Algorithm>(
         &self,
-        charged: Charged<'_, '_, A>,
+        charged: UndoableCharge<'_, '_, A>,
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> Result<bool, RedisError>
     where
         A::State: Codec,
     {
-        let Charged { check, before, slot, reservation, now } = charged;
+        let UndoableCharge { check, before, slot, reservation, now } = charged;
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
         // Together with the reservation: a caller that stops before this still has the charge under its
         // id.
-        let own = reservation.map(Slot::undone);
+        let own = reservation.map(CasValue::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
         if self.write(&both(slot.undone()), now, batch.time(), deadline).await? {
             return Ok(true);
@@ -139,7 +139,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let reservation = Reservation::new(at, check.cost);
-        let mut attempts = Attempts::new(deadline);
+        let mut attempts = BatchAttempts::new(deadline);
         loop {
             let of_reservation = async {
                 match &own {
@@ -156,7 +156,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             if !is_ours {
                 return Ok(false);
             }
-            let mut slot = Slot { key: slot.key.clone(), read, change: Write::Keep };
+            let mut slot = CasValue { key: slot.key.clone(), read, change: Write::Keep };
             let decode = A::State::decode;
             let foreign = Foreign::Remove;
             let state = self.decoded(check.limit, &mut slot, foreign, decode, deadline).await?;
@@ -175,14 +175,14 @@ impl<C: Connection> RedisStore<Cas, C> {
 
 impl<S> Reads<S> {
     /// The slots of a part: its states, then its reservations.
-    fn of<A: Algorithm>(&self, part: &InSlot<'_, A>) -> Vec<Slot> {
+    fn of<A: Algorithm>(&self, part: &InSlot<'_, A>) -> Vec<CasValue> {
         let states = part.positions.iter().copied();
         let reservations = part.positions.iter().map(|position| self.states.len() + position);
         states.chain(reservations).filter_map(|place| self.slots.get(place).cloned()).collect()
     }
 }
 
-impl Slot {
+impl CasValue {
     /// The change that restores the value that was read, if the value that was written is still there.
     fn undone(&self) -> Self {
         let (written, until) = match &self.change {

@@ -16,7 +16,7 @@ use crate::connection::{Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::lua_mode::call::{Call, TwinCheck};
-use crate::lua_mode::driver_call::{NUMBERS_PER_DECISION, Run, decision, decisions, per_twin};
+use crate::lua_mode::driver_call::{NUMBERS_PER_DECISION, TwinRun, decision, decisions, per_twin};
 use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::rounds::Rounds;
@@ -26,7 +26,7 @@ use crate::store::RedisStore;
 const ROUNDS: usize = 8;
 
 /// A twin's answer to a question.
-struct Answer {
+struct TwinAnswer {
     decision: Decision,
     /// The decision to report if another limit denies the batch.
     denied: Decision,
@@ -36,7 +36,7 @@ struct Answer {
 type Receipt = [i64; 2];
 
 /// A twin's answer to a charge.
-struct Reserved {
+struct TwinReservation {
     decision: Decision,
     /// What is needed to return the charge; `None` if nothing was written.
     receipt: Option<Receipt>,
@@ -52,7 +52,7 @@ struct Undone {
 }
 
 /// The part of a batch in one slot, and the call of its script.
-struct Slot<'a, A> {
+struct SlotPart<'a, A> {
     batch: Batch<'a, A>,
     call: Call<'a>,
 }
@@ -71,7 +71,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let slot = |part| {
             let batch = InSlot::batch(part, whole)?;
             let call = Call::of(&self.inner.keys, &batch)?;
-            Ok(Slot { batch, call })
+            Ok(SlotPart { batch, call })
         };
         let slots = parts.iter().map(slot).collect::<Result<Vec<_>, RedisError>>()?;
         let decisions = match whole.operation() {
@@ -83,7 +83,7 @@ impl<C: Connection> RedisStore<Lua, C> {
 
     async fn acquire<A: LuaProgram>(
         &self,
-        slots: &[Slot<'_, A>],
+        slots: &[SlotPart<'_, A>],
         deadline: Deadline,
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         let charging = deadline.to_charge();
@@ -101,7 +101,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 return denied.map_err(|error| error.after(charged));
             }
             let reserved = join_all(slots.iter().map(|slot| self.reserve(slot, charging))).await;
-            let admitted = |all: &Vec<Reserved>| all.iter().all(|one| one.decision.allowed);
+            let admitted = |all: &Vec<TwinReservation>| all.iter().all(|one| one.decision.allowed);
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(admitted)) {
                 let reserved = reserved.iter().flatten();
                 let decided = slots.iter().zip(reserved).map(|(slot, reserved)| {
@@ -129,8 +129,8 @@ impl<C: Connection> RedisStore<Lua, C> {
     /// The verdict of a batch that one of its slots denies. Attempts are charged nevertheless.
     async fn denied<A: LuaProgram>(
         &self,
-        slots: &[Slot<'_, A>],
-        answers: &[Vec<Answer>],
+        slots: &[SlotPart<'_, A>],
+        answers: &[Vec<TwinAnswer>],
         deadline: Deadline,
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         let charging = slots.iter().zip(answers).map(async |(slot, answers)| {
@@ -138,7 +138,8 @@ impl<C: Connection> RedisStore<Lua, C> {
                 || slot.call.twins.iter().enumerate().filter(|(_, check)| check.twin.attempts);
             let mut denied: Vec<_> = answers.iter().map(|answer| answer.denied).collect();
             if attempts().next().is_some() {
-                let twins: Vec<Run<'_>> = attempts().map(|(_, check)| (check, &[][..])).collect();
+                let twins: Vec<TwinRun<'_>> =
+                    attempts().map(|(_, check)| (check, &[][..])).collect();
                 let answer = self.run(&slot.batch, &slot.call, "attempt", &twins, deadline).await?;
                 let charged = decisions(&slot.batch, &twins, &answer);
                 let charged = charged.ok_or_else(|| self.inner.unexpected(&answer))?;
@@ -153,34 +154,34 @@ impl<C: Connection> RedisStore<Lua, C> {
 
     async fn ask_all<A: LuaProgram>(
         &self,
-        slots: &[Slot<'_, A>],
+        slots: &[SlotPart<'_, A>],
         operation: &'static str,
         deadline: Deadline,
-    ) -> Result<Vec<Vec<Answer>>, RedisError> {
+    ) -> Result<Vec<Vec<TwinAnswer>>, RedisError> {
         all_of_lookups(slots.iter().map(|slot| self.ask(slot, operation, deadline))).await
     }
 
     async fn ask<A: LuaProgram>(
         &self,
-        slot: &Slot<'_, A>,
+        slot: &SlotPart<'_, A>,
         operation: &'static str,
         deadline: Deadline,
-    ) -> Result<Vec<Answer>, RedisError> {
+    ) -> Result<Vec<TwinAnswer>, RedisError> {
         let twins = slot.call.all();
         let answer = self.run(&slot.batch, &slot.call, operation, &twins, deadline).await?;
         let answers = per_twin(&twins, &answer, 2 * NUMBERS_PER_DECISION, |check, items| {
             let (stepped, denied) = items.split_at(NUMBERS_PER_DECISION);
             let decision = |items| decision(&check.twin, slot.cost(check), items);
-            Some(Answer { decision: decision(stepped)?, denied: decision(denied)? })
+            Some(TwinAnswer { decision: decision(stepped)?, denied: decision(denied)? })
         });
         answers.ok_or_else(|| self.inner.unexpected(&answer))
     }
 
     async fn reserve<A: LuaProgram>(
         &self,
-        slot: &Slot<'_, A>,
+        slot: &SlotPart<'_, A>,
         deadline: Deadline,
-    ) -> Result<Vec<Reserved>, RedisError> {
+    ) -> Result<Vec<TwinReservation>, RedisError> {
         let twins = slot.call.all();
         let answer = self.run(&slot.batch, &slot.call, "reserve", &twins, deadline).await?;
         let reserved = per_twin(&twins, &answer, NUMBERS_PER_DECISION + 4, |check, items| {
@@ -196,7 +197,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 return None;
             };
             let denied_wait_us = u64::try_from(wait_us).ok();
-            Some(Reserved {
+            Some(TwinReservation {
                 decision,
                 receipt: (written == 1).then_some([at_us, mark]),
                 denied_wait_us,
@@ -208,14 +209,14 @@ impl<C: Connection> RedisStore<Lua, C> {
     /// Returns what a slot charged, if anything, and reports the slot's decisions afterwards.
     async fn undo<A: LuaProgram>(
         &self,
-        slot: &Slot<'_, A>,
-        reserved: &Result<Vec<Reserved>, RedisError>,
+        slot: &SlotPart<'_, A>,
+        reserved: &Result<Vec<TwinReservation>, RedisError>,
         deadline: Deadline,
     ) -> Result<Undone, RedisError> {
         let Ok(reserved) = reserved else {
             return Ok(Undone { decisions: Vec::new(), charged: false });
         };
-        let denied = |reserved: &Reserved| Decision {
+        let denied = |reserved: &TwinReservation| Decision {
             retry_after_us: reserved.denied_wait_us,
             ..reserved.decision
         };
@@ -228,7 +229,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         // An attempt stays counted.
         let mut still = !counted.is_empty();
         if !charged.is_empty() {
-            let twins: Vec<Run<'_>> =
+            let twins: Vec<TwinRun<'_>> =
                 charged.iter().map(|(_, check, receipt)| (*check, &receipt[..])).collect();
             let answer = self.run(&slot.batch, &slot.call, "undo", &twins, deadline).await?;
             let shown = per_twin(&twins, &answer, NUMBERS_PER_DECISION + 1, |check, items| {
@@ -246,17 +247,20 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 }
 
-impl<A: LuaProgram> Slot<'_, A> {
+impl<A: LuaProgram> SlotPart<'_, A> {
     fn cost(&self, check: &TwinCheck<'_>) -> u64 {
         self.batch.checks()[check.position].cost
     }
 }
 
 /// The decisions that a peek reports.
-fn shown<A: LuaProgram>(slots: &[Slot<'_, A>], answers: &[Vec<Answer>]) -> Vec<Vec<Decision>> {
+fn shown<A: LuaProgram>(
+    slots: &[SlotPart<'_, A>],
+    answers: &[Vec<TwinAnswer>],
+) -> Vec<Vec<Decision>> {
     let allowed = answers.iter().flatten().all(|answer| answer.decision.allowed);
-    let of_twin = |answer: &Answer| if allowed { answer.decision } else { answer.denied };
-    let of_slot = |(slot, answers): (&Slot<'_, A>, &Vec<Answer>)| {
+    let of_twin = |answer: &TwinAnswer| if allowed { answer.decision } else { answer.denied };
+    let of_slot = |(slot, answers): (&SlotPart<'_, A>, &Vec<TwinAnswer>)| {
         slot.call.by_check(answers.iter().map(of_twin).collect())
     };
     slots.iter().zip(answers).map(of_slot).collect()

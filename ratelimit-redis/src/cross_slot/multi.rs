@@ -9,7 +9,7 @@ use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::mode::Multi;
-use crate::multi_mode::{Outcome, verdict};
+use crate::multi_mode::{CheckOutcome, verdict};
 use crate::native::MultiProgram;
 use crate::store::RedisStore;
 
@@ -35,7 +35,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             Op::Peek => all_of_lookups(doing).await?,
             _ => all_of_requests(doing).await?,
         };
-        let mut all: Vec<(usize, Outcome)> = Vec::with_capacity(whole.checks().len());
+        let mut all: Vec<(usize, CheckOutcome)> = Vec::with_capacity(whole.checks().len());
         for (part, outcomes) in parts.iter().zip(outcomes) {
             all.extend(part.positions.iter().copied().zip(outcomes));
         }

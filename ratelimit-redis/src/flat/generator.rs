@@ -84,7 +84,7 @@ pub(crate) fn deciding<'k>(kinds: impl Iterator<Item = &'k [Shape]>, given_time:
     let mut begin = "if";
     for (number, shapes) in (1..).zip(kinds) {
         let _ = writeln!(text, "{begin} kind0 == '{number}' then");
-        Part::new(shapes, given_time).emit(&mut text);
+        KindScript::new(shapes, given_time).emit(&mut text);
         begin = "elseif";
     }
     text.push_str("end\nend\nreturn table.concat(answers0)\n");
@@ -92,19 +92,19 @@ pub(crate) fn deciding<'k>(kinds: impl Iterator<Item = &'k [Shape]>, given_time:
 }
 
 /// What decides the groups of one kind.
-struct Part {
-    checks: Vec<Check>,
-    charged: Vec<Check>,
+struct KindScript {
+    checks: Vec<ScriptCheck>,
+    charged: Vec<ScriptCheck>,
     keys: usize,
     /// Whether a denied request is charged too; such a request shares no group.
     counts_attempts: bool,
     given_time: bool,
 }
 
-impl Part {
+impl KindScript {
     fn new(shapes: &[Shape], given_time: bool) -> Self {
         let checks: Vec<_> =
-            (1..).zip(shapes).map(|(n, shape)| Check { n, shape: *shape }).collect();
+            (1..).zip(shapes).map(|(n, shape)| ScriptCheck { n, shape: *shape }).collect();
         Self {
             charged: checks.iter().filter(|check| check.is_charged()).copied().collect(),
             keys: shapes.iter().map(|shape| shape.key).max().unwrap_or_default(),
@@ -164,7 +164,7 @@ impl Part {
             "answer0 = admitted0 == 1 and '1\\n' or admitted0 == 0 and '0\\n' or admitted0 .. '\\n'\n\
              local next0 = count0 + 1\n",
         );
-        for Check { n, shape } in checks {
+        for ScriptCheck { n, shape } in checks {
             let bytes = shape.program.packed_bytes();
             let _ = writeln!(
                 text,
@@ -208,7 +208,7 @@ impl Part {
              for run = first0, last0, {stride} do\n\
              local fit = args0[run] + 0"
         );
-        for (argument, Check { n, .. }) in (1..).zip(charged) {
+        for (argument, ScriptCheck { n, .. }) in (1..).zip(charged) {
             let _ = writeln!(
                 text,
                 "local charge{n} = args0[run + {argument}] + 0\n\
@@ -277,18 +277,18 @@ impl Part {
 }
 
 /// The variables of these checks, one after the other.
-fn names(checks: &[Check], prefix: &str) -> String {
+fn names(checks: &[ScriptCheck], prefix: &str) -> String {
     checks.iter().map(|check| format!("{prefix}{}", check.n)).collect::<Vec<_>>().join(", ")
 }
 
 /// A check of every group.
 #[derive(Clone, Copy)]
-struct Check {
+struct ScriptCheck {
     n: usize,
     shape: Shape,
 }
 
-impl Check {
+impl ScriptCheck {
     fn is_charged(&self) -> bool {
         self.shape.role != Role::Look
     }
@@ -388,7 +388,7 @@ impl Check {
 }
 
 /// Emits the reads of a key's fields.
-fn read(text: &mut String, key: usize, checks: &[Check]) {
+fn read(text: &mut String, key: usize, checks: &[ScriptCheck]) {
     let of_key: Vec<_> = checks.iter().filter(|check| check.shape.key == key).collect();
     let fields: Vec<_> = of_key.iter().map(|check| format!("field{}", check.n)).collect();
     let names: Vec<_> = of_key.iter().map(|check| format!("seen{}", check.n)).collect();

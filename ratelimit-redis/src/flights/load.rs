@@ -62,7 +62,7 @@ pub(crate) struct Group {
     pub(crate) keys: SmallVec<[String; 1]>,
     /// The hashes of its states.
     states: SmallVec<[u64; FEW]>,
-    pub(crate) requests: SmallVec<[Request; 1]>,
+    pub(crate) requests: SmallVec<[FlightRequest; 1]>,
 }
 
 /// A check of a request that wants to ride.
@@ -76,7 +76,7 @@ pub(crate) struct Boarding<'a> {
 
 /// A request: the cost of each check.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
+pub(crate) struct FlightRequest {
     pub(crate) seat: usize,
     pub(crate) costs: SmallVec<[u64; FEW]>,
     runtime: usize,
@@ -126,7 +126,7 @@ impl Load {
             self.runtimes.len() - 1
         });
         self.requests += 1;
-        self.groups[place].requests.push(Request { seat, costs: costs.collect(), runtime });
+        self.groups[place].requests.push(FlightRequest { seat, costs: costs.collect(), runtime });
         Some(place)
     }
 
@@ -199,7 +199,7 @@ impl Group {
 
 /// What became of a flight.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum FlightOutcome {
     /// What became of each group.
     Landed(Vec<GroupOutcome>),
     /// Its sender has ended, so the replies can no longer come.
@@ -228,7 +228,7 @@ pub(crate) struct Charged {
     /// The states that it read.
     pub(crate) seen: Box<[u8]>,
     /// The requests that were sent, in order.
-    pub(crate) requests: SmallVec<[Request; 1]>,
+    pub(crate) requests: SmallVec<[FlightRequest; 1]>,
     /// The verdict of each. The first that asks derives all, one after the other.
     pub(crate) verdicts: OnceLock<RiderVerdicts>,
 }

@@ -16,7 +16,7 @@ use crate::store::{RedisStore, evalsha};
 pub(crate) const NUMBERS_PER_DECISION: usize = 6;
 
 /// A twin to run, with the numbers that an operation of the cross-slot protocol adds to its arguments.
-pub(crate) type Run<'c> = (&'c TwinCheck<'c>, &'c [i64]);
+pub(crate) type TwinRun<'c> = (&'c TwinCheck<'c>, &'c [i64]);
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// Decides a batch by the driver.
@@ -42,7 +42,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         operation: &str,
-        twins: &[Run<'_>],
+        twins: &[TwinRun<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let programs = twins.iter().map(|(check, _)| check.twin.program);
@@ -85,7 +85,7 @@ impl<C: Connection> RedisStore<Lua, C> {
 
 impl Call<'_> {
     /// All twins, without further numbers.
-    pub(crate) fn all(&self) -> Vec<Run<'_>> {
+    pub(crate) fn all(&self) -> Vec<TwinRun<'_>> {
         self.twins.iter().map(|check| (check, &[][..])).collect()
     }
 }
@@ -109,7 +109,7 @@ fn arguments<'w, A: LuaProgram>(
     call: &'w Call<'_>,
     batch: &'w Batch<'_, A>,
     operation: &'w str,
-    twins: &[Run<'w>],
+    twins: &[TwinRun<'w>],
 ) -> Vec<Argument<'w>> {
     let mut words = evalsha(call.keys.iter().map(String::as_str));
     let now = match batch.time() {
@@ -154,7 +154,7 @@ fn metadata<'b, A: LuaProgram>(batch: &'b Batch<'_, A>) -> &'b [u8] {
 /// Parses a reply of one decision per twin.
 pub(crate) fn decisions<A: LuaProgram>(
     batch: &Batch<'_, A>,
-    twins: &[Run<'_>],
+    twins: &[TwinRun<'_>],
     answer: &Reply,
 ) -> Option<Vec<Decision>> {
     per_twin(twins, answer, NUMBERS_PER_DECISION, |check, items| {
@@ -164,7 +164,7 @@ pub(crate) fn decisions<A: LuaProgram>(
 
 /// Parses a reply of `count` integers per twin.
 pub(crate) fn per_twin<T>(
-    twins: &[Run<'_>],
+    twins: &[TwinRun<'_>],
     answer: &Reply,
     count: usize,
     read: impl Fn(&TwinCheck<'_>, &[Reply]) -> Option<T>,

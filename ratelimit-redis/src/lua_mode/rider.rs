@@ -14,13 +14,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::call::{Call, TwinCheck};
 use super::flat_call::states;
-use super::sender::{Alone, send};
+use super::sender::{LoneRequest, send};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_CHECKS, Shape};
 use crate::flights::{
-    Boarding, Charged, GroupOutcome, Joined, Load, News, Outcome, Queue, RiderVerdict,
+    Boarding, Charged, FlightOutcome, GroupOutcome, Joined, Load, News, Queued, RiderVerdict,
     RiderVerdicts, Seat,
 };
 use crate::mode::Lua;
@@ -31,8 +31,6 @@ use crate::store::{Inner, RedisStore};
 const FEW: usize = 2;
 /// How often a task looks at the clock for the requests that wait, in parts of their time.
 const LOOKS: u32 = 8;
-
-type Queued = Queue<Load, Outcome>;
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// Decides a batch by a flat script, together with others that wait for the connection. Returns `None`, with nothing
@@ -64,7 +62,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             let seat = match joined {
                 Joined::Full => return Err(self.inner.overloaded()),
                 Joined::Goes(number) => {
-                    let _alone = Alone::new(&self.inner, &queue, number, &runtime);
+                    let _alone = LoneRequest::new(&self.inner, &queue, number, &runtime);
                     return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
                 }
                 Joined::Waits(seat, departure) => {
@@ -82,9 +80,9 @@ impl<C: Connection> RedisStore<Lua, C> {
                 return Err(self.inner.overdue(!seat.take_back(), deadline));
             };
             let of_group = match &*outcome {
-                Outcome::NotSent => continue,
-                Outcome::Lost(error) => return Err(error.clone()),
-                Outcome::Landed(outcomes) => &outcomes[place],
+                FlightOutcome::NotSent => continue,
+                FlightOutcome::Lost(error) => return Err(error.clone()),
+                FlightOutcome::Landed(outcomes) => &outcomes[place],
             };
             return match of_group {
                 GroupOutcome::Failed(error) => Err(error.clone()),
@@ -167,7 +165,10 @@ impl<C: Connection> RedisStore<Lua, C> {
 }
 
 /// Waits for what becomes of a request; `None` if its time is over.
-async fn outcome(seat: &Seat<Load, Outcome>, deadline: Deadline) -> Option<Arc<Outcome>> {
+async fn outcome(
+    seat: &Seat<Load, FlightOutcome>,
+    deadline: Deadline,
+) -> Option<Arc<FlightOutcome>> {
     // Made if the flight is late: most requests never look at the clock.
     let mut timer = None;
     let mut is_extended = false;

@@ -25,14 +25,12 @@ use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_KINDS, Role};
 use crate::flights::{
-    Charged, Departure, Flight, Group, GroupOutcome, LimitSet, Load, Outcome, Queue,
+    Charged, Departure, Flight, FlightOutcome, Group, GroupOutcome, LimitSet, Load, Queued,
 };
 use crate::store::{Inner, evalsha};
 
-type Queued = Queue<Load, Outcome>;
-
 /// A request that goes alone. When it has its answer or is dropped, the next flight departs.
-pub(super) struct Alone<'s, C: Connection> {
+pub(super) struct LoneRequest<'s, C: Connection> {
     inner: &'s Arc<Inner<C>>,
     queue: &'s Arc<Queued>,
     number: u64,
@@ -40,7 +38,7 @@ pub(super) struct Alone<'s, C: Connection> {
     runtime: &'s Handle,
 }
 
-impl<'s, C: Connection> Alone<'s, C> {
+impl<'s, C: Connection> LoneRequest<'s, C> {
     pub(super) fn new(
         inner: &'s Arc<Inner<C>>,
         queue: &'s Arc<Queued>,
@@ -51,7 +49,7 @@ impl<'s, C: Connection> Alone<'s, C> {
     }
 }
 
-impl<C: Connection> Drop for Alone<'_, C> {
+impl<C: Connection> Drop for LoneRequest<'_, C> {
     fn drop(&mut self) {
         if let Some(departure) = self.queue.next(self.number, Instant::now()) {
             let of_caller = runtime_of(&departure);
@@ -64,7 +62,7 @@ impl<C: Connection> Drop for Alone<'_, C> {
 pub(super) fn send<C: Connection>(
     inner: &Arc<Inner<C>>,
     queue: &Arc<Queued>,
-    departure: Departure<Load, Outcome>,
+    departure: Departure<Load, FlightOutcome>,
     runtime: &Handle,
 ) {
     let (inner, queue) = (Arc::clone(inner), Arc::clone(queue));
@@ -73,7 +71,7 @@ pub(super) fn send<C: Connection>(
 }
 
 /// Where the first of a flight's callers waits: a thread drives that runtime.
-fn runtime_of(departure: &Departure<Load, Outcome>) -> Option<Handle> {
+fn runtime_of(departure: &Departure<Load, FlightOutcome>) -> Option<Handle> {
     departure.flight.look(|load, is_wanted| load.runtime(is_wanted).cloned())
 }
 
@@ -82,7 +80,7 @@ fn runtime_of(departure: &Departure<Load, Outcome>) -> Option<Handle> {
 struct Sender<C: Connection> {
     inner: Arc<Inner<C>>,
     queue: Arc<Queued>,
-    departure: Option<Departure<Load, Outcome>>,
+    departure: Option<Departure<Load, FlightOutcome>>,
 }
 
 impl<C: Connection> Drop for Sender<C> {
@@ -90,7 +88,7 @@ impl<C: Connection> Drop for Sender<C> {
         let Some(Departure { number, flight }) = self.departure.take() else { return };
         for flight in [flight].into_iter().chain(self.queue.abandon(number)) {
             let lost = self.inner.lost("the task that sent it has ended with its runtime");
-            flight.settle(Outcome::Lost(lost), || Outcome::NotSent);
+            flight.settle(FlightOutcome::Lost(lost), || FlightOutcome::NotSent);
         }
     }
 }
@@ -119,22 +117,22 @@ struct Sent {
     /// Its place in the flight.
     place: usize,
     group: Group,
-    runs: Vec<Run>,
+    runs: Vec<CostRun>,
 }
 
 /// Requests of the same costs, one after the other: the place of the first, and how many there are.
-struct Run {
+struct CostRun {
     first: usize,
     count: u64,
 }
 
 impl Sent {
     fn new(place: usize, group: Group) -> Self {
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<CostRun> = Vec::new();
         for (first, request) in group.requests.iter().enumerate() {
             match runs.last_mut() {
                 Some(run) if group.requests[run.first].costs == request.costs => run.count += 1,
-                _ => runs.push(Run { first, count: 1 }),
+                _ => runs.push(CostRun { first, count: 1 }),
             }
         }
         Self { place, group, runs }
@@ -146,7 +144,7 @@ impl Sent {
     }
 
     /// The costs of a run's requests.
-    fn costs(&self, run: &Run) -> &[u64] {
+    fn costs(&self, run: &CostRun) -> &[u64] {
         &self.group.requests[run.first].costs
     }
 }
@@ -228,7 +226,7 @@ fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> {
 
 impl<C: Connection> Inner<C> {
     /// Sends a flight, and tells its requests what became of them.
-    async fn fly(&self, flight: &Flight<Load, Outcome>) {
+    async fn fly(&self, flight: &Flight<Load, FlightOutcome>) {
         let Some((load, wanted)) = flight.depart(Instant::now()) else { return };
         let Load { limits, mut groups, .. } = load;
         let deadline = wanted.iter().flatten().min_by_key(|deadline| deadline.at()).copied();
@@ -243,7 +241,7 @@ impl<C: Connection> Inner<C> {
                 outcomes[place] = outcome;
             }
         }
-        flight.settle(Outcome::Landed(outcomes), || Outcome::NotSent);
+        flight.settle(FlightOutcome::Landed(outcomes), || FlightOutcome::NotSent);
     }
 
     /// Charges the requests of these groups by one script. Returns what became of each group, by its place in the flight.

@@ -5,7 +5,7 @@ use ratelimit_core::algorithm::{WindowEntry, Write};
 use ratelimit_core::store::{Batch, Check, Now};
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
-use super::stored::{Command, Cut, Found, StoredEntry, addition, command, removal};
+use super::stored::{CommandWords, Cut, StoredEntries, StoredEntry, addition, command, removal};
 use crate::native::{Entry, EntryStorage, MultiProgram, Native};
 use crate::store::{cut, ttl_ms};
 
@@ -18,14 +18,14 @@ const UNDONE_TTL_MS: &str = "1000";
 
 /// The result of a check.
 #[derive(Clone, Copy)]
-pub(crate) struct Outcome {
+pub(crate) struct CheckOutcome {
     pub(crate) decision: Decision,
     /// The wait if another check denies the batch.
     pub(crate) denied_wait_us: Option<u64>,
 }
 
 /// What a check adds.
-struct Charge {
+struct PendingCharge {
     since: Timestamp,
     timestamp: Timestamp,
     cost: u64,
@@ -41,15 +41,15 @@ struct Less {
 
 /// What a step requires.
 struct Due {
-    outcome: Outcome,
-    charge: Option<Charge>,
+    outcome: CheckOutcome,
+    charge: Option<PendingCharge>,
     less: Vec<Less>,
 }
 
 /// The commands that reduce entries.
 #[derive(Default)]
 struct Changes {
-    commands: Vec<Command>,
+    commands: Vec<CommandWords>,
     /// The cuts that were added to counters.
     cuts: Vec<Cut>,
     /// The removed elements, and the smaller ones that replace them.
@@ -69,8 +69,8 @@ pub(super) struct PendingCheck<'b, A> {
     pub(super) check: &'b Check<'b, A>,
     pub(super) key: String,
     pub(super) storage: EntryStorage,
-    pub(super) found: Found,
-    pub(super) outcome: Option<Outcome>,
+    pub(super) found: StoredEntries,
+    pub(super) outcome: Option<CheckOutcome>,
     /// Whether an earlier charge of this check stays.
     was_charged: bool,
     /// Identifies its element among those of other clients.
@@ -116,7 +116,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             check,
             key,
             storage: native.storage,
-            found: Found::default(),
+            found: StoredEntries::default(),
             outcome: None,
             was_charged: false,
             id: ReservationId::random().to_string(),
@@ -135,11 +135,11 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     }
 
     /// The result for the entries that were read.
-    pub(super) fn peeked(&self, now: Timestamp) -> Outcome {
+    pub(super) fn peeked(&self, now: Timestamp) -> CheckOutcome {
         self.due(&self.found.entries(), now).outcome
     }
 
-    pub(super) fn reading(&self) -> Command {
+    pub(super) fn reading(&self) -> CommandWords {
         match self.storage {
             EntryStorage::Counters => command(["HGETALL", &self.key]),
             EntryStorage::List => command(["LRANGE", &self.key, "0", "-1"]),
@@ -157,7 +157,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         } else {
             step.decision.retry_after_us
         };
-        let outcome = Outcome { decision: step.decision, denied_wait_us };
+        let outcome = CheckOutcome { decision: step.decision, denied_wait_us };
         let nothing = Due { outcome, charge: None, less: Vec::new() };
         let Write::Put { state, expires } = step.write else { return nothing };
         let after = algorithm.entries(&state);
@@ -173,8 +173,12 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             EntryStorage::Counters | EntryStorage::SortedSet => cost_in(&before, newest.since),
         };
         let cost = newest.charged.cost.saturating_sub(there);
-        let charge =
-            Charge { since: newest.since, timestamp: newest.charged.timestamp, cost, expires };
+        let charge = PendingCharge {
+            since: newest.since,
+            timestamp: newest.charged.timestamp,
+            cost,
+            expires,
+        };
         let charge = Some(charge).filter(|charge| charge.cost > 0);
         if !algorithm.displaces() {
             return Due { charge, ..nothing };
@@ -190,7 +194,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// The commands that charge what is due; none if the check is decided. If nothing is to be charged,
     /// this decides it. An earlier charge is taken back, or stays.
-    pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Timestamp) -> Vec<Command> {
+    pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Timestamp) -> Vec<CommandWords> {
         if self.outcome.is_some() {
             return Vec::new();
         }
@@ -226,7 +230,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// By how much longer the entries hold their key than a full limit does, and the commands that replace them by a
     /// full limit as of `now`; none unless they are from the future.
-    pub(super) fn healing(&self, now: Timestamp) -> (u64, Vec<Command>) {
+    pub(super) fn healing(&self, now: Timestamp) -> (u64, Vec<CommandWords>) {
         let algorithm = self.check.limit.algorithm();
         let before = algorithm.state(&self.found.entries());
         let Some((ahead_us, Write::Put { state, expires })) = cut(algorithm, before.as_ref(), now)
@@ -236,7 +240,11 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let mut commands = vec![command(["DEL", &self.key])];
         for Entry { since, charged } in algorithm.entries(&state) {
             let WindowEntry { timestamp, cost, .. } = charged;
-            commands.push(self.adding(&Charge { since, timestamp, cost, expires }, since, &[]));
+            commands.push(self.adding(
+                &PendingCharge { since, timestamp, cost, expires },
+                since,
+                &[],
+            ));
         }
         let ttl_ms = (ttl_ms(expires, now, Now::Store) + LATENESS_US / 1_000).to_string();
         commands.push(command(["PEXPIRE", &self.key, &ttl_ms]));
@@ -244,7 +252,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     }
 
     /// The commands that remove entries which no longer count, even for a late charge.
-    fn clearing(&self, time: Now, at: Timestamp) -> Vec<Command> {
+    fn clearing(&self, time: Now, at: Timestamp) -> Vec<CommandWords> {
         let late_us = if time == Now::Store { LATENESS_US } else { 0 };
         let at = Timestamp::saturating_from_us(at.as_us().saturating_sub(late_us));
         let oldest = self.check.limit.algorithm().oldest(&self.found.entries(), at);
@@ -256,7 +264,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         texts.map(|text| removal(self.storage, &self.key, &text)).collect()
     }
 
-    fn adding(&self, charge: &Charge, now: Timestamp, metadata: &[u8]) -> Command {
+    fn adding(&self, charge: &PendingCharge, now: Timestamp, metadata: &[u8]) -> CommandWords {
         let (since, cost) = (charge.since.as_us().to_string(), charge.cost);
         let element = |metadata: &[u8]| {
             let charged =
@@ -302,7 +310,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     /// Decides on the entries that were read with the charge, executed at the server's time `exec`: on
     /// the state before the charge, as of the time from which the charge counts. Returns the commands
     /// that remain. The check stays undecided if the charge came too late, or is less than what is due.
-    pub(super) fn judge(&mut self, now: Timestamp, exec: Timestamp) -> Vec<Command> {
+    pub(super) fn judge(&mut self, now: Timestamp, exec: Timestamp) -> Vec<CommandWords> {
         let Some(own) = &self.own else { return Vec::new() };
         let is_late = exec.saturating_us_since(now) > LATENESS_US;
         if self.outcome.is_some() || is_late || !self.is_there() {
@@ -350,13 +358,13 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     }
 
     /// The entries without the own charge.
-    fn without(&self, own: &Own) -> Found {
+    fn without(&self, own: &Own) -> StoredEntries {
         let Changes { cuts, dropped, parts, .. } = &own.changes;
         let all = self.found.0.iter();
         if self.storage == EntryStorage::Counters {
             let charged =
                 |stored: &StoredEntry| if stored.entry.since == own.since { own.cost } else { 0 };
-            return Found(
+            return StoredEntries(
                 all.map(|stored| stored.clone().without(charged(stored), cuts)).collect(),
             );
         }
@@ -368,16 +376,16 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         if self.storage == EntryStorage::SortedSet {
             theirs.sort_by_key(|stored| stored.entry.since);
         }
-        Found(theirs)
+        StoredEntries(theirs)
     }
 
     /// The commands that take the charge back, unless it stays.
-    pub(super) fn undo(&mut self) -> Vec<Command> {
+    pub(super) fn undo(&mut self) -> Vec<CommandWords> {
         if self.check.limit.algorithm().displaces() { Vec::new() } else { self.reduced(0) }
     }
 
     /// The commands that reduce the charge to `due`.
-    fn reduced(&mut self, due: u64) -> Vec<Command> {
+    fn reduced(&mut self, due: u64) -> Vec<CommandWords> {
         let Some(Own { since, cost, .. }) = &mut self.own else { return Vec::new() };
         let more = cost.saturating_sub(due);
         *cost -= more;

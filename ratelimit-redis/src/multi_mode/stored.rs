@@ -14,7 +14,7 @@ use ratelimit_core::algorithm::{MAX_INTEGER, WindowEntry};
 use crate::connection::Reply;
 use crate::native::{Entry, EntryStorage};
 
-pub(super) type Command = Vec<Vec<u8>>;
+pub(super) type CommandWords = Vec<Vec<u8>>;
 
 /// More than concurrent charges can add up to: no limit counts so far.
 const MOST_COUNTED: i64 = 1 << 62;
@@ -62,9 +62,9 @@ impl Cut {
 
 /// The entries under a key, oldest first.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Found(pub(super) Vec<StoredEntry>);
+pub(super) struct StoredEntries(pub(super) Vec<StoredEntry>);
 
-impl Found {
+impl StoredEntries {
     /// Parses a reply; `None` if it contains a value that no limit wrote.
     pub(super) fn of(storage: EntryStorage, items: &[Reply]) -> Option<Self> {
         match storage {
@@ -178,12 +178,12 @@ impl StoredEntry {
 }
 
 /// A command of text arguments.
-pub(super) fn command<const N: usize>(arguments: [&str; N]) -> Command {
+pub(super) fn command<const N: usize>(arguments: [&str; N]) -> CommandWords {
     arguments.iter().map(|argument| argument.as_bytes().to_vec()).collect()
 }
 
 /// The command that removes a field or an element.
-pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> Command {
+pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> CommandWords {
     let mut removal = match storage {
         EntryStorage::Counters => command(["HDEL", key]),
         EntryStorage::List => command(["LREM", key, "1"]),
@@ -194,7 +194,7 @@ pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> Command 
 }
 
 /// The command that adds a member to a sorted set.
-pub(super) fn addition(key: &str, stored: &StoredEntry) -> Command {
+pub(super) fn addition(key: &str, stored: &StoredEntry) -> CommandWords {
     let mut addition = command(["ZADD", key, &stored.entry.since.as_us().to_string()]);
     addition.push(stored.text.clone());
     addition
@@ -219,7 +219,7 @@ mod tests {
         let text = |text: &str| Reply::Text(text.into());
         let items: Vec<_> =
             pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
-        let found = Found::of(EntryStorage::Counters, &items)?.entries();
+        let found = StoredEntries::of(EntryStorage::Counters, &items)?.entries();
         Some(found.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect())
     }
 

@@ -34,12 +34,12 @@ use crate::error::RedisError;
 #[derive(Clone)]
 pub(crate) struct Node {
     client: Client,
-    driver: Arc<Driver>,
+    driver: Arc<FredDriver>,
     peer: Peer,
 }
 
 /// The task that drives the connection, as long as a node uses it.
-struct Driver {
+struct FredDriver {
     task: AbortHandle,
     /// Whether the client ended the connection; closed without that if its runtime has ended.
     ended: watch::Receiver<bool>,
@@ -48,7 +48,7 @@ struct Driver {
     _listens: Receiver<(Error, Option<Server>)>,
 }
 
-impl Drop for Driver {
+impl Drop for FredDriver {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -92,7 +92,7 @@ impl Node {
             }
         });
         let (task, traffic) = (task.abort_handle(), Traffic::default());
-        let driver = Driver { task, ended, traffic, _listens: listens };
+        let driver = FredDriver { task, ended, traffic, _listens: listens };
         let node = Self { client, driver: Arc::new(driver), peer: endpoint.peer.clone() };
         // The client reports a connection that was closed at once as connected.
         let answer = {
@@ -101,8 +101,8 @@ impl Node {
         };
         match answer {
             Ok(_) => Ok(node),
-            Err(Failure::Answered { error, .. }) => Err(not_connected(endpoint, &error)),
-            Err(Failure::NotSent | Failure::Aborted) => {
+            Err(FredFailure::Answered { error, .. }) => Err(not_connected(endpoint, &error)),
+            Err(FredFailure::NotSent | FredFailure::Aborted) => {
                 Err(not_connected(endpoint, &Error::new_canceled()))
             }
         }
@@ -151,11 +151,11 @@ impl Node {
     async fn answered<T>(
         &self,
         mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, FredFailure> {
         let mut ended = self.driver.ended.clone();
         // What is not sent yet is never sent.
         if *ended.borrow() || ended.has_changed().is_err() {
-            return Err(Failure::NotSent);
+            return Err(FredFailure::NotSent);
         }
         let mut passage = self.driver.traffic.begin();
         let answer = tokio::select! {
@@ -166,8 +166,8 @@ impl Node {
         // The client delivers all replies, and then ends a connection. If its runtime ends, it cancels requests that it has
         // sent, too.
         let mut not_sent = async || match ended.wait_for(|ended| *ended).await {
-            Ok(_) => Failure::NotSent,
-            Err(_) => Failure::Aborted,
+            Ok(_) => FredFailure::NotSent,
+            Err(_) => FredFailure::Aborted,
         };
         match answer {
             Some(Ok(answer)) => {
@@ -176,21 +176,23 @@ impl Node {
             }
             // Taken from the queue of a connection that had ended.
             Some(Err(error)) if error.is_canceled() => Err(not_sent().await),
-            Some(Err(error)) => Err(Failure::Answered { error, alone: passage.is_alone() }),
+            Some(Err(error)) => Err(FredFailure::Answered { error, alone: passage.is_alone() }),
             None => Err(not_sent().await),
         }
     }
 
-    fn failed(&self, failure: Failure) -> RedisError {
+    fn failed(&self, failure: FredFailure) -> RedisError {
         match failure {
-            Failure::NotSent => self.peer.unreachable("the connection has ended"),
-            Failure::Aborted => self.peer.lost("the runtime that drove the connection has ended"),
+            FredFailure::NotSent => self.peer.unreachable("the connection has ended"),
+            FredFailure::Aborted => {
+                self.peer.lost("the runtime that drove the connection has ended")
+            }
             // The client closes the connection after some server errors and reports the error to all
             // pending requests. If only one was pending, the error is its reply.
-            Failure::Answered { error, alone: true } if code(error.details()).is_some() => {
+            FredFailure::Answered { error, alone: true } if code(error.details()).is_some() => {
                 server_answer(&self.peer, &error)
             }
-            Failure::Answered { error, .. } => self.peer.lost(reason(&error)),
+            FredFailure::Answered { error, .. } => self.peer.lost(reason(&error)),
         }
     }
 }
@@ -253,7 +255,7 @@ impl Drop for Passage<'_> {
 }
 
 /// Why there is no reply.
-enum Failure {
+enum FredFailure {
     /// The request was never sent.
     NotSent,
     /// The connection's runtime ended, and the request may have been sent.

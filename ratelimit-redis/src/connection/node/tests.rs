@@ -83,7 +83,7 @@ fn code(error: &RedisError) -> &str {
 }
 
 /// An answer of the fake server.
-enum Answer {
+enum FakeReply {
     Say(&'static str),
     /// Closes the connection.
     Close,
@@ -101,7 +101,7 @@ impl Heard {
 }
 
 /// Starts a server that accepts a client's login and answers anything else by `answer`.
-async fn server(answer: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> (u16, Heard) {
+async fn server(answer: impl Fn(&[String]) -> FakeReply + Send + Sync + 'static) -> (u16, Heard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     let (heard, answer) = (Heard::default(), Arc::new(answer));
@@ -117,7 +117,7 @@ async fn server(answer: impl Fn(&[String]) -> Answer + Send + Sync + 'static) ->
 async fn serve(
     stream: TcpStream,
     heard: Heard,
-    answer: Arc<impl Fn(&[String]) -> Answer + Send + Sync + 'static>,
+    answer: Arc<impl Fn(&[String]) -> FakeReply + Send + Sync + 'static>,
 ) {
     let mut stream = BufReader::new(stream);
     while let Some(words) = read(&mut stream).await {
@@ -128,7 +128,7 @@ async fn serve(
             _ => {
                 let said = answer(&words);
                 heard.0.lock().expect("no panic").push(words);
-                let Answer::Say(said) = said else { return };
+                let FakeReply::Say(said) = said else { return };
                 said
             }
         };
@@ -196,7 +196,7 @@ async fn a_servers_error_keeps_its_code(client: Client) {
         ("-ERR unknown command 'x'\r\n", "ERR"),
         ("-EXECABORT Transaction discarded\r\n", "EXECABORT"),
     ] {
-        let (port, heard) = server(move |_| Answer::Say(said)).await;
+        let (port, heard) = server(move |_| FakeReply::Say(said)).await;
         let node = node(client, port).await;
         let error = send(&node, &["GET", "key"]).await.expect_err(expected);
         assert_eq!(code(&error), expected);
@@ -226,7 +226,7 @@ async fn a_transaction_returns_its_replies_or_the_first_error(client: Client) {
         [("-MOVED 5 127.0.0.1:1\r\n", "MOVED"), ("-ASK 5 127.0.0.1:1\r\n", "ASK")]
     {
         let (port, heard) = server(move |words| {
-            Answer::Say(match words[0].as_str() {
+            FakeReply::Say(match words[0].as_str() {
                 "MULTI" | "ASKING" => "+OK\r\n",
                 "EXEC" => "-EXECABORT Transaction discarded because of previous errors.\r\n",
                 "GET" => "+QUEUED\r\n",
@@ -246,7 +246,7 @@ async fn a_transaction_returns_its_replies_or_the_first_error(client: Client) {
 
 async fn no_other_request_runs_inside_a_transaction(client: Client) {
     let (port, heard) = server(|words| {
-        Answer::Say(match words[0].as_str() {
+        FakeReply::Say(match words[0].as_str() {
             "EXEC" => "*2\r\n:1\r\n:2\r\n",
             _ => "+OK\r\n",
         })
@@ -290,7 +290,7 @@ async fn no_other_request_runs_inside_a_transaction(client: Client) {
 }
 
 async fn a_request_on_an_ended_connection_fails_at_once(client: Client) {
-    let (port, heard) = server(|_| Answer::Close).await;
+    let (port, heard) = server(|_| FakeReply::Close).await;
     let node = node(client, port).await;
     send(&node, &["LAST"]).await.expect_err("no answer");
     for _ in 0..3 {
@@ -310,7 +310,11 @@ async fn a_request_on_an_ended_connection_fails_at_once(client: Client) {
 async fn an_error_that_may_belong_to_another_request_is_no_reply() {
     let (port, heard) = server(|words| {
         // The first reply belongs to the first request.
-        Answer::Say(if words[0] == "SECOND" { "-CLUSTERDOWN The cluster is down\r\n" } else { "" })
+        FakeReply::Say(if words[0] == "SECOND" {
+            "-CLUSTERDOWN The cluster is down\r\n"
+        } else {
+            ""
+        })
     })
     .await;
     let node = node(Client::Fred, port).await;
@@ -373,7 +377,7 @@ fn two_concurrent_requests_know_of_each_other() {
 async fn an_error_is_a_reply_again_once_abandoned_requests_are_answered() {
     let last_told = async |one_in_between: bool| {
         let (port, heard) = server(|words| {
-            Answer::Say(match words[0].as_str() {
+            FakeReply::Say(match words[0].as_str() {
                 "GIVENUP" => "",
                 // The reply to the abandoned request comes late.
                 "BETWEEN" => "+OK\r\n+OK\r\n",
