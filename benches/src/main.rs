@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use report::Effort;
+use report::{Effort, Options};
 
 /// Our stores beside their peers, measured in pairs in one run.
 #[derive(Parser)]
@@ -32,9 +32,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum What {
     /// Decisions in memory, beside governor and limitador.
-    Memory(memory::MemoryOptions),
+    Memory(Options<memory::MemoryPart>),
     /// Decisions on Redis, beside plain scripts, on servers of the benchmark's own.
-    Redis(redis::RedisOptions),
+    Redis(Options<redis::RedisPart>),
     /// What a layer adds to an HTTP request, beside `tower_governor`.
     Http(Effort),
     /// How late a service answers while its Redis hangs, beside the same service without a limiter.

@@ -24,26 +24,16 @@ mod work;
 
 use std::error::Error;
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 
-use crate::report::{BenchReport, Effort};
+use crate::report::{BenchReport, Options};
 
 /// The clocks of our store, as JSON and tables name them.
 const PRECISE: &str = "precise";
 const COARSE: &str = "coarse";
 
-/// How long to measure, and what.
-#[derive(Args)]
-pub(crate) struct MemoryOptions {
-    #[command(flatten)]
-    effort: Effort,
-    /// Only these parts; all of them unless told otherwise.
-    #[arg(long, value_name = "PART", value_delimiter = ',')]
-    only: Vec<MemoryPart>,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum MemoryPart {
+pub(crate) enum MemoryPart {
     Speed,
     Work,
     Growth,
@@ -51,7 +41,7 @@ enum MemoryPart {
 }
 
 /// Measures what is asked for, prints the tables, and writes the JSON lines.
-pub(crate) fn run(options: &MemoryOptions) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options<MemoryPart>) -> Result<(), Box<dyn Error>> {
     let (quick, mut report) = (options.effort.quick, BenchReport::new(&options.effort)?);
     println!(
         "Decisions in memory, medians over rounds in which all take turns. One thread: its CPU\n\
@@ -71,7 +61,7 @@ pub(crate) fn run(options: &MemoryOptions) -> Result<(), Box<dyn Error>> {
         (MemoryPart::Expiry, growth::expiry),
     ];
     for (part, run) in parts {
-        if options.only.is_empty() || options.only.contains(&part) {
+        if options.has(&part) {
             run(quick, &mut report)?;
         }
     }

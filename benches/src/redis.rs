@@ -26,24 +26,14 @@ mod throughput;
 
 use std::error::Error;
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 
-use crate::report::Effort;
+use crate::report::Options;
 
 use lab::Lab;
 
-/// How long to measure, and what.
-#[derive(Args)]
-pub(crate) struct RedisOptions {
-    #[command(flatten)]
-    effort: Effort,
-    /// The parts to run; all by default.
-    #[arg(long, value_name = "PART", value_delimiter = ',')]
-    only: Vec<RedisPart>,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum RedisPart {
+pub(crate) enum RedisPart {
     Cpu,
     Buckets,
     Throughput,
@@ -52,7 +42,7 @@ enum RedisPart {
 }
 
 /// Measures what is asked for, prints the tables, and writes the JSON lines.
-pub(crate) fn run(options: &RedisOptions) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options<RedisPart>) -> Result<(), Box<dyn Error>> {
     // One thread for all of the client, as one for all of the server.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -60,7 +50,7 @@ pub(crate) fn run(options: &RedisOptions) -> Result<(), Box<dyn Error>> {
         println!("Decisions on {}, in turns with what they are compared with.", lab.version()?);
         println!("Only ratios inside one run mean anything.");
         for part in RedisPart::value_variants() {
-            if !options.only.is_empty() && !options.only.contains(part) {
+            if !options.has(part) {
                 continue;
             }
             match part {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::{Serialize, Serializer};
 
 /// How long to measure, and where to write what was measured.
@@ -17,6 +17,23 @@ pub(crate) struct Effort {
     /// Also write one JSON line per measurement to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// How long to measure, and what.
+#[derive(Args)]
+pub(crate) struct Options<P: ValueEnum + Clone + Send + Sync + 'static> {
+    #[command(flatten)]
+    pub(crate) effort: Effort,
+    /// The parts to run; all by default.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<P>,
+}
+
+impl<P: ValueEnum + Clone + Send + Sync + PartialEq> Options<P> {
+    /// Whether a part is asked for.
+    pub(crate) fn has(&self, part: &P) -> bool {
+        self.only.is_empty() || self.only.contains(part)
+    }
 }
 
 /// A cell of a table, by whose name a JSON line has it, too.

@@ -99,10 +99,8 @@ impl Scripts {
         // Programs of users share no text: their Lua may fail.
         let of_user = kinds.iter().copied().flatten().any(|shape| !shape.program.is_built_in());
         let newest = &known.newest[form];
-        let mut all = match of_user || newest.len() + asked.len() > flat::MOST_KINDS {
-            true => Vec::new(),
-            false => newest.clone(),
-        };
+        let is_new = of_user || newest.len() + asked.len() > flat::MOST_KINDS;
+        let mut all = if is_new { Vec::new() } else { newest.clone() };
         for kind in &asked {
             if !all.contains(kind) {
                 all.push(kind.clone());

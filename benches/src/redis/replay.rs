@@ -106,7 +106,7 @@ impl Template {
     }
 }
 
-/// Whether two replies mean the same decision, whatever its time. Texts agree by the sign that a flat script answers;
+/// Whether two replies mean the same decision, whatever its time. Texts agree by what a flat script says of its first group;
 /// numbers, and lists by their first number, by whether it is negative, 0 or positive. Later numbers are waits, and
 /// results of PEXPIRE.
 fn is_like(recorded: &Value, replayed: &Value) -> bool {
@@ -127,16 +127,9 @@ fn is_like(recorded: &Value, replayed: &Value) -> bool {
     }
 }
 
-/// What a flat script decided: the separator before the time that it answers, or the number of requests that it
-/// admitted of a group.
+/// What a flat script decided: the line of its first group.
 fn sign(text: &[u8]) -> Option<&[u8]> {
-    match text {
-        [b'?'] | [b'+' | b'-' | b'=' | b'?', b'0'..=b'9', ..] => Some(&text[..1]),
-        _ => {
-            let end = text.iter().position(|byte| *byte == b'\n')?;
-            text[..end].iter().all(u8::is_ascii_digit).then_some(&text[..end])
-        }
-    }
+    text.split(|byte| *byte == b'\n').nth(1)
 }
 
 /// A key of a caller, with its serialized value.

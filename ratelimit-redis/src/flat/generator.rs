@@ -71,10 +71,8 @@ const UNKNOWN: &str = "break";
 
 /// The script for groups of these kinds, each of which is the shapes of its checks, at the server's time or at a given one.
 pub(crate) fn deciding<'k>(kinds: impl Iterator<Item = &'k [Shape]>, given_time: bool) -> Script {
-    let (begin, time, first) = match given_time {
-        true => (GIVEN_TIME, "''", 3),
-        false => (ITS_TIME, "t[1] .. ' ' .. t[2]", 1),
-    };
+    let (begin, time, first) =
+        if given_time { (GIVEN_TIME, "''", 3) } else { (ITS_TIME, "t[1] .. ' ' .. t[2]", 1) };
     let mut text = format!(
         "{BEGIN}{begin}local keys0, args0 = KEYS, ARGV\n\
          local answers0, count0, place0, key0 = {{ {time} .. '\\n' }}, 1, {first}, 0\n\

@@ -118,7 +118,7 @@ async fn the_number_of_flat_scripts_is_bounded_and_the_driver_decides_the_rest()
         assert!(verdict.allowed());
         sent
     };
-    let charges = |kind: &u64| kind % (1 << CHECKS) > 0;
+    let charges = |kind: &u64| !kind.is_multiple_of(1 << CHECKS);
     for kind in (0..KINDS).filter(charges) {
         let sent = ask(kind).await;
         if by_driver(&sent) {

@@ -259,7 +259,7 @@ impl WrongStore {
         if let Some(Flaw::KeepsDenials(ignored)) = self.flaw {
             for (key, state) in keys.iter().zip(&mut states) {
                 match kept.denied.get(key) {
-                    Some((denied, until)) if is_kept && now < *until => *state = denied.clone(),
+                    Some((denied, until)) if is_kept && now < *until => state.clone_from(denied),
                     Some(_) if ![ignored, Op::Acquire, Op::Peek].contains(&batch.operation()) => {
                         _ = kept.denied.remove(key);
                     }
