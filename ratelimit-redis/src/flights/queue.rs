@@ -34,6 +34,8 @@ pub(crate) struct Queue<L, O> {
     bound: usize,
     /// After how long a flight is overtaken.
     patience: Duration,
+    /// 1 while the sender of a flight that has landed makes the next one ready.
+    turning: AtomicUsize,
     /// The runtimes on which a task watches the clock for the requests that wait there.
     watched_on: Mutex<Vec<runtime::Id>>,
 }
@@ -92,6 +94,7 @@ impl<L: Default, O> Queue<L, O> {
             requests: Arc::new(AtomicUsize::new(0)),
             bound,
             patience: deadline / 4,
+            turning: AtomicUsize::new(0),
             watched_on: Mutex::new(Vec::new()),
         }
     }
@@ -132,9 +135,15 @@ impl<L: Default, O> Queue<L, O> {
         })
     }
 
+    /// A flight has landed. Returns whether the sender of another one is between its landing and the next departure.
+    pub(crate) fn turns_with_another(&self) -> bool {
+        self.turning.swap(1, Ordering::Relaxed) == 1
+    }
+
     /// Ends the flight of this number. Returns the next one, which its sender sends, unless none waits or another sender
     /// has ended it.
     pub(crate) fn next(&self, number: u64, now: Instant) -> Option<Departure<L, O>> {
+        self.turning.store(0, Ordering::Relaxed);
         self.with(|waiting| {
             waiting.place_of(number)?.take();
             waiting.begin_next(now + self.patience)

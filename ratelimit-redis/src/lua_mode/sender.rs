@@ -97,7 +97,15 @@ impl<C: Connection> Sender<C> {
     async fn run(mut self) {
         while let Some(Departure { number, flight }) = &self.departure {
             let number = *number;
-            self.inner.fly(flight).await;
+            let outcome = self.inner.fly(flight).await;
+            // The server answers two flights at once if it read them at once. Then the next ones would go at once, too, and
+            // the server would wait for the client, and the client for the server.
+            if self.queue.turns_with_another() {
+                tokio::task::yield_now().await;
+            }
+            if let Some(outcome) = outcome {
+                flight.settle(outcome, || FlightOutcome::NotSent);
+            }
             // Callers that ask again at once go together.
             tokio::task::yield_now().await;
             self.departure = self.queue.next(number, Instant::now());
@@ -225,9 +233,9 @@ fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> {
 }
 
 impl<C: Connection> Inner<C> {
-    /// Sends a flight, and tells its requests what became of them.
-    async fn fly(&self, flight: &Flight<Load, FlightOutcome>) {
-        let Some((load, wanted)) = flight.depart(Instant::now()) else { return };
+    /// Sends a flight. Returns what became of it; `None` if another sender has sent it.
+    async fn fly(&self, flight: &Flight<Load, FlightOutcome>) -> Option<FlightOutcome> {
+        let (load, wanted) = flight.depart(Instant::now())?;
         let Load { limits, mut groups, .. } = load;
         let deadline = wanted.iter().flatten().min_by_key(|deadline| deadline.at()).copied();
         for group in &mut groups {
@@ -241,7 +249,7 @@ impl<C: Connection> Inner<C> {
                 outcomes[place] = outcome;
             }
         }
-        flight.settle(FlightOutcome::Landed(outcomes), || FlightOutcome::NotSent);
+        Some(FlightOutcome::Landed(outcomes))
     }
 
     /// Charges the requests of these groups by one script. Returns what became of each group, by its place in the flight.
