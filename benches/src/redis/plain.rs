@@ -85,9 +85,12 @@ pub(super) fn key(client: &str, caller: &str) -> String {
 }
 
 /// The keys of a request with so many limits, of which the second is for all callers.
-fn keys(client: &str, caller: &str, limits: usize) -> Vec<String> {
-    let third = format!("{caller}:third");
-    [caller, "all", &third][..limits].iter().map(|name| key(client, name)).collect()
+fn keys(client: &str, caller: &str, limits: usize) -> impl Iterator<Item = String> {
+    (0..limits).map(move |limit| match limit {
+        0 => key(client, caller),
+        1 => key(client, "all"),
+        _ => format!("{client}:{caller}:third"),
+    })
 }
 
 impl ScriptNumbers {
@@ -146,7 +149,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
     async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
         let ScriptNumbers { interval_us, burst } = self.numbers;
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.sha).arg(self.limits).arg(keys(REDIS_RS, caller, self.limits));
+        call.arg(&self.sha).arg(self.limits);
+        for key in keys(REDIS_RS, caller, self.limits) {
+            call.arg(key);
+        }
         call.arg(interval_us).arg(interval_us * burst).arg(cost);
         let answer: (i64, i64, i64) = call.query_async(&mut self.connection.clone()).await?;
         Ok(answer.0 == 1)
@@ -180,7 +186,7 @@ impl Decides for Fred {
         let ScriptNumbers { interval_us, burst } = self.numbers;
         let numbers = [interval_us, interval_us * burst, cost];
         let numbers = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
-        let keys = keys(FRED, caller, self.limits);
+        let keys: Vec<_> = keys(FRED, caller, self.limits).collect();
         let answer: (i64, i64, i64) =
             self.client.evalsha(self.sha.as_str(), keys, numbers.to_vec()).await?;
         Ok(answer.0 == 1)
