@@ -44,6 +44,7 @@ pub(crate) fn json(report: &Report<'_>) -> String {
 /// another policy change.
 pub(crate) fn page(report: &Report<'_>) -> String {
     let Report { title, notes, tally, comparison, speed } = report;
+    let offenders = tally.offenders(usize::MAX);
     // What else the input has, such as bad lines.
     let others = totals(tally).rows.into_iter().skip(3).filter(|row| row[1] != "0");
     let page = html! {
@@ -68,7 +69,7 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                 p.lead {
                     (count(tally.denied)) " of " (plural(tally.requests, "request", "requests"))
                     @if tally.denied > 0 {
-                        ", from " (plural(tally.offenders(usize::MAX).len() as u64, "caller", "callers"))
+                        ", from " (plural(offenders.len() as u64, "caller", "callers"))
                     }
                     @for row in others { "; " (row[1]) " " (row[0]) }
                 }
@@ -79,7 +80,7 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                 }
                 @for note in notes { p.note { (note) } }
                 h2 { "Who is hurt" }
-                (hurt(tally))
+                (hurt(tally, &offenders))
                 h2 { "Is the limit right?" }
                 @for counts in &tally.limits { (fit(counts)) }
                 h2 { "Denials over time" }
@@ -95,8 +96,8 @@ pub(crate) fn page(report: &Report<'_>) -> String {
 }
 
 /// The callers that were denied, each with what it takes to tell a customer from a crawler.
-fn hurt(tally: &Tally) -> Markup {
-    let (shown, all) = (tally.offenders(CALLERS), tally.offenders(usize::MAX).len() as u64);
+fn hurt(tally: &Tally, offenders: &[Offender<'_>]) -> Markup {
+    let shown = &offenders[..offenders.len().min(CALLERS)];
     html! {
         @for kind in tally.blamable() {
             @let seen = kind.callers.len() as u64;
@@ -109,7 +110,7 @@ fn hurt(tally: &Tally) -> Markup {
             div.scroll tabindex="0" role="region" aria-label="Callers that were denied" {
                 table.hurt {
                     caption {
-                        "Most denied first, " (count(shown.len() as u64)) " of " (plural(all, "caller", "callers"))
+                        "Most denied first, " (count(shown.len() as u64)) " of " (plural(offenders.len() as u64, "caller", "callers"))
                         ". Below each: limits, paths and agent; open it for the first denied lines. The longest wait \
                          ends with an admitted request, or when the wait of the last denial is over."
                     }
@@ -119,7 +120,7 @@ fn hurt(tally: &Tally) -> Markup {
                             th.number scope="col" { (name) }
                         }
                     } }
-                    @for offender in &shown { (offender_rows(tally, offender)) }
+                    @for offender in shown { (offender_rows(tally, offender)) }
                 }
             }
         }
