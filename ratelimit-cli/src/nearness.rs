@@ -16,7 +16,7 @@ pub(crate) const MAX_CALLERS: usize = 1 << 20;
 pub(crate) struct Nearness {
     /// By key: 0 if the limit denied the caller, otherwise its lowest bin plus 1; and the most that it used at once.
     callers: HashMap<Box<str>, (u8, u64)>,
-    /// The most callers that are told apart.
+    /// The most callers that are counted, each for itself.
     most: usize,
     /// Requests of callers beyond these.
     uncounted: u64,

@@ -19,7 +19,7 @@ const MAX_UNLIMITED_NAMES: usize = 16;
 /// How many denied lines are kept of a caller, and of all callers together.
 pub(crate) const LINES: usize = 10;
 const MAX_LINES: usize = 100_000;
-/// How many paths of a caller are told apart.
+/// How many paths of a caller are counted, each for itself.
 const MAX_PATHS: usize = 100;
 
 /// The counts of a replay.

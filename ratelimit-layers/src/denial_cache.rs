@@ -264,7 +264,7 @@ enum CacheLookup<S> {
 }
 
 impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
-    /// The local time. If it has gone back, the age of what is kept is unknown, and so is that of what is in flight.
+    /// The local time. A clock that went back drops all denials: their ages are unknown, as are those of requests in flight.
     fn now(&self) -> Timestamp {
         let latest_us = self.latest_us.load(Ordering::Acquire);
         let now = self.clock.now();

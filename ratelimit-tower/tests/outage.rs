@@ -210,7 +210,7 @@ async fn replicas_admit_their_shares_while_redis_hangs_and_the_rest_of_the_limit
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_admit_their_shares_while_redis_is_away_and_redis_decides_whenever_it_is_there() {
     let mut server = RedisServer::start().expect("a server");
-    // It is away at first.
+    // Redis is unreachable at first.
     server.stop();
     let mut load = Load::start(&server).await;
     for _ in 0..2 {
