@@ -28,7 +28,7 @@ mod watchdog;
 pub use external::{External, IntoConnection};
 pub(crate) use follow::TryAgain;
 pub use managed::RedisConnection;
-pub(crate) use peer::server_error;
+pub(crate) use peer::refused_in_part;
 
 /// Sends commands to the server, or to the server of several that stores a key.
 ///

@@ -188,6 +188,19 @@ impl Program {
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
 
+    /// The section, or this if there is none.
+    fn section_or(&self, name: &str, otherwise: &str) -> String {
+        match self.section(name) {
+            none if none.is_empty() => otherwise.to_owned(),
+            some => some.trim().to_owned(),
+        }
+    }
+
+    /// The section that charges an attempt which does not fit. By default it leaves the limit full.
+    pub(crate) fn fill(&self) -> String {
+        self.section_or("fill", "after = used > capacity and used or capacity")
+    }
+
     /// How many bytes a stored state has.
     pub(crate) fn packed_bytes(&self) -> usize {
         self.name.len() + 1 + PACKED_BYTES * (self.state().len() + 1)
@@ -247,10 +260,6 @@ impl Program {
         let quoted = |names: &[&str]| {
             names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
         };
-        let or = |section: &str, otherwise: &str| match self.section(section) {
-            none if none.is_empty() => otherwise.to_owned(),
-            some => some.trim().to_owned(),
-        };
         let limits: Vec<_> =
             ["capacity"].iter().chain(parameters).map(|name| format!("limit.{name}")).collect();
         let names = state.join(", ");
@@ -299,15 +308,15 @@ impl Program {
             count = state.len(),
             format = self.packed_format(),
             quoted_parameters = quoted(parameters),
-            valid = or("valid", "true"),
-            mark = or("mark", "nil"),
+            valid = self.section_or("valid", "true"),
+            mark = self.section_or("mark", "nil"),
             parameters = [&["capacity"], parameters].concat().join(", "),
             limits = limits.join(", "),
             fresh = self.section("fresh"),
             level = self.section("level"),
             wait = self.section("wait"),
             give = self.section("give"),
-            fill = or("fill", FILL),
+            fill = self.fill(),
             held = self.section("held"),
             carry = self.section("carry"),
             ends = match self.section("carry") {
@@ -320,9 +329,6 @@ impl Program {
         )
     }
 }
-
-/// A charge that does not fit leaves the limit full.
-pub(crate) const FILL: &str = "after = used > capacity and used or capacity";
 
 /// How the server stores a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -124,10 +124,9 @@ impl Scripts {
     /// A program whose name does.
     pub(crate) fn register(
         &self,
-        programs: impl Iterator<Item = &'static Program>,
+        mut programs: impl Iterator<Item = &'static Program>,
     ) -> Result<(), &'static Program> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut programs = programs;
         programs.try_for_each(|program| known.register(program))
     }
 }

@@ -11,7 +11,7 @@ use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, Now, Reservation};
 use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
 
-use crate::connection::{self, Argument, Connection, RedisConnection, Reply, TryAgain};
+use crate::connection::{Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::flights::{MOST_WAITING, Queues};
@@ -188,12 +188,6 @@ impl<C: Connection> Inner<C> {
     /// The error for a reply that is no answer of a script.
     pub(crate) fn protocol(&self, answer: String) -> RedisError {
         RedisError::Protocol { address: self.address(), answer }
-    }
-
-    /// The error for a command that the server refused in a script, after one that wrote.
-    pub(crate) fn refused_in_part(&self, refused: &str) -> RedisError {
-        let (code, message) = refused.split_once(' ').unwrap_or((refused, ""));
-        connection::server_error(self.connection.address(), code, message).in_part()
     }
 
     /// The error for a script that decided otherwise than the step.

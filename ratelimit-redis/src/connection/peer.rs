@@ -141,12 +141,18 @@ fn without_user(said: &str) -> String {
 }
 
 /// An error reply, by its code, with the remedy if there is one.
-pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
+pub(super) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
     let message = match remedy(code, detail) {
         Some(remedy) => format!("{detail} ({remedy})"),
         None => detail.to_owned(),
     };
     RedisError::Server { address: Arc::clone(address), code: code.to_owned(), message }
+}
+
+/// The error for a command that the server refused in a script, after one that wrote: its code and message.
+pub(crate) fn refused_in_part(address: &Arc<str>, refused: &str) -> RedisError {
+    let (code, message) = refused.split_once(' ').unwrap_or((refused, ""));
+    server_error(address, code, message).in_part()
 }
 
 /// What an operator can do about an error, or has to know.

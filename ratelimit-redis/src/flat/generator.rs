@@ -52,7 +52,6 @@
 use std::fmt::Write as _;
 
 use super::{BEGIN, GIVEN_TIME, ITS_TIME, REFUSAL, Role, Shape};
-use crate::program::FILL;
 use crate::script::Script;
 
 /// The most checks of a request: Lua allows 200 local variables.
@@ -328,14 +327,14 @@ impl ScriptCheck {
     /// Emits the state to write, and ends the block.
     fn step(&self, text: &mut String, given_time: bool) {
         let Self { n, shape: Shape { program, role, .. } } = self;
-        let charged = format!("{}{}", program.section("move"), self.written(given_time));
+        let (move_, written) = (program.section("move"), self.written(given_time));
         let _ = match role {
             Role::Attempt => writeln!(
                 text,
                 "local charge = charge{n}\n\
                  local after, expires = used + charge\n\
                  if after <= capacity then\n\
-                 {charged}\
+                 {move_}{written}\
                  else\n\
                  {held}{fill}\n\
                  if after ~= used then\n\
@@ -345,19 +344,14 @@ impl ScriptCheck {
                  end\n\
                  end",
                 held = program.section("held"),
-                // A charge that does not fit leaves the limit full.
-                fill = Some(program.section("fill"))
-                    .filter(|own| !own.is_empty())
-                    .unwrap_or(FILL.into()),
-                move_ = program.section("move"),
+                fill = program.fill(),
                 carry = program.section("carry"),
-                written = self.written(given_time),
             ),
             _ => writeln!(
                 text,
                 "if admitted0 > 0 then\n\
                  local after, expires = after{n}\n\
-                 {charged}\
+                 {move_}{written}\
                  end\n\
                  end"
             ),

@@ -6,7 +6,7 @@ use ratelimit_core::store::{Batch, Check, Op, Reservation};
 use ratelimit_core::{Decision, Limit, Refusal, Verdict};
 use smallvec::SmallVec;
 
-use crate::connection::server_error;
+use crate::connection::refused_in_part;
 use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
 use crate::flat::{Role, Shape};
 use crate::key::Keys;
@@ -144,8 +144,7 @@ impl<'a> Call<'a> {
     ) -> RedisError {
         let RedisError::Server { address, code, message } = &error else { return error };
         if code == "RLPART" {
-            let (code, message) = message.split_once(' ').unwrap_or((message, ""));
-            return server_error(address, code, message).in_part();
+            return refused_in_part(address, message);
         }
         if code == "RLOTHERS" {
             return self.of_others(batch, message).unwrap_or(error);

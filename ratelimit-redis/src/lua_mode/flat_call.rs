@@ -8,7 +8,7 @@ use ratelimit_core::store::{Batch, Now, Op, Snapshot, decide};
 use ratelimit_core::{Timestamp, Verdict};
 
 use super::call::{Call, TwinCheck};
-use crate::connection::{Argument, Connection, Reply, TryAgain};
+use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{self, MOST_CHECKS, READ, Role};
@@ -47,7 +47,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         // The driver decides on what the script did not understand.
         let Some((now, line, seen)) = of_one(batch.time(), &answer) else { return Ok(None) };
         if let Some(refused) = line.strip_prefix('!') {
-            return Err(self.inner.refused_in_part(refused));
+            return Err(refused_in_part(self.inner.connection.address(), refused));
         }
         let Some(states) = states(batch, call, seen) else {
             // The script understood every state that it admitted.
@@ -101,8 +101,6 @@ impl<C: Connection> RedisStore<Lua, C> {
         if batch.reservation_id().is_some() || !call.has_few_numbers() {
             return Ok(None);
         }
-        let registered = self.inner.scripts.register(call.twins.iter().map(|c| c.twin.program));
-        registered.map_err(|program| call.misnamed(batch, program))?;
         let shapes = call.shapes(batch);
         let never_fits = || call.twins.iter().any(|check| check.cost(batch) > check.twin.capacity);
         let attempts = || shapes.iter().any(|shape| shape.role == Role::Attempt);
@@ -110,6 +108,8 @@ impl<C: Connection> RedisStore<Lua, C> {
             || shapes.iter().all(|shape| shape.role == Role::Look)
             || (!attempts() && never_fits());
         if reads_only {
+            let registered = self.inner.scripts.register(call.twins.iter().map(|c| c.twin.program));
+            registered.map_err(|program| call.misnamed(batch, program))?;
             // One key per field.
             let mut words = evalsha(call.twins.iter().map(|check| &*call.keys[check.key - 1]));
             words.extend(call.twins.iter().map(|check| Argument::Text(&check.field)));

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::flat_call::{first_line, next_state, push_check, time};
-use crate::connection::{Argument, Connection, Reply, TryAgain};
+use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_KINDS, Role};
@@ -324,7 +324,7 @@ impl<C: Connection> Inner<C> {
             return Some(GroupOutcome::Apart);
         }
         if let Some(refused) = line.strip_prefix('!') {
-            return Some(GroupOutcome::Failed(self.refused_in_part(refused)));
+            return Some(GroupOutcome::Failed(refused_in_part(self.connection.address(), refused)));
         }
         let admitted = line.parse().ok()?;
         for _ in 0..states {

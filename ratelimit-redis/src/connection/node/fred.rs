@@ -153,31 +153,30 @@ impl Node {
         mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
     ) -> Result<T, FredFailure> {
         let mut ended = self.driver.ended.clone();
-        // What is not sent yet is never sent.
-        if *ended.borrow() || ended.has_changed().is_err() {
+        // Nothing is sent any more.
+        if ended.has_changed().is_err() {
             return Err(FredFailure::NotSent);
         }
         let mut passage = self.driver.traffic.begin();
         let answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
-            _ = ended.wait_for(|ended| *ended) => (&mut request).now_or_never(),
-        };
-        // The client delivers all replies, and then ends a connection. If its runtime ends, it cancels requests that it has
-        // sent, too.
-        let mut not_sent = async || match ended.wait_for(|ended| *ended).await {
-            Ok(_) => FredFailure::NotSent,
-            Err(_) => FredFailure::Aborted,
+            _ = ended.wait_for(|ended| *ended) => request.now_or_never(),
         };
         match answer {
             Some(Ok(answer)) => {
                 passage.answered();
                 Ok(answer)
             }
-            // Taken from the queue of a connection that had ended.
-            Some(Err(error)) if error.is_canceled() => Err(not_sent().await),
-            Some(Err(error)) => Err(FredFailure::Answered { error, alone: passage.is_alone() }),
-            None => Err(not_sent().await),
+            Some(Err(error)) if !error.is_canceled() => {
+                Err(FredFailure::Answered { error, alone: passage.is_alone() })
+            }
+            // Left in the queue. The client delivers all replies before it ends a connection; but if its runtime ends, it
+            // also cancels requests that it has sent.
+            _ => Err(match ended.wait_for(|ended| *ended).await {
+                Ok(_) => FredFailure::NotSent,
+                Err(_) => FredFailure::Aborted,
+            }),
         }
     }
 
