@@ -209,6 +209,13 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self.now
     }
 
+    /// Whether another part of a larger batch [denies](Self::denied_elsewhere) it.
+    #[inline]
+    #[must_use]
+    pub const fn is_denied_elsewhere(&self) -> bool {
+        self.denied_elsewhere
+    }
+
     /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere) or [in a group](Self::in_group).
     #[inline]
     #[must_use]

@@ -59,10 +59,6 @@ local used = spent
 --- move
 spent = after
 expires = 2^52 - 1
-
---- wait
--- Never.
-fits_us = now - 1
 ",
 );
 

@@ -146,6 +146,32 @@ pub(crate) async fn each<A: Algorithm>(
     Ok(join(parts, &decisions))
 }
 
+/// Charges the attempts of a denied batch, each slot on its own.
+async fn charge_attempts<A: Algorithm>(
+    store: &impl SingleSlot<A>,
+    batch: &Batch<'_, A>,
+    parts: &[InSlot<'_, A>],
+    verdict: Verdict,
+    deadline: Deadline,
+) -> Result<Verdict, RedisError> {
+    let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
+    let parts: Vec<_> = parts.iter().filter_map(|part| part.only(attempts)).collect();
+    if parts.is_empty() {
+        return Ok(verdict);
+    }
+    let charging = parts.iter().map(async |part| {
+        store.apply_in_slot(&part.batch(batch)?.denied_elsewhere(), deadline).await
+    });
+    let charged = all_of_requests(charging).await?;
+    let mut decisions = verdict.decisions().to_vec();
+    for (part, charged) in parts.iter().zip(charged) {
+        for (position, decision) in part.positions.iter().zip(charged.decisions()) {
+            decisions[*position] = *decision;
+        }
+    }
+    Ok(Verdict::several(decisions))
+}
+
 /// Whether the slot of each part knows the batch's id.
 async fn knows_id<A: Algorithm>(
     store: &impl SingleSlot<A>,

@@ -2,7 +2,6 @@
 //! the driver. A request alone is a group of one. `lua/README.md` specifies what a section receives and what it leaves.
 //!
 //! - [`deciding`] makes a script for any number of requests; [`generator`] has its text.
-//! - [`alone`] makes the script of a single check whose state has variable length.
 //! - [`READ`] returns states, and writes nothing.
 //!
 //! All of them answer one text: a line with the time, then for each group
@@ -14,10 +13,7 @@
 //! | `?` ⏎ | it did not understand a state or may not write one, and wrote nothing |
 //! | `!` ERROR ⏎ | the server refused a command after one that wrote |
 
-use std::sync::Arc;
-
-use crate::program::{Alone, Program};
-use crate::script::Script;
+use crate::program::Program;
 
 mod generator;
 
@@ -63,35 +59,15 @@ local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 if now >= 2^52 - 1 then return redis.error_reply('RLTIME ' .. format('%d', now)) end
 ";
-const GIVEN_TIME: &str = "local now, padding_ms = ARGV[1] + 0, ARGV[2] + 0\n";
+const ITS_NAMES: &str = "local time0, padding_ms, first0 = t[1] .. ' ' .. t[2], nil, 1\n";
+const GIVEN_TIME: &str = "\
+local now, padding_ms, time0, first0 = ARGV[1] + 0, ARGV[2] + 0, '', 3
+";
 
-/// The script that acquires a single check of a state of variable length, if the program has one.
-pub(crate) fn alone(program: &'static Program, given_time: bool) -> Option<&'static Arc<Script>> {
-    let alone = program.alone.as_ref()?;
-    let script = &program.acquires_alone[usize::from(given_time)];
-    Some(script.get_or_init(|| Arc::new(acquiring(alone, given_time))))
-}
-
-/// The program contributes the text; this function adds the time and the arguments as local variables.
-fn acquiring(alone: &Alone, given_time: bool) -> Script {
-    let (begin, time, first_arg) = if given_time {
-        (GIVEN_TIME, "local time = ''", 3)
-    } else {
-        (ITS_TIME, "local time, padding_ms = t[1] .. ' ' .. t[2], 0", 1)
-    };
-    let names = [&["charge"], alone.parameters].concat();
-    let numbers: Vec<_> =
-        (0..names.len()).map(|n| format!("ARGV[{}] + 0", first_arg + 1 + n)).collect();
-    let life = first_arg + 1 + names.len();
-    let text = format!(
-        "{BEGIN}{begin}{time}\n\
-         local field, life_us = ARGV[{first_arg}], ARGV[{life}]\n\
-         local {} = {}\n{}",
-        names.join(", "),
-        numbers.join(", "),
-        alone.source
-    );
-    Script::from_text(&text)
+/// The start of every script: the functions that sections call; the time as `now`, and in `time0` as the reply tells it; a given
+/// time's `padding_ms`; and in `first0` the index of the first argument after these.
+pub(crate) fn begin(given_time: bool) -> String {
+    if given_time { [BEGIN, GIVEN_TIME].concat() } else { [BEGIN, ITS_TIME, ITS_NAMES].concat() }
 }
 
 /// What the server says of a command that it refused, from the error's code on.

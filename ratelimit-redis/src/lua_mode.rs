@@ -14,6 +14,7 @@ use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::store::{RedisStore, SingleSlot};
 
+pub(crate) mod answer;
 pub(crate) mod call;
 pub(crate) mod driver_call;
 mod flat_call;
@@ -38,8 +39,8 @@ impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
         deadline: Deadline,
     ) -> Result<(), RedisError> {
         let call = Call::of(&self.inner.keys, batch)?;
-        let trying = format!("try-{}", driver_call::operation(batch));
-        self.run(batch, &call, &trying, &call.all(), deadline).await.map(drop)
+        let answer = self.run(batch, &call, "peek", &[], deadline).await?;
+        self.would_decide(batch, &call, &answer).map(drop)
     }
 }
 

@@ -1,10 +1,6 @@
 //! [`LuaProgram`]: what an algorithm needs to run on the server.
 
-use std::sync::{Arc, OnceLock};
-
 use ratelimit_core::Algorithm;
-
-use crate::script::Script;
 
 mod built_in;
 mod composed;
@@ -84,20 +80,6 @@ pub struct Program {
     pub(crate) keeps: Keeps,
     /// The names of its numbers, for a state of a few numbers.
     pub(crate) numbers: Option<Numbers>,
-    /// The script for a single check, for a state of variable length.
-    pub(crate) alone: Option<Alone>,
-    /// That script, at the server's time and at a given one.
-    pub(crate) acquires_alone: [OnceLock<Arc<Script>>; 2],
-}
-
-/// A script of its own that acquires a single check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Alone {
-    /// The names of the [`Parameters`] in it.
-    pub(crate) parameters: &'static [&'static str],
-    pub(crate) source: &'static str,
-    /// Whether it also serves a check under an id.
-    pub(crate) reservations: bool,
 }
 
 /// The names of a program's numbers.
@@ -124,35 +106,14 @@ impl Program {
         sections: &'static str,
     ) -> Self {
         let numbers = Some(Numbers { state, parameters });
-        Self::new(name, sections, Keeps::Numbers, numbers, None)
+        Self { name, source: sections, keeps: Keeps::Numbers, numbers }
     }
 
     /// A program whose state has variable length. Its name consists of ASCII letters, digits, `-` and
     /// `_`. `source` is a chunk that returns the algorithm's table, as `src/lua/README.md` specifies.
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
-        Self::new(name, source, keeps, None, None)
-    }
-
-    /// The same, with its own script for a single check.
-    pub(crate) const fn of_entries_alone(
-        name: &'static str,
-        source: &'static str,
-        keeps: Keeps,
-        alone: Alone,
-    ) -> Self {
-        Self::new(name, source, keeps, None, Some(alone))
-    }
-
-    const fn new(
-        name: &'static str,
-        source: &'static str,
-        keeps: Keeps,
-        numbers: Option<Numbers>,
-        alone: Option<Alone>,
-    ) -> Self {
-        let acquires_alone = [const { OnceLock::new() }; 2];
-        Self { name, source, keeps, numbers, alone, acquires_alone }
+        Self { name, source, keeps, numbers: None }
     }
 
     /// Whether both are the same program, even at different addresses.
@@ -257,75 +218,68 @@ impl Program {
         let Some(Numbers { state, parameters }) = self.numbers else {
             return format!("(function()\n{}end)()", self.source);
         };
-        let quoted = |names: &[&str]| {
-            names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
-        };
+        let quoted: Vec<_> = ["capacity", "cost_unit"]
+            .iter()
+            .chain(parameters)
+            .map(|name| format!("'{name}'"))
+            .collect();
         let limits: Vec<_> =
             ["capacity"].iter().chain(parameters).map(|name| format!("limit.{name}")).collect();
-        let names = state.join(", ");
+        let (give, mark) = (self.section("give"), self.section("mark"));
+        let removed = "if gone then return true, 'remove', nil, nil, at end\n";
         format!(
-            "of_numbers('{name}', {count}, '{format}', {{ {quoted_parameters} }},\n\
-             function(limit, state, now, operation, charge, made)\n\
-             local {names}\n\
-             if operation == 'valid' or operation == 'mark' then\n\
-             {names} = unpack(state)\n\
-             if operation == 'valid' then return {valid} end\n\
+            "of_numbers('{name}', {{ {quoted} }},\n\
+             function(seen)\n\
+             local {names}, kept0\n\
+             {read}\
              return {mark}\n\
-             end\n\
+             end,\n\
+             function(limit, seen, operation, charge, made)\n\
              local {parameters} = {limits}\n\
-             if state then {names} = unpack(state) else\n\
-             {fresh}\
-             end\n\
+             local kept0\n\
+             {parsed}\
              local at = now\n\
              {level}\
-             if operation == 'wait' then\n\
-             local room, fits_us = charge\n\
-             {wait}\
-             return fits_us\n\
-             end\n\
              local after, expires = used + charge\n\
              {held}\
-             if operation == 'give' then\n\
+             if operation == 'give' or operation == 'undo' then\n\
              {give}\
              after = used > charge and used - charge or 0\n\
              elseif operation == 'fill' and after > capacity then\n\
              {fill}\n\
              elseif operation == 'force' and after > capacity then\n\
              after = used > capacity and used or capacity\n\
+             elseif charge > 0 and after > capacity then\n\
+             return false, nil, nil, nil, at\n\
              end\n\
-             if after == used or (operation == 'acquire' and after > capacity) then\n\
-             return used, after, at\n\
-             end\n\
+             if after == used then return true, nil, nil, nil, at end\n\
              local gone = after == 0\n\
              {ends}\
              {move_}\
              if operation ~= 'acquire' then\n\
              {carry}\
              end\n\
-             return used, after, at, not gone and {{ {names} }}, expires\n\
-             end, {refunds}, {marks})",
+             {removed}\
+             kept0 = kept_ms(expires)\n\
+             return true, 'put', {written}, expires, at\n\
+             end, {settles})",
             name = self.name,
-            count = state.len(),
-            format = self.packed_format(),
-            quoted_parameters = quoted(parameters),
-            valid = self.section_or("valid", "true"),
-            mark = self.section_or("mark", "nil"),
+            quoted = quoted.join(", "),
+            names = state.join(", "),
+            read = self.reading("seen", "kept0", "error(CORRUPT)"),
+            mark = if mark.is_empty() { "nil" } else { mark.trim() },
             parameters = [&["capacity"], parameters].concat().join(", "),
             limits = limits.join(", "),
-            fresh = self.section("fresh"),
+            parsed = self.parsing("seen", "kept0", "error(CORRUPT)"),
             level = self.section("level"),
-            wait = self.section("wait"),
-            give = self.section("give"),
+            give = if give.is_empty() { "charge = 0\n" } else { &give },
             fill = self.fill(),
             held = self.section("held"),
             carry = self.section("carry"),
-            ends = match self.section("carry") {
-                none if none.is_empty() => "if gone then return used, after, at end\n",
-                _ => "",
-            },
+            ends = if self.section("carry").is_empty() { removed } else { "" },
             move_ = self.section("move"),
-            refunds = !self.section("give").is_empty(),
-            marks = !self.section("mark").is_empty(),
+            written = self.written("kept0"),
+            settles = !give.is_empty() && mark.is_empty(),
         )
     }
 }

@@ -16,8 +16,8 @@ pub(crate) struct Scripts(Mutex<Known>);
 struct Known {
     /// No two have the same name: scripts and stored states distinguish programs by it.
     programs: Vec<&'static Program>,
-    /// The driver's scripts, by the names of the algorithms in them.
-    drivers: BTreeMap<Vec<&'static str>, Arc<Script>>,
+    /// The driver's scripts, by the names of the algorithms in them: at the server's time, and at a given one.
+    drivers: [BTreeMap<Vec<&'static str>, Arc<Script>>; 2],
     /// The newest script that decides a kind of requests, and the kind's number in it: at the server's time, and at a given
     /// one.
     deciding: [BTreeMap<CheckKind, (Arc<Script>, usize)>; 2],
@@ -44,7 +44,7 @@ impl Default for Scripts {
     fn default() -> Self {
         Self(Mutex::new(Known {
             programs: BUILT_IN.to_vec(),
-            drivers: BTreeMap::new(),
+            drivers: Default::default(),
             deciding: Default::default(),
             newest: Default::default(),
             texts: 0,
@@ -60,6 +60,7 @@ impl Scripts {
     pub(crate) fn driver(
         &self,
         mut programs: Vec<&'static Program>,
+        given_time: bool,
     ) -> Result<Arc<Script>, &'static Program> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for program in &programs {
@@ -68,7 +69,9 @@ impl Scripts {
         programs.sort_unstable_by_key(|program| program.name);
         programs.dedup_by_key(|program| program.name);
         let names: Vec<_> = programs.iter().map(|program| program.name).collect();
-        let script = known.drivers.entry(names).or_insert_with(|| Arc::new(driver(&programs)));
+        let drivers = &mut known.drivers[usize::from(given_time)];
+        let script =
+            drivers.entry(names).or_insert_with(|| Arc::new(driver(&programs, given_time)));
         Ok(Arc::clone(script))
     }
 
@@ -169,18 +172,13 @@ impl Known {
 }
 
 /// The driver's script for these programs.
-fn driver(programs: &[&'static Program]) -> Script {
-    let mut text = String::from(include_str!("lua/prelude.lua"));
+fn driver(programs: &[&'static Program], given_time: bool) -> Script {
+    let mut text = flat::begin(given_time);
+    text.push_str(include_str!("lua/prelude.lua"));
     for program in programs {
         // Writing to a string cannot fail.
         let _ = write!(text, "\nalgorithms['{}'] = {}\n", program.name, program.chunk());
     }
-    for part in [
-        include_str!("lua/checks.lua"),
-        include_str!("lua/cross_slot.lua"),
-        include_str!("lua/driver.lua"),
-    ] {
-        text.push_str(part);
-    }
+    text.push_str(include_str!("lua/driver.lua"));
     Script::from_text(&text)
 }

@@ -9,14 +9,14 @@ use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Reservation};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
-use super::{InSlot, all_of_requests, worst};
+use super::{InSlot, charge_attempts, worst};
 use crate::cas_mode::{BatchAttempts, CasValue, Foreign, Reads};
 use crate::codec::Codec;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::mode::Cas;
-use crate::store::{RedisStore, SingleSlot};
+use crate::store::RedisStore;
 
 /// A check's charge, with what is needed to take it back.
 struct UndoableCharge<'b, 'a, A: Algorithm> {
@@ -50,7 +50,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             if !verdict.allowed() {
                 // Charging the attempts takes the turn itself.
                 drop(turn);
-                let denied = self.denied(batch, parts, verdict, deadline).await;
+                let denied = charge_attempts(self, batch, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
             if !reads.changes() {
@@ -82,35 +82,6 @@ impl<C: Connection> RedisStore<Cas, C> {
             }
             attempts.pause(charging).await;
         }
-    }
-
-    /// Charges the attempts of a denied batch, each slot on its own.
-    async fn denied<A: Algorithm>(
-        &self,
-        batch: &Batch<'_, A>,
-        parts: &[InSlot<'_, A>],
-        verdict: Verdict,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError>
-    where
-        A::State: Codec,
-    {
-        let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
-        let parts: Vec<_> = parts.iter().filter_map(|part| part.only(attempts)).collect();
-        if parts.is_empty() {
-            return Ok(verdict);
-        }
-        let charging = parts.iter().map(async |part| {
-            self.apply_in_slot(&part.batch(batch)?.denied_elsewhere(), deadline).await
-        });
-        let charged = all_of_requests(charging).await?;
-        let mut decisions = verdict.decisions().to_vec();
-        for (part, charged) in parts.iter().zip(charged) {
-            for (position, decision) in part.positions.iter().zip(charged.decisions()) {
-                decisions[*position] = *decision;
-            }
-        }
-        Ok(Verdict::several(decisions))
     }
 
     /// Takes a charge back. If the state is unchanged since, the old state is restored; otherwise the

@@ -51,7 +51,7 @@
 
 use std::fmt::Write as _;
 
-use super::{BEGIN, GIVEN_TIME, ITS_TIME, REFUSAL, Role, Shape};
+use super::{REFUSAL, Role, Shape};
 use crate::script::Script;
 
 /// The most checks of a request: Lua allows 200 local variables.
@@ -70,13 +70,12 @@ const UNKNOWN: &str = "break";
 
 /// The script for groups of these kinds, each of which is the shapes of its checks, at the server's time or at a given one.
 pub(crate) fn deciding<'k>(kinds: impl Iterator<Item = &'k [Shape]>, given_time: bool) -> Script {
-    let (begin, time, first) =
-        if given_time { (GIVEN_TIME, "''", 3) } else { (ITS_TIME, "t[1] .. ' ' .. t[2]", 1) };
     let mut text = format!(
-        "{BEGIN}{begin}local keys0, args0 = KEYS, ARGV\n\
-         local answers0, count0, place0, key0 = {{ {time} .. '\\n' }}, 1, {first}, 0\n\
+        "{}local keys0, args0 = KEYS, ARGV\n\
+         local answers0, count0, place0, key0 = {{ time0 .. '\\n' }}, 1, first0, 0\n\
          while args0[place0] do\n\
          local kind0 = args0[place0]\n",
+        super::begin(given_time),
     );
     let mut begin = "if";
     for (number, shapes) in (1..).zip(kinds) {

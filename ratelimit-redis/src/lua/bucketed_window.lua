@@ -8,37 +8,27 @@
 -- is bucketed_window.rs in ratelimit-core. README.md beside this file specifies a twin as a table and
 -- the helpers.
 
-local bucketed_window = {}
-bucketed_window.parameters = {
-  'bucket_us', 'limit1', 'span1_us', 'limit2', 'span2_us', 'limit3', 'span3_us', 'limit4', 'span4_us',
+local bucketed_window = in_field {
+  parameters = {
+    'bucket_us', 'limit1', 'span1_us', 'limit2', 'span2_us', 'limit3', 'span3_us', 'limit4', 'span4_us',
+  },
 }
 
+local NAME = 'bucketed-window'
 local WIDTH = 17 -- of a number: a space and 16 digits
 
 -- A number as it is stored.
 local function wide(number)
-  return string.format(' %016.0f', number)
+  return format(' %016.0f', number)
 end
-
-local NAME = 'bucketed-window'
 
 -- Numbers are validated where they are read, so the text as a whole is not scanned.
 function bucketed_window.read(key, field)
-  local stored = redis.call('HGET', key, field)
+  local stored = read_field(key, field, NAME)
   if not stored then return nil end
-  if string.sub(stored, 1, #NAME) ~= NAME then return read_field(key, field, NAME) end
   local count = ((#stored - #NAME) / WIDTH - 1) / 2
-  if count < 1 or math.fmod(count, 1) ~= 0 then error(CORRUPT) end
+  if count < 1 or count % 1 ~= 0 then error(CORRUPT) end
   return { stored = stored, count = count }
-end
-
-function bucketed_window.put(key, field, state, ttl_ms)
-  redis.call('HSET', key, field, state.stored)
-  expire(key, ttl_ms)
-end
-
-function bucketed_window.remove(key, field)
-  redis.call('HDEL', key, field)
 end
 
 -- The offset of the number at a place; place 0 is the total before all buckets.
@@ -49,9 +39,7 @@ end
 local function number_at(state, place)
   local digits = string.sub(state.stored, position(place) + 1, position(place + 1) - 1)
   -- Lua accepts texts such as nan as numbers, so only digits pass.
-  local number = string.match(digits, '^%d+$') and integer(digits)
-  if not number then error(CORRUPT) end
-  return number
+  return integer(match(digits, '^%d+$'))
 end
 
 -- The start of the n-th bucket.
@@ -68,14 +56,14 @@ end
 -- there is none.
 local function first_for(low, high, holds)
   while low < high do
-    local middle = floor_div(low + high, 2)
+    local middle = floor((low + high) / 2)
     if holds(middle) then high = middle else low = middle + 1 end
   end
   return low
 end
 
 local function aligned(limit, timestamp)
-  return timestamp - math.fmod(timestamp, limit.bucket_us)
+  return timestamp - timestamp % limit.bucket_us
 end
 
 -- The time at which the n-th bucket leaves a window. Its start is aligned again, because it may belong
@@ -85,11 +73,11 @@ local function end_us(limit, state, n, span_us)
 end
 
 -- The view at `now`: the start of the current bucket (that of `now`, or the newest of the state if
--- later); per window its first bucket and its used cost; and the same of the longest window.
-local function live(limit, state, now)
+-- later); per window its first bucket and its used cost; the same of the longest window; and what every window has left.
+local function live(limit, state)
   state = state or { stored = NAME, count = 0 }
   local count = state.count
-  local seen = { state = state, current = aligned(limit, now), windows = {}, span_us = 0 }
+  local seen = { state = state, current = aligned(limit, now), windows = {}, span_us = 0, left = MOST }
   if count > 0 then
     seen.current = math.max(seen.current, aligned(limit, start_of(state, count)))
     seen.total = total_of(state, count)
@@ -102,6 +90,7 @@ local function live(limit, state, now)
       end)
       local used = first <= count and around(seen.total - total_of(state, first - 1)) or 0
       seen.windows[n] = { limit = most, span_us = span_us, first = first, used = used }
+      seen.left = math.min(seen.left, math.max(most - used, 0))
       if span_us > seen.span_us then
         seen.span_us, seen.first, seen.used = span_us, first, used
       end
@@ -110,51 +99,34 @@ local function live(limit, state, now)
   return seen
 end
 
--- The remaining cost that every window admits.
-local function left(seen)
-  local least = nil
-  for _, window in ipairs(seen.windows) do
-    local window_left = math.max(window.limit - window.used, 0)
-    least = math.min(least or window_left, window_left)
+-- The state with as many buckets as a decision depends on: the first that each window no longer counts, the newest, and the
+-- last that has to leave each window before the cost fits, or before more remains. The others go with the next of these.
+function bucketed_window.seen(limit, state, check)
+  local seen = live(limit, state)
+  if seen.used == 0 then return '' end
+  if check.operation == 'refund' or check.attempt > 0 then return state.stored end
+  local shown = { state.count }
+  local function show(bucket)
+    if bucket >= seen.first then shown[#shown + 1] = bucket end
   end
-  return least
-end
-
--- The time at which `cost` fits all windows; NEVER if it never does.
-local function fits_us(limit, seen, cost)
-  local state, fits = seen.state, seen.current
   for _, window in ipairs(seen.windows) do
-    local room = window.limit - cost
-    if room < 0 then return NEVER end
-    if window.used > room then
-      local last_to_go = first_for(window.first, state.count, function(bucket)
-        return around(seen.total - total_of(state, bucket)) <= room
-      end)
-      fits = math.max(fits, end_us(limit, state, last_to_go, window.span_us))
+    show(window.first - 1)
+    for _, room in ipairs { window.limit - check.cost, window.limit - seen.left - 1 } do
+      if room >= 0 and window.used > room then
+        show(first_for(window.first, state.count, function(bucket)
+          return around(seen.total - total_of(state, bucket)) <= room
+        end))
+      end
     end
   end
-  return fits
-end
-
-local function decision(limit, now, seen, retry_us)
-  local remaining, shown = nil, nil
-  for _, window in ipairs(seen.windows) do
-    local window_left = math.max(window.limit - window.used, 0)
-    if not remaining or window_left < remaining then
-      remaining, shown = window_left, window.limit
+  table.sort(shown)
+  local words = { NAME .. wide(total_of(state, seen.first - 1)) }
+  for n, bucket in ipairs(shown) do
+    if bucket ~= shown[n - 1] then
+      words[#words + 1] = string.sub(state.stored, position(2 * bucket - 1), position(2 * bucket + 1) - 1)
     end
   end
-  local count = seen.state.count
-  -- The state may have a charge more than the windows were read with.
-  local grown_us = fits_us(limit, live(limit, seen.state, now), remaining + 1)
-  return {
-    allowed = retry_us == 0,
-    limit = shown,
-    remaining = remaining,
-    retry_after_us = retry_us,
-    replenish_after_us = grown_us == NEVER and 0 or grown_us - now,
-    reset_after_us = seen.used > 0 and end_us(limit, seen.state, count, seen.span_us) - now or 0,
-  }
+  return table.concat(words)
 end
 
 -- The buckets from the first visible one to the n-th, and one more.
@@ -166,69 +138,39 @@ local function with_bucket(seen, n, start, total)
   return { stored = stored, count = math.max(n - first + 1, 0) + 1 }
 end
 
-local function charged(limit, now, seen, charge)
-  if charge == 0 then return decision(limit, now, seen, 0) end
+-- Writes a state, which matters until its newest bucket leaves the longest window.
+local function put(limit, seen, after)
+  return true, 'put', after.stored, end_us(limit, after, after.count, seen.span_us)
+end
+
+local function charged(limit, seen, charge)
   local state = seen.state
-  if seen.used == 0 then
-    seen.state = with_bucket(seen, 0, seen.current, charge)
-  else
-    local newest, total = start_of(state, state.count), around(seen.total + charge)
-    local goes_on = aligned(limit, newest) >= seen.current
-    seen.state = goes_on and with_bucket(seen, state.count - 1, newest, total)
-      or with_bucket(seen, state.count, seen.current, total)
+  if charge == 0 then return true end
+  if seen.used == 0 then return put(limit, seen, with_bucket(seen, 0, seen.current, charge)) end
+  local newest, total = start_of(state, state.count), around(seen.total + charge)
+  if aligned(limit, newest) >= seen.current then
+    return put(limit, seen, with_bucket(seen, state.count - 1, newest, total))
   end
-  -- The current bucket belongs to every window.
-  for _, window in ipairs(seen.windows) do window.used = window.used + charge end
-  seen.used = seen.used + charge
-  local ends_us = end_us(limit, seen.state, seen.state.count, seen.span_us)
-  return decision(limit, now, seen, 0), 'put', seen.state, ends_us
-end
-
-function bucketed_window.step(limit, state, now, cost)
-  local seen = live(limit, state, now)
-  if cost > left(seen) then
-    local fits = fits_us(limit, seen, cost)
-    return decision(limit, now, seen, fits == NEVER and NEVER or fits - now)
-  end
-  return charged(limit, now, seen, cost)
-end
-
-function bucketed_window.force(limit, state, now, cost)
-  local seen = live(limit, state, now)
-  return charged(limit, now, seen, math.min(cost, left(seen)))
-end
-
--- Charges the largest of the windows' limits.
-function bucketed_window.filled(limit, _, now)
-  local seen, most = live(limit, nil, now), 0
-  for _, window in ipairs(seen.windows) do most = math.max(most, window.limit) end
-  return charged(limit, now, seen, most)
+  return put(limit, seen, with_bucket(seen, state.count, seen.current, total))
 end
 
 -- Takes the cost off the newest buckets: a refund undoes the latest charges.
-function bucketed_window.refund(limit, state, now, cost)
-  local seen = live(limit, state, now)
-  if cost == 0 or seen.used == 0 then return decision(limit, now, seen, 0) end
-  if cost >= seen.used then return decision(limit, now, live(limit, nil, now), 0), 'remove' end
+local function give(limit, seen, cost)
+  local state = seen.state
+  if cost == 0 or seen.used == 0 then return true end
+  if cost >= seen.used then return true, 'remove' end
   -- Keep the buckets up to the one at which the remaining cost is reached.
-  local stays = seen.used - cost
-  local before = total_of(state, seen.first - 1)
+  local stays, before = seen.used - cost, total_of(state, seen.first - 1)
   local newest = first_for(seen.first, state.count, function(bucket)
     return around(total_of(state, bucket) - before) >= stays
   end)
-  local after =
-    with_bucket(seen, newest - 1, start_of(state, newest), around(before + stays))
-  -- Without its newest bucket the state may belong to an earlier time.
-  local then_seen = live(limit, after, now)
-  local ends_us = end_us(limit, after, after.count, then_seen.span_us)
-  return decision(limit, now, then_seen, 0), 'put', after, ends_us
+  return put(limit, seen, with_bucket(seen, newest - 1, start_of(state, newest), around(before + stays)))
 end
 
 -- Counts the charge in the current bucket. Then each bucket, from the newest back, keeps as much as
 -- every window that contains it has room for.
-function bucketed_window.fill(limit, state, now, charge)
-  if charge == 0 then return nil end
-  local seen = live(limit, state, now)
+local function fill(limit, seen, charge)
+  if charge == 0 then return true end
   local buckets = {}
   for n = seen.first, seen.state.count do
     local count = around(total_of(seen.state, n) - total_of(seen.state, n - 1))
@@ -259,11 +201,25 @@ function bucketed_window.fill(limit, state, now, charge)
       stored[#stored + 1] = wide(bucket.start) .. wide(total)
     end
   end
-  local put = { stored = table.concat(stored), count = count }
-  return 'put', put, end_us(limit, put, count, seen.span_us)
+  return put(limit, seen, { stored = table.concat(stored), count = count })
 end
 
--- A charge goes into the newest bucket.
+function bucketed_window.change(limit, state, operation, cost, made)
+  local seen = live(limit, state)
+  if operation == 'full' then
+    -- The largest of the windows' limits.
+    for _, window in ipairs(seen.windows) do cost = math.max(cost, window.limit) end
+    return charged(limit, seen, cost)
+  end
+  -- A charge went into the newest bucket, and is taken back from there.
+  if operation == 'undo' and not (state and start_of(state, state.count) == made) then return true end
+  if operation == 'give' or operation == 'undo' then return give(limit, seen, cost) end
+  if operation == 'fill' then return fill(limit, seen, cost) end
+  if operation == 'force' then return charged(limit, seen, math.min(cost, seen.left)) end
+  if cost > seen.left then return false end
+  return charged(limit, seen, cost)
+end
+
 function bucketed_window.mark(state)
   return start_of(state, state.count)
 end

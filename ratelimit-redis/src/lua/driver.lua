@@ -1,85 +1,219 @@
--- Decides a batch, all or nothing: the Lua twin of `decide` in ratelimit-core. It reads and steps
--- everything first and writes last, so a script that fails has written nothing.
+-- Runs an operation on a batch, all or nothing. It reads and steps everything first and writes last, so a script that fails
+-- has written nothing. What the decision means, `decide` in ratelimit-core derives from what the script read.
 --
 --     KEYS: the keys of the batch, each once.
---     ARGV: the operation ('settle-once' for an id that was drawn for one charge); the time in µs, or ''
---           for the server's; the padding in ms; the caller's metadata; the text that ends a reservation (its group;
---           empty for one check).
---           Then per check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt
---           is charged (0 if only admitted requests are charged); the index in KEYS of the reservation under the
---           batch's id (0 without an id); its life in µs; the algorithm's parameters; and for 'undo' what 'reserve'
---           returned. A stack of limits is one check per limit.
+--     ARGV: a given time and the padding in ms, if it has one; the operation ('settle-once' for an id that was drawn for one
+--           charge); the caller's metadata; the text that ends a reservation (its group; empty for one check). Then per
+--           check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt is charged (0 if
+--           only admitted requests are charged); the index in KEYS of the reservation under the batch's id (0 without an id);
+--           its life in µs; what the operation needs besides; and the algorithm's parameters. A stack of limits is one check
+--           per limit.
 --
--- checks.lua has the operations on one check, and cross_slot.lua those of a batch across slots. 'try-settle'
--- and the like report whether that operation is refused, and write nothing. 'heal' cuts states from the future,
--- and 'ahead' only finds them: the wait in the reply is by how much longer a state would hold its key than a full limit.
+-- A batch whose keys lie in several slots runs one script per slot. cross_slot/lua.rs says when each of these is called:
 --
--- Returns six integers per check: allowed (0 or 1), the limit (-1 for the algorithm's capacity), remaining,
--- retry after (µs, -1 for never), replenish after (µs, 0 for never), reset after (µs). cross_slot.lua says which operations add more.
+--     ask      A peek that removes what no limit wrote, as an acquire does.
+--     reserve  An acquire that may be taken back. Answers where each charge went, or '-'.
+--     undo     Takes back what 'reserve' charged, which is given where it went. Answers 1 or 0 for each check.
+--     attempt  An acquire of a batch that another slot has denied.
 --
--- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's
--- error, if something was written before it; RLSETTLED or RLRESERVED with the index of the check and the
--- settled or reserved cost; RLPENDING or RLUNSUPPORTED with the index of the check; RLOTHERS with the index
--- of the check and the limits that were reserved; RLUNKNOWN; or RLTIME with a time of the server at which nothing is decided.
+-- 'heal' sets each state to a full limit as of now if it still is as given. Answers 1 or 0 for each check.
+--
+-- The reply is as that of a flat script: the time; a line; and the states that the script read ('undo': that it left), then
+-- the reservations under the id, each as its length, a colon and its bytes. The line begins with 1 if all checks admit, 0 if not,
+-- and = if the script only looked, or refused for what it read.
+--
+-- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's error, if something was
+-- written before it; or RLTIME with a time of the server at which nothing is decided.
 
-local only_looks = tried or (operation == 'peek' and not acquiring)
-local all_allowed = not protocol.denied
+local operation, metadata, group = ARGV[first0], ARGV[first0 + 1], ARGV[first0 + 2]
+-- Whether the settled reservation is forgotten early: its id was drawn for one charge.
+local once = operation == 'settle-once'
+-- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
+local REPEAT_US = 10000000
+local asks, reserves, denied = operation == 'ask', operation == 'reserve', operation == 'attempt'
+if asks then operation = 'peek' end
+if once then operation = 'settle' end
+if reserves or denied then operation = 'acquire' end
+local looks, settling = operation == 'peek', operation == 'settle' or operation == 'renew'
+-- The index of the key that is being read.
+local reading
 
-local checks, next_arg = {}, 6
+-- Raised when an earlier request under the id refuses this one.
+local REFUSED = {}
+-- Marks a reservation of one slot of several: the request that made it may take it back until another
+-- caller learns that the id has it.
+local RESERVED = ' ?'
+
+local checks, next_arg = {}, first0 + 3
 while ARGV[next_arg] do
-  local algorithm = algorithms[ARGV[next_arg]]
-  local check = {
+  local name, place, field, cost, attempt, reservation_place, life_us, given = unpack(ARGV, next_arg, next_arg + 7)
+  local algorithm, limit = algorithms[name], {}
+  next_arg = next_arg + 8
+  for _, parameter in ipairs(algorithm.parameters) do
+    limit[parameter] = tonumber(ARGV[next_arg])
+    next_arg = next_arg + 1
+  end
+  checks[#checks + 1] = {
+    operation = operation,
     algorithm = algorithm,
-    place = tonumber(ARGV[next_arg + 1]),
-    field = ARGV[next_arg + 2],
+    limit = limit,
+    place = place,
+    key = KEYS[place + 0],
+    field = field,
     -- Costs are compared as text, because the largest have no exact number. Calculations use a number.
-    cost_text = ARGV[next_arg + 3],
-    cost = math.min(tonumber(ARGV[next_arg + 3]), 9007199254740991),
-    attempt = tonumber(ARGV[next_arg + 4]),
-    reservation_place = tonumber(ARGV[next_arg + 5]),
-    life_us = tonumber(ARGV[next_arg + 6]),
-    limit = {},
+    cost_text = cost,
+    cost = math.min(cost + 0, 2 ^ 53 - 1),
+    attempt = attempt + 0,
+    reservation_place = reservation_place,
+    reservation_key = KEYS[reservation_place + 0],
+    life_us = life_us + 0,
+    given = given,
+    note = '-',
+    kept = '',
+    seen = '',
+    -- What `change` finds.
+    fits = true,
+    write = false,
+    put = false,
+    expires = false,
   }
-  check.key, check.reservation_key = KEYS[check.place], KEYS[check.reservation_place]
-  next_arg = next_arg + 7
-  for _, name in ipairs(algorithm.parameters) do
-    check.limit[name] = tonumber(ARGV[next_arg])
-    next_arg = next_arg + 1
-  end
-  for _, name in ipairs(protocol.arguments or {}) do
-    check[name] = tonumber(ARGV[next_arg])
-    next_arg = next_arg + 1
-  end
-  checks[#checks + 1] = check
 end
 
--- Reading and stepping write nothing. A value that no limit wrote is removed, so the limit recovers and
--- the error is reported once; a read-only operation leaves it.
-local known, new_reservations = not settling, {}
--- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
-local lease_has_ended = false
-local function read_and_step(check)
-  reading = check.reservation_place
-  local status, reservation = look_up(check)
-  known = known or status ~= 'unknown'
-  if status == 'unknown' and operation == 'renew' and check.algorithm.renew then lease_has_ended = true end
+-- When a reservation ends. A settled one that is forgotten early says so by a timestamp later than `since`.
+local function ends(reservation, life_us)
+  if reservation.settled_text and reservation.timestamp > reservation.since then return reservation.timestamp end
+  return reservation.since + life_us
+end
+
+-- The reservation under the batch's id; nil if there is none or it has ended.
+local function live_reservation(check)
+  local stored = call('GET', check.reservation_key)
+  if not stored then return nil end
+  check.kept = stored
+  local reserved = string.sub(stored, -#RESERVED) == RESERVED
+  if reserved then stored = string.sub(stored, 1, -#RESERVED - 1) end
+  local alone, its_group = match(stored, '^([ %d]-)( @%x+ [%w%-_.,]+)$')
+  local timestamp, since, cost, settled = match(alone or stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
+  local reservation = {
+    timestamp = integer(timestamp),
+    since = integer(since),
+    cost_text = cost,
+    -- A settled cost may be any.
+    cost = settled == '' and integer(cost) or tonumber(cost),
+    settled_text = settled ~= '' and settled or nil,
+    reserved = reserved,
+    group = its_group or '',
+  }
+  if now < ends(reservation, check.life_us) then return reservation end
+end
+
+local function seen(check, state)
+  return check.algorithm.seen(check.limit, state, check)
+end
+
+local function read(check)
+  if check.reservation_key then
+    reading = check.reservation_place
+    check.known = live_reservation(check)
+  end
   reading = check.place
-  check.state = read(check)
-  local charged_at = check.algorithm.charged_at
-  local at = charged_at and charged_at(check.limit, check.state, now) or now
-  check.at = at
-  if status == 'done' or status == 'unknown' then
-    check.decision = untouched(check, check.state)
+  local done, found = pcall(check.algorithm.read, check.key, check.field)
+  -- A reset does not have to understand the state.
+  if not done and not (operation == 'reset' and found == CORRUPT) then error(found, 0) end
+  if done and found then check.state, check.seen = found, seen(check, found) end
+end
+
+-- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'live' for a reservation.
+local function status(check)
+  local reservation = check.known
+  if not reservation then return settling and 'unknown' or nil end
+  if reservation.group ~= group then error(REFUSED) end
+  if reservation.settled_text then
+    -- The same request again is how a client asks for a lost reply.
+    local same = reservation.settled_text == check.cost_text
+    if same and operation ~= 'acquire' and operation ~= 'renew' then return 'done' end
+    error(REFUSED)
+  end
+  if settling then return 'live' end
+  if operation ~= 'acquire' and not looks or reservation.cost_text ~= check.cost_text then error(REFUSED) end
+  return 'done'
+end
+
+-- A step's change: whether the cost fits, and nothing, or 'remove', or 'put', the new state and when it stops to matter; and
+-- the time at which a charge counts as made, if that is not now.
+local function change(check, name, cost, made)
+  local at
+  check.fits, check.write, check.put, check.expires, at =
+    check.algorithm.change(check.limit, check.state, name, cost, made)
+  return at or now
+end
+
+-- Applies the operation to a check whose id is new.
+local function apply(check)
+  local cost = check.cost
+  if operation == 'reset' then
+    local at = change(check, 'acquire', 0)
+    check.write = 'remove'
+    return at
+  elseif operation == 'force' then
+    return change(check, 'force', cost)
+  elseif operation == 'refund' then
+    return change(check, 'give', cost)
+  end
+  local at = change(check, 'acquire', cost)
+  if not check.fits and check.attempt > 0 then
+    change(check, 'fill', math.min(cost, check.attempt))
+    check.fits = false
+  end
+  return at
+end
+
+-- Settles or renews a reservation.
+local function settle(check, reservation)
+  local algorithm, cost = check.algorithm, check.cost
+  if algorithm.settles == 'all' then
+    return change(check, operation, reservation.cost, reservation.timestamp)
+  elseif operation == 'renew' then
+    return change(check, 'acquire', 0)
+  elseif not algorithm.settles then
+    error(REFUSED)
+  elseif cost >= reservation.cost then
+    return change(check, 'force', cost - reservation.cost)
+  end
+  return change(check, 'give', reservation.cost - cost, reservation.timestamp)
+end
+
+local known, lease_has_ended, new_reservations = not settling, false, {}
+local function step(check)
+  reading = check.place
+  if operation == 'heal' then
+    check.heals = check.seen == check.given
+    if check.heals then
+      check.state = nil
+      change(check, 'full', check.cost)
+    end
+    return
+  elseif operation == 'undo' then
+    local reservation = check.known
+    local own = not check.reservation_key
+      or reservation and reservation.reserved and reservation.cost_text == check.cost_text and reservation.group == group
+    if own then change(check, 'undo', check.cost, tonumber(check.given)) end
+    return
+  end
+  local is, reservation = status(check), check.known
+  known = known or is ~= 'unknown'
+  -- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+  lease_has_ended = lease_has_ended or is == 'unknown' and operation == 'renew' and check.algorithm.settles == 'all'
+  if is == 'done' then
     if reservation and reservation.reserved then
       -- From now on a caller relies on it.
       reservation.reserved, check.reservation = false, reservation
     end
-  elseif status == 'live' then
-    check.decision, check.write, check.put, check.expires = settle(check, reservation)
+  elseif is == 'live' then
+    local at = settle(check, reservation)
     if operation == 'settle' then
       if once then
-        -- 2^52 - 1 is the last time.
-        local forgotten = math.min(now + REPEAT_US, ends(reservation, check.life_us), 4503599627370495)
+        local forgotten = math.min(now + REPEAT_US, ends(reservation, check.life_us), MOST)
         reservation.timestamp, reservation.since = forgotten, now
       end
       reservation.settled_text = check.cost_text
@@ -89,8 +223,10 @@ local function read_and_step(check)
       reservation.since, reservation.reserved = math.max(at, reservation.since), false
     end
     check.reservation = reservation
-  else
-    check.decision, check.write, check.put, check.expires = apply(check)
+  elseif not is then
+    local at = apply(check)
+    check.made = at
+    if not check.reservation_key then return end
     -- An acquired charge awaits its settlement; every other operation settles at once.
     local settled_text = operation ~= 'acquire' and check.cost_text or nil
     check.reservation = {
@@ -98,15 +234,15 @@ local function read_and_step(check)
       since = at,
       cost_text = check.cost_text,
       settled_text = settled_text,
-      reserved = protocol.reserves,
+      reserved = reserves,
       group = group,
     }
     -- The limits of a stack share a reservation, which counts as made at the latest of their times.
     local latest = new_reservations[check.reservation_key]
-    if check.reservation_key and latest then
+    if latest then
       latest.timestamp, latest.since = math.max(latest.timestamp, at), math.max(latest.since, at)
       check.reservation = latest
-    elseif check.reservation_key then
+    else
       new_reservations[check.reservation_key] = check.reservation
     end
   end
@@ -115,95 +251,97 @@ end
 -- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
 local function server_error(problem)
   local message = type(problem) == 'table' and problem.err or tostring(problem)
-  return string.match(message, '%u%u+ .*') or 'ERR ' .. message
+  return match(message, '%u%u+ .*') or 'ERR ' .. message
 end
 
-for position, check in ipairs(checks) do
-  local done, problem = pcall(protocol.read_and_step or read_and_step, check)
-  if problem == CORRUPT then
-    if not only_looks then
-      if reading == check.place then
+local line = looks and '=' or denied and '0' or '1'
+local function answer()
+  local words = { time0, '\n', line }
+  if reserves or operation == 'undo' or operation == 'heal' then
+    for _, check in ipairs(checks) do words[#words + 1] = ' ' .. check.note end
+  end
+  words[#words + 1] = '\n'
+  for _, check in ipairs(checks) do words[#words + 1] = #check.seen .. ':' .. check.seen end
+  for _, check in ipairs(checks) do
+    if check.reservation_key then words[#words + 1] = #check.kept .. ':' .. check.kept end
+  end
+  return table.concat(words)
+end
+
+-- Reads a check or steps it. A value that no limit wrote is removed, so the limit recovers and the error is reported once; a
+-- read-only operation leaves it.
+for _, work in ipairs { read, step } do
+  for position, check in ipairs(checks) do
+    local done, problem = pcall(work, check)
+    if problem == CORRUPT then
+      if looks and not asks then
+        -- It stays.
+      elseif reading == check.place then
         check.algorithm.remove(check.key, check.field)
       else
-        redis.call('DEL', check.reservation_key)
+        call('DEL', check.reservation_key)
       end
+      return redis.error_reply('RLCORRUPT ' .. position .. ' ' .. reading)
+    elseif problem == REFUSED then
+      line = '='
+      return answer()
+    elseif not done then
+      local message = server_error(problem)
+      if match(message, '^WRONGTYPE') then message = 'RLWRONGTYPE ' .. position .. ' ' .. reading end
+      return redis.error_reply(message)
     end
-    return redis.error_reply('RLCORRUPT ' .. position .. ' ' .. reading)
+    if work == step and not check.fits and not looks then line = '0' end
   end
-  if not done and type(problem) == 'table' and problem.code then
-    return redis.error_reply(problem.code .. ' ' .. position .. ' ' .. (problem.more or ''))
-  end
-  if not done then
-    local message = server_error(problem)
-    if string.match(message, '^WRONGTYPE') then
-      message = 'RLWRONGTYPE ' .. position .. ' ' .. reading
-    end
-    return redis.error_reply(message)
-  end
-  all_allowed = all_allowed and check.decision.allowed
 end
-if not known or lease_has_ended then return redis.error_reply('RLUNKNOWN no reservation has this id') end
-
-local function ttl_ms(expires)
-  return math.max(ceil_div(math.max(expires - now, 0), 1000), 1) + padding_ms
-end
+if not known or lease_has_ended then line = '=' end
+if line == '=' then return answer() end
 
 local function put_reservation(check, reservation)
-  local stored = text(reservation.timestamp) .. ' ' .. text(reservation.since) .. ' ' .. reservation.cost_text
+  local stored = format('%d %d %s', reservation.timestamp, reservation.since, reservation.cost_text)
   if reservation.settled_text then stored = stored .. ' ' .. reservation.settled_text end
   stored = stored .. reservation.group
   if reservation.reserved and not reservation.settled_text then stored = stored .. RESERVED end
   local life_ms = ttl_ms(ends(reservation, check.life_us))
-  redis.call('SET', check.reservation_key, stored, 'PX', text(life_ms))
+  call('SET', check.reservation_key, stored, 'PX', format('%d', life_ms))
 end
 
-if tried then return {} end
-
--- Write, or else let the checks that would have admitted show their state without the charge.
-local answer, writing, wrote = {}, nil, false
-local function write_and_reply(check)
-  local decision, counts = check.decision, check.attempt > 0
-  local charged = all_allowed or counts
-  if not (all_allowed or protocol.asks) then
-    if counts then
-      decision.retry_after_us = wait_us(check)
-    elseif decision.allowed then
-      decision = untouched(check, check.state)
-    end
-  end
-  check.shown = decision
-  local denied_wait_us = (protocol.asks or protocol.reserves) and counts and wait_us(check)
-  if charged and operation ~= 'peek' then
+local wrote = false
+local function write(check)
+  local algorithm = check.algorithm
+  if line == '1' or check.attempt > 0 then
+    -- A log is otherwise changed by what was added to it.
+    if check.heals then algorithm.remove(check.key, check.field) end
     if check.write == 'put' then
-      -- A log is otherwise changed by what was added to it.
-      if healing then check.algorithm.remove(check.key, check.field) end
-      check.algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
+      algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
     elseif check.write == 'remove' then
-      check.algorithm.remove(check.key, check.field)
+      algorithm.remove(check.key, check.field)
     end
-    if check.reservation_key and check.reservation then put_reservation(check, check.reservation) end
-    if protocol.write then protocol.write(check) end
-    wrote = wrote or check.write ~= nil
+    if check.reservation_key and check.reservation then
+      put_reservation(check, check.reservation)
+    elseif check.reservation_key and operation == 'undo' and check.write then
+      call('DEL', check.reservation_key)
+    end
+    wrote = wrote or check.write
+    if reserves and check.write then
+      local mark = algorithm.mark and algorithm.mark(algorithm.read(check.key, check.field))
+      check.note = format('%d', mark or check.made)
+    elseif operation == 'undo' or operation == 'heal' then
+      check.note = check.write and 1 or 0
+    end
   end
-  reply(answer, decision)
-  if protocol.reply then protocol.reply(answer, check, charged and check.write, denied_wait_us) end
+  if operation == 'undo' then check.seen = seen(check, algorithm.read(check.key, check.field)) end
 end
 
-local done, problem = pcall(function()
-  for _, check in ipairs(checks) do
-    writing = check
-    write_and_reply(check)
+for _, check in ipairs(checks) do
+  local done, problem = pcall(write, check)
+  if not done then
+    -- If the server refuses a command after others, for example one that the user may not call, the earlier writes remain.
+    local message = server_error(problem)
+    local again, found = pcall(check.algorithm.read, check.key, check.field)
+    local changed = not again or (found and seen(check, found) or '') ~= check.seen
+    if wrote or (changed and not match(message, '^OOM')) then message = 'RLPART ' .. message end
+    return redis.error_reply(message)
   end
-end)
-if not done then
-  -- If the server refuses a command after others, for example one that the user may not call, the
-  -- earlier writes remain.
-  local message = server_error(problem)
-  local seen, shown = pcall(function() return untouched(writing, read(writing)) end)
-  local before = untouched(writing, writing.state)
-  local changed = not seen or writing.algorithm.own_key or shown.remaining ~= before.remaining
-  if wrote or (changed and not string.match(message, '^OOM')) then message = 'RLPART ' .. message end
-  return redis.error_reply(message)
 end
 
-return answer
+return answer()

@@ -25,10 +25,6 @@ count = after
 ends_us = start + window_us
 expires = ends_us
 
---- wait
-fits_us = start + window_us
-if held > 0 and kept < fits_us then fits_us = kept end
-
 --- mark
 start
 

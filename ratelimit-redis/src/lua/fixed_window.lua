@@ -28,10 +28,6 @@ count = after
 ends_us = start + window_us
 expires = ends_us
 
---- wait
-fits_us = start + window_us
-if held > 0 and kept < fits_us then fits_us = kept end
-
 --- give
 -- A charge of a past window no longer counts.
 if made and made - made % window_us ~= start then charge = 0 end

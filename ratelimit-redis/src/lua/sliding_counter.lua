@@ -76,21 +76,6 @@ else
   expires = start + window_us - ceil(window_us / previous) + 1
 end
 
---- wait
--- It fits when enough of the older counting window has faded; a count fades during the window after its
--- own.
-local begins, count, most = start, previous, room - current
-if room < current then begins, count, most = start + window_us, current, room end
-if count <= most then
-  fits_us = begins
-else
-  -- count * overlap / window_us < most + 1 holds up to this overlap.
-  local faded_us, rest = multiplied_divided(most + 1, window_us, count)
-  if rest == 0 then faded_us = faded_us - 1 end
-  fits_us = begins + window_us - faded_us
-end
-if fits_us > until_us then fits_us = until_us end
-
 --- mark
 start
 

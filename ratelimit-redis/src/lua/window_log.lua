@@ -1,90 +1,43 @@
 -- The window log: a window that begins with the first request, and remembers who used it up.
 --
--- The state is a list under a key of its own: an element for each request, "TICK COST TOTAL START
+-- The state is a list under a key of its own: an element for each request, "TIMESTAMP COST TOTAL START
 -- METADATA", oldest first. TOTAL is what has been charged in the window up to and with it, and START
 -- when the window began, so that the newest element is all that a decision reads. METADATA is whatever
--- the caller gave, any bytes. The Rust twin is window_log.rs in ratelimit-core. What a twin as a table
--- is made of, and where the helpers come from, stands in README.md beside this file.
+-- the caller gave, any bytes. The Rust twin is window_log.rs in ratelimit-core. README.md beside this file
+-- specifies a twin as a table and the helpers.
 
-local window_log = {}
-window_log.parameters = { 'limit', 'window_us' }
+local window_log = { parameters = { 'limit', 'window_us' } }
 
 -- The element at an index, the oldest at 0 and the newest at -1.
 local function element_at(key, index)
-  local element = redis.call('LINDEX', key, index)
+  local element = call('LINDEX', key, index)
   if not element then return nil end
-  local timestamp, cost, total, start, metadata =
-    string.match(element, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
-  if not timestamp then error(CORRUPT) end
+  local timestamp, cost, total, start, metadata = match(element, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
   return {
-    timestamp = integer(timestamp) or error(CORRUPT),
-    cost = integer(cost) or error(CORRUPT),
-    total = integer(total) or error(CORRUPT),
-    start = integer(start) or error(CORRUPT),
+    key = key,
+    timestamp = integer(timestamp),
+    cost = integer(cost),
+    total = integer(total),
+    start = integer(start),
     metadata = metadata,
   }
 end
 
 -- The list stays on the server; the newest element is what a step begins with.
 function window_log.read(key)
-  local last = element_at(key, -1)
-  return last and { key = key, start = last.start, timestamp = last.timestamp, used = last.total }
+  return element_at(key, -1)
 end
 
--- The window that a request at `now` falls into. A request from before its start, by a clock that
--- went back, falls into it too.
-local function window(limit, log, now)
-  if log and now < log.start + limit.window_us then
-    -- A state written under a larger limit uses at most this limit: its first requests used it up.
-    log.total = log.used
-    log.used = math.min(log.used, limit.limit)
-    return log
-  end
-  return { start = now, used = 0, past = log ~= nil }
+-- The window's start and total.
+function window_log.seen(_, newest)
+  return newest and format('window-log %d %d', newest.start, newest.total) or ''
 end
 
-local function decision(limit, now, cost, now_window, fits)
-  local end_us = now_window.start + limit.window_us - now
-  return {
-    allowed = fits,
-    remaining = limit.limit - now_window.used,
-    retry_after_us = fits and 0 or cost > limit.limit and NEVER or end_us,
-    replenish_after_us = now_window.used == 0 and 0 or end_us,
-    reset_after_us = now_window.used == 0 and 0 or end_us,
-  }
-end
-
--- The window with one request of this cost added at the end.
-local function with_entry(now_window, now, cost)
-  return {
-    start = now_window.start,
-    timestamp = math.max(now, now_window.timestamp or now),
-    used = now_window.used + cost,
-    added = cost,
-    goes_on = now_window.timestamp ~= nil,
-    past = now_window.past,
-  }
-end
-
-local function charged(limit, now, cost, now_window, charge)
-  if charge == 0 then return decision(limit, now, cost, now_window, true) end
-  local after = with_entry(now_window, now, charge)
-  return decision(limit, now, cost, after, true), 'put', after, after.start + limit.window_us
-end
-
-function window_log.step(limit, log, now, cost)
-  local now_window = window(limit, log, now)
-  if cost > limit.limit - now_window.used then
-    return decision(limit, now, cost, now_window, false)
-  end
-  return charged(limit, now, cost, now_window, cost)
-end
-
--- The first element whose total is at least so much, found by halving, and its index.
+-- The element whose total is at least so much, found by halving, and its index.
 local function element_of_total(key, total)
-  local low, high = 0, redis.call('LLEN', key) - 1
+  local low, high = 0, call('LLEN', key) - 1
   while low < high do
-    local middle = floor_div(low + high, 2)
+    local middle = floor((low + high) / 2)
     if element_at(key, middle).total >= total then
       high = middle
     else
@@ -94,62 +47,58 @@ local function element_of_total(key, total)
   return element_at(key, low), low
 end
 
--- Takes the cost off the newest entries: a refund undoes what was charged last.
-function window_log.refund(limit, log, now, cost)
-  local now_window = window(limit, log, now)
-  if cost == 0 or now_window.used == 0 then
-    return decision(limit, now, cost, now_window, true)
+function window_log.change(limit, newest, operation, cost, made)
+  local after = { past = newest ~= nil, start = now, timestamp = now, total = 0 }
+  -- A request from before the start, by a clock that went back, falls into the window too.
+  if newest and now < newest.start + limit.window_us then
+    after = { start = newest.start, timestamp = math.max(now, newest.timestamp), total = newest.total, goes_on = true }
   end
-  local left = math.max(now_window.total - cost, 0)
-  local after = { start = now_window.start, used = math.min(left, limit.limit), total = left }
-  local answer = decision(limit, now, cost, after, true)
-  if left == 0 then return answer, 'remove' end
-  local last, index = element_of_total(now_window.key, left)
-  if last.total < left or last.total - last.cost >= left then error(CORRUPT) end
-  after.last, after.index = last, index
-  return answer, 'put', after, after.start + limit.window_us
-end
-
-function window_log.force(limit, log, now, cost)
-  local now_window = window(limit, log, now)
-  local left = limit.limit - now_window.used
-  return charged(limit, now, cost, now_window, math.min(cost, left))
-end
-
--- Charges a request that does not fit as far as there is room.
-function window_log.fill(limit, log, now, charge)
-  return select(2, window_log.force(limit, log, now, charge))
+  -- A state written under a larger limit uses at most this limit: its first requests used it up.
+  local left = math.max(limit.limit - after.total, 0)
+  -- A charge is taken back from the window that it went into.
+  if operation == 'undo' and not (newest and newest.start == made) then return true end
+  if operation == 'give' or operation == 'undo' then
+    -- Takes the cost off the newest entries: a refund undoes what was charged last.
+    if cost == 0 or after.total == 0 then return true end
+    if cost >= after.total then return true, 'remove' end
+    after.total = after.total - cost
+    after.last, after.index = element_of_total(newest.key, after.total)
+    if after.last.total < after.total or after.last.total - after.last.cost >= after.total then error(CORRUPT) end
+  else
+    -- A forced charge, and an attempt that does not fit, are charged as far as there is room.
+    if operation == 'force' or operation == 'fill' then cost = math.min(cost, left) end
+    if cost > left then return false end
+    if cost == 0 then return true end
+    after.cost, after.total = cost, after.total + cost
+  end
+  return true, 'put', after, after.start + limit.window_us
 end
 
 local function element(timestamp, cost, total, start, metadata)
-  return text(timestamp) .. ' ' .. text(cost) .. ' ' .. text(total) .. ' ' .. text(start) .. ' ' .. metadata
+  return format('%d %d %d %d ', timestamp, cost, total, start) .. metadata
 end
 
-function window_log.put(key, _, after, ttl_ms, metadata)
+function window_log.put(key, _, after, ttl, metadata)
   local last = after.last
   if last then
     local cost = last.cost - (last.total - after.total)
-    redis.call('LTRIM', key, 0, after.index)
-    redis.call('LSET', key, -1, element(last.timestamp, cost, after.total, last.start, last.metadata))
+    call('LTRIM', key, 0, after.index)
+    call('LSET', key, -1, element(last.timestamp, cost, after.total, last.start, last.metadata))
   else
-    local added = element(after.timestamp, after.added, after.used, after.start, metadata)
-    if after.goes_on then
-      redis.call('RPUSHX', key, added)
-    else
-      if after.past then redis.call('UNLINK', key) end
-      redis.call('RPUSH', key, added)
-    end
+    if after.past then call('UNLINK', key) end
+    local added = element(after.timestamp, after.cost, after.total, after.start, metadata)
+    call(after.goes_on and 'RPUSHX' or 'RPUSH', key, added)
   end
-  expire(key, ttl_ms)
+  expire(key, ttl)
 end
 
 function window_log.remove(key)
-  redis.call('UNLINK', key)
+  call('UNLINK', key)
 end
 
 -- A charge goes into the window that began then.
-function window_log.mark(log)
-  return log.start
+function window_log.mark(newest)
+  return newest.start
 end
 
 return window_log

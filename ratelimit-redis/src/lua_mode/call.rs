@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use ratelimit_core::store::{Batch, Check, Op, Reservation};
-use ratelimit_core::{Decision, Limit, Refusal, Verdict};
+use ratelimit_core::{Limit, Refusal};
 use smallvec::SmallVec;
 
 use crate::connection::refused_in_part;
@@ -19,9 +19,11 @@ pub(crate) struct Call<'a> {
     pub(crate) twins: SmallVec<[TwinCheck<'a>; 1]>,
     /// The text of the reservations' group.
     pub(super) group: String,
+    pub(super) fingerprint: u64,
 }
 
 /// One twin of a check.
+#[derive(Clone)]
 pub(crate) struct TwinCheck<'a> {
     /// The check's position in the batch.
     pub(crate) position: usize,
@@ -45,8 +47,13 @@ impl<'a> Call<'a> {
     /// # Errors
     /// A twin has another number of parameters than its program names.
     pub(crate) fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Result<Self, RedisError> {
-        let group = reservation::group_text(reservation::group(keys, batch).as_ref());
-        let mut call = Self { keys: SmallVec::new(), twins: SmallVec::new(), group };
+        let group = reservation::group(keys, batch);
+        let mut call = Self {
+            keys: SmallVec::new(),
+            twins: SmallVec::new(),
+            fingerprint: group.as_ref().map_or(0, |group| group.fingerprint),
+            group: reservation::group_text(group.as_ref()),
+        };
         for (position, &Check { limit, key, .. }) in batch.checks().iter().enumerate() {
             let reservation_key = |id| keys.of_reservation(limit.name(), id, key);
             let reservation =
@@ -71,11 +78,18 @@ impl<'a> Call<'a> {
         batch: &Batch<'a, A>,
         key: &str,
     ) -> Result<Self, RedisError> {
-        let Self { keys: of_batch, twins, group } = Self::of(keys, batch)?;
+        let Self { keys: of_batch, twins, .. } = Self::of(keys, batch)?;
         let lies_there = |twin: &TwinCheck<'_>| keys.lie_alike(&of_batch[twin.key - 1], key);
         let twins = twins.into_iter().filter(lies_there);
         let twins = twins.map(|twin| TwinCheck { key: 1, ..twin }).collect();
-        Ok(Self { keys: SmallVec::from_iter([key.to_owned()]), twins, group })
+        let keys = SmallVec::from_iter([key.to_owned()]);
+        Ok(Self { keys, twins, group: String::new(), fingerprint: 0 })
+    }
+
+    /// The call for some of its twins.
+    pub(crate) fn with_twins(&self, twins: SmallVec<[TwinCheck<'a>; 1]>) -> Self {
+        let Self { keys, group, fingerprint, .. } = self;
+        Self { keys: keys.clone(), twins, group: group.clone(), fingerprint: *fingerprint }
     }
 
     /// The index of a key, adding it if it is new.
@@ -122,20 +136,6 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Joins the decisions of each check's twins.
-    pub(crate) fn by_check(&self, of_twins: Vec<Decision>) -> Vec<Decision> {
-        let mut of_twins = of_twins.into_iter();
-        let of_check = |twins: &[TwinCheck<'_>]| match &*of_twins
-            .by_ref()
-            .take(twins.len())
-            .collect::<Vec<_>>()
-        {
-            [decision] => *decision,
-            several => *Verdict::several(several.to_vec()).summary(),
-        };
-        self.twins.chunk_by(|one, next| one.position == next.position).map(of_check).collect()
-    }
-
     /// Attributes an error of the script to the check that caused it.
     pub(crate) fn explain<A: LuaProgram>(
         &self,
@@ -145,9 +145,6 @@ impl<'a> Call<'a> {
         let RedisError::Server { address, code, message } = &error else { return error };
         if code == "RLPART" {
             return refused_in_part(address, message);
-        }
-        if code == "RLOTHERS" {
-            return self.of_others(batch, message).unwrap_or(error);
         }
         let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         self.of_code(batch, code, &mut numbers).unwrap_or(error)
@@ -174,17 +171,6 @@ impl<'a> Call<'a> {
         ))
     }
 
-    /// The error for a reservation that was made together with others: the check's position, then their
-    /// limits.
-    fn of_others<A: LuaProgram>(&self, batch: &Batch<'_, A>, message: &str) -> Option<RedisError> {
-        let (place, reserved) = message.split_once(' ')?;
-        let twin = self.twins.get(place.parse::<usize>().ok()?.checked_sub(1)?)?;
-        let limit = batch.checks()[twin.position].limit.name();
-        let reserved = if reserved.is_empty() { limit } else { reserved };
-        let id = batch.reservation_id()?;
-        Some(Refusal::OtherChecks { limit: limit.into(), id, reserved: reserved.into() }.into())
-    }
-
     /// The error for a code of the driver and the numbers after it.
     fn of_code<A: LuaProgram>(
         &self,
@@ -192,35 +178,20 @@ impl<'a> Call<'a> {
         code: &str,
         numbers: &mut impl Iterator<Item = u64>,
     ) -> Option<RedisError> {
-        if code == "RLUNKNOWN" {
-            return Some(Refusal::UnknownReservation { id: batch.reservation_id()? }.into());
-        }
         if code == "RLTIME" {
             return Some(Refusal::EndOfTime { now_us: numbers.next()? }.into());
         }
         let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
         let twin = self.twins.get(place()?)?;
         let limit = batch.checks()[twin.position].limit;
-        let (name, op) = (limit.name().into(), batch.operation());
-        Some(match code {
-            "RLCORRUPT" => {
-                let detail = if op == Op::Peek { LEFT } else { REMOVED };
-                RedisError::corrupt(limit, self.keys.get(place()?)?, detail)
-            }
-            "RLWRONGTYPE" => RedisError::corrupt(limit, self.keys.get(place()?)?, WRONG_TYPE),
-            "RLSETTLED" => {
-                Refusal::Settled { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
-                    .into()
-            }
-            "RLRESERVED" => {
-                Refusal::Reserved { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
-                    .into()
-            }
-            "RLPENDING" => Refusal::Pending { limit: name, id: batch.reservation_id()? }.into(),
-            "RLUNSUPPORTED" if op == Op::Settle => Refusal::CannotReserve { limit: name }.into(),
-            "RLUNSUPPORTED" => Refusal::Unsupported { limit: name, op }.into(),
-            _ => return None,
-        })
+        let mut corrupt =
+            |detail| Some(RedisError::corrupt(limit, self.keys.get(place()?)?, detail));
+        match code {
+            "RLCORRUPT" if batch.operation() == Op::Peek => corrupt(LEFT),
+            "RLCORRUPT" => corrupt(REMOVED),
+            "RLWRONGTYPE" => corrupt(WRONG_TYPE),
+            _ => None,
+        }
     }
 }
 

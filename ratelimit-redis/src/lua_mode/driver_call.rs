@@ -1,22 +1,31 @@
-//! Calls the driver (`driver.lua`), which decides what no [flat script](super::flat_call) does, and answers
-//! numbers.
+//! Calls the driver (`driver.lua`), which runs what no [flat script](super::flat_call) does.
 
-use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Decision, Limit, Verdict};
+use ratelimit_core::store::{Batch, Check, Op, decide};
+use ratelimit_core::{Limit, Timestamp, Verdict};
 
-use super::call::{Call, TwinCheck};
+use super::answer::{Seen, next_state, of_one, stored};
+use super::call::Call;
+use super::flat_call::given;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::mode::Lua;
 use crate::program::{LuaProgram, Twin};
-use crate::store::{RedisStore, evalsha};
+use crate::store::{RedisStore, cut, evalsha};
 
-/// How many integers the script returns per decision.
-pub(crate) const NUMBERS_PER_DECISION: usize = 6;
+/// How often a state from the future is looked at again, if it changes meanwhile.
+const HEALS: usize = 4;
 
-/// A twin to run, with the numbers that an operation of the cross-slot protocol adds to its arguments.
-pub(crate) type TwinRun<'c> = (&'c TwinCheck<'c>, &'c [i64]);
+/// What the driver answered.
+pub(crate) struct DriverAnswer {
+    now: Timestamp,
+    /// What it did: see [`RedisStore::verdict`].
+    line: String,
+    /// What it says of each twin, for an operation that says something.
+    pub(crate) notes: Vec<Option<u64>>,
+    /// What it read.
+    seen: Vec<u8>,
+}
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// Decides a batch by the driver.
@@ -26,36 +35,73 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        let answer = self.run(batch, call, operation(batch), &call.all(), deadline).await;
+        let answer = self.run(batch, call, operation(batch), &[], deadline).await;
         let answer = answer.map_err(|error| match batch.operation() {
             Op::Peek => error.of_a_lookup(),
             _ => error,
         })?;
-        let decisions = decisions(batch, &call.all(), &answer);
-        let decisions = decisions.ok_or_else(|| self.inner.unexpected(&answer))?;
-        Ok(Verdict::several(call.by_check(decisions)))
+        self.decided(batch, call, &answer)
     }
 
-    /// Runs an operation of the driver for these twins of a call.
+    /// The verdict that follows from an answer.
+    pub(crate) fn decided<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        answer: &DriverAnswer,
+    ) -> Result<Verdict, RedisError> {
+        self.verdict(batch, &answer.line, &mut self.seen(batch, call, answer)?)
+    }
+
+    /// The verdict on the states in an answer, if the batch was decided on them.
+    pub(crate) fn would_decide<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        answer: &DriverAnswer,
+    ) -> Result<Verdict, RedisError> {
+        Ok(decide(batch, answer.now, &mut self.seen(batch, call, answer)?)?)
+    }
+
+    fn seen<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        answer: &DriverAnswer,
+    ) -> Result<Seen<A::State>, RedisError> {
+        Seen::of(batch, call, answer.now, &answer.seen)
+            .ok_or_else(|| self.inner.unexpected(&Reply::Text(answer.seen.clone())))
+    }
+
+    /// Runs an operation of the driver for the twins of a call, each with what the operation needs besides.
     pub(crate) async fn run<A: LuaProgram>(
         &self,
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         operation: &str,
-        twins: &[TwinRun<'_>],
+        given_each: &[Argument<'_>],
         deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
-        let programs = twins.iter().map(|(check, _)| check.twin.program);
-        let script = self.inner.scripts.driver(programs.collect());
+    ) -> Result<DriverAnswer, RedisError> {
+        let given = given(batch.time());
+        let programs = call.twins.iter().map(|check| check.twin.program);
+        let script = self.inner.scripts.driver(programs.collect(), given.is_some());
         let script = script.map_err(|program| call.misnamed(batch, program))?;
-        let key = &call.keys[0];
-        let mut words = arguments(call, batch, operation, twins);
-        let answer = self.inner.eval(key, &script, &mut words, TryAgain::Wait, deadline).await;
-        answer.map_err(|error| call.explain(batch, error))
+        let mut words = arguments(call, batch, operation, given, given_each);
+        let answer =
+            self.inner.eval(&call.keys[0], &script, &mut words, TryAgain::Wait, deadline).await;
+        let answer = match answer.map_err(|error| call.explain(batch, error))? {
+            Reply::Text(answer) => answer,
+            other => return Err(self.inner.unexpected(&other)),
+        };
+        let parsed = of_one(batch.time(), &answer).map(|(now, line, seen)| {
+            let mut words = line.split(' ');
+            let line = words.next().unwrap_or_default().to_owned();
+            let notes = words.map(|note| note.parse().ok()).collect();
+            DriverAnswer { now, line, notes, seen: seen.to_vec() }
+        });
+        parsed.ok_or_else(|| self.inner.unexpected(&Reply::Text(answer)))
     }
-}
 
-impl<C: Connection> RedisStore<Lua, C> {
     /// Cuts the states from the future under a key, or only finds them: the position of each limit that has one,
     /// and by how much longer the state would hold its key than a full limit.
     pub(crate) async fn heal_at<A: LuaProgram>(
@@ -64,35 +110,80 @@ impl<C: Connection> RedisStore<Lua, C> {
         key: &str,
         dry_run: bool,
     ) -> Result<Vec<(usize, u64)>, RedisError> {
-        let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: "", cost: 1 }).collect();
-        let (op, operation) = if dry_run { (Op::Peek, "ahead") } else { (Op::Force, "heal") };
-        let batch = Batch::new(&checks)?.op(op);
-        let call = Call::at_key(&self.inner.keys, &batch, key)?;
-        if call.twins.is_empty() {
-            return Ok(Vec::new());
-        }
-        let deadline = self.inner.deadline();
-        let answer = self.run(&batch, &call, operation, &call.all(), deadline).await?;
-        let decisions = decisions(&batch, &call.all(), &answer);
-        let decisions = decisions.ok_or_else(|| self.inner.unexpected(&answer))?;
-        let found =
-            call.twins.iter().zip(decisions).map(|(twin, decision)| {
-                (twin.position, decision.retry_after_us.unwrap_or_default())
+        let full = limits.iter().map(|limit| (limit, limit.algorithm().capacity()));
+        let checks: Vec<_> = full.map(|(limit, cost)| Check { limit, key: "", cost }).collect();
+        let batch = Batch::new(&checks)?.op(Op::Peek);
+        let mut call = Call::at_key(&self.inner.keys, &batch, key)?;
+        let mut healed = Vec::new();
+        for _ in 0..HEALS {
+            if call.twins.is_empty() {
+                return Ok(healed);
+            }
+            let deadline = self.inner.deadline();
+            let answer = self.run(&batch, &call, "peek", &[], deadline).await?;
+            let ahead = ahead(&batch, &call, &answer);
+            let (found, texts) =
+                ahead.ok_or_else(|| self.inner.unexpected(&Reply::Text(answer.seen.clone())))?;
+            if dry_run {
+                return Ok(found);
+            }
+            let is_found = |position| found.iter().any(|(found, _)| *found == position);
+            let mut texts = texts.into_iter();
+            let mut given = Vec::new();
+            call.twins.retain(|check| {
+                let text = texts.next().unwrap_or_default();
+                let heals = is_found(check.position) && !text.is_empty();
+                given.extend(heals.then_some(Argument::Bytes(text)));
+                heals
             });
-        Ok(found.filter(|(_, ahead_us)| *ahead_us > 0).collect())
+            if call.twins.is_empty() {
+                return Ok(healed);
+            }
+            let cut = self.run(&batch, &call, "heal", &given, deadline).await?;
+            // What others changed meanwhile is looked at again.
+            let mut is_cut = cut.notes.iter().map(|note| *note == Some(1));
+            call.twins.retain(|_| !is_cut.next().unwrap_or_default());
+            let is_left = |position| call.twins.iter().any(|check| check.position == position);
+            healed.extend(found.into_iter().filter(|(position, _)| !is_left(*position)));
+        }
+        Err(RedisError::Contended { attempts: HEALS })
     }
 }
 
-impl Call<'_> {
-    /// All twins, without further numbers.
-    pub(crate) fn all(&self) -> Vec<TwinRun<'_>> {
-        self.twins.iter().map(|check| (check, &[][..])).collect()
+/// What looking for states from the future finds: the position of each limit that has one, with by how much it is ahead; and
+/// what each twin stored.
+type Ahead<'a> = (Vec<(usize, u64)>, Vec<&'a [u8]>);
+
+/// Finds the states from the future in an answer about the twins at one key.
+fn ahead<'a, A: LuaProgram>(
+    batch: &Batch<'_, A>,
+    call: &Call<'_>,
+    answer: &'a DriverAnswer,
+) -> Option<Ahead<'a>> {
+    let (mut rest, mut found, mut texts) = (&answer.seen[..], Vec::new(), Vec::new());
+    for here in call.twins.chunk_by(|one, next| one.position == next.position) {
+        let position = here[0].position;
+        let algorithm = batch.checks()[position].limit.algorithm();
+        // Those of a limit's twins that lie under another key count as new.
+        let mut stored = vec![None; algorithm.twins().len()];
+        for check in here {
+            let text = next_state(&mut rest)?;
+            texts.push(text);
+            let place = algorithm.twins().iter().position(|twin| twin.place == check.twin.place)?;
+            stored[place] = self::stored(check, text)?;
+        }
+        let is_new = stored.iter().all(Option::is_none);
+        let state = if is_new { None } else { Some(algorithm.decode(&stored)?) };
+        let cut = cut(algorithm, state.as_ref(), answer.now);
+        found.extend(cut.map(|(ahead_us, _)| (position, ahead_us)));
     }
+    Some((found, texts))
 }
 
 /// The name of an operation in the driver.
 pub(super) const fn operation<A: LuaProgram>(batch: &Batch<'_, A>) -> &'static str {
     match batch.operation() {
+        Op::Acquire if batch.is_denied_elsewhere() => "attempt",
         Op::Acquire => "acquire",
         Op::Peek => "peek",
         Op::Force => "force",
@@ -109,21 +200,17 @@ fn arguments<'w, A: LuaProgram>(
     call: &'w Call<'_>,
     batch: &'w Batch<'_, A>,
     operation: &'w str,
-    twins: &[TwinRun<'w>],
+    given_time: Option<[u64; 2]>,
+    given_each: &[Argument<'w>],
 ) -> Vec<Argument<'w>> {
     let mut words = evalsha(call.keys.iter().map(String::as_str));
-    let now = match batch.time() {
-        Now::Store => Argument::Text(""),
-        Now::At(now) => Argument::Number(now.as_us()),
-    };
+    words.extend(given_time.iter().flatten().copied().map(Argument::Number));
     words.extend([
         Argument::Text(operation),
-        now,
-        Argument::Number(batch.time().padding_us() / 1_000),
         Argument::Bytes(metadata(batch)),
         Argument::Text(&call.group),
     ]);
-    for (check, more) in twins {
+    for (place, check) in call.twins.iter().enumerate() {
         let Twin { program, parameters, capacity, unit, attempts, .. } = &check.twin;
         words.extend([
             Argument::Text(program.name),
@@ -133,12 +220,12 @@ fn arguments<'w, A: LuaProgram>(
             Argument::Number(if *attempts { *capacity } else { 0 }),
             Argument::Number(check.reservation as u64),
             Argument::Number(check.life_us),
+            given_each.get(place).copied().unwrap_or(Argument::Text("")),
         ]);
         if program.numbers.is_some() {
             words.extend([capacity * unit, *unit].map(Argument::Number));
         }
         words.extend(parameters.as_slice().iter().map(|number| Argument::Number(*number)));
-        words.extend(more.iter().copied().map(Argument::Integer));
     }
     words
 }
@@ -149,61 +236,4 @@ fn metadata<'b, A: LuaProgram>(batch: &'b Batch<'_, A>) -> &'b [u8] {
     let is_stored =
         || batch.checks().iter().any(|c| c.limit.algorithm().metadata_bytes().is_some());
     if charges && is_stored() { batch.metadata_given() } else { &[] }
-}
-
-/// Parses a reply of one decision per twin.
-pub(crate) fn decisions<A: LuaProgram>(
-    batch: &Batch<'_, A>,
-    twins: &[TwinRun<'_>],
-    answer: &Reply,
-) -> Option<Vec<Decision>> {
-    per_twin(twins, answer, NUMBERS_PER_DECISION, |check, items| {
-        decision(&check.twin, batch.checks()[check.position].cost, items)
-    })
-}
-
-/// Parses a reply of `count` integers per twin.
-pub(crate) fn per_twin<T>(
-    twins: &[TwinRun<'_>],
-    answer: &Reply,
-    count: usize,
-    read: impl Fn(&TwinCheck<'_>, &[Reply]) -> Option<T>,
-) -> Option<Vec<T>> {
-    let Reply::Array(items) = answer else { return None };
-    if items.len() != twins.len() * count {
-        return None;
-    }
-    let items = items.chunks_exact(count);
-    twins.iter().zip(items).map(|((check, _), items)| read(check, items)).collect()
-}
-
-/// Parses a decision and validates each of its numbers.
-pub(crate) fn decision(twin: &Twin, cost: u64, items: &[Reply]) -> Option<Decision> {
-    let &[
-        Reply::Integer(allowed @ (0 | 1)),
-        Reply::Integer(limit),
-        Reply::Integer(remaining),
-        Reply::Integer(retry_after),
-        Reply::Integer(replenish_after),
-        Reply::Integer(reset_after),
-    ] = items
-    else {
-        return None;
-    };
-    let limit = match limit {
-        -1 => twin.capacity,
-        limit => u64::try_from(limit).ok()?,
-    };
-    Some(Decision {
-        allowed: allowed == 1,
-        cost,
-        limit,
-        remaining: u64::try_from(remaining).ok().filter(|remaining| *remaining <= limit)?,
-        retry_after_us: match retry_after {
-            -1 => None,
-            us => Some(u64::try_from(us).ok()?),
-        },
-        replenish_after_us: u64::try_from(replenish_after).ok()?,
-        reset_after_us: u64::try_from(reset_after).ok()?,
-    })
 }

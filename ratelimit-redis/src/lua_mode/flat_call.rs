@@ -4,16 +4,17 @@
 
 use std::sync::{Arc, LazyLock};
 
-use ratelimit_core::store::{Batch, Now, Op, Snapshot, decide};
-use ratelimit_core::{Timestamp, Verdict};
+use ratelimit_core::Verdict;
+use ratelimit_core::store::{Batch, Now, Op, Snapshot};
 
-use super::call::{Call, TwinCheck};
+use super::answer::{Seen, of_one};
+use super::call::Call;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::flat::{self, MOST_CHECKS, READ, Role};
+use crate::flat::{MOST_CHECKS, READ, Role};
 use crate::mode::Lua;
-use crate::program::{LuaProgram, Stored, Twin};
+use crate::program::{LuaProgram, Twin};
 use crate::script::Script;
 use crate::store::{RedisStore, evalsha};
 
@@ -49,29 +50,16 @@ impl<C: Connection> RedisStore<Lua, C> {
         if let Some(refused) = line.strip_prefix('!') {
             return Err(refused_in_part(self.inner.connection.address(), refused));
         }
-        let Some(states) = states(batch, call, seen) else {
+        let Some(mut seen) = Seen::of(batch, call, now, seen).filter(|_| line != "?") else {
             // The script understood every state that it admitted.
             if line == "1" {
                 return Err(self.inner.unexpected(&Reply::Text(answer)));
             }
             return Ok(None);
         };
-        let mut seen = Snapshot { now, states };
-        let verdict = decide(batch, now, &mut seen)?;
-        let agrees = match line {
-            "1" => verdict.allowed(),
-            "0" => !verdict.allowed(),
-            "=" => true,
-            _ => return Ok(None),
-        };
-        if !agrees {
-            let place = verdict.denied_by().next().unwrap_or_default();
-            return Err(self.inner.disagrees(batch.checks()[place].limit.name()));
-        }
-        if let Some(left) = left
-            && call.has_few_numbers()
-        {
-            *left = Some(seen);
+        let verdict = self.verdict(batch, line, &mut seen)?;
+        if let Some(left) = left {
+            *left = Some(seen.snapshot);
         }
         Ok(Some(verdict))
     }
@@ -88,16 +76,6 @@ impl<C: Connection> RedisStore<Lua, C> {
             return Ok(None);
         }
         let given = given(batch.time());
-        if let [check] = &*call.twins
-            && !peeks
-            && let Some(script) = flat::alone(check.twin.program, given.is_some())
-        {
-            return Ok(words_alone(batch, call, check, given).map(|words| FlatCall {
-                script: Arc::clone(script),
-                words,
-                reads_only: false,
-            }));
-        }
         if batch.reservation_id().is_some() || !call.has_few_numbers() {
             return Ok(None);
         }
@@ -149,32 +127,8 @@ pub(super) fn push_check<'w>(
     }
 }
 
-/// The call for a single check whose state has variable length, if the program's script serves it.
-fn words_alone<'w, A: LuaProgram>(
-    batch: &Batch<'_, A>,
-    call: &'w Call<'_>,
-    check: &'w TwinCheck<'_>,
-    given: Option<[u64; 2]>,
-) -> Option<Vec<Argument<'w>>> {
-    let (twin, cost) = (&check.twin, check.cost(batch));
-    let alone = twin.program.alone?;
-    let reservations = batch.reservation_id().is_some();
-    if cost == 0 || twin.attempts || (reservations && !alone.reservations) {
-        return None;
-    }
-    let positions = [check.key, check.reservation];
-    let keys = &positions[..if reservations { 2 } else { 1 }];
-    let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));
-    words.extend(given.iter().flatten().copied().map(Argument::Number));
-    words.push(Argument::Text(&check.field));
-    words.push(Argument::Number(cost.min(twin.capacity + 1)));
-    words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
-    words.extend(reservations.then_some(Argument::Number(check.life_us)));
-    Some(words)
-}
-
 /// A given time, and by how many milliseconds it extends the life of keys.
-fn given(time: Now) -> Option<[u64; 2]> {
+pub(super) fn given(time: Now) -> Option<[u64; 2]> {
     match time {
         Now::Store => None,
         Now::At(now) => Some([now.as_us(), time.padding_us() / 1_000]),
@@ -186,73 +140,4 @@ struct FlatCall<'w> {
     script: Arc<Script>,
     words: Vec<Argument<'w>>,
     reads_only: bool,
-}
-
-/// Parses the reply about one request: the time, the line of its group, and the states after it.
-fn of_one(time: Now, answer: &[u8]) -> Option<(Timestamp, &str, &[u8])> {
-    let (line, rest) = first_line(answer)?;
-    let now = match time {
-        Now::At(now) => now,
-        Now::Store => self::time(line)?,
-    };
-    let (line, seen) = first_line(rest)?;
-    Some((now, line, seen))
-}
-
-/// The first line of an answer, and what follows.
-pub(super) fn first_line(answer: &[u8]) -> Option<(&str, &[u8])> {
-    let end = answer.iter().position(|byte| *byte == b'\n')?;
-    Some((std::str::from_utf8(&answer[..end]).ok()?, &answer[end + 1..]))
-}
-
-/// Takes the next state from an answer: its length, a colon, and the state.
-pub(super) fn next_state<'s>(seen: &mut &'s [u8]) -> Option<&'s [u8]> {
-    let colon = seen.iter().position(|byte| *byte == b':')?;
-    let length: usize = std::str::from_utf8(&seen[..colon]).ok()?.parse().ok()?;
-    let (state, rest) = seen[colon + 1..].split_at_checked(length)?;
-    *seen = rest;
-    Some(state)
-}
-
-/// Parses a time in a reply: seconds and microseconds.
-pub(super) fn time(text: &str) -> Option<Timestamp> {
-    let (seconds, us) = text.split_once(' ')?;
-    let seconds = seconds.parse::<u64>().ok()?;
-    let us = seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?;
-    // The end of time is refused by name.
-    Some(Timestamp::saturating_from_us(us))
-}
-
-/// Parses the state of each twin. `None` if a twin did not write its state.
-pub(super) fn states<A: LuaProgram>(
-    batch: &Batch<'_, A>,
-    call: &Call<'_>,
-    mut seen: &[u8],
-) -> Option<Vec<Option<A::State>>> {
-    let mut stored = Vec::with_capacity(call.twins.len());
-    for check in &call.twins {
-        stored.push(match next_state(&mut seen)? {
-            [] => None,
-            state => match Stored::from_field(state)? {
-                // The limit had another algorithm before, whose state means nothing to this one.
-                Stored::Numbers(writer, _) if writer != check.twin.program.name => None,
-                stored => Some(stored),
-            },
-        });
-    }
-    if !seen.is_empty() {
-        return None;
-    }
-    let mut states = Vec::with_capacity(batch.checks().len());
-    let mut rest = &stored[..];
-    for twins in call.twins.chunk_by(|one, next| one.position == next.position) {
-        let (of_check, others) = rest.split_at_checked(twins.len())?;
-        rest = others;
-        states.push(if of_check.iter().all(Option::is_none) {
-            None
-        } else {
-            Some(batch.checks()[twins[0].position].limit.algorithm().decode(of_check)?)
-        });
-    }
-    Some(states)
 }

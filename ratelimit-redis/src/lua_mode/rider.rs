@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::answer::Seen;
 use super::call::{Call, TwinCheck};
-use super::flat_call::states;
 use super::sender::{LoneRequest, send};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
@@ -132,10 +132,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         charged: &Charged,
         is_noted: bool,
     ) -> RiderVerdicts {
-        let states = states(batch, call, &charged.seen).ok_or_else(|| {
+        let seen = Seen::of(batch, call, charged.now, &charged.seen).ok_or_else(|| {
             self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
         })?;
-        let mut states = Snapshot { now: charged.now, states };
+        let mut states = seen.snapshot;
         let mut checks = batch.checks().to_vec();
         let (mut admitted, mut has_panicked) = (0, false);
         let mut step = |costs: &[u64]| {

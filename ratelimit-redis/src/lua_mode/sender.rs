@@ -19,7 +19,8 @@ use ratelimit_core::Timestamp;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::flat_call::{first_line, next_state, push_check, time};
+use super::answer::{first_line, next_state, time};
+use super::flat_call::push_check;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::RedisError;

@@ -10,7 +10,7 @@ use ratelimit_core::{
     SlidingLog, Timestamp, WindowLog,
 };
 
-use super::{Alone, Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
+use super::{Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
 
 macro_rules! program {
     ($name:literal, $file:literal, $keeps:ident) => {
@@ -47,26 +47,8 @@ static SLIDING_COUNTER: Program = of_numbers!(
 );
 static WINDOW_LOG: Program = program!("window-log", "window_log.lua", List);
 static BUCKETED_WINDOW: Program = program!("bucketed-window", "bucketed_window.lua", Numbers);
-static SLIDING_LOG: Program = Program::of_entries_alone(
-    "sliding-log",
-    include_str!("../lua/sliding_log.lua"),
-    Keeps::SortedSet,
-    Alone {
-        parameters: &["capacity", "window_us"],
-        source: include_str!("../lua/acquire_sliding_log.lua"),
-        reservations: false,
-    },
-);
-static CONCURRENCY: Program = Program::of_entries_alone(
-    "concurrency",
-    include_str!("../lua/concurrency.lua"),
-    Keeps::Numbers,
-    Alone {
-        parameters: &["capacity", "lease_us"],
-        source: include_str!("../lua/acquire_concurrency.lua"),
-        reservations: true,
-    },
-);
+static SLIDING_LOG: Program = program!("sliding-log", "sliding_log.lua", SortedSet);
+static CONCURRENCY: Program = program!("concurrency", "concurrency.lua", Numbers);
 
 /// All built-in programs.
 pub(crate) static BUILT_IN: [&Program; 8] = [
@@ -147,7 +129,13 @@ impl LuaProgram for WindowLog {
         vec![Twin::new(&WINDOW_LOG, self.capacity(), parameters)]
     }
 
+    /// A script answers the window's start and its total, and no single entries.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<WindowLogState> {
+        if let Some([start, total]) = only(stored)?.numbers(&WINDOW_LOG) {
+            let start = Timestamp::from_us(*start)?;
+            let all = WindowEntry { timestamp: start, cost: *total, metadata: [].into() };
+            return Some(WindowLogState { start, entries: vec![all] });
+        }
         let Stored::List(elements) = only(stored)? else { return None };
         let mut newest_start = None;
         let entries = elements.iter().map(|element| {
@@ -218,7 +206,7 @@ impl LuaProgram for SlidingLog {
     }
 
     /// Leaves out the entries that were already past when the newest was made: the script removes only a
-    /// bounded number at a time. A flat script returns pairs, and only the entries that the step needs.
+    /// bounded number at a time. A script answers pairs, and only the entries that the step needs.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
         if let Stored::Numbers(..) = only(stored)? {
             let entries = pairs(stored, &SLIDING_LOG)?.into_iter();

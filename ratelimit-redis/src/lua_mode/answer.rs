@@ -1,0 +1,163 @@
+//! What a script answers: its time, a line that says what it did, and what it read. From that, [`decide`] derives the verdict.
+
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Now, Op, Reservation, Snapshot, States, decide};
+use ratelimit_core::{Timestamp, Verdict};
+
+use super::call::{Call, TwinCheck};
+use crate::connection::Connection;
+use crate::error::RedisError;
+use crate::mode::Lua;
+use crate::program::{LuaProgram, Stored};
+use crate::reservation;
+use crate::store::RedisStore;
+
+/// What a script read for a batch. [`decide`] leaves in it the states that the script left.
+pub(crate) struct Seen<S> {
+    pub(crate) snapshot: Snapshot<S>,
+    reservations: Vec<Option<Reservation>>,
+    fingerprint: u64,
+}
+
+impl<S> States<S> for Seen<S> {
+    fn get(&self, position: usize) -> Option<&S> {
+        self.snapshot.get(position)
+    }
+
+    fn put(&mut self, position: usize, write: Write<S>) {
+        self.snapshot.put(position, write);
+    }
+
+    fn reservation(&self, position: usize) -> Option<Reservation> {
+        self.reservations.get(position)?.clone()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// The script wrote it.
+    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
+}
+
+impl<S> Seen<S> {
+    /// Parses the states and reservations of a batch. `None` if its twins did not write them.
+    pub(super) fn of<A>(
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        now: Timestamp,
+        mut seen: &[u8],
+    ) -> Option<Self>
+    where
+        A: LuaProgram<State = S>,
+    {
+        let states = states(batch, call, &mut seen)?;
+        let mut reservations = Vec::new();
+        for twins in call.twins.chunk_by(|one, next| one.position == next.position) {
+            for twin in twins.iter().filter(|twin| twin.reservation != 0) {
+                let found = match next_state(&mut seen)? {
+                    [] => None,
+                    stored => Some(reservation::decode(stored)?),
+                };
+                // The twins of a limit share it.
+                reservations.truncate(twin.position);
+                reservations.push(found);
+            }
+        }
+        let snapshot = Snapshot { now, states };
+        seen.is_empty().then_some(Self { snapshot, reservations, fingerprint: call.fingerprint })
+    }
+}
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// The verdict on what a script read, if the script did what follows from it.
+    pub(super) fn verdict<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        line: &str,
+        seen: &mut Seen<A::State>,
+    ) -> Result<Verdict, RedisError> {
+        let decided = decide(batch, seen.snapshot.now, seen);
+        let agrees = match (&decided, line) {
+            // Each attempt is charged whatever the others are.
+            (Ok(_), "0") if batch.is_denied_elsewhere() => true,
+            (Ok(verdict), "1") => verdict.allowed(),
+            (Ok(verdict), "0") => !verdict.allowed(),
+            // A script charges nothing for what costs nothing or never fits, or for what an id refuses.
+            (Ok(_), "=") => batch.operation() == Op::Peek || batch.reservation_id().is_none(),
+            (Err(_), line) => line == "=",
+            _ => false,
+        };
+        if agrees {
+            return Ok(decided?);
+        }
+        let denied = decided.ok().and_then(|verdict| verdict.denied_by().next());
+        Err(self.inner.disagrees(batch.checks()[denied.unwrap_or_default()].limit.name()))
+    }
+}
+
+/// Parses the time and the line of an answer about one request, and what follows.
+pub(super) fn of_one(time: Now, answer: &[u8]) -> Option<(Timestamp, &str, &[u8])> {
+    let (line, rest) = first_line(answer)?;
+    let now = match time {
+        Now::At(now) => now,
+        Now::Store => self::time(line)?,
+    };
+    let (line, seen) = first_line(rest)?;
+    Some((now, line, seen))
+}
+
+/// The first line of an answer, and what follows.
+pub(super) fn first_line(answer: &[u8]) -> Option<(&str, &[u8])> {
+    let end = answer.iter().position(|byte| *byte == b'\n')?;
+    Some((std::str::from_utf8(&answer[..end]).ok()?, &answer[end + 1..]))
+}
+
+/// Takes the next state from an answer: its length, a colon, and the state.
+pub(super) fn next_state<'s>(seen: &mut &'s [u8]) -> Option<&'s [u8]> {
+    let colon = seen.iter().position(|byte| *byte == b':')?;
+    let length: usize = std::str::from_utf8(&seen[..colon]).ok()?.parse().ok()?;
+    let (state, rest) = seen[colon + 1..].split_at_checked(length)?;
+    *seen = rest;
+    Some(state)
+}
+
+/// Parses a time: seconds and microseconds.
+pub(super) fn time(text: &str) -> Option<Timestamp> {
+    let (seconds, us) = text.split_once(' ')?;
+    let seconds = seconds.parse::<u64>().ok()?;
+    let us = seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?;
+    // The end of time is refused by name.
+    Some(Timestamp::saturating_from_us(us))
+}
+
+/// Takes the state of each check. `None` if a twin did not write its state.
+fn states<A: LuaProgram>(
+    batch: &Batch<'_, A>,
+    call: &Call<'_>,
+    seen: &mut &[u8],
+) -> Option<Vec<Option<A::State>>> {
+    let mut states = Vec::with_capacity(batch.checks().len());
+    for twins in call.twins.chunk_by(|one, next| one.position == next.position) {
+        let algorithm = batch.checks()[twins[0].position].limit.algorithm();
+        let mut stored = Vec::with_capacity(twins.len());
+        for check in twins {
+            stored.push(self::stored(check, next_state(seen)?)?);
+        }
+        let is_new = stored.iter().all(Option::is_none);
+        states.push(if is_new { None } else { Some(algorithm.decode(&stored)?) });
+    }
+    Some(states)
+}
+
+/// Parses what a twin stored. `None` if that is no state.
+pub(super) fn stored(check: &TwinCheck<'_>, text: &[u8]) -> Option<Option<Stored>> {
+    Some(match text {
+        [] => None,
+        text => match Stored::from_field(text)? {
+            // The limit had another algorithm before, whose state means nothing to this one.
+            Stored::Numbers(writer, _) if writer != check.twin.program.name => None,
+            stored => Some(stored),
+        },
+    })
+}
