@@ -57,6 +57,52 @@
 //! # }
 //! ```
 //!
+//! # Modes
+//!
+//! [`Cas`] runs any algorithm by compare-and-set, and [`Multi`] needs no scripting:
+//!
+//! ```
+//! use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits, RateLimiter};
+//! use ratelimit_redis::{Cas, Multi, RedisStore};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = ratelimit_servers::RedisServer::start()?;
+//! # let url = &server.url();
+//! let store: RedisStore<Cas> = RedisStore::builder().cas().prefix("cas").connect(url).await?;
+//! let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+//! let limiter = RateLimiter::new(limits, store);
+//! assert_eq!(limiter.check("alice").await?.remaining(), 4);
+//!
+//! let store: RedisStore<Multi> = RedisStore::builder().multi().prefix("multi").connect(url).await?;
+//! let tries = Attempts::new(FixedWindow::per_minute(5).build()?); // denied requests are charged too
+//! let limiter = RateLimiter::new(Limits::builder().limit("login", tries).build()?, store);
+//! assert_eq!(limiter.check("alice").await?.remaining(), 4);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Your own algorithm
+//!
+//! In the mode [`Cas`], it needs only a [`Codec`] for its state
+//! ([the whole program](https://github.com/ratelimit-rs/ratelimit/blob/main/ratelimit-redis/examples/weekend_budget.rs)):
+//!
+//! ```
+//! use ratelimit_redis::Codec;
+//!
+//! struct Spent(u64);
+//!
+//! impl Codec for Spent {
+//!     fn encode(&self) -> Vec<u8> {
+//!         self.0.to_string().into_bytes()
+//!     }
+//!     fn decode(bytes: &[u8]) -> Option<Self> {
+//!         std::str::from_utf8(bytes).ok()?.parse().ok().map(Spent)
+//!     }
+//! }
+//! # assert_eq!(Spent::decode(&Spent(7).encode()).map(|spent| spent.0), Some(7));
+//! ```
+//!
 //! # Behaviour
 //!
 //! - **Decisions** equal those of the memory store, field by field: each algorithm has a twin in Lua, and `ratelimit-testkit`

@@ -11,12 +11,38 @@ pub enum Lua {}
 /// It reads the states, steps, and writes only if no state has changed meanwhile. After a bounded number
 /// of attempts it returns [`Contended`](ratelimit_core::ErrorKind::Contended). If the server has `SET …
 /// IFEQ`, a batch of one check needs no scripting.
+///
+/// ```no_run
+/// use ratelimit_core::{Gcra, Limits, RateLimiter};
+/// use ratelimit_redis::RedisStore;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder().cas().connect("redis://127.0.0.1:6379").await?;
+/// let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+/// let limiter = RateLimiter::new(limits, store);
+/// limiter.check("alice").await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Cas {}
 
 /// The mode that decides each batch in a transaction of native commands, without scripting. It serves
 /// limits that count [attempts](ratelimit_core::Attempts) and are a
 /// [`MultiProgram`](crate::MultiProgram).
+///
+/// ```no_run
+/// use ratelimit_core::{Attempts, FixedWindow, Limits, RateLimiter};
+/// use ratelimit_redis::RedisStore;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder().multi().connect("redis://127.0.0.1:6379").await?;
+/// let tries = Attempts::new(FixedWindow::per_minute(5).build()?);
+/// let limiter = RateLimiter::new(Limits::builder().limit("login", tries).build()?, store);
+/// limiter.check("alice").await?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// A decision takes two round trips: one reads the entries, one charges. If other clients charged in
 /// between and the limit is exceeded, a third one takes the excess back. A charge that arrives more than
