@@ -15,6 +15,26 @@ use tempfile::TempDir;
 /// How long an answer may take before the test fails instead of waiting for ever.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Counts the colours of a picture, and how light it is, from 0 to 255.
+const COLOURS: &str = r#"(async (picture) => {
+  const image = new Image();
+  image.src = "data:image/png;base64," + picture;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  canvas.width = image.width;
+  canvas.height = image.height;
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const { data } = context.getImageData(0, 0, image.width, image.height);
+  const colours = new Set();
+  let sum = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    colours.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+    sum += data[i] + data[i + 1] + data[i + 2];
+  }
+  return { width: image.width, colours: colours.size, lightness: Math.round(sum * 4 / 3 / data.length) };
+})"#;
+
 /// A running browser with one page. It ends when it is dropped.
 pub(crate) struct Chromium {
     child: Child,
@@ -136,10 +156,11 @@ impl Chromium {
         answer["result"]["value"].clone()
     }
 
-    /// What the page looks like, as PNG in base64.
-    pub(crate) fn screenshot(&mut self) -> String {
+    /// What the page looks like: the width of its picture, how many colours that has, and how light it is, from 0 to 255.
+    pub(crate) fn seen(&mut self) -> [u64; 3] {
         let shot = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
-        shot["data"].as_str().expect("a picture").to_owned()
+        let seen = self.evaluate(&format!("{COLOURS}({})", shot["data"]));
+        ["width", "colours", "lightness"].map(|field| seen[field].as_u64().expect(field))
     }
 }
 

@@ -17,26 +17,6 @@ use chromium::Chromium;
 use common::{Scene, example, workspace};
 use serde_json::{Value, json};
 
-/// Counts the colours of a picture, and how light it is, from 0 to 255.
-const COLOURS: &str = r#"(async (picture) => {
-  const image = new Image();
-  image.src = "data:image/png;base64," + picture;
-  await image.decode();
-  const canvas = document.createElement("canvas");
-  canvas.width = image.width;
-  canvas.height = image.height;
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0);
-  const { data } = context.getImageData(0, 0, image.width, image.height);
-  const colours = new Set();
-  let sum = 0;
-  for (let i = 0; i < data.length; i += 4) {
-    colours.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
-    sum += data[i] + data[i + 1] + data[i + 2];
-  }
-  return { width: image.width, colours: colours.size, lightness: Math.round(sum * 4 / 3 / data.length) };
-})"#;
-
 /// What is wrong with the page for someone who does not see it.
 const INACCESSIBLE: &str = r#"(() => {
   const wrong = [];
@@ -96,7 +76,6 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
         assert_eq!(browser.evaluate(cut), json!([]), "{shown}");
         assert_eq!(browser.evaluate(INACCESSIBLE), json!([]), "{shown}");
 
-        let picture = browser.screenshot();
         let of = |method: &'static str| {
             browser.events.iter().filter(move |event| event["method"] == method)
         };
@@ -110,9 +89,7 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
         let errors: Vec<&Value> = told.into_iter().flat_map(of).collect();
         assert!(errors.is_empty(), "{shown}: {errors:?}");
 
-        let seen = browser.evaluate(&format!("{COLOURS}({picture:?})"));
-        let [wide, colours, lightness] =
-            ["width", "colours", "lightness"].map(|field| seen[field].as_u64().expect(field));
+        let [wide, colours, lightness] = browser.seen();
         assert_eq!(wide, width, "{shown}");
         assert!(colours > 20, "{shown}: blank, of {colours} colours");
         let as_wanted = if scheme == "dark" { lightness < 90 } else { lightness > 190 };

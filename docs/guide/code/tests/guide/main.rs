@@ -4,11 +4,14 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
 mod book;
+#[path = "../../../../../ratelimit-cli/tests/report_in_browser/chromium.rs"]
+mod chromium;
 mod clocks;
 mod images;
 mod keys;
 mod moves;
 mod on_redis;
+mod pages;
 mod policies;
 mod scripts;
 
