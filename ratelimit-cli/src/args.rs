@@ -164,6 +164,10 @@ pub(crate) struct SuggestArgs {
     #[arg(long, value_name = "SHARE", value_parser = DeniedShare::parse)]
     pub(crate) target: DeniedShare,
 
+    /// Write the policy with the proposed limits here, to a new file. All else stays as it is in the policy.
+    #[arg(long, value_name = "OUT.toml")]
+    pub(crate) write: Option<PathBuf>,
+
     /// One line of JSON per limit instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

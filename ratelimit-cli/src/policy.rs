@@ -8,6 +8,7 @@ use std::path::Path;
 
 use ratelimit_core::{Limit, Limits, Policy};
 use serde::Deserialize as _;
+use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::failure::Failure;
@@ -19,8 +20,36 @@ const SHOWN_CHARS: usize = 100;
 /// Reads the limits from the document at this path; `-` is standard input.
 pub(crate) fn read(path: &Path) -> Result<Limits<Policy>, Failure> {
     let (name, text) = text(path)?;
-    toml::from_str(&text)
-        .map_err(|error| Failure::input(format!("{name}: {}", Problem::of(&text, &error).shown())))
+    parse(&name, &text)
+}
+
+/// The limits of a document of this name.
+pub(crate) fn parse(name: &str, text: &str) -> Result<Limits<Policy>, Failure> {
+    toml::from_str(text)
+        .map_err(|error| Failure::input(format!("{name}: {}", Problem::of(text, &error).shown())))
+}
+
+/// The document with these settings, such as `burst = 30`, of the limits of these names. All else stays as it was written.
+pub(crate) fn with_settings(text: &str, settings: &[(&str, String)]) -> String {
+    let document = DeTable::parse(text).map(Spanned::into_inner).unwrap_or_default();
+    let limits = document.get("limit").and_then(|limits| limits.get_ref().as_array());
+    let mut text = text.to_owned();
+    // From the end, so that the spans before it stay right.
+    for limit in limits.into_iter().flatten().rev() {
+        let Some(fields) = limit.get_ref().as_table() else { continue };
+        let name = fields.get("name").and_then(|name| name.get_ref().as_str());
+        let Some((_, setting)) = settings.iter().find(|(of, _)| Some(*of) == name) else {
+            continue;
+        };
+        let Some((field, value)) = setting.split_once(" = ") else { continue };
+        let rate = fields.get("rate").map_or(0, |rate| rate.span().end);
+        let break_ = if text[limit.span()].starts_with('[') { "\n" } else { ", " };
+        match fields.get(field) {
+            Some(old) => text.replace_range(old.span(), value),
+            None => text.insert_str(rate, &format!("{break_}{setting}")),
+        }
+    }
+    text
 }
 
 /// The document at this path, and its name for people.

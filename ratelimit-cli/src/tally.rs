@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    Limit, Limits, NamedDecision, NamedDecisions, Policy, RateLimiter, Timestamp, Verdict,
+    ConfigError, Limit, Limits, NamedDecision, NamedDecisions, Policy, RateLimiter, Timestamp,
+    Verdict,
 };
 
 use crate::caller::{BARE_NAME, Caller};
@@ -15,7 +16,7 @@ use crate::suggest::Needs;
 use crate::timeline::Timeline;
 
 /// How many identifier names are kept for a warning: a trace may contain as many as it has lines.
-const MAX_UNLIMITED_NAMES: usize = 16;
+const MAX_NAMES: usize = 16;
 /// How many denied lines are kept of a caller, and of all callers together.
 pub(crate) const LINES: usize = 10;
 const MAX_LINES: usize = 100_000;
@@ -39,8 +40,8 @@ pub(crate) struct Tally {
     /// The identifier names that the policy uses.
     pub(crate) identifiers: Vec<IdentifierTally>,
     pub(crate) timeline: Timeline,
-    /// The identifier names of requests to which no limit applied.
-    pub(crate) unlimited_names: Vec<String>,
+    /// The identifier names of the requests, while the policy uses one that none of them had.
+    pub(crate) names: Vec<String>,
     kept_lines: usize,
 }
 
@@ -281,8 +282,8 @@ impl Tally {
                 nearness.count(key, &one);
             }
         }
-        if decided.each().next().is_none() {
-            self.count_unlimited(&entry.caller);
+        if self.identifiers.iter().any(|kind| kind.callers.is_empty()) {
+            self.count_names(&entry.caller);
         }
         for kind in &mut self.identifiers {
             let Some(name) = identifier(&entry.caller, &kind.name) else { continue };
@@ -298,14 +299,15 @@ impl Tally {
         }
     }
 
-    /// Records the identifier names, for the warning that no limit ever applied.
-    fn count_unlimited(&mut self, caller: &Caller) {
+    /// Records the identifier names, for the warning that a limit never applied.
+    fn count_names(&mut self, caller: &Caller) {
         let bare = caller.bare.is_some().then_some(BARE_NAME);
         let named = caller.named.list.iter().map(|(kind, _)| &**kind);
         for kind in bare.into_iter().chain(named) {
-            let few = self.unlimited_names.len() < MAX_UNLIMITED_NAMES;
-            if few && self.unlimited_names.iter().all(|known| known != kind) {
-                self.unlimited_names.push(kind.to_owned());
+            let is_used = self.identifiers.iter().any(|used| used.name == kind);
+            let few = self.names.len() < MAX_NAMES;
+            if (few || is_used) && self.names.iter().all(|known| known != kind) {
+                self.names.push(kind.to_owned());
             }
         }
     }
@@ -378,6 +380,14 @@ impl Tally {
     /// Whether there were requests, and no limit applied to any of them.
     pub(crate) fn nothing_applied(&self) -> bool {
         self.requests > 0 && self.limits.iter().all(|limit| limit.applied == 0)
+    }
+
+    /// Of each limit that never applied because of an identifier that no request has: which, and the remedy.
+    pub(crate) fn unmet(&self) -> impl Iterator<Item = ConfigError> {
+        let known = self.names.iter().map(|name| Some(&**name).filter(|name| *name != BARE_NAME));
+        let known: Vec<_> = known.collect();
+        let unmet = self.limits.iter().filter(|counts| self.requests > 0 && counts.applied == 0);
+        unmet.filter_map(move |counts| counts.limit.check_identifiers(&known).err())
     }
 
     /// The most-denied callers, the worst first.

@@ -116,9 +116,31 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
 fn a_policy_that_applies_to_no_request_causes_a_warning() {
     let scene = Scene::new(TWO);
     scene.write("input", GOOD);
-    let parts = ["no limit applied to any request", "per-ip needs ip", "has: key", "Change `key`"];
-    let ran = scene.replay(&["input"]).exits(0).says(&parts);
-    assert!(ran.err.starts_with("WARNING: ") && !ran.out.contains("WARNING"), "{ran:?}");
+    let ran = scene.replay(&["input"]).exits(0);
+    let mut warnings = ran.err.lines();
+    let [all, ip, user] = [(); 3].map(|()| warnings.next().expect("a warning"));
+    assert!(all.starts_with("WARNING: policy.toml: no limit applied to any request"), "{all}");
+    assert!(ip.contains(
+        "\"per-ip\": it counts by \"ip\", which no request has; requests have a bare key"
+    ));
+    assert!(user.contains("\"per-user\""), "{user}");
+    ran.lacks("note: WARNING");
+}
+
+#[test]
+fn a_misspelt_identifier_causes_a_warning_that_names_it_and_what_the_log_has() {
+    let (policy, log) = example();
+    let scene = Scene::new(&policy.replace(r#"["user"]"#, r#"["usr"]"#));
+    scene.write("other.toml", policy.replace(r#"["ip", "path"]"#, r#"["ip", "country"]"#));
+    let ran = scene.replay(&["--compare", "other.toml", &log]).exits(0);
+    assert_eq!(
+        ran.err,
+        "WARNING: policy.toml: limit \"per-user\": it counts by \"usr\", which no request has; requests have a bare key, \
+         \"ip\", \"path\", \"user\"; did you mean \"user\"?\n\
+         WARNING: other.toml: limit \"same-page\": it counts by \"country\", which no request has; requests have a bare \
+         key, \"ip\", \"path\", \"user\"; count by one of these, or add it\n"
+    );
+    ran.says(&["token-bucket          usr                     0       0"]);
 }
 
 #[test]

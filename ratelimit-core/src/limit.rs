@@ -201,8 +201,8 @@ impl<A: Algorithm> Limit<A> {
         })
     }
 
-    /// Checks that it is kept by none but these identifiers; `None` among them is the bare key. A limit that is kept by
-    /// another one would never apply, without a sign of it.
+    /// Checks that it counts by none but these identifiers; `None` among them is the bare key. A limit that counts by
+    /// another one never applies, and nothing shows it.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limit};
@@ -228,11 +228,14 @@ impl<A: Algorithm> Limit<A> {
         };
         let known_words: Vec<_> = known.iter().copied().map(in_words).collect();
         let meant = match unknown {
-            Some(name) => did_you_mean(name, known.iter().copied().flatten()),
-            None => "; name its identifiers, or give the layer a source by `.key(…)`".into(),
+            Some(name) => match did_you_mean(name, known.iter().copied().flatten()) {
+                none if none.is_empty() => "; count by one of these, or add it".into(),
+                near => near,
+            },
+            None => "; name its identifiers, or add a bare key (to a layer by `.key(…)`)".into(),
         };
         Err(ConfigError::new(format!(
-            "it is kept by {}, for which there is no source; there is one for {}{meant}",
+            "it counts by {}, which no request has; requests have {}{meant}",
             in_words(unknown),
             if known_words.is_empty() { "nothing".into() } else { known_words.join(", ") },
         ))

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
+use std::iter;
 use std::path::Path;
 
 use ratelimit_core::{Limits, Policy, RateLimiter};
 
 use crate::args::ReplayArgs;
-use crate::caller::wanted;
 use crate::failure::Failure;
 use crate::files::{self, Outputs, is_dash};
 use crate::interrupt::{self, Interrupt};
@@ -68,32 +68,29 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         )
     });
     let notes = [outcome.order.note(), note, other_note, left].into_iter().flatten().collect();
-    finish(args, &limits, &url, outcome, notes, report)
+    finish(args, &url, outcome, notes, report)
 }
 
 /// Writes the summary to standard output and the report to its file.
 fn finish(
     args: &ReplayArgs,
-    limits: &Limits<Policy>,
     url: &StoreUrl,
     outcome: ReplayOutcome,
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
     let ReplayOutcome { tally, format, ending, elapsed, comparison, .. } = outcome;
-    if comparison.as_ref().is_some_and(|comparison| comparison.tally.nothing_applied()) {
-        notes.push(
-            "WARNING: no limit of the policy to compare with applied to any request".to_owned(),
-        );
-    }
-    if tally.nothing_applied() {
-        notes.push(format!(
-            "WARNING: no limit applied to any request, so all were admitted. {} This input has: \
-             {}. Change `key` in {}, or the input",
-            wanted(limits),
-            tally.unlimited_names.join(", "),
-            args.log.policy.display()
-        ));
+    let other = comparison.as_ref().map(|comparison| &comparison.tally);
+    for (path, tally) in
+        iter::once((&args.log.policy, &tally)).chain(args.compare.iter().zip(other))
+    {
+        let path = path.display();
+        if tally.nothing_applied() {
+            notes.push(format!(
+                "{WARNING}{path}: no limit applied to any request, so all were admitted"
+            ));
+        }
+        notes.extend(tally.unmet().map(|unmet| format!("{WARNING}{path}: {unmet}")));
     }
     let ended = match ending {
         Ending::Complete => {

@@ -1,5 +1,6 @@
 //! `ratelimit suggest`.
 
+use std::fs::File;
 use std::io::{self, Write};
 
 use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter};
@@ -30,7 +31,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     if args.log.inputs.iter().any(|input| input.as_os_str() == "-") {
         return Err(Failure::input("INPUT -: the log is read twice; name a file"));
     }
-    let limits = policy::read(&args.log.policy)?;
+    let (name, text) = policy::text(&args.log.policy)?;
+    let limits = policy::parse(&name, &text)?;
     let interrupt = Interrupt::catch()?;
     pollster::block_on(async {
         let mut requests = ReplayedRequests::open(&args.log, &interrupt, false)?;
@@ -59,6 +61,14 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             let nearness = counts.nearness.as_ref();
             row.denied_together =
                 nearness.map_or(0, |nearness| nearness.histogram().callers_denied);
+        }
+        if let Some(path) = &args.write {
+            let settings =
+                rows.iter().filter_map(|row| Some((row.limit.name(), setting(&row.proposed?))));
+            let proposed = policy::with_settings(&text, &settings.collect::<Vec<_>>());
+            let written =
+                File::create_new(path).and_then(|mut file| file.write_all(proposed.as_bytes()));
+            written.map_err(|error| Failure::writing(path, &error))?;
         }
         let notes = second.order.note().into_iter().chain(left_out);
         let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
