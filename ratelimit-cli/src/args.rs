@@ -45,7 +45,7 @@ pub(crate) enum Command {
     /// List the callers that are being limited now.
     #[command(after_long_help = include_str!("help/top.txt"))]
     Top(TopArgs),
-    /// Free callers that states from the future lock, after a server's clock was ahead.
+    /// Free callers that are locked by states from the future, after a server's clock was ahead.
     #[command(after_long_help = include_str!("help/heal.txt"))]
     Heal(HealArgs),
     /// Print the JSON schema of policies, with which editors complete and check them.
@@ -76,10 +76,10 @@ pub(crate) struct LogArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
-    /// The unit of the number at the end of an access log's lines, which tells how long each request took.
+    /// The unit of the number at the end of an access log's lines, which is the duration of the request.
     ///
-    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Limits on requests at the same time
-    /// are left out where the input tells no durations.
+    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Concurrency limits are left out
+    /// where the input has no durations.
     #[arg(long, value_enum, value_name = "UNIT")]
     pub(crate) duration_unit: Option<UnitArg>,
 
@@ -104,8 +104,8 @@ pub(crate) struct ReplayArgs {
     /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
     /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. `?mode=cas` compares and sets, and
     /// `?mode=multi` uses transactions, instead of scripts; `?client=fred` uses another client.
-    /// On Redis a replay uses keys of its own, and removes them at the end. It takes a build with the feature `redis` or
-    /// `fred`.
+    /// On Redis a replay uses keys of its own, and removes them at the end. Redis needs a build with the feature `redis`
+    /// or `fred`.
     #[arg(long, value_name = "URL", default_value = "memory")]
     pub(crate) store: String,
 
@@ -140,13 +140,13 @@ pub(crate) struct LintArgs {
     #[arg(value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// The identifiers that the service gives, such as `ip,user`: a limit that is kept by another one is a problem.
+    /// The identifiers that the service gives, such as `ip,user`: a limit that counts by another one is a problem.
     ///
-    /// `key` stands for the bare key, which a limit without `key = […]` is kept by.
+    /// `key` is the bare key, by which a limit without `key = […]` counts.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) identifiers: Option<Vec<String>>,
 
-    /// Require of each limit that it says what becomes of requests in an outage, as a `Fallback` does.
+    /// Require that each limit declares `on_outage`, as a `Fallback` does.
     #[arg(long)]
     pub(crate) fallback: bool,
 

@@ -86,7 +86,7 @@ fn limits_table(tally: &Tally, shadow: bool) -> TextTable {
         ]
     });
     let denied = if shadow { "#would have denied" } else { "#denied" };
-    let columns = ["name", "algorithm", "kept for each", "#applied to", denied, "#share"];
+    let columns = ["name", "algorithm", "counts by", "#applied to", denied, "#share"];
     TextTable::new(&columns, rows)
 }
 

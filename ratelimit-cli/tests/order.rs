@@ -96,7 +96,7 @@ fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
     let jobs = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"2/30s\"\n";
     let scene = Scene::new(&format!("{TWO}{jobs}"));
     scene.write("log", log().concat());
-    let note = "note: jobs: nothing can be said";
+    let note = "note: jobs: a concurrency limit cannot be replayed";
     scene.replay(&["--decisions", "out.jsonl", "log"]).exits(0).says(&[note]);
     let without = Scene::new(TWO);
     without.write("log", log().concat());

@@ -140,7 +140,7 @@ fn a_misspelt_identifier_causes_a_warning_that_names_it_and_what_the_log_has() {
          WARNING: other.toml: limit \"same-page\": it counts by \"country\", which no request has; requests have a bare \
          key, \"ip\", \"path\", \"user\"; count by one of these, or add it\n"
     );
-    ran.says(&["token-bucket          usr                     0       0"]);
+    ran.says(&["token-bucket          usr                 0       0"]);
 }
 
 #[test]

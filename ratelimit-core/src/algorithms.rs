@@ -1,6 +1,6 @@
 //! The [`Algorithm`] trait: a rate-limiting algorithm as a pure state machine.
 //!
-//! [`Algorithm::refund`] and [`Algorithm::force`] stand beside [`Algorithm::step`]: a refund is no negative cost, a forced
+//! [`Algorithm::refund`] and [`Algorithm::force`] are separate from [`Algorithm::step`]: a refund is no negative cost, a forced
 //! charge is no admission, and each has its own bound. Both are unsupported by default, so your own algorithm needs only a
 //! capacity and a step.
 
@@ -86,7 +86,7 @@ pub trait Algorithm: Send + Sync {
     /// The most that one key can be admitted at one moment: the burst, or the limit of the window.
     fn capacity(&self) -> u64;
 
-    /// Decides a request of this cost at `now`, and says what to write if the request is charged.
+    /// Decides a request of this cost at `now`, and returns what to write if the request is charged.
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State>;
 
     /// Gives `cost` back, up to the capacity. Returns `None`, the default, if the algorithm has no refunds.

@@ -121,7 +121,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     }
 
     /// The same checks under an id that was drawn for this one charge: no client chose it, and its settlement is sent at
-    /// most a few times, within seconds. Every batch under the id says so.
+    /// most a few times, within seconds. Every batch under the id must declare it.
     ///
     /// A store then forgets the settled reservation after [`REPEAT_US`](crate::store::Reservation::REPEAT_US). A store that has no
     /// room for another reservation charges the batch [without a record](crate::Verdict::is_unrecorded), where it refuses
@@ -157,8 +157,8 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same checks of a request for which the store has just been asked in vain: a fallback decides them without asking
-    /// it again. Other stores decide them as any.
+    /// The same checks of a request that the store has just failed to decide: a fallback decides them without asking
+    /// it again. Other stores decide them as usual.
     #[must_use]
     pub const fn without_store(mut self) -> Self {
         self.without_store = true;

@@ -99,13 +99,12 @@ pub enum Source {
     /// The store decided.
     #[default]
     Store,
-    /// The store could not be reached, and a fallback decided by what each limit says
-    /// [about outages](crate::OnOutage).
+    /// The store was unreachable, and a fallback decided by each limit's [outage behaviour](crate::OnOutage).
     Fallback,
     /// A cache decided by what it knows of the store's states.
     Cache,
-    /// The request was served from an allotment: budget that the store had charged in advance. What the decisions say
-    /// beside `allowed` is as of that charge, without what other processes have charged since.
+    /// The request was served from an allotment: budget that the store had charged in advance. All values of the
+    /// decisions but `allowed` are as of that charge, without what other processes have charged since.
     Allotment,
 }
 
@@ -156,8 +155,8 @@ impl Verdict {
         if shadow.is_empty() { self } else { self.rare(|rare| rare.shadow = shadow) }
     }
 
-    /// The same verdict, decided by the limits at these positions of a policy, in ascending order. A verdict of which
-    /// nothing is said was decided by the first limits, each in its position.
+    /// The same verdict, decided by the limits at these positions of a policy, in ascending order. By default a
+    /// verdict was decided by the first limits, each in its position.
     pub(crate) fn of(self, positions: impl Iterator<Item = usize> + Clone) -> Self {
         if positions.clone().enumerate().all(|(position, limit)| position == limit) {
             return self;
@@ -190,14 +189,14 @@ impl Verdict {
     }
 
     /// Whether the store charged the request without a record of its reservation, for which it had no room. The charge
-    /// stands as it is: settling it changes nothing, and a lease ends with its time.
+    /// is final: settling it changes nothing, and a lease ends when it expires.
     #[must_use]
     pub fn is_unrecorded(&self) -> bool {
         self.rarely().is_some_and(|rare| rare.is_unrecorded)
     }
 
-    /// What each [shadow limit](crate::Limit::shadow) would have decided. They have no part in anything else that the
-    /// verdict says.
+    /// What each [shadow limit](crate::Limit::shadow) would have decided. They affect nothing else in
+    /// the verdict.
     #[must_use]
     pub fn shadow_decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
         self.shadow().iter().map(|(_, decision)| decision)
@@ -249,7 +248,7 @@ impl Verdict {
         &self.summary
     }
 
-    /// What each limit said, in the order of the batch. In a denied batch a limit that would have
+    /// The decision of each limit, in the order of the batch. In a denied batch a limit that would have
     /// admitted is `allowed` and shows what it has, uncharged. One that counts attempts is charged all the same:
     /// it shows what it has left, and its wait until the same request fits again.
     #[must_use]

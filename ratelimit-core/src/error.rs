@@ -8,7 +8,7 @@ use core::fmt;
 
 /// A limit that cannot be built, or a batch that cannot be decided.
 ///
-/// The message names the place and the remedy, for the author of the policy.
+/// The message names the fault and the remedy, for the author of the policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     limit: Option<String>,

@@ -9,7 +9,7 @@ use crate::timestamp::Timestamp;
 
 /// An [`Algorithm`] whose states a store keeps in the memory of the process.
 ///
-/// Every method is provided. An algorithm that needs no more than [`step`](Algorithm::step) says so in one line:
+/// Every method is provided. An algorithm that needs no more than [`step`](Algorithm::step) needs one line:
 /// `impl InMemory for Mine {}`. The methods decide nothing of their own; they save copies, allocations and
 /// instructions, and they let a store bound the memory that its states take.
 ///

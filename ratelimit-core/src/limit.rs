@@ -74,7 +74,7 @@ impl core::str::FromStr for OnOutage {
 const MAX_NAME_BYTES: usize = 64;
 
 impl<A: Algorithm> Limit<A> {
-    /// A limit of this name, kept per bare key.
+    /// A limit of this name, which counts by the bare key.
     ///
     /// # Errors
     /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits,
@@ -93,8 +93,8 @@ impl<A: Algorithm> Limit<A> {
         })
     }
 
-    /// The same limit, kept per identifier of this name, such as `ip` or `user`. With several names, per combination of
-    /// them.
+    /// The same limit, which counts by the identifier of this name, such as `ip` or `user`. With several names, it counts by
+    /// their combinations.
     ///
     /// # Errors
     /// A name given twice, or one that could not be the name of a limit.
@@ -138,7 +138,7 @@ impl<A: Algorithm> Limit<A> {
     /// The same limit in shadow mode: it decides and charges, and never denies.
     ///
     /// A [`RateLimiter`](crate::RateLimiter) decides shadow limits after the others have admitted the request, each by
-    /// itself, and adds what they would have said to the verdict: see
+    /// itself, and adds their decisions to the verdict: see
     /// [`Verdict::shadow_decisions`](crate::Verdict::shadow_decisions). An error of the store leaves a decision out. To
     /// try a limit before it is enforced, give it a name of its own.
     ///
@@ -161,7 +161,7 @@ impl<A: Algorithm> Limit<A> {
         self.shadow
     }
 
-    /// The same limit, with what becomes of requests when its store cannot be reached.
+    /// The same limit, with what happens to requests while its store is unreachable.
     #[must_use]
     pub const fn on_outage(mut self, on_outage: OnOutage) -> Self {
         self.on_outage = Some(on_outage);
@@ -304,7 +304,7 @@ impl<A: Algorithm> Limit<A> {
         self.fingerprint
     }
 
-    /// The names of its identifiers; none if it is kept per bare key.
+    /// The names of its identifiers; none if it counts by the bare key.
     pub fn identifier_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.identifier_names.iter().map(|kind| &**kind)
     }
@@ -316,7 +316,7 @@ impl<A: Algorithm> Limit<A> {
         &self.algorithm
     }
 
-    /// The key that this limit is kept under for a caller; `None` if the caller lacks one of the
+    /// The key of a caller under this limit; `None` if the caller lacks one of the
     /// identifiers, so that the limit does not apply.
     ///
     /// A single identifier is its own key. Several are joined so that no two combinations meet.

@@ -59,7 +59,7 @@ pub struct RateLimiter<S, A = Policy> {
 impl<S, A: Algorithm> RateLimiter<S, A> {
     /// A limiter with these limits in this store.
     ///
-    /// The limits decide what the store is of: `MemoryStore::builder().build()` needs no type here.
+    /// The limits determine the type of the store: `MemoryStore::builder().build()` needs no type here.
     #[must_use]
     pub const fn new(limits: Limits<A>, store: S) -> Self
     where
@@ -73,7 +73,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     /// By default such a request is an error, [`Refusal::NoLimitApplies`](crate::Refusal::NoLimitApplies): a misspelt
     /// or missing identifier must not be unlimited. A request that lacks the identifiers of a
     /// [required](Limit::required) limit stays an error. Settling and renewing under identifiers to which no limit applies
-    /// then succeed too, as for a reservation that was unlimited: check their spelling in both places.
+    /// then succeed too, as for a reservation that was unlimited: check their spelling in both calls.
     ///
     /// ```
     /// # use ratelimit_core::*;

@@ -48,7 +48,7 @@ impl<A: Algorithm> LimitsBuilder<A> {
         Self { limits: Ok(Vec::new()) }
     }
 
-    /// One more limit, kept for each bare key unless [`by`](Self::by) follows.
+    /// One more limit, which counts by the bare key unless [`by`](Self::by) follows.
     pub fn limit<T: TryInto<A>>(mut self, name: &str, algorithm: T) -> Self
     where
         T::Error: Into<ConfigError>,
@@ -61,7 +61,7 @@ impl<A: Algorithm> LimitsBuilder<A> {
         self
     }
 
-    /// The limit before this call is kept for each of these identifiers: see [`Limit::by`].
+    /// The limit before this call counts by these identifiers: see [`Limit::by`].
     pub fn by<K: AsRef<str>>(self, identifier_names: impl IntoIterator<Item = K>) -> Self {
         self.change_last("by", |limit| limit.by(identifier_names))
     }

@@ -225,7 +225,7 @@ impl fmt::Display for Period {
 /// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p` units, and every refill
 /// tick adds `n` units: thirds and sevenths are exact. A refill tick is one microsecond. Where the capacity in units
 /// would pass 2^52, it is a millisecond or a second. A coarser tick adds the same units later, never earlier: if it
-/// would add more than a nearly full bucket had room for meanwhile, it begins anew with the charge.
+/// would add more than a nearly full bucket had room for meanwhile, the tick starts again with the charge.
 ///
 /// ```
 /// use ratelimit_core::algorithm::Refill;

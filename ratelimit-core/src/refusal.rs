@@ -65,13 +65,13 @@ pub enum Refusal {
         /// The operation.
         op: Op,
     },
-    /// The store's own clock stands at the end of time, or past it: states written now would never count.
+    /// The store's own clock is at the end of time, or past it: states written now would never count.
     #[error(
         "the store's clock says {now_us} µs since the Unix epoch, which is the year 2112 or later; set the \
          clock, which may count in another unit than microseconds"
     )]
     EndOfTime {
-        /// What the clock says, in microseconds since the Unix epoch; at most [`MAX_INTEGER`](crate::algorithm::MAX_INTEGER) where
+        /// The time of the clock, in microseconds since the Unix epoch; at most [`MAX_INTEGER`](crate::algorithm::MAX_INTEGER) where
         /// the clock is cut there.
         now_us: u64,
     },

@@ -1,7 +1,7 @@
 //! [`Reservation`]: a charge under an id, which is made once and can be settled later.
 //!
 //! A request with a [`ReservationId`] leaves a reservation beside the state that it charges. Under a
-//! [`Concurrency`](crate::Concurrency) limit the reservation is a lease. It tells a first call from a repeated one, so
+//! [`Concurrency`](crate::Concurrency) limit the reservation is a lease. It distinguishes a first call from a repeated one, so
 //! a client can safely repeat every operation that carries an id (an idempotency key).
 //!
 //! An id that a layer drew is settled once. Its record is forgotten ten seconds after the settlement, and a full store in

@@ -65,7 +65,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///   go to the store by themselves; none waits for it.
 /// - What is left goes back to the store when the allotment ends: after a lifetime, at the end of a window, when a cost no longer fits,
 ///   or by [`give_back`](Self::give_back).
-/// - A draw that is denied denies nothing: its request is asked by itself. A denial by the store stands once this process has
+/// - A draw that is denied denies nothing: its request goes to the store alone. A denial by the store is final once this process has
 ///   given back what it has left of the same limits and keys.
 ///
 /// It serves requests at the store's time under limits whose charges can be
@@ -87,7 +87,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// 1,000 parts per million, which is far more than the clocks of servers drift, and that the store's clock does not jump. Budget that is drawn and not used
 /// is back in the store `L` and a call later. `docs/allotments-proof.md` of this crate derives both.
 ///
-/// # What the verdict says
+/// # The verdict
 ///
 /// The [source](Verdict::source) of a request that was served is [`Source::Allotment`](ratelimit_core::Source::Allotment). `allowed`, `cost`
 /// and `limit` are exact. `remaining` is what the store had left at the last draw, with what is left of the allotment; it
@@ -98,7 +98,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// A reset through this store ends the allotments of its keys. What is left of them is not given back, because the reset has
 /// returned it; other limits of the same batches stay charged until they recover. A refund, a forced charge or a settlement
-/// gives them back first. What another process resets is not seen: until they end, its allotments are spent on top of the
+/// gives them back first. Resets by other processes are not seen: until an allotment ends, it is spent on top of the
 /// new budget, at most one per slot and process. Changed parameters of a limit end its allotments.
 ///
 /// # With other stores

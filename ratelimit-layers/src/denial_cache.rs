@@ -170,7 +170,7 @@ impl DenialCache<()> {
 }
 
 impl<C: Clock> DenialCacheBuilder<C> {
-    /// How long the cache answers by what the store said, from when the request was sent: 1 s unless it is set. It bounds how
+    /// How long the cache answers from a reply of the store, from when its request was sent: 1 s by default. It bounds how
     /// long a caller stays denied after another process has reset, refunded or settled its key.
     #[must_use]
     pub fn max_age(mut self, max_age: Duration) -> Self {

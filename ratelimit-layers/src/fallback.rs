@@ -78,7 +78,7 @@ use outage::Outage;
 /// - [`OnOutage::Open`]: the request is allowed.
 ///
 /// A batch is denied if one of its limits is closed, else decided by its local limits, and allowed if all are open. Each of
-/// these decisions is [counted](Self::outage_counts), and its verdict says that it comes from the fallback
+/// these decisions is [counted](Self::outage_counts), and its verdict names the fallback as its source
 /// ([`Source::Fallback`](ratelimit_core::Source)).
 ///
 /// # What it costs
@@ -166,8 +166,8 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
 
 impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
     /// Checks that these limits can be decided without the store, as [`Builder::build`] does: for limits of another limiter
-    /// over this store, and for those that replace them. A request whose limits do not say what an outage means is an error
-    /// from the first one on, whether there is an outage or not.
+    /// over this store, and for those that replace them. A request whose limits declare no outage behaviour is always an
+    /// error, whether there is an outage or not.
     ///
     /// # Errors
     /// As [`Builder::build`].

@@ -93,7 +93,7 @@ impl<S> Metrics<S> {
         Self::named(store, "store")
     }
 
-    /// Reports the decisions of this store under this name, the label `store`, which tells several in one process apart.
+    /// Reports the decisions of this store under this name, the label `store`, which distinguishes several in one process.
     #[must_use]
     pub fn named(store: S, name: &str) -> Self {
         let recorded = Recorded {

@@ -26,7 +26,7 @@ const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 /// A request takes the [`limiter`](Self::limiter) of the moment and keeps it to its end, so that it is decided by the old
 /// limits or by the new ones, never by some of each. The store stays, with its states: a limit that keeps its name keeps its
 /// states, under the law that a state written under other parameters never creates more than the new capacity and never
-/// locks a key for longer than the new limit takes to recover. A limit with a new name, or another algorithm, begins anew.
+/// locks a key for longer than the new limit takes to recover. A limit with a new name, or another algorithm, starts at full capacity.
 ///
 /// ```
 /// use ratelimit_core::{Limits, Policy};

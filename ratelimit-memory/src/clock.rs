@@ -25,8 +25,8 @@ mod counter;
 /// A processor that calls its counter invariant may still be wrong: on machines with several sockets, after
 /// firmware has written to the counter, or under a hypervisor. Linux checks the counter against other clocks
 /// and abandons it when it drifts. `PreciseClock` therefore asks the kernel when the clock is made. On Linux,
-/// the counter is read if `/sys/devices/system/clocksource/clocksource0/current_clocksource` says `tsc`
-/// (x86-64) or `arch_sys_counter` (64-bit ARM). If the file says anything else or cannot be read, and on every
+/// the counter is read if `/sys/devices/system/clocksource/clocksource0/current_clocksource` contains `tsc`
+/// (x86-64) or `arch_sys_counter` (64-bit ARM). If the file contains anything else or cannot be read, and on every
 /// other system, the clock is a `SystemClock`. Existing clocks do not notice when the kernel abandons the
 /// counter later.
 ///

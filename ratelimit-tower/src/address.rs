@@ -40,7 +40,7 @@ pub enum ProxyHeader {
 /// ```
 /// use ratelimit_tower::{ClientAddress, ProxyHeader};
 ///
-/// // Clients connect directly: only the connection counts, whatever headers say.
+/// // Clients connect directly: only the connection counts, whatever the headers are.
 /// let direct = ClientAddress::peer();
 ///
 /// // Clients come through these proxies, which append to `X-Forwarded-For`.
@@ -51,7 +51,7 @@ pub enum ProxyHeader {
 /// # Trusted proxies
 ///
 /// If the peer is a trusted proxy, the list in the header is read from the right: addresses of trusted proxies are skipped, and
-/// the first other address is the client. What stands to its left can be written by the client, and never matters.
+/// the first other address is the client. Entries to its left can be written by the client, and never count.
 ///
 /// Where a trusted proxy reports something other than an address (`unknown`, `_hidden`, an error) or nothing at all, the client
 /// is known by the address of that proxy. Such clients share one limit; none is unlimited.

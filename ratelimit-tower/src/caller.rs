@@ -22,7 +22,7 @@ pub(crate) struct IdentifierSource {
 pub(crate) struct Sources(Arc<[IdentifierSource]>);
 
 impl Sources {
-    /// These sources and one more. It takes the place of an earlier one of the same name.
+    /// These sources and one more. It replaces an earlier one of the same name.
     pub(crate) fn with(&self, name: Option<&str>, identify: impl Identify) -> Self {
         let others = self.0.iter().filter(|source| source.name.as_deref() != name).cloned();
         let source = IdentifierSource { name: name.map(Into::into), identify: Arc::new(identify) };

@@ -114,8 +114,8 @@ impl<S, A: Quota> Config<S, A> {
         require.map_or(Ok(()), |require| require(&self.sources, self.reserves))
     }
 
-    /// What a limit wants and no source has: the limit would never apply, without a sign of it. A shadow limit refuses
-    /// nothing; the log tells of it once.
+    /// What a limit wants and no source has: the limit would never apply, and nothing would show it. A shadow limit refuses
+    /// nothing; the log reports it once.
     pub(crate) fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<ConfigError> {
         let mut unwired = limiter.limits().iter().filter(|limit| !self.sources.has_all_of(limit));
         unwired.find_map(|limit| {

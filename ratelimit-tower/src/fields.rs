@@ -60,11 +60,11 @@ pub enum XRateLimit {
 /// The wait in a response that a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
 ///
 /// A place is free as soon as another request ends, which no limit knows. The limit itself knows only when the first lease ends, such
-/// as 30 s later. A client that honours it would come too late by nearly all of it.
+/// as 30 s later. A client that honours it would wait far too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BusyWait {
-    /// None: the client tries again when it thinks best, as most do with growing waits. Such a denial has no `Retry-After`, unless
+    /// None: the client chooses when to retry; most clients double their waits. Such a denial has no `Retry-After`, unless
     /// another limit denied as well.
     #[default]
     Untold,
@@ -79,7 +79,7 @@ pub enum BusyWait {
 /// Which header fields an answer has.
 ///
 /// By default every answer has `RateLimit` and `RateLimit-Policy`, and every denial has `Retry-After` as well, unless the request
-/// can never be admitted, or lacks a place ([`BusyWait`]). All waits are rounded up to whole seconds, so that a client that obeys is admitted.
+/// can never be admitted, or lacks a place ([`BusyWait`]). All waits are rounded up to whole seconds, so that a client that honours them is admitted.
 ///
 /// ```
 /// use ratelimit_tower::{Fields, Unit, XRateLimit};

@@ -67,7 +67,7 @@ pub enum IdentifyError {
 }
 
 impl IdentifyError {
-    /// The service is at fault; the text goes to the log and says what to do.
+    /// The service is at fault; the text, which goes to the log, names the remedy.
     #[must_use]
     pub fn not_wired(what: impl Into<Cow<'static, str>>) -> Self {
         Self::NotWired(what.into())
@@ -80,7 +80,7 @@ impl IdentifyError {
     }
 }
 
-/// An identifier, or why there is none. `None` means that the request has none and needs none: limits that are kept by it do not
+/// An identifier, or why there is none. `None` means that the request has none and needs none: limits that count by it do not
 /// apply, and a request to which no limit applies is refused.
 pub type Identified = Result<Option<Identifier>, IdentifyError>;
 
@@ -219,7 +219,7 @@ where
     move |request: &mut Parts| Identification::Later(Box::pin(identify(request)))
 }
 
-/// The same source, for requests that may lack it: where the client did not send it, limits that are kept by it do not apply.
+/// The same source, for requests that may lack it: where the client did not send it, limits that count by it do not apply.
 /// Another limit must apply then. A source that is not wired stays an error.
 #[must_use]
 pub fn optional(source: impl Identify) -> impl Identify {

@@ -37,7 +37,7 @@ use crate::service::{RateLimitService, Shared};
 ///
 /// A request without an identifier is refused: with 500 and a line in the log if the service is at fault, with 400 or 401 if the client
 /// did not send it. So is a request to which no limit applies, and one that the store cannot decide, unless
-/// [`on_store_error`](Self::on_store_error) says otherwise. A limit whose identifier no source provides is an error of every request,
+/// [`on_store_error`](Self::on_store_error) admits it. A limit whose identifier no source provides is an error of every request,
 /// which [`checked`](Self::checked) finds when the service starts.
 ///
 /// # Sharing
@@ -131,7 +131,7 @@ where
 }
 
 impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
-    /// The same layer, which finds the identifier of this name by this source. A limit names the identifiers that it is kept by:
+    /// The same layer, which finds the identifier of this name by this source. A limit names the identifiers that it counts by:
     /// `Limit::by(["ip"])`.
     #[must_use]
     pub fn by(mut self, identifier: &str, source: impl Identify) -> Self {
@@ -202,7 +202,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// Nothing is known of the limits among which a layer [chooses](Self::choosing): [`check`](Self::check) each of them.
     ///
     /// # Errors
-    /// A limit that is kept by an identifier without a source, or whose algorithm does not suit the layer.
+    /// A limit that counts by an identifier without a source, or whose algorithm does not suit the layer.
     pub fn checked(self) -> Result<Self, ConfigError> {
         if let Limiters::One(limiter) = &self.config.limiters {
             self.check(limiter.limits())?;
@@ -215,7 +215,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// a new policy, by `Reload::validate`.
     ///
     /// # Errors
-    /// A limit that is kept by an identifier without a source, or whose algorithm does not suit the layer.
+    /// A limit that counts by an identifier without a source, or whose algorithm does not suit the layer.
     pub fn check(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
         limits.iter().try_for_each(|limit| {
             self.config.sources.check(limit)?;

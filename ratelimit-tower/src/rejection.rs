@@ -70,7 +70,7 @@ impl Rejection {
         if matches!(self.reason, Reason::QuotaExceeded | Reason::ReducedCapacity) {
             response.extensions_mut().insert(LimitDenial);
         }
-        // A field that the answer has by itself takes the place of that of the layer.
+        // A field that the answer has by itself replaces that of the layer.
         let own = std::mem::replace(response.headers_mut(), self.headers);
         response.headers_mut().extend(own);
         response

@@ -19,16 +19,16 @@ mod open;
 pub use body::SettledBody;
 pub use hold::{Held, Hold};
 
-/// The mode of a layer that reserves the cost of a request when it arrives, and settles it at what the response did cost.
+/// The mode of a layer that reserves the cost of a request when it arrives, and settles it at the real cost of the response.
 ///
 /// [`RateLimitLayer::reserve`] makes such a layer of one whose cost is the estimate. A request is admitted if its estimate fits. The difference
 /// is given back, or charged down to nothing left, when the body of the response ends or is dropped, or when the client
-/// goes away:
+/// disconnects:
 ///
 /// | the request ends | it costs |
 /// |---|---|
-/// | its body was sent, or the client left while it was | what [`Charge`] says |
-/// | the client left before there was a response | the estimate, or what the [`Meter`] says |
+/// | its body was sent, or the client left while it was | the cost by [`Charge`] |
+/// | the client left before there was a response | the estimate, or the cost in the [`Meter`] |
 /// | the handler panicked | as above |
 /// | the inner service failed | nothing, if a 500 is free |
 ///
@@ -118,7 +118,7 @@ impl Charge {
         Self::by(ChargedBy::BodyBytes)
     }
 
-    /// What this function says of the status.
+    /// The result of this function for the status.
     #[must_use]
     pub fn by_status(cost: impl Fn(StatusCode) -> u64 + Send + Sync + 'static) -> Self {
         Self::by(ChargedBy::Status(Arc::new(cost)))
@@ -165,8 +165,8 @@ impl fmt::Debug for Charge {
 
 /// The cost of a request as its handler counts it: an extension of each request that a layer that [reserves](Reserving) admits.
 ///
-/// Clones count together, so that a stream can count while it is sent. Once a cost is set, it is what the request costs, whatever
-/// [`Charge`] says and whatever the status is. Layers inside each other share one meter; one that counts something else is
+/// Clones count together, so that a stream can count while it is sent. Once a cost is set, it overrides the
+/// [`Charge`] and the status. Layers inside each other share one meter; one that counts something else is
 /// [`unmetered`](Charge::unmetered).
 ///
 /// ```

@@ -17,7 +17,7 @@ use queue::{QueueKey, WaitQueues};
 /// Waits until a request is admitted, instead of refusing it.
 ///
 /// Callers with the same identifiers are served in the order in which they came, in this process: the first of them asks the store
-/// and sleeps for as long as the store says, and the others wait behind it. Callers with other identifiers do not wait for them.
+/// and sleeps for the wait that it returns, and the others wait behind it. Callers with other identifiers do not wait for them.
 ///
 /// A wait that is dropped has charged nothing, unless the store was deciding at that moment.
 ///
@@ -44,7 +44,7 @@ pub struct Waiter<S, A = Policy> {
     jitter: Duration,
 }
 
-/// Why a wait ended without an admission. Nothing was charged, unless the store's error says otherwise.
+/// Why a wait ended without an admission. Nothing was charged, unless the store's error is `Indeterminate`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError<E> {

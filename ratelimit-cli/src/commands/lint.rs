@@ -43,7 +43,7 @@ fn refused(args: &LintArgs, limit: &Limit<Policy>) -> Vec<String> {
     }
     if args.fallback && limit.outage().is_none() {
         refused.push(format!(
-            "limit {:?}: it does not say what becomes of requests in an outage; add on_outage = \"open\", \"closed\" or \
+            "limit {:?}: it does not declare what happens during an outage; add on_outage = \"open\", \"closed\" or \
              \"local\"",
             limit.name()
         ));

@@ -159,14 +159,12 @@ impl ReplayedRequests {
         }
         let lacks_unit = |input: &Input| input.parser.as_ref().is_some_and(Parser::lacks_unit);
         let why = if self.inputs.iter().any(lacks_unit) {
-            "the number at the end of the lines has no unit; if it is how long the request took, add --duration-unit \
+            "the number at the end of the lines has no unit; if it is the duration of the request, add --duration-unit \
              us, ms or s"
         } else {
-            "the log does not tell how long each took"
+            "the log has no durations"
         };
-        let note = format!(
-            "{names}: nothing can be said of a limit on requests at the same time, because {why}"
-        );
+        let note = format!("{names}: a concurrency limit cannot be replayed, because {why}");
         let others: Vec<_> = limits.iter().filter(|limit| !of_leases(limit)).cloned().collect();
         if others.is_empty() {
             return Err(Failure::input(format!("{note}; name a policy with other limits as well")));

@@ -96,7 +96,7 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
         self.limit.name()
     }
 
-    /// The limit as it was configured: its algorithm and the identifiers that it is kept for.
+    /// The limit as it was configured: its algorithm and the identifiers that it counts by.
     #[must_use]
     pub const fn configured(&self) -> &'a Limit<A> {
         self.limit

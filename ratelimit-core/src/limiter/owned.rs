@@ -94,8 +94,8 @@ pub enum Reserved<S, A, C> {
 /// # Dropping
 ///
 /// - A lease of a [`Concurrency`](crate::Concurrency) limit is released.
-/// - A reservation is settled at its [`cost`](Self::cost): the estimate, unless [`set_cost`](Self::set_cost) said
-///   otherwise meanwhile. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
+/// - A reservation is settled at its [`cost`](Self::cost): the estimate, unless [`set_cost`](Self::set_cost) has
+///   changed it. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
 ///   [Committing](Self::commit) 0 gives all of it back.
 ///
 /// Dropping never waits. In a runtime, a store that decides without waiting has settled when the value is dropped. Otherwise
@@ -109,8 +109,8 @@ pub enum Reserved<S, A, C> {
 /// # Without a record
 ///
 /// A store that has no room for another reservation charges the estimate all the same, and its verdict
-/// [says so](Verdict::is_unrecorded). The charge then stands: [`commit`](Self::commit) sends
-/// nothing and returns that verdict. A lease holds its place until its time is over.
+/// [reports it](Verdict::is_unrecorded). The charge is then final: [`commit`](Self::commit) sends
+/// nothing and returns that verdict. A lease holds its place until it expires.
 #[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
 pub struct OwnedReservation<S, A, C> {
@@ -125,7 +125,7 @@ where
     A: Algorithm + 'static,
     C: Identifiers + Send + Sync + 'static,
 {
-    /// What the limiter said when it granted the reservation.
+    /// The verdict with which the limiter granted the reservation.
     pub const fn verdict(&self) -> &Verdict {
         &self.verdict
     }
@@ -168,10 +168,10 @@ where
         answer
     }
 
-    /// Makes a lease begin anew, and a reservation wait for another hour.
+    /// Renews a lease for its whole length, and keeps a reservation for another hour.
     ///
     /// # Errors
-    /// What the store could not do. [`Invalid`](ErrorKind::Invalid) if its time was over: then another caller may have
+    /// The store's error. [`Invalid`](ErrorKind::Invalid) if it had expired: then another caller may have
     /// the place of the lease.
     pub async fn renew(&self) -> Result<Verdict, S::Error> {
         self.charge.request().renew().await

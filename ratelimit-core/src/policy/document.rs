@@ -1,7 +1,7 @@
 //! Policies read from a document. Every mistake is named with its limit and what is accepted.
 //!
-//! A limit is checked after each of its fields, while the format still knows where the field stands: an error has the
-//! place of the first field with which the limit is wrong. In a format that sorts the fields (the crate `toml` without
+//! A limit is checked after each of its fields, while the format still knows where the field is: an error has the
+//! position of the first field with which the limit is wrong. In a format that sorts the fields (the crate `toml` without
 //! its feature `preserve_order`) this may be another field of the same limit.
 //!
 //! The parser takes values of any type, so that an error can name the limit. Types therefore say nothing about the schema,
@@ -185,7 +185,7 @@ impl<'de> Deserialize<'de> for GivenValue {
     }
 }
 
-/// Reads a value of any type, and does this with it while the format knows its place.
+/// Reads a value of any type, and does this with it while the format knows its position.
 struct Then<F>(F);
 
 impl<'de, T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> DeserializeSeed<'de> for Then<F> {

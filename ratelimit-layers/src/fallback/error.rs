@@ -24,7 +24,7 @@ pub enum FallbackError<E> {
     },
     /// The store is unreachable, and only it can do this. Nothing was sent.
     #[error(
-        "the store is away and its circuit breaker open, and only the store can do this {op}; repeat it in \
+        "the store is unreachable and its circuit breaker open, and only the store can do this {op}; repeat it in \
          {retry_after:?}"
     )]
     BreakerOpen {
@@ -35,12 +35,12 @@ pub enum FallbackError<E> {
     },
     /// The store is unreachable, and the limits in memory have no room.
     #[error(
-        "the store is away, and the local limits cannot decide: {0}; see Builder::capacity of the fallback"
+        "the store is unreachable, and the local limits cannot decide: {0}; see Builder::capacity of the fallback"
     )]
     Local(MemoryError),
     /// The store is unreachable, and there is no room for another id.
     #[error(
-        "the store is away, and {most} ids are in use without it, which is all there is place for; raise the fallback's \
+        "the store is unreachable, and {most} ids are in use without it, which is the most; raise the fallback's \
          capacity"
     )]
     Ids {

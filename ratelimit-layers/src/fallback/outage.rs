@@ -33,7 +33,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     pub(super) fn choice(&self, limit: &Limit<A>) -> Result<OnOutage, ConfigError> {
         let choice = limit.outage().ok_or_else(|| {
             ConfigError::new(
-                "it does not say what becomes of requests while its store is away, and there is no default; give it \
+                "it does not declare what happens while its store is unreachable, and there is no default; give it \
                  on_outage = \"open\", \"closed\" or \"local\" (Limit::on_outage)",
             )
             .in_limit(limit.name())

@@ -47,7 +47,7 @@ impl<S, A> From<&Reload<S, A>> for Part<S, A> {
 
 impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// The limits of these names, for one of several users of one policy, such as the layers of a service. A name that ends
-    /// in `*` stands for all that begin with the rest of it.
+    /// in `*` matches all that begin with the rest of it.
     ///
     /// From then on a policy without one of these names is refused, and so is one with a limit that is in no part: it would
     /// limit nothing. Users of a part see a new policy with their next request.
@@ -91,7 +91,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// Checks the limits in force as a new policy is checked, for the start of a program that has made all parts.
     ///
     /// # Errors
-    /// A limit that is in no part; one that is kept by an identifier that its part does not have.
+    /// A limit that is in no part; one that counts by an identifier that its part does not have.
     pub fn check_parts(&self) -> Result<(), ConfigError> {
         let state = lock(&self.shared.state);
         check(self.shared.limiter.load().limits(), &state.requirements)
@@ -116,7 +116,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
         part
     }
 
-    /// Refuses, from now on, policies with a limit of this part that is kept by any other identifier than these, of which `None`
+    /// Refuses, from now on, policies with a limit of this part that counts by any other identifier than these, of which `None`
     /// is the bare key; or whose algorithm does not suit a user that `reserves` costs, or one that does not.
     ///
     /// # Errors

@@ -44,9 +44,9 @@ impl<C: Clock> Builder<C> {
     /// Memory grows with the keys; only 16 bytes per thousand keys of the capacity are allocated up front.
     ///
     /// # At capacity
-    /// A new key that finds no place shares one state per limit with all other such keys: together they are
+    /// A new key that finds no room shares one state per limit with all other such keys: together they are
     /// admitted what the limit admits one key. A batch that names several of them is charged the sum of their
-    /// costs, or nothing. A key gets a state of its own, at full capacity, as soon as there is a place for it.
+    /// costs, or nothing. A key gets a state of its own, at full capacity, as soon as there is room for it.
     /// A key is therefore admitted at most twice its limit within any time: once by the shared state, and once
     /// by its own.
     #[must_use]
@@ -56,16 +56,16 @@ impl<C: Clock> Builder<C> {
     }
 
     /// The most reservations and leases that the store may have: at least 1, and by default as many as
-    /// [keys](Self::capacity). They take no places of keys. Each takes some 130 bytes for every limit of its request,
-    /// until it is settled or an hour has passed; a lease until it is released or over. What the layer reserves under an
-    /// id of its own (such as [`RateLimiter::reserve_owned`](ratelimit_core::RateLimiter)) is forgotten
+    /// [keys](Self::capacity). They do not count as keys. Each takes some 130 bytes for every limit of its request,
+    /// until it is settled or an hour has passed; a lease until it is released or expires. A reservation under a generated
+    /// id (such as [`RateLimiter::reserve_owned`](ratelimit_core::RateLimiter)) is forgotten
     /// [ten seconds](ratelimit_core::store::Reservation::REPEAT_US) after its settlement; an id of a caller after an hour.
     ///
     /// # At the cap
     /// A request under an id of a caller gets [`MemoryError::Full`](super::MemoryError::Full). One under an id that the layer drew is charged
     /// [without a record](ratelimit_core::Verdict::is_unrecorded), which
-    /// [`MemoryStore::unrecorded`](super::MemoryStore::unrecorded) counts: its estimate stands, and a lease holds its place
-    /// until its time is over.
+    /// [`MemoryStore::unrecorded`](super::MemoryStore::unrecorded) counts: its estimate stays charged, and a lease holds its place
+    /// until it expires.
     #[must_use]
     pub fn reservations(mut self, reservations: usize) -> Self {
         self.reservations = Some(reservations.clamp(1, MOST_SLOTS));

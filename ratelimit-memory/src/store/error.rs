@@ -9,9 +9,9 @@ pub enum MemoryError {
     /// The request is invalid.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The store has no place for another reservation.
+    /// The store has no room for another reservation.
     #[error(
-        "the store has no place for another reservation: it is full with {capacity}; give it room for more \
+        "the store has no room for another reservation: it is full with {capacity}; give it room for more \
          (Builder::reservations)"
     )]
     Full {

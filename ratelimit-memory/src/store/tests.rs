@@ -125,7 +125,7 @@ fn settled_reservations_crowd_out_no_keys_are_bounded_and_are_swept() {
     assert_eq!(full, MemoryError::Full { capacity: 20 });
     assert_eq!(
         full.to_string(),
-        "the store has no place for another reservation: it is full with 20; give it room for more \
+        "the store has no room for another reservation: it is full with 20; give it room for more \
          (Builder::reservations)"
     );
     assert_eq!(counts(), (0, 20), "an error charges nothing");

@@ -86,7 +86,7 @@ impl Advice {
     }
 
     /// How long to wait before the next request: `Retry-After` if it is there, and otherwise the longest wait of the limits that have
-    /// nothing left. `None` if there is no reason to wait, or none that says how long.
+    /// nothing left. `None` if there is no reason to wait, or none of known length.
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         let exhausted = self.limits.iter().filter(|limit| limit.remaining == 0);

@@ -23,7 +23,7 @@ pub fn matched_route() -> impl Identify {
 
 /// Identifies by a parameter of the path: `path_param("tenant")` for `/{tenant}/orders`.
 ///
-/// A request whose route has no such parameter is answered with 500, because the layer stands before the wrong routes.
+/// A request whose route has no such parameter is answered with 500, because the layer is on the wrong routes.
 #[must_use]
 pub fn path_param(name: &'static str) -> impl Identify {
     move |request: &mut Parts| {

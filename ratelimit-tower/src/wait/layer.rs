@@ -16,7 +16,7 @@ use crate::{BoxFuture, take_ready};
 
 /// Makes the requests of a client wait until its own limits admit them, such as those of an API of another service.
 ///
-/// It limits requests of any type. The function tells by which key a request is limited.
+/// It limits requests of any type. The function returns the key of a request.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -51,7 +51,7 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
         Self { waiter, caller, max_wait, hold_back: None }
     }
 
-    /// The same layer, where this function tells from a response for how long the following requests of the same key are held back:
+    /// The same layer, where this function returns, from a response, for how long later requests of the same key are delayed:
     /// for responses that are not HTTP, or rules of another service.
     #[must_use]
     pub fn hold_back_by(
@@ -64,8 +64,8 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
 }
 
 impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
-    /// The same layer, which heeds what the other service answers: after a 429 or 503 that tells a wait, in `Retry-After` or in the
-    /// `RateLimit` fields, the following requests of the same key [wait until then](Waiter::hold_back).
+    /// The same layer, which heeds the answers of the other service: after a 429 or 503 with a wait, in `Retry-After` or in the
+    /// `RateLimit` fields, later requests of the same key [wait until then](Waiter::hold_back).
     ///
     /// The denied response itself is handed on. A retry around this layer sends the request again when its turn comes.
     ///
