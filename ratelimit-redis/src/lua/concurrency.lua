@@ -7,46 +7,58 @@
 local NAME = 'concurrency'
 local concurrency = in_field { parameters = { 'limit', 'lease_us' }, settles = 'all' }
 
+-- The words of the text: its name, then the times and costs.
 function concurrency.read(key, field)
   local stored = read_field(key, field, NAME)
   if not stored then return nil end
-  local leases, length = { stored = stored }, #NAME
-  for lease, timestamp, cost in string.gmatch(stored, '( (%d+) (%d+))') do
-    leases[#leases + 1] = { timestamp = integer(timestamp), cost = integer(cost), text = lease }
-    length = length + #lease
+  local words, length = { NAME, stored = stored }, #NAME
+  for timestamp, cost in string.gmatch(stored, ' (%d+) (%d+)') do
+    local count = #words
+    words[count + 1], words[count + 2] = timestamp, cost
+    length = length + 2 + #timestamp + #cost
+    if integer(timestamp) > MOST or integer(cost) > MOST then error(CORRUPT) end
   end
   if length ~= #stored or length == #NAME then error(CORRUPT) end
-  return leases
+  return words
 end
 
 function concurrency.change(limit, state, operation, cost, made)
   -- A time before the newest lease counts as the time of that lease.
-  local leases, at, used, changed = {}, now, 0, cost > 0
-  if state then at = math.max(now, state[#state].timestamp) end
-  for _, lease in ipairs(state or {}) do
-    if lease.timestamp + limit.lease_us > at then
-      leases[#leases + 1] = lease
-      used = used + lease.cost
+  local leases, at, used, changed = { NAME }, now, 0, cost > 0
+  if state then at = math.max(now, state[#state - 1]) end
+  for place = 2, state and #state or 0, 2 do
+    if state[place] + limit.lease_us > at then
+      local count = #leases
+      leases[count + 1], leases[count + 2] = state[place], state[place + 1]
+      used = used + state[place + 1]
     end
   end
-  -- An unchanged lease is written as it was read; a changed one is a new table.
-  local function lease_of(timestamp, of_cost, position)
-    if of_cost > 0 then table.insert(leases, position, { timestamp = timestamp, cost = of_cost }) end
+  -- Takes so much off a lease, which may end.
+  local function take(place, of_cost)
+    local rest = leases[place + 1] - of_cost
+    if rest > 0 then
+      leases[place + 1] = format('%d', rest)
+    else
+      table.remove(leases, place)
+      table.remove(leases, place)
+    end
   end
   local function grant(of_cost)
-    local last = leases[#leases]
-    if last and last.timestamp == at then of_cost = of_cost + table.remove(leases).cost end
-    lease_of(at, of_cost, #leases + 1)
+    local count = #leases
+    if count > 1 and leases[count - 1] + 0 == at then
+      leases[count] = format('%d', leases[count] + of_cost)
+    else
+      leases[count + 1], leases[count + 2] = format('%d', at), format('%d', of_cost)
+    end
   end
   if made then
     -- The lease of that moment ends, or starts again.
     changed = false
-    for position, lease in ipairs(leases) do
-      if lease.timestamp == made and cost > 0 then
+    for place = 2, cost > 0 and #leases or 0, 2 do
+      if leases[place] + 0 == made then
         changed = true
-        local taken = math.min(cost, lease.cost)
-        table.remove(leases, position)
-        lease_of(made, lease.cost - taken, position)
+        local taken = math.min(cost, leases[place + 1])
+        take(place, taken)
         if operation == 'renew' then grant(taken) end
         break
       end
@@ -54,10 +66,11 @@ function concurrency.change(limit, state, operation, cost, made)
   elseif operation == 'give' then
     -- The newest leases end.
     changed = changed and used > 0
-    while cost > 0 and #leases > 0 do
-      local last = table.remove(leases)
-      lease_of(last.timestamp, last.cost - cost, #leases + 1)
-      cost = cost - last.cost
+    while cost > 0 and #leases > 1 do
+      local place = #leases - 1
+      local taken = math.min(cost, leases[place + 1])
+      take(place, taken)
+      cost = cost - taken
     end
   else
     local left = math.max(limit.limit - used, 0)
@@ -70,12 +83,8 @@ function concurrency.change(limit, state, operation, cost, made)
     if changed then grant(cost) end
   end
   if not changed then return true, nil, nil, nil, at end
-  if #leases == 0 then return true, 'remove', nil, nil, at end
-  local words = { NAME }
-  for i, lease in ipairs(leases) do
-    words[i + 1] = lease.text or format(' %d %d', lease.timestamp, lease.cost)
-  end
-  return true, 'put', table.concat(words), leases[#leases].timestamp + limit.lease_us, at
+  if #leases == 1 then return true, 'remove', nil, nil, at end
+  return true, 'put', table.concat(leases, ' '), leases[#leases - 1] + limit.lease_us, at
 end
 
 return concurrency

@@ -117,10 +117,16 @@ local function read(check)
     check.known = live_reservation(check)
   end
   reading = check.place
-  local done, found = pcall(check.algorithm.read, check.key, check.field)
-  -- A reset does not have to understand the state.
-  if not done and not (operation == 'reset' and found == CORRUPT) then error(found, 0) end
-  if done and found then check.state, check.seen = found, seen(check, found) end
+  local found
+  if operation == 'reset' then
+    -- It does not have to understand the state.
+    local done, problem = pcall(check.algorithm.read, check.key, check.field)
+    if not done and problem ~= CORRUPT then error(problem, 0) end
+    found = done and problem
+  else
+    found = check.algorithm.read(check.key, check.field)
+  end
+  if found then check.state, check.seen = found, seen(check, found) end
 end
 
 -- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'live' for a reservation.
