@@ -90,24 +90,14 @@ pub trait Algorithm: Send + Sync {
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State>;
 
     /// Gives `cost` back, up to the capacity. Returns `None`, the default, if the algorithm has no refunds.
-    fn refund(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Self::State>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let _ = (state, now, cost);
         None
     }
 
     /// Charges `cost` even if it does not fit, down to nothing left. Always allowed. Returns `None`, the default, if
     /// the algorithm has no forced charges.
-    fn force(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Self::State>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let _ = (state, now, cost);
         None
     }
@@ -134,7 +124,7 @@ pub trait Algorithm: Send + Sync {
         now: Timestamp,
         reservation: &Reservation,
         cost: u64,
-    ) -> Option<Step<Self::State>> {
+    ) -> MaybeStep<Self> {
         let _ = (state, now, reservation, cost);
         None
     }
@@ -161,7 +151,7 @@ pub trait Algorithm: Send + Sync {
         now: Timestamp,
         reservation: &Reservation,
         charged: &Self::State,
-    ) -> Option<Step<Self::State>> {
+    ) -> MaybeStep<Self> {
         let _ = charged;
         self.settle(state, now, reservation, 0)
     }
@@ -262,6 +252,9 @@ pub enum Write<S> {
     Remove,
 }
 
+/// The step of an operation that not every algorithm has: `None` where it is missing.
+pub type MaybeStep<A> = Option<Step<<A as Algorithm>::State>>;
+
 impl<S> Step<S> {
     /// The same step with its state wrapped by `f`.
     pub fn map<T>(self, f: impl FnOnce(S) -> T) -> Step<T> {
@@ -315,16 +308,11 @@ macro_rules! forwards {
             state: Option<&Self::State>,
             now: Timestamp,
             cost: u64,
-        ) -> Option<Step<Self::State>> {
+        ) -> MaybeStep<Self> {
             $inside!(self, |inner| Some(inner.refund($own(state), now, cost)?.map(Into::into)))
         }
 
-        fn force(
-            &self,
-            state: Option<&Self::State>,
-            now: Timestamp,
-            cost: u64,
-        ) -> Option<Step<Self::State>> {
+        fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
             $inside!(self, |inner| Some(inner.force($own(state), now, cost)?.map(Into::into)))
         }
 
@@ -338,7 +326,7 @@ macro_rules! forwards {
             now: Timestamp,
             made: &Reservation,
             charged: &Self::State,
-        ) -> Option<Step<Self::State>> {
+        ) -> MaybeStep<Self> {
             $inside!(self, |inner| {
                 Some(inner.undo($own(state), now, made, $own(Some(charged))?)?.map(Into::into))
             })

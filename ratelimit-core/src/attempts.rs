@@ -6,7 +6,7 @@
 use core::convert::identity;
 
 use crate::algorithms::{
-    Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry, forwards, unmoved,
+    Algorithm, ChargesAttempts, KeepsEntries, MaybeStep, Step, WindowEntry, forwards, unmoved,
 };
 use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;
@@ -97,7 +97,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         _now: Timestamp,
         _reservation: &Reservation,
         _cost: u64,
-    ) -> Option<Step<A::State>> {
+    ) -> MaybeStep<Self> {
         None
     }
 

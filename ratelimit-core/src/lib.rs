@@ -193,7 +193,8 @@ pub mod algorithm {
     pub use crate::algorithms::{
         BucketCount, BucketWindow, BucketedWindowState, ChargesAttempts, ConcurrencyState,
         CountedWindow, FirstRequestState, FixedWindowState, GcraState, KeepsEntries, LeakyBucket,
-        Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
+        MaybeStep, Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry,
+        WindowLogState, Write,
     };
     pub use crate::builder::{AlgorithmBuilder, FromRate};
     pub use crate::entries::LogEntry;

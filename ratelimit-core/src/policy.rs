@@ -7,8 +7,8 @@ use core::num::NonZeroU64;
 use crate::algorithms::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
-    TokenBucket, WindowEntry, WindowLog, WindowLogState, forwards,
+    KeepsEntries, MaybeStep, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState,
+    Step, TokenBucket, WindowEntry, WindowLog, WindowLogState, forwards,
 };
 use crate::attempts::Attempts;
 use crate::builder::{AlgorithmBuilder, FromRate};
@@ -313,7 +313,7 @@ impl Algorithm for Policy {
         now: Timestamp,
         made: &Reservation,
         cost: u64,
-    ) -> Option<Step<PolicyState>> {
+    ) -> MaybeStep<Self> {
         dispatched!(self, |algorithm| {
             Some(algorithm.settle(own(state), now, made, cost)?.map(Into::into))
         })

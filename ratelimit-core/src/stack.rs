@@ -5,7 +5,7 @@ mod in_memory;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
-use crate::algorithms::{Algorithm, Step, Write};
+use crate::algorithms::{Algorithm, MaybeStep, Step, Write};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::reservation::Reservation;
@@ -200,23 +200,13 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     }
 
     /// `None` if a limit has no refunds.
-    fn refund(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Self::State>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let steps = self.each(state, |limit, state| limit.refund(state, now, cost));
         Some(self.beside(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// `None` if a limit has no forced charges.
-    fn force(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Self::State>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let steps = self.each(state, |limit, state| limit.force(state, now, cost));
         Some(self.beside(state, now, steps.collect::<Option<_>>()?))
     }
@@ -228,7 +218,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         now: Timestamp,
         reservation: &Reservation,
         charged: &Self::State,
-    ) -> Option<Step<Self::State>> {
+    ) -> MaybeStep<Self> {
         let limits = self.limits.iter().enumerate();
         let steps = limits.map(|(position, limit)| {
             let own = Self::state_of(state, position);

@@ -12,7 +12,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::decision::Decision;
 use crate::entries::take_off_newest;
 use crate::error::ConfigError;
@@ -294,12 +294,7 @@ impl Algorithm for BucketedWindow {
     }
 
     /// Takes the cost off the newest buckets: a refund undoes the latest charges.
-    fn refund(
-        &self,
-        state: Option<&BucketedWindowState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<BucketedWindowState>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
         if cost == 0 || live.buckets.is_empty() {
             return Some(self.admitted(now, cost, live, None));
@@ -322,22 +317,17 @@ impl Algorithm for BucketedWindow {
     /// Takes the charge off its bucket, if that is still the newest one.
     fn undo(
         &self,
-        state: Option<&BucketedWindowState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
-        charged: &BucketedWindowState,
-    ) -> Option<Step<BucketedWindowState>> {
+        charged: &Self::State,
+    ) -> MaybeStep<Self> {
         let newest = |state: &BucketedWindowState| state.buckets.last().map(|bucket| bucket.start);
         let same = state.is_some_and(|state| newest(state) == newest(charged));
         if same { self.refund(state, now, reservation.cost) } else { None }
     }
 
-    fn force(
-        &self,
-        state: Option<&BucketedWindowState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<BucketedWindowState>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
         Some(self.admitted(now, cost, live, self.charged(live, cost.min(self.left(live)))))
     }

@@ -14,7 +14,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, Step};
+use crate::algorithms::{Algorithm, MaybeStep, Step};
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -101,21 +101,11 @@ impl Algorithm for Concurrency {
     }
 
     /// Ends the newest leases.
-    fn refund(
-        &self,
-        state: Option<&ConcurrencyState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<ConcurrencyState>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         Some(self.leases.refund(leases(state), now, cost).map(kept))
     }
 
-    fn force(
-        &self,
-        state: Option<&ConcurrencyState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<ConcurrencyState>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         Some(self.leases.force(leases(state), now, cost).map(kept))
     }
 
@@ -136,11 +126,11 @@ impl Algorithm for Concurrency {
     /// Releases the lease, whatever the cost.
     fn settle(
         &self,
-        state: Option<&ConcurrencyState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
         cost: u64,
-    ) -> Option<Step<ConcurrencyState>> {
+    ) -> MaybeStep<Self> {
         let taken =
             self.leases.take(leases(state), (now, reservation.timestamp), reservation.cost, false);
         Some(taken.costing(cost).map(kept))
@@ -149,10 +139,10 @@ impl Algorithm for Concurrency {
     /// Starts the lease again at `now`, if it is still there.
     fn renew(
         &self,
-        state: Option<&ConcurrencyState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
-    ) -> Step<ConcurrencyState> {
+    ) -> Step<Self::State> {
         self.leases
             .take(leases(state), (now, reservation.timestamp), reservation.cost, true)
             .map(kept)

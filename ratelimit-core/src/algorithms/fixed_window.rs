@@ -10,7 +10,7 @@
 //!
 //! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms in Lua.
 
-use crate::algorithms::{Algorithm, ChargesAttempts, Recovery, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Recovery, Step, Write};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::Rate;
@@ -126,21 +126,11 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         self.window.step(self.window(state, now), now, cost)
     }
 
-    fn refund(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Self::State>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         Some(self.changed(state, (now, cost), |count| count.saturating_sub(cost)))
     }
 
-    fn force(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Self::State>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let charge = cost.min(self.window.limit - self.window(state, now).count);
         Some(self.changed(state, (now, cost), |count| count.saturating_add(charge)))
     }
@@ -167,7 +157,7 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         now: Timestamp,
         reservation: &Reservation,
         cost: u64,
-    ) -> Option<Step<Self::State>> {
+    ) -> MaybeStep<Self> {
         let counts = self.begin(reservation.timestamp) == self.window(state, now).start;
         match cost.checked_sub(reservation.cost) {
             _ if !ALIGNED => None,
@@ -185,7 +175,7 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         now: Timestamp,
         reservation: &Reservation,
         charged: &Self::State,
-    ) -> Option<Step<Self::State>> {
+    ) -> MaybeStep<Self> {
         match state {
             _ if ALIGNED => self.settle(state, now, reservation, 0),
             Some(same) if same.start == charged.start => self.refund(state, now, reservation.cost),

@@ -16,7 +16,7 @@
 
 use alloc::format;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -208,12 +208,7 @@ impl Algorithm for SlidingCounter {
     }
 
     /// Takes the cost off the current window; the previous one stays as it is.
-    fn refund(
-        &self,
-        state: Option<&SlidingCounterState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<SlidingCounterState>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let windows = self.windows(state, now);
         Some(self.changed(state, (now, cost), windows, |current| current.saturating_sub(cost)))
     }
@@ -221,21 +216,16 @@ impl Algorithm for SlidingCounter {
     /// Takes the charge off its window, if that is still the current one.
     fn undo(
         &self,
-        state: Option<&SlidingCounterState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
-        charged: &SlidingCounterState,
-    ) -> Option<Step<SlidingCounterState>> {
+        charged: &Self::State,
+    ) -> MaybeStep<Self> {
         let same = state.is_some_and(|state| state.start == charged.start);
         if same { self.refund(state, now, reservation.cost) } else { None }
     }
 
-    fn force(
-        &self,
-        state: Option<&SlidingCounterState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<SlidingCounterState>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let windows = self.windows(state, now);
         let charge = cost.min(self.limit.saturating_sub(self.used(windows, now)));
         Some(self.changed(state, (now, cost), windows, |current| current.saturating_add(charge)))

@@ -10,7 +10,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -81,23 +81,18 @@ impl Algorithm for SlidingLog {
     }
 
     /// Takes the cost off the newest entries: a refund undoes the latest charges.
-    fn refund(
-        &self,
-        state: Option<&SlidingLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<SlidingLogState>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         Some(self.log.refund(entries(state), now, cost).map(kept))
     }
 
     /// Takes the charge off its entry, if that is still there.
     fn undo(
         &self,
-        state: Option<&SlidingLogState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
-        charged: &SlidingLogState,
-    ) -> Option<Step<SlidingLogState>> {
+        charged: &Self::State,
+    ) -> MaybeStep<Self> {
         let timestamp = charged.entries.last()?.timestamp;
         let of_it =
             |entry: &LogEntry| entry.timestamp == timestamp && entry.cost >= reservation.cost;
@@ -107,12 +102,7 @@ impl Algorithm for SlidingLog {
         })
     }
 
-    fn force(
-        &self,
-        state: Option<&SlidingLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<SlidingLogState>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         Some(self.log.force(entries(state), now, cost).map(kept))
     }
 }

@@ -10,7 +10,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::decision::Decision;
 use crate::entries::{sum, take_off_newest};
 use crate::error::ConfigError;
@@ -190,12 +190,7 @@ impl Algorithm for WindowLog {
     }
 
     /// Takes the cost off the newest entries: a refund undoes the latest charges.
-    fn refund(
-        &self,
-        state: Option<&WindowLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<WindowLogState>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let window = self.window(state, now);
         if cost == 0 || window.entries.is_empty() {
             return Some(self.changed(now, cost, window, None));
@@ -208,21 +203,16 @@ impl Algorithm for WindowLog {
     /// Takes the charge off its window, if that is still the current one.
     fn undo(
         &self,
-        state: Option<&WindowLogState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
-        charged: &WindowLogState,
-    ) -> Option<Step<WindowLogState>> {
+        charged: &Self::State,
+    ) -> MaybeStep<Self> {
         let same = state.is_some_and(|state| state.start == charged.start);
         if same { self.refund(state, now, reservation.cost) } else { None }
     }
 
-    fn force(
-        &self,
-        state: Option<&WindowLogState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<WindowLogState>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let window = self.window(state, now);
         let charge = cost.min(self.window.limit - self.counted(window).count);
         let entries = (charge > 0).then(|| with_entry(window, now, charge));

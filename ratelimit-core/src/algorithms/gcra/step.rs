@@ -14,7 +14,7 @@
 //! as it was written, by as much as it moves the reading: the other limit still counts the rest.
 
 use super::{GcraState, LeakyBucket};
-use crate::algorithms::{Algorithm, Recovery, Step, Write};
+use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::rate::Refill;
 use crate::reservation::Reservation;
@@ -231,21 +231,11 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
         refill.step_to((now, cost), level, after)
     }
 
-    fn refund(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         Some(self.refill.given_back(state.copied(), (now, cost), self.refill.units_of(cost)))
     }
 
-    fn force(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let (refill, state) = (&self.refill, state.copied());
         let level = refill.level(state, now);
         let after = (level.used + refill.units_of(cost)).min(refill.capacity_units());
@@ -270,11 +260,11 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
     /// otherwise less what can have refilled since, so that settling never creates capacity.
     fn settle(
         &self,
-        state: Option<&GcraState>,
+        state: Option<&Self::State>,
         now: Timestamp,
         reservation: &Reservation,
         cost: u64,
-    ) -> Option<Step<GcraState>> {
+    ) -> MaybeStep<Self> {
         if let Some(missing) = cost.checked_sub(reservation.cost) {
             return Some(self.force(state, now, missing)?.costing(cost));
         }
