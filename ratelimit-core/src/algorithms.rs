@@ -295,6 +295,25 @@ impl<S> Write<S> {
     }
 }
 
+/// Writes [`Algorithm::undo`] for an algorithm that counts a charge in one window, of which `$window` tells the beginning.
+macro_rules! undone_by_refund {
+    (|$state:ident| $window:expr) => {
+        /// Takes the charge off its window, if that is still the current one.
+        fn undo(
+            &self,
+            state: Option<&Self::State>,
+            now: Timestamp,
+            reservation: &Reservation,
+            charged: &Self::State,
+        ) -> MaybeStep<Self> {
+            let window = |$state: &Self::State| $window;
+            let same = state.is_some_and(|state| window(state) == window(charged));
+            if same { self.refund(state, now, reservation.cost) } else { None }
+        }
+    };
+}
+pub(crate) use undone_by_refund;
+
 /// Writes those methods of [`Algorithm`] that an algorithm with another one inside leaves to it. `$inside!(self, |inner| …)` calls
 /// the inner one, whose states convert into the outer's; `$own` finds its state in one of the outer's.
 macro_rules! forwards {

@@ -111,6 +111,20 @@ pub trait InMemory: Algorithm {
     }
 }
 
+/// Writes the methods of [`InMemory`] that count entries, for a state that lists them in this field. A step adds at most one.
+macro_rules! counts_entries {
+    ($entries:ident) => {
+        fn entries_in(state: &Self::State) -> usize {
+            state.$entries.len()
+        }
+
+        fn entries_per_step(&self) -> usize {
+            1
+        }
+    };
+}
+pub(crate) use counts_entries;
+
 /// A state in three numbers, which a store can pack into a word or two without knowing their meaning.
 ///
 /// From `at + span_us` on, it decides as no state does.

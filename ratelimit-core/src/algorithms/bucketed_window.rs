@@ -12,11 +12,11 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
 use crate::entries::take_off_newest;
 use crate::error::ConfigError;
-use crate::in_memory::InMemory;
+use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::{Period, Rate, gcd};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -314,18 +314,8 @@ impl Algorithm for BucketedWindow {
         self.admitted(now, self.capacity(), live, self.charged(live, most))
     }
 
-    /// Takes the charge off its bucket, if that is still the newest one.
-    fn undo(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &Self::State,
-    ) -> MaybeStep<Self> {
-        let newest = |state: &BucketedWindowState| state.buckets.last().map(|bucket| bucket.start);
-        let same = state.is_some_and(|state| newest(state) == newest(charged));
-        if same { self.refund(state, now, reservation.cost) } else { None }
-    }
+    // Charges count in the newest bucket.
+    undone_by_refund!(|state| state.buckets.last().map(|bucket| bucket.start));
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
@@ -350,13 +340,7 @@ impl InMemory for BucketedWindow {
         Step { decision, write: Write::until((), self.end_us(newest, self.longest_us())) }
     }
 
-    fn entries_in(state: &BucketedWindowState) -> usize {
-        state.buckets.len()
-    }
-
-    fn entries_per_step(&self) -> usize {
-        1
-    }
+    counts_entries!(buckets);
 }
 
 impl ChargesAttempts for BucketedWindow {

@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use crate::algorithms::{Algorithm, MaybeStep, Step};
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
-use crate::in_memory::InMemory;
+use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -154,13 +154,7 @@ impl InMemory for Concurrency {
         self.leases.step_in_place(&mut state.leases, now, cost)
     }
 
-    fn entries_in(state: &ConcurrencyState) -> usize {
-        state.leases.len()
-    }
-
-    fn entries_per_step(&self) -> usize {
-        1
-    }
+    counts_entries!(leases);
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@
 
 use alloc::format;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -213,17 +213,7 @@ impl Algorithm for SlidingCounter {
         Some(self.changed(state, (now, cost), windows, |current| current.saturating_sub(cost)))
     }
 
-    /// Takes the charge off its window, if that is still the current one.
-    fn undo(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &Self::State,
-    ) -> MaybeStep<Self> {
-        let same = state.is_some_and(|state| state.start == charged.start);
-        if same { self.refund(state, now, reservation.cost) } else { None }
-    }
+    undone_by_refund!(|state| state.start);
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let windows = self.windows(state, now);

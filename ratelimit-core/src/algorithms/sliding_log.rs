@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
-use crate::in_memory::InMemory;
+use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -112,13 +112,7 @@ impl InMemory for SlidingLog {
         self.log.step_in_place(&mut state.entries, now, cost)
     }
 
-    fn entries_in(state: &SlidingLogState) -> usize {
-        state.entries.len()
-    }
-
-    fn entries_per_step(&self) -> usize {
-        1
-    }
+    counts_entries!(entries);
 }
 
 impl ChargesAttempts for SlidingLog {

@@ -10,11 +10,11 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
 use crate::entries::{sum, take_off_newest};
 use crate::error::ConfigError;
-use crate::in_memory::InMemory;
+use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -200,17 +200,7 @@ impl Algorithm for WindowLog {
         Some(self.changed(now, cost, window, Some(entries)))
     }
 
-    /// Takes the charge off its window, if that is still the current one.
-    fn undo(
-        &self,
-        state: Option<&Self::State>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &Self::State,
-    ) -> MaybeStep<Self> {
-        let same = state.is_some_and(|state| state.start == charged.start);
-        if same { self.refund(state, now, reservation.cost) } else { None }
-    }
+    undone_by_refund!(|state| state.start);
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let window = self.window(state, now);
@@ -246,13 +236,7 @@ impl InMemory for WindowLog {
         Step { decision, write: Write::until((), start.as_us() + self.window_us()) }
     }
 
-    fn entries_in(state: &WindowLogState) -> usize {
-        state.entries.len()
-    }
-
-    fn entries_per_step(&self) -> usize {
-        1
-    }
+    counts_entries!(entries);
 }
 
 impl ChargesAttempts for WindowLog {}
