@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use derive_where::derive_where;
 use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, EntryStore};
 use ratelimit_core::{Algorithm, Clock, Policy, Store, Verdict};
@@ -109,6 +110,9 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// after an hour if nothing was left.
 ///
 /// It needs a tokio runtime with the time driver enabled. Without one, the rest goes back with the next request that asks about the same keys.
+///
+/// Clones share everything.
+#[derive_where(Clone)]
 pub struct Allotments<S, A: Algorithm = Policy, C = PreciseClock> {
     inner: Arc<SharedAllotments<S, A, C>>,
 }
@@ -147,13 +151,6 @@ pub struct AllotmentCounts {
     pub forfeited: u64,
     /// How many combinations of limits and keys have a slot.
     pub slots: usize,
-}
-
-impl<S, A: Algorithm, C> Clone for Allotments<S, A, C> {
-    /// The clone shares everything.
-    fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
-    }
 }
 
 impl<S: fmt::Debug, A: Algorithm, C> fmt::Debug for Allotments<S, A, C> {

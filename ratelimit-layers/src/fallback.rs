@@ -12,6 +12,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use derive_where::derive_where;
 use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op};
 use ratelimit_core::{
@@ -114,7 +115,8 @@ use outage::Outage;
 /// same holds for a reservation whose outcome is unknown: the store may keep its estimate charged beside the local one,
 /// once per id.
 ///
-/// It needs a tokio runtime with the time driver enabled.
+/// It needs a tokio runtime with the time driver enabled. Clones share everything.
+#[derive_where(Clone)]
 pub struct Fallback<S, A: InMemory = Policy, C = PreciseClock> {
     inner: Arc<SharedFallback<S, A, C>>,
 }
@@ -126,13 +128,6 @@ struct SharedFallback<S, A: InMemory, C> {
     outage: Outage<A, C>,
     /// Until when other tasks leave it to one to charge what was admitted locally.
     charging: Mutex<Option<Instant>>,
-}
-
-impl<S, A: InMemory, C> Clone for Fallback<S, A, C> {
-    /// The clone shares everything.
-    fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
-    }
 }
 
 impl<S: std::fmt::Debug, A: InMemory, C> std::fmt::Debug for Fallback<S, A, C> {

@@ -29,7 +29,7 @@ const OPS: usize = Op::Renew as usize + 1;
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {
     let store = store.to_owned();
-    gauge!(BREAKER_STATE, "store" => store.clone()).set(state.level());
+    gauge!(BREAKER_STATE, "store" => store.clone()).set(state as u32);
     counter!(BREAKER_TRANSITIONS, "store" => store, "to" => state.to_string()).increment(1);
 }
 

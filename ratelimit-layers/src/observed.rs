@@ -1,24 +1,20 @@
 //! [`Observed`]: wraps a store and observes its decisions, without changing them.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 
+use derive_where::derive_where;
 use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, Check, EntryStore, SnapshotStore, WithSnapshot};
 use ratelimit_core::{Algorithm, Limit, Store, SyncStore, Verdict};
 
 /// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied). Decisions
 /// are those of the store.
+#[derive_where(Debug; S)]
 pub struct Observed<S, O> {
     store: S,
+    #[derive_where(skip)]
     pub(crate) observer: O,
-}
-
-impl<S: fmt::Debug, O> fmt::Debug for Observed<S, O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observed").field("store", &self.store).finish_non_exhaustive()
-    }
 }
 
 /// Watches requests.

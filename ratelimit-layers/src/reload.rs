@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
+use derive_where::derive_where;
 use ratelimit_core::{Algorithm, ConfigError, Limit, Limits, Policy, RateLimiter, Store};
 
 use crate::lock;
@@ -48,7 +49,11 @@ const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 /// assert_eq!(reload.limiter().check_now("alice")?.limit(), 5);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// Clones share everything.
+#[derive_where(Clone, Debug)]
 pub struct Reload<S, A = Policy> {
+    #[derive_where(skip(Debug))]
     shared: Arc<SharedReload<S, A>>,
 }
 
@@ -67,19 +72,6 @@ struct ReloadState<A> {
     /// What the users of the limits require of them.
     requirements: Vec<Requirement>,
     validate: Option<Validate<A>>,
-}
-
-impl<S, A> Clone for Reload<S, A> {
-    /// The clone shares everything.
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
-    }
-}
-
-impl<S, A: fmt::Debug> fmt::Debug for Reload<S, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reload").finish_non_exhaustive()
-    }
 }
 
 impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {

@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use derive_where::derive_where;
 use ratelimit_core::store::{Batch, Snapshot, decide};
 use ratelimit_core::{Algorithm, Verdict};
 use tokio::sync::watch;
@@ -29,6 +30,7 @@ const UNKNOWN_AT_ONCE: usize = 4;
 ///
 /// This is the single flight of Go's `x/sync/singleflight`, but for as many requests at once as the state admits: a request
 /// that would pass after those in flight goes as well, any other waits for their answers.
+#[derive_where(Default)]
 pub(super) struct OpenRounds<A: Algorithm> {
     /// By the hash of their requests' checks.
     open: DashMap<u128, Open<A>>,
@@ -73,12 +75,6 @@ pub(super) struct RoundMember<'r, A: Algorithm> {
 impl<A: Algorithm> fmt::Debug for OpenRounds<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenRounds").field("open", &self.open.len()).finish_non_exhaustive()
-    }
-}
-
-impl<A: Algorithm> Default for OpenRounds<A> {
-    fn default() -> Self {
-        Self { open: DashMap::new() }
     }
 }
 

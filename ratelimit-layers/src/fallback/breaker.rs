@@ -16,26 +16,16 @@ use super::report::BreakerReport;
 use crate::lock;
 
 /// The state of the circuit breaker of a [`Fallback`](crate::Fallback).
+///
+/// As a number, it is the value of the gauge `ratelimit_breaker_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BreakerState {
     /// The store is asked.
-    Closed,
+    Closed = 0,
     /// One call, the probe, asks the store; all others are decided without it.
-    HalfOpen,
+    HalfOpen = 1,
     /// The store is not asked.
-    Open,
-}
-
-impl BreakerState {
-    /// 0 for closed, 1 for half-open, 2 for open: the value of the gauge.
-    #[cfg(feature = "metrics")]
-    pub(crate) const fn level(self) -> u32 {
-        match self {
-            Self::Closed => 0,
-            Self::HalfOpen => 1,
-            Self::Open => 2,
-        }
-    }
+    Open = 2,
 }
 
 impl fmt::Display for BreakerState {

@@ -1,10 +1,10 @@
 //! [`Part`]: those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use derive_where::derive_where;
 use ratelimit_core::{Algorithm, ConfigError, Limits, Policy, RateLimiter, Store};
 
 use super::{Reload, ReloadState};
@@ -13,10 +13,12 @@ use crate::lock;
 /// Those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service. `Part::from(&reload)` has all.
 ///
 /// See [`Reload::part`].
+#[derive_where(Clone, Debug)]
 pub struct Part<S, A = Policy> {
     reload: Reload<S, A>,
     /// `None` for all limits.
     names: Option<Arc<[Box<str>]>>,
+    #[derive_where(skip(Debug))]
     latest: Arc<ArcSwapOption<Latest<S, A>>>,
 }
 
@@ -24,19 +26,6 @@ pub struct Part<S, A = Policy> {
 struct Latest<S, A> {
     whole: Arc<RateLimiter<Arc<S>, A>>,
     part: Arc<RateLimiter<Arc<S>, A>>,
-}
-
-impl<S, A> Clone for Part<S, A> {
-    fn clone(&self) -> Self {
-        let Self { reload, names, latest } = self;
-        Self { reload: reload.clone(), names: names.clone(), latest: Arc::clone(latest) }
-    }
-}
-
-impl<S, A> fmt::Debug for Part<S, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Part").field("names", &self.names).finish_non_exhaustive()
-    }
 }
 
 impl<S, A> From<&Reload<S, A>> for Part<S, A> {
