@@ -58,46 +58,45 @@ impl From<&Decision> for Told {
 impl<'d> DecisionLine<'d> {
     pub(crate) fn new(decided: &Decided<'d>) -> Self {
         let Decided { entry, limits, verdict, .. } = decided;
-        let unlimited = Told {
-            allowed: true,
-            limit: None,
-            remaining: None,
-            retry_after_us: Some(0),
-            reset_after_us: 0,
-        };
+        let mut summary = Told::from(verdict.summary());
+        if verdict.is_unlimited() {
+            (summary.limit, summary.remaining) = (None, None);
+        }
+        let has_shadow = limits.iter().any(Limit::is_shadow);
         let of_limit =
             |(_, one): Placed<'d>| OfLimit { name: one.name(), told: one.decision().into() };
         Self {
             at_us: Some(entry.at.as_us()),
             caller: &entry.caller,
             cost: entry.cost,
-            verdict: if verdict.is_unlimited() { unlimited } else { verdict.summary().into() },
+            verdict: summary,
             limits: (limits.iter().len() > 1).then(|| decided.enforced().map(of_limit).collect()),
-            shadow: limits
-                .iter()
-                .any(Limit::is_shadow)
-                .then(|| decided.shadow().map(of_limit).collect()),
+            shadow: has_shadow.then(|| decided.shadow().map(of_limit).collect()),
         }
     }
 }
 
 /// What a command tells of a caller: a list of this name.
 #[derive(Serialize)]
-pub(crate) struct OfCaller<'c, T> {
+struct OfCaller<'c, T> {
     #[serde(flatten)]
-    pub(crate) caller: &'c Caller,
+    caller: &'c Caller,
     #[serde(flatten)]
-    pub(crate) list: BTreeMap<&'static str, Vec<T>>,
+    list: BTreeMap<&'static str, T>,
 }
 
-/// Appends a value as a line of JSON.
-pub(crate) fn push_json(out: &mut Vec<u8>, value: &impl Serialize) {
+/// A caller and a list of this name, as a line of JSON.
+pub(crate) fn caller_json(caller: &Caller, name: &'static str, list: &[impl Serialize]) -> String {
+    json_line(&OfCaller { caller, list: BTreeMap::from([(name, list)]) })
+}
+
+/// A value as a line of JSON.
+pub(crate) fn json_line(value: &impl Serialize) -> String {
     // Into memory nothing fails.
-    let _ = serde_json::to_writer(&mut *out, value);
-    out.push(b'\n');
+    serde_json::to_string(value).unwrap_or_default() + "\n"
 }
 
 /// Values as lines of JSON.
 pub(crate) fn json_lines(values: impl IntoIterator<Item = Value>) -> String {
-    values.into_iter().map(|value| value.to_string() + "\n").collect()
+    values.into_iter().map(|value| json_line(&value)).collect()
 }

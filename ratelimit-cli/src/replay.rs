@@ -9,7 +9,7 @@ use ratelimit_core::{Policy, RateLimiter, Store};
 
 use crate::args::FormatArg;
 use crate::compare::Comparison;
-use crate::decision_line::{DecisionLine, push_json};
+use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::{BadLine, Before};
 use crate::progress::Bar;
@@ -137,7 +137,6 @@ impl<S: Store<Policy>> Replay<'_, S> {
         mut other: Option<&mut (Judge<'_, S>, Comparison)>,
         mut needs: Option<&mut Judge<'_, S>>,
     ) -> Result<(), Failure> {
-        let mut line = Vec::new();
         while let Some(ReplayedRequest { input, number, entry }) = self.requests.next()? {
             let (name, trouble) = self.requests.reported(input);
             let failed = |error: S::Error| {
@@ -174,9 +173,8 @@ impl<S: Store<Policy>> Replay<'_, S> {
                 comparison.count((&this.tally, &decided), (&other.tally, &by_other));
             }
             if let Some(Decisions { name, out }) = &mut self.decisions {
-                line.clear();
-                push_json(&mut line, &DecisionLine::new(&decided));
-                out.write_all(&line).map_err(|error| Failure::writing(name, &error))?;
+                let line = json_line(&DecisionLine::new(&decided));
+                out.write_all(line.as_bytes()).map_err(|error| Failure::writing(name, &error))?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use ratelimit_core::{Decision, Limit, Policy, RateLimiter, Timestamp};
 
 use crate::args::CheckArgs;
 use crate::caller::{Caller, joined_names};
-use crate::decision_line::{DecisionLine, push_json};
+use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::InputEntry;
 use crate::policy;
@@ -41,11 +41,10 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         verdict.map(|verdict| (limiter, verdict)).map_err(failed)
     })?;
     let decided = Decided::new(&limiter, &entry, &verdict);
-    let mut out = Vec::new();
-    if args.caller.json {
+    let out = if args.caller.json {
         let mut line = DecisionLine::new(&decided);
         line.at_us = None;
-        push_json(&mut out, &line);
+        json_line(&line)
     } else {
         let answer = match (verdict.allowed(), args.peek) {
             (true, false) => "admitted",
@@ -58,8 +57,8 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         for (_, one) in decided.each() {
             let _ = writeln!(lines, "  {}", sentence(one.configured(), one.decision()));
         }
-        out = lines.into_bytes();
-    }
+        lines
+    };
     super::print(out)?;
     Ok(if verdict.allowed() { 0 } else { DENIED })
 }

@@ -1,7 +1,5 @@
 //! `ratelimit heal`: frees keys whose states are from the future.
 
-use std::fmt::Write as _;
-
 use ratelimit_core::{Limits, Policy};
 use ratelimit_redis::{HealOptions, Healed, HealedState};
 use serde_json::json;
@@ -12,7 +10,7 @@ use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
-use crate::table::TextTable;
+use crate::table::{TextTable, listed};
 use crate::text::{count, duration, plural, printable};
 
 /// How many states the table shows.
@@ -51,14 +49,8 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
         let caller = caller(&state.key).unwrap_or_else(|| state.key.clone());
         vec![printable(&caller, NAME_CHARS), state.limit.clone(), duration(state.ahead_us)]
     });
-    let columns = ["caller", "limit", "#locked for"];
-    let mut text = String::new();
-    if !healed.states.is_empty() {
-        text = TextTable::new(&columns, rows).text() + "\n";
-    }
-    // Writing into memory cannot fail.
-    let _ = writeln!(
-        text,
+    let table = TextTable::new(&["caller", "limit", "#locked for"], rows);
+    let summary = format!(
         "{} from the future{}, in {}",
         plural(healed.states.len() as u64, "state", "states"),
         if args.dry_run { ", none healed (--dry-run)" } else { ", cut to a full limit as of now" },
@@ -80,8 +72,7 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
             count(args.scan.max_keys)
         ));
     }
-    text.extend(notes.iter().map(|note| format!("\nnote: {note}\n")));
-    text
+    listed(&table, &summary, &notes)
 }
 
 fn lines(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<String>) -> String {

@@ -1,6 +1,5 @@
 //! `ratelimit inspect`: the stored states of a caller, and the decision that a request would get.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use ratelimit_core::algorithm::{LogEntry, PolicyState, WindowEntry};
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::CallerArgs;
 use crate::caller::Caller;
-use crate::decision_line::{OfCaller, Told, push_json};
+use crate::decision_line::{Told, caller_json};
 use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, in_each_mode};
@@ -61,14 +60,7 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
                  name it with --prefix"
             );
         }
-        let mut out = Vec::new();
-        if args.json {
-            let list = BTreeMap::from([("limits", found)]);
-            push_json(&mut out, &OfCaller { caller: &caller, list });
-        } else {
-            out = text.into_bytes();
-        }
-        Ok(out)
+        Ok(if args.json { caller_json(&caller, "limits", &found) } else { text })
     })?;
     super::print(out)
 }

@@ -1,12 +1,10 @@
 //! `ratelimit reset`: forgets a caller.
 
-use std::collections::BTreeMap;
-
 use ratelimit_core::store::Op;
 
 use crate::args::CallerArgs;
 use crate::caller::Caller;
-use crate::decision_line::{OfCaller, push_json};
+use crate::decision_line::caller_json;
 use crate::failure::Failure;
 use crate::policy;
 use crate::store;
@@ -20,13 +18,9 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
         store::apply_to(&store, &keyed, Op::Reset, 1).await.map_err(failed)
     })?;
     let names: Vec<&str> = keyed.iter().map(|(limit, _)| limit.name()).collect();
-    let mut out = Vec::new();
-    if args.json {
-        let list = BTreeMap::from([("reset", names)]);
-        push_json(&mut out, &OfCaller { caller: &caller, list });
+    super::print(if args.json {
+        caller_json(&caller, "reset", &names)
     } else {
-        let told = format!("{}: full capacity again in {}\n", caller.display(), names.join(", "));
-        out = told.into_bytes();
-    }
-    super::print(out)
+        format!("{}: full capacity again in {}\n", caller.display(), names.join(", "))
+    })
 }

@@ -1,7 +1,6 @@
 //! `ratelimit top`: who is limited now.
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
 
 use futures_util::future::join_all;
 use ratelimit_core::store::Op;
@@ -16,7 +15,7 @@ use crate::interrupt::{self, Interrupt};
 use crate::policy;
 use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
-use crate::table::TextTable;
+use crate::table::{TextTable, listed};
 use crate::text::{count, duration, plural, printable, quoted};
 
 /// How many callers are asked about at the same time.
@@ -158,25 +157,18 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String 
             decision.retry_after_us.map_or_else(|| "never".to_owned(), duration),
         ]
     });
-    let columns = ["caller", "limit", "#left", "#of", "#retry in"];
-    let mut text = String::new();
-    if !found.limited.is_empty() {
-        text = TextTable::new(&columns, rows).text() + "\n";
-    }
-    // Writing into memory cannot fail.
+    let table = TextTable::new(&["caller", "limit", "#left", "#of", "#retry in"], rows);
     let hidden = match found.hidden {
         0 => String::new(),
         hidden => format!("; cannot tell for {}", plural(hidden, "hashed key", "hashed keys")),
     };
-    let _ = writeln!(
-        text,
+    let summary = format!(
         "{} limited now, of {} in {}{hidden}",
         count(found.limited.len() as u64),
         plural(found.callers.len() as u64, "caller", "callers"),
         plural(found.keys, "key", "keys"),
     );
-    text.extend(notes(args, found).iter().map(|note| format!("\nnote: {note}\n")));
-    text
+    listed(&table, &summary, &notes(args, found))
 }
 
 /// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.
