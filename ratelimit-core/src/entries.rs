@@ -17,8 +17,10 @@ pub struct LogEntry {
     pub cost: u64,
 }
 
-/// A limit on the sum of entries, each of which counts for one window. Entries are oldest first, one per moment, none
-/// of cost 0.
+/// Entries, oldest first, one per moment, none of cost 0.
+pub(crate) type Log = Vec<LogEntry>;
+
+/// A limit on the sum of entries, each of which counts for one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entries {
     pub(crate) limit: u64,
@@ -137,16 +139,16 @@ impl Entries {
         }
     }
 
-    fn unchanged(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Step<Vec<LogEntry>> {
+    fn unchanged(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Step<Log> {
         Step { decision: self.admitted(now, cost, live, 0), write: Write::Keep }
     }
 
-    fn changed(&self, now: Timestamp, cost: u64, entries: Vec<LogEntry>) -> Step<Vec<LogEntry>> {
+    fn changed(&self, now: Timestamp, cost: u64, entries: Log) -> Step<Log> {
         let decision = self.decided((now, cost), used(&entries), entries.iter(), Some(0));
         Step { decision, write: self.written(entries) }
     }
 
-    fn written(&self, entries: Vec<LogEntry>) -> Write<Vec<LogEntry>> {
+    fn written(&self, entries: Log) -> Write<Log> {
         match entries.last() {
             None => Write::Remove,
             Some(last) => {
@@ -156,24 +158,14 @@ impl Entries {
         }
     }
 
-    pub(crate) fn step(
-        &self,
-        entries: &[LogEntry],
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<Vec<LogEntry>> {
+    pub(crate) fn step(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Step<Log> {
         let live = self.live(entries, now);
         let (decision, charge) = self.decide(now, cost, live);
         self.charged(decision, live, charge)
     }
 
     /// [`step`](Self::step) in place.
-    pub(crate) fn step_in_place(
-        &self,
-        entries: &mut Vec<LogEntry>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<()> {
+    pub(crate) fn step_in_place(&self, entries: &mut Log, now: Timestamp, cost: u64) -> Step<()> {
         let live = self.live(entries, now);
         let (decision, charge) = self.decide(now, cost, live);
         if charge == 0 {
@@ -188,23 +180,13 @@ impl Entries {
         Step { decision, write: Write::until((), self.end_us(new)) }
     }
 
-    pub(crate) fn force(
-        &self,
-        entries: &[LogEntry],
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<Vec<LogEntry>> {
+    pub(crate) fn force(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Step<Log> {
         let live = self.live(entries, now);
         let charge = cost.min(self.left(live));
         self.charged(self.admitted(now, cost, live, charge), live, charge)
     }
 
-    fn charged(
-        &self,
-        decision: Decision,
-        live: LiveEntries<'_>,
-        charge: u64,
-    ) -> Step<Vec<LogEntry>> {
+    fn charged(&self, decision: Decision, live: LiveEntries<'_>, charge: u64) -> Step<Log> {
         let write = match charge {
             0 => Write::Keep,
             _ => self.written(with_entry(live, charge)),
@@ -213,12 +195,7 @@ impl Entries {
     }
 
     /// Takes the cost off the newest entries: a refund undoes the latest charges.
-    pub(crate) fn refund(
-        &self,
-        entries: &[LogEntry],
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<Vec<LogEntry>> {
+    pub(crate) fn refund(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Step<Log> {
         let live = self.live(entries, now);
         if cost == 0 || live.entries.is_empty() {
             return self.unchanged(now, cost, live);
@@ -236,7 +213,7 @@ impl Entries {
         (now, timestamp): (Timestamp, Timestamp),
         charged: u64,
         renewed: bool,
-    ) -> Step<Vec<LogEntry>> {
+    ) -> Step<Log> {
         let live = self.live(entries, now);
         let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
         let (Ok(position), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
@@ -257,12 +234,7 @@ impl Entries {
 
     /// Adds `cost` and drops the oldest entries, the last one in part, until the entries are exactly full; or as full as
     /// they were, if a larger limit wrote them.
-    pub(crate) fn fill(
-        &self,
-        entries: &[LogEntry],
-        now: Timestamp,
-        cost: u64,
-    ) -> Write<Vec<LogEntry>> {
+    pub(crate) fn fill(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Write<Log> {
         if cost == 0 {
             return Write::Keep;
         }
@@ -286,7 +258,7 @@ fn used(entries: &[LogEntry]) -> u64 {
 }
 
 /// The live entries and a new one of this cost.
-fn with_entry(live: LiveEntries<'_>, cost: u64) -> Vec<LogEntry> {
+fn with_entry(live: LiveEntries<'_>, cost: u64) -> Log {
     let mut entries = Vec::with_capacity(live.entries.len() + 1);
     entries.extend_from_slice(live.entries);
     add(&mut entries, LogEntry { timestamp: live.at, cost });
@@ -294,7 +266,7 @@ fn with_entry(live: LiveEntries<'_>, cost: u64) -> Vec<LogEntry> {
 }
 
 /// Adds an entry, to the last one if both are of the same moment.
-fn add(entries: &mut Vec<LogEntry>, new: LogEntry) {
+fn add(entries: &mut Log, new: LogEntry) {
     match entries.last_mut() {
         Some(last) if last.timestamp == new.timestamp => {
             last.cost = last.cost.saturating_add(new.cost);

@@ -119,7 +119,7 @@ impl<S> States<S> for Snapshot<S> {
         }
     }
 
-    fn reservation(&self, _position: usize) -> Option<Reservation> {
+    fn reservation(&self, _: usize) -> Option<Reservation> {
         None
     }
 
@@ -127,13 +127,7 @@ impl<S> States<S> for Snapshot<S> {
         0
     }
 
-    fn put_reservation(
-        &mut self,
-        _position: usize,
-        _reservation: Reservation,
-        _expires: Timestamp,
-    ) {
-    }
+    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
 /// The error of a store.

@@ -15,7 +15,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, MaybeStep, Step};
-use crate::entries::{Entries, LogEntry};
+use crate::entries::{Entries, Log, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::Rate;
@@ -85,7 +85,7 @@ fn leases(state: Option<&ConcurrencyState>) -> &[LogEntry] {
     state.map_or(&[], |state| &state.leases)
 }
 
-fn kept(leases: Vec<LogEntry>) -> ConcurrencyState {
+fn kept(leases: Log) -> ConcurrencyState {
     ConcurrencyState { leases }
 }
 

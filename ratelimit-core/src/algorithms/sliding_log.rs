@@ -11,7 +11,7 @@
 use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
-use crate::entries::{Entries, LogEntry};
+use crate::entries::{Entries, Log, LogEntry};
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::Rate;
@@ -65,7 +65,7 @@ fn entries(state: Option<&SlidingLogState>) -> &[LogEntry] {
     state.map_or(&[], |state| &state.entries)
 }
 
-fn kept(entries: Vec<LogEntry>) -> SlidingLogState {
+fn kept(entries: Log) -> SlidingLogState {
     SlidingLogState { entries }
 }
 
