@@ -9,11 +9,10 @@ use std::future::Future;
 
 use compact_str::{CompactString, ToCompactString};
 use derive_where::derive_where;
-use http::Method;
-
-use crate::BoxFuture;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
+
+use crate::BoxFuture;
 
 #[cfg(feature = "axum")]
 pub(crate) mod axum;
@@ -167,20 +166,11 @@ where
 /// for each.
 #[must_use]
 pub fn method() -> impl Identify {
-    const REGISTERED: [Method; 9] = [
-        Method::GET,
-        Method::HEAD,
-        Method::POST,
-        Method::PUT,
-        Method::PATCH,
-        Method::DELETE,
-        Method::OPTIONS,
-        Method::CONNECT,
-        Method::TRACE,
-    ];
+    const REGISTERED: [&str; 9] =
+        ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
     from_fn(|request| {
-        let known = REGISTERED.contains(&request.method);
-        Ok(Some(if known { request.method.as_str() } else { "*" }.into()))
+        let method = request.method.as_str();
+        Ok(Some(if REGISTERED.contains(&method) { method } else { "*" }.into()))
     })
 }
 
