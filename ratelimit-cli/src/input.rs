@@ -19,7 +19,7 @@ pub(crate) use lines::{Line, Lines};
 pub(crate) use source::InputSource;
 
 /// The request in one line of the input.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InputEntry {
     pub(crate) at: Timestamp,
     pub(crate) caller: Caller,

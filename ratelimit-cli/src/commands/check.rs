@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Decision, Limit, Policy, RateLimiter, Timestamp};
+use ratelimit_core::{Decision, Limit, Policy, RateLimiter};
 
 use crate::args::CheckArgs;
 use crate::caller::{Caller, joined_names};
@@ -23,14 +23,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    let entry = InputEntry {
-        at: Timestamp::ZERO,
-        caller,
-        cost: args.cost,
-        op,
-        duration_us: None,
-        line: None,
-    };
+    let entry = InputEntry { caller, cost: args.cost, op, ..InputEntry::default() };
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());
         let store = url.open(&args.caller.prefix, secret, &limits).await?;
