@@ -3,19 +3,18 @@
 //! Each round also measures the request without a layer and subtracts its time, which leaves the time of the layer alone.
 //! The requests come from a thousand addresses in a fixed order.
 
-use std::error::Error;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use http::StatusCode;
 
-use crate::measure::{median, thread_time, turns};
+use crate::measure::{Fallible, median, thread_time, turns};
 use crate::report::{BenchReport, Effort, NamedCell, digits};
 use crate::requests::{OUTCOMES, RequestOutcome, bare, governor, ours};
 
 const CALLERS: u16 = 1_000;
 
 /// Measures every outcome, with fields and without.
-pub(crate) fn run(effort: &Effort) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(effort: &Effort) -> Fallible {
     let mut report = BenchReport::new(effort)?;
     let rounds = if effort.quick { 11 } else { 51 };
     println!(
@@ -38,23 +37,15 @@ const IMMEDIATE: usize = 1;
 const GOVERNOR: usize = 2;
 const AWAITED: usize = 3;
 
-fn measure(
-    outcome: &RequestOutcome,
-    tells: bool,
-    rounds: usize,
-) -> Result<[[NamedCell; 6]; 2], Box<dyn Error>> {
+fn measure(outcome: &RequestOutcome, tells: bool, rounds: usize) -> Fallible<[[NamedCell; 6]; 2]> {
     let mut all = [
         bare(),
         ours(outcome, tells, true)?,
         governor(outcome, tells)?,
         ours(outcome, tells, false)?,
     ];
-    let callers: Vec<SocketAddr> = (0..CALLERS)
-        .map(|nth| {
-            let [high, low] = nth.to_be_bytes();
-            SocketAddr::new(IpAddr::from([198, 51, high, low]), 4711)
-        })
-        .collect();
+    let caller = |[high, low]: [u8; 2]| SocketAddr::from(([198, 51, high, low], 4711));
+    let callers: Vec<_> = (0..CALLERS).map(u16::to_be_bytes).map(caller).collect();
     // The first request of each caller makes its state, and is admitted.
     for send in &mut all {
         for caller in &callers {
@@ -97,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_layers_decide_as_each_outcome_says() -> Result<(), Box<dyn Error>> {
+    fn both_layers_decide_as_each_outcome_says() -> Fallible {
         for outcome in &OUTCOMES {
             for tells in [true, false] {
                 measure(outcome, tells, 1)?;

@@ -23,13 +23,12 @@ use gungraun::prelude::*;
 use gungraun::{Callgrind, CallgrindMetrics, EventKind};
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{
-    Concurrency, FixedWindow, Gcra, Leased, Limit, Limits, ManualClock, Rate, RateLimiter,
-    Timestamp, Verdict,
+    Concurrency, FixedWindow, Gcra, Leased, ManualClock, Rate, RateLimiter, Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
 use keys::CallerKey;
-use peers::{Allowance, BATCH, ByFunction, Governor, MeasuredLimiter, Ours};
+use peers::{Allowance, BATCH, ByFunction, Governor, MeasuredLimiter, Ours, limits};
 use requests::{OUTCOMES, RequestSender, bare};
 
 const DECISIONS: usize = 10_000;
@@ -86,9 +85,7 @@ type Limiter<A> = RateLimiter<MemoryStore<A, ManualClock>, A>;
 
 /// Ours with limits of any kind, all of which apply to every key, and with room for new keys.
 fn limiter<A: InMemory>(algorithms: impl IntoIterator<Item = A>) -> Limiter<A> {
-    let names = ["first", "second", "third"];
-    let limits = names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
-    let limits = limits.collect::<Result<Vec<_>, _>>().and_then(Limits::new).expect("limits");
+    let limits = limits(algorithms).expect("limits");
     RateLimiter::new(limits, MemoryStore::builder().capacity(100_000).clock(still()).build())
 }
 

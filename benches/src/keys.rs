@@ -1,10 +1,10 @@
 //! The keys of a run and their order: the same for every limiter.
 
-use std::error::Error;
-
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::Zipf;
+
+use crate::measure::Fallible;
 
 /// A caller, 20 bytes long. A type of its own because governor wants its key by its own type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +48,7 @@ impl KeyDraw {
 
     /// The next keys, this many. They lie in memory in the order of the decisions, so that a run measures the
     /// limiter and not the reading of keys.
-    pub(crate) fn keys(&mut self, count: usize) -> Result<Vec<CallerKey>, Box<dyn Error>> {
+    pub(crate) fn keys(&mut self, count: usize) -> Fallible<Vec<CallerKey>> {
         let random = &mut self.random;
         Ok(match self.spread {
             Spread::Uniform => {

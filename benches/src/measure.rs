@@ -1,10 +1,14 @@
 //! Times decisions: by thread CPU time for one thread, by wall time for several. Limiters take turns, and medians over rounds
 //! summarise them.
 
+use std::error::Error;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use crate::keys::CallerKey;
+
+/// The result of what fails with its reason, which the program prints.
+pub(crate) type Fallible<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// The result of one limiter in one round.
 #[derive(Clone, Copy)]

@@ -22,10 +22,9 @@ mod scenario;
 mod speed;
 mod work;
 
-use std::error::Error;
-
 use clap::ValueEnum;
 
+use crate::measure::Fallible;
 use crate::report::{BenchReport, Options};
 
 /// The clocks of our store, as JSON and tables name them.
@@ -41,7 +40,7 @@ pub(crate) enum MemoryPart {
 }
 
 /// Measures what is asked for, prints the tables, and writes the JSON lines.
-pub(crate) fn run(options: &Options<MemoryPart>) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options<MemoryPart>) -> Fallible {
     let (quick, mut report) = (options.effort.quick, BenchReport::new(&options.effort)?);
     println!(
         "Decisions in memory, medians over rounds in which all take turns. One thread: its CPU\n\

@@ -5,7 +5,6 @@
 //! processors are late on their own, and the second column says by how much. A request is late if its answer comes more than
 //! the tolerance after the time that the service may take: the deadline of the fallback, or none without a limiter.
 
-use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +27,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use crate::measure::Fallible;
 use crate::report::{BenchReport, Cell, Effort, digits};
-
-type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// The deadline of the fallback: its default.
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -64,7 +62,7 @@ struct OutageResult {
 struct Times(Histogram<u64>);
 
 impl Times {
-    fn new() -> Result<Self, BoxedError> {
+    fn new() -> Fallible<Self> {
         Ok(Self(Histogram::new(3)?))
     }
 
@@ -87,7 +85,7 @@ fn micros(duration: Duration) -> u64 {
 }
 
 /// Serves this router on a free port, until the runtime ends.
-async fn served(router: Router) -> Result<SocketAddr, BoxedError> {
+async fn served(router: Router) -> Fallible<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -98,7 +96,7 @@ async fn served(router: Router) -> Result<SocketAddr, BoxedError> {
 struct HttpConnection(SendRequest<Empty<Bytes>>);
 
 impl HttpConnection {
-    async fn open(server: SocketAddr) -> Result<Self, BoxedError> {
+    async fn open(server: SocketAddr) -> Fallible<Self> {
         let stream = TcpStream::connect(server).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -107,7 +105,7 @@ impl HttpConnection {
     }
 
     /// Sends a request of this user, and notes how long its answer took.
-    async fn ask(&mut self, user: &str, times: &mut Times) -> Result<(), BoxedError> {
+    async fn ask(&mut self, user: &str, times: &mut Times) -> Fallible {
         let request = Request::get("/").header("host", "localhost").header(USER, user);
         let begin = Instant::now();
         let response = self.0.send_request(request.body(Empty::new())?).await?;
@@ -128,7 +126,7 @@ async fn client(
     [limited, bare]: [SocketAddr; 2],
     every: Duration,
     over: Arc<AtomicBool>,
-) -> Result<[Times; 2], BoxedError> {
+) -> Fallible<[Times; 2]> {
     let mut limited = (HttpConnection::open(limited).await?, Times::new()?);
     let mut bare = (HttpConnection::open(bare).await?, Times::new()?);
     let mut ticks = interval(every);
@@ -142,7 +140,7 @@ async fn client(
     Ok([limited.1, bare.1])
 }
 
-async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), BoxedError> {
+async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Fallible {
     let begin = Instant::now();
     while !reached() {
         if begin.elapsed() > PATIENCE {
@@ -154,7 +152,7 @@ async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), Boxe
 }
 
 /// Hangs Redis again and again, and says how long each request took.
-async fn measure(choice: OnOutage, plan: OutagePlan) -> Result<OutageResult, BoxedError> {
+async fn measure(choice: OnOutage, plan: OutagePlan) -> Fallible<OutageResult> {
     let redis = RedisServer::start()?;
     // A limit that no client reaches, so that every decision takes the same path.
     let limit = Limit::<Policy>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
@@ -202,7 +200,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 /// Measures each choice.
-pub(crate) fn run(effort: &Effort) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(effort: &Effort) -> Fallible {
     let mut report = BenchReport::new(effort)?;
     let plan = OutagePlan {
         clients: 16,
@@ -217,8 +215,7 @@ pub(crate) fn run(effort: &Effort) -> Result<(), Box<dyn Error>> {
         plan.outages
     );
     for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
-        let outcome =
-            runtime()?.block_on(measure(choice, plan)).map_err(|error| error.to_string())?;
+        let outcome = runtime()?.block_on(measure(choice, plan))?;
         let OutageResult { limited, bare, without_store, undetermined } = outcome;
         report.row(&[
             ("choice", choice.name().into()),
@@ -241,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_choice_decides_while_redis_hangs() -> Result<(), BoxedError> {
+    fn every_choice_decides_while_redis_hangs() -> Fallible {
         let brief = Duration::from_millis(20);
         let every = Duration::from_millis(2);
         let plan = OutagePlan { clients: 8, every, outages: 2, up: brief, hung: brief };

@@ -1,7 +1,6 @@
 //! The limiters under measurement, behind one trait.
 
 use std::collections::HashMap;
-use std::error::Error;
 use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -11,11 +10,11 @@ use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter as GovernorLimiter};
 use limitador::limit::Expression;
-use ratelimit_core::{Clock, Gcra, Limit, Limits, Rate, RateLimiter, Verdict};
+use ratelimit_core::{Algorithm, Clock, Gcra, Limit, Limits, Rate, RateLimiter, Verdict};
 use ratelimit_memory::MemoryStore;
 
 use crate::keys::CallerKey;
-use crate::measure::{MeasuredRound, round};
+use crate::measure::{Fallible, MeasuredRound, round};
 
 /// One token per `period`, up to `burst` at once. A limiter with windows instead of buckets admits
 /// `burst` in a window that is longer than the run.
@@ -66,18 +65,20 @@ impl<F: Fn(&CallerKey) -> bool + Sync> MeasuredLimiter for ByFunction<F> {
     }
 }
 
+/// Limits of these algorithms, three at most, all of which apply to every key.
+pub(crate) fn limits<A: Algorithm>(algorithms: impl IntoIterator<Item = A>) -> Fallible<Limits<A>> {
+    let names = ["limit", "limit-2", "limit-3"];
+    let limits = names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
+    Ok(Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?)
+}
+
 /// `MemoryStore`, with the answer in full.
 pub(crate) struct Ours<C = ratelimit_memory::PreciseClock>(RateLimiter<MemoryStore<Gcra, C>, Gcra>);
 
 impl<C: Clock> Ours<C> {
-    pub(crate) fn new(
-        allowance: Allowance,
-        clock: C,
-        capacity: usize,
-    ) -> Result<Self, Box<dyn Error>> {
-        let limits = Limits::new([Limit::new("bench", gcra(allowance)?)?])?;
+    pub(crate) fn new(allowance: Allowance, clock: C, capacity: usize) -> Fallible<Self> {
         let store = MemoryStore::builder().capacity(capacity).clock(clock).build();
-        Ok(Self(RateLimiter::new(limits, store)))
+        Ok(Self(RateLimiter::new(limits([gcra(allowance)?])?, store)))
     }
 
     /// The number of checks that shared a state. It must be 0: a full store would be measured otherwise.
@@ -87,7 +88,7 @@ impl<C: Clock> Ours<C> {
 }
 
 /// The limit of this allowance.
-fn gcra(allowance: Allowance) -> Result<Gcra, Box<dyn Error>> {
+fn gcra(allowance: Allowance) -> Fallible<Gcra> {
     let period_us = u64::try_from(allowance.period.as_micros())?;
     Ok(Gcra::new(Rate::per_us(1, period_us)?, allowance.burst.get().into())?)
 }
@@ -124,13 +125,13 @@ pub(crate) struct Governor<C: GovernorClock = QuantaClock>(
 
 impl Governor {
     /// With its default clock, too.
-    pub(crate) fn new(allowance: Allowance) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn new(allowance: Allowance) -> Fallible<Self> {
         Self::with_clock(allowance, QuantaClock::default())
     }
 }
 
 impl<C: GovernorClock> Governor<C> {
-    pub(crate) fn with_clock(allowance: Allowance, clock: C) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn with_clock(allowance: Allowance, clock: C) -> Fallible<Self> {
         let quota = Quota::with_period(allowance.period).ok_or("a period above zero")?;
         let quota = quota.allow_burst(allowance.burst);
         Ok(Self(GovernorLimiter::dashmap_with_clock(quota, clock)))
@@ -165,7 +166,7 @@ pub(crate) struct Limitador {
 }
 
 impl Limitador {
-    pub(crate) fn new(allowance: Allowance, key_count: usize) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn new(allowance: Allowance, key_count: usize) -> Fallible<Self> {
         // Its cache drops keys when it is full; twice the room keeps them all.
         let limiter = limitador::RateLimiter::new((2 * key_count).max(1_000) as u64);
         let key = Expression::try_from("key")?;

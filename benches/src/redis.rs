@@ -24,10 +24,9 @@ mod situation;
 mod tests;
 mod throughput;
 
-use std::error::Error;
-
 use clap::ValueEnum;
 
+use crate::measure::Fallible;
 use crate::report::Options;
 
 use lab::Lab;
@@ -42,7 +41,7 @@ pub(crate) enum RedisPart {
 }
 
 /// Measures what is asked for, prints the tables, and writes the JSON lines.
-pub(crate) fn run(options: &Options<RedisPart>) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options<RedisPart>) -> Fallible {
     // One thread for all of the client, as one for all of the server.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,12 +1,13 @@
 //! The measurements, as tables for people and as JSON lines for programs.
 
-use std::error::Error;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::{Serialize, Serializer};
+
+use crate::measure::Fallible;
 
 /// How long to measure, and where to write what was measured.
 #[derive(Args, Default)]
@@ -125,7 +126,7 @@ impl BenchReport {
     }
 
     /// Prints a row, after the names of its columns if they are others than those before.
-    pub(crate) fn row(&mut self, cells: &[NamedCell]) -> Result<(), Box<dyn Error>> {
+    pub(crate) fn row(&mut self, cells: &[NamedCell]) -> Fallible {
         let names: Vec<_> = cells.iter().map(|(name, _)| *name).collect();
         let line = |text: fn(&NamedCell) -> String| {
             let columns = cells.iter().map(|named| named.1.column(named.0, &text(named)));

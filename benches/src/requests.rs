@@ -1,7 +1,6 @@
 //! Requests through a layer to a service that answers at once. Both layers identify the caller by axum's `ConnectInfo`.
 
 use std::convert::Infallible;
-use std::error::Error;
 use std::future::{Future, Ready, ready};
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -19,6 +18,8 @@ use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_layer::Layer;
 use tower_service::Service;
+
+use crate::measure::Fallible;
 
 /// Answers at once.
 #[derive(Clone)]
@@ -91,7 +92,7 @@ pub(crate) fn ours(
     outcome: &RequestOutcome,
     tells: bool,
     immediate: bool,
-) -> Result<RequestSender, Box<dyn Error>> {
+) -> Fallible<RequestSender> {
     let rate = Rate::new(1, Duration::from_secs(outcome.seconds_per_token))?;
     let gcra = Gcra::new(rate, u64::from(outcome.burst))?;
     let limits = Limits::builder().limit("burst", gcra).by(["ip"]).build()?;
@@ -106,10 +107,7 @@ pub(crate) fn ours(
 }
 
 /// `tower_governor`.
-pub(crate) fn governor(
-    outcome: &RequestOutcome,
-    tells: bool,
-) -> Result<RequestSender, Box<dyn Error>> {
+pub(crate) fn governor(outcome: &RequestOutcome, tells: bool) -> Fallible<RequestSender> {
     let mut config = GovernorConfigBuilder::default();
     let mut config = config.key_extractor(PeerIpKeyExtractor);
     config.per_second(outcome.seconds_per_token).burst_size(outcome.burst);

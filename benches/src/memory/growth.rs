@@ -3,21 +3,20 @@
 //! A call is timed by the CPU time of the thread, so that it is not the neighbours on the machine who
 //! make the worst one.
 
-use std::error::Error;
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::time::Duration;
 
 use governor::clock::FakeRelativeClock;
-use ratelimit_core::{FixedWindow, Limit, Limits, ManualClock, Rate, RateLimiter, Timestamp};
+use ratelimit_core::{FixedWindow, ManualClock, Rate, RateLimiter, Timestamp};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
 use crate::keys::CallerKey;
-use crate::measure::thread_time;
-use crate::peers::{Allowance, ByFunction, Governor, MeasuredLimiter, Ours};
+use crate::measure::{Fallible, thread_time};
+use crate::peers::{Allowance, ByFunction, Governor, MeasuredLimiter, Ours, limits};
 use crate::report::{BenchReport, Cell, digits};
 
-use super::scenario::{ALLOWED, ScenarioOutcome};
+use super::scenario::{ALLOWED, ScenarioOutcome, non_zero};
 
 /// A store that is too small has room for one key in so many.
 const CROWD: usize = 10;
@@ -25,10 +24,8 @@ const CROWD: usize = 10;
 const BLOCK: usize = 1 << 12;
 
 /// Room for every call even on the shared state of a full store, and no key expires while others come.
-const LONG_LIVED: Allowance = Allowance {
-    period: Duration::from_secs(400),
-    burst: NonZeroU32::MIN.saturating_add(10_999_999),
-};
+const LONG_LIVED: Allowance =
+    Allowance { period: Duration::from_secs(400), burst: non_zero(11_000_000) };
 
 /// How often keys come to a limiter made anew. A pause of the limiter's own comes every time; what else
 /// runs on the machine comes once or twice, so that the best of them is told.
@@ -73,12 +70,12 @@ fn us(time: Duration) -> Cell {
 
 /// The worst call while keys come that were never seen: into a store with room for all of them, and into
 /// one with room for a tenth of them.
-pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
+pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
     let keys = if quick { 500_000 } else { 10_000_000 };
     println!("\nthe worst call while {keys} new keys come, the best of {TRIES} times");
-    let worst = |calls: &dyn Fn() -> Result<CallTimes, Box<dyn Error>>| {
+    let worst = |calls: &dyn Fn() -> Fallible<CallTimes>| {
         let all = (0..TRIES).map(|_| calls()).collect::<Result<Vec<_>, _>>()?;
-        Ok::<_, Box<dyn Error>>(us(all.iter().map(|calls| calls.worst).min().unwrap_or_default()))
+        Fallible::Ok(us(all.iter().map(|calls| calls.worst).min().unwrap_or_default()))
     };
     let nothing = ByFunction(|key: &CallerKey| !key.as_str().is_empty());
     let timing = worst(&|| Ok(CallTimes::with(&nothing, 0..keys)?))?;
@@ -116,10 +113,10 @@ pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn E
 const WINDOW_US: u64 = 365 * 24 * 3_600_000_000;
 
 /// The calls of a limit whose states take more than a bucket's slot has room for.
-fn windows(keys: usize) -> Result<CallTimes, Box<dyn Error>> {
+fn windows(keys: usize) -> Fallible<CallTimes> {
     let window = FixedWindow::new(Rate::per_us(2, WINDOW_US)?)?;
     let store = MemoryStore::builder().capacity(keys).build();
-    let limiter = RateLimiter::new(Limits::new([Limit::new("bench", window)?])?, store);
+    let limiter = RateLimiter::new(limits([window])?, store);
     let check = |key: &CallerKey| limiter.check_now(key.as_str()).is_ok_and(|said| said.allowed());
     let calls = CallTimes::with(&ByFunction(check), 0..keys)?;
     match limiter.store().overflowed() {
@@ -138,7 +135,7 @@ const LATER: Duration = Duration::from_secs(3_600);
 
 /// What it costs that a million keys have expired: the worst call, and all calls, until a million others
 /// have taken their place. governor frees nothing without `retain_recent`, which is one of its calls here.
-pub(super) fn expiry(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
+pub(super) fn expiry(quick: bool, report: &mut BenchReport) -> Fallible {
     let keys = if quick { 250_000 } else { 1_000_000 };
     let others = keys..2 * keys;
     println!("\n{keys} keys have expired, and as many others come");

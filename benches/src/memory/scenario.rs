@@ -1,11 +1,10 @@
 //! What is asked, how often, and what every answer has to be.
 
-use std::error::Error;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::keys::{CallerKey, KeyDraw, Spread};
-use crate::measure::{Samples, turns};
+use crate::measure::{Fallible, Samples, turns};
 use crate::peers::{Allowance, MeasuredLimiter};
 use crate::report::{BenchReport, digits};
 
@@ -44,11 +43,9 @@ pub(super) struct ScenarioOutcome {
     pub(super) first_cost: NonZeroU32,
 }
 
-const fn non_zero(n: u32) -> NonZeroU32 {
-    match NonZeroU32::new(n) {
-        Some(n) => n,
-        None => NonZeroU32::MIN,
-    }
+/// This number, which is above zero.
+pub(super) const fn non_zero(n: u32) -> NonZeroU32 {
+    NonZeroU32::MIN.saturating_add(n - 1)
 }
 
 /// What is charged flows back in hours, and one key's tens of millions of decisions in days: a state that takes
@@ -120,7 +117,7 @@ pub(super) fn take_turns(
     threads: usize,
     effort: ScenarioEffort,
     all: &[LimiterTurn<'_>],
-) -> Result<Measured, Box<dyn Error>> {
+) -> Fallible<Measured> {
     let mut draws: Vec<_> =
         (1..).take(threads).map(|n| KeyDraw::new(scenario.spread, scenario.key_count, n)).collect();
     // Keys drawn anew for a round: they fit a cache where the keys of the scenario do.
@@ -160,7 +157,7 @@ impl Measured {
         report: &mut BenchReport,
         (clock, batch, ours): (&'static str, usize, usize),
         (peer, at): (&'static str, usize),
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Fallible {
         let ns = |way| digits(1, self.samples.median(way, |ns| *ns));
         report.row(&[
             ("scenario", self.scenario.into()),

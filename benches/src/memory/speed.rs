@@ -1,11 +1,11 @@
 //! One decision: ours with either clock, one and eight at a time, beside governor with either of its own.
 
-use std::error::Error;
 use std::time::Duration;
 
 use governor::clock::QuantaUpkeepClock;
 use ratelimit_memory::{CoarseClock, PreciseClock};
 
+use crate::measure::Fallible;
 use crate::peers::{BATCH, Governor, Ours};
 use crate::report::BenchReport;
 
@@ -38,11 +38,7 @@ const OURS_COARSE_BATCHED: usize = 4;
 const GOVERNOR_COARSE: (&str, usize) = ("governor-coarse", 5);
 
 impl LimiterSet {
-    fn new(
-        outcome: ScenarioOutcome,
-        key_count: usize,
-        clocks: &CoarseClocks,
-    ) -> Result<Self, Box<dyn Error>> {
+    fn new(outcome: ScenarioOutcome, key_count: usize, clocks: &CoarseClocks) -> Fallible<Self> {
         let allowance = outcome.allowance;
         let limiters = Self {
             outcome,
@@ -70,7 +66,7 @@ impl LimiterSet {
 }
 
 /// Measures every scenario, outcome and number of threads.
-pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
+pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
     let governor_coarse = QuantaUpkeepClock::from_interval(COARSE_STEP)?;
     let clocks = (CoarseClock::new(), governor_coarse);
     for same_keys in SCENARIOS.chunk_by(|one, other| one.key_count == other.key_count) {
@@ -79,10 +75,8 @@ pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn E
         let both = [limiters(ALLOWED)?, limiters(DENIED)?];
         let effort = if quick {
             // Fewer of those that wait for memory, for there are as many to warm up.
-            ScenarioEffort {
-                rounds: 7,
-                decisions: if key_count > 1_000 { 1 << 14 } else { 1 << 15 },
-            }
+            let decisions = if key_count > 1_000 { 1 << 14 } else { 1 << 15 };
+            ScenarioEffort { rounds: 7, decisions }
         } else {
             ScenarioEffort { rounds: 31, decisions: 1 << 17 }
         };

@@ -1,7 +1,6 @@
 //! What is not one GCRA decision: the other algorithms beside limitador's fixed window, several limits of
 //! one key beside two checks of governor, several keys in one batch beside as many checks.
 
-use std::error::Error;
 use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -9,19 +8,19 @@ use std::time::Duration;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check};
 use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Leased, Limit, Limits,
-    Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket, Verdict,
-    WindowLog,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Leased, Limit, Rate,
+    RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
 use crate::keys::CallerKey;
-use crate::peers::{Allowance, BATCH, ByFunction, Governor, Limitador, MeasuredLimiter};
+use crate::measure::Fallible;
+use crate::peers::{Allowance, BATCH, ByFunction, Governor, Limitador, MeasuredLimiter, limits};
 use crate::report::BenchReport;
 
 use super::PRECISE;
 use super::scenario::{
-    ALLOWED, DENIED, LimiterTurn, ScenarioEffort, ScenarioOutcome, THOUSAND, take_turns,
+    ALLOWED, DENIED, LimiterTurn, ScenarioEffort, ScenarioOutcome, THOUSAND, non_zero, take_turns,
 };
 
 /// What a key of a denied measurement has used up, one at a time: the length of a full log.
@@ -38,16 +37,13 @@ const LEASES: &str = "concurrency";
 /// Ours with limits of any kind, all of which apply to every key.
 fn limiter<A: InMemory>(
     algorithms: impl IntoIterator<Item = A>,
-) -> Result<RateLimiter<MemoryStore<A>, A>, Box<dyn Error>> {
-    let names = ["first", "second", "third"];
-    let limits = names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
-    let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
-    Ok(RateLimiter::new(limits, MemoryStore::new()))
+) -> Fallible<RateLimiter<MemoryStore<A>, A>> {
+    Ok(RateLimiter::new(limits(algorithms)?, MemoryStore::new()))
 }
 
 fn all<A: InMemory + 'static>(
     algorithms: impl IntoIterator<Item = A>,
-) -> Result<Box<dyn MeasuredLimiter>, Box<dyn Error>> {
+) -> Fallible<Box<dyn MeasuredLimiter>> {
     let limiter = limiter(algorithms)?;
     Ok(Box::new(ByFunction(move |key: &CallerKey| {
         let said = limiter.check_now(key.as_str());
@@ -55,12 +51,12 @@ fn all<A: InMemory + 'static>(
     })))
 }
 
-fn one<A: InMemory + 'static>(algorithm: A) -> Result<Box<dyn MeasuredLimiter>, Box<dyn Error>> {
+fn one<A: InMemory + 'static>(algorithm: A) -> Fallible<Box<dyn MeasuredLimiter>> {
     all([algorithm])
 }
 
 /// A concurrency limit as it is used: a lease that is taken and given back.
-fn leases(limit: Rate) -> Result<Box<dyn MeasuredLimiter>, Box<dyn Error>> {
+fn leases(limit: Rate) -> Fallible<Box<dyn MeasuredLimiter>> {
     let limiter = limiter([Concurrency::new(limit)?])?;
     Ok(Box::new(ByFunction(move |key: &CallerKey| {
         let leased = black_box(limiter.lease_now(key.as_str()));
@@ -97,7 +93,7 @@ impl MeasuredLimiter for AllOrNothing {
 type NamedSubject = (&'static str, Box<dyn MeasuredLimiter>);
 
 /// Every algorithm, to admit all or to admit no more than [`FULL`].
-fn algorithms(allowed: bool) -> Result<Vec<NamedSubject>, Box<dyn Error>> {
+fn algorithms(allowed: bool) -> Fallible<Vec<NamedSubject>> {
     let rate = |most: u64, period_us: u64| {
         if allowed { Rate::per_us(most, period_us) } else { Rate::per_us(FULL.into(), HOUR_US) }
     };
@@ -123,9 +119,9 @@ fn algorithms(allowed: bool) -> Result<Vec<NamedSubject>, Box<dyn Error>> {
 }
 
 /// Three GCRA limits of one key, stacked and in one batch; one limit on eight keys at once.
-fn several(allowance: Allowance) -> Result<Vec<(NamedSubject, usize)>, Box<dyn Error>> {
+fn several(allowance: Allowance) -> Fallible<Vec<(NamedSubject, usize)>> {
     let period_us = u64::try_from(allowance.period.as_micros())?;
-    let three = || -> Result<[Gcra; 3], Box<dyn Error>> {
+    let three = || -> Fallible<[Gcra; 3]> {
         let burst = allowance.burst.get().into();
         let gcra = |times: u64| Gcra::new(Rate::per_us(times, period_us)?, burst);
         Ok([gcra(1)?, gcra(2)?, gcra(4)?])
@@ -140,14 +136,14 @@ fn several(allowance: Allowance) -> Result<Vec<(NamedSubject, usize)>, Box<dyn E
 }
 
 /// Measures allowed and denied decisions on a thousand keys, on one thread.
-pub(super) fn run(quick: bool, report: &mut BenchReport) -> Result<(), Box<dyn Error>> {
+pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
     println!("\n1,000 keys; a full log has {FULL} entries");
     let effort = if quick {
         ScenarioEffort { rounds: 5, decisions: 1 << 12 }
     } else {
         ScenarioEffort { rounds: 31, decisions: 1 << 14 }
     };
-    let full = NonZeroU32::MIN.saturating_add(FULL - 1);
+    let full = non_zero(FULL);
     let hours = Allowance { period: Duration::from_secs(3_600), burst: full };
     let denied = ScenarioOutcome { allowance: hours, first_cost: full, ..DENIED };
     let allowed = ScenarioOutcome { first_cost: NonZeroU32::MIN, ..ALLOWED };

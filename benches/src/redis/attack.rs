@@ -7,7 +7,6 @@
 //! retry after that time at most. A plain loop calls the server for each request. A cache of denials calls it when a wait ends,
 //! once.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,11 +16,11 @@ use ratelimit_redis::RedisStore;
 use tokio::task::JoinSet;
 use tokio::task::coop::consume_budget;
 
-use crate::measure::{Samples, turns};
+use crate::measure::{Fallible, Samples, turns};
 use crate::report::digits;
 
 use super::lab::{Lab, cpu_of, script_calls};
-use super::plain::{ATTACKED, Decides, Failed, Fred, GCRA_SCRIPT, RedisRs};
+use super::plain::{ATTACKED, Decides, Fred, GCRA_SCRIPT, PlainScript, RedisRs};
 use super::throughput::OurStore;
 
 const TASKS: usize = 256;
@@ -53,19 +52,15 @@ fn number(count: u64) -> f64 {
 }
 
 /// Attacks each way of deciding by each client.
-pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+pub(super) async fn run(lab: &mut Lab) -> Fallible {
     lab.flush()?;
     let (url, sha) = (lab.server.url(), lab.load(GCRA_SCRIPT)?);
-    let loop_by_redis = RedisRs::connect(&url, &sha, ATTACKED).await?;
-    by_client(lab, "redis", loop_by_redis).await?;
-    by_client(lab, "fred", Fred::connect(&url, &sha, ATTACKED).await?).await
+    let script = PlainScript { sha, numbers: ATTACKED, limits: 1 };
+    by_client(lab, "redis", RedisRs::connect(&url, &script).await?).await?;
+    by_client(lab, "fred", Fred::connect(&url, &script).await?).await
 }
 
-async fn by_client<P: Decides>(
-    lab: &mut Lab,
-    client: &'static str,
-    plain: P,
-) -> Result<(), Box<dyn Error>> {
+async fn by_client<P: Decides>(lab: &mut Lab, client: &'static str, plain: P) -> Fallible {
     let store = async |merge: &str| {
         let url = format!("{}?client={client}&merge={merge}", lab.server.url());
         RedisStore::connect(&url).await
@@ -116,8 +111,8 @@ async fn turn<D: Decides>(
     subject: &Arc<D>,
     key: &'static str,
     length: Duration,
-) -> Result<AttackResult, Box<dyn Error>> {
-    while subject.charge(key, 1).await.map_err(|error| error.to_string())? {}
+) -> Fallible<AttackResult> {
+    while subject.charge(key, 1).await? {}
     lab.server.command(&["CONFIG", "RESETSTAT"])?.ok()?;
     let cpu = || cpu_of(&lab.server).unwrap_or_default();
     let (requests, admitted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -135,12 +130,10 @@ async fn turn<D: Decides>(
                 // A decision without a call never waits, and other tasks have to run as well.
                 consume_budget().await;
             }
-            Ok::<(), Failed>(())
+            Fallible::Ok(())
         });
     }
-    while let Some(ended) = tasks.join_next().await {
-        ended?.map_err(|error| error.to_string())?;
-    }
+    tasks.join_all().await.into_iter().collect::<Fallible>()?;
     let (took, cpu) = (begin.elapsed(), cpu().saturating_sub(cpu_before));
     let calls = script_calls(&lab.server)?;
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);

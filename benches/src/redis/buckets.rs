@@ -1,9 +1,9 @@
 //! Ways to keep a bucketed window on Redis: packed into one field, as one counter per bucket, or as a hash of counters,
 //! replayed as the decisions of [`cpu`](super::cpu) are.
 
-use std::error::Error;
-
 use ratelimit_redis::RedisStore;
+
+use crate::measure::Fallible;
 
 use super::cpu::ReplayedDecision;
 use super::lab::Lab;
@@ -31,7 +31,7 @@ end
 return { one, ten, fifteen }";
 
 /// Measures every way.
-pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+pub(super) async fn run(lab: &mut Lab) -> Fallible {
     let store = RedisStore::connect(&lab.recorded_url()).await?;
     let script = lab.load(COUNTERS_SCRIPT)?;
     for (count, days, [packed, scripted, counted, hashed]) in BUCKETS {

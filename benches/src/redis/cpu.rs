@@ -5,7 +5,6 @@
 //! that each is the same decision: on a full window, on a log of ten entries. Where one decision takes several round
 //! trips, all of its commands count.
 
-use std::error::Error;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use ratelimit_core::{Policy, Store};
 use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisStore};
 
 use crate::keys::CallerKey;
-use crate::measure::median;
+use crate::measure::{Fallible, median};
 use crate::report::digits;
 
 use super::lab::{Lab, cpu_of};
@@ -54,11 +53,7 @@ impl ReplayedDecision {
     }
 
     /// Replays the decision in turns with INCR.
-    pub(super) fn measure(
-        self,
-        lab: &mut Lab,
-        decision: &RecordedDecision,
-    ) -> Result<(), Box<dyn Error>> {
+    pub(super) fn measure(self, lab: &mut Lab, decision: &RecordedDecision) -> Fallible {
         let rounds = if lab.quick { 1 } else { 4 };
         let (incr, replay, restore) = (incr()?, decision.replaying()?, decision.restoring()?);
         // As many keys as INCRs, so that neither finds more of them in the processor's caches.
@@ -110,7 +105,7 @@ impl ReplayedDecision {
 }
 
 /// The server's nanoseconds for each of these callers.
-fn timed(lab: &mut Lab, template: &Template, callers: Range<usize>) -> Result<f64, Box<dyn Error>> {
+fn timed(lab: &mut Lab, template: &Template, callers: Range<usize>) -> Fallible<f64> {
     let count = u32::try_from(callers.len())?;
     let begin = cpu(lab)?;
     template.send(&mut lab.wire, callers)?;
@@ -124,16 +119,16 @@ fn cpu(lab: &Lab) -> Result<Duration, &'static str> {
 }
 
 /// Measures the floors, and every algorithm in every mode.
-pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+pub(super) async fn run(lab: &mut Lab) -> Fallible {
     floors(lab)?;
     let url = lab.recorded_url();
     let lua = RedisStore::connect(&url).await?;
     let cas = RedisStore::builder().cas().connect(&url).await?;
     let multi = RedisStore::builder().multi().connect(&url).await?;
-    for algorithm in ALGORITHMS {
-        for admits in [true, false] {
-            in_store(lab, Lua::NAME, Situation::one(algorithm, admits)?, &lua).await?;
-        }
+    let each =
+        || ALGORITHMS.into_iter().flat_map(|name| [true, false].map(|admits| (name, admits)));
+    for (algorithm, admits) in each() {
+        in_store(lab, Lua::NAME, Situation::one(algorithm, admits)?, &lua).await?;
     }
     for (name, algorithms) in [
         ("3 limits, gcra", ["gcra"; 3]),
@@ -145,14 +140,12 @@ pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     }
     in_store(lab, Lua::NAME, Situation::lease_by_id()?, &lua).await?;
     merged(lab, &lua).await?;
-    for algorithm in ALGORITHMS {
-        for admits in [true, false] {
-            in_store(lab, Cas::NAME, Situation::one(algorithm, admits)?, &cas).await?;
-            let Some(attempts) = Situation::by_attempts(algorithm, admits)? else { continue };
-            // What a transaction cannot decide it refuses.
-            if RedisStore::<Multi>::supports(&attempts.limits).is_ok() {
-                in_store(lab, Multi::NAME, attempts, &multi).await?;
-            }
+    for (algorithm, admits) in each() {
+        in_store(lab, Cas::NAME, Situation::one(algorithm, admits)?, &cas).await?;
+        let Some(attempts) = Situation::by_attempts(algorithm, admits)? else { continue };
+        // What a transaction cannot decide it refuses.
+        if RedisStore::<Multi>::supports(&attempts.limits).is_ok() {
+            in_store(lab, Multi::NAME, attempts, &multi).await?;
         }
     }
     Ok(())
@@ -163,7 +156,7 @@ async fn in_store<S: Store<Policy> + Clone>(
     mode: &'static str,
     situation: Situation,
     store: &S,
-) -> Result<(), Box<dyn Error>> {
+) -> Fallible {
     let trial = ReplayedDecision::new(mode, situation.name, situation.admits);
     let message = |error| format!("{mode}, {}, {}: {error}", trial.decision, trial.outcome());
     lab.flush()?;
@@ -173,7 +166,7 @@ async fn in_store<S: Store<Policy> + Clone>(
 
 /// A hundred requests of one key that share a call: of one limit at one cost, at costs that change from one request to
 /// the next, and of three limits.
-async fn merged(lab: &mut Lab, store: &RedisStore) -> Result<(), Box<dyn Error>> {
+async fn merged(lab: &mut Lab, store: &RedisStore) -> Fallible {
     for (decision, situation) in [
         ("gcra, 100 merged", Situation::one("gcra", true)?),
         ("gcra, 100 of 3 costs", Situation::one("gcra", true)?.with_costs(3)),
@@ -192,7 +185,7 @@ async fn merged(lab: &mut Lab, store: &RedisStore) -> Result<(), Box<dyn Error>>
 
 /// The least that a decision can cost, and what it costs in a script written by hand, alone and of a hundred different
 /// keys in a call.
-fn floors(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+fn floors(lab: &mut Lab) -> Fallible {
     let nothing = lab.load("return 1")?;
     let gcra = lab.load(GCRA_SCRIPT)?;
     let gathering = lab.load(GATHERING_SCRIPT)?;

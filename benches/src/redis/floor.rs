@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use redis::aio::ConnectionManager;
 use tokio::sync::Notify;
 
-use super::plain::{Decides, Failed, RedisRs};
+use crate::measure::Fallible;
+
+use super::plain::{Decides, RedisRs};
 
 /// Callers of one key who share calls of the plain loop.
 pub(super) struct Floor(Arc<FloorState>);
@@ -65,7 +67,7 @@ impl FloorState {
 }
 
 impl Decides for Floor {
-    async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
+    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
         let call = {
             let mut next = self.0.next();
             next.cost += cost;

@@ -1,6 +1,5 @@
 //! [`Lab`]: a server, a connection to it, and a proxy that records the commands sent to it.
 
-use std::error::Error;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use ratelimit_servers::RedisServer;
 use redis::{Connection, ConnectionLike, InfoDict, Value};
 
 use crate::keys::CallerKey;
+use crate::measure::Fallible;
 use crate::report::{BenchReport, Effort};
 
 use super::recorder::{RecordedCommand, RecordingProxy, command};
@@ -29,7 +29,7 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    pub(super) fn new(effort: &Effort) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn new(effort: &Effort) -> Fallible<Self> {
         let server = RedisServer::start()?;
         let wire = redis::Client::open(server.url())?.get_connection()?;
         let recorder = RecordingProxy::start(server.port())?;
@@ -42,7 +42,7 @@ impl Lab {
     }
 
     /// The name and version of the server, such as `redis 7.0.15`.
-    pub(super) fn version(&mut self) -> Result<String, Box<dyn Error>> {
+    pub(super) fn version(&mut self) -> Fallible<String> {
         let info: InfoDict = redis::cmd("INFO").arg("server").query(&mut self.wire)?;
         let version = |name: &str| {
             Some(format!("{name} {}", info.get::<String>(&format!("{name}_version"))?))
@@ -51,17 +51,17 @@ impl Lab {
     }
 
     /// Sends a command and returns its reply, or the error in it.
-    pub(super) fn ask(&mut self, command: &RecordedCommand) -> Result<Value, Box<dyn Error>> {
+    pub(super) fn ask(&mut self, command: &RecordedCommand) -> Fallible<Value> {
         Ok(self.wire.req_packed_command(&redis::pack_command(command))?.extract_error()?)
     }
 
     /// Removes every key. Scripts stay loaded.
-    pub(super) fn flush(&mut self) -> Result<(), Box<dyn Error>> {
+    pub(super) fn flush(&mut self) -> Fallible {
         self.ask(&command(&["FLUSHALL", "SYNC"])).map(drop)
     }
 
     /// Loads a script and returns its hash.
-    pub(super) fn load(&mut self, script: &str) -> Result<String, Box<dyn Error>> {
+    pub(super) fn load(&mut self, script: &str) -> Fallible<String> {
         Ok(redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut self.wire)?)
     }
 
@@ -70,7 +70,7 @@ impl Lab {
         &mut self,
         subject: &InStore<S>,
         admits: bool,
-    ) -> Result<RecordedDecision, Box<dyn Error>> {
+    ) -> Fallible<RecordedDecision> {
         let (first, caller) = (warming_up(), recorded());
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
@@ -93,7 +93,7 @@ impl Lab {
         &mut self,
         subject: &InStore<S>,
         requests: u32,
-    ) -> Result<RecordedDecision, Box<dyn Error>> {
+    ) -> Fallible<RecordedDecision> {
         let (first, caller) = (warming_up(), recorded());
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
@@ -118,7 +118,7 @@ impl Lab {
         &mut self,
         prepare: &[RecordedCommand],
         commands: Vec<RecordedCommand>,
-    ) -> Result<RecordedDecision, Box<dyn Error>> {
+    ) -> Fallible<RecordedDecision> {
         for command in prepare {
             self.ask(command)?;
         }

@@ -3,16 +3,16 @@
 //! decisions per second end where its processors do. The servers' time per decision does not depend on that: if it stays the
 //! same from node to node, nodes share nothing.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::RedisCluster;
 
 use crate::keys::CallerKey;
+use crate::measure::Fallible;
 
 use super::lab::Lab;
-use super::plain::{FRED, Fred, GCRA_SCRIPT, REDIS_RS, RedisRs, WIDE, key};
+use super::plain::{FRED, Fred, GCRA_SCRIPT, PlainScript, REDIS_RS, RedisRs, WIDE, key};
 use super::throughput::{OurStore, Workload, charge};
 
 /// The tasks that ask, for each node on which keys lie.
@@ -22,12 +22,13 @@ const MANY: usize = 9_000;
 const SLOTS: usize = 16_384;
 
 /// Measures by each client, on one node and then on more.
-pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+pub(super) async fn run(lab: &mut Lab) -> Fallible {
     let cluster = RedisCluster::start()?;
     let mut sha = String::new();
     for node in cluster.nodes() {
         sha = node.command(&["SCRIPT", "LOAD", GCRA_SCRIPT])?.ok()?.to_string();
     }
+    let script = PlainScript { sha, numbers: WIDE, limits: 1 };
     let ours = async |client: &str| {
         let store = RedisStore::connect(&format!("{}?client={client}", cluster.url())).await?;
         OurStore::new(WIDE, store).map(Arc::new)
@@ -35,10 +36,10 @@ pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
     let (by_redis, by_fred) = (ours("redis").await?, ours("fred").await?);
     let ports = cluster.client_ports();
     let urls = ports.iter().map(|port| format!("redis://127.0.0.1:{port}")).collect();
-    let loop_by_redis = Arc::new(RedisRs::connect_to_cluster(urls, &sha).await?);
+    let loop_by_redis = Arc::new(RedisRs::connect_to_cluster(urls, &script).await?);
     let others: Vec<_> = ports[1..].iter().map(|port| format!("node=127.0.0.1:{port}")).collect();
     let url = format!("redis-cluster://127.0.0.1:{}?{}", ports[0], others.join("&"));
-    let loop_by_fred = Arc::new(Fred::connect(&url, &sha, WIDE).await?);
+    let loop_by_fred = Arc::new(Fred::connect(&url, &script).await?);
     for many in [false, true] {
         for nodes in 1..=cluster.nodes().len() {
             let callers = |key: &dyn Fn(&CallerKey) -> String| callers(&cluster, nodes, many, key);

@@ -1,11 +1,11 @@
 //! The hand-written alternative: a script that decides by GCRA, and the loop that calls it, by either client.
 
-use std::error::Error;
-
 use fred::interfaces::{ClientLike, LuaInterface};
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
+
+use crate::measure::Fallible;
 
 use super::recorder::{RecordedCommand, command};
 
@@ -94,66 +94,67 @@ fn keys(client: &str, caller: &str, limits: usize) -> impl Iterator<Item = Strin
 }
 
 impl ScriptNumbers {
+    fn arguments(self, cost: u64) -> [u64; 3] {
+        [self.interval_us, self.interval_us * self.burst, cost]
+    }
+
     /// Calls a script for these keys.
     pub(super) fn command(self, sha: &str, keys: &[&str], cost: u64) -> RecordedCommand {
         let count = keys.len().to_string();
-        let [interval, capacity, cost] =
-            [self.interval_us, self.interval_us * self.burst, cost].map(|n| n.to_string());
+        let [interval, capacity, cost] = self.arguments(cost).map(|n| n.to_string());
         command(&[&["EVALSHA", sha, &count], keys, &[&interval, &capacity, &cost]].concat())
     }
 }
 
-pub(super) type Failed = Box<dyn Error + Send + Sync>;
-
 /// A limiter that is asked in a loop.
 pub(super) trait Decides: Send + Sync + 'static {
     /// Whether so much is admitted for the caller.
-    fn charge(&self, caller: &str, cost: u64) -> impl Future<Output = Result<bool, Failed>> + Send;
+    fn charge(&self, caller: &str, cost: u64) -> impl Future<Output = Fallible<bool>> + Send;
 }
 
 /// The prefixes of the keys of the loops.
 pub(super) const REDIS_RS: &str = "redis-rs";
 pub(super) const FRED: &str = "fred";
 
-/// The loop over a connection of the crate `redis`, with its defaults.
-pub(super) struct RedisRs<C = ConnectionManager> {
-    connection: C,
-    sha: String,
-    numbers: ScriptNumbers,
+/// The script that a loop calls, loaded already.
+#[derive(Clone)]
+pub(super) struct PlainScript {
+    pub(super) sha: String,
+    pub(super) numbers: ScriptNumbers,
     /// By how many limits each request is decided: the script is for as many.
     pub(super) limits: usize,
 }
 
+/// The loop over a connection of the crate `redis`, with its defaults.
+pub(super) struct RedisRs<C = ConnectionManager> {
+    connection: C,
+    script: PlainScript,
+}
+
 impl RedisRs {
-    pub(super) async fn connect(
-        url: &str,
-        sha: &str,
-        numbers: ScriptNumbers,
-    ) -> Result<Self, Box<dyn Error>> {
+    pub(super) async fn connect(url: &str, script: &PlainScript) -> Fallible<Self> {
         let connection = redis::Client::open(url)?.get_connection_manager().await?;
-        Ok(Self { connection, sha: sha.to_owned(), numbers, limits: 1 })
+        Ok(Self { connection, script: script.clone() })
     }
 }
 
 impl RedisRs<ClusterConnection> {
     pub(super) async fn connect_to_cluster(
         nodes: Vec<String>,
-        sha: &str,
-    ) -> Result<Self, Box<dyn Error>> {
+        script: &PlainScript,
+    ) -> Fallible<Self> {
         let connection = ClusterClient::new(nodes)?.get_async_connection().await?;
-        Ok(Self { connection, sha: sha.to_owned(), numbers: WIDE, limits: 1 })
+        Ok(Self { connection, script: script.clone() })
     }
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
-    async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
-        let ScriptNumbers { interval_us, burst } = self.numbers;
+    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
+        let PlainScript { sha, numbers, limits } = &self.script;
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.sha).arg(self.limits);
-        for key in keys(REDIS_RS, caller, self.limits) {
-            call.arg(key);
-        }
-        call.arg(interval_us).arg(interval_us * burst).arg(cost);
+        call.arg(sha).arg(limits);
+        keys(REDIS_RS, caller, *limits).for_each(|key| _ = call.arg(key));
+        call.arg(&numbers.arguments(cost));
         let answer: (i64, i64, i64) = call.query_async(&mut self.connection.clone()).await?;
         Ok(answer.0 == 1)
     }
@@ -162,33 +163,26 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
 /// The loop over a client of the crate `fred`, with its defaults.
 pub(super) struct Fred {
     client: fred::clients::Client,
-    sha: String,
-    numbers: ScriptNumbers,
-    /// By how many limits each request is decided: the script is for as many.
-    pub(super) limits: usize,
+    script: PlainScript,
 }
 
 impl Fred {
-    pub(super) async fn connect(
-        url: &str,
-        sha: &str,
-        numbers: ScriptNumbers,
-    ) -> Result<Self, Box<dyn Error>> {
+    pub(super) async fn connect(url: &str, script: &PlainScript) -> Fallible<Self> {
         let config = fred::types::config::Config::from_url(url)?;
         let client = fred::types::Builder::from_config(config).build()?;
         client.init().await?;
-        Ok(Self { client, sha: sha.to_owned(), numbers, limits: 1 })
+        Ok(Self { client, script: script.clone() })
     }
 }
 
 impl Decides for Fred {
-    async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
-        let ScriptNumbers { interval_us, burst } = self.numbers;
-        let numbers = [interval_us, interval_us * burst, cost];
-        let numbers = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
-        let keys: Vec<_> = keys(FRED, caller, self.limits).collect();
+    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
+        let PlainScript { sha, numbers, limits } = &self.script;
+        let numbers =
+            numbers.arguments(cost).map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+        let keys: Vec<_> = keys(FRED, caller, *limits).collect();
         let answer: (i64, i64, i64) =
-            self.client.evalsha(self.sha.as_str(), keys, numbers.to_vec()).await?;
+            self.client.evalsha(sha.as_str(), keys, numbers.to_vec()).await?;
         Ok(answer.0 == 1)
     }
 }

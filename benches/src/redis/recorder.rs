@@ -1,6 +1,5 @@
 //! A proxy that records the commands of a client and their replies.
 
-use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,6 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::{Parser, Value};
+
+use crate::measure::Fallible;
 
 /// The name of a command and its arguments.
 pub(super) type RecordedCommand = Vec<Vec<u8>>;
@@ -60,7 +61,7 @@ impl RecordingProxy {
     }
 
     /// The commands since the last call, in the order of each connection, with the reply to each.
-    pub(super) fn take(&self) -> Result<Vec<(RecordedCommand, Value)>, Box<dyn Error>> {
+    pub(super) fn take(&self) -> Fallible<Vec<(RecordedCommand, Value)>> {
         let deadline = Instant::now() + PATIENCE;
         let mut taken = Vec::new();
         for sent in lock(&self.connections).iter() {

@@ -1,11 +1,11 @@
 //! A recorded decision, replayed for many callers.
 
-use std::error::Error;
 use std::ops::Range;
 
 use redis::{Connection, ConnectionLike, Value};
 
 use crate::keys::CallerKey;
+use crate::measure::Fallible;
 
 use super::recorder::{RecordedCommand, command};
 
@@ -69,11 +69,7 @@ impl Template {
 
     /// Sends the commands for each of these callers. Fails at the first error that the server replies, and at the
     /// first reply that means another decision than the recorded one.
-    pub(super) fn send(
-        &self,
-        wire: &mut Connection,
-        callers: Range<usize>,
-    ) -> Result<(), Box<dyn Error>> {
+    pub(super) fn send(&self, wire: &mut Connection, callers: Range<usize>) -> Fallible {
         // What has no keys is not restored, and the client sends nothing that is empty.
         let callers: Vec<_> = if self.replies > 0 { callers.collect() } else { Vec::new() };
         for callers in callers.chunks(DEPTH) {
@@ -149,7 +145,7 @@ pub(super) struct StoredKeys(Vec<Dumped>);
 
 impl StoredKeys {
     /// Reads the keys of a caller.
-    pub(super) fn read(wire: &mut Connection, caller: &CallerKey) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn read(wire: &mut Connection, caller: &CallerKey) -> Fallible<Self> {
         let keys: Vec<Vec<u8>> =
             redis::cmd("KEYS").arg(format!("*{}*", caller.as_str())).query(wire)?;
         let mut dumped = Vec::new();
@@ -177,9 +173,7 @@ impl StoredKeys {
 
     /// Whether keys of the same shape have the same content, of any caller and with any time to live.
     fn says_the_same(&self, other: &Self) -> bool {
-        let dumps =
-            |kept: &Self| kept.0.iter().map(|dumped| dumped.dump.clone()).collect::<Vec<_>>();
-        dumps(self) == dumps(other)
+        self.0.iter().map(|kept| &kept.dump).eq(other.0.iter().map(|kept| &kept.dump))
     }
 }
 
@@ -229,11 +223,7 @@ impl RecordedDecision {
 
     /// Fails unless this caller's keys changed as those of the recorded one did: a replay that the server decided
     /// otherwise measures something else.
-    pub(super) fn verify(
-        &self,
-        wire: &mut Connection,
-        caller: usize,
-    ) -> Result<(), Box<dyn Error>> {
+    pub(super) fn verify(&self, wire: &mut Connection, caller: usize) -> Fallible {
         let kept = StoredKeys::read(wire, &CallerKey::new(caller))?;
         let as_many = kept.0.len() == self.after.0.len();
         if as_many && kept.says_the_same(&self.before) != self.writes() {

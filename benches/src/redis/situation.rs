@@ -1,16 +1,17 @@
 //! The decisions that are measured: limits, earlier charges, and the outcome that follows.
 
-use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Policy,
-    Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp, TokenBucket,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limits, Policy, Rate,
+    RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp, TokenBucket,
     WindowLog,
 };
 
 use crate::keys::CallerKey;
+use crate::measure::Fallible;
+use crate::peers;
 
 /// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and 2052, so none ends
 /// during a run.
@@ -51,7 +52,7 @@ type ChargedAlgorithm = (Policy, Vec<(u64, Duration)>);
 /// A limit with earlier charges, which admits the next request or denies it. It refills within hours, and its windows
 /// are long, so that one state serves a whole run. A bucketed window has fifteen buckets, a log ten entries, and ten
 /// leases are alive.
-fn charged(algorithm: &str, admits: bool) -> Result<ChargedAlgorithm, Box<dyn Error>> {
+fn charged(algorithm: &str, admits: bool) -> Fallible<ChargedAlgorithm> {
     let rate = |rate: &str| rate.parse::<Rate>();
     let window = || rate(if admits { "1000000000/10000d" } else { "10/10000d" });
     let now = |cost| vec![(cost, Duration::ZERO)];
@@ -92,24 +93,19 @@ impl Situation {
         admits: bool,
         limits: [Policy; N],
         charges: Vec<(u64, Duration)>,
-    ) -> Result<Self, Box<dyn Error>> {
-        let names = ["limit", "limit-2", "limit-3"];
-        let limits = names.iter().zip(limits).map(|(name, policy)| Limit::new(name, policy));
-        let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
+    ) -> Fallible<Self> {
+        let limits = peers::limits(limits)?;
         Ok(Self { name, admits, limits, charges, cost: 1, costs: 1, by_id: false })
     }
 
     /// One limit by this algorithm.
-    pub(super) fn one(algorithm: &'static str, admits: bool) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn one(algorithm: &'static str, admits: bool) -> Fallible<Self> {
         let (policy, charges) = charged(algorithm, admits)?;
         Self::new(algorithm, admits, [policy], charges)
     }
 
     /// The same, counting attempts; `None` if the algorithm cannot.
-    pub(super) fn by_attempts(
-        algorithm: &'static str,
-        admits: bool,
-    ) -> Result<Option<Self>, Box<dyn Error>> {
+    pub(super) fn by_attempts(algorithm: &'static str, admits: bool) -> Fallible<Option<Self>> {
         let (policy, charges) = charged(algorithm, admits)?;
         let Some(policy) = policy.by_attempts() else { return Ok(None) };
         Self::new(algorithm, admits, [policy], charges).map(Some)
@@ -120,7 +116,7 @@ impl Situation {
         name: &'static str,
         [first, second, third]: [&str; 3],
         admits: bool,
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Fallible<Self> {
         // The charges of the last limit, so that it is full where it must deny.
         let (third, charges) = charged(third, admits)?;
         let limits = [charged(first, true)?.0, charged(second, true)?.0, third];
@@ -128,7 +124,7 @@ impl Situation {
     }
 
     /// A bucketed window of so many buckets, all of them charged, and of so many days each.
-    pub(super) fn buckets(count: u32, days: u32) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn buckets(count: u32, days: u32) -> Fallible<Self> {
         let bucket = Duration::from_secs(24 * 3_600) * days;
         let rates = [(1_000_000, 1), (9_000_000, count)];
         let rates = rates.map(|(most, buckets)| Rate::new(most, bucket * buckets));
@@ -139,7 +135,7 @@ impl Situation {
     }
 
     /// A lease under an id, beside ten of them.
-    pub(super) fn lease_by_id() -> Result<Self, Box<dyn Error>> {
+    pub(super) fn lease_by_id() -> Fallible<Self> {
         let situation = Self::one("concurrency", true)?;
         Ok(Self { name: "lease by id", by_id: true, ..situation })
     }
@@ -165,12 +161,7 @@ pub(super) struct InStore<S> {
 }
 
 impl<S: Store<Policy>> InStore<S> {
-    async fn ask(
-        &self,
-        caller: &CallerKey,
-        cost: u64,
-        age: Duration,
-    ) -> Result<bool, Box<dyn Error>> {
+    async fn ask(&self, caller: &CallerKey, cost: u64, age: Duration) -> Fallible<bool> {
         let mut request = self.limiter.request(caller.as_str()).cost(cost);
         if self.situation.by_id {
             request = request.id(ReservationId::random());
@@ -185,7 +176,7 @@ impl<S: Store<Policy>> InStore<S> {
     }
 
     /// Makes the earlier charges of the caller.
-    pub(super) async fn prepare(&self, caller: &CallerKey) -> Result<(), Box<dyn Error>> {
+    pub(super) async fn prepare(&self, caller: &CallerKey) -> Fallible {
         for (cost, age) in &self.situation.charges {
             if !self.ask(caller, *cost, *age).await? {
                 return Err("a charge before the decision was denied".into());
@@ -195,7 +186,7 @@ impl<S: Store<Policy>> InStore<S> {
     }
 
     /// Decides, and returns whether the request is admitted.
-    pub(super) async fn decide(&self, caller: &CallerKey) -> Result<bool, Box<dyn Error>> {
+    pub(super) async fn decide(&self, caller: &CallerKey) -> Fallible<bool> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         let cost = self.situation.cost + asked % self.situation.costs;
         self.ask(caller, cost, Duration::ZERO).await

@@ -4,7 +4,6 @@
 //! All tasks share one connection and one thread, as the server has one. Both take turns on the same callers, all of
 //! whom are admitted and have been charged before. A task asks for a decision when the one before is answered.
 
-use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,13 +15,13 @@ use ratelimit_servers::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::keys::{CallerKey, KeyDraw, Spread};
-use crate::measure::{Samples, turns};
+use crate::measure::{Fallible, Samples, turns};
 use crate::report::{BenchReport, digits};
 
 use super::floor::Floor;
 use super::lab::{Lab, cpu_of, script_calls};
 use super::plain::{
-    Decides, Failed, Fred, GCRA_SCRIPT, LIMITS_SCRIPT, RedisRs, ScriptNumbers, WIDE,
+    Decides, Fred, GCRA_SCRIPT, LIMITS_SCRIPT, PlainScript, RedisRs, ScriptNumbers, WIDE,
 };
 
 const TASKS: [usize; 4] = [1, 16, 256, 1_024];
@@ -42,16 +41,12 @@ const LONGEST_NS: u64 = 60_000_000_000;
 pub(super) struct OurStore<S = RedisStore>(RateLimiter<S, Gcra>);
 
 impl<S: Store<Gcra>> OurStore<S> {
-    pub(super) fn new(numbers: ScriptNumbers, store: S) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn new(numbers: ScriptNumbers, store: S) -> Fallible<Self> {
         Self::of_limits(numbers, store, &ONE)
     }
 
     /// Decides by limits of these names, each for an identifier, or for the only one.
-    fn of_limits(
-        numbers: ScriptNumbers,
-        store: S,
-        limits: &[NamedLimit],
-    ) -> Result<Self, Box<dyn Error>> {
+    fn of_limits(numbers: ScriptNumbers, store: S, limits: &[NamedLimit]) -> Fallible<Self> {
         let gcra = Gcra::new(Rate::per_us(1, numbers.interval_us)?, numbers.burst)?;
         let limit = |(name, by): &NamedLimit| Limit::new(name, gcra)?.by(*by);
         let limits = limits.iter().map(limit).collect::<Result<Vec<_>, _>>()?;
@@ -60,7 +55,7 @@ impl<S: Store<Gcra>> OurStore<S> {
 }
 
 impl<S: Store<Gcra> + 'static> Decides for OurStore<S> {
-    async fn charge(&self, caller: &str, cost: u64) -> Result<bool, Failed> {
+    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
         if self.0.limits().as_slice().len() == ONE.len() {
             return Ok(self.0.check_n(caller, cost).await?.allowed());
         }
@@ -77,7 +72,7 @@ const THREE: [NamedLimit; 3] =
     [("first", Some("all")), ("second", Some("caller")), ("third", Some("caller"))];
 
 /// Measures the store by each client beside that client's loop.
-pub(super) async fn run(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+pub(super) async fn run(lab: &mut Lab) -> Fallible {
     of_limits(lab, "throughput", &KEYS, GCRA_SCRIPT, &ONE).await?;
     let mut three = THREE;
     for part in ["three limits, first for all", "three limits, last for all"] {
@@ -93,7 +88,7 @@ async fn of_limits(
     all: &[(usize, Spread)],
     script: &str,
     limits: &[NamedLimit],
-) -> Result<(), Box<dyn Error>> {
+) -> Fallible {
     lab.flush()?;
     let (url, sha) = (lab.server.url(), lab.load(script)?);
     let ours = async |client| {
@@ -101,11 +96,10 @@ async fn of_limits(
         OurStore::of_limits(WIDE, store, limits).map(Arc::new)
     };
     let (by_redis, by_fred) = (ours("redis").await?, ours("fred").await?);
-    let mut loop_by_redis = RedisRs::connect(&url, &sha, WIDE).await?;
-    let mut loop_by_fred = Fred::connect(&url, &sha, WIDE).await?;
-    (loop_by_redis.limits, loop_by_fred.limits) = (limits.len(), limits.len());
-    let (loop_by_redis, loop_by_fred) = (Arc::new(loop_by_redis), Arc::new(loop_by_fred));
-    let floor = Arc::new(Floor::new(RedisRs::connect(&url, &sha, WIDE).await?));
+    let script = PlainScript { sha, numbers: WIDE, limits: limits.len() };
+    let loop_by_redis = Arc::new(RedisRs::connect(&url, &script).await?);
+    let loop_by_fred = Arc::new(Fred::connect(&url, &script).await?);
+    let floor = Arc::new(Floor::new(RedisRs::connect(&url, &script).await?));
     let callers: Vec<_> = (0..KEYS[2].0).map(CallerKey::new).collect();
     charge(&by_redis, &callers).await?;
     charge(&loop_by_redis, &callers).await?;
@@ -137,13 +131,10 @@ async fn of_limits(
 }
 
 /// Makes the earlier charge of each caller.
-pub(super) async fn charge(
-    subject: &Arc<impl Decides>,
-    callers: &[CallerKey],
-) -> Result<(), Box<dyn Error>> {
+pub(super) async fn charge(subject: &Arc<impl Decides>, callers: &[CallerKey]) -> Fallible {
     for callers in callers.chunks(CHARGED_AT_ONCE) {
         let charges = callers.iter().map(|caller| subject.charge(caller.as_str(), CHARGED));
-        try_join_all(charges).await.map_err(|error| error.to_string())?;
+        try_join_all(charges).await?;
     }
     Ok(())
 }
@@ -182,7 +173,7 @@ impl Workload<'_> {
         report: &mut BenchReport,
         ours: &Arc<O>,
         peer: &Arc<P>,
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Fallible {
         let (rounds, length_ms) = if quick { (5, 300) } else { (11, 1_000) };
         let mut samples = Samples::new(2);
         for (round, way) in turns(rounds, 2) {
@@ -233,7 +224,7 @@ impl Workload<'_> {
         subject: &Arc<D>,
         callers: &Arc<Vec<CallerKey>>,
         length: Duration,
-    ) -> Result<ThroughputResult, Box<dyn Error>> {
+    ) -> Fallible<ThroughputResult> {
         let histogram = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)?;
         let histogram = Arc::new(Mutex::new(histogram));
         for server in self.servers {
@@ -259,12 +250,10 @@ impl Workload<'_> {
                         break;
                     }
                 }
-                Ok::<(), Failed>(())
+                Fallible::Ok(())
             });
         }
-        while let Some(ended) = set.join_next().await {
-            ended?.map_err(|error| error.to_string())?;
-        }
+        set.join_all().await.into_iter().collect::<Fallible>()?;
         let taken = begin.elapsed();
         let cpu = cpu().zip(cpu_before).map(|(after, before)| after.saturating_sub(before));
         let calls: Vec<_> = self.servers.iter().map(script_calls).collect::<Result<_, _>>()?;
