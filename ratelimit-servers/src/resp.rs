@@ -25,6 +25,17 @@ pub enum RespValue {
 }
 
 impl RespValue {
+    /// Parses the first value of the input: a reply, or a request. Returns the value and its length in bytes, or `None` if the
+    /// input is incomplete.
+    ///
+    /// # Errors
+    /// The input is not the servers' protocol.
+    pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, String> {
+        let mut cursor = Cursor { input, at: 0 };
+        let value = cursor.value()?;
+        Ok(value.map(|value| (value, cursor.at)))
+    }
+
     /// A text reply, for comparisons.
     #[must_use]
     pub fn text(text: &str) -> Self {
@@ -107,17 +118,6 @@ pub(super) fn encode(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
         request.extend_from_slice(b"\r\n");
     }
     request
-}
-
-/// Parses the first value of the input. Returns the value and its length in bytes, or `None` if the input is
-/// incomplete.
-///
-/// # Errors
-/// The input is not the servers' protocol.
-pub(super) fn parse(input: &[u8]) -> Result<Option<(RespValue, usize)>, String> {
-    let mut cursor = Cursor { input, at: 0 };
-    let value = cursor.value()?;
-    Ok(value.map(|value| (value, cursor.at)))
 }
 
 /// A position in the input. Its methods return `None` at a premature end.
@@ -244,7 +244,7 @@ impl RespClient {
         let deadline = Instant::now() + limit;
         let mut chunk = [0; 4096];
         loop {
-            if let Some((value, length)) = parse(&self.received)? {
+            if let Some((value, length)) = RespValue::parse(&self.received)? {
                 self.received.drain(..length);
                 return Ok(value);
             }
@@ -294,11 +294,19 @@ mod tests {
             (">1\r\n+ab\r\n", parts(&[text])),
         ] {
             for cut in 0..input.len() {
-                assert_eq!(parse(&input.as_bytes()[..cut]), Ok(None), "{input:?} cut at {cut}");
+                assert_eq!(
+                    RespValue::parse(&input.as_bytes()[..cut]),
+                    Ok(None),
+                    "{input:?} cut at {cut}"
+                );
             }
             let followed = format!("{input}+more\r\n");
-            assert_eq!(parse(followed.as_bytes()), Ok(Some((value, input.len()))), "{input:?}");
+            assert_eq!(
+                RespValue::parse(followed.as_bytes()),
+                Ok(Some((value, input.len()))),
+                "{input:?}"
+            );
         }
-        assert!(parse(b"\x16\x03\x01\r\n").is_err());
+        assert!(RespValue::parse(b"\x16\x03\x01\r\n").is_err());
     }
 }

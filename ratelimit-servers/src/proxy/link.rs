@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use super::faults::{Fate, Faults};
-use crate::{DEADLINE, RespValue, resp};
+use crate::{DEADLINE, RespValue};
 
 /// The state that both directions of a connection share.
 pub(super) struct ProxyLink {
@@ -133,7 +133,7 @@ impl ProxyLink {
         talk.handing_on = true;
         let mut passes = 0;
         while !talk.opaque {
-            let Ok(reply) = resp::parse(&read[passes..]) else {
+            let Ok(reply) = RespValue::parse(&read[passes..]) else {
                 talk.opaque = true;
                 break;
             };
@@ -171,7 +171,7 @@ fn request(read: &[u8]) -> Result<Option<(String, usize)>, String> {
     match read.first() {
         None => Ok(None),
         Some(b'*') => {
-            let found = resp::parse(read)?;
+            let found = RespValue::parse(read)?;
             Ok(found.map(|(words, length)| {
                 let name = words.as_array().first().and_then(RespValue::as_text);
                 (name.unwrap_or_default().to_owned(), length)

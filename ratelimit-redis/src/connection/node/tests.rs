@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_servers::RedisServer;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use ratelimit_servers::{RedisServer, RespValue};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
@@ -115,46 +115,31 @@ async fn server(answer: impl Fn(&[String]) -> FakeReply + Send + Sync + 'static)
 }
 
 async fn serve(
-    stream: TcpStream,
+    mut stream: TcpStream,
     heard: Heard,
     answer: Arc<impl Fn(&[String]) -> FakeReply + Send + Sync + 'static>,
 ) {
-    let mut stream = BufReader::new(stream);
-    while let Some(words) = read(&mut stream).await {
-        let said = match words[0].as_str() {
-            "PING" => "+PONG\r\n",
-            "CLIENT" => "+OK\r\n",
-            "INFO" => "$0\r\n\r\n",
-            _ => {
-                let said = answer(&words);
-                heard.0.lock().expect("no panic").push(words);
-                let FakeReply::Say(said) = said else { return };
-                said
+    let mut buffer = Vec::new();
+    while let Ok(1..) = stream.read_buf(&mut buffer).await {
+        while let Ok(Some((command, length))) = RespValue::parse(&buffer) {
+            buffer.drain(..length);
+            let words: Vec<_> = command.as_array().iter().map(ToString::to_string).collect();
+            let said = match words[0].as_str() {
+                "PING" => "+PONG\r\n",
+                "CLIENT" => "+OK\r\n",
+                "INFO" => "$0\r\n\r\n",
+                _ => {
+                    let said = answer(&words);
+                    heard.0.lock().expect("no panic").push(words);
+                    let FakeReply::Say(said) = said else { return };
+                    said
+                }
+            };
+            if stream.write_all(said.as_bytes()).await.is_err() {
+                return;
             }
-        };
-        if stream.write_all(said.as_bytes()).await.is_err() {
-            return;
         }
     }
-}
-
-/// Reads one command.
-async fn read(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
-    let words = number(stream, '*').await?;
-    let mut command = Vec::new();
-    for _ in 0..words {
-        let mut word = vec![0; number(stream, '$').await? + 2];
-        stream.read_exact(&mut word).await.ok()?;
-        word.truncate(word.len() - 2);
-        command.push(String::from_utf8_lossy(&word).into_owned());
-    }
-    Some(command)
-}
-
-async fn number(stream: &mut BufReader<TcpStream>, mark: char) -> Option<usize> {
-    let mut line = String::new();
-    stream.read_line(&mut line).await.ok()?;
-    line.trim_end().strip_prefix(mark)?.parse().ok()
 }
 
 async fn bytes_survive_unchanged(client: Client) {

@@ -1,5 +1,6 @@
 //! Fake servers that refuse a login or seem to accept it, and quote what they received.
 
+use ratelimit_servers::RespValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -66,8 +67,9 @@ async fn serve(mut stream: TcpStream, manner: Manner) {
             }
             continue;
         }
-        while let Some((words, length)) = command(&buffer) {
+        while let Ok(Some((command, length))) = RespValue::parse(&buffer) {
             buffer.drain(..length);
+            let words: Vec<_> = command.as_array().iter().map(ToString::to_string).collect();
             let Some(answer) = answer(manner, &words, &mut heard) else { return };
             if stream.write_all(answer.as_bytes()).await.is_err() {
                 return;
@@ -88,25 +90,4 @@ fn answer(manner: Manner, words: &[String], heard: &mut String) -> Option<String
         (Manner::Quotes(said) | Manner::QuotesLater(said), _) => quoted(said),
         (Manner::Echoes | Manner::Closes, _) => None,
     }
-}
-
-/// The first command and its length in bytes; `None` if it is incomplete.
-fn command(buffer: &[u8]) -> Option<(Vec<String>, usize)> {
-    let mut at = 0;
-    let number = |mark: u8, at: &mut usize| -> Option<usize> {
-        let end = *at + buffer[*at..].windows(2).position(|two| two == b"\r\n")?;
-        let line = &buffer[*at..end];
-        *at = end + 2;
-        std::str::from_utf8(line.strip_prefix(&[mark])?).ok()?.parse().ok()
-    };
-    let count = number(b'*', &mut at)?;
-    let mut words = Vec::with_capacity(count);
-    for _ in 0..count {
-        let length = number(b'$', &mut at)?;
-        let word = buffer.get(at..at + length)?;
-        buffer.get(at + length + 1)?;
-        words.push(String::from_utf8_lossy(word).into_owned());
-        at += length + 2;
-    }
-    Some((words, at))
 }
