@@ -16,6 +16,9 @@ use ratelimit_testkit::{
     ByOwnClock, Harness, Property, StoreClock, algorithm_conformance, conformance, regression,
 };
 
+#[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
+mod failed_once;
+
 /// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four shards, and
 /// three of the smallest table's 512 buckets; no law makes more than a few dozen keys.
 const CALLS_TO_SWEEP: usize = 200;
@@ -89,54 +92,14 @@ conformance!(memory, InMemory<Policy>);
 // Each request sets the clock, so that compact states lie in buckets.
 conformance!(memory_own_clock, ByOwnClock<InMemory<Policy>>);
 
-/// Requests by which a store or an algorithm once broke a law: of a limit, when, what, at which cost, and of which key.
 #[test]
-fn past_counterexamples_are_decided_as_the_algorithm_alone_does() {
-    const TICKS_OF_A_SECOND: &str = "gcra 1000000007/30d burst 1000000007";
-    for (words, requests) in [
-        (
-            "sliding-counter 1/1s",
-            "0 acquire 1 a, 0 acquire 1 b, 1002000 force 1 b, 2000 acquire 1 b",
-        ),
-        ("sliding-counter 3/1s", "2 acquire 1 a, 2 acquire 3 a, 1000001 acquire 1 a"),
-        (
-            "sliding-counter 7/5m",
-            "300000000 acquire 7 a, 300000000 acquire 1 a, 199800000 acquire 1 a, 799800000 acquire 1 a, \
-             799800000 acquire 1 a, 799800000 acquire 1 a, 199800000 acquire 1 a, 199800000 acquire 1 a",
-        ),
-        (
-            "bucketed-window bucket 200ms rates 1/1s, 2/3s",
-            "0 acquire 1 a, 1002000 acquire 1 a, 0 refund 1 a",
-        ),
-        (
-            "bucketed-window bucket 200ms rates 1/1s, 2/3s count attempts",
-            "0 acquire 1 a, 1002000 acquire 1 a, 0 acquire 1 a",
-        ),
-        (
-            "bucketed-window bucket 200ms rates 1/1s, 2/3s count attempts",
-            "0 acquire 1 a, 1000000 acquire 1 a, 999999 acquire 1 a",
-        ),
-        (
-            TICKS_OF_A_SECOND,
-            "0 acquire 1 a, 3 acquire 1000000007 a, 3000003 acquire 1000000007 c, 3 acquire 1 b, 3 acquire 0 a",
-        ),
-        (TICKS_OF_A_SECOND, "0 acquire 1 b, 1 acquire 1 a, 1 acquire 0 b"),
-        (TICKS_OF_A_SECOND, "0 acquire 1 a, 1000000 acquire 1 b, 999999 acquire 0 a"),
-        (TICKS_OF_A_SECOND, "0 acquire 1 a, 1 acquire 1 a, 1 peek 1 a"),
-        ("gcra 1000003/30d burst 1000003", "0 force 1 a, 2591999 peek 1 a, 2591999 acquire 1 a"),
-        ("gcra 1000003/30d burst 3 count attempts", "0 acquire 1 a, 1 acquire 3 a, 0 acquire 1 a"),
-    ] {
-        let requests = requests.split(", ");
-        let at_us = requests.clone().map(|request| request.split_once(' ')?.0.parse::<u64>().ok());
-        let lines = requests.map(|request| {
-            let (asked, key) = request.rsplit_once(' ').expect("a key");
-            format!("at {asked} of {key:?}\n")
-        });
-        let case = format!("limit l: {words}\n{}", lines.collect::<String>());
-        regression::<InMemory<Policy>>(Property::Agrees, &case);
+fn cases_that_failed_once() {
+    for (property, case) in failed_once::cases() {
+        regression::<InMemory<Policy>>(property, &case);
         // A clock that goes back finds expired states freed, which the algorithm alone does not know.
-        if at_us.is_sorted() {
-            regression::<ByOwnClock<InMemory<Policy>>>(Property::Agrees, &case);
+        let us = |line: &str| line.strip_prefix("at ")?.split(' ').next()?.parse::<u64>().ok();
+        if property == Property::Agrees && case.lines().filter_map(us).is_sorted() {
+            regression::<ByOwnClock<InMemory<Policy>>>(property, &case);
         }
     }
 }

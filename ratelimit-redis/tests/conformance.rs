@@ -8,18 +8,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::{Limit, Policy};
+use ratelimit_core::{Limit, Limits, Policy};
 use ratelimit_redis::{
     Argument, Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore,
     Reply,
 };
 use ratelimit_servers::{RedisCluster, RedisServer};
-use ratelimit_testkit::{Capability, Harness, Property, conformance, regression};
+use ratelimit_testkit::{Capability, Harness, conformance, regression};
 use tokio::runtime::Runtime;
 
 #[path = "common/mod.rs"]
 #[macro_use]
 mod common;
+#[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
+mod failed_once;
 
 use common::{OUTLIVING, PATIENCE, prefix};
 
@@ -173,181 +175,26 @@ mod by_fred {
     conformance_on!(fred_cluster_multi, ClusterMulti, "fred", Cluster, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
 }
 
-/// The smallest cases on which a law has failed once, each under the rule that was broken. Where it was on several limits, each of
-/// them stands in place of `BEFORE`, and what it was changed to in place of `AFTER`.
 #[cfg(feature = "redis")]
-mod cases_that_failed_once {
-    use ratelimit_testkit::Property::{Agrees, AgreesAfterAChange, KeepsWhatMatters};
+fn is_decided_by_multi(policy: &str) -> bool {
+    let limit = Limit::new("l", policy.parse::<Policy>().expect(policy)).expect("a name");
+    RedisStore::<Multi>::supports(&Limits::new([limit]).expect("one")).is_ok()
+}
 
-    use super::by_redis::{ClusterCas, ClusterLua, StandaloneCas, StandaloneLua, StandaloneMulti};
-    use super::*;
+#[cfg(feature = "redis")]
+#[test]
+fn cases_that_failed_once() {
+    use by_redis::{ClusterCas, ClusterLua, StandaloneCas, StandaloneLua, StandaloneMulti};
 
-    const OF_ATTEMPTS: &str = r#"
-        # an attempt that fits is charged beside one that is denied
-        on fixed-window 1/s count attempts
-        on first-request-window 1/s count attempts
-        on window-log 1/s count attempts
-        on bucketed-window bucket 200ms rates 1/1s, 2/3s count attempts
-        on sliding-log 1/s count attempts
-        limit l0: BEFORE
-        at 0 acquire 2 of "b", 1 of "a"
-        at 0 acquire 1 of "a", 1 of "c"
-
-        # an attempt above its limit fills it and denies the other limit
-        limit l0: fixed-window 1/s count attempts
-        limit l1: fixed-window 1000003/30d count attempts
-        at 0 acquire 220000 of "a" in l1
-        at 0 acquire 2 of "a" in l0, 790000 of "a" in l1
-        at 0 acquire 1 of "a" in l1, 2 of "b" in l0
-
-        # an attempt displaces earlier ones from full buckets
-        limit l0: bucketed-window bucket 50ms rates 1000/250ms, 2000/750ms count attempts
-        at 0 acquire 630 of "a"
-        at 0 acquire 370 of "a"
-        at 50250 acquire 1 of "a"
-
-        # an attempt displaces earlier ones from a full log
-        limit l0: sliding-log 3/s count attempts
-        at 0 acquire 4 of "b"
-        at 1 acquire 1 of "a"
-        at 1 acquire 1 of "b"
-
-        # attempts of a full limit count when its algorithm or size changes
-        on fixed-window 1/s count attempts => fixed-window 7/5m count attempts
-        on window-log 7/5m count attempts => window-log 1000/250ms count attempts
-        on sliding-log 2/3us count attempts => fixed-window 1/s count attempts
-        on sliding-log 1/s count attempts => sliding-log 7/5m count attempts
-        on bucketed-window bucket 50ms rates 4/250ms, 8/750ms count attempts => bucketed-window bucket 200ms rates 1/1s, 2/3s count attempts
-        limit l0: BEFORE
-        at 1795218390749999 acquire 4 of "c"
-        at 1795218390750000 acquire 1 of "c"
-        limit l0: AFTER
-        at 1795218390750000 acquire 1 of "c"
-        at 1795218390750000 acquire 1 of "b", 2 of "c"
-
-        # the wait in a denied batch includes the attempt's own charge
-        on window-log 2/3us count attempts
-        on first-request-window 1/s count attempts
-        on sliding-log 3/s count attempts
-        limit l0: BEFORE
-        at 0 acquire 4 of "a"
-        at 1 acquire 1 of "a"
-        at 1 acquire 3 of "b", 1 of "a"
-
-        # a wait across several buckets is long enough
-        limit l0: bucketed-window bucket 1m rates 7/5m, 14/15m count attempts
-        at 1 acquire 1 of "a"
-        at 1 acquire 1 of "b"
-        at 1 acquire 2 of "a"
-        at 1 acquire 3 of "a"
-        at 128571429 acquire 3 of "a"
-        at 128571429 acquire 3 of "a"
-    "#;
-
-    const OF_ALL: &str = r#"
-        # an ended lease is not renewed by another reservation of its batch
-        limit l0: concurrency 2/30s
-        limit l1: gcra 100/d burst 100
-        at 0 acquire 1 of "a" in l0, 1 of "b" in l1 under 1
-        at 30000000 renew 0 of "a" in l0, 0 of "b" in l1 under 1
-
-        # a settled id refuses other keys
-        limit l0: fixed-window 1/s
-        at 0 acquire 1 of "b" under 1
-        at 0 acquire 1 of "a" under 1
-        at 0 settle 0 of "b" under 1
-        at 0 settle 1 of "a", 2 of "b" under 1
-        at 0 acquire 1 of "a" under 1
-
-        # a bucket with refill ticks of a second admits no token early
-        on token-bucket 1000000007/30d burst 1000000007
-        on gcra 1000000007/30d burst 1000000007
-        limit l0: BEFORE
-        at 1795218392123456 acquire 2 of "a"
-        at 1795218392123457 refund 1 of "a"
-        at 1795218392123456 acquire 1 of "a"
-        at 1795218392123456 acquire 1 of "a"
-        at 1795218392123457 acquire 0 of "a"
-        at 1795218392123457 acquire 1 of "a"
-
-        # with refill ticks of a second the wait is exact after time went back
-        on token-bucket 1000000007/30d burst 1000000007
-        on gcra 1000000007/30d burst 1000000007
-        limit l0: BEFORE
-        at 0 force 1 of "b"
-        at 2592000000001 acquire 1 of "a"
-        at 1 acquire 0 of "b"
-
-        # a key with refill ticks of a millisecond expires in time
-        limit l0: gcra 1000003/30d burst 1000003
-        at 0 acquire 540000 of "a"
-        at 5184000000 acquire 1 of "a"
-        at 5184000000 acquire 10000 of "a"
-
-        # a log that became shorter counts its last window
-        limit l0: sliding-log 7/5m
-        at 0 acquire 1 of "a"
-        at 42857142 acquire 1 of "a"
-        limit l0: sliding-log 3/s
-        at 42857142 acquire 3 of "a"
-
-        # a refund gives nothing back of a window that is past for the limit that counted in it
-        limit l0: sliding-counter 2/3us
-        at 0 acquire 2 of "a"
-        limit l0: sliding-counter 1/s
-        at 4 acquire 1 of "a"
-        at 4 refund 1 of "a"
-
-        # a check that costs nothing in one slot leaves the others' charge
-        limit l0: gcra 3/s burst 4
-        at 0 acquire 1 of "a"
-        at 0 acquire 1 of "a"
-        at 0 acquire 0 of "a", 1 of "b"
-        at 0 acquire 4 of "a"
-
-        # an attempt is charged beside a check that costs nothing in another slot
-        limit l0: gcra 1/s burst 1
-        limit l1: token-bucket 2/3us burst 3 count attempts
-        at 0 acquire 1 of "a" in l0
-        at 0 acquire 1 of "b" in l0, 0 of "a" in l0
-        at 0 acquire 1 of "b" in l0, 0 of "a" in l1
-    "#;
-
-    /// Tries each case, on each of its limits, by the property that speaks of it.
-    fn tried(cases: &str, on: impl Fn(Property, &str)) {
-        for case in cases.split("\n\n") {
-            let property = match case.matches("limit l0:").count() {
-                _ if case.contains("expires in time") => KeepsWhatMatters,
-                1 => Agrees,
-                _ => AgreesAfterAChange,
-            };
-            let (limits, rest): (Vec<_>, Vec<_>) =
-                case.lines().map(str::trim).partition(|line| line.starts_with("on "));
-            let rest = rest.join("\n");
-            for limits in if limits.is_empty() { vec!["on BEFORE"] } else { limits } {
-                let (before, after) = limits[3..].split_once(" => ").unwrap_or((&limits[3..], ""));
-                on(property, &rest.replace("BEFORE", before).replace("AFTER", after));
-            }
+    for (property, case) in failed_once::cases() {
+        regression::<StandaloneLua>(property, &case);
+        regression::<StandaloneCas>(property, &case);
+        // What lies in several slots takes another way.
+        regression::<ClusterLua>(property, &case);
+        regression::<ClusterCas>(property, &case);
+        let mut policies = case.lines().filter_map(|line| Some(line.split_once(": ")?.1));
+        if policies.all(is_decided_by_multi) {
+            regression::<StandaloneMulti>(property, &case);
         }
-    }
-
-    #[test]
-    fn of_limits_that_count_attempts() {
-        tried(OF_ATTEMPTS, |property, case| {
-            regression::<StandaloneMulti>(property, case);
-            regression::<StandaloneLua>(property, case);
-            regression::<StandaloneCas>(property, case);
-        });
-    }
-
-    #[test]
-    fn of_all_limits() {
-        tried(OF_ALL, |property, case| {
-            regression::<StandaloneLua>(property, case);
-            regression::<StandaloneCas>(property, case);
-            // What lies in several slots takes another way.
-            regression::<ClusterLua>(property, case);
-            regression::<ClusterCas>(property, case);
-        });
     }
 }

@@ -4,6 +4,7 @@
 mod algorithms;
 mod capabilities;
 mod documents;
+mod failed_once;
 mod linearizability;
 mod oracle;
 mod reservations;
