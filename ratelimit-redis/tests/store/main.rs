@@ -20,6 +20,7 @@ mod weekend_budget;
 mod across_slots;
 mod agreement;
 mod cas;
+mod faulty_rounds;
 mod flights;
 mod flights_loom;
 mod foreign;
