@@ -93,51 +93,28 @@ const GCRA: &str = include_str!("../../src/lua/gcra.lua");
 #[derive(Clone, Copy, Debug)]
 struct By(Gcra, &'static Program);
 
+/// Methods that are those of the algorithm inside.
+macro_rules! inner {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $returned:ty;)+) => {
+        $(fn $name(&self $(, $argument: $type)*) -> $returned {
+            self.0.$name($($argument),*)
+        })+
+    };
+}
+
+type State<'s> = Option<&'s GcraState>;
+
 impl Algorithm for By {
     type State = GcraState;
 
-    fn capacity(&self) -> u64 {
-        self.0.capacity()
-    }
-
-    fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
-        self.0.step(state, now, cost)
-    }
-
-    fn force(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
-        self.0.force(state, now, cost)
-    }
-
-    fn refund(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
-        self.0.refund(state, now, cost)
-    }
-
-    fn reservation_us(&self) -> Option<u64> {
-        self.0.reservation_us()
-    }
-
-    fn charged_at(&self, state: Option<&GcraState>, now: Timestamp) -> Timestamp {
-        self.0.charged_at(state, now)
-    }
-
-    fn settle(
-        &self,
-        state: Option<&GcraState>,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<GcraState>> {
-        self.0.settle(state, now, reservation, cost)
+    inner! {
+        capacity() -> u64;
+        step(state: State<'_>, now: Timestamp, cost: u64) -> Step<GcraState>;
+        force(state: State<'_>, now: Timestamp, cost: u64) -> Option<Step<GcraState>>;
+        refund(state: State<'_>, now: Timestamp, cost: u64) -> Option<Step<GcraState>>;
+        reservation_us() -> Option<u64>;
+        charged_at(state: State<'_>, now: Timestamp) -> Timestamp;
+        settle(state: State<'_>, now: Timestamp, of: &Reservation, cost: u64) -> Option<Step<GcraState>>;
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use ratelimit_redis::{Client, RedisUrl};
+use ratelimit_redis::Client;
 
-use super::{ESCAPED, Leaks, Told, USER, told_by};
+use super::{ESCAPED, Leaks, USER, told_by};
 
 /// No server listens there.
 const NOWHERE: &str = "127.0.0.1:1";
@@ -58,23 +58,6 @@ fn urls() -> impl Iterator<Item = String> {
             url.replace("PW", ESCAPED).replace("USER", USER).replace("HERE", NOWHERE)
         })
     })
-}
-
-#[test]
-fn a_parsed_url_shows_no_login() {
-    let mut leaks = Leaks::default();
-    for url in urls() {
-        let mut told = Told::default();
-        match RedisUrl::parse(&url) {
-            Ok(read) => {
-                told.debug(&read);
-                told.0.push(read.to_string());
-            }
-            Err(error) => told.error(&error),
-        }
-        told.keeps_secret(&url, &mut leaks);
-    }
-    leaks.none();
 }
 
 async fn a_failed_connection_names_its_host_and_shows_no_login(client: Client) {
