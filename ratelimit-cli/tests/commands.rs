@@ -14,22 +14,23 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
     let words = "alice at cost 2: admitted\n  bucket (for each key) admits: 3 of 5 left, full again in 2 s\n";
     let json = "{\"key\":\"alice\",\"cost\":1,\"allowed\":true,\"limit\":5,\"remaining\":4,\
                 \"retry_after_us\":0,\"reset_after_us\":1000000}\n";
+    let two = TWO.as_str();
     for (policy, arguments, code, says) in [
         (BUCKET, &["alice", "--cost", "2"][..], 0, &[words][..]),
         (BUCKET, &["alice", "--cost", "6"], 1, &["denies always"]),
         (BUCKET, &["alice", "--json", "--peek"], 0, &[json]),
         (
-            TWO,
+            two,
             &["ip=1.2.3.4", "--json"],
             0,
             &["{\"keys\":{\"ip\":\"1.2.3.4\"},\"cost\":1,", "\"limits\":[{\"name\":\"per-ip\","],
         ),
         // A value keeps its equals signs, and an unknown name is a part of a bare key.
-        (TWO, &["user=a=b", "--json"], 0, &["{\"user\":\"a=b\"}"]),
+        (two, &["user=a=b", "--json"], 0, &["{\"user\":\"a=b\"}"]),
         (BUCKET, &["user=a=b", "--json"], 0, &["\"key\":\"user=a=b\""]),
-        (TWO, &["alice"], 2, &["per-ip needs ip; per-user needs user"]),
+        (two, &["alice"], 2, &["per-ip needs ip; per-user needs user"]),
         (BUCKET, &["a", "b"], 2, &["\"b\" is a second bare key"]),
-        (TWO, &["ip=a", "ip=b"], 2, &["ip is given twice"]),
+        (two, &["ip=a", "ip=b"], 2, &["ip is given twice"]),
     ] {
         check(policy, arguments).exits(code).says(says);
     }

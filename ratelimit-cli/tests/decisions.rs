@@ -42,7 +42,7 @@ fn a_trace_of_every_operation_gives_exactly_these_lines() {
 
 #[test]
 fn with_several_limits_the_line_carries_those_that_apply() {
-    let scene = Scene::new(TWO);
+    let scene = Scene::new(&TWO);
     let decisions = scene.decisions(concat!(
         "{\"at_us\": 60000000, \"keys\": {\"user\": \"u\", \"ip\": \"a\"}, \"cost\": 2}\n",
         "{\"at_us\": 60000000, \"key\": \"k\", \"keys\": {\"ip\": \"a\"}, \"cost\": 2}\n",
@@ -61,7 +61,7 @@ fn with_several_limits_the_line_carries_those_that_apply() {
 
 #[test]
 fn csv_and_jsonl_give_the_same_decisions() {
-    let scene = Scene::new(TWO);
+    let scene = Scene::new(&TWO);
     let jsonl = scene.decisions(concat!(
         "{\"at_us\": 5, \"key\": \"k\", \"keys\": {\"ip\": \"a,b\", \"user\": \"u\"}, \"cost\": 2}\n",
         "{\"at_us\": 6, \"keys\": {\"user\": \"u\"}, \"op\": \"peek\"}\n",

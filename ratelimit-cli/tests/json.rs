@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{Scene, json_lines};
+use common::{Scene, json_lines, limit};
 use ratelimit_core::Policy;
 use ratelimit_servers::RedisServer;
 use serde_json::Value;
@@ -47,17 +47,16 @@ fn is_described(scene: &Scene, command: &str, lines: &str, expected: &[&str]) {
 
 /// A limit of every algorithm for each address, a shadow limit, and a limit of another identifier.
 fn policy() -> String {
-    let limit = |name: &str, more: &str| {
-        format!("[[limit]]\nname = \"{name}\"\nkey = [\"ip\"]\nalgorithm = \"{name}\"\n{more}\n")
+    let of_each = |name: &&str| match limit(name, "ip", &format!("{name} 3/h"), "") {
+        limit if *name == "bucketed-window" => {
+            limit.replace("rate = \"3/h\"", "bucket = \"1h\"\nrates = [\"3/h\"]")
+        }
+        limit => limit,
     };
-    let rate = "rate = \"3/h\"";
-    let of_each = |name: &&str| match *name {
-        "bucketed-window" => limit(name, "bucket = \"1h\"\nrates = [\"3/h\"]"),
-        name => limit(name, rate),
-    };
-    let mut policy: String = Policy::NAMES.iter().map(of_each).collect();
-    policy += &limit("gcra", &format!("{rate}\nshadow = true")).replacen("gcra", "trial", 1);
-    policy + &limit("gcra", rate).replacen("gcra", "per-user", 1).replace("\"ip\"", "\"user\"")
+    let policy: String = Policy::NAMES.iter().map(of_each).collect();
+    policy
+        + &limit("trial", "ip", "gcra 3/h", "shadow = true")
+        + &limit("per-user", "user", "gcra 3/h", "")
 }
 
 #[test]

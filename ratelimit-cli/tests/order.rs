@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Ran, Scene, TWO, gzip};
+use common::{Ran, Scene, TWO, gzip, limit};
 
 /// A line per second, of a few callers in bursts.
 fn log() -> Vec<String> {
@@ -93,12 +93,12 @@ fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
 
 #[test]
 fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
-    let jobs = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"2/30s\"\n";
-    let scene = Scene::new(&format!("{TWO}{jobs}"));
+    let jobs = limit("jobs", "ip", "concurrency 2/30s", "");
+    let scene = Scene::new(&(TWO.clone() + &jobs));
     scene.write("log", log().concat());
     let note = "note: jobs: a concurrency limit cannot be replayed";
     scene.replay(&["--decisions", "out.jsonl", "log"]).exits(0).says(&[note]);
-    let without = Scene::new(TWO);
+    let without = Scene::new(&TWO);
     without.write("log", log().concat());
     assert_eq!(scene.read("out.jsonl"), without.decided(&["log"]));
     scene.command("suggest", &["--target", "0%", "log"]).exits(0).says(&[note]);
@@ -116,15 +116,9 @@ fn jobs() -> Vec<(u64, u64)> {
 
 #[test]
 fn a_request_holds_its_place_for_as_long_as_it_took() {
-    const JOBS: &str = "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"3/30s\"\n";
+    let jobs_limit = limit("jobs", "ip", "concurrency 3/30s", "");
     // A limit beside it whose charges cannot be reserved.
-    const LOG: &str = "[[limit]]
-name = \"log\"
-key = [\"ip\"]
-algorithm = \"sliding-log\"
-rate = \"900/s\"
-";
-    let scene = Scene::new(&format!("{LOG}{JOBS}"));
+    let scene = Scene::new(&(limit("log", "ip", "sliding-log 900/s", "") + &jobs_limit));
     let mut places: Vec<u64> = Vec::new();
     let due = jobs().into_iter().map(|(at, took)| {
         places.retain(|until| *until > at);
@@ -165,7 +159,7 @@ rate = \"900/s\"
     scene.replay(&["plain"]).says(&["add --duration-unit us, ms or s"]);
 
     // What is proposed denies nothing, and one less denies.
-    scene.write("policy.toml", JOBS);
+    scene.write("policy.toml", jobs_limit);
     let proposed = &scene.command("suggest", &["--target", "0%", "--json", "trace"]).json()[0];
     let policy = proposed["proposed"]["policy"].as_str().expect("a policy");
     let most = (0..jobs().len()).map(|n| {

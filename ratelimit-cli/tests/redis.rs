@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::{BUCKET, Scene, example, interrupted, keys};
+use common::{BUCKET, Scene, example, interrupted, keys, limit};
 use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer};
 use serde_json::json;
 
@@ -68,9 +68,7 @@ fn a_log_gives_the_same_bytes_on_a_server_and_on_a_cluster_and_leaves_no_key() {
 fn every_operation_gives_the_same_bytes_by_sentinels_and_tls_with_either_client() {
     let sentinels = RedisSentinels::start().expect("sentinels");
     let secret = RedisServer::start_tls().expect("a server with TLS");
-    let leases =
-        "[[limit]]\nname = \"jobs\"\nkey = [\"ip\"]\nalgorithm = \"concurrency\"\nrate = \"3/s\"\n";
-    let scene = Scene::new(&[BUCKET, leases].concat());
+    let scene = Scene::new(&[BUCKET, &limit("jobs", "ip", "concurrency 3/s", "")].concat());
     scene.write("input", trace());
     let due = scene.decided(&["input"]);
     assert_eq!(due.lines().count(), REQUESTS);
@@ -91,8 +89,7 @@ fn every_operation_gives_the_same_bytes_by_sentinels_and_tls_with_either_client(
 
 #[test]
 fn limits_that_a_transaction_cannot_decide_are_refused_before_the_first_request() {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", "{\"at_us\":1,\"key\":\"k\"}\n");
+    let scene = Scene::with(BUCKET, "{\"at_us\":1,\"key\":\"k\"}\n");
     // The port is closed.
     let ran = scene.replay(&["--store", "redis://127.0.0.1:1?mode=multi", "input"]).exits(2);
     ran.says(&["limit \"", "a transaction charges first", "count = \"attempts\"", "Lua mode"]);
@@ -119,9 +116,7 @@ fn an_operation_that_the_mode_refuses_is_not_a_bad_line() {
 #[test]
 fn inspect_shows_which_callers_used_a_window_up() {
     let server = RedisServer::start().expect("a server");
-    let scene = Scene::new(
-        "[[limit]]\nname = \"who\"\nkey = [\"ip\"]\nalgorithm = \"window-log\"\nrate = \"3/h\"\n",
-    );
+    let scene = Scene::new(&limit("who", "ip", "window-log 3/h", ""));
     let url = server.url();
     for (user, code) in [("alice", 0), ("bob \u{1b}[31m", 0), ("alice", 0), ("carol", 1)] {
         let arguments = ["ip=192.0.2.7", "--store", &url, "--metadata", user];
@@ -153,20 +148,14 @@ fn an_interrupted_replay_leaves_no_key_either() {
 #[test]
 fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifier() {
     let server = RedisServer::start().expect("a server");
-    let limit = |name: &str, key: &str, more: &str| {
-        format!(
-            "[[limit]]\nname = \"{name}\"\nkey = [\"{key}\"]\nalgorithm = \"gcra\"\nrate = \"2/h\"\n{more}\n"
-        )
-    };
-    let scene = Scene::new(
-        &[
-            limit("trial", "ip", "shadow = true"),
-            limit("per-ip", "ip", ""),
-            limit("per-user", "user", "required = true"),
-            limit("trial-path", "path", "shadow = true"),
-        ]
-        .concat(),
-    );
+    let limits = [
+        ("trial", "ip", "shadow = true"),
+        ("per-ip", "ip", ""),
+        ("per-user", "user", "required = true"),
+        ("trial-path", "path", "shadow = true"),
+    ];
+    let scene =
+        Scene::new(&limits.map(|(name, key, more)| limit(name, key, "gcra 2/h", more)).concat());
     for url in modes(&server) {
         let run = |command: &str, more: &[&str]| {
             scene.command(command, &[&["--store", &url], more].concat()).exits(0)
@@ -206,8 +195,7 @@ fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifi
 #[test]
 fn summary_and_report_show_neither_user_nor_password_nor_options() {
     let server = RedisServer::start().expect("a server");
-    let scene = Scene::new(BUCKET);
-    scene.write("input", "{\"at_us\":5,\"key\":\"k\"}\n");
+    let scene = Scene::with(BUCKET, "{\"at_us\":5,\"key\":\"k\"}\n");
     let user = ["ACL", "SETUSER", "bob", "on", ">s3cret", "~*", "+@all"];
     server.command(&user).expect("the server obeys");
     let plain = server.url().trim_end_matches('/').to_owned();
@@ -222,8 +210,7 @@ fn summary_and_report_show_neither_user_nor_password_nor_options() {
 #[test]
 fn an_unreachable_redis_is_reported_within_two_seconds_without_the_password_and_keeps_earlier_outputs()
  {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", "{\"at_us\": 5, \"key\": \"k\"}\n");
+    let scene = Scene::with(BUCKET, "{\"at_us\": 5, \"key\": \"k\"}\n");
     let outputs = ["out.jsonl", "out.html"].map(|name| scene.write(name, "earlier"));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();

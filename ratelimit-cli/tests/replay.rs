@@ -13,8 +13,7 @@ const LOG: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\"
 
 /// Replays an input, and checks the exit code, how many lines were decided, and what is said.
 fn check(input: impl AsRef<[u8]>, more: &[&str], code: i32, decided: usize, says: &[&str]) -> Ran {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", input);
+    let scene = Scene::with(BUCKET, input);
     let ran = scene.replay(&[&["--decisions", "out.jsonl"], more, &["input"]].concat());
     assert_eq!((ran.code, scene.read("out.jsonl").lines().count()), (code, decided), "{ran:?}");
     ran.says(says)
@@ -93,7 +92,7 @@ fn a_line_without_the_identifiers_of_a_required_limit_is_a_bad_line() {
 
 #[test]
 fn the_summary_shows_denied_callers_with_times_and_limits() {
-    let scene = Scene::new(TWO);
+    let scene = Scene::new(&TWO);
     let line = |second: u64, user: &str| {
         let at = second * 1_000_000;
         format!("{{\"at_us\":{at},\"keys\":{{\"ip\":\"a\",\"user\":\"{user}\"}}}}\n")
@@ -114,8 +113,7 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
 
 #[test]
 fn a_policy_that_applies_to_no_request_causes_a_warning() {
-    let scene = Scene::new(TWO);
-    scene.write("input", GOOD);
+    let scene = Scene::with(&TWO, GOOD);
     let ran = scene.replay(&["input"]).exits(0);
     let mut warnings = ran.err.lines();
     let [all, ip, user] = [(); 3].map(|()| warnings.next().expect("a warning"));
@@ -145,8 +143,7 @@ fn a_misspelt_identifier_causes_a_warning_that_names_it_and_what_the_log_has() {
 
 #[test]
 fn invalid_arguments_and_input_exit_with_2_and_the_remedy() {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", GOOD);
+    let scene = Scene::with(BUCKET, GOOD);
     scene.write("broken.toml", "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"0/s\"\n");
     scene.write("no-header", "key,cost\nk,1\n");
     scene.write("cut.gz", &gzip(GOOD.repeat(5_000).as_bytes())[..60]);
@@ -179,8 +176,7 @@ fn invalid_arguments_and_input_exit_with_2_and_the_remedy() {
 
 #[test]
 fn a_replay_that_fails_to_start_keeps_earlier_outputs() {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", GOOD);
+    let scene = Scene::with(BUCKET, GOOD);
     scene.write("out.jsonl", "earlier");
     scene.write("out.html", "earlier");
     let outputs = ["--decisions", "out.jsonl", "--report", "out.html"];
@@ -195,8 +191,7 @@ fn a_replay_that_fails_to_start_keeps_earlier_outputs() {
 #[cfg(unix)]
 #[test]
 fn an_output_never_overwrites_an_input_or_another_output() {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", GOOD);
+    let scene = Scene::with(BUCKET, GOOD);
     for (link, of) in [("hard", "input"), ("hard-policy", "policy.toml")] {
         std::fs::hard_link(scene.path(of), scene.path(link)).expect("links");
     }
@@ -222,8 +217,7 @@ fn an_output_never_overwrites_an_input_or_another_output() {
 
 #[test]
 fn a_dash_names_standard_input_once_and_never_a_report() {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", GOOD);
+    let scene = Scene::with(BUCKET, GOOD);
     let ran = scene.run_with_input(&["replay", "--policy", "-", "input"], BUCKET.as_bytes());
     ran.exits(0).says(&["requests   1"]);
     scene.run(&["replay", "--policy", "-", "-"]).exits(2).says(&["both standard input"]);
@@ -258,8 +252,7 @@ fn a_damaged_gzip_is_reported_with_the_decisions_made_before_it() {
 
 #[test]
 fn a_closed_output_causes_no_panic() {
-    let scene = Scene::new(BUCKET);
-    scene.write("input", GOOD.repeat(100_000));
+    let scene = Scene::with(BUCKET, GOOD.repeat(100_000));
     let arguments = ["replay", "--policy", "policy.toml", "--decisions", "-", "input"];
     let mut child = scene.start(&arguments);
     drop(child.stdout.take());

@@ -5,47 +5,20 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
-use common::{BUCKET, Scene, example, json_lines};
+use common::{BUCKET, Scene, example, json_lines, limit};
 use serde_json::{Value, json};
 
-const POLICY: &str = r#"
-[[limit]]
-name = "per-ip"
-key = ["ip"]
-algorithm = "gcra"
-rate = "1/s"
-burst = 4
-
-[[limit]]
-name = "stricter"
-key = ["ip"]
-algorithm = "fixed-window"
-rate = "20/m"
-shadow = true
-
-[[limit]]
-name = "page"
-key = ["ip", "path"]
-algorithm = "sliding-log"
-rate = "6/10s"
-"#;
-
-const OTHER: &str = r#"
-[[limit]]
-name = "per-ip"
-key = ["ip"]
-algorithm = "gcra"
-rate = "2/s"
-burst = 3
-
-[[limit]]
-name = "per-path"
-key = ["path"]
-algorithm = "gcra"
-rate = "1/s"
-burst = 9
-"#;
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    limit("per-ip", "ip", "gcra 1/s", "burst = 4")
+        + &limit("stricter", "ip", "fixed-window 20/m", "shadow = true")
+        + &limit("page", "ip path", "sliding-log 6/10s", "")
+});
+static OTHER: LazyLock<String> = LazyLock::new(|| {
+    limit("per-ip", "ip", "gcra 2/s", "burst = 3")
+        + &limit("per-path", "path", "gcra 1/s", "burst = 9")
+});
 
 /// A thousand requests of callers that differ in how often they come, the most frequent with markup in its name.
 fn trace() -> String {
@@ -94,9 +67,8 @@ fn allowed(value: &Value) -> bool {
 
 /// Replays the trace, and returns the page's data and the decision lines.
 fn replayed(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
-    let scene = Scene::new(policy);
-    scene.write("input", trace());
-    scene.write("other.toml", OTHER);
+    let scene = Scene::with(policy, trace());
+    scene.write("other.toml", &*OTHER);
     let arguments = ["--decisions", "out.jsonl", "--report", "out.html", "input"];
     scene.replay(&[&arguments[..], more].concat()).exits(0);
     let page = scene.read("out.html");
@@ -108,7 +80,7 @@ fn replayed(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
 
 #[test]
 fn totals_and_charts_are_those_of_the_decisions() {
-    let (data, lines) = replayed(POLICY, &[]);
+    let (data, lines) = replayed(&POLICY, &[]);
     let denied = lines.iter().filter(|line| !allowed(line)).count() as u64;
     assert!(denied > 50 && denied < 950, "{denied}");
     assert_eq!((number(&data, "requests"), number(&data, "denied")), (1_000, denied));
@@ -154,7 +126,7 @@ fn totals_and_charts_are_those_of_the_decisions() {
 
 #[test]
 fn callers_are_those_of_the_decisions() {
-    let (data, lines) = replayed(POLICY, &[]);
+    let (data, lines) = replayed(&POLICY, &[]);
     let key = |line: &Value, name: &str| {
         let part = |kind: &str| line["keys"][kind].as_str().expect(kind).to_owned();
         if name == "page" { part("ip") + " " + &part("path") } else { part("ip") }
@@ -244,8 +216,8 @@ fn callers_are_those_of_the_decisions() {
 
 #[test]
 fn a_comparison_is_that_of_two_decisions_files() {
-    let (data, this) = replayed(POLICY, &["--compare", "other.toml"]);
-    let (_, other) = replayed(OTHER, &[]);
+    let (data, this) = replayed(&POLICY, &["--compare", "other.toml"]);
+    let (_, other) = replayed(&OTHER, &[]);
     let mut callers: BTreeMap<(String, String), [u64; 2]> = BTreeMap::new();
     let (mut both, mut only) = (0, [0, 0]);
     for (this, other) in this.iter().zip(&other) {
@@ -293,11 +265,8 @@ fn a_comparison_is_that_of_two_decisions_files() {
 #[test]
 fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
     let (policy, log) = example();
-    let scene = Scene::new(
-        &(policy
-            + "\n[[limit]]\nname = \"host\"\nkey = [\"host\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"\n"),
-    );
-    scene.write("other.toml", OTHER);
+    let scene = Scene::new(&(policy + "\n" + &limit("host", "host", "gcra 1/s", "")));
+    scene.write("other.toml", &*OTHER);
     scene.replay(&["--report", "out.html", "--compare", "other.toml", &log]).exits(0);
     let (page, mut rest) = (scene.read("out.html"), "");
     for (place, part) in [
@@ -336,8 +305,7 @@ fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
 
 #[test]
 fn shadow_limits_are_told_as_what_they_would_have_denied() {
-    let scene = Scene::new(POLICY);
-    scene.write("input", trace());
+    let scene = Scene::with(&POLICY, trace());
     let ran = scene.replay(&["--json", "--report", "out.html", "input"]).exits(0);
     let data = embedded(&scene.read("out.html"));
     assert_eq!(ran.json(), [data], "as JSON the summary is the page's data");
@@ -376,8 +344,8 @@ fn a_year_of_requests_makes_a_page_no_larger_than_an_hour() {
 #[test]
 fn a_comparison_on_redis_says_the_same_and_leaves_no_key() {
     let server = ratelimit_servers::RedisServer::start().expect("a server");
-    let in_memory = replayed(POLICY, &["--compare", "other.toml"]);
-    let mut on_redis = replayed(POLICY, &["--compare", "other.toml", "--store", &server.url()]);
+    let in_memory = replayed(&POLICY, &["--compare", "other.toml"]);
+    let mut on_redis = replayed(&POLICY, &["--compare", "other.toml", "--store", &server.url()]);
     on_redis.0["title"] = in_memory.0["title"].clone();
     assert_eq!(on_redis, in_memory);
     assert_eq!(common::keys(&server), 0);

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use ratelimit_servers::RedisServer;
@@ -17,20 +18,18 @@ pub(crate) const BUCKET: &str =
     "[[limit]]\nname = \"bucket\"\nalgorithm = \"token-bucket\"\nrate = \"1/s\"\nburst = 5\n";
 
 /// Two limits on different identifiers.
-pub(crate) const TWO: &str = r#"
-[[limit]]
-name = "per-ip"
-key = ["ip"]
-algorithm = "gcra"
-rate = "1/s"
-burst = 3
+pub(crate) static TWO: LazyLock<String> = LazyLock::new(|| {
+    limit("per-ip", "ip", "gcra 1/s", "burst = 3")
+        + &limit("per-user", "user", "fixed-window 2/m", "")
+});
 
-[[limit]]
-name = "per-user"
-key = ["user"]
-algorithm = "fixed-window"
-rate = "2/m"
-"#;
+/// A limit in a document: its name, its identifiers, its algorithm and rate, and its other fields as they are written there.
+pub(crate) fn limit(name: &str, key: &str, how: &str, more: &str) -> String {
+    let key: Vec<_> = key.split(' ').collect();
+    let (algorithm, rate) = how.split_once(' ').expect("an algorithm and a rate");
+    let how = format!("algorithm = \"{algorithm}\"\nrate = \"{rate}\"");
+    format!("[[limit]]\nname = \"{name}\"\nkey = {key:?}\n{how}\n{more}\n")
+}
 
 /// Files that are deleted after the test.
 pub(crate) struct Scene(TempDir);
@@ -39,6 +38,13 @@ impl Scene {
     pub(crate) fn new(policy: &str) -> Self {
         let scene = Self(TempDir::new().expect("a directory"));
         scene.write("policy.toml", policy);
+        scene
+    }
+
+    /// With this `input` beside the policy.
+    pub(crate) fn with(policy: &str, input: impl AsRef<[u8]>) -> Self {
+        let scene = Self::new(policy);
+        scene.write("input", input);
         scene
     }
 

@@ -154,22 +154,10 @@ fn value() -> impl Strategy<Value = Value> {
 
 /// A policy in which a few fields are added, removed or replaced.
 pub(crate) fn with_mistakes() -> impl Strategy<Value = Value> {
-    let fields = [
-        "name",
-        "key",
-        "algorithm",
-        "rate",
-        "burst",
-        "count",
-        "required",
-        "shadow",
-        "on_outage",
-        "bucket",
-        "rates",
-        "brust",
-        "Name",
-    ];
-    let change = (sample::select(fields.to_vec()), option::weighted(0.8, value()));
+    let fields =
+        "name key algorithm rate burst count required shadow on_outage bucket rates brust Name";
+    let fields: Vec<_> = fields.split(' ').collect();
+    let change = (sample::select(fields), option::weighted(0.8, value()));
     (limit("a".into()), collection::vec(change, 0..3)).prop_map(|(mut limit, changes)| {
         for (field, value) in changes {
             match (value, limit.as_object_mut()) {
