@@ -70,6 +70,20 @@ fn a_share_of_a_stack_divides_each_of_its_limits() {
 /// A request of a node at a cost, and how long after the one before.
 type Request = (u64, usize, u64);
 
+/// What so many nodes admit by these shares, each at its time.
+fn admitted<A: Algorithm>(share: &A, nodes: usize, requests: &[Request]) -> Vec<(Timestamp, u64)> {
+    let (mut states, mut now_us) = (vec![None; nodes], BEGIN_US);
+    let admitted = requests.iter().filter_map(|(gap_us, node, cost)| {
+        now_us += gap_us;
+        let now = Timestamp::from_us(now_us).expect("a time");
+        let state = &mut states[node % nodes];
+        let step = share.step(state.as_ref(), now, *cost);
+        *state = step.write.after(state.as_ref()).cloned();
+        step.decision.allowed.then_some((now, *cost))
+    });
+    admitted.collect()
+}
+
 /// Whether all that so many nodes admit by these shares, the limit by itself admits too, `times` times at once.
 fn admits_what_nodes_admit<A: Algorithm>(
     limit: &A,
@@ -77,17 +91,8 @@ fn admits_what_nodes_admit<A: Algorithm>(
     (nodes, times): (usize, u64),
     requests: &[Request],
 ) -> bool {
-    let mut states = vec![None; nodes];
-    let (mut whole, mut now_us) = (None, BEGIN_US);
-    requests.iter().all(|(gap_us, node, cost)| {
-        now_us += gap_us;
-        let now = Timestamp::from_us(now_us).expect("a time");
-        let state = &mut states[node % nodes];
-        let step = share.step(state.as_ref(), now, *cost);
-        *state = step.write.after(state.as_ref()).cloned();
-        if !step.decision.allowed {
-            return true;
-        }
+    let mut whole = None;
+    admitted(share, nodes, requests).into_iter().all(|(now, cost)| {
         let step = limit.step(whole.as_ref(), now, cost * times);
         whole = step.write.after(whole.as_ref()).cloned();
         step.decision.allowed
@@ -163,35 +168,21 @@ proptest! {
     ) {
         prop_assert!(keeps_the_contract(&stack, nodes, (1, nodes), &requests), "{stack:?}");
     }
-}
 
-proptest! {
     #[test]
     fn nodes_exceed_a_sliding_counter_by_less_than_one_each(
         nodes in 1_usize..6,
         requests in prop::collection::vec((0_u64..700_000, 0_usize..6, 1_u64..4), 1..60),
     ) {
-        let limit = policy("sliding-counter 12/s");
-        let share = limit.share(NonZeroU64::new(nodes as u64).expect("not 0")).expect("a share");
-        let mut states = vec![None; nodes];
-        let mut now_us = BEGIN_US;
-        let mut admitted: Vec<(u64, u64)> = Vec::new();
-        for (gap_us, node, cost) in requests {
-            now_us += gap_us;
-            let now = Timestamp::from_us(now_us).expect("a time");
-            let state = &mut states[node % nodes];
-            let step = share.step(state.as_ref(), now, cost);
-            *state = step.write.after(state.as_ref()).cloned();
-            if !step.decision.allowed {
-                continue;
-            }
-            admitted.push((now_us, cost));
+        let share = shared("sliding-counter 12/s", nodes as u64).expect("a share");
+        let admitted = admitted(&share, nodes, &requests);
+        for (position, (now, _)) in admitted.iter().enumerate() {
             let sum = |window: u64| -> u64 {
-                let of = admitted.iter().filter(|(us, _)| us / 1_000_000 == window);
+                let until_now = admitted[..=position].iter();
+                let of = until_now.filter(|(at, _)| at.as_us() / 1_000_000 == window);
                 of.map(|(_, cost)| cost).sum()
             };
-            let window = now_us / 1_000_000;
-            let overlap_us = 1_000_000 - now_us % 1_000_000;
+            let (window, overlap_us) = (now.as_us() / 1_000_000, 1_000_000 - now.as_us() % 1_000_000);
             let used = sum(window) + sum(window - 1) * overlap_us / 1_000_000;
             prop_assert!(used < 12 + nodes as u64, "{} used among {}", used, nodes);
         }

@@ -13,16 +13,8 @@ fn limit(name: &str, words: &str) -> Limit<Policy> {
     Limit::new(name, words.parse().expect(words)).expect("a name")
 }
 
-fn gcra() -> Limit<Policy> {
-    limit("gcra", "gcra 1/s burst 10")
-}
-
 fn fixed() -> Limit<Policy> {
     limit("fixed", "fixed-window 10/m")
-}
-
-fn leases() -> Limit<Policy> {
-    limit("leases", "concurrency 3/30s")
 }
 
 /// Applies an operation to one key of these limits, at the same cost for all.
@@ -58,7 +50,7 @@ type Story<'s> = &'s [(&'s str, Op, bool, u64, u64, Result<&'s [u64], &'s str>)]
 fn reservations_are_settled_with_what_they_were_made_with_and_return_what_still_counts() {
     use Op::{Acquire, Peek, Refund, Renew, Reset, Settle};
     let hour = Reservation::LIFE_US / SECOND_US;
-    let stories: [Story<'_>; 10] = [
+    let stories: [Story<'_>; 15] = [
         // Other limits than were reserved settle nothing. The lease has expired first: the same limits settle the rest.
         &[
             ("gl", Acquire, true, 2, 0, Ok(&[8, 1])),
@@ -129,8 +121,29 @@ fn reservations_are_settled_with_what_they_were_made_with_and_return_what_still_
             ("g", Acquire, true, 11, 0, Err("reserves 1")),
             ("g", Peek, true, 11, 0, Err("reserves 1")),
         ],
+        // Without other charges, the true cost might have been charged from the beginning.
+        &[("m", Acquire, true, 10, 0, Ok(&[0])), ("m", Settle, true, 2, 0, Ok(&[8]))],
+        &[("m", Acquire, true, 10, 0, Ok(&[0])), ("m", Settle, true, 2, 60, Ok(&[9]))],
+        &[("m", Acquire, true, 10, 0, Ok(&[0])), ("m", Settle, true, 2, 300, Ok(&[10]))],
+        // With others in between, 5 of the 8 in excess may have refilled.
+        &[
+            ("m", Acquire, true, 10, 0, Ok(&[0])),
+            ("m", Acquire, false, 4, 240, Ok(&[0])),
+            ("m", Settle, true, 2, 300, Ok(&[1 + 3])),
+        ],
+        // All but the share of the last moment has refilled, and is not returned a second time.
+        &[
+            ("m", Acquire, true, 10, 0, Ok(&[0])),
+            ("m", Acquire, false, 9, 594, Ok(&[0])),
+            ("m", Settle, true, 2, 597, Ok(&[0])),
+        ],
     ];
-    let all = [gcra(), fixed(), leases()];
+    let all = [
+        limit("gcra", "gcra 1/s burst 10"),
+        limit("minutes", "gcra 1/m burst 10"),
+        fixed(),
+        limit("leases", "concurrency 3/30s"),
+    ];
     for story in stories {
         let store = PureStore::new();
         for request in story {
@@ -186,29 +199,4 @@ fn metadata_beyond_the_bound_is_refused_where_any_is_kept() {
         "limit \"log\": 257 bytes of metadata are more than the 256 that it keeps of a request; \
          shorten them"
     );
-}
-
-/// The remaining tokens of 1/s burst 10 when a reservation of 10 is settled at 2 after `wait_us`, with these other
-/// charges in between.
-fn left_after_settling(wait_us: u64, others: &[(u64, u64)]) -> u64 {
-    let (store, limit) = (PureStore::new(), gcra());
-    apply(&store, &[&limit], (Op::Acquire, Some(ID), 10), 0).expect("reserves");
-    for &(at_us, cost) in others {
-        let decisions =
-            apply(&store, &[&limit], (Op::Acquire, None, cost), at_us).expect("decides");
-        assert!(decisions[0].allowed);
-    }
-    apply(&store, &[&limit], (Op::Settle, Some(ID), 2), wait_us).expect("settles")[0].remaining
-}
-
-#[test]
-fn settling_returns_the_difference_less_what_may_have_refilled() {
-    // Without other charges, the true cost might have been charged from the beginning.
-    assert_eq!(left_after_settling(0, &[]), 8);
-    assert_eq!(left_after_settling(SECOND_US, &[]), 9);
-    assert_eq!(left_after_settling(5 * SECOND_US, &[]), 10);
-    // With others in between, 5 of the 8 in excess may have refilled.
-    assert_eq!(left_after_settling(5 * SECOND_US, &[(4 * SECOND_US, 4)]), 1 + 3);
-    // All but the share of the last moment has refilled, and is not returned a second time.
-    assert_eq!(left_after_settling(9_950_000, &[(9_900_000, 9)]), 0);
 }
