@@ -1,5 +1,6 @@
 //! Loom models of the table: buckets that are read without their lock, taken over and relocated, and segments
-//! that split.
+//! that split. That a reader sees no mixture of two states, and two entries as they were at one moment, the models
+//! of the store's own paths show (`loom_paths.rs`, `loom_optimistic_batch.rs`).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 
@@ -57,49 +58,6 @@ fn old_and_new(buckets: &CuckooTable) -> [Packed; 2] {
     [packed(buckets, 1, 100), packed(buckets, 2, 200)]
 }
 
-/// A thread that writes another state of a key in its first bucket. It does not look the key up again: loom
-/// compares an access only with the last one before it, and that lookup would hide the access from a reader.
-fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> JoinHandle<()> {
-    let seen = buckets.route(key).find().expect("there").parts();
-    beside(buckets, move |buckets| {
-        let route = buckets.route(key);
-        let seen = route.buckets()[0].seen(seen);
-        let mut entry = seen.try_lock().expect("no other writer");
-        assert!(route.is_still());
-        entry.set(state);
-    })
-}
-
-/// A reader beside a writer, for a key in the first slot, where the bucket's own flag lies, and in another.
-fn reads_beside_a_writer(read: fn(&CuckooTable, Address) -> Option<Packed>) {
-    for slot in 0..2 {
-        model(move || {
-            let buckets = buckets();
-            let [old, new] = old_and_new(&buckets);
-            fill(&buckets, 0, 10..10 + slot);
-            let key = address(0, 0, 1);
-            assert!(insert(&buckets, key, old, 0));
-            let writer = writer(&buckets, key, new);
-            let read = read(&buckets, key);
-            assert!(read.is_none_or(|read| read == old || read == new), "a mixture");
-            writer.join().expect("no panic");
-            assert_eq!(seen(&buckets, key), Some(new));
-        });
-    }
-}
-
-#[test]
-fn loom_a_reader_sees_no_mixture_of_two_states() {
-    reads_beside_a_writer(seen);
-}
-
-/// A reader that does not validate what it read.
-#[test]
-#[should_panic(expected = "a mixture")]
-fn loom_catches_a_reader_that_does_not_validate() {
-    reads_beside_a_writer(|buckets, key| buckets.route(key).find()?.state());
-}
-
 /// A slot becomes another key's, charged in the same microsecond: the word stays the same.
 #[test]
 fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
@@ -115,43 +73,6 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
         thread.join().expect("no panic");
         assert_eq!((seen(&buckets, here), seen(&buckets, there)), (None, Some(other)));
     });
-}
-
-/// Another thread charges two entries together within one microsecond, so that their words stay. A reader that
-/// reads both and then validates both by `is_still` has seen them at one moment.
-fn two_that_are_charged_together(is_still: fn(&OptimisticRead<'_>) -> bool) {
-    let buckets = buckets();
-    let keys = [address(0, 0, 1), address(0, 0, 2)];
-    let [old, new] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
-    assert!(keys.iter().all(|key| insert(&buckets, *key, old, 0)));
-    // Without another lookup: see `writer`.
-    let seen = keys.map(|key| buckets.route(key).find().expect("there").parts());
-    let thread = beside(&buckets, move |buckets| {
-        let bucket = buckets.route(keys[0]).buckets()[0];
-        let seen = seen.map(|seen| bucket.seen(seen));
-        let guards = seen.each_ref().map(|seen| seen.try_lock().expect("no other writer"));
-        guards.into_iter().for_each(|mut guard| guard.set(new));
-    });
-    if let [Some(one), Some(other)] = keys.map(|key| buckets.route(key).find())
-        && let (Some(first), Some(second)) = (one.state(), other.state())
-        && is_still(&one)
-        && is_still(&other)
-    {
-        assert_eq!(first, second, "of two moments");
-    }
-    thread.join().expect("no panic");
-}
-
-#[test]
-fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
-    model(|| two_that_are_charged_together(|seen| seen.is_still()));
-}
-
-/// The same without validation.
-#[test]
-#[should_panic(expected = "of two moments")]
-fn loom_catches_two_entries_that_are_not_validated() {
-    model(|| two_that_are_charged_together(|_| true));
 }
 
 /// A sweep of a bucket whose second slot is locked unlocks the first one again, and waits for no other thread.
