@@ -10,7 +10,6 @@ mod end_of_states;
 mod expiry;
 mod kinds;
 mod linearizability;
-mod moves;
 mod owned_reservations;
 mod panics;
 mod reservations;
