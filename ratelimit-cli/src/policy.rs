@@ -38,15 +38,14 @@ pub(crate) fn with_settings(text: &str, settings: &[(&str, String)]) -> String {
     for limit in limits.into_iter().flatten().rev() {
         let Some(fields) = limit.get_ref().as_table() else { continue };
         let name = fields.get("name").and_then(|name| name.get_ref().as_str());
-        let Some((_, setting)) = settings.iter().find(|(of, _)| Some(*of) == name) else {
-            continue;
-        };
-        let Some((field, value)) = setting.split_once(" = ") else { continue };
+        let setting = settings.iter().find(|(of, _)| Some(*of) == name);
+        let setting = setting.and_then(|(_, setting)| setting.split_once(" = "));
+        let Some((field, value)) = setting else { continue };
         let rate = fields.get("rate").map_or(0, |rate| rate.span().end);
         let break_ = if text[limit.span()].starts_with('[') { "\n" } else { ", " };
         match fields.get(field) {
             Some(old) => text.replace_range(old.span(), value),
-            None => text.insert_str(rate, &format!("{break_}{setting}")),
+            None => text.insert_str(rate, &format!("{break_}{field} = {value}")),
         }
     }
     text

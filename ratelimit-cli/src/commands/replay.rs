@@ -86,9 +86,7 @@ fn finish(
     {
         let path = path.display();
         if tally.nothing_applied() {
-            notes.push(format!(
-                "{WARNING}{path}: no limit applied to any request, so all were admitted"
-            ));
+            notes.push(format!("{WARNING}{path}: no limit applied to any request"));
         }
         notes.extend(tally.unmet().map(|unmet| format!("{WARNING}{path}: {unmet}")));
     }

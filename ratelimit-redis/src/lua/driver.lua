@@ -18,8 +18,8 @@
 --
 -- 'heal' sets each state to a full limit as of now if it still is as given. Answers 1 or 0 for each check.
 --
--- The reply is as that of a flat script: the time; a line; and the states that the script read ('undo': that it left), then
--- the reservations under the id, each as its length, a colon and its bytes. The line begins with 1 if all checks admit, 0 if not,
+-- The reply is as that of a flat script: the time; a line; and the states that the script read, then the reservations under
+-- the id, each as its length, a colon and its bytes. The line begins with 1 if all checks admit, 0 if not,
 -- and = if the script only looked, or refused for what it read.
 --
 -- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's error, if something was
@@ -159,7 +159,7 @@ local function apply(check)
   local cost = check.cost
   if operation == 'reset' then
     local at = change(check, 'acquire', 0)
-    check.write = 'remove'
+    check.fits, check.write = true, 'remove'
     return at
   elseif operation == 'force' then
     return change(check, 'force', cost)
@@ -335,7 +335,6 @@ local function write(check)
       check.note = check.write and 1 or 0
     end
   end
-  if operation == 'undo' then check.seen = seen(check, algorithm.read(check.key, check.field)) end
 end
 
 for _, check in ipairs(checks) do
