@@ -210,7 +210,6 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     }
 
     /// Whether another part of a larger batch [denies](Self::denied_elsewhere) it.
-    #[inline]
     #[must_use]
     pub const fn is_denied_elsewhere(&self) -> bool {
         self.denied_elsewhere

@@ -200,19 +200,13 @@ async fn scenes(server: &RedisServer, length: &str, bucket: &str) -> Vec<Scene> 
     join_all(all(length, bucket).into_iter().map(|limit| Scene::new(server, limit))).await
 }
 
+/// Neither do many charges that overtake each other.
 #[tokio::test]
 async fn a_charge_after_the_end_of_its_window_admits_no_more() {
     let server = server();
     let mut scenes = scenes(&server, "1s", "200ms").await;
     join_all(scenes.iter_mut().map(Scene::plays)).await;
     scenes.iter().for_each(Scene::keeps_its_bound);
-}
-
-/// Many charges that overtake each other admit no more either.
-#[tokio::test]
-async fn reordered_charges_admit_no_more() {
-    let server = server();
-    let mut scenes = scenes(&server, "1s", "200ms").await;
     join_all(scenes.iter_mut().map(Scene::mixes)).await;
     scenes.iter().for_each(Scene::keeps_its_bound);
 }

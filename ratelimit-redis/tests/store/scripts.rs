@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation};
 use ratelimit_core::{
-    Algorithm, Limit, Limits, Policy, RateLimiter, ReservationId, Stack, Store, Timestamp, Verdict,
+    Algorithm, Limit, Limits, Policy, RateLimiter, ReservationId, Store, Timestamp, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Cas, LuaProgram, Multi, RedisStore};
@@ -40,14 +40,13 @@ impl Wire {
         &self,
         checks: &[(&Limit<A>, &str, u64)],
         op: Op,
-        id: Option<u128>,
     ) -> (Verdict, Vec<Words>) {
-        let verdict = apply(&self.store, checks, op, id).await.expect("decides");
+        let verdict = apply(&self.store, checks, op, None).await.expect("decides");
         (verdict, std::mem::take(&mut *self.sent.lock().expect("no panic")))
     }
 }
 
-/// Three per hour, by each algorithm that a flat script decides.
+/// Three per hour, by algorithms that one script decides.
 fn flat() -> Vec<Limit<Policy>> {
     let texts = [
         "gcra 3/h",
@@ -61,10 +60,6 @@ fn flat() -> Vec<Limit<Policy>> {
     (0..).zip(texts).map(|(n, text)| limit(&format!("l{n}"), text)).collect()
 }
 
-fn policies(limits: &[Limit<Policy>]) -> Vec<Policy> {
-    limits.iter().map(|limit| *limit.algorithm()).collect()
-}
-
 /// The driver gets every operation by its name.
 fn by_driver(sent: &[Words]) -> bool {
     sent.last().expect("sent").has_any(&["acquire", "peek"])
@@ -75,29 +70,15 @@ async fn one_check_is_one_script_with_few_arguments() {
     let wire = Wire::new().await;
     for limit in flat() {
         // The server learns the script.
-        let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire, None).await;
+        let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire).await;
         assert_eq!((verdict.remaining(), sent.len()), (2, 2), "{limit:?}: {sent:?}");
         for left in [1, 0, 0] {
-            let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire, None).await;
+            let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire).await;
             assert_eq!((verdict.remaining(), sent.len()), (left, 1), "{limit:?}");
             let is_long = ["sliding-log", "concurrency"].contains(&limit.algorithm().name());
             let most = if is_long { 18 } else { 13 };
             assert!(sent[0].0.len() <= most && by_driver(&sent) == is_long, "{limit:?}: {sent:?}");
         }
-    }
-}
-
-#[tokio::test]
-async fn several_limits_are_one_script_for_one_or_several_callers() {
-    let (wire, limits) = (Wire::new().await, flat());
-    let several = [(0, "alice"), (3, "alice"), (6, "alice"), (0, "bob")];
-    let several = several.map(|(n, key)| (&limits[n], key, 1));
-    let stack = named("stack", Stack::new(policies(&limits[..3])).expect("a stack"));
-    for left in [2, 1, 0, 0] {
-        let (verdict, sent) = wire.apply(&several, Op::Acquire, None).await;
-        assert!(verdict.remaining() == left && !by_driver(&sent), "{sent:?}");
-        let (verdict, sent) = wire.apply(&[(&stack, "alice", 1)], Op::Acquire, None).await;
-        assert!(verdict.remaining() == left && !by_driver(&sent), "{sent:?}");
     }
 }
 
@@ -116,7 +97,7 @@ async fn the_number_of_flat_scripts_is_bounded_and_the_driver_decides_the_rest()
         let key = |n: usize| ["alice", "bob"][usize::from(n < 3 && kind >> (CHECKS + n) & 1 == 1)];
         let checks: Vec<_> =
             (0..).zip(&limits).map(|(n, limit)| (limit, key(n), kind >> n & 1)).collect();
-        let (verdict, sent) = wire.apply(&checks, Op::Acquire, None).await;
+        let (verdict, sent) = wire.apply(&checks, Op::Acquire).await;
         assert!(verdict.allowed());
         sent
     };
@@ -134,15 +115,6 @@ async fn the_number_of_flat_scripts_is_bounded_and_the_driver_decides_the_rest()
     assert!(!by_driver(&ask(1).await));
 }
 
-#[tokio::test]
-async fn a_lease_under_an_id_is_one_script_and_repeating_it_charges_nothing() {
-    let (wire, lease) = (Wire::new().await, limit("lease", "concurrency 3/h"));
-    for (id, left) in [(1, 2), (2, 1), (1, 1), (3, 0)] {
-        let (verdict, sent) = wire.apply(&[(&lease, "alice", 1)], Op::Acquire, Some(id)).await;
-        assert_eq!(verdict.remaining(), left, "{sent:?}");
-    }
-}
-
 /// A peek, a check that costs nothing, and a cost that never fits leave nothing behind.
 #[tokio::test]
 async fn a_read_only_request_runs_a_read_only_script() {
@@ -154,7 +126,7 @@ async fn a_read_only_request_runs_a_read_only_script() {
             (Op::Acquire, 4, false),
             (Op::Peek, 4, false),
         ] {
-            let (verdict, sent) = wire.apply(&[(limit, "alice", cost)], op, None).await;
+            let (verdict, sent) = wire.apply(&[(limit, "alice", cost)], op).await;
             assert_eq!(verdict.allowed(), allowed, "{limit:?} {op} {cost}");
             assert_eq!(sent.last().expect("sent").0.len(), 5, "{sent:?}");
         }
@@ -170,7 +142,7 @@ async fn a_limit_that_changes_its_algorithm_needs_the_driver_once() {
         [("gcra 3/h", false), ("fixed-window 3/h", true), ("fixed-window 3/h", false)]
     {
         let limit = limit("login", policy);
-        let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire, None).await;
+        let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire).await;
         assert!(verdict.allowed());
         assert_eq!(by_driver(&sent), driver, "{sent:?}");
     }
@@ -180,7 +152,7 @@ async fn a_limit_that_changes_its_algorithm_needs_the_driver_once() {
 #[tokio::test]
 async fn flat_scripts_and_the_driver_decide_many_checks_alike() {
     let wire = Wire::new().await;
-    let plain = policies(&flat()[..4]);
+    let plain: Vec<_> = flat()[..4].iter().map(|limit| *limit.algorithm()).collect();
     let attempts = plain.iter().filter_map(|policy| policy.by_attempts());
     let mixed = vec![plain[0], plain[0].by_attempts().expect("can be"), plain[3], plain[1]];
     for (name, policies) in [("attempts", attempts.collect()), ("mixed", mixed)] {
@@ -194,8 +166,8 @@ async fn flat_scripts_and_the_driver_decide_many_checks_alike() {
                 let checks: Vec<_> =
                     limits.iter().zip(&keys).map(|(limit, key)| (limit, &**key, 1)).collect();
                 for (left, allowed) in [(2, true), (1, true), (0, true), (0, false)] {
-                    let _ = wire.apply(&checks, Op::Peek, None).await;
-                    let (verdict, sent) = wire.apply(&checks, Op::Acquire, None).await;
+                    let _ = wire.apply(&checks, Op::Peek).await;
+                    let (verdict, sent) = wire.apply(&checks, Op::Acquire).await;
                     let decided = (verdict.remaining(), verdict.allowed(), !by_driver(&sent));
                     assert_eq!(decided, (left, allowed, is_flat), "{name} {count} {callers}");
                 }
