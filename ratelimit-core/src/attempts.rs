@@ -81,8 +81,9 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
             return step;
         }
         let write = self.0.fill(state, now, cost.min(self.capacity()));
-        // The wait counts the charge of this attempt.
-        let decision = self.0.step(write.after(state), now, cost).decision;
+        // The wait counts the charge of this attempt. A state that another limit wrote may look emptier once it is charged.
+        let filled = self.0.step(write.after(state), now, cost).decision;
+        let decision = if filled.allowed { step.decision } else { filled };
         Step { decision, write }
     }
 

@@ -108,7 +108,7 @@ mod tests {
         let body = response.into_body().collect().await?.to_bytes();
         assert_eq!(body.len(), 17 * b"token ".len());
 
-        // The settlement runs as a task of its own once the body has ended.
+        // A store on Redis settles by a task of its own once the body has ended.
         let caller = [("ip", "127.0.0.1")];
         while limiter.peek(&caller, 0).await?.remaining() != 10_000 - 17 {
             tokio::task::yield_now().await;

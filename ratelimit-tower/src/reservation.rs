@@ -32,8 +32,9 @@ pub use hold::{Held, Hold};
 /// | the handler panicked | as above |
 /// | the inner service failed | nothing, if a 500 is free |
 ///
-/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost. The place of a connection that
-/// is upgraded, such as a WebSocket's, is given back with the response 101 unless the handler [holds](Hold) it.
+/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost, but no longer than its lease. A
+/// [`Hold`] renews the lease, also while an upgraded connection lives, such as a WebSocket's. Without one, the response 101 gives the place
+/// back.
 ///
 /// A store that decides without waiting settles before the end of the body is reported, so that the next request finds the capacity. Any
 /// other settles after it: see [`settlements`](RateLimitLayer::settlements).

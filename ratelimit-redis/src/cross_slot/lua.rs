@@ -43,11 +43,6 @@ impl SlotDecision {
     fn allowed(&self) -> bool {
         self.verdict.allowed()
     }
-
-    /// The decisions that a batch reports which a slot denies.
-    fn reported(&self) -> Vec<Decision> {
-        if self.allowed() { self.denied.clone() } else { self.verdict.decisions().to_vec() }
-    }
 }
 
 impl<C: Connection> RedisStore<Lua, C> {
@@ -160,10 +155,10 @@ impl<C: Connection> RedisStore<Lua, C> {
 
 /// The verdict of what each slot decides.
 fn joined<A>(parts: &[InSlot<'_, A>], slots: &[SlotDecision]) -> Verdict {
-    let allowed = slots.iter().all(SlotDecision::allowed);
-    let decisions = slots.iter().map(|slot| match allowed {
-        true => slot.verdict.decisions().to_vec(),
-        false => slot.reported(),
+    let denied = slots.iter().any(|slot| !slot.allowed());
+    let decisions = slots.iter().map(|slot| match &slot.denied {
+        elsewhere if denied && slot.allowed() => elsewhere.clone(),
+        _ => slot.verdict.decisions().to_vec(),
     });
     join(parts, &decisions.collect::<Vec<_>>())
 }
