@@ -142,7 +142,7 @@ fn states<A: LuaProgram>(
         let algorithm = batch.checks()[twins[0].position].limit.algorithm();
         let mut stored = Vec::with_capacity(twins.len());
         for check in twins {
-            stored.push(self::stored(check, next_state(seen)?)?);
+            stored.push(self::stored(check, next_state(seen)?).ok()?);
         }
         let is_new = stored.iter().all(Option::is_none);
         states.push(if is_new { None } else { Some(algorithm.decode(&stored)?) });
@@ -150,14 +150,17 @@ fn states<A: LuaProgram>(
     Some(states)
 }
 
-/// Parses what a twin stored. `None` if that is no state.
-pub(super) fn stored(check: &TwinCheck<'_>, text: &[u8]) -> Option<Option<Stored>> {
-    Some(match text {
-        [] => None,
-        text => match Stored::from_field(text)? {
-            // The limit had another algorithm before, whose state means nothing to this one.
-            Stored::Numbers(writer, _) if writer != check.twin.program.name => None,
-            stored => Some(stored),
-        },
+/// Parses what a twin stored: nothing, if it is new. An error if that is no state.
+pub(super) fn stored(check: &TwinCheck<'_>, text: &[u8]) -> Result<Option<Stored>, NoState> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    Ok(match Stored::from_field(text).ok_or(NoState)? {
+        // The limit had another algorithm before, whose state means nothing to this one.
+        Stored::Numbers(writer, _) if writer != check.twin.program.name => None,
+        stored => Some(stored),
     })
 }
+
+/// No twin wrote this.
+pub(super) struct NoState;

@@ -170,7 +170,7 @@ fn ahead<'a, A: LuaProgram>(
             let text = next_state(&mut rest)?;
             texts.push(text);
             let place = algorithm.twins().iter().position(|twin| twin.place == check.twin.place)?;
-            stored[place] = self::stored(check, text)?;
+            stored[place] = self::stored(check, text).ok()?;
         }
         let is_new = stored.iter().all(Option::is_none);
         let state = if is_new { None } else { Some(algorithm.decode(&stored)?) };
