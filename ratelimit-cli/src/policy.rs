@@ -38,9 +38,8 @@ pub(crate) fn with_settings(text: &str, settings: &[(&str, String)]) -> String {
     for limit in limits.into_iter().flatten().rev() {
         let Some(fields) = limit.get_ref().as_table() else { continue };
         let name = fields.get("name").and_then(|name| name.get_ref().as_str());
-        let setting = settings.iter().find(|(of, _)| Some(*of) == name);
-        let setting = setting.and_then(|(_, setting)| setting.split_once(" = "));
-        let Some((field, value)) = setting else { continue };
+        let found = settings.iter().find(|(of, _)| Some(*of) == name);
+        let Some((field, value)) = found.and_then(|(_, it)| it.split_once(" = ")) else { continue };
         let rate = fields.get("rate").map_or(0, |rate| rate.span().end);
         let break_ = if text[limit.span()].starts_with('[') { "\n" } else { ", " };
         match fields.get(field) {
