@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ratelimit_core::{Identifiers, Limit, Limits, Policy};
+use ratelimit_core::{ConfigError, Identifiers, Limit, Limits, Policy};
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
@@ -39,6 +39,12 @@ impl Serialize for Named {
 
 /// The name of the bare key beside the named identifiers.
 pub(crate) const BARE_NAME: &str = "key";
+
+/// Whether a limit can apply where callers have identifiers of these names, [`BARE_NAME`] for a bare key.
+pub(crate) fn check_names(limit: &Limit<Policy>, names: &[String]) -> Result<(), ConfigError> {
+    let known = names.iter().map(|name| Some(&**name).filter(|name| *name != BARE_NAME));
+    limit.check_identifiers(&known.collect::<Vec<_>>())
+}
 
 impl Caller {
     pub(crate) fn identifier(&self, name: &str) -> Option<&str> {

@@ -9,7 +9,7 @@ use ratelimit_core::{
     Verdict,
 };
 
-use crate::caller::{BARE_NAME, Caller};
+use crate::caller::{BARE_NAME, Caller, check_names};
 use crate::input::{InputEntry, agent};
 use crate::nearness::Nearness;
 use crate::suggest::Needs;
@@ -384,10 +384,8 @@ impl Tally {
 
     /// Of each limit that never applied because of an identifier that no request has: which, and the remedy.
     pub(crate) fn unmet(&self) -> impl Iterator<Item = ConfigError> {
-        let known = self.names.iter().map(|name| Some(&**name).filter(|name| *name != BARE_NAME));
-        let known: Vec<_> = known.collect();
         let unmet = self.limits.iter().filter(|counts| self.requests > 0 && counts.applied == 0);
-        unmet.filter_map(move |counts| counts.limit.check_identifiers(&known).err())
+        unmet.filter_map(|counts| check_names(&counts.limit, &self.names).err())
     }
 
     /// The most-denied callers, the worst first.

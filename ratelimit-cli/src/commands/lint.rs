@@ -4,7 +4,7 @@ use ratelimit_core::{Limit, Policy};
 use serde_json::json;
 
 use crate::args::LintArgs;
-use crate::caller::BARE_NAME;
+use crate::caller::check_names;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::policy::{self, Problem};
@@ -34,13 +34,8 @@ pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
 
 /// Why a limit that can be read does not fit the service.
 fn refused(args: &LintArgs, limit: &Limit<Policy>) -> Vec<String> {
-    let mut refused = Vec::new();
-    if let Some(identifiers) = &args.identifiers {
-        let known = identifiers.iter().map(|name| Some(&**name).filter(|name| *name != BARE_NAME));
-        if let Err(error) = limit.check_identifiers(&known.collect::<Vec<_>>()) {
-            refused.push(error.to_string());
-        }
-    }
+    let unmet = args.identifiers.iter().filter_map(|names| check_names(limit, names).err());
+    let mut refused: Vec<_> = unmet.map(|error| error.to_string()).collect();
     if args.fallback && limit.outage().is_none() {
         refused.push(format!(
             "limit {:?}: it does not declare what happens during an outage; add on_outage = \"open\", \"closed\" or \
