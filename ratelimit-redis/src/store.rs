@@ -249,7 +249,7 @@ pub(crate) trait SingleSlot<A: Algorithm> {
     ) -> impl Future<Output = Result<(), RedisError>> + Send;
 }
 
-/// The time to live of a key whose state stops to matter at `expires`.
+/// The time to live of a key whose state stops mattering at `expires`.
 pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
 }

@@ -21,7 +21,7 @@ pub enum Law {
     AllOrNothing,
     /// 8: Cost 0 and peeks change nothing and report what the next request would see.
     CostZeroIsAPeek,
-    /// 9: Everything that is written disappears by itself soon after it stops to matter.
+    /// 9: Everything that is written disappears by itself soon after it stops mattering.
     NothingLeaks,
     /// 10: The same trace gives the same decisions, field by field, and the same states.
     OneAnswerEverywhere,

@@ -8,8 +8,8 @@
 //! excess. In return a denied request writes nothing and blocks no capacity meanwhile.
 
 use futures_util::future::join_all;
+use ratelimit_core::Verdict;
 use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{Decision, Verdict};
 
 use super::{InSlot, all_of_lookups, charge_attempts, each, join, worst};
 use crate::connection::{Argument, Connection};
@@ -31,11 +31,9 @@ struct SlotPart<'a, A> {
     call: Call<'a>,
 }
 
-/// What a slot decides.
+/// What a slot decides, and the answer from which that follows.
 struct SlotDecision {
     verdict: Verdict,
-    /// The decisions to report if another slot denies the batch.
-    denied: Vec<Decision>,
     answer: DriverAnswer,
 }
 
@@ -64,7 +62,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let slots = parts.iter().map(slot).collect::<Result<Vec<_>, RedisError>>()?;
         if whole.operation() == Op::Peek {
             let shown = self.ask_all(&slots, "peek", deadline).await?;
-            return Ok(joined(parts, &shown));
+            return self.joined(parts, &slots, &shown);
         }
         let charging = deadline.to_charge();
         // An attempt counts once, so there is no second round.
@@ -77,7 +75,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             let asked = self.ask_all(&slots, "ask", charging).await;
             let asked = asked.map_err(|error| rounds.explain(error).after(charged))?;
             if !asked.iter().all(SlotDecision::allowed) {
-                let verdict = joined(parts, &asked);
+                let verdict = self.joined(parts, &slots, &asked)?;
                 let denied = charge_attempts(self, whole, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
@@ -85,7 +83,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             let reserved = join_all(reserving).await;
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(SlotDecision::allowed)) {
                 let reserved: Vec<_> = reserved.into_iter().flatten().collect();
-                return Ok(joined(parts, &reserved));
+                return self.joined(parts, &slots, &reserved);
             }
             let back = deadline.to_give_back();
             let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all, back));
@@ -100,7 +98,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             }
             if !rounds.another() {
                 let reserved: Vec<_> = reserved.into_iter().flatten().collect();
-                return Ok(joined(parts, &reserved));
+                return self.joined(parts, &slots, &reserved);
             }
         }
     }
@@ -126,8 +124,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             "reserve" => self.decided(batch, call, &answer)?,
             _ => self.would_decide(batch, call, &answer)?,
         };
-        let denied = self.would_decide(&batch.denied_elsewhere(), call, &answer)?;
-        Ok(SlotDecision { verdict, denied: denied.decisions().to_vec(), answer })
+        Ok(SlotDecision { verdict, answer })
     }
 
     /// Returns what a slot charged, if anything. Returns whether no part is still charged.
@@ -151,14 +148,22 @@ impl<C: Connection> RedisStore<Lua, C> {
         let answer = self.run(batch, &call.with_twins(twins), "undo", &made, deadline).await?;
         Ok(counted.is_empty() && answer.notes.iter().all(|note| *note == Some(1)))
     }
-}
 
-/// The verdict of what each slot decides.
-fn joined<A>(parts: &[InSlot<'_, A>], slots: &[SlotDecision]) -> Verdict {
-    let denied = slots.iter().any(|slot| !slot.allowed());
-    let decisions = slots.iter().map(|slot| match &slot.denied {
-        elsewhere if denied && slot.allowed() => elsewhere.clone(),
-        _ => slot.verdict.decisions().to_vec(),
-    });
-    join(parts, &decisions.collect::<Vec<_>>())
+    /// The verdict of what each slot decides. If one denies, those that allow report what they decide in a denied batch.
+    fn joined<A: LuaProgram>(
+        &self,
+        parts: &[InSlot<'_, A>],
+        slots: &[SlotPart<'_, A>],
+        decided: &[SlotDecision],
+    ) -> Result<Verdict, RedisError> {
+        let is_denied = !decided.iter().all(SlotDecision::allowed);
+        let decisions = slots.iter().zip(decided).map(|(SlotPart { batch, call }, slot)| {
+            if is_denied && slot.allowed() {
+                let reported = self.would_decide(&batch.denied_elsewhere(), call, &slot.answer)?;
+                return Ok(reported.decisions().to_vec());
+            }
+            Ok(slot.verdict.decisions().to_vec())
+        });
+        Ok(join(parts, &decisions.collect::<Result<Vec<_>, RedisError>>()?))
+    }
 }

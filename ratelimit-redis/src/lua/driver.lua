@@ -30,8 +30,10 @@ local operation, metadata, group = ARGV[first0], ARGV[first0 + 1], ARGV[first0 +
 local once = operation == 'settle-once'
 -- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
 local REPEAT_US = 10000000
-local asks, reserves, denied = operation == 'ask', operation == 'reserve', operation == 'attempt'
-if asks then operation = 'peek' end
+local reserves, denied = operation == 'reserve', operation == 'attempt'
+-- Whether a value that no limit wrote is removed, so the limit recovers and the error is reported once.
+local removes = operation ~= 'peek'
+if operation == 'ask' then operation = 'peek' end
 if once then operation = 'settle' end
 if reserves or denied then operation = 'acquire' end
 local looks, settling = operation == 'peek', operation == 'settle' or operation == 'renew'
@@ -145,8 +147,7 @@ local function status(check)
   return 'done'
 end
 
--- A step's change: whether the cost fits, and nothing, or 'remove', or 'put', the new state and when it stops to matter; and
--- the time at which a charge counts as made, if that is not now.
+-- Notes what a step changes. Returns the time at which a charge counts as made.
 local function change(check, name, cost, made)
   local at
   check.fits, check.write, check.put, check.expires, at =
@@ -211,7 +212,7 @@ local function step(check)
   -- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
   lease_has_ended = lease_has_ended or is == 'unknown' and operation == 'renew' and check.algorithm.settles == 'all'
   if is == 'done' then
-    if reservation and reservation.reserved then
+    if reservation.reserved then
       -- From now on a caller relies on it.
       reservation.reserved, check.reservation = false, reservation
     end
@@ -274,17 +275,14 @@ local function answer()
   return table.concat(words)
 end
 
--- Reads a check or steps it. A value that no limit wrote is removed, so the limit recovers and the error is reported once; a
--- read-only operation leaves it.
+-- Reads every check, and then steps every check.
 for _, work in ipairs { read, step } do
   for position, check in ipairs(checks) do
     local done, problem = pcall(work, check)
     if problem == CORRUPT then
-      if looks and not asks then
-        -- It stays.
-      elseif reading == check.place then
+      if removes and reading == check.place then
         check.algorithm.remove(check.key, check.field)
-      else
+      elseif removes then
         call('DEL', check.reservation_key)
       end
       return redis.error_reply('RLCORRUPT ' .. position .. ' ' .. reading)

@@ -19,7 +19,7 @@ local function around(total)
   return total % (MOST + 1)
 end
 
--- How long a key lives whose state stops to matter then. A given time adds a padding.
+-- How long a key has to live whose state matters until `expires`. It lives longer at a given time, by the padding.
 local function ttl_ms(expires)
   return math.max(ceil((expires - now) / 1000), 1) + (padding_ms or 0)
 end

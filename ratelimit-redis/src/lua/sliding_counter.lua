@@ -69,7 +69,7 @@ after = used + charge
 --- move
 current = current + after - used
 span_us = window_us
--- A count of n stops to matter when less than an n-th of its window overlaps.
+-- A count of n stops mattering when less than an n-th of its window overlaps.
 if current > 0 then
   expires = start + 2 * window_us - ceil(window_us / current) + 1
 else

@@ -4,11 +4,11 @@ use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Now, Op, Reservation, Snapshot, States, decide};
 use ratelimit_core::{Timestamp, Verdict};
 
-use super::call::{Call, TwinCheck};
+use super::call::Call;
 use crate::connection::Connection;
 use crate::error::RedisError;
 use crate::mode::Lua;
-use crate::program::{LuaProgram, Stored};
+use crate::program::{LuaProgram, Stored, Twin};
 use crate::reservation;
 use crate::store::RedisStore;
 
@@ -142,24 +142,34 @@ fn states<A: LuaProgram>(
         let algorithm = batch.checks()[twins[0].position].limit.algorithm();
         let mut stored = Vec::with_capacity(twins.len());
         for check in twins {
-            stored.push(self::stored(check, next_state(seen)?).ok()?);
+            stored.push(self::stored(&check.twin, next_state(seen)?).ok()?);
         }
-        let is_new = stored.iter().all(Option::is_none);
-        states.push(if is_new { None } else { Some(algorithm.decode(&stored)?) });
+        states.push(state(algorithm, &stored).ok()?);
     }
     Some(states)
 }
 
 /// Parses what a twin stored: nothing, if it is new. An error if that is no state.
-pub(super) fn stored(check: &TwinCheck<'_>, text: &[u8]) -> Result<Option<Stored>, NoState> {
+pub(super) fn stored(twin: &Twin, text: &[u8]) -> Result<Option<Stored>, NoState> {
     if text.is_empty() {
         return Ok(None);
     }
     Ok(match Stored::from_field(text).ok_or(NoState)? {
         // The limit had another algorithm before, whose state means nothing to this one.
-        Stored::Numbers(writer, _) if writer != check.twin.program.name => None,
+        Stored::Numbers(writer, _) if writer != twin.program.name => None,
         stored => Some(stored),
     })
+}
+
+/// The state of which a limit's twins stored these parts: nothing, if it is new to each. An error if that is no state.
+pub(super) fn state<A: LuaProgram>(
+    algorithm: &A,
+    stored: &[Option<Stored>],
+) -> Result<Option<A::State>, NoState> {
+    if stored.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    algorithm.decode(stored).map(Some).ok_or(NoState)
 }
 
 /// No twin wrote this.

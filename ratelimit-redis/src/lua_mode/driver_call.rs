@@ -3,7 +3,7 @@
 use ratelimit_core::store::{Batch, Check, Op, decide};
 use ratelimit_core::{Limit, Timestamp, Verdict};
 
-use super::answer::{Seen, next_state, of_one, stored};
+use super::answer::{Seen, next_state, of_one, state, stored};
 use super::call::Call;
 use super::flat_call::given;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
@@ -170,10 +170,9 @@ fn ahead<'a, A: LuaProgram>(
             let text = next_state(&mut rest)?;
             texts.push(text);
             let place = algorithm.twins().iter().position(|twin| twin.place == check.twin.place)?;
-            stored[place] = self::stored(check, text).ok()?;
+            stored[place] = self::stored(&check.twin, text).ok()?;
         }
-        let is_new = stored.iter().all(Option::is_none);
-        let state = if is_new { None } else { Some(algorithm.decode(&stored)?) };
+        let state = state(algorithm, &stored).ok()?;
         let cut = cut(algorithm, state.as_ref(), answer.now);
         found.extend(cut.map(|(ahead_us, _)| (position, ahead_us)));
     }

@@ -72,13 +72,11 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Option<FlatCall<'w>>, RedisError> {
         let peeks = batch.operation() == Op::Peek;
         let plain = peeks || batch.operation() == Op::Acquire;
-        if !plain || batch.is_part() {
+        let has_id = batch.reservation_id().is_some();
+        if !plain || batch.is_part() || has_id || !call.has_few_numbers() {
             return Ok(None);
         }
         let given = given(batch.time());
-        if batch.reservation_id().is_some() || !call.has_few_numbers() {
-            return Ok(None);
-        }
         let shapes = call.shapes(batch);
         let never_fits = || call.twins.iter().any(|check| check.cost(batch) > check.twin.capacity);
         let attempts = || shapes.iter().any(|shape| shape.role == Role::Attempt);

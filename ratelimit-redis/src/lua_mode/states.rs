@@ -4,6 +4,7 @@ use ratelimit_core::algorithm::{KeepsEntries, WindowEntry};
 use ratelimit_core::store::{EntryStore, Now, Reservation};
 use ratelimit_core::{Limit, ReservationId};
 
+use super::answer::{self, NoState};
 use super::call::{field_of, key_of};
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
@@ -57,12 +58,8 @@ impl<C: Connection> RedisStore<Lua, C> {
         for twin in &twins {
             found.push(self.stored(limit, twin, key, deadline).await?);
         }
-        if found.iter().all(Option::is_none) {
-            return Ok(None);
-        }
-        let state = limit.algorithm().decode(&found);
-        let corrupt = || RedisError::corrupt(limit, &self.key(limit, key), LEFT);
-        state.map(Some).ok_or_else(corrupt)
+        let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, key), LEFT);
+        answer::state(limit.algorithm(), &found).map_err(corrupt)
     }
 
     /// The reservation of a limit for a key under an id, if the server still has it.
@@ -110,19 +107,19 @@ impl<C: Connection> RedisStore<Lua, C> {
             error if error.is_wrong_type() => RedisError::corrupt(limit, &key, WRONG_TYPE),
             error => error,
         })?;
-        let stored = match (reply, keeps) {
+        let found = match (reply, keeps) {
             (Reply::Nil, _) => return Ok(None),
             (Reply::Array(items), _) if items.is_empty() => return Ok(None),
-            (Reply::Array(items), Keeps::SortedSet) => members(&items).map(Stored::SortedSet),
-            (Reply::Array(items), Keeps::List) => elements(items).map(Stored::List),
-            (Reply::Text(field), Keeps::Numbers) => Stored::from_field(&field),
+            (Reply::Array(items), Keeps::SortedSet) => {
+                members(&items).map(Stored::SortedSet).map(Some).ok_or(NoState)
+            }
+            (Reply::Array(items), Keeps::List) => {
+                elements(items).map(Stored::List).map(Some).ok_or(NoState)
+            }
+            (Reply::Text(field), Keeps::Numbers) => answer::stored(twin, &field),
             (other, _) => return Err(self.inner.unexpected(&other)),
         };
-        match stored {
-            Some(Stored::Numbers(writer, _)) if writer != twin.program.name => Ok(None),
-            Some(stored) => Ok(Some(stored)),
-            None => Err(RedisError::corrupt(limit, &key, LEFT)),
-        }
+        found.map_err(|_| RedisError::corrupt(limit, &key, LEFT))
     }
 }
 

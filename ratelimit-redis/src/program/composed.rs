@@ -26,7 +26,7 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
         limits.flat_map(placed).collect()
     }
 
-    /// The time when a state stops to matter is not stored; it follows from the limit's recovery.
+    /// The time when a state stops mattering is not stored; it follows from the limit's recovery.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<StackState<A::State>> {
         let mut rest = stored;
         let mut states = Vec::with_capacity(self.limits().len());

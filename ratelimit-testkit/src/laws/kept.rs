@@ -20,7 +20,7 @@ const STOPS_US: u64 = 20_000_000;
 /// The part of the hour of grace for which what was written at a given time must be kept, however slow the test is.
 const GRACE: Duration = Duration::from_micros(Now::PADDING_US / 16 * 15);
 
-/// Law 9: everything that is written disappears by itself soon after it stops to matter: reservations too, which are known for
+/// Law 9: everything that is written disappears by itself soon after it stops mattering: reservations too, which are known for
 /// as long as they can be settled. What was written at a given time is kept for an hour longer.
 pub(crate) async fn nothing_leaks<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
@@ -90,7 +90,7 @@ async fn keeps_for_the_grace<A: Algorithm, H: Harness<A>>(
     ))
 }
 
-/// Law 5 on a clock that runs: what is charged at the store's own time, or reserved, stays until it stops to matter. (A clock that
+/// Law 5 on a clock that runs: what is charged at the store's own time, or reserved, stays until it stops mattering. (A clock that
 /// is set shows it in every trace. A given time keeps states for an hour longer, and cannot show it.)
 pub(crate) async fn nothing_vanishes<A: Algorithm, H: Harness<A>>(
     subject: &Subject<'_, A, H>,
