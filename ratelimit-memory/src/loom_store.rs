@@ -118,8 +118,8 @@ fn loom_the_cap_holds_while_keys_come_and_go() {
         });
         apply(&store, 1, &["b"], Op::Acquire);
         assert!(store.len() <= 1);
-        apply(&store, 1, &["b"], Op::Reset);
         thread.join().expect("no panic");
+        apply(&store, 1, &["b"], Op::Reset);
         assert_eq!(store.len(), 0, "every place was given back");
     });
 }
