@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs, reason = "tests")]
 
+mod allocations;
 mod at_the_cap;
 mod callers;
 mod clocks;
