@@ -371,7 +371,7 @@ impl<'h, H: Harness> LawTrial<'h, Policy, H> {
                 pairs(scope, able).into_iter().try_for_each(|pair| {
                     self.once(|subject| {
                         let limits =
-                            [("first", 61, 0), ("second", 83, 1)].map(|(name, n, position)| {
+                            [("first", 41, 0), ("second", 53, 1)].map(|(name, n, position)| {
                                 limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
                             });
                         many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)

@@ -18,7 +18,7 @@ use crate::trace::made::limit;
 use crate::trace::{Ask, TraceRequest};
 
 const THREADS: u64 = 4;
-const TASKS_PER_THREAD: u64 = 16;
+const TASKS_PER_THREAD: u64 = 8;
 const ASKS_PER_TASK: u64 = 4;
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
