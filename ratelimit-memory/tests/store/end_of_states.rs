@@ -10,15 +10,16 @@ use crate::common::{MIXED, Memory, limit, store};
 fn a_clock_at_the_end_of_time_is_refused_by_name() {
     for words in MIXED {
         let (store, clock): (Memory, _) = store(|builder| builder);
-        let limit = limit("l", words);
-        let decide = |op, now| {
-            let check = Check { limit: &limit, key: "k", cost: 1 };
-            store.apply_now(&Batch::one(&check).op(op).now(now))
-        };
+        let limits = ["l", "m"].map(|name| limit(name, words));
+        let checks = limits.each_ref().map(|limit| Check { limit, key: "k", cost: 1 });
+        let decide = |op, now| store.apply_now(&Batch::one(&checks[0]).op(op).now(now));
         clock.set(Timestamp::MAX);
         for op in [Op::Acquire, Op::Peek, Op::Force, Op::Refund] {
             let refusal = Refusal::EndOfTime { now_us: Timestamp::MAX.as_us() };
-            assert_eq!(decide(op, Now::Store), Err(MemoryError::Refused(refusal)), "{words}");
+            let refused = Err(MemoryError::Refused(refusal));
+            assert_eq!(decide(op, Now::Store), refused, "{words}");
+            let both = Batch::new(&checks).expect("distinct").op(op);
+            assert_eq!(store.apply_now(&both), refused, "{words}");
         }
         // A given time says nothing about the clock; and before the end every limit counts.
         assert!(decide(Op::Acquire, Now::At(Timestamp::MAX)).is_ok());
