@@ -18,7 +18,6 @@ mod managed;
 mod node;
 mod peer;
 mod request;
-mod resolver;
 mod route;
 mod sentinel;
 pub(crate) mod slot;

@@ -13,12 +13,14 @@
 //!    └──────────────────▶ Down: pauses of 10 ms to 1 s, an attempt after each
 //! ```
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::select;
+use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -256,26 +258,30 @@ pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
     endpoint.peer.unreachable(format!("no connection within {within:?}{hint}"))
 }
 
-/// Connects to the address of the server that answers first (*happy eyeballs*, RFC 8305): the next
-/// address is tried when the one before has failed or has not answered for a while.
+/// Connects to one of the server's addresses.
 pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
-    let resolved = endpoint.settings.resolver.resolve(&endpoint.host, endpoint.port).await;
-    let addresses = resolved.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
-    let connecting = addresses.into_iter().map(|address| Node::connect(endpoint, address));
-    first(connecting, HEAD_START).await
+    let found = lookup_host((&*endpoint.host, endpoint.port)).await;
+    let found = found.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
+    attempt_at(endpoint, found).await
+}
+
+/// Connects to the address that answers first (*happy eyeballs*, RFC 8305): the next address is tried when the one
+/// before has failed or has not answered for a while.
+async fn attempt_at(
+    endpoint: &Endpoint,
+    addresses: impl Iterator<Item = SocketAddr>,
+) -> Result<Node, RedisError> {
+    first(addresses.map(|address| Node::connect(endpoint, address)), HEAD_START).await
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use ratelimit_servers::RedisServer;
     use tokio::net::TcpListener;
 
     use super::*;
     use crate::client::Client;
     use crate::connection::node::Settings;
-    use crate::connection::resolver::Resolver;
 
     #[test]
     fn pauses_grow_from_ten_milliseconds_to_a_second() {
@@ -296,18 +302,15 @@ mod tests {
         let alive = SocketAddr::from(([127, 0, 0, 1], server.port()));
         let refuses = SocketAddr::from(([127, 0, 0, 2], server.port()));
         for client in Client::ALL {
+            let settings = Settings { client: *client, ..Settings::default() };
+            let endpoint = Endpoint::new("redis.example", 6_379, &Arc::new(settings));
             for first in [vec![dead], vec![refuses], vec![dead, refuses], vec![]] {
-                let addresses = [first, vec![alive]].concat();
-                let resolver = Arc::new(Resolver::new(move |_| Ok(addresses.clone())));
-                let settings = Settings { client: *client, resolver, ..Settings::default() };
-                let endpoint = Endpoint::new("redis.example", 6_379, &Arc::new(settings));
-                let connected = timeout(ATTEMPT, attempt(&endpoint)).await;
+                let addresses = [first, vec![alive]].concat().into_iter();
+                let connected = timeout(ATTEMPT, attempt_at(&endpoint, addresses)).await;
                 assert!(connected.expect("in time").is_ok(), "{client}");
             }
-            let resolver = Arc::new(Resolver::new(move |_| Ok(vec![refuses, refuses])));
-            let settings = Settings { client: *client, resolver, ..Settings::default() };
-            let endpoint = Endpoint::new("redis.example", 6_379, &Arc::new(settings));
-            let Err(error) = attempt(&endpoint).await else { panic!("no server is there") };
+            let away = [refuses, refuses].into_iter();
+            let Err(error) = attempt_at(&endpoint, away).await else { panic!("no server is there") };
             assert!(error.to_string().contains("redis.example:6379"), "{error}");
         }
     }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use socket2::TcpKeepalive;
 
 use super::peer::Peer;
-use super::resolver::Resolver;
 use super::tls::Tls;
 use super::{Argument, Reply};
 use crate::client::Client;
@@ -36,7 +35,6 @@ pub(crate) struct Settings {
     pub(crate) in_cluster: bool,
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
-    pub(crate) resolver: Arc<Resolver>,
     /// A connection that owes replies and gives none for so long is replaced.
     pub(crate) limit: Duration,
     /// Where the connections live.
@@ -56,7 +54,6 @@ impl Default for Settings {
             #[cfg(feature = "fred")]
             in_cluster: false,
             tls: None,
-            resolver: Resolver::system(),
             limit: Duration::MAX,
             runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
             has_served: Arc::default(),
