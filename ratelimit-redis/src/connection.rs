@@ -21,7 +21,13 @@ mod request;
 mod route;
 mod sentinel;
 pub(crate) mod slot;
+#[cfg(feature = "tls")]
 pub(crate) mod tls;
+/// A URL that asks for encryption is refused when it is parsed.
+#[cfg(not(feature = "tls"))]
+mod tls {
+    pub(super) type Tls = std::convert::Infallible;
+}
 mod watchdog;
 
 pub use external::{External, IntoConnection};
@@ -187,6 +193,17 @@ impl Reply {
                 format!("[{}]", shapes.chain(more).collect::<Vec<_>>().join(", "))
             }
             Self::Other(kind) => kind.clone(),
+        }
+    }
+
+    /// The replies in an array.
+    pub(crate) fn into_array(self, address: &Arc<str>) -> Result<Vec<Self>, RedisError> {
+        match self {
+            Self::Array(replies) => Ok(replies),
+            other => {
+                let (address, answer) = (Arc::clone(address), other.shape());
+                Err(RedisError::Protocol { address, answer })
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use super::follow::{Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
-use super::request::{Question, ServerCommand, ServerRequest};
+use super::request::Request;
 use super::route::{Hint, Place, hint};
 use super::slot::{self, Range};
 use super::{Argument, Reply};
@@ -89,14 +89,14 @@ impl Cluster {
     }
 
     /// Sends a request to the owner of this key's slot, and follows redirections.
-    pub(crate) async fn ask<R: ServerRequest>(
+    pub(crate) async fn ask(
         &self,
         deadline: Deadline,
         key: &str,
-        request: &R,
-    ) -> Result<R::Answer, RedisError> {
+        request: Request<'_>,
+    ) -> Result<Reply, RedisError> {
         let route = ToSlot { cluster: self, slot: slot::of(key) };
-        follow(&route, R::TRY_AGAIN, deadline, |link: Arc<Link>, asking| async move {
+        follow(&route, request.try_again(), deadline, |link: Arc<Link>, asking| async move {
             link.ask(deadline, asking, request).await
         })
         .await
@@ -115,7 +115,7 @@ impl Cluster {
             return vec![(Arc::clone(self.address()), Err(error))];
         }
         let asked = self.inner.masters().into_iter().map(|link| async move {
-            let answer = link.ask(deadline, false, &ServerCommand(words)).await;
+            let answer = link.ask(deadline, false, Request::command(words)).await;
             (Arc::clone(link.address()), answer)
         });
         let answers = join_all(asked).await;
@@ -260,7 +260,7 @@ impl SharedCluster {
 /// The slot table of a node.
 async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
     let words = [Argument::Text("CLUSTER"), Argument::Text("SLOTS")];
-    let reply = match link.ask(deadline, false, &Question(&words)).await {
+    let reply = match link.ask(deadline, false, Request::question(&words)).await {
         Ok(reply) => reply,
         Err(RedisError::Server { address, code, message })
             if code == "ERR" && message.contains("cluster support disabled") =>
@@ -326,7 +326,7 @@ mod tests {
         let (first, last) = (0, slot::SLOTS - 1);
         let deadline = Deadline::within(limit);
         let link = cluster.inner.owner(first).expect("known");
-        link.ask(deadline, false, &ServerCommand(&[Argument::Text("PING")]))
+        link.ask(deadline, false, Request::command(&[Argument::Text("PING")]))
             .await
             .expect("it is up");
 

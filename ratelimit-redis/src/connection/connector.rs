@@ -310,7 +310,9 @@ mod tests {
                 assert!(connected.expect("in time").is_ok(), "{client}");
             }
             let away = [refuses, refuses].into_iter();
-            let Err(error) = attempt_at(&endpoint, away).await else { panic!("no server is there") };
+            let Err(error) = attempt_at(&endpoint, away).await else {
+                panic!("no server is there")
+            };
             assert!(error.to_string().contains("redis.example:6379"), "{error}");
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::time::timeout_at;
 
 use super::peer::Peer;
+use super::request::Commands;
 use super::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -134,17 +135,29 @@ impl External {
         Self { client, peer: Peer::new(address) }
     }
 
-    /// The result of a request within the deadline.
-    async fn within<T>(
-        &self,
-        deadline: Deadline,
-        request: impl Future<Output = Result<T, RedisError>>,
-    ) -> Result<T, RedisError> {
+    /// The reply to commands within the deadline.
+    async fn ask(&self, commands: Commands<'_>, deadline: Deadline) -> Result<Reply, RedisError> {
+        let peer = &self.peer;
         if deadline.is_over() {
-            return Err(self.peer.too_late(deadline));
+            return Err(peer.too_late(deadline));
         }
-        let answer = timeout_at(deadline.at(), request).await;
-        answer.unwrap_or_else(|_| Err(self.peer.timed_out(deadline)))
+        let asked = async {
+            match &self.client {
+                #[cfg(feature = "redis")]
+                Given::Multiplexed(client) => redis_rs::ask(client.clone(), peer, commands).await,
+                #[cfg(feature = "connection-manager")]
+                Given::Manager(client) => redis_rs::ask(client.clone(), peer, commands).await,
+                #[cfg(feature = "fred")]
+                // Boxed: fred's futures are large, and would enlarge every caller's.
+                Given::Fred(client) => Box::pin(fred::ask(client, peer, commands, deadline)).await,
+                #[cfg(feature = "fred")]
+                Given::Pool(pool) => {
+                    Box::pin(fred::ask(pool.next_connected(), peer, commands, deadline)).await
+                }
+            }
+        };
+        let answer = timeout_at(deadline.at(), asked).await;
+        answer.unwrap_or_else(|_| Err(peer.timed_out(deadline)))
     }
 }
 
@@ -155,23 +168,7 @@ impl Connection for External {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        let peer = &self.peer;
-        let asked = async {
-            match &self.client {
-                #[cfg(feature = "redis")]
-                Given::Multiplexed(client) => redis_rs::send(client.clone(), peer, words).await,
-                #[cfg(feature = "connection-manager")]
-                Given::Manager(client) => redis_rs::send(client.clone(), peer, words).await,
-                #[cfg(feature = "fred")]
-                // Boxed: fred's futures are large, and would enlarge every caller's.
-                Given::Fred(client) => Box::pin(fred::send(client, peer, words, deadline)).await,
-                #[cfg(feature = "fred")]
-                Given::Pool(pool) => {
-                    Box::pin(fred::send(pool.next_connected(), peer, words, deadline)).await
-                }
-            }
-        };
-        self.within(deadline, asked).await
+        self.ask(Commands::One(words), deadline).await
     }
 
     async fn transaction(
@@ -180,29 +177,8 @@ impl Connection for External {
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        let peer = &self.peer;
-        let asked = async {
-            match &self.client {
-                #[cfg(feature = "redis")]
-                Given::Multiplexed(client) => {
-                    redis_rs::transaction(client.clone(), peer, commands).await
-                }
-                #[cfg(feature = "connection-manager")]
-                Given::Manager(client) => {
-                    redis_rs::transaction(client.clone(), peer, commands).await
-                }
-                #[cfg(feature = "fred")]
-                Given::Fred(client) => {
-                    Box::pin(fred::transaction(client, peer, commands, deadline)).await
-                }
-                #[cfg(feature = "fred")]
-                Given::Pool(pool) => {
-                    let client = pool.next_connected();
-                    Box::pin(fred::transaction(client, peer, commands, deadline)).await
-                }
-            }
-        };
-        self.within(deadline, asked).await
+        let reply = self.ask(Commands::Transaction(commands), deadline).await?;
+        reply.into_array(self.address())
     }
 
     async fn send_to_each(

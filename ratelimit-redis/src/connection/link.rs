@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use super::Reply;
 use super::connector::{ConnectionState, Live, Work, no_answer};
 use super::node::Endpoint;
 #[cfg(feature = "fred")]
 use super::node::Settings;
-use super::request::ServerRequest;
+#[cfg(feature = "fred")]
+use super::request::Purpose;
+use super::request::Request;
 #[cfg(feature = "fred")]
 use crate::client::Client;
 use crate::deadline::Deadline;
@@ -62,12 +65,12 @@ impl Link {
     }
 
     /// The result of a request.
-    pub(crate) async fn ask<R: ServerRequest>(
+    pub(crate) async fn ask(
         self: &Arc<Self>,
         deadline: Deadline,
         asking: bool,
-        request: &R,
-    ) -> Result<R::Answer, RedisError> {
+        request: Request<'_>,
+    ) -> Result<Reply, RedisError> {
         let live = self.live(deadline).await?;
         match self.once(&live, deadline, asking, request).await {
             // The connection had ended before this was sent, for example because the server restarted.
@@ -80,21 +83,21 @@ impl Link {
     }
 
     /// The result on this connection, which is dropped if the result shows that it is useless.
-    async fn once<R: ServerRequest>(
+    async fn once(
         &self,
         live: &Arc<Live>,
         deadline: Deadline,
         asking: bool,
-        request: &R,
-    ) -> Result<R::Answer, RedisError> {
+        request: Request<'_>,
+    ) -> Result<Reply, RedisError> {
         #[cfg(feature = "fred")]
-        if R::IS_FOR_KEYS {
+        if request.purpose != Purpose::Owners {
             self.is_in_order(live, deadline).await?;
         }
         if deadline.is_over() {
             return Err(self.endpoint.peer.too_late(deadline));
         }
-        let call = pin!(request.by(&live.node, asking));
+        let call = pin!(live.node.send(asking, request.commands));
         let is_reply =
             |answer: &Result<_, _>| matches!(answer, Ok(_) | Err(RedisError::Server { .. }));
         let Some(answer) = live.watchdog.within(deadline.at(), call, is_reply).await else {

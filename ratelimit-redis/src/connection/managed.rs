@@ -9,9 +9,8 @@ use tokio::runtime::Handle;
 use super::cluster::Cluster;
 use super::link::Link;
 use super::node::{Endpoint, Settings};
-use super::request::{ServerCommand, ServerRequest, Splittable, Transaction};
+use super::request::Request;
 use super::sentinel::Sentinels;
-use super::tls::Tls;
 use super::{Argument, Connection, Reply};
 use crate::client::Client;
 use crate::deadline::Deadline;
@@ -78,7 +77,7 @@ impl RedisConnection {
             // A server that requires a password accepts the connection and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
                 let ping =
-                    connection.ask(deadline, "", &ServerCommand(&[Argument::Text("PING")])).await;
+                    connection.ask(deadline, "", Request::command(&[Argument::Text("PING")])).await;
                 drop(ping.map_err(RedisError::of_a_lookup)?);
             }
             Topology::Cluster(cluster) => cluster.open(deadline).await?,
@@ -86,12 +85,12 @@ impl RedisConnection {
         Ok(connection)
     }
 
-    async fn ask<R: ServerRequest>(
+    async fn ask(
         &self,
         deadline: Deadline,
         key: &str,
-        request: &R,
-    ) -> Result<R::Answer, RedisError> {
+        request: Request<'_>,
+    ) -> Result<Reply, RedisError> {
         match &self.topology {
             Topology::Single(link) => link.ask(deadline, false, request).await,
             Topology::Sentinels(sentinels) => sentinels.ask(deadline, request).await,
@@ -108,7 +107,10 @@ impl Topology {
         limit: Duration,
         runtime: Option<Handle>,
     ) -> Result<Self, RedisError> {
-        let tls = url.tls().map(Tls::new).transpose()?;
+        #[cfg(feature = "tls")]
+        let tls = url.tls().map(super::tls::Tls::new).transpose()?;
+        #[cfg(not(feature = "tls"))]
+        let tls = url.tls().and(None);
         let settings = Settings {
             client: client.or(url.client()).unwrap_or_default(),
             user: url.user.clone(),
@@ -153,7 +155,7 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        self.ask(deadline, key, &ServerCommand(words)).await
+        self.ask(deadline, key, Request::command(words)).await
     }
 
     async fn send_splittable(
@@ -162,7 +164,7 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        self.ask(deadline, key, &Splittable(words)).await
+        self.ask(deadline, key, Request::splittable(words)).await
     }
 
     async fn transaction(
@@ -171,7 +173,8 @@ impl Connection for RedisConnection {
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        self.ask(deadline, key, &Transaction(commands)).await
+        let reply = self.ask(deadline, key, Request::transaction(commands)).await?;
+        reply.into_array(self.address())
     }
 
     async fn send_to_each(
@@ -182,11 +185,11 @@ impl Connection for RedisConnection {
         match &self.topology {
             Topology::Cluster(cluster) => cluster.ask_each(deadline, words).await,
             Topology::Sentinels(sentinels) => {
-                let answer = sentinels.ask(deadline, &ServerCommand(words)).await;
+                let answer = sentinels.ask(deadline, Request::command(words)).await;
                 vec![(sentinels.master_address(), answer)]
             }
             Topology::Single(link) => {
-                let answer = link.ask(deadline, false, &ServerCommand(words)).await;
+                let answer = link.ask(deadline, false, Request::command(words)).await;
                 vec![(Arc::clone(link.address()), answer)]
             }
         }

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use socket2::TcpKeepalive;
 
+#[cfg(feature = "fred")]
+use super::Argument;
+use super::Reply;
 use super::peer::Peer;
+use super::request::Commands;
 use super::tls::Tls;
-use super::{Argument, Reply};
 use crate::client::Client;
 use crate::error::RedisError;
 use crate::shared_runtime::SharedRuntime;
@@ -152,7 +155,7 @@ impl Node {
     /// this node knows.
     #[cfg(feature = "fred")]
     pub(crate) async fn serves(&self, peer: &Peer) -> Result<(), RedisError> {
-        match self.send(false, &["CLUSTER", "INFO"].map(Argument::Text)).await {
+        match self.send(false, Commands::One(&["CLUSTER", "INFO"].map(Argument::Text))).await {
             Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
                 Err(peer.error("CLUSTERDOWN", "The cluster is down"))
             }
@@ -162,40 +165,23 @@ impl Node {
         }
     }
 
-    /// Sends a command once. `asking` sends ASKING directly before it.
+    /// Sends commands once. `asking` sends ASKING directly before them. For a rejected transaction (`EXECABORT`), the error
+    /// is that of the first command at fault, such as `MOVED`.
     ///
     /// # Errors
     /// [`RedisError::Server`] for an error reply, [`RedisError::Lost`] when the connection ended,
-    /// [`RedisError::Unreachable`] if the command was certainly not sent.
+    /// [`RedisError::Unreachable`] if the commands were certainly not sent.
     pub(crate) async fn send(
         &self,
         asking: bool,
-        words: &[Argument<'_>],
+        commands: Commands<'_>,
     ) -> Result<Reply, RedisError> {
         match self {
             #[cfg(feature = "redis")]
-            Self::Redis(node) => node.send(asking, words).await,
+            Self::Redis(node) => node.send(asking, commands).await,
             #[cfg(feature = "fred")]
             // A large, deeply nested future: boxing keeps it out of its callers' futures.
-            Self::Fred(node) => Box::pin(node.send(asking, words)).await,
-        }
-    }
-
-    /// Sends a transaction once, and returns the replies of its commands. For a rejected transaction
-    /// (`EXECABORT`), the error is that of the first command at fault, such as `MOVED`.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send).
-    pub(crate) async fn transaction(
-        &self,
-        asking: bool,
-        commands: &[Vec<Argument<'_>>],
-    ) -> Result<Vec<Reply>, RedisError> {
-        match self {
-            #[cfg(feature = "redis")]
-            Self::Redis(node) => node.transaction(asking, commands).await,
-            #[cfg(feature = "fred")]
-            Self::Fred(node) => Box::pin(node.transaction(asking, commands)).await,
+            Self::Fred(node) => Box::pin(node.send(asking, commands)).await,
         }
     }
 }

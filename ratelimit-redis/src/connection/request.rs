@@ -1,69 +1,54 @@
-//! [`ServerRequest`]: a command or a transaction, so that each way to send them is written once.
+//! [`Request`]: a command or a transaction, so that each way to send them is written once.
 
-use std::future::Future;
-
+use super::Argument;
 use super::follow::TryAgain;
-use super::node::Node;
-use super::{Argument, Reply};
-use crate::error::RedisError;
+
+/// What is sent to a server at once. The reply to a transaction is an array of its commands' replies.
+#[derive(Clone, Copy)]
+pub(crate) enum Commands<'a> {
+    One(&'a [Argument<'a>]),
+    Transaction(&'a [Vec<Argument<'a>>]),
+}
+
+/// What a request is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Keys that stay together.
+    Keys,
+    /// Keys that the caller can send apart.
+    SplittableKeys,
+    /// Which server is in charge.
+    Owners,
+}
 
 /// A request to a server.
-pub(crate) trait ServerRequest: Sync {
-    type Answer: Send;
-    /// Whether it concerns keys rather than their owners.
-    #[cfg(feature = "fred")]
-    const IS_FOR_KEYS: bool = true;
-    const TRY_AGAIN: TryAgain = TryAgain::Wait;
-
-    /// Sends it once. `asking` sends ASKING before it.
-    fn by(
-        &self,
-        node: &Node,
-        asking: bool,
-    ) -> impl Future<Output = Result<Self::Answer, RedisError>> + Send;
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) commands: Commands<'a>,
+    pub(crate) purpose: Purpose,
 }
 
-pub(crate) struct ServerCommand<'a>(pub(crate) &'a [Argument<'a>]);
-
-impl ServerRequest for ServerCommand<'_> {
-    type Answer = Reply;
-
-    async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
-        node.send(asking, self.0).await
+impl<'a> Request<'a> {
+    pub(crate) const fn command(words: &'a [Argument<'a>]) -> Self {
+        Self { commands: Commands::One(words), purpose: Purpose::Keys }
     }
-}
 
-/// A command whose keys the caller can send apart.
-pub(crate) struct Splittable<'a>(pub(crate) &'a [Argument<'a>]);
-
-impl ServerRequest for Splittable<'_> {
-    type Answer = Reply;
-    const TRY_AGAIN: TryAgain = TryAgain::Return;
-
-    async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
-        node.send(asking, self.0).await
+    pub(crate) const fn splittable(words: &'a [Argument<'a>]) -> Self {
+        Self { purpose: Purpose::SplittableKeys, ..Self::command(words) }
     }
-}
 
-/// A command that asks which server is in charge.
-pub(crate) struct Question<'a>(pub(crate) &'a [Argument<'a>]);
-
-impl ServerRequest for Question<'_> {
-    type Answer = Reply;
-    #[cfg(feature = "fred")]
-    const IS_FOR_KEYS: bool = false;
-
-    async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
-        node.send(asking, self.0).await
+    pub(crate) const fn question(words: &'a [Argument<'a>]) -> Self {
+        Self { purpose: Purpose::Owners, ..Self::command(words) }
     }
-}
 
-pub(crate) struct Transaction<'a>(pub(crate) &'a [Vec<Argument<'a>>]);
+    pub(crate) const fn transaction(commands: &'a [Vec<Argument<'a>>]) -> Self {
+        Self { commands: Commands::Transaction(commands), purpose: Purpose::Keys }
+    }
 
-impl ServerRequest for Transaction<'_> {
-    type Answer = Vec<Reply>;
-
-    async fn by(&self, node: &Node, asking: bool) -> Result<Vec<Reply>, RedisError> {
-        node.transaction(asking, self.0).await
+    pub(crate) fn try_again(self) -> TryAgain {
+        match self.purpose {
+            Purpose::SplittableKeys => TryAgain::Return,
+            Purpose::Keys | Purpose::Owners => TryAgain::Wait,
+        }
     }
 }

@@ -6,7 +6,7 @@ use super::follow::{Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
-use super::request::{Question, ServerRequest};
+use super::request::Request;
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -60,12 +60,12 @@ impl Sentinels {
     }
 
     /// Sends a request to the master.
-    pub(crate) async fn ask<R: ServerRequest>(
+    pub(crate) async fn ask(
         &self,
         deadline: Deadline,
-        request: &R,
-    ) -> Result<R::Answer, RedisError> {
-        follow(self, R::TRY_AGAIN, deadline, |link: Arc<Link>, _| async move {
+        request: Request<'_>,
+    ) -> Result<Reply, RedisError> {
+        follow(self, request.try_again(), deadline, |link: Arc<Link>, _| async move {
             link.ask(deadline, false, request).await
         })
         .await
@@ -113,7 +113,7 @@ impl SharedSentinel {
             return Ok(known);
         }
         let link = Link::new(Endpoint::new(&host, port, &self.settings));
-        match link.ask(deadline, false, &Question(&[Argument::Text("ROLE")])).await {
+        match link.ask(deadline, false, Request::question(&[Argument::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
             // A user without permission for it goes without.
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
@@ -141,7 +141,7 @@ impl SharedSentinel {
     ) -> Result<(String, u16), RedisError> {
         let service = &self.service;
         let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
-        let reply = match sentinel.ask(deadline, false, &Question(&words)).await {
+        let reply = match sentinel.ask(deadline, false, Request::question(&words)).await {
             Ok(reply) => reply,
             Err(RedisError::Server { address, code, message }) => {
                 return Err(refused(&address, &code, &message));

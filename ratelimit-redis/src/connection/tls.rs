@@ -3,223 +3,188 @@
 //! The configuration names its cryptography provider itself. Clients left alone use the process's
 //! default, and panic if there is none or if the features of two crates make it ambiguous.
 
+#[cfg(feature = "redis")]
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+#[cfg(feature = "redis")]
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+#[cfg(feature = "redis")]
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+#[cfg(feature = "redis")]
+use tokio_rustls::client::TlsStream;
+
 use crate::error::RedisError;
 use crate::url::TlsFiles;
 
-#[cfg(not(feature = "tls"))]
-pub(crate) use without::Tls;
+/// A TLS configuration.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    config: Arc<ClientConfig>,
+}
 
-#[cfg(feature = "tls")]
-pub(crate) use with::Tls;
-#[cfg(all(feature = "tls", feature = "fred"))]
-pub(crate) use with::refused_as;
-#[cfg(all(feature = "tls", feature = "redis"))]
-pub(crate) use with::refused_by;
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`RedisError::Config`] if a file cannot be read or does not contain what it should.
+    pub(crate) fn new(files: &TlsFiles) -> Result<Self, RedisError> {
+        let provider = CryptoProvider::get_default()
+            .cloned()
+            .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| refused(&format!("no encryption to be had: {error}")))?
+            .with_root_certificates(roots(files.ca.as_deref())?);
+        let config = match (&files.certificate, &files.key) {
+            (None, None) => config.with_no_client_auth(),
+            (Some(certificate), Some(key)) => {
+                let ours = config.with_client_auth_cert(certificates(certificate)?, secret(key)?);
+                ours.map_err(|error| {
+                    let (certificate, key) = (certificate.display(), key.display());
+                    refused(&format!("tls-cert={certificate} and tls-key={key}: {error}"))
+                })?
+            }
+            _ => return Err(refused("give both tls-cert and tls-key, or neither")),
+        };
+        Ok(Self { config: Arc::new(config) })
+    }
 
-#[cfg(not(feature = "tls"))]
-mod without {
-    use super::{RedisError, TlsFiles};
+    /// For a client that opens its own streams.
+    pub(crate) fn connector(&self) -> TlsConnector {
+        Arc::clone(&self.config).into()
+    }
 
-    /// Uninhabited without the feature `tls`.
-    #[derive(Clone)]
-    pub(crate) enum Tls {}
-
-    impl Tls {
-        pub(crate) fn new(_files: &TlsFiles) -> Result<Self, RedisError> {
-            Err(RedisError::Config(
-                "an encrypted connection needs the feature tls of ratelimit-redis, which this program \
-                 was built without"
-                    .into(),
-            ))
-        }
+    /// Performs the handshake with the server of this name.
+    #[cfg(feature = "redis")]
+    pub(crate) async fn connect(
+        &self,
+        host: &str,
+        stream: TcpStream,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        self.connector().connect(name, stream).await
     }
 }
 
-#[cfg(feature = "tls")]
-mod with {
-    #[cfg(feature = "redis")]
-    use std::io;
-    use std::path::Path;
-    use std::sync::Arc;
+/// The error for a connection that failed because one side rejects the other's certificate.
+#[cfg(feature = "redis")]
+pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
+    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    refused_as(address, &format!("{error:?}"), &error.to_string())
+}
 
-    use rustls::crypto::CryptoProvider;
-    #[cfg(feature = "redis")]
-    use rustls::pki_types::ServerName;
-    use rustls::pki_types::pem::{Error as PemError, PemObject};
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-    use rustls::{ClientConfig, RootCertStore};
-    #[cfg(feature = "redis")]
-    use tokio::net::TcpStream;
-    use tokio_rustls::TlsConnector;
-    #[cfg(feature = "redis")]
-    use tokio_rustls::client::TlsStream;
+/// The same for an error by its debug text (`InvalidCertificate(…)`), reported in the words of
+/// `reason`.
+pub(crate) fn refused_as(address: &str, shown: &str, reason: &str) -> Option<RedisError> {
+    let message = match shown.split('(').next()? {
+        "InvalidCertificate" => format!(
+            "the certificate of Redis at {address} cannot be verified ({reason}){}",
+            remedy(shown)
+        ),
+        "AlertReceived" => format!(
+            "Redis at {address} refuses an encrypted connection ({reason}); if it wants a \
+             certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
+        ),
+        "InvalidMessage" => format!(
+            "what answers at {address} does not speak TLS; use redis:// for connections that are \
+             not encrypted"
+        ),
+        _ => return None,
+    };
+    Some(RedisError::Config(message))
+}
 
-    use super::{RedisError, TlsFiles};
-
-    /// A TLS configuration.
-    #[derive(Clone)]
-    pub(crate) struct Tls {
-        config: Arc<ClientConfig>,
+/// What to do about a certificate, by the debug text of the error.
+fn remedy(shown: &str) -> &'static str {
+    let why = shown.trim_start_matches("InvalidCertificate(");
+    if why.starts_with("Expired") {
+        "; it has expired: give the server a new one, and check the clocks of both sides"
+    } else if why.starts_with("NotValidYet") {
+        "; it is not valid yet: check the clocks of both sides"
+    } else if why.starts_with("NotValidForName") {
+        "; name the server as it is named in the certificate, or issue one for the name in the URL, and for what a \
+         cluster's nodes or sentinels announce"
+    } else if why.starts_with("UnknownIssuer") || why.starts_with("BadSignature") {
+        "; name the authority that signed it by ?tls-ca=FILE in the URL"
+    } else {
+        ""
     }
+}
 
-    impl Tls {
-        /// Reads the files.
-        ///
-        /// # Errors
-        /// [`RedisError::Config`] if a file cannot be read or does not contain what it should.
-        pub(crate) fn new(files: &TlsFiles) -> Result<Self, RedisError> {
-            let provider = CryptoProvider::get_default()
-                .cloned()
-                .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
-            let config = ClientConfig::builder_with_provider(provider)
-                .with_safe_default_protocol_versions()
-                .map_err(|error| refused(&format!("no encryption to be had: {error}")))?
-                .with_root_certificates(roots(files.ca.as_deref())?);
-            let config = match (&files.certificate, &files.key) {
-                (None, None) => config.with_no_client_auth(),
-                (Some(certificate), Some(key)) => {
-                    let ours =
-                        config.with_client_auth_cert(certificates(certificate)?, secret(key)?);
-                    ours.map_err(|error| {
-                        let (certificate, key) = (certificate.display(), key.display());
-                        refused(&format!("tls-cert={certificate} and tls-key={key}: {error}"))
-                    })?
-                }
-                _ => return Err(refused("give both tls-cert and tls-key, or neither")),
-            };
-            Ok(Self { config: Arc::new(config) })
+fn refused(what: &str) -> RedisError {
+    RedisError::Config(what.to_owned())
+}
+
+fn roots(file: Option<&Path>) -> Result<RootCertStore, RedisError> {
+    let mut roots = RootCertStore::empty();
+    let Some(file) = file else {
+        let found = rustls_native_certs::load_native_certs();
+        let (added, _) = roots.add_parsable_certificates(found.certs);
+        if added > 0 {
+            return Ok(roots);
         }
-
-        /// For a client that opens its own streams.
-        pub(crate) fn connector(&self) -> TlsConnector {
-            Arc::clone(&self.config).into()
-        }
-
-        /// Performs the handshake with the server of this name.
-        #[cfg(feature = "redis")]
-        pub(crate) async fn connect(
-            &self,
-            host: &str,
-            stream: TcpStream,
-        ) -> io::Result<TlsStream<TcpStream>> {
-            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-            self.connector().connect(name, stream).await
-        }
+        let why = found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default();
+        return Err(refused(&format!(
+            "the system has no certificates of authorities{why}; install its package, such as \
+             ca-certificates, or name a file by tls-ca"
+        )));
+    };
+    for certificate in certificates(file)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| refused(&format!("tls-ca={}: {error}", file.display())))?;
     }
+    Ok(roots)
+}
 
-    /// The error for a connection that failed because one side rejects the other's certificate.
-    #[cfg(feature = "redis")]
-    pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
-        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-        refused_as(address, &format!("{error:?}"), &error.to_string())
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, RedisError> {
+    let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
+    let read: Vec<_> = read.map_err(|error| unreadable(file, &error))?;
+    if read.is_empty() { Err(unreadable(file, &PemError::NoItemsFound)) } else { Ok(read) }
+}
+
+fn secret(file: &Path) -> Result<PrivateKeyDer<'static>, RedisError> {
+    PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, &error))
+}
+
+fn unreadable(file: &Path, error: &PemError) -> RedisError {
+    if let PemError::Io(error) = error {
+        return refused(&format!(
+            "cannot read {} of tls-ca, tls-cert or tls-key in the URL: {error}",
+            file.display()
+        ));
     }
-
-    /// The same for an error by its debug text (`InvalidCertificate(…)`), reported in the words of
-    /// `reason`.
-    pub(crate) fn refused_as(address: &str, shown: &str, reason: &str) -> Option<RedisError> {
-        let message = match shown.split('(').next()? {
-            "InvalidCertificate" => format!(
-                "the certificate of Redis at {address} cannot be verified ({reason}){}",
-                remedy(shown)
-            ),
-            "AlertReceived" => format!(
-                "Redis at {address} refuses an encrypted connection ({reason}); if it wants a \
-                 certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
-            ),
-            "InvalidMessage" => format!(
-                "what answers at {address} does not speak TLS; use redis:// for connections that are \
-                 not encrypted"
-            ),
-            _ => return None,
-        };
-        Some(RedisError::Config(message))
+    let file = file.display();
+    match error {
+        PemError::NoItemsFound => refused(&format!(
+            "{file} holds none of what it is to hold; it has to be PEM, with BEGIN CERTIFICATE for \
+             tls-ca and tls-cert and BEGIN PRIVATE KEY for tls-key"
+        )),
+        error => refused(&format!("{file} is no PEM: {error}")),
     }
+}
 
-    /// What to do about a certificate, by the debug text of the error.
-    fn remedy(shown: &str) -> &'static str {
-        let why = shown.trim_start_matches("InvalidCertificate(");
-        if why.starts_with("Expired") {
-            "; it has expired: give the server a new one, and check the clocks of both sides"
-        } else if why.starts_with("NotValidYet") {
-            "; it is not valid yet: check the clocks of both sides"
-        } else if why.starts_with("NotValidForName") {
-            "; name the server as it is named in the certificate, or issue one for the name in the URL, and for what a \
-             cluster's nodes or sentinels announce"
-        } else if why.starts_with("UnknownIssuer") || why.starts_with("BadSignature") {
-            "; name the authority that signed it by ?tls-ca=FILE in the URL"
-        } else {
-            ""
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn refused(what: &str) -> RedisError {
-        RedisError::Config(what.to_owned())
-    }
-
-    fn roots(file: Option<&Path>) -> Result<RootCertStore, RedisError> {
-        let mut roots = RootCertStore::empty();
-        let Some(file) = file else {
-            let found = rustls_native_certs::load_native_certs();
-            let (added, _) = roots.add_parsable_certificates(found.certs);
-            if added > 0 {
-                return Ok(roots);
-            }
-            let why = found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default();
-            return Err(refused(&format!(
-                "the system has no certificates of authorities{why}; install its package, such as \
-                 ca-certificates, or name a file by tls-ca"
-            )));
-        };
-        for certificate in certificates(file)? {
-            let added = roots.add(certificate);
-            added.map_err(|error| refused(&format!("tls-ca={}: {error}", file.display())))?;
-        }
-        Ok(roots)
-    }
-
-    fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, RedisError> {
-        let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-        let read: Vec<_> = read.map_err(|error| unreadable(file, &error))?;
-        if read.is_empty() { Err(unreadable(file, &PemError::NoItemsFound)) } else { Ok(read) }
-    }
-
-    fn secret(file: &Path) -> Result<PrivateKeyDer<'static>, RedisError> {
-        PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, &error))
-    }
-
-    fn unreadable(file: &Path, error: &PemError) -> RedisError {
-        if let PemError::Io(error) = error {
-            return refused(&format!(
-                "cannot read {} of tls-ca, tls-cert or tls-key in the URL: {error}",
-                file.display()
-            ));
-        }
-        let file = file.display();
-        match error {
-            PemError::NoItemsFound => refused(&format!(
-                "{file} holds none of what it is to hold; it has to be PEM, with BEGIN CERTIFICATE for \
-                 tls-ca and tls-cert and BEGIN PRIVATE KEY for tls-key"
-            )),
-            error => refused(&format!("{file} is no PEM: {error}")),
-        }
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::*;
-
-        #[test]
-        fn a_remedy_is_for_what_is_wrong_with_the_certificate() {
-            for (shown, says, says_not) in [
-                ("InvalidCertificate(UnknownIssuer)", "tls-ca", "expired"),
-                ("InvalidCertificate(ExpiredContext { time: UnixTime(9) })", "expired", "tls-ca"),
-                ("InvalidCertificate(NotValidYet)", "clocks", "tls-ca"),
-                ("InvalidCertificate(NotValidForName)", "announce", "tls-ca"),
-                ("InvalidCertificate(Revoked)", "(its words)", ";"),
-            ] {
-                let error = refused_as("h:1", shown, "its words").expect("refused").to_string();
-                assert!(error.contains(says) && !error.contains(says_not), "{shown}: {error}");
-            }
+    #[test]
+    fn a_remedy_is_for_what_is_wrong_with_the_certificate() {
+        for (shown, says, says_not) in [
+            ("InvalidCertificate(UnknownIssuer)", "tls-ca", "expired"),
+            ("InvalidCertificate(ExpiredContext { time: UnixTime(9) })", "expired", "tls-ca"),
+            ("InvalidCertificate(NotValidYet)", "clocks", "tls-ca"),
+            ("InvalidCertificate(NotValidForName)", "announce", "tls-ca"),
+            ("InvalidCertificate(Revoked)", "(its words)", ";"),
+        ] {
+            let error = refused_as("h:1", shown, "its words").expect("refused").to_string();
+            assert!(error.contains(says) && !error.contains(says_not), "{shown}: {error}");
         }
     }
 }

@@ -8,9 +8,10 @@ use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 
 use super::{External, Given, IntoConnection};
-use crate::connection::node::fred::{self as node, custom, executed, in_one, reason, reply};
+use crate::connection::Reply;
+use crate::connection::node::fred::{custom, executed, in_one, reason, reply};
 use crate::connection::peer::Peer;
-use crate::connection::{Argument, Reply};
+use crate::connection::request::Commands;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -69,24 +70,23 @@ fn failed(peer: &Peer, error: &Error, deadline: Deadline) -> RedisError {
     }
 }
 
-pub(super) async fn send(
+pub(super) async fn ask(
     client: &Client,
     peer: &Peer,
-    words: &[Argument<'_>],
+    commands: Commands<'_>,
     deadline: Deadline,
 ) -> Result<Reply, RedisError> {
-    let (name, arguments) = custom(words);
-    let frame = client.with_options(&options(deadline)).custom_raw(name, arguments).await;
-    reply(peer, frame.map_err(|error| failed(peer, &error, deadline))?)
-}
-
-pub(super) async fn transaction(
-    client: &Client,
-    peer: &Peer,
-    commands: &[Vec<Argument<'_>>],
-    deadline: Deadline,
-) -> Result<Vec<Reply>, RedisError> {
-    let pipeline = client.pipeline().with_options(&options(deadline));
-    let answers = in_one(pipeline, node::transaction(false, commands)).await;
-    executed(peer, answers.map_err(|error| failed(peer, &error, deadline))?)
+    let options = options(deadline);
+    let answer = match commands {
+        Commands::One(words) => {
+            let (name, arguments) = custom(words);
+            let frame = client.with_options(&options).custom_raw(name, arguments).await;
+            frame.map(|frame| reply(peer, frame))
+        }
+        Commands::Transaction(_) => {
+            let pipeline = client.pipeline().with_options(&options);
+            in_one(pipeline, false, commands).await.map(|answers| executed(peer, answers))
+        }
+    };
+    answer.unwrap_or_else(|error| Err(failed(peer, &error, deadline)))
 }

@@ -3,9 +3,10 @@
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 
 use super::{External, Given, IntoConnection};
-use crate::connection::node::redis_rs::{self as node, answered, command, executed, reason, reply};
+use crate::connection::Reply;
+use crate::connection::node::redis_rs::{answered, command, executed, pipeline, reason, reply};
 use crate::connection::peer::Peer;
-use crate::connection::{Argument, Reply};
+use crate::connection::request::Commands;
 use crate::error::RedisError;
 
 /// Names a server of which only the connection is known.
@@ -28,23 +29,23 @@ impl IntoConnection for redis::aio::ConnectionManager {
     }
 }
 
-pub(super) async fn send(
+pub(super) async fn ask(
     mut client: impl ConnectionLike,
     peer: &Peer,
-    words: &[Argument<'_>],
+    commands: Commands<'_>,
 ) -> Result<Reply, RedisError> {
-    let value = client.req_packed_command(&command(words)).await;
-    reply(peer, value.map_err(|error| failed(peer, &error))?)
-}
-
-pub(super) async fn transaction(
-    mut client: impl ConnectionLike,
-    peer: &Peer,
-    commands: &[Vec<Argument<'_>>],
-) -> Result<Vec<Reply>, RedisError> {
-    let (pipeline, count) = node::transaction(false, commands);
-    let values = client.req_packed_commands(&pipeline, 0, count).await;
-    executed(peer, values.map_err(|error| failed(peer, &error))?)
+    let answer = match commands {
+        Commands::One(words) => {
+            let value = client.req_packed_command(&command(words)).await;
+            value.map(|value| reply(peer, value))
+        }
+        Commands::Transaction(_) => {
+            let (pipeline, count) = pipeline(false, commands);
+            let values = client.req_packed_commands(&pipeline, 0, count).await;
+            values.map(|values| executed(peer, values))
+        }
+    };
+    answer.unwrap_or_else(|error| Err(failed(peer, &error)))
 }
 
 /// The error of a failed request. The client does not say whether it had sent the request, except when

@@ -28,6 +28,7 @@ use tokio::task::AbortHandle;
 
 use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
+use crate::connection::request::Commands;
 use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
 
@@ -111,39 +112,20 @@ impl Node {
     pub(crate) async fn send(
         &self,
         asking: bool,
-        words: &[Argument<'_>],
+        commands: Commands<'_>,
     ) -> Result<Reply, RedisError> {
-        let (name, arguments) = custom(words);
-        if !asking {
+        if let (false, Commands::One(words)) = (asking, commands) {
+            let (name, arguments) = custom(words);
             let sent = pin!(self.client.custom_raw(name, arguments));
             let frame = self.answered(sent).await;
             return reply(&self.peer, frame.map_err(|failure| self.failed(failure))?);
         }
-        let commands = vec![(command("ASKING"), Vec::new()), (name, arguments)];
-        // Rare and large, so boxed.
-        let answers = Box::pin(self.pipeline(commands)).await?;
-        let answer = answers.into_iter().next_back().unwrap_or(Ok(Value::Null));
-        let value = answer.map_err(|error| server_answer(&self.peer, &error))?;
-        Ok(reply_of(value))
-    }
-
-    pub(crate) async fn transaction(
-        &self,
-        asking: bool,
-        commands: &[Vec<Argument<'_>>],
-    ) -> Result<Vec<Reply>, RedisError> {
-        executed(&self.peer, self.pipeline(transaction(asking, commands)).await?)
-    }
-
-    /// Sends commands without other requests in between: the client passes a pipeline to its only task,
-    /// which writes it completely. Returns one reply per command, all from the server.
-    async fn pipeline(
-        &self,
-        commands: Vec<(CustomCommand, Vec<Value>)>,
-    ) -> Result<Vec<Result<Value, Error>>, RedisError> {
+        // No other request runs in between: the client passes a pipeline to its only task, which writes it completely.
         let pipeline = self.client.pipeline().with_options(&Options::default());
-        let answers = self.answered(pin!(in_one(pipeline, commands))).await;
-        answers.map_err(|failure| self.failed(failure))
+        // Rare and large, so boxed.
+        let mut answers = Box::pin(in_one(pipeline, asking, commands));
+        let answers = self.answered(answers.as_mut()).await;
+        executed(&self.peer, answers.map_err(|failure| self.failed(failure))?)
     }
 
     /// The result of a request, or the fact that there will be none: commands to a task that has ended
@@ -362,28 +344,26 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
     (name, arguments.collect())
 }
 
-/// The commands of a transaction.
-pub(in crate::connection) fn transaction(
-    asking: bool,
-    commands: &[Vec<Argument<'_>>],
-) -> Vec<(CustomCommand, Vec<Value>)> {
-    let bare = |name| (command(name), Vec::new());
-    let mut all = Vec::with_capacity(commands.len() + 3);
-    all.extend(asking.then(|| bare("ASKING")));
-    all.push(bare("MULTI"));
-    all.extend(commands.iter().map(|words| custom(words)));
-    all.push(bare("EXEC"));
-    all
-}
-
-/// Sends commands as one pipeline. Returns one reply per command, all from the server; the client's own
-/// failure is the error.
+/// Sends commands as one pipeline, without other requests in between. Returns one reply per command, all from the server;
+/// the client's own failure is the error.
 pub(in crate::connection) async fn in_one(
     pipeline: WithOptions<Pipeline<Client>>,
-    commands: Vec<(CustomCommand, Vec<Value>)>,
+    asking: bool,
+    commands: Commands<'_>,
 ) -> Result<Vec<Result<Value, Error>>, Error> {
-    let sent = commands.len();
-    for (name, arguments) in commands {
+    let bare = |name| (command(name), Vec::new());
+    let mut all = Vec::new();
+    all.extend(asking.then(|| bare("ASKING")));
+    match commands {
+        Commands::One(words) => all.push(custom(words)),
+        Commands::Transaction(commands) => {
+            all.push(bare("MULTI"));
+            all.extend(commands.iter().map(|words| custom(words)));
+            all.push(bare("EXEC"));
+        }
+    }
+    let sent = all.len();
+    for (name, arguments) in all {
         // Into the pipeline's own queue.
         let _: Value = pipeline.custom(name, arguments).await?;
     }
@@ -398,21 +378,16 @@ pub(in crate::connection) async fn in_one(
     }
 }
 
-/// The replies of a transaction's commands, from all replies to it.
+/// The last of these replies. If it is an error, the first error of them: that of the command at fault.
 pub(in crate::connection) fn executed(
     peer: &Peer,
     mut answers: Vec<Result<Value, Error>>,
-) -> Result<Vec<Reply>, RedisError> {
+) -> Result<Reply, RedisError> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
-    match executed.map(reply_of) {
-        Ok(Reply::Array(replies)) => Ok(replies),
-        Ok(other) => Err(peer.unexpected(&other)),
-        // For a rejected transaction, the error of the first command at fault.
-        Err(error) => {
-            let first = answers.into_iter().find_map(Result::err);
-            Err(server_answer(peer, &first.unwrap_or(error)))
-        }
-    }
+    executed.map(reply_of).map_err(|error| {
+        let first = answers.into_iter().find_map(Result::err);
+        server_answer(peer, &first.unwrap_or(error))
+    })
 }
 
 /// The error of a failed connection attempt: a refused login, or a failure on the way.
@@ -477,39 +452,17 @@ fn code(text: &str) -> Option<&str> {
 
 /// An error reply of the server, which did not execute the command.
 fn server_answer(peer: &Peer, error: &Error) -> RedisError {
-    answered_error(peer, error.details())
-}
-
-fn answered_error(peer: &Peer, text: &str) -> RedisError {
+    let text = error.details();
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     peer.error(code, detail)
 }
 
 /// Converts a frame to its RESP2 form.
 pub(in crate::connection) fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Reply, RedisError> {
-    let replies = |frames: Vec<Resp3Frame>| {
-        frames.into_iter().map(|frame| reply(peer, frame)).collect::<Result<_, _>>()
-    };
-    Ok(match frame {
-        Resp3Frame::Null => Reply::Nil,
-        Resp3Frame::Number { data, .. } => Reply::Integer(data),
-        Resp3Frame::Boolean { data, .. } => Reply::Integer(data.into()),
-        Resp3Frame::Double { data, .. } => Reply::Text(data.to_string().into_bytes()),
-        Resp3Frame::BlobString { data, .. }
-        | Resp3Frame::SimpleString { data, .. }
-        | Resp3Frame::VerbatimString { data, .. }
-        | Resp3Frame::BigNumber { data, .. } => Reply::Text(data.into()),
-        Resp3Frame::Array { data, .. } => Reply::Array(replies(data)?),
-        Resp3Frame::Set { data, .. } => Reply::Array(replies(data.into_iter().collect())?),
-        Resp3Frame::Map { data, .. } => {
-            Reply::Array(replies(data.into_iter().flat_map(|(k, v)| [k, v]).collect())?)
-        }
-        Resp3Frame::SimpleError { data, .. } => return Err(answered_error(peer, &data)),
-        Resp3Frame::BlobError { data, .. } => {
-            return Err(answered_error(peer, &String::from_utf8_lossy(&data)));
-        }
-        Resp3Frame::Push { .. } => Reply::Other("a push".into()),
-        _ => Reply::Other("a reply of another kind".into()),
+    Value::try_from(frame).map(reply_of).map_err(|error| match error.kind() {
+        // Neither a value nor an error.
+        ErrorKind::Protocol => peer.unexpected(&Reply::Other("a reply of another kind".into())),
+        _ => server_answer(peer, &error),
     })
 }
 

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
+use crate::connection::request::Commands;
 #[cfg(feature = "tls")]
 use crate::connection::tls;
 use crate::connection::{Argument, Reply};
@@ -91,37 +92,17 @@ impl Node {
     pub(crate) async fn send(
         &self,
         asking: bool,
-        words: &[Argument<'_>],
+        commands: Commands<'_>,
     ) -> Result<Reply, RedisError> {
-        if !asking {
-            let mut connection = self.usable()?;
-            let value = connection.send_packed_command(&command(words)).await;
-            return self.reply(value.map_err(|error| self.failed(&error))?);
-        }
-        let mut pipeline = redis::pipe();
-        pipeline.cmd("ASKING").add_command(command(words));
-        let value = self.pipeline(&pipeline, 2).await?.pop().unwrap_or(Value::Nil);
-        self.reply(value)
-    }
-
-    pub(crate) async fn transaction(
-        &self,
-        asking: bool,
-        commands: &[Vec<Argument<'_>>],
-    ) -> Result<Vec<Reply>, RedisError> {
-        let (pipeline, count) = transaction(asking, commands);
-        executed(&self.peer, self.pipeline(&pipeline, count).await?)
-    }
-
-    /// Sends commands without other requests in between, and reads as many replies.
-    async fn pipeline(
-        &self,
-        commands: &redis::Pipeline,
-        count: usize,
-    ) -> Result<Vec<Value>, RedisError> {
         let mut connection = self.usable()?;
-        let values = connection.send_packed_commands(commands, 0, count).await;
-        values.map_err(|error| self.failed(&error))
+        if let (false, Commands::One(words)) = (asking, commands) {
+            let value = connection.send_packed_command(&command(words)).await;
+            return reply(&self.peer, value.map_err(|error| self.failed(&error))?);
+        }
+        // No other request runs in between.
+        let (pipeline, count) = pipeline(asking, commands);
+        let values = connection.send_packed_commands(&pipeline, 0, count).await;
+        executed(&self.peer, values.map_err(|error| self.failed(&error))?)
     }
 
     /// The connection, unless it has ended.
@@ -134,10 +115,6 @@ impl Node {
 
     fn failed(&self, error: &redis::RedisError) -> RedisError {
         answered(&self.peer, error).unwrap_or_else(|| self.peer.lost(reason(error)))
-    }
-
-    fn reply(&self, value: Value) -> Result<Reply, RedisError> {
-        reply(&self.peer, value)
     }
 }
 
@@ -178,39 +155,38 @@ fn wants_no_login(error: &redis::ServerError) -> bool {
     said.contains("without any password configured") || said.contains("no password is set")
 }
 
-/// A transaction, and its number of replies. The client's own transactions cannot send ASKING first.
-pub(in crate::connection) fn transaction(
+/// Commands, and their number of replies. The client's own transactions cannot send ASKING first.
+pub(in crate::connection) fn pipeline(
     asking: bool,
-    commands: &[Vec<Argument<'_>>],
+    commands: Commands<'_>,
 ) -> (redis::Pipeline, usize) {
     let mut pipeline = redis::pipe();
     if asking {
         pipeline.cmd("ASKING");
     }
-    pipeline.cmd("MULTI");
-    for words in commands {
-        pipeline.add_command(command(words));
+    match commands {
+        Commands::One(words) => _ = pipeline.add_command(command(words)),
+        Commands::Transaction(commands) => {
+            pipeline.cmd("MULTI");
+            for words in commands {
+                pipeline.add_command(command(words));
+            }
+            pipeline.cmd("EXEC");
+        }
     }
-    pipeline.cmd("EXEC");
-    (pipeline, commands.len() + 2 + usize::from(asking))
+    let count = pipeline.len();
+    (pipeline, count)
 }
 
-/// The replies of a transaction's commands, from all replies to it.
+/// The last of these replies. If it is an error, the first error of them: that of the command at fault.
 pub(in crate::connection) fn executed(
     peer: &Peer,
     mut values: Vec<Value>,
-) -> Result<Vec<Reply>, RedisError> {
+) -> Result<Reply, RedisError> {
     let executed = values.pop().unwrap_or(Value::Nil);
-    if matches!(executed, Value::ServerError(_))
-        && let Some(first) = values.into_iter().find(|value| matches!(value, Value::ServerError(_)))
-    {
-        // The error of the first command at fault.
-        return reply(peer, first).map(|_| Vec::new());
-    }
-    match reply(peer, executed)? {
-        Reply::Array(replies) => Ok(replies),
-        other => Err(peer.unexpected(&other)),
-    }
+    let is_error = |value: &Value| matches!(value, Value::ServerError(_));
+    let first = values.into_iter().find(|value| is_error(value) && is_error(&executed));
+    reply(peer, first.unwrap_or(executed))
 }
 
 pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {

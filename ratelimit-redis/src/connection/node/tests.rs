@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::{Endpoint, Node, Settings};
 use crate::client::Client;
 use crate::connection::connector::attempt;
+use crate::connection::request::Commands;
 use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
 
@@ -63,7 +64,7 @@ async fn node(client: Client, port: u16) -> Node {
 
 async fn send(node: &Node, words: &[&str]) -> Result<Reply, RedisError> {
     let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
-    timeout(PATIENCE, node.send(false, &words)).await.expect("in time")
+    timeout(PATIENCE, node.send(false, Commands::One(&words))).await.expect("in time")
 }
 
 async fn transaction(node: &Node, commands: &[&[&str]]) -> Result<Vec<Reply>, RedisError> {
@@ -71,7 +72,8 @@ async fn transaction(node: &Node, commands: &[&[&str]]) -> Result<Vec<Reply>, Re
         .iter()
         .map(|words| words.iter().map(|word| Argument::Text(word)).collect())
         .collect();
-    timeout(PATIENCE, node.transaction(false, &commands)).await.expect("in time")
+    let sent = timeout(PATIENCE, node.send(false, Commands::Transaction(&commands))).await;
+    sent.expect("in time")?.into_array(&"a node".into())
 }
 
 /// The code of a server's error.
@@ -147,18 +149,24 @@ async fn bytes_survive_unchanged(client: Client) {
     let node = node(client, redis.port()).await;
     let all: Vec<u8> = (0..=255).collect();
     let set = [Argument::Text("SET"), Argument::Bytes(&all), Argument::Bytes(&all)];
-    assert_eq!(node.send(false, &set).await.expect("written"), Reply::Text(b"OK".to_vec()));
+    assert_eq!(
+        node.send(false, Commands::One(&set)).await.expect("written"),
+        Reply::Text(b"OK".to_vec())
+    );
     let get = [Argument::Bytes(b"GET"), Argument::Bytes(&all)];
-    assert_eq!(node.send(false, &get).await.expect("read"), Reply::Text(all.clone()));
-    let replies = node.transaction(false, &[get.to_vec()]).await.expect("read");
-    assert_eq!(replies, [Reply::Text(all)]);
+    assert_eq!(
+        node.send(false, Commands::One(&get)).await.expect("read"),
+        Reply::Text(all.clone())
+    );
+    let reply = node.send(false, Commands::Transaction(&[get.to_vec()])).await.expect("read");
+    assert_eq!(reply, Reply::Array(vec![Reply::Text(all)]));
     let number = [Argument::Text("SET"), Argument::Text("number"), Argument::Number(u64::MAX)];
-    node.send(false, &number).await.expect("written");
+    node.send(false, Commands::One(&number)).await.expect("written");
     let text = u64::MAX.to_string().into_bytes();
     assert_eq!(send(&node, &["GET", "number"]).await.expect("read"), Reply::Text(text));
     let least = [Argument::Text("ECHO"), Argument::Integer(i64::MIN)];
     let text = i64::MIN.to_string().into_bytes();
-    assert_eq!(node.send(false, &least).await.expect("read"), Reply::Text(text));
+    assert_eq!(node.send(false, Commands::One(&least)).await.expect("read"), Reply::Text(text));
     assert_eq!(send(&node, &["ECHO", ""]).await.expect("read"), Reply::Text(Vec::new()));
 }
 
@@ -224,7 +232,7 @@ async fn a_transaction_returns_its_replies_or_the_first_error(client: Client) {
         assert_eq!(code(&error.expect_err(expected)), expected);
         assert_eq!((heard.of("INCR"), heard.of("EXEC")), (1, 1), "sent once");
         let commands = [vec![Argument::Text("INCR"), Argument::Text("n")]];
-        let error = node.transaction(true, &commands).await.expect_err(expected);
+        let error = node.send(true, Commands::Transaction(&commands)).await.expect_err(expected);
         assert_eq!(code(&error), expected, "after ASKING");
     }
 }
@@ -246,9 +254,14 @@ async fn no_other_request_runs_inside_a_transaction(client: Client) {
                 let [first, second] =
                     ["FIRST", "SECOND"].map(|name| vec![Argument::Text(name), Argument::Text(&n)]);
                 match n.len() + n.as_bytes()[n.len() - 1] as usize % 3 {
-                    1 => node.send(false, &[Argument::Text("ALONE")]).await.map(drop),
-                    2 => node.send(true, &[Argument::Text("ASKED")]).await.map(drop),
-                    _ => node.transaction(n.ends_with('5'), &[first, second]).await.map(drop),
+                    1 => {
+                        node.send(false, Commands::One(&[Argument::Text("ALONE")])).await.map(drop)
+                    }
+                    2 => node.send(true, Commands::One(&[Argument::Text("ASKED")])).await.map(drop),
+                    _ => node
+                        .send(n.ends_with('5'), Commands::Transaction(&[first, second]))
+                        .await
+                        .map(drop),
                 }
             })
         })
