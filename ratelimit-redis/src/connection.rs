@@ -8,7 +8,6 @@ use ratelimit_core::Timestamp;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-mod cluster;
 mod connector;
 mod external;
 mod follow;
@@ -20,6 +19,7 @@ mod peer;
 mod request;
 mod route;
 mod sentinel;
+mod servers;
 pub(crate) mod slot;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;

@@ -10,53 +10,14 @@ use ratelimit_core::{ErrorKind, StoreError as _};
 use tokio::time::sleep;
 
 use super::link::Link;
-use super::lookup::Lookup;
-use super::route::{Hint, MAX_REDIRECTIONS, Place, hint};
+use super::route::{Hint, MAX_REDIRECTIONS, hint};
+use super::servers::ToSlot;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// The first pause while a slot is unavailable. Each next pause is twice as long, up to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
-
-/// The owner of a cluster's slot or of a Sentinel service, as far as it is known.
-pub(crate) trait Route: Sync {
-    fn lookup(&self) -> &Lookup;
-
-    /// The server that is known to be in charge.
-    fn known(&self) -> Option<Arc<Link>>;
-
-    /// Why no server is known after a look-up.
-    fn unknown(&self) -> String;
-
-    /// The server to which the asked one redirects: for good, or for this request only. Only servers of a cluster
-    /// redirect.
-    fn sent_to(&self, _: &Place<'_>, _asked: &Link, _for_good: bool) -> Option<Arc<Link>> {
-        None
-    }
-
-    /// Whether a server may be in charge in a moment although this error says that none is: the cluster has been in
-    /// that state for less than a deadline.
-    fn may_pass(&self, _error: &RedisError) -> bool {
-        false
-    }
-
-    /// Notes that a request was answered which had to wait.
-    fn has_passed(&self) {}
-
-    /// The error when servers redirect in a circle.
-    fn astray(&self, last: RedisError) -> RedisError {
-        last
-    }
-}
-
-/// How to proceed after a server did not execute a request.
-enum Next {
-    Ask(Arc<Link>),
-    /// Wait a moment, then ask the owner at that time.
-    Again,
-    GiveUp,
-}
 
 /// What to do while keys of a request lie on two servers, because their slot moves: a server answers `TRYAGAIN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +29,8 @@ pub(crate) enum TryAgain {
 }
 
 /// The result of a request that `ask` sends to a server, with or without `ASKING` before it.
-pub(crate) async fn follow<R: Route, T, F>(
-    route: &R,
+pub(crate) async fn follow<T, F>(
+    route: &ToSlot<'_>,
     try_again: TryAgain,
     deadline: Deadline,
     ask: impl Fn(Arc<Link>, bool) -> F + Sync,
@@ -100,50 +61,48 @@ where
         };
         let asks = matches!(hint(&error), Hint::Ask(_));
         let next = match hint(&error) {
-            Hint::Final => Next::GiveUp,
+            Hint::Final => return Err(error),
             Hint::Doubt => {
                 route.lookup().doubt();
-                Next::GiveUp
+                return Err(error);
             }
-            Hint::Moved(place) => route.sent_to(&place, &to, true).map_or(Next::GiveUp, Next::Ask),
-            Hint::Ask(place) => route.sent_to(&place, &to, false).map_or(Next::GiveUp, Next::Ask),
-            Hint::Again if try_again == TryAgain::Return => Next::GiveUp,
-            Hint::Again => Next::Again,
+            Hint::Moved(place) | Hint::Ask(place) => match route.sent_to(&place, &to, !asks) {
+                None => return Err(error),
+                next => next,
+            },
+            Hint::Again if try_again == TryAgain::Return => return Err(error),
+            Hint::Again => None,
             Hint::Elsewhere => match instead_of(route, &to, asking, seen, deadline).await {
-                Some(other) => Next::Ask(other),
-                None if route.may_pass(&error) => Next::Again,
-                None => Next::GiveUp,
+                None if !route.may_pass(&error) => return Err(error),
+                next => next,
             },
         };
-        match next {
-            Next::GiveUp => return Err(error),
-            Next::Again => {
-                if !wait(&mut pause, deadline).await {
-                    return Err(error);
-                }
-                let owner = owner(route, &mut pause, deadline).await;
-                (to, asking) = match owner {
-                    Err(_) if deadline.is_over() => return Err(error),
-                    owner => (owner?, false),
-                };
-                refused = Some(error);
+        let Some(next) = next else {
+            // The owner in a moment.
+            if !wait(&mut pause, deadline).await {
+                return Err(error);
             }
-            Next::Ask(next) => {
-                (to, asking) = (next, asks);
-                redirections += 1;
-                // Servers that disagree get a moment to agree.
-                let agreed = redirections < 3 || wait(&mut pause, deadline).await;
-                if !agreed || redirections > MAX_REDIRECTIONS {
-                    return Err(route.astray(error));
-                }
-            }
+            let owner = owner(route, &mut pause, deadline).await;
+            (to, asking) = match owner {
+                Err(_) if deadline.is_over() => return Err(error),
+                owner => (owner?, false),
+            };
+            refused = Some(error);
+            continue;
+        };
+        (to, asking) = (next, asks);
+        redirections += 1;
+        // Servers that disagree get a moment to agree.
+        let agreed = redirections < 3 || wait(&mut pause, deadline).await;
+        if !agreed || redirections > MAX_REDIRECTIONS {
+            return Err(route.astray(error));
         }
     }
 }
 
 /// The server in charge, as soon as there is one.
-async fn owner<R: Route>(
-    route: &R,
+pub(super) async fn owner(
+    route: &ToSlot<'_>,
     pause: &mut Duration,
     deadline: Deadline,
 ) -> Result<Arc<Link>, RedisError> {
@@ -164,8 +123,8 @@ async fn owner<R: Route>(
 }
 
 /// The server in charge, looked up if none is known or the known one is in doubt and away.
-pub(crate) async fn in_charge<R: Route>(
-    route: &R,
+pub(super) async fn in_charge(
+    route: &ToSlot<'_>,
     deadline: Deadline,
 ) -> Result<Arc<Link>, RedisError> {
     let lookup = route.lookup();
@@ -184,8 +143,8 @@ pub(crate) async fn in_charge<R: Route>(
 
 /// The server to ask in place of one that does not serve. `asking`: another server redirected this request there once
 /// and knows no newer owner yet. `seen` is the number of look-ups that had ended before the request.
-async fn instead_of<R: Route>(
-    route: &R,
+async fn instead_of(
+    route: &ToSlot<'_>,
     asked: &Arc<Link>,
     asking: bool,
     seen: u64,
@@ -210,91 +169,4 @@ async fn wait(pause: &mut Duration, deadline: Deadline) -> bool {
     sleep(*pause).await;
     *pause = (*pause * 2).min(LAST_PAUSE);
     true
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::connection::node::{Endpoint, Settings};
-
-    /// A cluster that is down for longer than any deadline.
-    struct Down(Lookup, Arc<Link>);
-
-    impl Route for Down {
-        fn lookup(&self) -> &Lookup {
-            &self.0
-        }
-
-        fn known(&self) -> Option<Arc<Link>> {
-            Some(Arc::clone(&self.1))
-        }
-
-        fn unknown(&self) -> String {
-            String::new()
-        }
-
-        fn may_pass(&self, _: &RedisError) -> bool {
-            true
-        }
-    }
-
-    /// A cluster in which no server keeps a slot, as look-ups of 30 ms find out.
-    struct Nowhere(Lookup);
-
-    impl Route for Nowhere {
-        fn lookup(&self) -> &Lookup {
-            &self.0
-        }
-
-        fn known(&self) -> Option<Arc<Link>> {
-            None
-        }
-
-        fn unknown(&self) -> String {
-            "no server keeps it".to_owned()
-        }
-
-        fn may_pass(&self, _: &RedisError) -> bool {
-            true
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn when_time_runs_out_in_a_look_up_the_error_is_the_one_before() {
-        let settings = Arc::new(Settings::default());
-        for within_ms in 40..400 {
-            let lookup = Lookup::new(&"node".into(), &settings.runtime, |_, _| async {
-                sleep(Duration::from_millis(30)).await;
-                Ok(())
-            });
-            let deadline = Deadline::within(Duration::from_millis(within_ms));
-            let owner = owner(&Nowhere(lookup), &mut FIRST_PAUSE.clone(), deadline).await;
-            let error = owner.err().expect("no server keeps it").to_string();
-            assert!(error.contains("no server keeps it"), "{within_ms}: {error}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn when_time_runs_out_the_error_is_the_servers_last_word() {
-        let address: Arc<str> = "node".into();
-        let settings = Arc::new(Settings::default());
-        let link = Link::new(Endpoint::new("node", 1, &settings));
-        let lookup = Lookup::new(&address, &settings.runtime, |_, _| std::future::ready(Ok(())));
-        let route = Down(lookup, link);
-        // Wherever in an attempt the time runs out.
-        for within_ms in 2..200 {
-            let deadline = Deadline::within(Duration::from_millis(within_ms));
-            let asked = follow(&route, TryAgain::Wait, deadline, async |_, _| {
-                sleep(Duration::from_micros(700)).await;
-                if deadline.is_over() {
-                    let reason = "no time was left".to_owned();
-                    return Err(RedisError::Unreachable { address: Arc::clone(&address), reason });
-                }
-                let (code, message) = ("CLUSTERDOWN".to_owned(), String::new());
-                Err::<(), _>(RedisError::Server { address: Arc::clone(&address), code, message })
-            });
-            let error = asked.await.expect_err("it is down");
-            assert!(matches!(error, RedisError::Server { .. }), "{within_ms}: {error}");
-        }
-    }
 }

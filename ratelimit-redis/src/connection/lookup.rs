@@ -1,7 +1,7 @@
 //! [`Lookup`]: finds the server in charge, once for all concurrent callers (*singleflight*).
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,8 +39,6 @@ pub(crate) struct Lookup {
     /// How many doubts arose, and up to which one look-ups have settled them.
     doubts: AtomicU64,
     settled: Arc<AtomicU64>,
-    /// A redirection revealed a change, and there may be more.
-    soon: AtomicBool,
 }
 
 /// Looks, in the round of this number, and asks the doubted server last.
@@ -74,7 +72,6 @@ impl Lookup {
             rounds: watch::Sender::new(0),
             doubts: AtomicU64::new(0),
             settled: Arc::default(),
-            soon: AtomicBool::new(false),
         }
     }
 
@@ -92,19 +89,9 @@ impl Lookup {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that one owner has changed and others may have.
-    pub(crate) fn soon(&self) {
-        self.soon.store(true, Ordering::Relaxed);
-    }
-
     /// Whether a look-up is due.
     fn is_due(&self) -> bool {
-        if self.doubts.load(Ordering::Acquire) != self.settled.load(Ordering::Acquire) {
-            return true;
-        }
-        self.soon.load(Ordering::Relaxed)
-            && self.state().has_rested()
-            && self.soon.swap(false, Ordering::AcqRel)
+        self.doubts.load(Ordering::Acquire) != self.settled.load(Ordering::Acquire)
     }
 
     /// Starts a look-up if one is due. Returns whether it was; callers continue with what is known meanwhile.

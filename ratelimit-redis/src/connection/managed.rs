@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::cluster::Cluster;
 use super::link::Link;
 use super::node::{Endpoint, Settings};
 use super::request::Request;
-use super::sentinel::Sentinels;
+use super::servers::Servers;
 use super::{Argument, Connection, Reply};
 use crate::client::Client;
 use crate::deadline::Deadline;
@@ -30,8 +29,8 @@ pub struct RedisConnection {
 /// Where the keys lie.
 enum Topology {
     Single(Arc<Link>),
-    Sentinels(Sentinels),
-    Cluster(Cluster),
+    /// A cluster, or by Sentinels.
+    Several(Servers),
 }
 
 impl RedisConnection {
@@ -74,13 +73,13 @@ impl RedisConnection {
         let deadline = Deadline::within(limit);
         let connection = Self::lazily_at(url, client, limit, runtime)?;
         match &connection.topology {
+            Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await?,
             // A server that requires a password accepts the connection and refuses the first command.
-            Topology::Single(_) | Topology::Sentinels(_) => {
+            Topology::Single(_) | Topology::Several(_) => {
                 let ping =
                     connection.ask(deadline, "", Request::command(&[Argument::Text("PING")])).await;
                 drop(ping.map_err(RedisError::of_a_lookup)?);
             }
-            Topology::Cluster(cluster) => cluster.open(deadline).await?,
         }
         Ok(connection)
     }
@@ -93,8 +92,7 @@ impl RedisConnection {
     ) -> Result<Reply, RedisError> {
         match &self.topology {
             Topology::Single(link) => link.ask(deadline, false, request).await,
-            Topology::Sentinels(sentinels) => sentinels.ask(deadline, request).await,
-            Topology::Cluster(cluster) => cluster.ask(deadline, key, request).await,
+            Topology::Several(servers) => servers.ask(deadline, key, request).await,
         }
     }
 }
@@ -135,14 +133,14 @@ impl Topology {
                     at(&shared).next().ok_or_else(|| url.refused("it names no server"))?;
                 Self::Single(Link::new(endpoint))
             }
-            Kind::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared)),
+            Kind::Cluster => Self::Several(Servers::new(at(&shared), None, &shared)),
             Kind::Sentinels => {
                 let (user, password) =
                     (url.options.sentinel_user.clone(), url.options.sentinel_password.clone());
                 let (database, has_served) = (0, Arc::default());
                 let login = Settings { user, password, database, has_served, ..settings };
                 let login = Arc::new(login);
-                Self::Sentinels(Sentinels::new(at(&login), &url.service, &shared))
+                Self::Several(Servers::new(at(&login), Some(&url.service), &shared))
             }
         })
     }
@@ -183,11 +181,7 @@ impl Connection for RedisConnection {
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         match &self.topology {
-            Topology::Cluster(cluster) => cluster.ask_each(deadline, words).await,
-            Topology::Sentinels(sentinels) => {
-                let answer = sentinels.ask(deadline, Request::command(words)).await;
-                vec![(sentinels.master_address(), answer)]
-            }
+            Topology::Several(servers) => servers.ask_each(deadline, words).await,
             Topology::Single(link) => {
                 let answer = link.ask(deadline, false, Request::command(words)).await;
                 vec![(Arc::clone(link.address()), answer)]
@@ -196,14 +190,13 @@ impl Connection for RedisConnection {
     }
 
     fn is_cluster(&self) -> bool {
-        matches!(self.topology, Topology::Cluster(_))
+        matches!(&self.topology, Topology::Several(servers) if servers.is_cluster())
     }
 
     fn address(&self) -> &Arc<str> {
         match &self.topology {
             Topology::Single(link) => link.address(),
-            Topology::Sentinels(sentinels) => sentinels.address(),
-            Topology::Cluster(cluster) => cluster.address(),
+            Topology::Several(servers) => servers.address(),
         }
     }
 }

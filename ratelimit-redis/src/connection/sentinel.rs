@@ -1,118 +1,30 @@
-//! [`Sentinels`]: follows the master that Redis Sentinel names.
+//! What Sentinels say of the service that they watch.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
-use super::follow::{Route, follow};
-use super::link::{self, Link};
-use super::lookup::{self, Lookup};
-use super::node::{Endpoint, Settings};
+use super::link::Link;
 use super::request::Request;
+use super::route::Place;
+use super::servers::SharedServers;
+use super::slot::Range;
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// The master of a service, found by asking Sentinels.
-pub(crate) struct Sentinels {
-    inner: Arc<SharedSentinel>,
-    lookup: Lookup,
-}
-
-/// The data that a look-up needs.
-struct SharedSentinel {
-    sentinels: Vec<Arc<Link>>,
-    service: String,
-    /// The settings for the master.
-    settings: Arc<Settings>,
-    /// The known master; `None` before the first look-up.
-    master: RwLock<Option<Arc<Link>>>,
-}
-
-impl Sentinels {
-    /// Sends nothing yet. `settings` are for the master.
-    pub(crate) fn new(
-        sentinels: impl Iterator<Item = Endpoint>,
+impl SharedServers {
+    /// The master of a service that a Sentinel names, as the owner of the only slot, if that server is a master.
+    pub(super) async fn named_by(
+        &self,
+        sentinel: &Arc<Link>,
         service: &str,
-        settings: &Arc<Settings>,
-    ) -> Self {
-        let sentinels: Vec<_> = sentinels.map(Link::new).collect();
-        let address = link::addresses(&sentinels);
-        let inner = Arc::new(SharedSentinel {
-            sentinels,
-            service: service.to_owned(),
-            settings: Arc::clone(settings),
-            master: RwLock::default(),
-        });
-        let looks = Arc::clone(&inner);
-        let lookup = Lookup::new(&address, &settings.runtime, move |round, _| {
-            Arc::clone(&looks).look(round)
-        });
-        Self { inner, lookup }
-    }
-
-    pub(crate) fn address(&self) -> &Arc<str> {
-        self.lookup.address()
-    }
-
-    /// The master's address, or those of the Sentinels while the master is unknown.
-    pub(crate) fn master_address(&self) -> Arc<str> {
-        let master = self.inner.known_master();
-        Arc::clone(master.as_deref().map_or(self.address(), Link::address))
-    }
-
-    /// Sends a request to the master.
-    pub(crate) async fn ask(
-        &self,
         deadline: Deadline,
-        request: Request<'_>,
-    ) -> Result<Reply, RedisError> {
-        follow(self, request.try_again(), deadline, |link: Arc<Link>, _| async move {
-            link.ask(deadline, false, request).await
-        })
-        .await
-    }
-}
-
-impl Route for Sentinels {
-    fn lookup(&self) -> &Lookup {
-        &self.lookup
-    }
-
-    fn known(&self) -> Option<Arc<Link>> {
-        self.inner.known_master()
-    }
-
-    fn unknown(&self) -> String {
-        "no master is known yet".into()
-    }
-}
-
-impl SharedSentinel {
-    fn known_master(&self) -> Option<Arc<Link>> {
-        self.master.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Asks the Sentinels, starting with another one each time: one of them may be outdated.
-    async fn look(self: Arc<Self>, round: u64) -> Result<(), RedisError> {
-        let deadline = lookup::deadline();
-        let mut sentinels = self.sentinels.clone();
-        lookup::rotate(&mut sentinels, round);
-        let asked = sentinels.into_iter().map(|sentinel| self.named_by(sentinel, deadline));
-        let master = lookup::first(asked, lookup::HEAD_START).await?;
-        *self.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
-        Ok(())
-    }
-
-    /// The master that a Sentinel names, if that server is a master.
-    async fn named_by(
-        &self,
-        sentinel: Arc<Link>,
-        deadline: Deadline,
-    ) -> Result<Arc<Link>, RedisError> {
-        let (host, port) = self.place_by(&sentinel, deadline).await?;
-        if let Some(known) = self.known_master().filter(|known| known.is_at(&host, port)) {
-            return Ok(known);
+    ) -> Result<Vec<Range>, RedisError> {
+        let (host, port) = place_by(sentinel, service, deadline).await?;
+        let named = || vec![Range { first: 0, last: 0, host: host.clone(), port }];
+        if self.owner(0).is_some_and(|known| known.is_at(&host, port)) {
+            return Ok(named());
         }
-        let link = Link::new(Endpoint::new(&host, port, &self.settings));
+        let link = self.met(&Place { host: &host, port }, sentinel, None);
         match link.ask(deadline, false, Request::question(&[Argument::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
             // A user without permission for it goes without.
@@ -130,33 +42,32 @@ impl SharedSentinel {
             }
             Err(error) => return Err(error),
         }
-        Ok(link)
+        Ok(named())
     }
+}
 
-    /// The master's address, as a Sentinel reports it.
-    async fn place_by(
-        &self,
-        sentinel: &Arc<Link>,
-        deadline: Deadline,
-    ) -> Result<(String, u16), RedisError> {
-        let service = &self.service;
-        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
-        let reply = match sentinel.ask(deadline, false, Request::question(&words)).await {
-            Ok(reply) => reply,
-            Err(RedisError::Server { address, code, message }) => {
-                return Err(refused(&address, &code, &message));
-            }
-            Err(error) => return Err(error),
-        };
-        if reply == Reply::Nil {
-            return Err(RedisError::Config(format!(
-                "the sentinel at {} watches no service {service:?}; name one that it does (SENTINEL \
-                 MASTERS lists them) in the URL, redis-sentinel://host:port/SERVICE",
-                sentinel.address()
-            )));
+/// The master's address, as a Sentinel reports it.
+async fn place_by(
+    sentinel: &Arc<Link>,
+    service: &str,
+    deadline: Deadline,
+) -> Result<(String, u16), RedisError> {
+    let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
+    let reply = match sentinel.ask(deadline, false, Request::question(&words)).await {
+        Ok(reply) => reply,
+        Err(RedisError::Server { address, code, message }) => {
+            return Err(refused(&address, &code, &message));
         }
-        place(&reply).ok_or_else(|| sentinel.endpoint().peer.unexpected(&reply))
+        Err(error) => return Err(error),
+    };
+    if reply == Reply::Nil {
+        return Err(RedisError::Config(format!(
+            "the sentinel at {} watches no service {service:?}; name one that it does (SENTINEL \
+                 MASTERS lists them) in the URL, redis-sentinel://host:port/SERVICE",
+            sentinel.address()
+        )));
     }
+    place(&reply).ok_or_else(|| sentinel.endpoint().peer.unexpected(&reply))
 }
 
 fn place(reply: &Reply) -> Option<(String, u16)> {

@@ -1,4 +1,5 @@
-//! [`Cluster`]: several servers that share the slots.
+//! [`Servers`]: several servers, one of which is in charge of a key: a cluster, whose servers share the slots, or the
+//! servers of a service, whose master Sentinels name.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -6,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::follow::{Route, follow};
+use super::follow::follow;
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
@@ -17,9 +18,9 @@ use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// A cluster, and the known owner of each slot.
-pub(crate) struct Cluster {
-    inner: Arc<SharedCluster>,
+/// A cluster, and the known owner of each slot; or a service, which is one slot to its master.
+pub(crate) struct Servers {
+    inner: Arc<SharedServers>,
     lookup: Lookup,
     /// Per slot since when no server was in charge, and when that was last seen. In a planned failover that takes a moment:
     /// a node that hears of the old master's demotion before it hears of the new one knows no owner.
@@ -27,15 +28,19 @@ pub(crate) struct Cluster {
 }
 
 /// The data that a look-up needs.
-struct SharedCluster {
+pub(super) struct SharedServers {
+    /// Of the cluster, or Sentinels.
     seeds: Vec<Arc<Link>>,
+    /// The service that the Sentinels watch; `None` for a cluster.
+    service: Option<String>,
+    /// For the servers that keep the keys.
     settings: Arc<Settings>,
     table: RwLock<SlotTable>,
 }
 
 /// The route to the owner of a slot.
-struct ToSlot<'c> {
-    cluster: &'c Cluster,
+pub(super) struct ToSlot<'s> {
+    servers: &'s Servers,
     slot: u16,
 }
 
@@ -47,8 +52,8 @@ struct SlotTable {
 }
 
 impl SlotTable {
-    fn new() -> Self {
-        Self { nodes: Vec::new(), owners: vec![None; usize::from(slot::SLOTS)].into() }
+    fn new(slots: usize) -> Self {
+        Self { nodes: Vec::new(), owners: vec![None; slots].into() }
     }
 
     fn node(&self, host: &str, port: u16) -> Option<&Arc<Link>> {
@@ -65,18 +70,29 @@ impl SlotTable {
     }
 }
 
-impl Cluster {
-    /// Sends nothing yet.
-    pub(crate) fn new(seeds: impl Iterator<Item = Endpoint>, settings: &Arc<Settings>) -> Self {
+impl Servers {
+    /// Sends nothing yet. `settings` are for the servers that keep the keys. The seeds are Sentinels if they name the
+    /// master of a `service`, and of a cluster otherwise.
+    pub(crate) fn new(
+        seeds: impl Iterator<Item = Endpoint>,
+        service: Option<&str>,
+        settings: &Arc<Settings>,
+    ) -> Self {
         let seeds: Vec<_> = seeds.map(Link::new).collect();
         let address = link::addresses(&seeds);
-        let (settings, table) = (Arc::clone(settings), RwLock::new(SlotTable::new()));
-        let inner = Arc::new(SharedCluster { seeds, settings, table });
+        let (service, settings) = (service.map(str::to_owned), Arc::clone(settings));
+        let slots = if service.is_some() { 1 } else { usize::from(slot::SLOTS) };
+        let table = RwLock::new(SlotTable::new(slots));
+        let inner = Arc::new(SharedServers { seeds, service, settings, table });
         let looks = Arc::clone(&inner);
         let lookup = Lookup::new(&address, &inner.settings.runtime, move |round, doubted| {
             Arc::clone(&looks).look(looks.candidates(round, doubted))
         });
         Self { inner, lookup, down: Mutex::default() }
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.inner.service.is_none()
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -95,19 +111,26 @@ impl Cluster {
         key: &str,
         request: Request<'_>,
     ) -> Result<Reply, RedisError> {
-        let route = ToSlot { cluster: self, slot: slot::of(key) };
+        let slot = if self.is_cluster() { slot::of(key) } else { 0 };
+        let route = ToSlot { servers: self, slot };
         follow(&route, request.try_again(), deadline, |link: Arc<Link>, asking| async move {
             link.ask(deadline, asking, request).await
         })
         .await
     }
 
-    /// Sends a command to every server that owns slots.
+    /// Sends a command to every server that keeps keys.
     pub(crate) async fn ask_each(
         &self,
         deadline: Deadline,
         words: &[Argument<'_>],
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        if !self.is_cluster() {
+            let answer = self.ask(deadline, "", Request::command(words)).await;
+            let master = self.inner.owner(0);
+            let address = master.as_deref().map_or(self.address(), Link::address);
+            return vec![(Arc::clone(address), answer)];
+        }
         self.lookup.begin_if_due();
         if self.inner.masters().is_empty()
             && let Err(error) = self.open(deadline).await
@@ -127,37 +150,56 @@ impl Cluster {
     }
 }
 
-impl Route for ToSlot<'_> {
-    fn lookup(&self) -> &Lookup {
-        &self.cluster.lookup
+impl ToSlot<'_> {
+    pub(super) fn lookup(&self) -> &Lookup {
+        &self.servers.lookup
     }
 
-    fn known(&self) -> Option<Arc<Link>> {
-        self.cluster.inner.owner(self.slot)
+    /// The server that is known to be in charge.
+    pub(super) fn known(&self) -> Option<Arc<Link>> {
+        self.servers.inner.owner(self.slot)
     }
 
-    fn unknown(&self) -> String {
-        format!("no server keeps slot {}; assign it (CLUSTER ADDSLOTS)", self.slot)
-    }
-
-    fn sent_to(&self, place: &Place<'_>, asked: &Link, for_good: bool) -> Option<Arc<Link>> {
-        if for_good {
-            self.cluster.lookup.soon();
+    /// Why no server is known after a look-up.
+    pub(super) fn unknown(&self) -> String {
+        if self.servers.is_cluster() {
+            format!("no server keeps slot {}; assign it (CLUSTER ADDSLOTS)", self.slot)
+        } else {
+            "no master is known yet".into()
         }
-        Some(self.cluster.inner.met(place, asked, for_good.then_some(self.slot)))
     }
 
-    fn may_pass(&self, error: &RedisError) -> bool {
+    /// The server to which the asked one redirects: for good, or for this request only. Only servers of a cluster
+    /// redirect.
+    pub(super) fn sent_to(
+        &self,
+        place: &Place<'_>,
+        asked: &Link,
+        for_good: bool,
+    ) -> Option<Arc<Link>> {
+        if !self.servers.is_cluster() {
+            return None;
+        }
+        if for_good {
+            // Other slots may have moved as well.
+            self.lookup().doubt();
+        }
+        Some(self.servers.inner.met(place, asked, for_good.then_some(self.slot)))
+    }
+
+    /// Whether a server may be in charge in a moment although this error says that none is: the cluster has been in
+    /// that state for less than a deadline.
+    pub(super) fn may_pass(&self, error: &RedisError) -> bool {
         let is_down = match error {
             RedisError::NoServer { .. } => true,
             RedisError::Server { code, .. } => code == "CLUSTERDOWN",
             _ => false,
         };
-        if !is_down {
+        if !is_down || !self.servers.is_cluster() {
             return false;
         }
-        let (now, limit) = (Instant::now(), self.cluster.inner.settings.limit);
-        let mut down = self.cluster.down.lock().unwrap_or_else(PoisonError::into_inner);
+        let (now, limit) = (Instant::now(), self.servers.inner.settings.limit);
+        let mut down = self.servers.down.lock().unwrap_or_else(PoisonError::into_inner);
         let (since, seen) = down.entry(self.slot).or_insert((now, now));
         if now - *seen >= limit {
             *since = now;
@@ -166,19 +208,24 @@ impl Route for ToSlot<'_> {
         now - *since < limit
     }
 
-    fn has_passed(&self) {
-        self.cluster.down.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.slot);
+    /// Notes that a request was answered which had to wait.
+    pub(super) fn has_passed(&self) {
+        self.servers.down.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.slot);
     }
 
-    fn astray(&self, last: RedisError) -> RedisError {
+    /// The error when servers redirect in a circle.
+    pub(super) fn astray(&self, last: RedisError) -> RedisError {
+        if !self.servers.is_cluster() {
+            return last;
+        }
         let slot = self.slot;
-        self.cluster.lookup.nothing(format!(
+        self.lookup().nothing(format!(
             "slot {slot} is on its way, and one server sends to the next; the last said: {last}"
         ))
     }
 }
 
-impl SharedCluster {
+impl SharedServers {
     fn table(&self) -> RwLockReadGuard<'_, SlotTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,12 +238,12 @@ impl SharedCluster {
         table.nodes.iter().filter(owns).cloned().collect()
     }
 
-    fn owner(&self, slot: u16) -> Option<Arc<Link>> {
+    pub(super) fn owner(&self, slot: u16) -> Option<Arc<Link>> {
         self.table().owners[usize::from(slot)].clone()
     }
 
     /// The server at an address that the asked server named; it owns this slot from now on.
-    fn met(&self, to: &Place<'_>, asked: &Link, keeps: Option<u16>) -> Arc<Link> {
+    pub(super) fn met(&self, to: &Place<'_>, asked: &Link, keeps: Option<u16>) -> Arc<Link> {
         let host = if matches!(to.host, "" | "?") { &asked.endpoint().host } else { to.host };
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let link = table.node_or(|| self.link(host, to.port), host, to.port);
@@ -210,8 +257,14 @@ impl SharedCluster {
         Link::new(Endpoint::new(host, port, &self.settings))
     }
 
-    /// The servers to ask, each once: the masters, starting with another one each round, then the seeds.
+    /// The servers to ask, each once: the masters, starting with another one each round, then the seeds. Of Sentinels
+    /// another one each round, whichever is connected: one of them may be outdated.
     fn candidates(&self, round: u64, in_doubt: Option<&Arc<Link>>) -> Vec<Arc<Link>> {
+        if self.service.is_some() {
+            let mut sentinels = self.seeds.clone();
+            lookup::rotate(&mut sentinels, round);
+            return sentinels;
+        }
         let mut candidates = self.masters();
         lookup::rotate(&mut candidates, round);
         for seed in &self.seeds {
@@ -227,10 +280,15 @@ impl SharedCluster {
         candidates
     }
 
-    /// Reads the slot table of one of these.
+    /// Reads the slot table of one of these, or the master's place.
     async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<(), RedisError> {
-        let deadline = lookup::deadline();
-        let asked = asked.into_iter().map(|link| slot_table(link, deadline));
+        let (deadline, servers) = (lookup::deadline(), &*self);
+        let asked = asked.into_iter().map(|link| async move {
+            match &servers.service {
+                None => slot_table(link, deadline).await,
+                Some(service) => servers.named_by(&link, service, deadline).await,
+            }
+        });
         self.learn(&lookup::first(asked, lookup::HEAD_START).await?);
         Ok(())
     }
@@ -239,10 +297,12 @@ impl SharedCluster {
     /// one, which redirects if it has a successor.
     fn learn(&self, ranges: &[Range]) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let mut new = SlotTable::new();
+        let mut new = SlotTable::new(table.owners.len());
+        // Sentinels have a login of their own.
+        let seeds = if self.service.is_none() { &*self.seeds } else { &[] };
         for Range { first, last, host, port } in ranges {
             let known = table.node(host, *port);
-            let known = known.or_else(|| self.seeds.iter().find(|seed| seed.is_at(host, *port)));
+            let known = known.or_else(|| seeds.iter().find(|seed| seed.is_at(host, *port)));
             let link = || known.map_or_else(|| self.link(host, *port), Arc::clone);
             let link = new.node_or(link, host, *port);
             new.owners[usize::from(*first)..=usize::from(*last)].fill(Some(link));
@@ -291,15 +351,63 @@ mod tests {
     use futures_util::FutureExt;
     use ratelimit_servers::RedisServer;
     use tokio::net::TcpListener;
+    use tokio::time::sleep;
 
     use super::*;
-    use crate::connection::follow::in_charge;
+    use crate::connection::follow::{FIRST_PAUSE, TryAgain, in_charge, owner};
+
+    /// A cluster in which look-ups find nothing new, and take so long.
+    fn cluster(settings: &Arc<Settings>, look_ms: u64) -> Servers {
+        let seeds = [Endpoint::new("node", 1, settings)].into_iter();
+        let lookup = Lookup::new(&"node".into(), &settings.runtime, move |_, _| async move {
+            sleep(Duration::from_millis(look_ms)).await;
+            Ok(())
+        });
+        Servers { lookup, ..Servers::new(seeds, None, settings) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_time_runs_out_in_a_look_up_the_error_is_the_one_before() {
+        let settings = Arc::new(Settings::default());
+        for within_ms in 40..400 {
+            let cluster = cluster(&settings, 30);
+            let deadline = Deadline::within(Duration::from_millis(within_ms));
+            let route = ToSlot { servers: &cluster, slot: 7 };
+            let owner = owner(&route, &mut FIRST_PAUSE.clone(), deadline).await;
+            let error = owner.err().expect("no server keeps it").to_string();
+            assert!(error.contains("no server keeps slot 7"), "{within_ms}: {error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_time_runs_out_the_error_is_the_servers_last_word() {
+        let address: Arc<str> = "node".into();
+        let settings = Arc::new(Settings::default());
+        let cluster = cluster(&settings, 0);
+        cluster.inner.learn(&[Range { first: 0, last: 0, host: "node".into(), port: 1 }]);
+        let route = ToSlot { servers: &cluster, slot: 0 };
+        // Wherever in an attempt the time runs out.
+        for within_ms in 2..200 {
+            let deadline = Deadline::within(Duration::from_millis(within_ms));
+            let asked = follow(&route, TryAgain::Wait, deadline, async |_, _| {
+                sleep(Duration::from_micros(700)).await;
+                if deadline.is_over() {
+                    let reason = "no time was left".to_owned();
+                    return Err(RedisError::Unreachable { address: Arc::clone(&address), reason });
+                }
+                let (code, message) = ("CLUSTERDOWN".to_owned(), String::new());
+                Err::<(), _>(RedisError::Server { address: Arc::clone(&address), code, message })
+            });
+            let error = asked.await.expect_err("it is down");
+            assert!(matches!(error, RedisError::Server { .. }), "{within_ms}: {error}");
+        }
+    }
 
     #[tokio::test]
     async fn a_slot_that_a_table_does_not_name_keeps_its_owner() {
         let settings = Arc::new(Settings::default());
         let seeds = [Endpoint::new("h", 1, &settings)].into_iter();
-        let inner = Cluster::new(seeds, &settings).inner;
+        let inner = Servers::new(seeds, None, &settings).inner;
         let range = |first, last, port| Range { first, last, host: "h".into(), port };
         inner.learn(&[range(0, 99, 1), range(100, 199, 2), range(200, 299, 3)]);
         // As a node sees it for a moment that has heard of the demotion of a master and not of its successor.
@@ -320,7 +428,7 @@ mod tests {
         let limit = Duration::from_secs(20);
         let settings = Arc::new(Settings { limit, ..Settings::default() });
         let seeds = [Endpoint::new("127.0.0.1", hung, &settings)].into_iter();
-        let cluster = Cluster::new(seeds, &settings);
+        let cluster = Servers::new(seeds, None, &settings);
         let range = |first, last, port| Range { first, last, host: "127.0.0.1".into(), port };
         cluster.inner.learn(&[range(0, 8_191, server.port()), range(8_192, 16_383, hung)]);
         let (first, last) = (0, slot::SLOTS - 1);
@@ -332,12 +440,12 @@ mod tests {
 
         cluster.lookup.doubt();
         for _ in 0..100 {
-            let route = ToSlot { cluster: &cluster, slot: first };
+            let route = ToSlot { servers: &cluster, slot: first };
             let owner = in_charge(&route, deadline).now_or_never().expect("at once");
             assert!(Arc::ptr_eq(&owner.expect("known"), &link));
         }
         // Requests to the other server wait for the look-up: it may have a new owner.
-        let route = ToSlot { cluster: &cluster, slot: last };
+        let route = ToSlot { servers: &cluster, slot: last };
         assert!(in_charge(&route, deadline).now_or_never().is_none());
         assert_eq!(cluster.lookup.rounds(), 0, "it is still under way");
     }
