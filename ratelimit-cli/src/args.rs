@@ -143,7 +143,7 @@ pub(crate) struct LintArgs {
     /// The identifiers that the service gives, such as `ip,user`: a limit that counts by another one is a problem.
     ///
     /// `key` is the bare key, by which a limit without `key = […]` counts.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) identifiers: Option<Vec<String>>,
 
     /// Require that each limit declares `on_outage`, as a `Fallback` does.

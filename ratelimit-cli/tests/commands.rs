@@ -136,4 +136,5 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
     scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}"));
     let ran = lint(&["--identifiers", "key"]);
     assert_eq!((ran.code, &*ran.out), (0, "policy.toml: 1 limit, no problem\n"));
+    lint(&["--identifiers", "key,"]).exits(2).says(&["--identifiers", "a value is required"]);
 }

@@ -108,7 +108,7 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
     }
 }
 
-/// The same for people: `count 2, start 2026-03-01T09:00:00Z`, and a line for each part of a list.
+/// The same for people: `count 2, start 2026-03-01T09:00:00Z`, `leases 1`, and a line for each part of a list.
 fn described(value: &Value) -> String {
     let Some(fields) = value.as_object() else { return "nothing".to_owned() };
     let (mut words, mut below) = (Vec::new(), String::new());
@@ -119,7 +119,7 @@ fn described(value: &Value) -> String {
                 let shown = parts.iter().take(SHOWN);
                 below.extend(shown.map(|part| format!("\n      {}", described(part))));
                 below.extend((parts.len() > SHOWN).then_some("\n      …"));
-                format!("{} {name}", parts.len())
+                format!("{name} {}", parts.len())
             }
             (_, Some(us), Some("window")) => format!("window {}", duration(us)),
             (_, Some(us), Some(name)) => {
