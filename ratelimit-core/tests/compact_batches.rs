@@ -117,6 +117,7 @@ fn agrees(
     let are_compact = states.iter().all(Option::is_some);
     let mut compact = CompactOnly { states, writes: vec![Write::Keep; checks.len()] };
     let verdict = decide(&batch, now, &mut kept).expect("no refusal");
+    prop_assert_eq!(decide_compact(&batch, Timestamp::MAX, &mut compact), None);
 
     let mut seen = seen.borrow_mut();
     let Some(compact_verdict) = decide_compact(&batch, now, &mut compact) else {

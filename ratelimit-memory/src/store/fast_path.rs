@@ -133,10 +133,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         loop {
             let probe = Probe::new(table, Address::new(hash));
             probe.prefetch();
+            // At the end of time no state counts any more, and the general step refuses.
             let now = self.clock.now();
-            if now == Timestamp::MAX {
-                return None;
-            }
             match probe.decide(check.limit.algorithm(), now, check.cost, charges) {
                 Ok(decision) => return Some(decision),
                 Err(FastPathMiss::Busy) if waited < TRIES => wait(&mut waited),

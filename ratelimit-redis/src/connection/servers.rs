@@ -403,6 +403,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn another_sentinel_is_asked_first_each_round() {
+        let settings = Arc::new(Settings::default());
+        let seeds = [1, 2, 3].map(|port| Endpoint::new("h", port, &settings)).into_iter();
+        let inner = Servers::new(seeds, Some("service"), &settings).inner;
+        let asked = |round| inner.candidates(round, None)[0].endpoint().port;
+        assert_eq!([0, 1, 2, 3].map(asked), [1, 2, 3, 1]);
+    }
+
     #[tokio::test]
     async fn a_slot_that_a_table_does_not_name_keeps_its_owner() {
         let settings = Arc::new(Settings::default());
