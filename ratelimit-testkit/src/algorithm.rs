@@ -229,8 +229,8 @@ impl fmt::Display for AlgorithmFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}\n\non the case\n{}\nTo keep it as a test, with your harness:\n\n\
-             ratelimit_testkit::algorithm_regression::<Harness>(AlgorithmProperty::{:?}, {});\n",
+            "{}\n\non the case\n{}\nTo keep it as a test, with your harness (`NAME::Limits` for one by `algorithm_conformance!(NAME, …)`):\n\n\
+             ratelimit_testkit::algorithm_regression::<MyHarness>(AlgorithmProperty::{:?}, {});\n",
             self.violation,
             self.case,
             self.property,

@@ -115,7 +115,7 @@ impl fmt::Display for StoreFailure {
         write!(
             f,
             "\n\non the case\n{}\nTo keep it as a test, with your harness:\n\n\
-             ratelimit_testkit::regression::<Harness>(Property::{:?}, {});\n",
+             ratelimit_testkit::regression::<MyHarness>(Property::{:?}, {});\n",
             self.case,
             self.property,
             raw(&self.case)

@@ -16,6 +16,8 @@ pub(crate) struct Peer {
     address: Arc<str>,
 }
 
+const LOG_IN: &str = "log in: give user and password in the URL, user:password@host";
+
 /// Replaces words that are not passed on.
 const WITHHELD: &str = "(its words are not passed on, because they may quote a login)";
 
@@ -158,7 +160,9 @@ pub(crate) fn refused_in_part(address: &Arc<str>, refused: &str) -> RedisError {
 /// What an operator can do about an error, or has to know.
 fn remedy(code: &str, detail: &str) -> Option<&'static str> {
     Some(match code {
-        "NOAUTH" | "WRONGPASS" => "log in: give user and password in the URL, user:password@host",
+        "NOAUTH" | "WRONGPASS" => LOG_IN,
+        // A request too long for a client that has not logged in.
+        "ERR" if detail.contains("unauthenticated") => LOG_IN,
         code if is_denied(code, detail) => ALLOW,
         "MOVED" | "ASK" => "the server is one of a cluster; use redis-cluster://",
         "CROSSSLOT" => "the keys of one request have to be of one slot",
@@ -219,5 +223,7 @@ mod tests {
         assert_eq!(message(&peer, "OTHER", "y").0, "OTHER");
         assert_eq!(message(&peer, "s3cret", "y").0, "ERR");
         assert_eq!(message(&peer, "NOAUTH", "Authentication required.").1.find("Auth"), Some(0));
+        let too_long = "Protocol error: unauthenticated multibulk length";
+        assert!(message(&peer, "ERR", too_long).1.contains("user:password@host"));
     }
 }
