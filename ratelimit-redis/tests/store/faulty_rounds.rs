@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use fastrand::Rng;
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Store, StoreError};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Source, Store, StoreError};
 use ratelimit_servers::FaultProxy;
 use ratelimit_testkit::{Calendar, Event, History, charges};
 use tokio::task::{JoinSet, yield_now};
@@ -68,7 +68,7 @@ impl<S: Store<Policy> + Send + Sync + 'static> FaultyRounds<S> {
     }
 
     /// What is recorded of a request; `None` if it was certainly not charged.
-    async fn event(&self, round: usize, op: Op, asks: Vec<Ask>, turns: usize) -> Option<Event> {
+    async fn event(&self, round: usize, op: Op, mut asks: Vec<Ask>, turns: usize) -> Option<Event> {
         let names: Vec<_> = (0..KEYS).map(|key| format!("{round}-{key}")).collect();
         let check = |(limit, key, cost): &Ask| Check {
             limit: &self.limits[*limit],
@@ -77,11 +77,24 @@ impl<S: Store<Policy> + Send + Sync + 'static> FaultyRounds<S> {
         };
         let checks: Vec<_> = asks.iter().map(check).collect();
         let batch = Batch::new(&checks).expect("no pair twice").op(op);
-        let asked = self.order.fetch_add(1, SeqCst);
+        let mut asked = self.order.fetch_add(1, SeqCst);
         let answer = tokio::select! {
             biased;
             answer = self.store.apply(&batch) => match answer {
-                Ok(verdict) => Ok(verdict.decisions().to_vec()),
+                Ok(verdict) => {
+                    let mut decisions = verdict.decisions().to_vec();
+                    // A cache answers for each limit as of an answer of the store that it has seen, which may be that of an earlier
+                    // request than the last one answered: it denies rightly, because no charge is taken back, and `remaining`
+                    // lags. No single moment need explain several limits; one that denies explains the answer.
+                    if verdict.source() == Source::Cache {
+                        asked = 0;
+                        let denied = decisions.iter().position(|decision| !decision.allowed);
+                        let denied = denied.expect("a cache only denies");
+                        decisions = vec![decisions[denied]];
+                        asks = vec![asks[denied]];
+                    }
+                    Ok(decisions)
+                }
                 Err(error) if error.kind() == ErrorKind::Unavailable => return None,
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
