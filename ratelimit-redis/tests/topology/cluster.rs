@@ -286,7 +286,8 @@ async fn a_slot_that_has_no_owner_for_a_moment_is_waited_for_and_then_refused(cl
     let fresh = store(&cluster.url(), client).await;
     let brief = store_within(DEADLINE, &cluster.url(), client).await.expect("it is up");
     let refused = async || acquire(&brief, &seldom(), "a").await;
-    fails(refused().await, ErrorKind::Unavailable, &format!("no server keeps slot {slot}"));
+    // A message that its owner sent before may tell another node again who keeps the slot. Then the owner refuses.
+    fails(refused().await, ErrorKind::Unavailable, "slot");
     for (store, due) in [(&known, 1), (&fresh, 0)] {
         let asked = || errors(&cluster, "CLUSTERDOWN") + looks(&cluster);
         let before = asked();
