@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ratelimit_core::algorithm::BucketWindow;
 use ratelimit_core::store::{Batch, Check, Now};
-use ratelimit_core::{Algorithm, Limit, Policy, Store, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Store, StoreError, Timestamp, Verdict};
 use ratelimit_redis::{Connection, Multi, RedisStore};
 use ratelimit_servers::RedisServer;
 use tokio::task::JoinHandle;
@@ -123,7 +123,12 @@ impl Scene {
             let checks = [(&*limit, "a", cost)];
             let verdict = apply(&store, &checks, ratelimit_core::store::Op::Acquire, None).await;
             let admitted = Admitted { cost, asked_us, told_us: now_us() };
-            verdict.expect("decides").allowed().then_some(admitted)
+            match verdict {
+                Ok(verdict) => verdict.allowed().then_some(admitted),
+                // On a slow machine its charges are late as often as they are tried: it is not admitted.
+                Err(error) if error.kind() == ErrorKind::Indeterminate => None,
+                Err(error) => panic!("{error:?}"),
+            }
         })
     }
 
