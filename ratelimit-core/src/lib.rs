@@ -167,7 +167,7 @@ pub use attempts::Attempts;
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
-pub use decision::{Decision, Source, Verdict};
+pub use decision::{Account, Decision, Source, Verdict};
 pub use error::{ConfigError, ErrorKind};
 pub use identifiers::{IdentifierValue, Identifiers};
 pub use limit::{Limit, Limits, OnOutage};

@@ -14,7 +14,7 @@ pub enum Op {
     Acquire,
     /// Decide as [`Op::Acquire`] does, and charge nothing.
     Peek,
-    /// Charge the cost even if it does not fit, down to nothing left.
+    /// Charge the cost even if it does not fit, down to nothing left, or into [debt](crate::Algorithm::debt).
     Force,
     /// Give the cost back, up to the capacity.
     Refund,

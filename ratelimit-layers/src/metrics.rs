@@ -17,6 +17,7 @@ use crate::{lock, source_name};
 
 const DECISIONS: &str = "ratelimit_decisions_total";
 const ERRORS: &str = "ratelimit_errors_total";
+const FORGIVEN: &str = "ratelimit_forgiven_total";
 const DURATION: &str = "ratelimit_duration_seconds";
 const BREAKER_STATE: &str = "ratelimit_breaker_state";
 const BREAKER_TRANSITIONS: &str = "ratelimit_breaker_transitions_total";
@@ -182,6 +183,15 @@ impl Observer for Recorded {
             )
         });
         duration.record(since.elapsed());
+        for (position, account) in verdict.accounts().filter(|(_, account)| account.forgiven > 0) {
+            let Some(check) = batch.checks().get(position) else { continue };
+            counter!(
+                FORGIVEN,
+                "store" => String::from(&*self.name),
+                "limit" => check.limit.name().to_owned(),
+            )
+            .increment(account.forgiven);
+        }
         if op != Op::Acquire {
             return;
         }

@@ -91,14 +91,16 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         store: &impl SingleSlot<A>,
         whole: &Batch<'a, A>,
         deadline: Deadline,
-    ) -> Result<Vec<Decision>, RedisError> {
+    ) -> Result<Verdict, RedisError> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
         let batch = Batch::new(&peeking.checks)?.op(Op::Peek).now(whole.time());
         let shown = store.apply_in_slot(&batch, deadline).await?;
         let decisions = shown.decisions().iter().zip(&self.checks);
-        Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
+        let decisions =
+            decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
+        Ok(Verdict::several(decisions).with_accounts(shown.accounts()))
     }
 }
 
@@ -136,14 +138,14 @@ pub(crate) async fn each<A: Algorithm>(
         if !known {
             return part.untouched(store, whole, deadline).await;
         }
-        Ok(store.apply_in_slot(&part.batch(whole)?, deadline).await?.decisions().to_vec())
+        store.apply_in_slot(&part.batch(whole)?, deadline).await
     };
     let doing = parts.iter().zip(&known).map(of_part);
-    let decisions = match whole.operation() {
+    let verdicts = match whole.operation() {
         Op::Peek => all_of_lookups(doing).await?,
         _ => all_of_requests(doing).await?,
     };
-    Ok(join(parts, &decisions))
+    Ok(join(parts, &verdicts))
 }
 
 /// Charges the attempts of a denied batch, each slot on its own.
@@ -169,7 +171,7 @@ async fn charge_attempts<A: Algorithm>(
             decisions[*position] = *decision;
         }
     }
-    Ok(Verdict::several(decisions))
+    Ok(Verdict::several(decisions).with_accounts(verdict.accounts()))
 }
 
 /// Whether the slot of each part knows the batch's id.
@@ -197,14 +199,17 @@ async fn knows_id<A: Algorithm>(
     join_all(trying).await.into_iter().collect()
 }
 
-/// Joins the decisions of the parts into the batch's verdict.
-fn join<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
+/// Joins the verdicts of the parts into the batch's.
+fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
     let mut all: Vec<(usize, Decision)> = Vec::new();
-    for (part, decisions) in parts.iter().zip(decisions) {
-        all.extend(part.positions.iter().copied().zip(decisions.iter().copied()));
+    let mut accounts = Vec::new();
+    for (part, verdict) in parts.iter().zip(verdicts) {
+        all.extend(part.positions.iter().copied().zip(verdict.decisions().iter().copied()));
+        accounts.extend(verdict.accounts().map(|(nth, account)| (part.positions[nth], account)));
     }
     all.sort_unstable_by_key(|(position, _)| *position);
-    Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
+    let decisions = all.into_iter().map(|(_, decision)| decision).collect();
+    Verdict::several(decisions).with_accounts(accounts)
 }
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.

@@ -230,7 +230,7 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
         acquire, Acquire;
         /// Decides as [`acquire`](Self::acquire) does, and charges nothing.
         peek, Peek;
-        /// Charges the cost even if it does not fit, down to nothing left.
+        /// Charges the cost even if it does not fit, down to nothing left, or into [debt](Algorithm::debt).
         force, Force;
         /// Gives the cost back, up to the capacity.
         refund, Refund;

@@ -300,7 +300,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
             None => inner.watch(self.slot_key),
         }
         inner.tally.asked.fetch_add(1, Relaxed);
-        Verdict::several(decisions).with_source(verdict.source())
+        Verdict::several(decisions).with_accounts(verdict.accounts()).with_source(verdict.source())
     }
 }
 

@@ -168,7 +168,12 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 Some(unasked(check, true, left, 0))
             }
         });
-        let verdict = Verdict::several(decisions.flatten().collect());
+        let local_positions =
+            choices.iter().enumerate().filter(|(_, choice)| **choice == OnOutage::Local);
+        let accounts = local_positions
+            .enumerate()
+            .map(|(nth, (position, _))| (position, locally.account(nth)));
+        let verdict = Verdict::several(decisions.flatten().collect()).with_accounts(accounts);
         Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
     }
 

@@ -39,13 +39,15 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
         let mut states = MergedStates { batch, all: parts, states: self };
         let verdict = decide(&merged, now, &mut states)?;
         let mut decisions: Vec<Option<Decision>> = vec![None; batch.checks().len()];
-        for (part, decision) in states.all.iter().zip(verdict.decisions()) {
+        let mut accounts = Vec::new();
+        for ((nth, part), decision) in states.all.iter().enumerate().zip(verdict.decisions()) {
             for position in &part.positions {
+                accounts.push((*position, verdict.account(nth)));
                 let cost = batch.checks()[*position].cost;
                 decisions[*position] = Some(Decision { cost, ..*decision });
             }
         }
-        Ok(Verdict::several(decisions.into_iter().flatten().collect()))
+        Ok(Verdict::several(decisions.into_iter().flatten().collect()).with_accounts(accounts))
     }
 
     fn parts(&self) -> Vec<MergedCheck<'b, A>> {
