@@ -25,7 +25,7 @@ const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 
 const OUTCOMES: usize = OutageOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
-const OPS: usize = Op::Renew as usize + 1;
+const OPS: usize = Op::Extend as usize + 1;
 
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {

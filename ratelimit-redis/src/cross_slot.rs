@@ -56,7 +56,10 @@ pub(crate) fn split<'a, A: Algorithm, C: Connection>(
     let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
     match &parts[..] {
         [_] => Ok(None),
-        [one, other, ..] if inner.cross_slot == CrossSlot::Refuse => {
+        // No wave can take back a part by which a reservation has grown.
+        [one, other, ..]
+            if inner.cross_slot == CrossSlot::Refuse || batch.operation() == Op::Extend =>
+        {
             let key = |part: &InSlot<'_, A>| inner.keys.shared(part.checks[0].key);
             Err(RedisError::CrossSlot { first: key(one), other: key(other) })
         }
@@ -111,7 +114,7 @@ pub(crate) async fn each<A: Algorithm>(
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
 ) -> Result<Verdict, RedisError> {
-    let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
+    let settles = whole.operation().needs_id();
     if !settles {
         // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
         let now = Timestamp::ZERO;

@@ -403,7 +403,7 @@ fn asked(
         Op::Reset => {
             return (decision_of(policy, &[], now_us, check.cost, true), KeyHistory::new());
         }
-        Op::Settle | Op::Renew => unreachable!("the oracle has no reservations"),
+        Op::Settle | Op::Renew | Op::Extend => unreachable!("the oracle has no reservations"),
     };
     let history = changed(policy, history, now_us, parts);
     (decision_of(policy, &history, now_us, check.cost, true), history)
@@ -492,9 +492,7 @@ impl Store<Policy> for NaiveStore {
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         let op = batch.operation();
         match batch.checks().first() {
-            Some(check)
-                if batch.reservation_id().is_some() || matches!(op, Op::Settle | Op::Renew) =>
-            {
+            Some(check) if batch.reservation_id().is_some() || op.needs_id() => {
                 Err(Refused(Refusal::Unsupported { limit: check.limit.name().to_owned(), op }))
             }
             _ => Ok(self.decide(batch)),

@@ -170,7 +170,7 @@ impl<A: Algorithm> Batch<'_, A> {
         };
         let mut steps = Vec::with_capacity(self.checks.len());
         let group = self.reservation_group(|| states.fingerprint());
-        let mut known = !matches!(self.op, Op::Settle | Op::Renew);
+        let mut known = !self.op.needs_id();
         // Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
         let mut lease_has_ended = false;
         for (position, check) in checks {
@@ -213,6 +213,12 @@ impl<A: Algorithm> Batch<'_, A> {
                     let since = at.max(reservation.since);
                     (step, 0, Some(Reservation { timestamp, since, ..reservation }))
                 }
+                IdState::Reserved(reservation) if self.op == Op::Extend => {
+                    let more = check.cost.saturating_sub(reservation.cost);
+                    let step = algorithm.step(state, now, more).costing(check.cost);
+                    let cost = reservation.cost.max(check.cost);
+                    (step, 0, Some(Reservation { cost, ..reservation }))
+                }
                 IdState::Reserved(reservation) => {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
@@ -237,7 +243,7 @@ impl<A: Algorithm> Batch<'_, A> {
         id: ReservationId,
         known_as: Option<Reservation>,
     ) -> Result<IdState, Refusal> {
-        let settling = matches!(self.op, Op::Settle | Op::Renew);
+        let settling = self.op.needs_id();
         let reserving = settling || matches!(self.op, Op::Acquire | Op::Peek);
         let limit = || check.limit.name().into();
         match known_as {
@@ -245,7 +251,8 @@ impl<A: Algorithm> Batch<'_, A> {
             None => Ok(IdState::New),
             Some(Reservation { settled: Some(at), .. }) => {
                 // A client that lost the answer repeats the same request.
-                let same = at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew);
+                let same =
+                    at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew | Op::Extend);
                 if same {
                     Ok(IdState::Done)
                 } else {
@@ -287,8 +294,8 @@ impl<A: Algorithm> Batch<'_, A> {
                 let decision = untouched(check, None, now);
                 Some(Step { decision, write: Write::Remove })
             }
-            // `validate` refuses them without an id, and `step_all` settles and renews with one.
-            Op::Settle | Op::Renew => None,
+            // `validate` refuses them without an id, and `step_all` does them with one.
+            Op::Settle | Op::Renew | Op::Extend => None,
         };
         step.ok_or_else(|| Refusal::Unsupported { limit: check.limit.name().into(), op: self.op })
     }

@@ -331,6 +331,9 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized, K: Costs> Reques
         settle, Settle;
         /// Renews the reservation under the [`id`](Self::id). One that does not exist, or was settled, is an error.
         renew, Renew;
+        /// Grows the reservation under the [`id`](Self::id) to the cost, if what is added fits: a stream that is longer than its
+        /// estimate asks before it goes on. The same call again changes nothing. One that does not exist, or was settled, is an error.
+        extend, Extend;
     }
 
     /// Applies this operation.

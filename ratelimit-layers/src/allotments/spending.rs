@@ -50,7 +50,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             let ending = match batch.operation() {
                 Op::Reset => Some(EarlyEnd::Forfeited),
                 Op::Force | Op::Refund | Op::Settle => Some(EarlyEnd::GivenBack),
-                Op::Acquire | Op::Peek | Op::Renew => None,
+                Op::Acquire | Op::Peek | Op::Renew | Op::Extend => None,
             };
             if let Some(ending) = ending {
                 let all = self.ledger.end_of(batch, |slot| slot.end(ending));

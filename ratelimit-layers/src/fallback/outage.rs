@@ -91,7 +91,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         let only_store = match op {
             Op::Acquire | Op::Peek => false,
             Op::Force | Op::Refund => refuses || undetermined,
-            Op::Reset | Op::Settle | Op::Renew => !is_known,
+            Op::Reset | Op::Settle | Op::Renew | Op::Extend => !is_known,
         };
         if only_store {
             return Err(away);
@@ -190,7 +190,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                     journal.add(check.limit, check.key, check.cost, batch.time());
                 }
                 Op::Refund => journal.take_off(check.limit.name(), check.key, check.cost),
-                Op::Peek | Op::Reset | Op::Settle | Op::Renew => {}
+                Op::Peek | Op::Reset | Op::Settle | Op::Renew | Op::Extend => {}
             }
         }
     }

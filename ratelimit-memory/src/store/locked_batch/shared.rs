@@ -107,6 +107,9 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_,
                 Op::Settle | Op::Renew => {
                     self.states.reservation(position).map_or(charged, |own| own.cost)
                 }
+                Op::Extend => {
+                    self.states.reservation(position).map_or(charged, |own| own.cost.max(charged))
+                }
                 _ => charged,
             };
             let settled = reservation.settled.map(|_| charged);
