@@ -349,7 +349,7 @@ const fn adds_entries(op: Op) -> bool {
 
 /// Whether an operation with an id can add a reservation.
 const fn adds_reservations(op: Op) -> bool {
-    !matches!(op, Op::Peek) && !op.needs_id()
+    !matches!(op, Op::Settle | Op::Renew | Op::Peek)
 }
 
 impl<A: InMemory, C: Clock> SyncStore<A> for MemoryStore<A, C> {

@@ -19,7 +19,7 @@ use crate::store::{RedisStore, SingleSlot};
 /// The verdict on a batch without checks, which needs no server.
 fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
     match (batch.reservation_id(), batch.operation()) {
-        (Some(id), op) if op.needs_id() => Err(Refusal::UnknownReservation { id }.into()),
+        (Some(id), Op::Settle | Op::Renew) => Err(Refusal::UnknownReservation { id }.into()),
         _ => Ok(Verdict::several(Vec::new())),
     }
 }

@@ -56,10 +56,7 @@ pub(crate) fn split<'a, A: Algorithm, C: Connection>(
     let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
     match &parts[..] {
         [_] => Ok(None),
-        // No wave can take back a part by which a reservation has grown.
-        [one, other, ..]
-            if inner.cross_slot == CrossSlot::Refuse || batch.operation() == Op::Extend =>
-        {
+        [one, other, ..] if inner.cross_slot == CrossSlot::Refuse => {
             let key = |part: &InSlot<'_, A>| inner.keys.shared(part.checks[0].key);
             Err(RedisError::CrossSlot { first: key(one), other: key(other) })
         }
@@ -94,16 +91,14 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         store: &impl SingleSlot<A>,
         whole: &Batch<'a, A>,
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Vec<Decision>, RedisError> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
         let batch = Batch::new(&peeking.checks)?.op(Op::Peek).now(whole.time());
         let shown = store.apply_in_slot(&batch, deadline).await?;
         let decisions = shown.decisions().iter().zip(&self.checks);
-        let decisions =
-            decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
-        Ok(Verdict::several(decisions).with_accounts(shown.accounts()))
+        Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
     }
 }
 
@@ -114,7 +109,7 @@ pub(crate) async fn each<A: Algorithm>(
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
 ) -> Result<Verdict, RedisError> {
-    let settles = whole.operation().needs_id();
+    let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
         // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
         let now = Timestamp::ZERO;
@@ -141,14 +136,14 @@ pub(crate) async fn each<A: Algorithm>(
         if !known {
             return part.untouched(store, whole, deadline).await;
         }
-        store.apply_in_slot(&part.batch(whole)?, deadline).await
+        Ok(store.apply_in_slot(&part.batch(whole)?, deadline).await?.decisions().to_vec())
     };
     let doing = parts.iter().zip(&known).map(of_part);
-    let verdicts = match whole.operation() {
+    let decisions = match whole.operation() {
         Op::Peek => all_of_lookups(doing).await?,
         _ => all_of_requests(doing).await?,
     };
-    Ok(join(parts, &verdicts))
+    Ok(join(parts, &decisions))
 }
 
 /// Charges the attempts of a denied batch, each slot on its own.
@@ -174,7 +169,7 @@ async fn charge_attempts<A: Algorithm>(
             decisions[*position] = *decision;
         }
     }
-    Ok(Verdict::several(decisions).with_accounts(verdict.accounts()))
+    Ok(Verdict::several(decisions))
 }
 
 /// Whether the slot of each part knows the batch's id.
@@ -202,17 +197,14 @@ async fn knows_id<A: Algorithm>(
     join_all(trying).await.into_iter().collect()
 }
 
-/// Joins the verdicts of the parts into the batch's.
-fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
+/// Joins the decisions of the parts into the batch's verdict.
+fn join<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
     let mut all: Vec<(usize, Decision)> = Vec::new();
-    let mut accounts = Vec::new();
-    for (part, verdict) in parts.iter().zip(verdicts) {
-        all.extend(part.positions.iter().copied().zip(verdict.decisions().iter().copied()));
-        accounts.extend(verdict.accounts().map(|(nth, account)| (part.positions[nth], account)));
+    for (part, decisions) in parts.iter().zip(decisions) {
+        all.extend(part.positions.iter().copied().zip(decisions.iter().copied()));
     }
     all.sort_unstable_by_key(|(position, _)| *position);
-    let decisions = all.into_iter().map(|(_, decision)| decision).collect();
-    Verdict::several(decisions).with_accounts(accounts)
+    Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
 }
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.

@@ -80,7 +80,7 @@ impl Capability {
             Op::Refund => Some(Self::Refund),
             Op::Force => Some(Self::Force),
             Op::Reset => Some(Self::Reset),
-            Op::Settle | Op::Renew | Op::Extend => Some(Self::Reservations),
+            Op::Settle | Op::Renew => Some(Self::Reservations),
         }
     }
 }

@@ -157,12 +157,13 @@ impl<C: Connection> RedisStore<Lua, C> {
         decided: &[SlotDecision],
     ) -> Result<Verdict, RedisError> {
         let is_denied = !decided.iter().all(SlotDecision::allowed);
-        let verdicts = slots.iter().zip(decided).map(|(SlotPart { batch, call }, slot)| {
+        let decisions = slots.iter().zip(decided).map(|(SlotPart { batch, call }, slot)| {
             if is_denied && slot.allowed() {
-                return self.would_decide(&batch.denied_elsewhere(), call, &slot.answer);
+                let reported = self.would_decide(&batch.denied_elsewhere(), call, &slot.answer)?;
+                return Ok(reported.decisions().to_vec());
             }
-            Ok(slot.verdict.clone())
+            Ok(slot.verdict.decisions().to_vec())
         });
-        Ok(join(parts, &verdicts.collect::<Result<Vec<_>, RedisError>>()?))
+        Ok(join(parts, &decisions.collect::<Result<Vec<_>, RedisError>>()?))
     }
 }

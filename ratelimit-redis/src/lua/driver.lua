@@ -36,8 +36,7 @@ local removes = operation ~= 'peek'
 if operation == 'ask' then operation = 'peek' end
 if once then operation = 'settle' end
 if reserves or denied then operation = 'acquire' end
-local looks, extends = operation == 'peek', operation == 'extend'
-local settling = extends or operation == 'settle' or operation == 'renew'
+local looks, settling = operation == 'peek', operation == 'settle' or operation == 'renew'
 -- The index of the key that is being read.
 local reading
 
@@ -140,7 +139,7 @@ local function status(check)
   if reservation.settled_text then
     -- The same request again is how a client asks for a lost reply.
     local same = reservation.settled_text == check.cost_text
-    if same and operation ~= 'acquire' and operation ~= 'renew' and not extends then return 'done' end
+    if same and operation ~= 'acquire' and operation ~= 'renew' then return 'done' end
     error(REFUSED)
   end
   if settling then return 'live' end
@@ -176,15 +175,10 @@ local function apply(check)
   return at
 end
 
--- Settles, renews or extends a reservation.
+-- Settles or renews a reservation.
 local function settle(check, reservation)
   local algorithm, cost = check.algorithm, check.cost
-  if extends then
-    local more = cost > reservation.cost
-    change(check, 'acquire', more and cost - reservation.cost or 0)
-    if more then reservation.cost_text = check.cost_text end
-    return now
-  elseif algorithm.settles == 'all' then
+  if algorithm.settles == 'all' then
     return change(check, operation, reservation.cost, reservation.timestamp)
   elseif operation == 'renew' then
     return change(check, 'acquire', 0)
@@ -230,7 +224,7 @@ local function step(check)
         reservation.timestamp, reservation.since = forgotten, now
       end
       reservation.settled_text = check.cost_text
-    elseif not extends then
+    else
       -- A charge that did not move only lives longer.
       if check.write == 'put' then reservation.timestamp = at end
       reservation.since, reservation.reserved = math.max(at, reservation.since), false

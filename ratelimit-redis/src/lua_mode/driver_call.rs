@@ -191,7 +191,6 @@ pub(super) const fn operation<A: LuaProgram>(batch: &Batch<'_, A>) -> &'static s
         Op::Settle if batch.is_settled_once() => "settle-once",
         Op::Settle => "settle",
         Op::Renew => "renew",
-        Op::Extend => "extend",
     }
 }
 

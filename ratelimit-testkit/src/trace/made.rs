@@ -170,7 +170,6 @@ fn ops(able: Able, many: bool) -> impl Strategy<Value = (Op, Option<ReservationI
         (10, Op::Acquire),
         (8, Op::Settle),
         (4, Op::Renew),
-        (4, Op::Extend),
         (1, Op::Peek),
         (1, Op::Refund),
         (1, Op::Force),
@@ -259,7 +258,7 @@ impl<A: Algorithm + 'static> Pool<A> {
             let mut limit_keys = HashSet::new();
             let mut asked: Vec<_> = draft.asks.clone();
             let known = id.and_then(|id| reserved.get(&id)).filter(|_| draft.again);
-            if let (true, Some(known)) = (op.needs_id(), known) {
+            if let (Op::Settle | Op::Renew, Some(known)) = (op, known) {
                 let costs = draft.asks.iter().map(|(.., cost)| *cost).cycle();
                 asked = known
                     .iter()

@@ -78,7 +78,7 @@ impl<'t> TraceReservations<'t> {
             match (request.op, request.id) {
                 _ if !kind.is_bucket() && kind != AlgorithmKind::Concurrency => {}
                 (Op::Peek, _) => {}
-                (Op::Settle | Op::Renew | Op::Extend, id) => {
+                (Op::Settle | Op::Renew, id) => {
                     let id = id.map(|id| (limit, key, id));
                     matters |= id.is_some_and(|id| {
                         self.known.contains(&id) && !self.settles_alike.contains(&id)
