@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use ratelimit_core::algorithm::BucketWindow;
 use ratelimit_core::store::{Batch, Check, Now};
 use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Store, StoreError, Timestamp, Verdict};
-use ratelimit_redis::{Connection, Multi, RedisStore};
+use ratelimit_redis::{Connection, Multi, RedisError, RedisStore};
 use ratelimit_servers::RedisServer;
 use tokio::task::JoinHandle;
 
@@ -126,8 +126,8 @@ impl Scene {
             match verdict {
                 Ok(verdict) => verdict.allowed().then_some(admitted),
                 // On a slow machine its charges are late as often as they are tried: it is not admitted.
-                Err(error) if error.kind() == ErrorKind::Indeterminate => None,
-                Err(error) => panic!("{error:?}"),
+                Err(RedisError::InPart(why)) if why.kind() == ErrorKind::Contended => None,
+                Err(error) => panic!("decides: {error:?}"),
             }
         })
     }
