@@ -20,11 +20,11 @@ use fred::types::config::{
     Config, ConnectionConfig, Options, PerformanceConfig, Server, ServerConfig, TcpConfig,
     UnresponsiveConfig,
 };
-use fred::types::{ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
+use fred::types::{ClusterHash, CustomCommand, RespVersion, Value};
 use futures_util::FutureExt;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
@@ -41,27 +41,12 @@ pub(crate) struct Node {
 
 /// The task that drives the connection, as long as a node uses it.
 struct FredDriver {
-    task: AbortHandle,
+    _task: AbortOnDropHandle<()>,
     /// Whether the client ended the connection; closed without that if its runtime has ended.
     ended: watch::Receiver<bool>,
     traffic: Traffic,
     /// Without a listener the client logs each error, with all that the server said about a login.
     _listens: Receiver<(Error, Option<Server>)>,
-}
-
-impl Drop for FredDriver {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// Aborts the client's own task when it is dropped.
-struct Connected(ConnectHandle);
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Node {
@@ -73,11 +58,11 @@ impl Node {
         let client = Client::new(config, Some(performance()), Some(connection()), None);
         let listens = client.error_rx();
         let mut connections = client.reconnect_rx();
-        let mut connected = Connected(client.connect());
+        let mut connected = AbortOnDropHandle::new(client.connect());
         let refused = tokio::select! {
             biased;
             _ = connections.recv() => None,
-            ended = &mut connected.0 => Some(match ended {
+            ended = &mut connected => Some(match ended {
                 Ok(Err(error)) => error,
                 Ok(Ok(())) => Error::new_canceled(),
                 Err(error) => error.into(),
@@ -88,12 +73,12 @@ impl Node {
         }
         let (sender, ended) = watch::channel(false);
         let task = tokio::spawn(async move {
-            if (&mut connected.0).await.is_ok() {
+            if connected.await.is_ok() {
                 sender.send_replace(true);
             }
         });
-        let (task, traffic) = (task.abort_handle(), Traffic::default());
-        let driver = FredDriver { task, ended, traffic, _listens: listens };
+        let (task, traffic) = (AbortOnDropHandle::new(task), Traffic::default());
+        let driver = FredDriver { _task: task, ended, traffic, _listens: listens };
         let node = Self { client, driver: Arc::new(driver), peer: endpoint.peer.clone() };
         // The client reports a connection that was closed at once as connected.
         let answer = {

@@ -9,7 +9,7 @@ use redis::{AsyncConnectionConfig, RedisConnectionInfo, Value};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
@@ -22,17 +22,9 @@ use crate::error::RedisError;
 #[derive(Clone)]
 pub(crate) struct Node {
     connection: MultiplexedConnection,
-    driver: Arc<Driver>,
+    /// The task that reads and writes. It ends with the connection or with its last user.
+    driver: Arc<AbortOnDropHandle<()>>,
     peer: Peer,
-}
-
-/// The task that reads and writes. It ends with the connection or with its last user.
-struct Driver(JoinHandle<()>);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Node {
@@ -85,7 +77,7 @@ impl Node {
         let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
         let connected = MultiplexedConnection::new_with_config(&nothing, stream, config).await;
         let (connection, driver) = connected.map_err(|error| refused(endpoint, &error))?;
-        let driver = Arc::new(Driver(tokio::spawn(driver)));
+        let driver = Arc::new(AbortOnDropHandle::new(tokio::spawn(driver)));
         Ok(Self { connection, driver, peer: endpoint.peer.clone() })
     }
 
@@ -107,7 +99,7 @@ impl Node {
 
     /// The connection, unless it has ended.
     fn usable(&self) -> Result<MultiplexedConnection, RedisError> {
-        if self.driver.0.is_finished() {
+        if self.driver.is_finished() {
             return Err(self.peer.unreachable("the connection has ended"));
         }
         Ok(self.connection.clone())
