@@ -30,20 +30,6 @@ pub trait MultiProgram: Algorithm {
 
     /// The state of these entries, oldest first; `None` if there are none.
     fn state(&self, entries: &[Entry]) -> Option<Self::State>;
-
-    /// Whether charges that count from these two times share a window.
-    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool;
-
-    /// The time from which the oldest of these entries counts that still counts at `now`. Entries before
-    /// it no longer count.
-    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp;
-
-    /// The entries as a charge sees them that counts from `at` but arrives after charges which count
-    /// from a later time. Later charges that can share its window count as if they had come with it.
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry>;
-
-    /// Whether an attempt that does not fit displaces older entries.
-    fn displaces(&self) -> bool;
 }
 
 /// One charge.
@@ -55,13 +41,38 @@ pub struct Entry {
     pub charged: WindowEntry,
 }
 
-/// Where entries are stored on the server.
+/// Where entries are stored on the server, and which of them count together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Native {
     /// The algorithm's name. It is part of the key, so entries of another algorithm are never read.
     pub name: &'static str,
     /// The data type.
     pub storage: EntryStorage,
+    /// The windows in which entries count.
+    pub windows: Windows,
+}
+
+/// The windows in which entries count. Lengths are in microseconds, at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Windows {
+    /// Windows of this length, aligned to the epoch.
+    Aligned {
+        /// The length.
+        window_us: u64,
+    },
+    /// A window of this length begins with the first entry that the one before does not cover. Clients that begin a
+    /// window concurrently may disagree on its start.
+    SinceFirst {
+        /// The length.
+        window_us: u64,
+    },
+    /// The last so many microseconds. An attempt that does not fit displaces older entries.
+    Sliding {
+        /// The length.
+        window_us: u64,
+        /// The length of a bucket, whose charges share an entry; 1 in a log.
+        bucket_us: u64,
+    },
 }
 
 /// The data type that stores entries.
@@ -82,35 +93,19 @@ pub enum EntryStorage {
     note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
 )]
 pub trait NativeState: ChargesAttempts {
-    /// Where the entries are stored.
-    const NATIVE: Native;
+    /// As [`MultiProgram::native`].
+    fn native(&self) -> Native;
 
     /// As [`MultiProgram::entries`].
     fn entries(&self, state: &Self::State) -> Vec<Entry>;
 
     /// As [`MultiProgram::state`].
     fn state(&self, entries: &[Entry]) -> Option<Self::State>;
-
-    /// As [`MultiProgram::is_same`].
-    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
-        a == b
-    }
-
-    /// As [`MultiProgram::oldest`].
-    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp;
-
-    /// As [`MultiProgram::as_of`].
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry>;
-
-    /// As [`MultiProgram::displaces`].
-    fn displaces(&self) -> bool {
-        false
-    }
 }
 
 impl<A: NativeState> MultiProgram for Attempts<A> {
     fn native(&self) -> Option<Native> {
-        Some(A::NATIVE)
+        Some(self.algorithm().native())
     }
 
     fn entries(&self, state: &A::State) -> Vec<Entry> {
@@ -120,21 +115,56 @@ impl<A: NativeState> MultiProgram for Attempts<A> {
     fn state(&self, entries: &[Entry]) -> Option<A::State> {
         self.algorithm().state(entries)
     }
+}
 
-    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
-        self.algorithm().is_same(a, b)
+impl Windows {
+    /// Whether charges that count from these two times share a window.
+    pub(crate) fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
+        match *self {
+            Self::Aligned { window_us } => aligned(a, window_us) == aligned(b, window_us),
+            Self::SinceFirst { window_us } => {
+                a.saturating_us_since(b).max(b.saturating_us_since(a)) < window_us
+            }
+            Self::Sliding { .. } => a == b,
+        }
     }
 
-    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
-        self.algorithm().oldest(entries, now)
+    /// The time from which the oldest of these entries counts that still counts at `now`.
+    pub(crate) fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
+        match *self {
+            Self::Aligned { window_us } => aligned(now, window_us),
+            Self::SinceFirst { window_us } => {
+                let lasts = |start: &Timestamp| start.as_us() + window_us > now.as_us();
+                begun(entries, window_us).into_iter().find(lasts).unwrap_or(Timestamp::MAX)
+            }
+            Self::Sliding { window_us, bucket_us } => match now.as_us().checked_sub(window_us) {
+                None => Timestamp::ZERO,
+                Some(us) => aligned(Timestamp::saturating_from_us(us), bucket_us)
+                    .saturating_add_us(bucket_us),
+            },
+        }
     }
 
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
-        self.algorithm().as_of(entries, at)
+    /// The entries as a charge sees them that counts from `at` but arrives after charges which count from a later time.
+    /// Later charges that can share its window count as if they had come with it.
+    pub(crate) fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
+        let next = match *self {
+            Self::Sliding { .. } => return together(entries, at),
+            Self::Aligned { window_us } => {
+                Some(aligned(at, window_us).saturating_add_us(window_us))
+            }
+            Self::SinceFirst { window_us } => {
+                let later = |start: &Timestamp| start.as_us() >= at.as_us() + window_us;
+                begun(entries, window_us).into_iter().find(later)
+            }
+        };
+        let begins_before = |entry: &&Entry| next.is_none_or(|next| entry.since < next);
+        entries.iter().filter(begins_before).cloned().collect()
     }
 
-    fn displaces(&self) -> bool {
-        self.algorithm().displaces()
+    /// Whether an attempt that does not fit displaces older entries.
+    pub(crate) fn displaces(&self) -> bool {
+        matches!(self, Self::Sliding { .. })
     }
 }
 
@@ -169,20 +199,6 @@ fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Ent
     Some((start, entries.iter().filter(|entry| entry.since >= start).collect()))
 }
 
-/// The start of the first window that is not over.
-fn oldest_window(entries: &[Entry], window_us: u64, now: Timestamp) -> Timestamp {
-    let lasts = |start: &Timestamp| start.as_us() + window_us > now.as_us();
-    begun(entries, window_us).into_iter().find(lasts).unwrap_or(Timestamp::MAX)
-}
-
-/// The entries of the window in which a charge from `at` counts, and of those before.
-fn up_to(entries: &[Entry], window_us: u64, at: Timestamp) -> Vec<Entry> {
-    let later = |start: &Timestamp| start.as_us() >= at.as_us() + window_us;
-    let next = begun(entries, window_us).into_iter().find(later);
-    let begins_before = |entry: &&Entry| next.is_none_or(|next| entry.since < next);
-    entries.iter().filter(begins_before).cloned().collect()
-}
-
 /// All entries; those that count from a later time count as if they had come at `at`.
 fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
     let (mut earlier, later): (Vec<_>, Vec<_>) =
@@ -199,7 +215,13 @@ fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
 }
 
 impl NativeState for FixedWindow {
-    const NATIVE: Native = Native { name: "fixed-window", storage: EntryStorage::Counters };
+    fn native(&self) -> Native {
+        Native {
+            name: "fixed-window",
+            storage: EntryStorage::Counters,
+            windows: Windows::Aligned { window_us: self.window_us() },
+        }
+    }
 
     fn entries(&self, state: &FixedWindowState) -> Vec<Entry> {
         vec![Entry::plain(state.start, state.count)]
@@ -208,35 +230,27 @@ impl NativeState for FixedWindow {
     /// The sum of the latest window, by the alignment that is configured now.
     fn state(&self, entries: &[Entry]) -> Option<FixedWindowState> {
         let latest = entries.last()?.since;
-        let first = entries.partition_point(|entry| !self.is_same(entry.since, latest));
+        let first =
+            entries.partition_point(|entry| !self.native().windows.is_same(entry.since, latest));
         let start = entries[first].since;
         let ends_us = aligned(start, self.window_us()).as_us() + self.window_us();
         Some(FixedWindowState { start, count: sum(&entries[first..]), ends_us })
-    }
-
-    /// A window that began under another length keeps its start.
-    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
-        a.as_us() / self.window_us() == b.as_us() / self.window_us()
-    }
-
-    fn oldest(&self, _entries: &[Entry], now: Timestamp) -> Timestamp {
-        aligned(now, self.window_us())
-    }
-
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
-        let current = aligned(at, self.window_us());
-        let is_later = |entry: &&Entry| aligned(entry.since, self.window_us()) > current;
-        entries.iter().filter(|entry| !is_later(entry)).cloned().collect()
     }
 }
 
 /// The start of the window or bucket of this length that contains a time.
 fn aligned(timestamp: Timestamp, length_us: u64) -> Timestamp {
-    Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % length_us)
+    Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % length_us.max(1))
 }
 
 impl NativeState for FirstRequestWindow {
-    const NATIVE: Native = Native { name: "first-request-window", storage: EntryStorage::Counters };
+    fn native(&self) -> Native {
+        Native {
+            name: "first-request-window",
+            storage: EntryStorage::Counters,
+            windows: Windows::SinceFirst { window_us: self.window_us() },
+        }
+    }
 
     fn entries(&self, state: &FirstRequestState) -> Vec<Entry> {
         vec![Entry::plain(state.start, state.count)]
@@ -247,24 +261,18 @@ impl NativeState for FirstRequestWindow {
         let ends_us = start.as_us() + self.window_us();
         Some(FirstRequestState { start, count: sum(window), ends_us })
     }
-
-    /// Clients that begin a window concurrently may disagree on its start.
-    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
-        let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
-        apart_us < self.window_us()
-    }
-
-    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
-        oldest_window(entries, self.window_us(), now)
-    }
-
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
-        up_to(entries, self.window_us(), at)
-    }
 }
 
 impl NativeState for BucketedWindow {
-    const NATIVE: Native = Native { name: "bucketed-window", storage: EntryStorage::Counters };
+    fn native(&self) -> Native {
+        let window_us =
+            self.windows().iter().map(|window| window.span_us).max().unwrap_or_default();
+        Native {
+            name: "bucketed-window",
+            storage: EntryStorage::Counters,
+            windows: Windows::Sliding { window_us, bucket_us: self.bucket_us() },
+        }
+    }
 
     fn entries(&self, state: &BucketedWindowState) -> Vec<Entry> {
         state.buckets.iter().map(|bucket| Entry::plain(bucket.start, bucket.count)).collect()
@@ -275,27 +283,16 @@ impl NativeState for BucketedWindow {
         let buckets: Vec<_> = entries.iter().map(bucket).collect();
         (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
     }
-
-    fn oldest(&self, _entries: &[Entry], now: Timestamp) -> Timestamp {
-        let longest_us = self.windows().iter().map(|window| window.span_us).max();
-        match now.as_us().checked_sub(longest_us.unwrap_or_default()) {
-            None => Timestamp::ZERO,
-            Some(us) => aligned(Timestamp::saturating_from_us(us), self.bucket_us())
-                .saturating_add_us(self.bucket_us()),
-        }
-    }
-
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
-        together(entries, at)
-    }
-
-    fn displaces(&self) -> bool {
-        true
-    }
 }
 
 impl NativeState for WindowLog {
-    const NATIVE: Native = Native { name: "window-log", storage: EntryStorage::List };
+    fn native(&self) -> Native {
+        Native {
+            name: "window-log",
+            storage: EntryStorage::List,
+            windows: Windows::SinceFirst { window_us: self.window_us() },
+        }
+    }
 
     fn entries(&self, state: &WindowLogState) -> Vec<Entry> {
         let entries = state.entries.iter().cloned();
@@ -307,24 +304,16 @@ impl NativeState for WindowLog {
         let entries = window.into_iter().map(|entry| entry.charged.clone()).collect();
         Some(WindowLogState { start, entries })
     }
-
-    /// Clients that begin a window concurrently may disagree on its start.
-    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
-        let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
-        apart_us < self.window_us()
-    }
-
-    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
-        oldest_window(entries, self.window_us(), now)
-    }
-
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
-        up_to(entries, self.window_us(), at)
-    }
 }
 
 impl NativeState for SlidingLog {
-    const NATIVE: Native = Native { name: "sliding-log", storage: EntryStorage::SortedSet };
+    fn native(&self) -> Native {
+        Native {
+            name: "sliding-log",
+            storage: EntryStorage::SortedSet,
+            windows: Windows::Sliding { window_us: self.window_us(), bucket_us: 1 },
+        }
+    }
 
     fn entries(&self, state: &SlidingLogState) -> Vec<Entry> {
         state.entries.iter().map(|log| Entry::plain(log.timestamp, log.cost)).collect()
@@ -337,19 +326,6 @@ impl NativeState for SlidingLog {
             .map(|moment| LogEntry { timestamp: moment[0].since, cost: sum(moment) })
             .collect();
         (!entries.is_empty()).then_some(SlidingLogState { entries })
-    }
-
-    fn oldest(&self, _entries: &[Entry], now: Timestamp) -> Timestamp {
-        let end_us = now.as_us().checked_sub(self.window_us());
-        end_us.map_or(Timestamp::ZERO, |us| Timestamp::saturating_from_us(us + 1))
-    }
-
-    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
-        together(entries, at)
-    }
-
-    fn displaces(&self) -> bool {
-        true
     }
 }
 
@@ -379,34 +355,6 @@ macro_rules! for_policy {
                         MultiProgram::state(algorithm, entries).map(PolicyState::$state)
                     } )+
                     _ => None,
-                }
-            }
-
-            fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
-                match self {
-                    $( Self::$variant(algorithm) => MultiProgram::is_same(algorithm, a, b), )+
-                    _ => false,
-                }
-            }
-
-            fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
-                match self {
-                    $( Self::$variant(algorithm) => MultiProgram::oldest(algorithm, entries, now), )+
-                    _ => Timestamp::ZERO,
-                }
-            }
-
-            fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
-                match self {
-                    $( Self::$variant(algorithm) => MultiProgram::as_of(algorithm, entries, at), )+
-                    _ => entries.to_vec(),
-                }
-            }
-
-            fn displaces(&self) -> bool {
-                match self {
-                    $( Self::$variant(algorithm) => MultiProgram::displaces(algorithm), )+
-                    _ => false,
                 }
             }
         }
@@ -445,5 +393,24 @@ mod tests {
         // A charge of the window before that arrives late.
         let late = NativeState::state(&log, &entries(&[(2, 1), (12, 4), (2, 2)]));
         assert_eq!(late.expect("a state"), state);
+    }
+
+    #[test]
+    fn an_entry_counts_as_long_as_its_window_lasts() {
+        let (aligned, first) =
+            (Windows::Aligned { window_us: 10 }, Windows::SinceFirst { window_us: 10 });
+        let sliding = |bucket_us| Windows::Sliding { window_us: 10, bucket_us };
+        for (windows, now, oldest) in [
+            (aligned, 25, 20),
+            (first, 12, 3),
+            (first, 13, 14),
+            (first, 24, Timestamp::MAX.as_us()),
+            (sliding(1), 25, 16),
+            (sliding(5), 25, 20),
+            (sliding(5), 9, 0),
+        ] {
+            let found = windows.oldest(&entries(&[(3, 1), (5, 1), (14, 1)]), at(now));
+            assert_eq!(found, at(oldest), "{windows:?} at {now}");
+        }
     }
 }
