@@ -281,7 +281,7 @@ mod tests {
             let error = builder.contradicts(&url).expect_err("contradicts").to_string();
             assert!(error.contains(says) && !error.contains("secret"), "{url}: {error}");
         }
-        for url in ["redis://h:1", "redis://h:1?client=redis&mode=lua"] {
+        for url in ["redis://h:1", "redis://h:1?client=redis&mode=lua&merge=on"] {
             let url = RedisUrl::parse(url).expect(url);
             builder.contradicts(&url).expect("says the same");
         }

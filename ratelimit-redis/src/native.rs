@@ -397,11 +397,10 @@ mod tests {
 
     #[test]
     fn an_entry_counts_as_long_as_its_window_lasts() {
-        let (aligned, first) =
-            (Windows::Aligned { window_us: 10 }, Windows::SinceFirst { window_us: 10 });
+        let first = Windows::SinceFirst { window_us: 10 };
         let sliding = |bucket_us| Windows::Sliding { window_us: 10, bucket_us };
         for (windows, now, oldest) in [
-            (aligned, 25, 20),
+            (Windows::Aligned { window_us: 10 }, 25, 20),
             (first, 12, 3),
             (first, 13, 14),
             (first, 24, Timestamp::MAX.as_us()),

@@ -186,6 +186,8 @@ const ALLOW: &str = "allow it by ACL SETUSER, or log in as a user with that perm
 
 #[cfg(test)]
 mod tests {
+    use ratelimit_core::{ErrorKind, StoreError as _};
+
     use super::*;
 
     fn message(peer: &Peer, code: &str, detail: &str) -> (String, String) {
@@ -204,6 +206,7 @@ mod tests {
             ("ERR", "said 3 auth default x", WITHHELD),
             ("ERR", "unknown command 'HELLO 3 x'", &format!("unknown command {WITHHELD}")),
             ("AUTH", "bob x", WITHHELD),
+            ("BUSY", "x", "x (a script does not end; SCRIPT KILL ends one that has not written)"),
             (
                 "MOVED",
                 "3999 auth.example:1",
@@ -220,6 +223,7 @@ mod tests {
             let shown = if code == "AUTH" { "ERR" } else { code };
             assert_eq!(message(&peer, code, detail), (shown.into(), due.into()), "{code} {detail}");
         }
+        assert_eq!(peer.error("ERR", "x").kind(), ErrorKind::Unavailable);
         assert_eq!(message(&peer, "OTHER", "y").0, "OTHER");
         assert_eq!(message(&peer, "s3cret", "y").0, "ERR");
         assert_eq!(message(&peer, "NOAUTH", "Authentication required.").1.find("Auth"), Some(0));

@@ -403,6 +403,25 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn servers_that_send_in_a_circle_end_a_request_after_a_few_redirections() {
+        let settings = Arc::new(Settings::default());
+        let cluster = cluster(&settings, 0);
+        let route = ToSlot { servers: &cluster, slot: 0 };
+        cluster.inner.learn(&[Range { first: 0, last: 0, host: "node".into(), port: 1 }]);
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let deadline = Deadline::within(Duration::from_secs(9));
+        let sent = follow(&route, TryAgain::Wait, deadline, async |link, _| {
+            asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let message = format!("0 node:{}", 3 - link.endpoint().port);
+            let (address, code) = (Arc::clone(link.address()), "MOVED".to_owned());
+            Err::<(), _>(RedisError::Server { address, code, message })
+        });
+        let error = sent.await.expect_err("no server keeps it").to_string();
+        assert!(error.contains("one server sends to the next"), "{error}");
+        assert_eq!(asked.into_inner(), 9);
+    }
+
     #[test]
     fn another_sentinel_is_asked_first_each_round() {
         let settings = Arc::new(Settings::default());

@@ -103,6 +103,7 @@ fn an_invalid_url_is_refused_with_what_is_accepted() {
         ("redis://h:1?mode=x", "accepted are mode=lua, mode=cas and mode=multi"),
         ("redis://h:1?mode=cas&mode=lua", "mode is given twice"),
         ("redis://h:1?client=x", "accepted are client=redis and client=fred"),
+        ("redis://h:1?merge=yes", "accepted are merge=on and merge=off"),
         ("redis://h:1?timeout=5", "the option timeout is not known"),
         ("redis://h:1?mode", "name=value"),
         ("redis://h:1?protocol=5", "protocol=resp3"),
@@ -163,6 +164,7 @@ fn no_user_and_no_password_is_ever_shown() {
         ("redis://h?password=s3cret", "redis://h"),
         // Not a URL, or not the intended one.
         ("user:s3cret@h", "***"),
+        ("s3cret://h:1", "***"),
         ("redis://:s3cret", "redis://***"),
         ("redis://user:s3cret", "redis://***"),
         ("redis://user:s3cret%40127.0.0.1:1", "redis://***"),
