@@ -1,8 +1,8 @@
 //! The cross-slot protocol: decides a batch whose keys lie in several slots of a cluster, and so on several
 //! servers.
 //!
-//! [`split`] sorts the checks by slot. An acquire or an extension is all or nothing, so it takes two waves: [`lua`] and
-//! [`cas`] say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
+//! [`split`] sorts the checks by slot. An acquire is all or nothing, so it takes two waves: [`lua`] and [`cas`]
+//! say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
 //! operation [`each`] slot does its part.
 
 use std::future::Future;
@@ -77,15 +77,6 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         Ok(if whole.is_settled_once() { part.settled_once() } else { part })
     }
 
-    /// All checks of these parts, for [`join`].
-    fn of_all(parts: Vec<Self>) -> Self {
-        let all = parts.into_iter().flat_map(|part| part.positions.into_iter().zip(part.checks));
-        let mut all: Vec<_> = all.collect();
-        all.sort_unstable_by_key(|(position, _)| *position);
-        let (positions, checks) = all.into_iter().unzip();
-        Self { checks, positions, group: None }
-    }
-
     /// The checks that `keep` accepts; `None` if there are none.
     fn only(&self, keep: impl Fn(&Check<'a, A>) -> bool) -> Option<Self> {
         let selected = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
@@ -100,16 +91,14 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         store: &impl SingleSlot<A>,
         whole: &Batch<'a, A>,
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Vec<Decision>, RedisError> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
         let batch = Batch::new(&peeking.checks)?.op(Op::Peek).now(whole.time());
         let shown = store.apply_in_slot(&batch, deadline).await?;
         let decisions = shown.decisions().iter().zip(&self.checks);
-        let decisions =
-            decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
-        Ok(Verdict::several(decisions).with_accounts(shown.accounts()))
+        Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
     }
 }
 
@@ -120,7 +109,7 @@ pub(crate) async fn each<A: Algorithm>(
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
 ) -> Result<Verdict, RedisError> {
-    let settles = whole.operation().needs_id();
+    let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
         // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
         let now = Timestamp::ZERO;
@@ -147,14 +136,14 @@ pub(crate) async fn each<A: Algorithm>(
         if !known {
             return part.untouched(store, whole, deadline).await;
         }
-        store.apply_in_slot(&part.batch(whole)?, deadline).await
+        Ok(store.apply_in_slot(&part.batch(whole)?, deadline).await?.decisions().to_vec())
     };
     let doing = parts.iter().zip(&known).map(of_part);
-    let verdicts = match whole.operation() {
+    let decisions = match whole.operation() {
         Op::Peek => all_of_lookups(doing).await?,
         _ => all_of_requests(doing).await?,
     };
-    Ok(join(parts, &verdicts))
+    Ok(join(parts, &decisions))
 }
 
 /// Charges the attempts of a denied batch, each slot on its own.
@@ -180,7 +169,7 @@ async fn charge_attempts<A: Algorithm>(
             decisions[*position] = *decision;
         }
     }
-    Ok(Verdict::several(decisions).with_accounts(verdict.accounts()))
+    Ok(Verdict::several(decisions))
 }
 
 /// Whether the slot of each part knows the batch's id.
@@ -208,17 +197,14 @@ async fn knows_id<A: Algorithm>(
     join_all(trying).await.into_iter().collect()
 }
 
-/// Joins the verdicts of the parts into the batch's.
-fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
+/// Joins the decisions of the parts into the batch's verdict.
+fn join<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
     let mut all: Vec<(usize, Decision)> = Vec::new();
-    let mut accounts = Vec::new();
-    for (part, verdict) in parts.iter().zip(verdicts) {
-        all.extend(part.positions.iter().copied().zip(verdict.decisions().iter().copied()));
-        accounts.extend(verdict.accounts().map(|(nth, account)| (part.positions[nth], account)));
+    for (part, decisions) in parts.iter().zip(decisions) {
+        all.extend(part.positions.iter().copied().zip(decisions.iter().copied()));
     }
     all.sort_unstable_by_key(|(position, _)| *position);
-    let decisions = all.into_iter().map(|(_, decision)| decision).collect();
-    Verdict::several(decisions).with_accounts(accounts)
+    Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
 }
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.

@@ -29,14 +29,10 @@ static GCRA: Program = of_numbers!(
     "gcra",
     "gcra.lua",
     &["tat_us", "surplus", "timestamp"],
-    &["tick_units", "tick_us", "most"]
+    &["tick_units", "tick_us", "full_us"]
 );
-static FIXED_WINDOW: Program = of_numbers!(
-    "fixed-window",
-    "fixed_window.lua",
-    &["start", "count", "ends_us"],
-    &["window_us", "most"]
-);
+static FIXED_WINDOW: Program =
+    of_numbers!("fixed-window", "fixed_window.lua", &["start", "count", "ends_us"], &["window_us"]);
 static FIRST_REQUEST_WINDOW: Program = of_numbers!(
     "first-request-window",
     "first_request_window.lua",
@@ -93,7 +89,7 @@ fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Timestamp,
 impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
     fn twins(&self) -> Vec<Twin> {
         let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
-        let parameters = Parameters::new([tick_units, tick_us, self.refill().most_units()]);
+        let parameters = Parameters::new([tick_units, tick_us, self.refill().full_us()]);
         vec![Twin::new(&GCRA, self.capacity(), parameters).in_units(token_units)]
     }
 
@@ -105,8 +101,7 @@ impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
 
 impl LuaProgram for FixedWindow {
     fn twins(&self) -> Vec<Twin> {
-        let most = self.capacity() + self.debt();
-        let parameters = Parameters::new([self.window_us(), most]);
+        let parameters = Parameters::new([self.window_us()]);
         vec![Twin::new(&FIXED_WINDOW, self.capacity(), parameters)]
     }
 
