@@ -279,7 +279,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         deadline: Deadline,
     ) -> Result<StoredEntries, RedisError> {
         let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
-        if let Some(found) = StoredEntries::of(pending.native.storage, items) {
+        if let Some(found) = StoredEntries::of(pending.storage, items) {
             return Ok(found);
         }
         if !writes {

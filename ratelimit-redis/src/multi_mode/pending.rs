@@ -6,7 +6,7 @@ use ratelimit_core::store::{Batch, Check, Now};
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
 use super::stored::{CommandWords, Cut, StoredEntries, StoredEntry, addition, command, removal};
-use crate::native::{Entry, EntryStorage, MultiProgram, Native};
+use crate::native::{Entry, EntryStorage, MultiProgram, Native, Windows};
 use crate::store::{cut, ttl_ms};
 
 /// How long expired entries stay stored, for charges that arrive late and are decided as of the time of
@@ -68,7 +68,8 @@ struct Own {
 pub(super) struct PendingCheck<'b, A> {
     pub(super) check: &'b Check<'b, A>,
     pub(super) key: String,
-    pub(super) native: Native,
+    pub(super) storage: EntryStorage,
+    windows: Windows,
     pub(super) found: StoredEntries,
     pub(super) outcome: Option<CheckOutcome>,
     /// Whether an earlier charge of this check stays.
@@ -115,7 +116,8 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         Self {
             check,
             key,
-            native,
+            storage: native.storage,
+            windows: native.windows,
             found: StoredEntries::default(),
             outcome: None,
             was_charged: false,
@@ -130,7 +132,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// Whether a charge stays that is never taken back.
     pub(super) fn stays_charged(&self) -> bool {
-        self.native.windows.displaces() && (self.was_charged || self.own.is_some())
+        self.windows.displaces() && (self.was_charged || self.own.is_some())
     }
 
     /// The result for the entries that were read.
@@ -139,7 +141,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     }
 
     pub(super) fn reading(&self) -> CommandWords {
-        match self.native.storage {
+        match self.storage {
             EntryStorage::Counters => command(["HGETALL", &self.key]),
             EntryStorage::List => command(["LRANGE", &self.key, "0", "-1"]),
             EntryStorage::SortedSet => command(["ZRANGE", &self.key, "0", "-1"]),
@@ -163,10 +165,10 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let Some(newest) = after.last() else { return nothing };
         let before = before.map(|state| algorithm.entries(&state)).unwrap_or_default();
         let cost_in = |entries: &[Entry], since| {
-            let same = entries.iter().find(|entry| self.native.windows.is_same(entry.since, since));
+            let same = entries.iter().find(|entry| self.windows.is_same(entry.since, since));
             same.map_or(0, |entry| entry.charged.cost)
         };
-        let there = match self.native.storage {
+        let there = match self.storage {
             // Each request is an entry of its own.
             EntryStorage::List => 0,
             EntryStorage::Counters | EntryStorage::SortedSet => cost_in(&before, newest.since),
@@ -179,10 +181,10 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             expires,
         };
         let charge = Some(charge).filter(|charge| charge.cost > 0);
-        if !self.native.windows.displaces() {
+        if !self.windows.displaces() {
             return Due { charge, ..nothing };
         }
-        let oldest = self.native.windows.oldest(entries, now.max(newest.since));
+        let oldest = self.windows.oldest(entries, now.max(newest.since));
         let counted = before.iter().filter(|entry| entry.since >= oldest);
         let less = counted.filter_map(|entry| {
             let left = cost_in(&after, entry.since);
@@ -199,7 +201,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         }
         let mut commands = self.undo();
         if let Some(own) = self.own.take() {
-            if self.native.windows.displaces() {
+            if self.windows.displaces() {
                 self.was_charged = true;
                 self.id = ReservationId::random().to_string();
             } else {
@@ -254,13 +256,13 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     fn clearing(&self, time: Now, at: Timestamp) -> Vec<CommandWords> {
         let late_us = if time == Now::Store { LATENESS_US } else { 0 };
         let at = Timestamp::saturating_from_us(at.as_us().saturating_sub(late_us));
-        let oldest = self.native.windows.oldest(&self.found.entries(), at);
+        let oldest = self.windows.oldest(&self.found.entries(), at);
         let past = self.found.0.iter().filter(|stored| stored.entry.since < oldest);
-        let texts = past.flat_map(|stored| match self.native.storage {
+        let texts = past.flat_map(|stored| match self.storage {
             EntryStorage::Counters => stored.fields(),
             EntryStorage::List | EntryStorage::SortedSet => vec![stored.text.clone()],
         });
-        texts.map(|text| removal(self.native.storage, &self.key, &text)).collect()
+        texts.map(|text| removal(self.storage, &self.key, &text)).collect()
     }
 
     fn adding(&self, charge: &PendingCharge, now: Timestamp, metadata: &[u8]) -> CommandWords {
@@ -270,7 +272,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
                 WindowEntry { timestamp: charge.timestamp, cost, metadata: metadata.into() };
             StoredEntry::text_of(&Entry { since: charge.since, charged }, &self.id)
         };
-        match self.native.storage {
+        match self.storage {
             EntryStorage::Counters => command(["HINCRBY", &self.key, &since, &cost.to_string()]),
             EntryStorage::SortedSet => {
                 let mut add = command(["ZADD", &self.key, &since]);
@@ -292,7 +294,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let mut changes = Changes::default();
         for Less { since, left } in less {
             let mut of_it = self.found.0.iter().filter(|stored| stored.entry.since == *since);
-            match self.native.storage {
+            match self.storage {
                 EntryStorage::Counters => {
                     if let Some(stored) = of_it.next() {
                         changes.cut(&self.key, stored, *left);
@@ -316,10 +318,10 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             return Vec::new();
         }
         let others = self.without(own).entries();
-        let view = self.native.windows.as_of(&others, own.since);
+        let view = self.windows.as_of(&others, own.since);
         let Due { outcome, charge, less } = self.due(&view, now);
         let due = match &charge {
-            Some(charge) if !self.native.windows.is_same(charge.since, own.since) => {
+            Some(charge) if !self.windows.is_same(charge.since, own.since) => {
                 return Vec::new();
             }
             Some(charge) if charge.cost > own.cost => return Vec::new(),
@@ -327,12 +329,12 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             None => 0,
         };
         self.outcome = Some(outcome);
-        if !self.native.windows.displaces() {
+        if !self.windows.displaces() {
             return self.reduced(due);
         }
         // Other clients may have made room, at a later time or in a type without sums: then the charge
         // stays.
-        if self.native.storage != EntryStorage::Counters || view != others {
+        if self.storage != EntryStorage::Counters || view != others {
             return Vec::new();
         }
         let is_cut = |less: &&Less| {
@@ -345,7 +347,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// Whether the charge is stored: a list that expired meanwhile takes none.
     fn is_there(&self) -> bool {
-        match self.native.storage {
+        match self.storage {
             EntryStorage::Counters => true,
             EntryStorage::List | EntryStorage::SortedSet => {
                 self.found.0.iter().any(|stored| self.is_own(stored))
@@ -361,7 +363,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     fn without(&self, own: &Own) -> StoredEntries {
         let Changes { cuts, dropped, parts, .. } = &own.changes;
         let all = self.found.0.iter();
-        if self.native.storage == EntryStorage::Counters {
+        if self.storage == EntryStorage::Counters {
             let charged =
                 |stored: &StoredEntry| if stored.entry.since == own.since { own.cost } else { 0 };
             return StoredEntries(
@@ -373,7 +375,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let is_gone =
             |dropped: &&StoredEntry| !self.found.0.iter().any(|stored| stored.text == dropped.text);
         let mut theirs: Vec<_> = dropped.iter().filter(is_gone).chain(theirs).cloned().collect();
-        if self.native.storage == EntryStorage::SortedSet {
+        if self.storage == EntryStorage::SortedSet {
             theirs.sort_by_key(|stored| stored.entry.since);
         }
         StoredEntries(theirs)
@@ -381,7 +383,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// The commands that take the charge back, unless it stays.
     pub(super) fn undo(&mut self) -> Vec<CommandWords> {
-        if self.native.windows.displaces() { Vec::new() } else { self.reduced(0) }
+        if self.windows.displaces() { Vec::new() } else { self.reduced(0) }
     }
 
     /// The commands that reduce the charge to `due`.
@@ -392,7 +394,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         if more == 0 {
             return Vec::new();
         }
-        if self.native.storage == EntryStorage::Counters {
+        if self.storage == EntryStorage::Counters {
             let (since, less) = (since.as_us().to_string(), format!("-{more}"));
             // If the key has expired meanwhile, this creates it again.
             return vec![
@@ -404,7 +406,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             return Vec::new();
         };
         let whole = self.found.0.remove(place);
-        let gone = removal(self.native.storage, &self.key, &whole.text);
+        let gone = removal(self.storage, &self.key, &whole.text);
         let Some(part) = whole.part(due) else { return vec![gone] };
         let mut push = command(["RPUSHX", &self.key]);
         push.push(part.text.clone());
