@@ -50,8 +50,9 @@ struct Due {
 #[derive(Default)]
 struct Changes {
     commands: Vec<CommandWords>,
-    /// The cuts that were added to counters.
+    /// The cuts that were added to counters, and the earlier ones that they replaced.
     cuts: Vec<Cut>,
+    replaced: Vec<Cut>,
     /// The removed elements, and the smaller ones that replace them.
     dropped: Vec<StoredEntry>,
     parts: Vec<StoredEntry>,
@@ -83,8 +84,10 @@ impl Changes {
     /// Reduces a counter to `left`.
     fn cut(&mut self, key: &str, stored: &StoredEntry, left: u64) {
         let cut = Cut { since: stored.entry.since, left, raw: stored.raw() };
-        let before = stored.cuts().iter().filter(|before| **before != cut);
-        self.commands.extend(before.map(|cut| removal(EntryStorage::Counters, key, &cut.field())));
+        for before in stored.cuts().iter().filter(|before| **before != cut) {
+            self.commands.push(removal(EntryStorage::Counters, key, &before.field()));
+            self.replaced.push(*before);
+        }
         let mut set = command(["HINCRBY", key]);
         set.extend([cut.field(), b"1".to_vec()]);
         self.commands.push(set);
@@ -361,14 +364,14 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// The entries without the own charge.
     fn without(&self, own: &Own) -> StoredEntries {
-        let Changes { cuts, dropped, parts, .. } = &own.changes;
+        let Changes { cuts, replaced, dropped, parts, .. } = &own.changes;
         let all = self.found.0.iter();
         if self.storage == EntryStorage::Counters {
             let charged =
                 |stored: &StoredEntry| if stored.entry.since == own.since { own.cost } else { 0 };
-            return StoredEntries(
-                all.map(|stored| stored.clone().without(charged(stored), cuts)).collect(),
-            );
+            let before =
+                |stored: &StoredEntry| stored.clone().without(charged(stored), cuts, replaced);
+            return StoredEntries(all.map(before).collect());
         }
         let is_part = |stored: &StoredEntry| parts.iter().any(|part| part.text == stored.text);
         let theirs = all.filter(|stored| !self.is_own(stored) && !is_part(stored));

@@ -157,10 +157,11 @@ impl StoredEntry {
         Some(Self { text: Self::text_of(&entry, id), entry, ..self.clone() })
     }
 
-    /// The counter without this charge and without these cuts.
-    pub(super) fn without(mut self, charged: u64, cuts: &[Cut]) -> Self {
+    /// The counter without this charge and without these cuts, and again with those that they replaced.
+    pub(super) fn without(mut self, charged: u64, cuts: &[Cut], replaced: &[Cut]) -> Self {
         self.raw = self.raw.saturating_sub_unsigned(charged);
         self.cuts.retain(|cut| !cuts.contains(cut));
+        self.cuts.extend(replaced.iter().filter(|cut| cut.since == self.entry.since));
         self.count();
         self
     }
