@@ -135,6 +135,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn value(&mut self) -> Result<Option<RespValue>, String> {
+        // Also of an incomplete line: what is no reply must not be kept until its line ends.
+        let Some(kind) = self.input.get(self.at) else { return Ok(None) };
+        if !b"+,(-:#_$=!*~>%\r".contains(kind) {
+            return Err(format!("no reply begins with {:?}", char::from(*kind)));
+        }
         let Some(line) = self.line() else { return Ok(None) };
         let Some((kind, rest)) = line.split_first() else { return Err("an empty line".into()) };
         let text = String::from_utf8_lossy(rest);

@@ -177,10 +177,11 @@ fn other_protocols_pass_unchanged_both_ways() {
     let proxy = FaultProxy::start(listener.local_addr().expect("bound").port()).expect("a proxy");
     proxy.swallow_matching("", 1);
     let mut stream = to(&proxy);
-    stream.write_all(HELLO).expect("sent");
     let (mut accepted, _) = listener.accept().expect("a caller");
-    assert_eq!(ask(&mut accepted, HELLO, HELLO.len()), HELLO);
-    assert_eq!(ask(&mut stream, b"", HELLO.len()), HELLO);
+    ask(&mut accepted, HELLO, 0);
+    assert_eq!(ask(&mut stream, b"", HELLO.len()), HELLO, "also before any request");
+    ask(&mut stream, HELLO, 0);
+    assert_eq!(ask(&mut accepted, b"", HELLO.len()), HELLO);
     assert_eq!(proxy.swallowed(), 0);
 }
 
@@ -193,6 +194,5 @@ fn a_proxy_ends_with_its_connections() {
     assert_eq!(rest(&mut stream), b"");
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
     assert!(server.command(&["PING"]).is_ok());
-    let in_front_of_nothing = FaultProxy::start(port).expect("the port may be closed");
-    assert_eq!(rest(&mut to(&in_front_of_nothing)), b"");
+    assert_eq!(rest(&mut to(&FaultProxy::start(port).expect("the port may be closed"))), b"");
 }
