@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::{Decision, Limit};
+use ratelimit_core::{Account, Decision, Limit};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -33,6 +33,16 @@ pub(crate) struct Told {
     remaining: Option<u64>,
     retry_after_us: Option<u64>,
     reset_after_us: u64,
+    #[serde(skip_serializing_if = "is_none")]
+    owed: u64,
+    #[serde(skip_serializing_if = "is_none")]
+    forgiven: u64,
+}
+
+/// Only a limit with a debt owes and forgives.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_none(units: &u64) -> bool {
+    *units == 0
 }
 
 /// The decision of one limit.
@@ -43,14 +53,16 @@ struct OfLimit<'d> {
     told: Told,
 }
 
-impl From<&Decision> for Told {
-    fn from(decision: &Decision) -> Self {
+impl From<(&Decision, Account)> for Told {
+    fn from((decision, Account { owed, forgiven }): (&Decision, Account)) -> Self {
         Self {
             allowed: decision.allowed,
             limit: Some(decision.limit),
             remaining: Some(decision.remaining),
             retry_after_us: decision.retry_after_us,
             reset_after_us: decision.reset_after_us,
+            owed,
+            forgiven,
         }
     }
 }
@@ -58,13 +70,16 @@ impl From<&Decision> for Told {
 impl<'d> DecisionLine<'d> {
     pub(crate) fn new(decided: &Decided<'d>) -> Self {
         let Decided { entry, limits, verdict, .. } = decided;
-        let mut summary = Told::from(verdict.summary());
+        let account = Account { owed: verdict.owed(), forgiven: verdict.forgiven() };
+        let mut summary = Told::from((verdict.summary(), account));
         if verdict.is_unlimited() {
             (summary.limit, summary.remaining) = (None, None);
         }
         let has_shadow = limits.iter().any(Limit::is_shadow);
-        let of_limit =
-            |(_, one): Placed<'d>| OfLimit { name: one.name(), told: one.decision().into() };
+        let of_limit = |(_, one): Placed<'d>| OfLimit {
+            name: one.name(),
+            told: (one.decision(), one.account()).into(),
+        };
         Self {
             at_us: Some(entry.at.as_us()),
             caller: &entry.caller,

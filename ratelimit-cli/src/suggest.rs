@@ -143,6 +143,7 @@ fn with_capacity(policy: &Policy, capacity: u64) -> Option<Policy> {
 pub(crate) fn setting(policy: &Policy) -> String {
     let text = policy.to_string();
     let text = text.trim_end_matches(" count attempts");
+    let text = text.split_once(" debt ").map_or(text, |(text, _)| text);
     match (text.rsplit_once(" burst "), text.split_once(" rates ")) {
         (Some((_, burst)), _) => format!("burst = {burst}"),
         (_, Some((_, rates))) => format!("rates = [\"{}\"]", rates.replace(", ", "\", \"")),
@@ -277,6 +278,8 @@ mod tests {
     fn a_setting_is_written_as_a_policy_document_has_it() {
         for (words, due) in [
             ("gcra 1/s burst 3", "burst = 3"),
+            ("gcra 1/s burst 3 debt 7", "burst = 3"),
+            ("fixed-window 5/s debt 7", "rate = \"5/s\""),
             ("sliding-log 3/5s", "rate = \"3/5s\""),
             ("fixed-window 3/m count attempts", "rate = \"3/m\""),
             ("bucketed-window bucket 1s rates 1/1s, 3/5s", "rates = [\"1/1s\", \"3/5s\"]"),

@@ -174,6 +174,8 @@ fn both_draw_each_boundary_in_the_same_place() {
         (with(gcra(), "rate", json!(" 01 / 05 ms ")), true),
         (with(steps(), "rate", json!("1/s")), false),
         (with(steps(), "burst", json!(1)), false),
+        (with(steps(), "debt", json!(1)), false),
+        (with(gcra(), "debt", json!("1")), false),
         (with(steps(), "rates", json!([])), false),
         (with(steps(), "rates", json!(["1/s", "2/s", "3/s", "4/s"])), true),
         (with(steps(), "rates", json!(["1/s", "2/s", "3/s", "4/s", "5/s"])), false),
@@ -189,6 +191,11 @@ fn both_draw_each_boundary_in_the_same_place() {
         let has_burst = ["gcra", "token-bucket"].contains(name);
         cases.push((limit(), true));
         cases.push((with(limit(), "burst", json!(2)), has_burst));
+        let owes = has_burst || *name == "fixed-window";
+        cases.push((with(limit(), "debt", json!(2)), owes));
+        cases.push((with(limit(), "debt", json!(0)), owes));
+        let both = with(with(limit(), "debt", json!(2)), "count", json!("attempts"));
+        cases.push((both, false));
         cases.push((with(limit(), "count", json!("admitted")), true));
         cases.push((with(limit(), "count", json!("attempts")), *name != "concurrency"));
     }

@@ -42,7 +42,7 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 /// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and waits are still
 ///   counted from `now`.
 /// - A state written under other parameters never creates more than [`capacity`](Self::capacity), and never locks a
-///   key for longer than these parameters take to recover from empty. A refund or settlement lowers what it holds by no
+///   key for longer than these parameters take to recover from empty, or from all that may be owed. A refund or settlement lowers what it holds by no
 ///   more than it gives back, and a forced charge lowers nothing; only an acquire takes it over.
 ///
 /// # What to implement
@@ -95,11 +95,31 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// Charges `cost` even if it does not fit, down to nothing left. Always allowed. Returns `None`, the default, if
-    /// the algorithm has no forced charges.
+    /// Charges `cost` even if it does not fit, down to nothing left, or into [debt](Self::debt). Always allowed. Returns `None`,
+    /// the default, if the algorithm has no forced charges.
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let _ = (state, now, cost);
         None
+    }
+
+    /// The most that a key may owe beyond the [capacity](Self::capacity): forced charges and settlements above their reservation
+    /// charge so much more. Requests are denied until it is paid back. 0, the default, if everything beyond the capacity is
+    /// [forgiven](Self::forgiven).
+    fn debt(&self) -> u64 {
+        0
+    }
+
+    /// What a key owes, in units of cost and rounded up: by how much it has used more than its capacity. 0 by default.
+    fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {
+        let _ = (state, now);
+        0
+    }
+
+    /// What a forced charge of this cost leaves out, because it passes the capacity and the [debt](Self::debt); rounded up.
+    fn forgiven(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> u64 {
+        let remaining = self.step(state, now, 0).decision.remaining;
+        let room = remaining.saturating_add(self.debt()).saturating_sub(self.owed(state, now));
+        cost.saturating_sub(room)
     }
 
     /// How long a reservation can be settled, or a lease lasts, in microseconds. Returns `None`, the default, if the
@@ -116,7 +136,7 @@ pub trait Algorithm: Send + Sync {
     }
 
     /// Settles a reservation at `cost`, its final cost; a lease ends. Always allowed. A lower cost returns the part of
-    /// the difference that still counts; a higher one charges the rest, down to nothing left. Returns `None`, the
+    /// the difference that still counts; a higher one charges the rest, as [`force`](Self::force) does. Returns `None`, the
     /// default, if the algorithm has no reservations.
     fn settle(
         &self,
@@ -156,7 +176,7 @@ pub trait Algorithm: Send + Sync {
         self.settle(state, now, reservation, 0)
     }
 
-    /// Charges a new key all that every part of the limit admits: nothing is left as of `now`, and the wait for full
+    /// Charges a new key all that every part of the limit admits, and all that may be owed: nothing is left as of `now`, and the wait for full
     /// recovery is the longest that a state from before `now` causes. By default a step of the whole
     /// [`capacity`](Self::capacity); a limit of several parts charges each of them.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
@@ -349,6 +369,18 @@ macro_rules! forwards {
             $inside!(self, |inner| {
                 Some(inner.undo($own(state), now, made, $own(Some(charged))?)?.map(Into::into))
             })
+        }
+
+        fn debt(&self) -> u64 {
+            $inside!(self, |inner| inner.debt())
+        }
+
+        fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {
+            $inside!(self, |inner| inner.owed($own(state), now))
+        }
+
+        fn forgiven(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> u64 {
+            $inside!(self, |inner| inner.forgiven($own(state), now, cost))
         }
 
         fn filled(&self, now: Timestamp) -> Step<Self::State> {

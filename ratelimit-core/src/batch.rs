@@ -262,7 +262,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     /// What is wrong with the request.
     #[inline]
     pub fn validate(&self) -> Result<(), Refusal> {
-        if matches!(self.op, Op::Settle | Op::Renew) && self.id.is_none() {
+        if self.op.needs_id() && self.id.is_none() {
             return Err(Refusal::NoId { op: self.op });
         }
         if self.id.is_none() && self.metadata.is_empty() {
@@ -273,7 +273,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
 
     /// The part of [`validate`](Self::validate) for batches with an id or metadata.
     fn validate_more(&self) -> Result<(), Refusal> {
-        let reservations = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
+        let reservations = self.op == Op::Acquire || self.op.needs_id();
         for check in self.checks {
             let (algorithm, limit) = (check.limit.algorithm(), || check.limit.name().into());
             let bytes = self.metadata.len();
@@ -285,6 +285,9 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             if self.id.is_some() && reservations {
                 if algorithm.reservation_us().is_none() {
                     return Err(Refusal::CannotReserve { limit: limit() });
+                }
+                if self.op == Op::Extend && algorithm.has_leases() {
+                    return Err(Refusal::Unsupported { limit: limit(), op: self.op });
                 }
                 if self.op == Op::Acquire && check.cost == 0 {
                     return Err(Refusal::ReservesNothing { limit: limit() });

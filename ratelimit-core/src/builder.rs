@@ -39,12 +39,13 @@ use crate::rate::{Rate, period_us, whole_number};
 pub struct AlgorithmBuilder<A> {
     rate: Result<Rate, ConfigError>,
     burst: Option<u64>,
+    debt: Option<u64>,
     algorithm: PhantomData<A>,
 }
 
 impl<A> AlgorithmBuilder<A> {
     pub(crate) const fn new(rate: Result<Rate, ConfigError>) -> Self {
-        Self { rate, burst: None, algorithm: PhantomData }
+        Self { rate, burst: None, debt: None, algorithm: PhantomData }
     }
 }
 
@@ -54,7 +55,7 @@ impl<A: FromRate> AlgorithmBuilder<A> {
     /// # Errors
     /// A count, period or burst of 0, or one that the algorithm does not accept: see its `new`.
     pub fn build(self) -> Result<A, ConfigError> {
-        A::from_rate(self.rate?, self.burst)
+        A::from_rate(self.rate?, self.burst, self.debt)
     }
 }
 
@@ -66,13 +67,27 @@ impl<const TOKENS: bool> AlgorithmBuilder<LeakyBucket<TOKENS>> {
     }
 }
 
-/// A built-in algorithm that one rate describes, with a burst where it has one.
+impl<A: Owing> AlgorithmBuilder<A> {
+    /// The most that may be owed beyond the burst or the limit; nothing by default. See
+    /// [`Algorithm::debt`](crate::Algorithm::debt).
+    pub const fn debt(mut self, debt: u64) -> Self {
+        self.debt = Some(debt);
+        self
+    }
+}
+
+/// An algorithm with which a [debt](AlgorithmBuilder::debt) has a meaning.
+pub trait Owing {}
+impl<const TOKENS: bool> Owing for LeakyBucket<TOKENS> {}
+impl Owing for FixedWindow {}
+
+/// A built-in algorithm that one rate describes, with a burst and a debt where it has them.
 pub trait FromRate: Algorithm + Sized {
     /// The algorithm.
     ///
     /// # Errors
-    /// A number that the algorithm does not accept, or a burst where it has none.
-    fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError>;
+    /// A number that the algorithm does not accept, or a burst or a debt where it has none.
+    fn from_rate(rate: Rate, burst: Option<u64>, debt: Option<u64>) -> Result<Self, ConfigError>;
 
     /// The rate; of a bucket in its shortest form.
     fn to_rate(&self) -> Rate {
@@ -89,8 +104,8 @@ pub trait FromRate: Algorithm + Sized {
 }
 
 impl<const TOKENS: bool> FromRate for LeakyBucket<TOKENS> {
-    fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
-        Self::new(rate, burst.unwrap_or(rate.count()))
+    fn from_rate(rate: Rate, burst: Option<u64>, debt: Option<u64>) -> Result<Self, ConfigError> {
+        Self::with_debt(rate, burst.unwrap_or(rate.count()), debt.unwrap_or_default())
     }
 
     fn to_rate(&self) -> Rate {
@@ -111,10 +126,11 @@ macro_rules! from_text {
         impl FromStr for $algorithm {
             type Err = ConfigError;
 
-            /// Reads a rate such as `10/s`, followed by ` burst 20` where the algorithm has a burst.
+            /// Reads a rate such as `10/s`, followed by ` burst 20` and ` debt 5` where the algorithm has them.
             fn from_str(text: &str) -> Result<Self, ConfigError> {
-                let (rate, burst) = rate_and_burst(text)?;
-                Self::from_rate(rate, burst)
+                let (text, debt) = split_number(text, "debt", 0)?;
+                let (rate, burst) = split_number(text, "burst", 1)?;
+                Self::from_rate(rate.parse()?, burst, debt)
             }
         }
 
@@ -139,14 +155,23 @@ macro_rules! from_text {
 from_text!(Gcra, TokenBucket);
 
 macro_rules! windows {
-    ($($window:ident = $name:literal by $span_us:ident),+ $(,)?) => {
+    ($($window:ident = $name:literal by $span_us:ident $(owing $with_debt:ident)?),+ $(,)?) => {
         from_text!($($window),+);
         $(
         impl FromRate for $window {
-            fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
-                match burst {
-                    None => Self::new(rate),
-                    Some(_) => Err(ConfigError::new(concat!(
+            fn from_rate(
+                rate: Rate,
+                burst: Option<u64>,
+                debt: Option<u64>,
+            ) -> Result<Self, ConfigError> {
+                match (burst, debt) {
+                    (None, None) => Self::new(rate),
+                    $( (None, Some(debt)) => Self::$with_debt(rate, debt), )?
+                    #[allow(unreachable_patterns, reason = "reached by windows without a debt")]
+                    (None, Some(_)) => Err(ConfigError::new(concat!(
+                        "debt has no meaning for ", $name, "; leave it out, or use gcra, token-bucket or fixed-window"
+                    ))),
+                    (Some(_), _) => Err(ConfigError::new(concat!(
                         "burst has no meaning for ", $name, "; leave it out, or use gcra or token-bucket"
                     ))),
                 }
@@ -161,7 +186,7 @@ macro_rules! windows {
 }
 
 windows! {
-    FixedWindow = "fixed-window" by window_us,
+    FixedWindow = "fixed-window" by window_us owing with_debt,
     FirstRequestWindow = "first-request-window" by window_us,
     WindowLog = "window-log" by window_us,
     SlidingCounter = "sliding-counter" by window_us,
@@ -217,16 +242,23 @@ impl Concurrency {
     }
 }
 
-/// A rate and, where there is one, a burst: `10/s`, `10/s burst 20`.
-fn rate_and_burst(text: &str) -> Result<(Rate, Option<u64>), ConfigError> {
-    let Some((rate, burst)) = text.split_once(" burst ") else { return Ok((text.parse()?, None)) };
-    let digits = burst.trim();
-    let burst = whole_number(digits).ok_or_else(|| {
+/// The text before a number under this name, and the number if it is there: ` burst 20` of `10/s burst 20`.
+fn split_number<'t>(
+    text: &'t str,
+    name: &str,
+    least: u64,
+) -> Result<(&'t str, Option<u64>), ConfigError> {
+    let split = text
+        .split_once(name)
+        .filter(|(before, after)| before.ends_with(' ') && after.starts_with(' '));
+    let Some((before, digits)) = split else { return Ok((text, None)) };
+    let digits = digits.trim();
+    let number = whole_number(digits).ok_or_else(|| {
         ConfigError::new(format!(
-            "burst is {digits:?}; write a whole number of at least 1, such as \"10/s burst 20\""
+            "{name} is {digits:?}; write a whole number of at least {least}, such as \"10/s {name} 20\""
         ))
     })?;
-    Ok((rate.parse()?, Some(burst)))
+    Ok((before, Some(number)))
 }
 
 impl FromStr for BucketedWindow {

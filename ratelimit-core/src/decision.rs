@@ -91,6 +91,17 @@ struct Rare {
     shadow: Vec<(usize, Decision)>,
     source: Source,
     is_unrecorded: bool,
+    /// What is not 0, with the position of its decision.
+    accounts: Vec<(usize, Account)>,
+}
+
+/// What a limit with a [debt](crate::Algorithm::debt) leaves beside its [`Decision`], in units of cost; 0 for any other limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Account {
+    /// What the key owes after this decision, rounded up.
+    pub owed: u64,
+    /// What this request used and the limit did not charge, because it passes capacity and debt. Rounded up.
+    pub forgiven: u64,
 }
 
 /// Where a [`Verdict`] comes from.
@@ -200,6 +211,48 @@ impl Verdict {
     #[must_use]
     pub fn shadow_decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
         self.shadow().iter().map(|(_, decision)| decision)
+    }
+
+    /// The same verdict with what decisions leave beside themselves, each with the position of its decision.
+    pub fn with_accounts(self, accounts: impl IntoIterator<Item = (usize, Account)>) -> Self {
+        let accounts = accounts.into_iter().filter(|(_, account)| *account != Account::default());
+        let accounts: Vec<_> = accounts.collect();
+        if accounts.is_empty() { self } else { self.rare(|rare| rare.accounts = accounts) }
+    }
+
+    /// What the [decision](Self::decisions) at this position leaves beside itself.
+    #[must_use]
+    pub fn account(&self, position: usize) -> Account {
+        let mut own = self.accounts().filter(|(of, _)| *of == position);
+        own.next().map_or_else(Account::default, |(_, account)| account)
+    }
+
+    /// All that is not 0, with the positions of their [decisions](Self::decisions).
+    pub fn accounts(&self) -> impl Iterator<Item = (usize, Account)> + '_ {
+        self.rarely().into_iter().flat_map(|rare| rare.accounts.iter().copied())
+    }
+
+    /// What is owed to the limit that is owed the most, in units of cost. See [`Algorithm::debt`](crate::Algorithm::debt).
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limits, RateLimiter};
+    /// use ratelimit_memory::MemoryStore;
+    ///
+    /// let tokens = Gcra::per_second(10).burst(100).debt(50);
+    /// let limiter = RateLimiter::new(Limits::builder().limit("tokens", tokens).build()?, MemoryStore::new());
+    /// let forced = limiter.force_now("alice", 170)?;
+    /// assert_eq!((forced.remaining(), forced.owed(), forced.forgiven()), (0, 50, 20));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn owed(&self) -> u64 {
+        self.accounts().map(|(_, account)| account.owed).max().unwrap_or_default()
+    }
+
+    /// What the limit that forgives the most has not charged of this request, in units of cost: it passes capacity and debt.
+    #[must_use]
+    pub fn forgiven(&self) -> u64 {
+        self.accounts().map(|(_, account)| account.forgiven).max().unwrap_or_default()
     }
 
     /// Whether the request is allowed.

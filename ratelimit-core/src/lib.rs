@@ -167,13 +167,13 @@ pub use attempts::Attempts;
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
-pub use decision::{Decision, Source, Verdict};
+pub use decision::{Account, Decision, Source, Verdict};
 pub use error::{ConfigError, ErrorKind};
 pub use identifiers::{IdentifierValue, Identifiers};
 pub use limit::{Limit, Limits, OnOutage};
+pub use limiter::{CostOf, Costs, LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Request};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
-pub use limiter::{NamedDecision, NamedDecisions, RateLimiter, Request};
 #[cfg(feature = "tokio")]
 pub use limiter::{OwnedReservation, Reserved};
 pub use limits_builder::LimitsBuilder;

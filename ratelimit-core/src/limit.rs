@@ -78,9 +78,13 @@ impl<A: Algorithm> Limit<A> {
     ///
     /// # Errors
     /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits,
-    /// `-`, `_` and `.` (it becomes a part of keys on a server).
+    /// `-`, `_` and `.` (it becomes a part of keys on a server). A [debt](Algorithm::debt) of a limit that counts attempts.
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
+        if algorithm.debt() > 0 && algorithm.charges_denials() {
+            let message = "debt has no meaning with count = \"attempts\": denied requests would be owed; leave one of them out";
+            return Err(ConfigError::new(message).in_limit(name));
+        }
         let fingerprint = fingerprint(name);
         Ok(Self {
             name: name.into(),

@@ -39,7 +39,7 @@ pub use lease::{Lease, Leased};
 pub use named::{NamedDecision, NamedDecisions};
 #[cfg(feature = "tokio")]
 pub use owned::{OwnedReservation, Reserved};
-pub use request::Request;
+pub use request::{CostOf, Costs, LimitCosts, Request};
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
 ///
@@ -143,7 +143,15 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         caller: &'a C,
     ) -> Request<'a, S, A, C> {
         let (id, settled_once) = (None, false);
-        Request { limiter: self, caller, cost: 1, now: Now::Store, id, settled_once, metadata: &[] }
+        Request {
+            limiter: self,
+            caller,
+            costs: 1,
+            now: Now::Store,
+            id,
+            settled_once,
+            metadata: &[],
+        }
     }
 }
 

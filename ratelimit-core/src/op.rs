@@ -14,7 +14,7 @@ pub enum Op {
     Acquire,
     /// Decide as [`Op::Acquire`] does, and charge nothing.
     Peek,
-    /// Charge the cost even if it does not fit, down to nothing left.
+    /// Charge the cost even if it does not fit, down to nothing left, or into [debt](crate::Algorithm::debt).
     Force,
     /// Give the cost back, up to the capacity.
     Refund,
@@ -26,6 +26,20 @@ pub enum Op {
     /// Renew the reservation under the batch's id: it lives longer, and a lease starts again. Refused if a lease of the
     /// batch has ended, because another caller may have its place.
     Renew,
+    /// Grow the reservation under the batch's id to the cost of the checks, if what is added fits every limit; otherwise nothing
+    /// changes. A reservation of that cost or more stays as it is, so a repetition changes nothing. Leases do not grow.
+    Extend,
+    /// Charge until no more remains than the cost of the checks, for a limit of another service, which says what remains there.
+    /// Where less remains, nothing changes.
+    Adopt,
+}
+
+impl Op {
+    /// Whether the operation changes a reservation, and needs its id.
+    #[must_use]
+    pub const fn needs_id(self) -> bool {
+        matches!(self, Self::Settle | Self::Renew | Self::Extend)
+    }
 }
 
 impl fmt::Display for Op {
@@ -38,6 +52,8 @@ impl fmt::Display for Op {
             Self::Reset => "reset",
             Self::Settle => "settle",
             Self::Renew => "renew",
+            Self::Extend => "extend",
+            Self::Adopt => "adopt",
         })
     }
 }

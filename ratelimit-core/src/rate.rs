@@ -1,7 +1,7 @@
 //! [`Rate`], a count per period, and [`Refill`], the same rate in integers that stay exact.
 
 use alloc::format;
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use core::fmt;
 use core::num::NonZeroU64;
 use core::str::FromStr;
@@ -239,6 +239,8 @@ impl fmt::Display for Period {
 pub struct Refill {
     /// The capacity in tokens.
     pub burst: u64,
+    /// The most that can be used at one moment, in tokens: the burst and what may be owed.
+    pub most: u64,
     /// Units in one token: `p`.
     pub token_units: u64,
     /// Units that each refill tick adds: `n`.
@@ -253,6 +255,14 @@ impl Refill {
     /// # Errors
     /// A burst of 0, or numbers too large to stay exact even with refill ticks of a second.
     pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
+        Self::with_debt(rate, burst, 0)
+    }
+
+    /// The exact integers for this rate and burst, if so many tokens may be owed.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new): burst and debt together must stay exact.
+    pub fn with_debt(rate: Rate, burst: u64, debt: u64) -> Result<Self, ConfigError> {
         if burst == 0 {
             return Err(ConfigError::new(
                 "a burst of 0 admits nothing; write at least 1, or leave it out for the rate's number",
@@ -265,13 +275,18 @@ impl Refill {
                 let ticks = rate.period_us() / tick_us;
                 let divisor = gcd(rate.count(), ticks);
                 let (token_units, tick_units) = (ticks / divisor, rate.count() / divisor);
-                Self { burst, token_units, tick_units, tick_us }
+                let most = burst.saturating_add(debt);
+                Self { burst, most, token_units, tick_units, tick_us }
             })
             .find(Self::is_exact)
             .ok_or_else(|| {
+                let (owing, smaller) = match debt {
+                    0 => (String::new(), "burst"),
+                    _ => (format!(" and a debt of {debt}"), "burst or debt"),
+                };
                 ConfigError::new(format!(
-                    "a rate of {rate} with a burst of {burst} needs integers above 2^52; choose a smaller \
-                     burst, or a count and period with a common divisor"
+                    "a rate of {rate} with a burst of {burst}{owing} needs integers above 2^52; choose a smaller \
+                     {smaller}, or a count and period with a common divisor"
                 ))
             })
     }
@@ -279,9 +294,9 @@ impl Refill {
     /// Whether every intermediate of a decision stays exact in a double.
     fn is_exact(&self) -> bool {
         let fits = |n: Option<u64>| n.is_some_and(|n| n <= MAX_INTEGER);
-        let capacity = self.burst.checked_mul(self.token_units);
-        fits(capacity.and_then(|units| units.checked_add(self.tick_units)))
-            && fits(capacity.and_then(|_| self.full_ticks().checked_mul(self.tick_us)))
+        let most = self.most.checked_mul(self.token_units);
+        fits(most.and_then(|units| units.checked_add(self.tick_units)))
+            && fits(most.and_then(|units| self.ticks_for(units).checked_mul(self.tick_us)))
     }
 
     /// The rate in its shortest form: `120/m` becomes `2/s`.
@@ -295,6 +310,18 @@ impl Refill {
     #[must_use]
     pub const fn capacity_units(&self) -> u64 {
         self.burst * self.token_units
+    }
+
+    /// The most that can be used at one moment, in units.
+    #[must_use]
+    pub const fn most_units(&self) -> u64 {
+        self.most * self.token_units
+    }
+
+    /// Microseconds from the deepest debt to full.
+    #[must_use]
+    pub const fn recovery_us(&self) -> u64 {
+        self.ticks_for(self.most_units()) * self.tick_us
     }
 
     /// Refill ticks from empty to full.

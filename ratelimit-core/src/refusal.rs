@@ -36,6 +36,16 @@ pub enum Refusal {
         /// The identifiers of the limit, such as `"ip"`.
         wanted: String,
     },
+    /// The request gives the [cost](crate::Request::cost_of) of a limit that the policy lacks.
+    #[error(
+        "the request gives the cost of {name:?}, which no limit is named; the limits are {limits}"
+    )]
+    UnknownLimit {
+        /// The name.
+        name: String,
+        /// The names of the limits.
+        limits: String,
+    },
     /// The algorithm of a limit has no such operation.
     #[error("limit {limit:?}: its algorithm has no {op}")]
     Unsupported {

@@ -23,7 +23,7 @@ use crate::rate::Rate;
 /// where the limit by itself admits 101. [`SlidingLog`](crate::SlidingLog) and [`Gcra`](crate::Gcra) keep the contract.
 ///
 /// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s. Windows and leases divide
-/// their count, rounded down. A [`Stack`](crate::Stack) divides each of its limits.
+/// their count, rounded down; so does every limit its debt. A [`Stack`](crate::Stack) divides each of its limits.
 pub trait Share: Algorithm + Sized {
     /// The share of one of `nodes` nodes.
     ///
@@ -57,11 +57,12 @@ fn window(count: u64, window_us: u64, nodes: NonZeroU64) -> Result<Rate, ConfigE
 
 impl<A: FromRate> Share for A {
     fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+        let debt = (self.debt() > 0).then(|| self.debt() / nodes);
         match self.to_burst() {
-            None => Self::from_rate(window(self.capacity(), self.span_us(), nodes)?, None),
+            None => Self::from_rate(window(self.capacity(), self.span_us(), nodes)?, None, debt),
             Some(burst) => {
                 let burst = part(burst, nodes)?;
-                Self::from_rate(divided(self.to_rate(), nodes)?, Some(burst))
+                Self::from_rate(divided(self.to_rate(), nodes)?, Some(burst), debt)
             }
         }
     }

@@ -184,6 +184,21 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         self.joined(state, now, steps.collect())
     }
 
+    /// The largest debt of the limits.
+    fn debt(&self) -> u64 {
+        self.limits.iter().map(Algorithm::debt).max().unwrap_or_default()
+    }
+
+    /// What is owed to the limit that is owed the most.
+    fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {
+        self.each(state, |limit, state| limit.owed(state, now)).max().unwrap_or_default()
+    }
+
+    /// What the limit that forgives the most leaves out.
+    fn forgiven(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> u64 {
+        self.each(state, |limit, state| limit.forgiven(state, now, cost)).max().unwrap_or_default()
+    }
+
     /// Fills each of the limits.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
         self.joined(None, now, self.limits.iter().map(|limit| limit.filled(now)).collect())

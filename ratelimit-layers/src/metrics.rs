@@ -17,6 +17,7 @@ use crate::{lock, source_name};
 
 const DECISIONS: &str = "ratelimit_decisions_total";
 const ERRORS: &str = "ratelimit_errors_total";
+const FORGIVEN: &str = "ratelimit_forgiven_total";
 const DURATION: &str = "ratelimit_duration_seconds";
 const BREAKER_STATE: &str = "ratelimit_breaker_state";
 const BREAKER_TRANSITIONS: &str = "ratelimit_breaker_transitions_total";
@@ -24,7 +25,7 @@ const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 
 const OUTCOMES: usize = OutageOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
-const OPS: usize = Op::Renew as usize + 1;
+const OPS: usize = Op::Adopt as usize + 1;
 
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {
@@ -182,6 +183,15 @@ impl Observer for Recorded {
             )
         });
         duration.record(since.elapsed());
+        for (position, account) in verdict.accounts().filter(|(_, account)| account.forgiven > 0) {
+            let Some(check) = batch.checks().get(position) else { continue };
+            counter!(
+                FORGIVEN,
+                "store" => String::from(&*self.name),
+                "limit" => check.limit.name().to_owned(),
+            )
+            .increment(account.forgiven);
+        }
         if op != Op::Acquire {
             return;
         }

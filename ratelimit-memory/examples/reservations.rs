@@ -20,6 +20,17 @@ fn settle_an_estimate() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+fn owe() -> Result<(), Box<dyn std::error::Error>> {
+    let tokens = Gcra::per_second(100).burst(1_000).debt(4_000);
+    let limits = Limits::builder().limit("tokens", tokens).build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
+
+    let forced = limiter.force_now("alice", 1_500)?;
+    assert_eq!((forced.remaining(), forced.owed(), forced.forgiven()), (0, 500, 0));
+    assert!(!limiter.check_now("alice")?.allowed()); // until the 500 are paid back
+    Ok(())
+}
+
 fn lease_a_place() -> Result<(), Box<dyn std::error::Error>> {
     let downloads = Limits::new([Limit::new("downloads", Concurrency::new("2/30s".parse()?)?)?])?;
     let limiter = RateLimiter::new(downloads, MemoryStore::new());
@@ -36,6 +47,7 @@ fn lease_a_place() -> Result<(), Box<dyn std::error::Error>> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     settle_an_estimate()?;
+    owe()?;
     lease_a_place()
 }
 

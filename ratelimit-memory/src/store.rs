@@ -344,12 +344,12 @@ const fn time_of(time: Now, own: Timestamp) -> Timestamp {
 
 /// Whether an operation can add entries to a state.
 const fn adds_entries(op: Op) -> bool {
-    matches!(op, Op::Acquire | Op::Force | Op::Renew)
+    matches!(op, Op::Acquire | Op::Force | Op::Renew | Op::Adopt)
 }
 
 /// Whether an operation with an id can add a reservation.
 const fn adds_reservations(op: Op) -> bool {
-    !matches!(op, Op::Settle | Op::Renew | Op::Peek)
+    !matches!(op, Op::Peek) && !op.needs_id()
 }
 
 impl<A: InMemory, C: Clock> SyncStore<A> for MemoryStore<A, C> {

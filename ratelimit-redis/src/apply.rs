@@ -19,7 +19,7 @@ use crate::store::{RedisStore, SingleSlot};
 /// The verdict on a batch without checks, which needs no server.
 fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
     match (batch.reservation_id(), batch.operation()) {
-        (Some(id), Op::Settle | Op::Renew) => Err(Refusal::UnknownReservation { id }.into()),
+        (Some(id), op) if op.needs_id() => Err(Refusal::UnknownReservation { id }.into()),
         _ => Ok(Verdict::several(Vec::new())),
     }
 }
@@ -81,7 +81,7 @@ where
         }
         let deadline = self.inner.deadline();
         match (split(&self.inner, batch)?, batch.operation()) {
-            (Some(parts), Op::Acquire) => {
+            (Some(parts), Op::Acquire | Op::Extend) => {
                 Box::pin(self.acquire_cross_slot(batch, &parts, deadline)).await
             }
             // A read-only batch may span slots.

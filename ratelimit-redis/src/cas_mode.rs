@@ -134,7 +134,13 @@ impl<S> Reads<S> {
         self.slots.iter().any(CasValue::changes)
     }
 
-    /// Marks new reservations as `reserved`, and those that the id already has as confirmed.
+    /// What the reservation of a check had before.
+    pub(crate) fn reserved_cost(&self, position: usize) -> u64 {
+        let known = self.reservations.get(position).and_then(Option::as_ref);
+        known.map_or(0, |reservation| reservation.cost)
+    }
+
+    /// Marks new and grown reservations as `reserved`, and those that the id already has as confirmed.
     fn reserve_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
         let slots = &mut self.slots[self.states.len()..];
         for ((slot, reservation), check) in slots.iter_mut().zip(&self.reservations).zip(checks) {
@@ -357,7 +363,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let read = self.read(batch, writes, deadline).await;
         let (mut reads, now) = read.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut reads)?;
-        if batch.operation() == Op::Acquire && verdict.allowed() {
+        if matches!(batch.operation(), Op::Acquire | Op::Extend) && verdict.allowed() {
             reads.reserve_back(batch.checks(), reserved);
         }
         Ok((verdict, now, reads))

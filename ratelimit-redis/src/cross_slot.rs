@@ -1,8 +1,8 @@
 //! The cross-slot protocol: decides a batch whose keys lie in several slots of a cluster, and so on several
 //! servers.
 //!
-//! [`split`] sorts the checks by slot. An acquire is all or nothing, so it takes two waves: [`lua`] and [`cas`]
-//! say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
+//! [`split`] sorts the checks by slot. An acquire or an extension is all or nothing, so it takes two waves: [`lua`] and
+//! [`cas`] say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
 //! operation [`each`] slot does its part.
 
 use std::future::Future;
@@ -77,6 +77,15 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         Ok(if whole.is_settled_once() { part.settled_once() } else { part })
     }
 
+    /// All checks of these parts, for [`join`].
+    fn of_all(parts: Vec<Self>) -> Self {
+        let all = parts.into_iter().flat_map(|part| part.positions.into_iter().zip(part.checks));
+        let mut all: Vec<_> = all.collect();
+        all.sort_unstable_by_key(|(position, _)| *position);
+        let (positions, checks) = all.into_iter().unzip();
+        Self { checks, positions, group: None }
+    }
+
     /// The checks that `keep` accepts; `None` if there are none.
     fn only(&self, keep: impl Fn(&Check<'a, A>) -> bool) -> Option<Self> {
         let selected = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
@@ -91,14 +100,16 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         store: &impl SingleSlot<A>,
         whole: &Batch<'a, A>,
         deadline: Deadline,
-    ) -> Result<Vec<Decision>, RedisError> {
+    ) -> Result<Verdict, RedisError> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
         let batch = Batch::new(&peeking.checks)?.op(Op::Peek).now(whole.time());
         let shown = store.apply_in_slot(&batch, deadline).await?;
         let decisions = shown.decisions().iter().zip(&self.checks);
-        Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
+        let decisions =
+            decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
+        Ok(Verdict::several(decisions).with_accounts(shown.accounts()))
     }
 }
 
@@ -109,7 +120,7 @@ pub(crate) async fn each<A: Algorithm>(
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
 ) -> Result<Verdict, RedisError> {
-    let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
+    let settles = whole.operation().needs_id();
     if !settles {
         // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
         let now = Timestamp::ZERO;
@@ -136,14 +147,14 @@ pub(crate) async fn each<A: Algorithm>(
         if !known {
             return part.untouched(store, whole, deadline).await;
         }
-        Ok(store.apply_in_slot(&part.batch(whole)?, deadline).await?.decisions().to_vec())
+        store.apply_in_slot(&part.batch(whole)?, deadline).await
     };
     let doing = parts.iter().zip(&known).map(of_part);
-    let decisions = match whole.operation() {
+    let verdicts = match whole.operation() {
         Op::Peek => all_of_lookups(doing).await?,
         _ => all_of_requests(doing).await?,
     };
-    Ok(join(parts, &decisions))
+    Ok(join(parts, &verdicts))
 }
 
 /// Charges the attempts of a denied batch, each slot on its own.
@@ -169,7 +180,7 @@ async fn charge_attempts<A: Algorithm>(
             decisions[*position] = *decision;
         }
     }
-    Ok(Verdict::several(decisions))
+    Ok(Verdict::several(decisions).with_accounts(verdict.accounts()))
 }
 
 /// Whether the slot of each part knows the batch's id.
@@ -197,14 +208,17 @@ async fn knows_id<A: Algorithm>(
     join_all(trying).await.into_iter().collect()
 }
 
-/// Joins the decisions of the parts into the batch's verdict.
-fn join<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
+/// Joins the verdicts of the parts into the batch's.
+fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
     let mut all: Vec<(usize, Decision)> = Vec::new();
-    for (part, decisions) in parts.iter().zip(decisions) {
-        all.extend(part.positions.iter().copied().zip(decisions.iter().copied()));
+    let mut accounts = Vec::new();
+    for (part, verdict) in parts.iter().zip(verdicts) {
+        all.extend(part.positions.iter().copied().zip(verdict.decisions().iter().copied()));
+        accounts.extend(verdict.accounts().map(|(nth, account)| (part.positions[nth], account)));
     }
     all.sort_unstable_by_key(|(position, _)| *position);
-    Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
+    let decisions = all.into_iter().map(|(_, decision)| decision).collect();
+    Verdict::several(decisions).with_accounts(accounts)
 }
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.

@@ -68,7 +68,7 @@ fn refuse_unsupported<A: LuaProgram>(batch: &Batch<'_, A>) -> Result<(), RedisEr
         let (algorithm, op) = (check.limit.algorithm(), batch.operation());
         let step = match op {
             Op::Refund => algorithm.refund(None, Timestamp::ZERO, 0),
-            Op::Force => algorithm.force(None, Timestamp::ZERO, 0),
+            Op::Force | Op::Adopt => algorithm.force(None, Timestamp::ZERO, 0),
             _ => continue,
         };
         if step.is_none() {

@@ -247,8 +247,8 @@ impl Program {
              after = used > charge and used - charge or 0\n\
              elseif operation == 'fill' and after > capacity then\n\
              {fill}\n\
-             elseif operation == 'force' and after > capacity then\n\
-             after = used > capacity and used or capacity\n\
+             elseif operation == 'force' then\n\
+             if after > {most} then after = used > {most} and used or {most} end\n\
              elseif charge > 0 and after > capacity then\n\
              return false, nil, nil, nil, at\n\
              end\n\
@@ -274,6 +274,7 @@ impl Program {
             level = self.section("level"),
             give = if give.is_empty() { "charge = 0\n" } else { &give },
             fill = self.fill(),
+            most = if parameters.contains(&"most") { "most" } else { "capacity" },
             held = self.section("held"),
             carry = self.section("carry"),
             ends = if self.section("carry").is_empty() { removed } else { "" },

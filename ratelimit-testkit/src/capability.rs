@@ -78,9 +78,9 @@ impl Capability {
         match op {
             Op::Acquire | Op::Peek => None,
             Op::Refund => Some(Self::Refund),
-            Op::Force => Some(Self::Force),
+            Op::Force | Op::Adopt => Some(Self::Force),
             Op::Reset => Some(Self::Reset),
-            Op::Settle | Op::Renew => Some(Self::Reservations),
+            Op::Settle | Op::Renew | Op::Extend => Some(Self::Reservations),
         }
     }
 }

@@ -11,7 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use ratelimit_core::algorithm::{BucketWindow, Refill};
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Clock, Decision, ManualClock, Policy, Refusal, Store, Verdict,
+    Account as Owing, Algorithm, BucketedWindow, Clock, Decision, ManualClock, Policy, Refusal,
+    Store, Verdict,
 };
 
 use crate::pure::Refused;
@@ -67,6 +68,10 @@ fn capacity(policy: &Policy) -> i128 {
     i128::from(policy.capacity()) * parts_per_unit(policy)
 }
 
+fn debt(policy: &Policy) -> i128 {
+    i128::from(policy.debt()) * parts_per_unit(policy)
+}
+
 /// What these events have charged.
 fn sum<'e>(events: impl IntoIterator<Item = &'e AccountChange>) -> i128 {
     events.into_iter().map(|event| event.parts).sum()
@@ -77,15 +82,22 @@ fn effective_us(history: &[AccountChange], now_us: u64) -> u64 {
     history.last().map_or(now_us, |last| last.at_us.max(now_us))
 }
 
-/// The parts that a key has left at `now_us`; negative if it was charged under a larger limit.
+/// The parts that a key has left at `now_us`; negative if it owes.
 fn left(policy: &Policy, history: &[AccountChange], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     match policy {
         Policy::Gcra(_) | Policy::TokenBucket(_) => in_bucket(refill(policy), history, at_us),
         Policy::FixedWindow(fixed) => {
-            let window = at_us / fixed.window_us();
-            let same = |event: &&AccountChange| event.at_us / fixed.window_us() == window;
-            capacity(policy) - sum(history.iter().filter(same))
+            let (mut counted, mut window) = (0, 0);
+            let now = AccountChange { at_us, parts: 0 };
+            for event in history.iter().chain([&now]) {
+                // Each window that begins pays as much as the limit.
+                let of_event = event.at_us / fixed.window_us();
+                let paid = i128::from(of_event - window) * capacity(policy);
+                counted = (counted - paid).max(0) + event.parts;
+                window = of_event;
+            }
+            capacity(policy) - counted
         }
         Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => {
             capacity(policy) - sum(open_window(policy, history, now_us))
@@ -315,7 +327,7 @@ fn decision_of(
 }
 
 /// The history of an account under this limit. If another limit of the same algorithm wrote it, it counts as one
-/// charge, at the time of the last write, of what was used then, capped at the new capacity. An account of
+/// charge, at the time of the last write, of what was used then, capped at the new capacity and debt. An account of
 /// another algorithm counts as empty.
 fn carried(account: Option<&Account>, policy: &Policy) -> KeyHistory {
     let Some((old, history)) = account else { return KeyHistory::new() };
@@ -328,7 +340,7 @@ fn carried(account: Option<&Account>, policy: &Policy) -> KeyHistory {
     };
     let used = capacity(old) - left(old, history, last.at_us);
     let units = (used + parts_per_unit(old) - 1) / parts_per_unit(old);
-    let parts = (units * parts_per_unit(policy)).min(capacity(policy));
+    let parts = (units * parts_per_unit(policy)).min(capacity(policy) + debt(policy));
     vec![AccountChange { at_us: last.at_us, parts }]
 }
 
@@ -374,6 +386,7 @@ fn asked(
 ) -> (Decision, KeyHistory) {
     let policy = &check.limit.algorithm().by_admissions();
     let cost = i128::from(check.cost) * parts_per_unit(policy);
+    let room = (left(policy, history, now_us) + debt(policy)).max(0);
     let left = left(policy, history, now_us).max(0);
     let parts = match op {
         Op::Acquire | Op::Peek if cost > left => {
@@ -385,15 +398,39 @@ fn asked(
             return (decision_of(policy, &history, now_us, check.cost, false), history);
         }
         Op::Acquire | Op::Peek => cost,
-        Op::Force => cost.min(left),
+        Op::Force => cost.min(room),
+        Op::Adopt => left.saturating_sub(cost).max(0),
         Op::Refund => -cost.min(refundable(policy, history, now_us)),
         Op::Reset => {
             return (decision_of(policy, &[], now_us, check.cost, true), KeyHistory::new());
         }
-        Op::Settle | Op::Renew => unreachable!("the oracle has no reservations"),
+        Op::Settle | Op::Renew | Op::Extend => unreachable!("the oracle has no reservations"),
     };
     let history = changed(policy, history, now_us, parts);
     (decision_of(policy, &history, now_us, check.cost, true), history)
+}
+
+/// What is owed under a limit with this history, and what a request forgives that was made before the last change.
+fn account_of(
+    check: &Check<'_, Policy>,
+    op: Op,
+    (before, after): (&[AccountChange], &[AccountChange]),
+    now_us: u64,
+) -> Owing {
+    let policy = &check.limit.algorithm().by_admissions();
+    if policy.debt() == 0 {
+        return Owing::default();
+    }
+    let in_units = |parts: i128| {
+        let units = (parts + parts_per_unit(policy) - 1) / parts_per_unit(policy);
+        u64::try_from(units.max(0)).expect("at most the cost")
+    };
+    let room = left(policy, before, now_us) + debt(policy);
+    let forgiven = match op {
+        Op::Force => in_units(i128::from(check.cost) * parts_per_unit(policy) - room),
+        _ => 0,
+    };
+    Owing { owed: in_units(-left(policy, after, now_us)), forgiven }
 }
 
 impl NaiveStore {
@@ -414,7 +451,7 @@ impl NaiveStore {
             answers.push((key, policy, before, decision, after));
         }
         let all = answers.iter().all(|(.., decision, _)| decision.allowed);
-        let mut decisions = Vec::new();
+        let (mut decisions, mut accounts_of) = (Vec::new(), Vec::new());
         for (check, (key, policy, before, mut decision, after)) in
             batch.checks().iter().zip(answers)
         {
@@ -426,16 +463,18 @@ impl NaiveStore {
                     let again = decision_of(&policy, &after, now_us, check.cost, fits);
                     decision.retry_after_us = again.retry_after_us;
                 }
+                accounts_of.push(account_of(check, op, (&before, &after), now_us));
                 if op != Op::Peek {
                     accounts.insert(key, (policy, after));
                 }
                 decisions.push(decision);
             } else {
                 // All or nothing: limits that would have admitted report what they have, uncharged.
+                accounts_of.push(account_of(check, op, (&before, &before), now_us));
                 decisions.push(decision_of(&policy, &before, now_us, check.cost, decision.allowed));
             }
         }
-        Verdict::several(decisions)
+        Verdict::several(decisions).with_accounts(accounts_of.into_iter().enumerate())
     }
 }
 
@@ -454,9 +493,7 @@ impl Store<Policy> for NaiveStore {
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         let op = batch.operation();
         match batch.checks().first() {
-            Some(check)
-                if batch.reservation_id().is_some() || matches!(op, Op::Settle | Op::Renew) =>
-            {
+            Some(check) if batch.reservation_id().is_some() || op.needs_id() => {
                 Err(Refused(Refusal::Unsupported { limit: check.limit.name().to_owned(), op }))
             }
             _ => Ok(self.decide(batch)),

@@ -7,8 +7,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use ratelimit_core::{
-    BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra, Policy, Rate,
-    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
+    Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 use crate::capability::Able;
@@ -69,6 +69,23 @@ const SLOW_WINDOWS: &[&str] = &["1/h", "3/h", "5/h", "7/30d"];
 /// it.
 pub(crate) const BEGINNINGS_US: &[u64] =
     &[0, 1_795_218_392_123_456, 1_795_218_390_000_000, 1_795_218_389_999_999, 1, 86_400_000_000];
+
+/// Limits that may owe, coarse refill ticks and the ends of the range among them.
+const OWING: [&str; 7] = [
+    "gcra 10/s burst 20 debt 30",
+    "gcra 1000003/30d burst 1000 debt 999003",
+    "gcra 7/5m burst 7 debt 3",
+    "token-bucket 3/s burst 3 debt 100",
+    "fixed-window 10/s debt 25",
+    "fixed-window 4503599627370000/s debt 495",
+    "fixed-window 3/7us debt 1",
+];
+const TINY_OWING: [&str; 4] = [
+    "gcra 2/3us burst 1 debt 2",
+    "token-bucket 3/2us burst 2 debt 1",
+    "fixed-window 1/2us debt 2",
+    "fixed-window 2/3us debt 3",
+];
 
 impl AlgorithmKind {
     /// All algorithms.
@@ -162,7 +179,15 @@ impl AlgorithmKind {
     /// The algorithm's seed limits.
     #[must_use]
     pub fn seeds(self) -> Vec<Policy> {
-        self.of_rates(BUCKETS, WINDOWS)
+        let mut seeds = self.of_rates(BUCKETS, WINDOWS);
+        seeds.extend(self.owing(&OWING));
+        seeds
+    }
+
+    /// Those of these limits that are of this algorithm.
+    fn owing(self, words: &[&str]) -> impl Iterator<Item = Policy> {
+        let policies = words.iter().map(|words| words.parse().expect("only limits stand there"));
+        policies.filter(move |policy| Self::of(policy) == self)
     }
 
     /// Limits of these rates and bursts, or of these rates if the algorithm has no burst.
@@ -184,16 +209,15 @@ impl AlgorithmKind {
     /// The smallest limits, whose traces can be enumerated: capacities of 1 to 3 and times of a few
     /// microseconds.
     pub(crate) fn tiny(self) -> Vec<Policy> {
-        (1..=3)
-            .flat_map(|capacity| {
-                if self.is_bucket() {
-                    // One rate is below a unit per microsecond and one above; neither is whole.
-                    [(2, 3), (3, 2)].map(|(count, us)| self.policy(rate(count, us), capacity))
-                } else {
-                    [2, 3].map(|us| self.policy(rate(capacity, us), 0))
-                }
-            })
-            .collect()
+        let plain = (1..=3).flat_map(|capacity| {
+            if self.is_bucket() {
+                // One rate is below a unit per microsecond and one above; neither is whole.
+                [(2, 3), (3, 2)].map(|(count, us)| self.policy(rate(count, us), capacity))
+            } else {
+                [2, 3].map(|us| self.policy(rate(capacity, us), 0))
+            }
+        });
+        plain.chain(self.owing(&TINY_OWING)).collect()
     }
 }
 
@@ -258,7 +282,10 @@ impl Scope {
     fn made(self, able: Able, make: impl Fn(AlgorithmKind) -> Vec<Policy>) -> Vec<Policy> {
         let single = |scope: &Self| match *scope {
             Self::One(kind) => make(kind),
-            Self::Attempts(kind) => make(kind).into_iter().map(by_attempts).collect(),
+            Self::Attempts(kind) => {
+                let plain = make(kind).into_iter().filter(|policy| policy.debt() == 0);
+                plain.map(by_attempts).collect()
+            }
             // Of all others a few, which refuse a reservation.
             Self::Mixed | Self::Reservations => Vec::new(),
         };
@@ -310,14 +337,16 @@ impl Scope {
     }
 }
 
-/// The longest time from empty until everything fits.
+/// The longest time from the deepest debt, or from empty, until everything fits.
 pub(crate) fn full_us(policy: &Policy) -> u64 {
     match &policy.by_admissions() {
         Policy::Gcra(_) | Policy::TokenBucket(_) => {
             let refill = refill(policy);
-            refill.ticks_for(refill.capacity_units()) * refill.tick_us
+            refill.ticks_for(refill.most_units()) * refill.tick_us
         }
-        Policy::FixedWindow(fixed) => fixed.window_us(),
+        Policy::FixedWindow(fixed) => {
+            (fixed.capacity() + fixed.debt()).div_ceil(fixed.capacity()) * fixed.window_us()
+        }
         Policy::FirstRequestWindow(first) => first.window_us(),
         Policy::BucketedWindow(bucketed) => {
             bucketed.windows().iter().map(|window| window.span_us).max().unwrap_or_default()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use derive_where::derive_where;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{ConfigError, RateLimiter};
+use ratelimit_core::{ConfigError, LimitCosts, RateLimiter};
 
 use crate::caller::Sources;
 use crate::fields::Fields;
@@ -48,7 +48,7 @@ pub(crate) enum Limiters<S, A> {
 #[derive(Clone)]
 pub(crate) enum Cost {
     Fixed(u64),
-    ByRequest(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
+    ByRequest(Arc<dyn Fn(&Parts) -> LimitCosts + Send + Sync>),
 }
 
 /// Has new limits checked before they are taken, and checks those in force: against these sources, and whether the layer reserves.

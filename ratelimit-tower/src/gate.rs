@@ -14,8 +14,8 @@ use http::header::WWW_AUTHENTICATE;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{
-    ConfigError, ErrorKind, NamedDecision, OnOutage, RateLimiter, Source, Store, StoreError,
-    Verdict,
+    ConfigError, ErrorKind, LimitCosts, NamedDecision, OnOutage, RateLimiter, Source, Store,
+    StoreError, Verdict,
 };
 
 use crate::caller::{IdentifiedCaller, Later, Values};
@@ -33,9 +33,9 @@ pub(crate) struct Gate<S, A> {
     policies: Vec<Option<PolicyField>>,
 }
 
-/// Which limits are asked, for what cost, and what of the caller is waited for. The limiter is borrowed, unless it was chosen: counting
+/// Which limits are asked, at what costs, and what of the caller is waited for. The limiter is borrowed, unless it was chosen: counting
 /// references takes longer than the rest of an arrival.
-pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, u64, Option<Later>);
+pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, LimitCosts, Option<Later>);
 
 impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     pub(crate) fn new(config: Config<S, A>) -> Self {
@@ -76,12 +76,12 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         if let Some(lacks) = lacks {
             return Err(self.misconfigured(&*lacks));
         }
-        let cost = match &config.cost {
-            Cost::Fixed(cost) => *cost,
-            Cost::ByRequest(cost) => cost(request),
+        let costs = match &config.cost {
+            Cost::Fixed(cost) => LimitCosts::from(*cost),
+            Cost::ByRequest(costs) => costs(request),
         };
         match config.sources.identify(request, values) {
-            Ok(later) => Ok(Some((limiter, cost, later))),
+            Ok(later) => Ok(Some((limiter, costs, later))),
             Err(error) => Err(self.unidentified(error)),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use derive_where::derive_where;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{ConfigError, Limits, Policy, RateLimiter, Store, SyncStore};
+use ratelimit_core::{ConfigError, LimitCosts, Limits, Policy, RateLimiter, Store, SyncStore};
 use tower_layer::Layer;
 
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
@@ -153,10 +153,13 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
-    /// The same layer, with the cost that this function returns for each request.
+    /// The same layer, with what this function returns for each request: a cost, or [costs](LimitCosts) of several limits.
     #[must_use]
-    pub fn cost_of(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.config.cost = Cost::ByRequest(Arc::new(cost));
+    pub fn cost_of<K: Into<LimitCosts>>(
+        mut self,
+        cost: impl Fn(&Parts) -> K + Send + Sync + 'static,
+    ) -> Self {
+        self.config.cost = Cost::ByRequest(Arc::new(move |request| cost(request).into()));
         self
     }
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use http::{Extensions, Response};
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{RateLimiter, Store, SyncStore};
+use ratelimit_core::store::Op;
+use ratelimit_core::{LimitCosts, RateLimiter, Store, SyncStore};
 
 use crate::caller::IdentifiedCaller;
 use crate::fields::AnswerFields;
@@ -35,7 +36,7 @@ pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
         _: &Gate<S, A>,
         _: &RateLimiter<S, A>,
         _: IdentifiedCaller<'_>,
-        _: u64,
+        _: &LimitCosts,
     ) -> Option<GateResult<Self::Grant>> {
         None
     }
@@ -46,11 +47,11 @@ pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
         gate: &Gate<S, A>,
         limiter: &Arc<RateLimiter<S, A>>,
         caller: IdentifiedCaller<'_>,
-        cost: u64,
+        costs: LimitCosts,
     ) -> impl Future<Output = GateResult<Self::Grant>> + Send {
         let grant = self.exempt();
         async move {
-            let decided = limiter.request(&caller).cost(cost).acquire().await;
+            let decided = limiter.request(&caller).costs(&costs).acquire().await;
             Ok((gate.judge(limiter, caller, decided.as_ref())?, grant))
         }
     }
@@ -106,9 +107,12 @@ impl<S: SyncStore<A>, A: Quota + 'static> LayerMode<S, A> for Immediate {
         gate: &Gate<S, A>,
         limiter: &RateLimiter<S, A>,
         caller: IdentifiedCaller<'_>,
-        cost: u64,
+        costs: &LimitCosts,
     ) -> Option<GateResult<()>> {
-        let decided = limiter.check_n_now(&caller, cost);
+        let decided = match costs.same() {
+            Some(cost) => limiter.check_n_now(&caller, cost),
+            None => limiter.request(&caller).costs(costs).apply_now(Op::Acquire),
+        };
         Some(gate.judge(limiter, caller, decided.as_ref()).map(|told| (told, ())))
     }
 }

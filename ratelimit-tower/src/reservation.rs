@@ -1,8 +1,8 @@
 //! [`Reserving`]: a layer reserves a cost when a request arrives, and settles it with the response.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use http::StatusCode;
 use ratelimit_core::Store;
@@ -181,6 +181,7 @@ impl fmt::Debug for Charge {
 pub struct Meter {
     /// The cost and 1, or 0 if it is not set.
     count: Arc<AtomicU64>,
+    each: Arc<Mutex<Vec<(Box<str>, u64)>>>,
 }
 
 impl Meter {
@@ -194,6 +195,20 @@ impl Meter {
         let added = |count: u64| Some(count.max(1).saturating_add(cost));
         // The function always has an answer.
         let _before = self.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, added);
+    }
+
+    /// Adds to the cost under the limit of this name, which is then set: for limits that count different things, such as input
+    /// and output. Another limit costs what [`set`](Self::set) and [`add`](Self::add) say, or else its estimate.
+    pub fn add_of(&self, limit: &str, cost: u64) {
+        let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
+        match each.iter_mut().find(|(name, _)| &**name == limit) {
+            Some((_, known)) => *known = known.saturating_add(cost),
+            None => each.push((limit.into(), cost)),
+        }
+    }
+
+    pub(crate) fn costs(&self) -> Vec<(Box<str>, u64)> {
+        self.each.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The cost, if it is set.

@@ -59,9 +59,9 @@ where
         let decided = match gate.arrive(&mut parts, &mut values) {
             Err(rejection) => Err(rejection),
             Ok(None) => Ok((None, mode.exempt())),
-            Ok(Some((limiter, cost, later))) => {
+            Ok(Some((limiter, costs, later))) => {
                 let now = match later {
-                    None => M::decide_now(gate, &limiter, gate.caller(&values), cost),
+                    None => M::decide_now(gate, &limiter, gate.caller(&values), &costs),
                     Some(_) => None,
                 };
                 let Some(decided) = now else {
@@ -78,7 +78,7 @@ where
                         }
                         let caller = shared.gate.caller(&values);
                         let decided =
-                            shared.mode.decide(&shared.gate, &limiter, caller, cost).await;
+                            shared.mode.decide(&shared.gate, &limiter, caller, costs).await;
                         decided.map_err(answer)
                     });
                     let request = Request::from_parts(parts, body);

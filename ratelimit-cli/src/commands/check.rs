@@ -48,7 +48,11 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         let caller = entry.caller.display();
         let mut lines = format!("{caller} at cost {}: {answer}\n", count(args.cost));
         for (_, one) in decided.each() {
-            let _ = writeln!(lines, "  {}", sentence(one.configured(), one.decision()));
+            let _ = writeln!(
+                lines,
+                "  {}",
+                sentence(one.configured(), one.decision(), one.account().owed)
+            );
         }
         lines
     };
@@ -57,12 +61,15 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
 }
 
 /// One limit's decision, as a sentence.
-pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision) -> String {
+pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision, owed: u64) -> String {
     let recovered = match decision.reset_after_us {
         0 => "nothing is used".to_owned(),
         us => format!("full again in {}", duration(us)),
     };
-    let left = format!("{} of {} left", count(decision.remaining), count(decision.limit));
+    let left = match owed {
+        0 => format!("{} of {} left", count(decision.remaining), count(decision.limit)),
+        _ => format!("{} owed beyond {}", count(owed), count(decision.limit)),
+    };
     let answer = match (decision.allowed, decision.retry_after_us) {
         (true, _) => format!("admits: {left}, {recovered}"),
         (false, Some(us)) => format!("denies: {left}; retry in {}, {recovered}", duration(us)),

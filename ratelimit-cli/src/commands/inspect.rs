@@ -41,16 +41,18 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
         let next = store::apply_to(&store, &keyed, Op::Peek, 1).await.map_err(&failed)?;
         let (mut found, mut text) = (Vec::new(), format!("{}\n", caller.display()));
         let decisions = now.decisions().iter().zip(next.decisions());
-        for ((limit, key), (now, next)) in keyed.iter().zip(decisions) {
+        for (position, ((limit, key), decided)) in keyed.iter().zip(decisions).enumerate() {
+            let (account, (shown, next)) = (now.account(position), decided);
             let Decision { retry_after_us, allowed, cost, .. } = *next;
-            let decision = Decision { retry_after_us, allowed, cost, ..*now };
+            let decision = Decision { retry_after_us, allowed, cost, ..*shown };
             let state = in_each_mode!(&store, store => store.state(limit, key).await);
             let state = fields(limit, state.map_err(&failed)?.as_ref());
-            let (told, stored) = (super::check::sentence(limit, &decision), described(&state));
+            let (told, stored) =
+                (super::check::sentence(limit, &decision, account.owed), described(&state));
             // Writing into memory cannot fail.
             let _ = writeln!(text, "  {told}\n    stored: {stored}");
             let (name, shadow) = (limit.name(), limit.is_shadow());
-            found.push(StoredLimit { name, shadow, told: (&decision).into(), state });
+            found.push(StoredLimit { name, shadow, told: (&decision, account).into(), state });
         }
         if found.iter().all(|found| found.state.is_null()) {
             let prefix = quoted(&args.prefix, 60);

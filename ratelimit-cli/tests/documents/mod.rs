@@ -5,7 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use proptest::{collection, option, sample};
-use ratelimit_core::{OnOutage, Policy, Rate};
+use ratelimit_core::{Algorithm as _, OnOutage, Policy, Rate};
 use ratelimit_testkit::AlgorithmKind;
 use serde_json::{Value, json};
 
@@ -74,11 +74,10 @@ fn fields(policy: &Policy) -> Value {
         limit["rates"] = json!(rates.split(", ").collect::<Vec<_>>());
         return limit;
     }
-    let (rate, burst) =
-        numbers.split_once(" burst ").map_or((numbers, None), |(rate, burst)| (rate, Some(burst)));
-    limit["rate"] = json!(rate);
-    if let Some(burst) = burst {
-        limit["burst"] = json!(burst.parse::<u64>().expect("a number"));
+    let mut words = numbers.split(' ');
+    limit["rate"] = json!(words.next());
+    while let (Some(field), Some(number)) = (words.next(), words.next()) {
+        limit[field] = json!(number.parse::<u64>().expect("a number"));
     }
     limit
 }
@@ -97,7 +96,7 @@ fn limit(name: String) -> impl Strategy<Value = Value> {
     let policy = prop_oneof![sample::select(seeds), made];
     let attempts =
         (policy, any::<bool>()).prop_map(|(policy, attempts)| match policy.by_attempts() {
-            Some(counting) if attempts => counting,
+            Some(counting) if attempts && policy.debt() == 0 => counting,
             _ => policy,
         });
     let key = option::of(collection::hash_set("[A-Za-z0-9._-]{1,64}", 0..3));

@@ -8,7 +8,15 @@
 //! Under both a caller can get up to twice the limit within one window's length, half before and half after the end of a
 //! window. [`Gcra`](crate::Gcra) and [`SlidingLog`](crate::SlidingLog) have no such boundary.
 //!
+//! # Debt
+//!
+//! A forced charge or a settlement above its reservation may count up to `debt` more than the limit of a window that is
+//! aligned to the clock. What is owed is taken from the next windows: each begins with the count of the one before, less the
+//! limit. So an interval that touches `n` windows admits at most `n · limit + debt`.
+//!
 //! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms in Lua.
+
+use alloc::format;
 
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Recovery, Step, Write};
 use crate::error::ConfigError;
@@ -63,7 +71,8 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     /// # Errors
     /// None today; a `Result` so that all algorithms are built alike.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
-        Ok(Self { window: WindowLimit { limit: rate.count(), window_us: rate.period_us() } })
+        let limit = rate.count();
+        Ok(Self { window: WindowLimit { limit, most: limit, window_us: rate.period_us() } })
     }
 
     /// The length of a window in microseconds.
@@ -78,19 +87,43 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     }
 
     /// The window of a request at `now`, with its count. A request before its start, because the clock went back, counts in it
-    /// too.
+    /// too. If the window is over, the current one begins with what is owed.
     ///
     /// Another limit may have written the state, and count more in it, or for longer. This limit then counts up to its own
     /// number, from a start that is aligned to its own windows, and until the earlier of both ends.
     fn window(&self, state: Option<&WindowState<ALIGNED>>, now: Timestamp) -> WindowState<ALIGNED> {
-        let read = state.map(|state| {
-            let own = self.window.begun(self.begin(state.start));
-            let (count, ends_us) =
-                (state.count.min(self.window.limit), own.ends_us.min(state.ends_us));
-            WindowState { count, ends_us, ..own }
-        });
-        let current = read.filter(|window| now.as_us() < window.ends_us);
-        current.unwrap_or_else(|| self.window.begun(self.begin(now)))
+        let state = state.filter(|state| now.as_us() < state.ends_us);
+        let begun = self.window.begun(self.begin(now));
+        let Some(state) = state else { return begun };
+        let (mut start, mut count) = (self.begin(state.start), state.count.min(self.window.most));
+        if now.as_us() >= start.as_us() + self.window.window_us {
+            let over = begun.start.saturating_us_since(start) / self.window.window_us;
+            count = count.saturating_sub(over.saturating_mul(self.window.limit));
+            if !ALIGNED || count == 0 {
+                return begun;
+            }
+            start = begun.start;
+        }
+        let own = self.window.counting(start, count);
+        WindowState { ends_us: own.ends_us.min(state.ends_us), ..own }
+    }
+
+    /// The write of a state with this count, or of the current window if this limit could not read that count.
+    fn changed_in(
+        &self,
+        state: &WindowState<ALIGNED>,
+        count: u64,
+        current: impl Fn() -> WindowState<ALIGNED>,
+    ) -> Write<WindowState<ALIGNED>> {
+        let (most, start) = (self.window.most, self.begin(state.start));
+        let own = |count: u64| self.window.counting(start, count.min(most));
+        if *state == own(state.count) {
+            return if count > most { current() } else { own(count) }.put();
+        }
+        // Another limit wrote it, and counts by its own length; this one may be owed for longer.
+        let owed_us = if count.min(most) > self.window.limit { own(count).ends_us } else { 0 };
+        let ends_us = state.ends_us.max(owed_us);
+        WindowState { count: count.min(MAX_INTEGER), ends_us, ..*state }.put()
     }
 
     /// A refund or a forced charge, which counts in the window as it was written.
@@ -104,14 +137,37 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         let count = change(window.count);
         let write = match state.filter(|state| now.as_us() < state.ends_us) {
             _ if count == window.count => Write::Keep,
-            None => WindowState { count, ..window }.put(),
-            Some(state) => match change(state.count).min(MAX_INTEGER) {
-                0 => Write::Remove,
-                count => WindowState { count, ..*state }.put(),
-            },
+            None => self.window.counting(window.start, count).put(),
+            Some(state) => self.changed_in(state, change(state.count), || {
+                self.window.counting(window.start, count)
+            }),
+        };
+        let write = match write {
+            Write::Put { state, .. } if state.count == 0 || state.ends_us <= now.as_us() => {
+                Write::Remove
+            }
+            write => write,
         };
         let after = self.window(write.after(state), now);
         Step { decision: self.window.decision((now, cost), after, true), write }
+    }
+}
+
+impl FixedWindow {
+    /// As [`new`](Self::new), and up to `debt` may be owed: see [`Algorithm::debt`].
+    ///
+    /// # Errors
+    /// Limit and debt together above 2^52, or a time to pay the debt back that is.
+    pub fn with_debt(rate: Rate, debt: u64) -> Result<Self, ConfigError> {
+        let Self { window } = Self::new(rate)?;
+        let most = window.limit.saturating_add(debt);
+        let recovery_us = most.div_ceil(window.limit).saturating_mul(window.window_us);
+        if most > MAX_INTEGER || recovery_us > MAX_INTEGER {
+            return Err(ConfigError::new(format!(
+                "{rate} with a debt of {debt} needs integers above 2^52; choose a smaller debt"
+            )));
+        }
+        Ok(Self { window: WindowLimit { most, ..window } })
     }
 }
 
@@ -131,8 +187,23 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
     }
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        let charge = cost.min(self.window.limit - self.window(state, now).count);
+        let charge = cost.min(self.window.most - self.window(state, now).count);
         Some(self.changed(state, (now, cost), |count| count.saturating_add(charge)))
+    }
+
+    fn debt(&self) -> u64 {
+        self.window.most - self.window.limit
+    }
+
+    fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {
+        self.window(state, now).count.saturating_sub(self.window.limit)
+    }
+
+    /// Counts the limit and the debt for a new key.
+    fn filled(&self, now: Timestamp) -> Step<Self::State> {
+        let window = self.window.counting(self.begin(now), self.window.most);
+        let decision = self.window.decision((now, self.window.limit), window, true);
+        Step { decision, write: window.put() }
     }
 
     fn recovery(&self) -> Option<Recovery> {
@@ -149,8 +220,8 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         if ALIGNED { self.window(state, now).start.max(now) } else { now }
     }
 
-    /// Charges what a higher cost adds. Returns what a lower cost leaves if the window of the charge is still the
-    /// current one: the charges of a past window no longer count.
+    /// Charges what a higher cost adds. Returns what a lower cost leaves if the state is still that of the charge's window;
+    /// otherwise less what each window since may have paid of it.
     fn settle(
         &self,
         state: Option<&Self::State>,
@@ -158,12 +229,23 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         reservation: &Reservation,
         cost: u64,
     ) -> MaybeStep<Self> {
-        let counts = self.begin(reservation.timestamp) == self.window(state, now).start;
         match cost.checked_sub(reservation.cost) {
             _ if !ALIGNED => None,
             Some(missing) => self.force(state, now, missing),
-            None if counts => self.refund(state, now, reservation.cost - cost),
-            None => self.refund(state, now, 0),
+            None => {
+                let made = self.begin(reservation.timestamp);
+                let written = state.map_or(now, |state| state.start);
+                let excess = reservation.cost - cost;
+                let back = match self.window(state, now).start.checked_since(made) {
+                    _ if self.begin(written) == made => excess,
+                    None => 0,
+                    Some(since) => {
+                        let windows = since.as_us() / self.window.window_us;
+                        excess.saturating_sub(windows.saturating_mul(self.window.limit))
+                    }
+                };
+                self.refund(state, now, back)
+            }
         }
         .map(|step| step.costing(cost))
     }

@@ -35,6 +35,12 @@
 //! reduce a state to a smaller limit without moving it at every denial. So the state also keeps the time of its last charge,
 //! and `retry_after` stays exact.
 //!
+//! # Debt
+//!
+//! Forced charges and settlements above their reservation may charge `debt` tokens beyond the burst. They stand in the TAT as
+//! any other work, so a request is denied until the work that is left, with its own, fits the burst again. What would pass
+//! burst and debt is forgiven.
+//!
 //! # Settling
 //!
 //! Part of a reservation may have refilled by the time it is settled below its estimate. The difference is returned in full
@@ -107,7 +113,27 @@ impl<const TOKENS: bool> LeakyBucket<TOKENS> {
     /// # Errors
     /// A burst of 0, or numbers too large to stay exact.
     pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
-        let refill = Refill::new(rate, burst)?;
+        Self::with_debt(rate, burst, 0)
+    }
+
+    /// As [`new`](Self::new), and up to `debt` may be owed: see [`Algorithm::debt`](crate::Algorithm::debt).
+    ///
+    /// ```
+    /// use ratelimit_core::{Algorithm, Gcra, Timestamp};
+    ///
+    /// let tokens = Gcra::with_debt("10/s".parse()?, 100, 50)?;
+    /// let forced = tokens.force(None, Timestamp::ZERO, 120).expect("GCRA has forced charges");
+    /// // Twenty are owed: ten more of a burst of 100 fit once thirty have flowed back.
+    /// let state = forced.write.after(None);
+    /// assert_eq!(tokens.owed(state, Timestamp::ZERO), 20);
+    /// assert_eq!(tokens.step(state, Timestamp::ZERO, 10).decision.retry_after_us, Some(3_000_000));
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A burst of 0, or numbers too large to stay exact.
+    pub fn with_debt(rate: Rate, burst: u64, debt: u64) -> Result<Self, ConfigError> {
+        let refill = Refill::with_debt(rate, burst, debt)?;
         Ok(Self { refill, token: fast::Token::of(&refill) })
     }
 

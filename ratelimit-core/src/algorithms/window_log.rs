@@ -97,7 +97,7 @@ impl WindowLog {
                  {MAX_LIMIT}, or use first-request-window, which keeps a count only"
             )));
         }
-        Ok(Self { window: WindowLimit { limit, window_us: rate.period_us() } })
+        Ok(Self { window: WindowLimit { limit, most: limit, window_us: rate.period_us() } })
     }
 
     /// The length of a window in microseconds.

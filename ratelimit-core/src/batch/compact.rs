@@ -23,7 +23,8 @@ pub trait CompactStates {
 /// states of all checks.
 ///
 /// The store then applies the last write that was noted for each check. Returns `None`, and decides nothing, if the
-/// batch is not plain, a state has no compact form, or `now` is the last moment.
+/// batch is not plain, a state has no compact form, a limit with a [debt](crate::Algorithm::debt) has
+/// nothing left, or `now` is the last moment.
 #[inline]
 pub fn decide_compact<A: InMemory>(
     batch: &Batch<'_, A>,
@@ -41,6 +42,10 @@ pub fn decide_compact<A: InMemory>(
             Some(step) => step,
             None => step_compact(algorithm, Some(state), now, check.cost)?,
         };
+        if decision.remaining == 0 && algorithm.debt() > 0 {
+            // What is owed, `decide` tells.
+            return None;
+        }
         all_allowed &= decision.allowed;
         decisions.push(decision);
         if batch.op != Op::Peek {

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::{Batch, Check, Now};
 use crate::algorithms::{Algorithm, Step, Write};
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Account, Decision, Verdict};
 use crate::op::Op;
 use crate::refusal::Refusal;
 use crate::reservation::{Reservation, ReservationId};
@@ -28,9 +28,9 @@ pub trait States<S> {
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp);
 }
 
-/// The step of each check, before it is known whether all of them admit; and, if the batch has an id, its new reservation and
-/// when that expires.
-type Steps<S> = Vec<(Step<S>, Option<(Timestamp, Reservation)>)>;
+/// The step of each check, before it is known whether all of them admit; what it forgives; and, if the batch has an id, its
+/// new reservation and when that expires.
+type Steps<S> = Vec<(Step<S>, u64, Option<(Timestamp, Reservation)>)>;
 
 /// What a check knows about the id of its batch.
 enum IdState {
@@ -66,12 +66,15 @@ pub fn decide<A: Algorithm>(
         && batch.id.is_none()
         && !batch.denied_elsewhere
     {
-        let Step { decision, mut write } = batch.step(check, states.get(0), now)?;
+        let state = states.get(0);
+        let Step { decision, mut write } = batch.step(check, state, now)?;
+        let forgiven = batch.forgiven(check, state, now);
+        let account = account(check, (&decision, write.after(state)), now, forgiven);
         if batch.op != Op::Peek {
             batch.annotate(check, &mut write);
             states.put(0, write);
         }
-        return Ok(Verdict::one(decision));
+        return Ok(Verdict::one(decision).with_accounts(account.map(|account| (0, account))));
     }
 
     decide_several(batch, now, states)
@@ -86,10 +89,12 @@ fn decide_several<A: Algorithm>(
 ) -> Result<Verdict, Refusal> {
     let mut steps = batch.step_all(now, states)?;
     let all_allowed =
-        !batch.denied_elsewhere && steps.iter().all(|(step, _)| step.decision.allowed);
+        !batch.denied_elsewhere && steps.iter().all(|(step, ..)| step.decision.allowed);
     let mut decisions = Vec::with_capacity(batch.checks.len());
+    let mut accounts = Vec::new();
     // All code of the algorithms runs before the first write, so a panic there charges nothing.
-    for ((position, check), (step, reservation)) in batch.checks.iter().enumerate().zip(&mut steps)
+    for ((position, check), (step, forgiven, reservation)) in
+        batch.checks.iter().enumerate().zip(&mut steps)
     {
         if all_allowed {
             batch.annotate(check, &mut step.write);
@@ -109,16 +114,33 @@ fn decide_several<A: Algorithm>(
             }
         }
         decisions.push(step.decision);
+        let after = (&step.decision, step.write.after(states.get(position)));
+        accounts.extend(account(check, after, now, *forgiven).map(|account| (position, account)));
     }
     if batch.op != Op::Peek {
-        for (position, (step, reservation)) in steps.into_iter().enumerate() {
+        for (position, (step, _, reservation)) in steps.into_iter().enumerate() {
             states.put(position, step.write);
             if let Some((expires, reservation)) = reservation {
                 states.put_reservation(position, reservation, expires);
             }
         }
     }
-    Ok(Verdict::several(decisions))
+    Ok(Verdict::several(decisions).with_accounts(accounts))
+}
+
+/// What a decision leaves beside itself, if that can be anything: the key owes nothing while some remains.
+#[inline]
+fn account<A: Algorithm>(
+    check: &Check<'_, A>,
+    (decision, after): (&Decision, Option<&A::State>),
+    now: Timestamp,
+    forgiven: u64,
+) -> Option<Account> {
+    let algorithm = check.limit.algorithm();
+    if decision.remaining > 0 || algorithm.debt() == 0 {
+        return None;
+    }
+    Some(Account { owed: algorithm.owed(after, now), forgiven })
 }
 
 /// The decision of a check that charges nothing, for its cost.
@@ -139,12 +161,16 @@ impl<A: Algorithm> Batch<'_, A> {
     ) -> Result<Steps<A::State>, Refusal> {
         let checks = self.checks.iter().enumerate();
         let Some(id) = self.id else {
-            let step = |(position, check)| Ok((self.step(check, states.get(position), now)?, None));
+            let step = |(position, check): (usize, &Check<'_, A>)| {
+                let state = states.get(position);
+                let step = self.step(check, state, now)?;
+                Ok((step, self.forgiven(check, state, now), None))
+            };
             return checks.map(step).collect();
         };
         let mut steps = Vec::with_capacity(self.checks.len());
         let group = self.reservation_group(|| states.fingerprint());
-        let mut known = !matches!(self.op, Op::Settle | Op::Renew);
+        let mut known = !self.op.needs_id();
         // Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
         let mut lease_has_ended = false;
         for (position, check) in checks {
@@ -167,34 +193,45 @@ impl<A: Algorithm> Batch<'_, A> {
             lease_has_ended |= !is_known && self.op == Op::Renew && algorithm.has_leases();
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
-            let (step, left) = match about {
+            let (step, forgiven, left) = match about {
                 IdState::Done | IdState::Unknown => {
                     let decision = untouched(check, state, now);
-                    (Step { decision, write: Write::Keep }, None)
+                    (Step { decision, write: Write::Keep }, 0, None)
                 }
                 IdState::New => {
                     // An acquired charge can be settled later; any other operation counts as settled.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
                     let (new, group) = (Reservation::new(at, check.cost), group.clone());
                     let step = self.step(check, state, now)?;
-                    (step, Some(Reservation { settled, group, ..new }))
+                    let forgiven = self.forgiven(check, state, now);
+                    (step, forgiven, Some(Reservation { settled, group, ..new }))
                 }
                 IdState::Reserved(reservation) if self.op == Op::Renew => {
                     let step = algorithm.renew(state, now, &reservation).costing(check.cost);
                     let moved = matches!(step.write, Write::Put { .. });
                     let timestamp = if moved { at } else { reservation.timestamp };
                     let since = at.max(reservation.since);
-                    (step, Some(Reservation { timestamp, since, ..reservation }))
+                    (step, 0, Some(Reservation { timestamp, since, ..reservation }))
+                }
+                IdState::Reserved(reservation) if self.op == Op::Extend => {
+                    let more = check.cost.saturating_sub(reservation.cost);
+                    let step = algorithm.step(state, now, more).costing(check.cost);
+                    let cost = reservation.cost.max(check.cost);
+                    (step, 0, Some(Reservation { cost, ..reservation }))
                 }
                 IdState::Reserved(reservation) => {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
                     )?;
+                    let forgiven = match check.cost.checked_sub(reservation.cost) {
+                        Some(more) if algorithm.debt() > 0 => algorithm.forgiven(state, now, more),
+                        _ => 0,
+                    };
                     let once = self.settled_once;
-                    (step, Some(reservation.settled_at(check.cost, now, life_us, once)))
+                    (step, forgiven, Some(reservation.settled_at(check.cost, now, life_us, once)))
                 }
             };
-            steps.push((step, left.map(|left| (left.ends(life_us), left))));
+            steps.push((step, forgiven, left.map(|left| (left.ends(life_us), left))));
         }
         if known && !lease_has_ended { Ok(steps) } else { Err(Refusal::UnknownReservation { id }) }
     }
@@ -206,7 +243,7 @@ impl<A: Algorithm> Batch<'_, A> {
         id: ReservationId,
         known_as: Option<Reservation>,
     ) -> Result<IdState, Refusal> {
-        let settling = matches!(self.op, Op::Settle | Op::Renew);
+        let settling = self.op.needs_id();
         let reserving = settling || matches!(self.op, Op::Acquire | Op::Peek);
         let limit = || check.limit.name().into();
         match known_as {
@@ -214,7 +251,8 @@ impl<A: Algorithm> Batch<'_, A> {
             None => Ok(IdState::New),
             Some(Reservation { settled: Some(at), .. }) => {
                 // A client that lost the answer repeats the same request.
-                let same = at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew);
+                let same =
+                    at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew | Op::Extend);
                 if same {
                     Ok(IdState::Done)
                 } else {
@@ -230,6 +268,16 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
+    /// What a forced charge leaves out of a limit with a debt.
+    #[inline]
+    fn forgiven(&self, check: &Check<'_, A>, state: Option<&A::State>, now: Timestamp) -> u64 {
+        let algorithm = check.limit.algorithm();
+        match self.op {
+            Op::Force if algorithm.debt() > 0 => algorithm.forgiven(state, now, check.cost),
+            _ => 0,
+        }
+    }
+
     #[inline]
     fn step(
         &self,
@@ -242,12 +290,17 @@ impl<A: Algorithm> Batch<'_, A> {
             Op::Acquire | Op::Peek => Some(algorithm.step(state, now, check.cost)),
             Op::Refund => algorithm.refund(state, now, check.cost),
             Op::Force => algorithm.force(state, now, check.cost),
+            Op::Adopt => {
+                let remaining = algorithm.step(state, now, 0).decision.remaining;
+                let more = remaining.saturating_sub(check.cost);
+                algorithm.force(state, now, more).map(|step| step.costing(check.cost))
+            }
             Op::Reset => {
                 let decision = untouched(check, None, now);
                 Some(Step { decision, write: Write::Remove })
             }
-            // `validate` refuses them without an id, and `step_all` settles and renews with one.
-            Op::Settle | Op::Renew => None,
+            // `validate` refuses them without an id, and `step_all` does them with one.
+            Op::Settle | Op::Renew | Op::Extend => None,
         };
         step.ok_or_else(|| Refusal::Unsupported { limit: check.limit.name().into(), op: self.op })
     }

@@ -7,7 +7,7 @@ use derive_where::derive_where;
 
 use super::RateLimiter;
 use crate::algorithms::Algorithm;
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Account, Decision, Verdict};
 use crate::limit::Limit;
 use crate::quota::Quota;
 use crate::rate::Rate;
@@ -59,7 +59,8 @@ impl<'a, A: Algorithm> NamedDecisions<'a, A> {
         let limits = self.limits;
         let shadow = self.verdict.shadow().iter();
         shadow.filter_map(|(position, decision)| {
-            Some(NamedDecision { limit: limits.get(*position)?, decision })
+            let account = Account::default();
+            Some(NamedDecision { limit: limits.get(*position)?, decision, account })
         })
     }
 
@@ -76,8 +77,9 @@ impl<'a, A> Iterator for NamedDecisions<'a, A> {
     fn next(&mut self) -> Option<Self::Item> {
         let decision = self.verdict.decisions().get(self.position)?;
         let limit = self.limits.get(self.verdict.position_of(self.position))?;
+        let account = self.verdict.account(self.position);
         self.position += 1;
-        Some(NamedDecision { limit, decision })
+        Some(NamedDecision { limit, decision, account })
     }
 }
 
@@ -87,6 +89,7 @@ impl<'a, A> Iterator for NamedDecisions<'a, A> {
 pub struct NamedDecision<'a, A> {
     limit: &'a Limit<A>,
     decision: &'a Decision,
+    account: Account,
 }
 
 impl<'a, A: Algorithm> NamedDecision<'a, A> {
@@ -106,6 +109,12 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
     #[must_use]
     pub const fn decision(&self) -> &'a Decision {
         self.decision
+    }
+
+    /// What is owed to the limit, and what it has forgiven; 0 for a shadow limit.
+    #[must_use]
+    pub const fn account(&self) -> Account {
+        self.account
     }
 }
 

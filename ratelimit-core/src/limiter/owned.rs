@@ -9,7 +9,7 @@ use core::task::{Context, Waker};
 use derive_where::derive_where;
 use tokio::runtime::Handle;
 
-use super::{RateLimiter, Request};
+use super::{LimitCosts, RateLimiter, Request};
 use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
@@ -48,21 +48,22 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     pub async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(
         self: &Arc<Self>,
         caller: C,
-        estimate: u64,
+        estimate: impl Into<LimitCosts>,
     ) -> Result<Reserved<S, A, C>, S::Error> {
+        let estimate = estimate.into();
         let (limiter, id) = (self.clone(), ReservationId::random());
         let charge = Arc::new(OwnedCharge { limiter, caller, id });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
         let mut settlement = Settlement {
             charge: charge.clone(),
             runtime: Handle::try_current().ok(),
-            cost: 0,
+            costs: LimitCosts::from(0),
             granted: false,
             done: false,
         };
-        match charge.request().cost(estimate).acquire().await {
+        match charge.request().costs(&estimate).acquire().await {
             Ok(verdict) if verdict.allowed() => {
-                settlement.cost = estimate;
+                settlement.costs = estimate;
                 settlement.granted = true;
                 settlement.done = verdict.is_unrecorded();
                 Ok(Reserved::Granted(OwnedReservation { charge, settlement, verdict }))
@@ -94,7 +95,7 @@ pub enum Reserved<S, A, C> {
 /// # Dropping
 ///
 /// - A lease of a [`Concurrency`](crate::Concurrency) limit is released.
-/// - A reservation is settled at its [`cost`](Self::cost): the estimate, unless [`set_cost`](Self::set_cost) has
+/// - A reservation is settled at its [`costs`](Self::costs): the estimate, unless [`set_cost`](Self::set_cost) has
 ///   changed it. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
 ///   [Committing](Self::commit) 0 gives all of it back.
 ///
@@ -138,13 +139,28 @@ where
 
     /// What it is settled at when it is dropped.
     #[must_use]
-    pub const fn cost(&self) -> u64 {
-        self.settlement.cost
+    pub const fn costs(&self) -> &LimitCosts {
+        &self.settlement.costs
     }
 
     /// Sets what it is settled at when it is dropped, such as the bytes of a response that have been sent so far.
-    pub const fn set_cost(&mut self, cost: u64) {
-        self.settlement.cost = cost;
+    pub fn set_cost(&mut self, cost: impl Into<LimitCosts>) {
+        self.settlement.costs = cost.into();
+    }
+
+    /// Grows the reservation to this total, if what is added fits: a stream that is longer than its estimate asks before it
+    /// goes on. After a denial the reservation is what it was.
+    ///
+    /// # Errors
+    /// What the store could not do; the reservation has expired, or has [no record](Self#without-a-record). After an error
+    /// the settlement is at the cost before.
+    pub async fn extend(&mut self, total: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
+        let total = total.into();
+        let verdict = self.charge.request().costs(&total).extend().await?;
+        if verdict.allowed() {
+            self.settlement.costs = total;
+        }
+        Ok(verdict)
     }
 
     /// Settles the reservation at what it did cost: gives back what was too much, or charges what was missing, down to
@@ -155,12 +171,12 @@ where
     ///
     /// # Errors
     /// What the store could not do; the reservation has expired.
-    pub async fn commit(mut self, cost: u64) -> Result<Verdict, S::Error> {
+    pub async fn commit(mut self, cost: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
         if self.verdict.is_unrecorded() {
             return Ok(self.verdict.clone());
         }
-        self.settlement.cost = cost;
-        let answer = self.charge.request().cost(cost).settle().await;
+        self.settlement.costs = cost.into();
+        let answer = self.charge.request().costs(&self.settlement.costs).settle().await;
         self.settlement.done = match &answer {
             Ok(_) => true,
             Err(error) => error.kind() == ErrorKind::Invalid,
@@ -196,7 +212,7 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers> OwnedCharge<S, A, C> {
 
 /// A charge, as the settlement that is to come of it knows it.
 trait Settles: Send + Sync {
-    fn settle(self: Arc<Self>, cost: u64) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+    fn settle(self: Arc<Self>, costs: LimitCosts) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
 impl<S, A, C> Settles for OwnedCharge<S, A, C>
@@ -205,9 +221,9 @@ where
     A: Algorithm + 'static,
     C: Identifiers + Send + Sync + 'static,
 {
-    fn settle(self: Arc<Self>, cost: u64) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn settle(self: Arc<Self>, costs: LimitCosts) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         // No caller is left to receive an error: the reservation then expires.
-        Box::pin(async move { drop(self.request().cost(cost).settle().await) })
+        Box::pin(async move { drop(self.request().costs(&costs).settle().await) })
     }
 }
 
@@ -219,7 +235,7 @@ struct Settlement {
     charge: Arc<dyn Settles>,
     /// The runtime in which it was made.
     runtime: Option<Handle>,
-    cost: u64,
+    costs: LimitCosts,
     /// The store has answered: no request is in flight that a settlement could overtake.
     granted: bool,
     done: bool,
@@ -233,7 +249,8 @@ impl Drop for Settlement {
         let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
             return;
         };
-        let mut settling = self.charge.clone().settle(self.cost);
+        let mut settling =
+            self.charge.clone().settle(std::mem::replace(&mut self.costs, LimitCosts::from(0)));
         // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
         // store while this thread panics already would end the process.
         if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {

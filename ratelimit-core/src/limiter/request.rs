@@ -1,6 +1,7 @@
 //! [`Request`]: one request of a limiter in full.
 
 use alloc::borrow::Cow;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use derive_where::derive_where;
@@ -9,6 +10,7 @@ use super::RateLimiter;
 use crate::algorithms::Algorithm;
 use crate::batch::{Batch, Check};
 use crate::decision::{Source, Verdict};
+use crate::error::did_you_mean;
 use crate::identifiers::Identifiers;
 use crate::limit::Limit;
 use crate::op::{Now, Op};
@@ -23,11 +25,11 @@ const FEW: usize = 8;
 /// One request of a [`RateLimiter`]: who, at what cost, at what time.
 #[must_use = "a request does nothing until it is applied"]
 #[derive(Debug)]
-#[derive_where(Clone, Copy)]
-pub struct Request<'a, S, A, C: ?Sized> {
+#[derive_where(Clone, Copy; K)]
+pub struct Request<'a, S, A, C: ?Sized, K = u64> {
     pub(super) limiter: &'a RateLimiter<S, A>,
     pub(super) caller: &'a C,
-    pub(super) cost: u64,
+    pub(super) costs: K,
     pub(super) now: Now,
     pub(super) id: Option<ReservationId>,
     /// Whether the limiter drew the id for this charge.
@@ -35,11 +37,154 @@ pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) metadata: &'a [u8],
 }
 
-impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
-    /// The same request at this cost.
-    pub const fn cost(mut self, cost: u64) -> Self {
-        self.cost = cost;
+/// What a request costs under each limit: one cost for all of them, or [of its own](Request::cost_of) for some.
+pub trait Costs: Copy + Send + Sync {
+    /// The cost under the limit of this name.
+    fn of(&self, limit: &str) -> u64;
+
+    /// A name that no limit has, if one is given.
+    fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str>;
+}
+
+impl Costs for u64 {
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "it is a part of each decision in memory")]
+    fn of(&self, _: &str) -> u64 {
+        *self
+    }
+
+    #[inline]
+    fn unknown(&self, _: impl Fn(&str) -> bool) -> Option<&str> {
+        None
+    }
+}
+
+/// One limit's cost, and the costs of the others: see [`Request::cost_of`].
+#[derive(Clone, Copy, Debug)]
+pub struct CostOf<'a, K> {
+    limit: &'a str,
+    cost: u64,
+    others: K,
+}
+
+impl<K: Costs> Costs for CostOf<'_, K> {
+    fn of(&self, limit: &str) -> u64 {
+        if limit == self.limit { self.cost } else { self.others.of(limit) }
+    }
+
+    fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str> {
+        if is_known(self.limit) { self.others.unknown(is_known) } else { Some(self.limit) }
+    }
+}
+
+/// Costs that a value owns: one under all limits, and others under some. A number is the cost under all.
+///
+/// ```
+/// use ratelimit_core::LimitCosts;
+///
+/// let estimate = LimitCosts::from(1).of("input", 812).of("output", 4_000); // and 1 under `requests`
+/// # assert_eq!(estimate.clone().of("input", 9), LimitCosts::from(1).of("output", 4_000).of("input", 9));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitCosts {
+    others: u64,
+    /// By name, in order.
+    of: Vec<(Box<str>, u64)>,
+}
+
+impl LimitCosts {
+    /// The same at another cost under the limit of this name.
+    #[must_use]
+    pub fn of(mut self, limit: &str, cost: u64) -> Self {
+        self.set(limit, cost);
         self
+    }
+
+    /// The cost under all limits, if it is the same.
+    #[must_use]
+    pub fn same(&self) -> Option<u64> {
+        self.of.is_empty().then_some(self.others)
+    }
+
+    /// Sets the cost under the limit of this name.
+    pub fn set(&mut self, limit: &str, cost: u64) {
+        match self.of.binary_search_by(|(name, _)| (**name).cmp(limit)) {
+            Ok(position) => self.of[position].1 = cost,
+            Err(position) => self.of.insert(position, (limit.into(), cost)),
+        }
+    }
+}
+
+impl From<u64> for LimitCosts {
+    fn from(cost: u64) -> Self {
+        Self { others: cost, of: Vec::new() }
+    }
+}
+
+impl Costs for &LimitCosts {
+    fn of(&self, limit: &str) -> u64 {
+        self.of.iter().find(|(name, _)| &**name == limit).map_or(self.others, |(_, cost)| *cost)
+    }
+
+    fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str> {
+        self.of.iter().map(|(name, _)| &**name).find(|name| !is_known(name))
+    }
+}
+
+impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
+    /// The same request at this cost under every limit.
+    pub const fn cost(mut self, cost: u64) -> Self {
+        self.costs = cost;
+        self
+    }
+
+    /// The same request at these costs.
+    pub const fn costs(self, costs: &'a LimitCosts) -> Request<'a, S, A, C, &'a LimitCosts> {
+        let Self { limiter, caller, costs: _, now, id, settled_once, metadata } = self;
+        Request { limiter, caller, costs, now, id, settled_once, metadata }
+    }
+}
+
+impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C, K> {
+    /// The same request at another cost under the limit of this name. All limits are charged, or none, as ever. A name that no
+    /// limit has is [refused](Refusal::UnknownLimit).
+    ///
+    /// ```
+    /// use ratelimit_core::store::Op;
+    /// use ratelimit_core::{Gcra, Limits, RateLimiter};
+    /// use ratelimit_memory::MemoryStore;
+    ///
+    /// let limits = Limits::builder()
+    ///     .limit("input", Gcra::per_minute(40_000))
+    ///     .limit("requests", Gcra::per_minute(50))
+    ///     .build()?;
+    /// let limiter = RateLimiter::new(limits, MemoryStore::new());
+    /// let request = limiter.request("alice").cost_of("input", 812);
+    /// let verdict = request.apply_now(Op::Acquire)?;
+    /// let left: Vec<_> = limiter.named(&verdict).map(|one| one.remaining).collect();
+    /// assert_eq!(left, [39_188, 49]); // `requests` costs 1
+    /// assert!(limiter.request("alice").cost_of("inptu", 812).apply_now(Op::Acquire).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub const fn cost_of(self, limit: &'a str, cost: u64) -> Request<'a, S, A, C, CostOf<'a, K>> {
+        let Self { limiter, caller, costs, now, id, settled_once, metadata } = self;
+        let costs = CostOf { limit, cost, others: costs };
+        Request { limiter, caller, costs, now, id, settled_once, metadata }
+    }
+
+    /// Refuses the cost of a limit that the policy lacks.
+    #[inline]
+    fn knows_costs(&self) -> Result<(), Refusal> {
+        let limits = &self.limiter.limits;
+        match self.costs.unknown(|name| limits.iter().any(|limit| limit.name() == name)) {
+            None => Ok(()),
+            Some(name) => {
+                let names = limits.iter().map(Limit::name);
+                let meant = did_you_mean(name, names.clone());
+                let limits = names.collect::<Vec<_>>().join(", ");
+                Err(Refusal::UnknownLimit { name: name.into(), limits: limits + &meant })
+            }
+        }
     }
 
     /// The same request at this time, for tests and replay.
@@ -75,6 +220,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// # Errors
     /// [`Refusal::MissingIdentifier`] or [`Refusal::NoLimitApplies`], which every other method returns too.
     pub fn validate(&self) -> Result<(), Refusal> {
+        self.knows_costs()?;
         self.limiter.has_required(self.caller)?;
         match self.applicable().next() {
             Some(_) => Ok(()),
@@ -84,7 +230,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 
     /// The limits that apply to the caller, by their position in the policy: those whose identifiers it has, but no
     /// shadow limits. [`Verdict::decisions`] has the same order.
-    pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
+    pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C, K> {
         let limits = self.limiter.limits.iter().enumerate();
         let applies = |limit: &Limit<A>| !limit.is_shadow() && limit.key_for(self.caller).is_some();
         limits.filter(move |(_, limit)| applies(limit)).map(|(position, _)| position)
@@ -123,7 +269,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
             }
             match limit.key_for(self.caller) {
                 Some(Cow::Borrowed(key)) => {
-                    let check = Check { limit, key, cost: self.cost };
+                    let cost = self.costs.of(limit.name());
+                    let check = Check { limit, key, cost };
                     checks.get_or_insert([check; FEW])[count] = check;
                     positions[count] = position;
                     count += 1;
@@ -150,7 +297,10 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     {
         let limits = self.limiter.limits.as_slice();
         keys.iter()
-            .map(|(position, key)| Check { limit: &limits[*position], key, cost: self.cost })
+            .map(|(position, key)| {
+                let limit = &limits[*position];
+                Check { limit, key, cost: self.costs.of(limit.name()) }
+            })
             .collect()
     }
 }
@@ -160,13 +310,14 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 macro_rules! with_batch {
     ($request:expr, $op:expr, |$batch:ident| $apply:expr) => {{
         let request = &$request;
+        request.knows_costs()?;
         if let [limit] = request.limiter.limits.as_slice()
             && !limit.is_shadow()
         {
             let Some(key) = limit.key_for(request.caller) else {
                 return Ok(request.limiter.unlimited(request.caller)?);
             };
-            let check = Check { limit, key: &key, cost: request.cost };
+            let check = Check { limit, key: &key, cost: request.costs.of(limit.name()) };
             let $batch = request.shaped(Batch::one(&check), $op);
             return $apply;
         }
@@ -189,7 +340,7 @@ macro_rules! with_batch {
             let mut is_away = verdict.source() == Source::Fallback;
             for (position, key) in shadow_keys {
                 let limit = &request.limiter.limits.as_slice()[position];
-                let check = Check { limit, key: &key, cost: request.cost };
+                let check = Check { limit, key: &key, cost: request.costs.of(limit.name()) };
                 let batch = request.in_shadow(limit).shaped(Batch::one(&check), $op);
                 let $batch = if is_away { batch.without_store() } else { batch };
                 let decided: Result<Verdict, S::Error> = $apply;
@@ -224,13 +375,13 @@ macro_rules! operations {
     )+ };
 }
 
-impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
+impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized, K: Costs> Request<'_, S, A, C, K> {
     operations! {
         /// Charges the cost if it fits.
         acquire, Acquire;
         /// Decides as [`acquire`](Self::acquire) does, and charges nothing.
         peek, Peek;
-        /// Charges the cost even if it does not fit, down to nothing left.
+        /// Charges the cost even if it does not fit, down to nothing left, or into [debt](Algorithm::debt).
         force, Force;
         /// Gives the cost back, up to the capacity.
         refund, Refund;
@@ -241,6 +392,12 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
         settle, Settle;
         /// Renews the reservation under the [`id`](Self::id). One that does not exist, or was settled, is an error.
         renew, Renew;
+        /// Grows the reservation under the [`id`](Self::id) to the cost, if what is added fits: a stream that is longer than its
+        /// estimate asks before it goes on. The same call again changes nothing. One that does not exist, or was settled, is an error.
+        extend, Extend;
+        /// Adopts what another service says remains of its limit: charges until no more than the cost remains here. With
+        /// [`cost_of`](Self::cost_of) each limit adopts its own.
+        adopt, Adopt;
     }
 
     /// Applies this operation.
@@ -252,18 +409,19 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
     }
 }
 
-impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C> {
+impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'_, S, A, C, K> {
     /// Applies this operation without waiting.
     ///
     /// # Errors
     /// The store's error. A denial is not an error.
     #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
+        self.knows_costs()?;
         if let [limit] = self.limiter.limits.as_slice()
             && !limit.is_shadow()
             && let Some(key) = limit.key_for(self.caller)
         {
-            let check = Check { limit, key: &key, cost: self.cost };
+            let check = Check { limit, key: &key, cost: self.costs.of(limit.name()) };
             return self.limiter.store.apply_now(&self.shaped(Batch::one(&check), op));
         }
         self.apply_any_now(op).0

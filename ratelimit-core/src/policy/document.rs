@@ -39,12 +39,13 @@ struct Document {
 struct Tables(Vec<Limit<Policy>>);
 
 /// The fields of a `[[limit]]`.
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 12] = [
     "name",
     "key",
     "algorithm",
     "rate",
     "burst",
+    "debt",
     "count",
     "required",
     "shadow",
@@ -394,24 +395,27 @@ impl LimitTable {
     /// The rate and the burst, as the algorithm reads them from text.
     fn rate(&self, algorithm: &str) -> Result<String, Fault> {
         self.without(&["bucket", "rates"], algorithm, "leave it out, or use bucketed-window")?;
-        let burst = match self.get("burst") {
-            None => String::new(),
-            Some(GivenValue::Number(burst)) => format!(" burst {burst}"),
+        let number = |field, least| match self.get(field) {
+            None => Ok(String::new()),
+            Some(GivenValue::Number(number)) => Ok(format!(" {field} {number}")),
             Some(wrong) => {
-                let says = "write a whole number of at least 1, without quotes";
-                return Err(ConfigError::new(format!("burst is {wrong}; {says}")).into());
+                let says = "without quotes";
+                Err(ConfigError::new(format!(
+                    "{field} is {wrong}; write a whole number of at least {least}, {says}"
+                )))
             }
         };
+        let (burst, debt) = (number("burst", 1)?, number("debt", 0)?);
         let rate = self.text("rate", "\"10/s\"")?.ok_or_else(|| {
             Fault::missing("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
         })?;
-        Ok(format!("{}{burst}", rate.parse::<Rate>()?))
+        Ok(format!("{}{burst}{debt}", rate.parse::<Rate>()?))
     }
 
     /// The bucket and the rates of a bucketed window, as it reads them from text.
     fn windows(&self) -> Result<String, Fault> {
         let instead = "leave it out, or use gcra or token-bucket";
-        self.without(&["burst"], "bucketed-window", instead)?;
+        self.without(&["burst", "debt"], "bucketed-window", instead)?;
         let instead = "write rates = [\"1000/1s\", \"5000/10s\"]";
         self.without(&["rate"], "bucketed-window", instead)?;
         let missing = || {

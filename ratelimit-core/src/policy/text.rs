@@ -41,7 +41,11 @@ trait WriteNumbers {
 impl<A: FromRate> WriteNumbers for A {
     fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, " {}", self.to_rate())?;
-        self.to_burst().map_or(Ok(()), |burst| write!(f, " burst {burst}"))
+        self.to_burst().map_or(Ok(()), |burst| write!(f, " burst {burst}"))?;
+        match self.debt() {
+            0 => Ok(()),
+            debt => write!(f, " debt {debt}"),
+        }
     }
 }
 
@@ -142,6 +146,8 @@ mod tests {
             "gcra 1000003/30d burst 1000",
             "token-bucket 7/5m burst 7",
             "fixed-window 2/m",
+            "fixed-window 2/m debt 9",
+            "gcra 10/s burst 20 debt 5",
             "first-request-window 60/h",
             "window-log 3/1500ms",
             "sliding-counter 9/2us",
@@ -166,6 +172,13 @@ mod tests {
             ("gcra", "\"10/s\""),
             ("gcra 10/s burst twenty", "burst is \"twenty\""),
             ("fixed-window 10/s burst 20", "no meaning for fixed-window"),
+            ("sliding-log 10/s debt 5", "debt has no meaning for sliding-log"),
+            ("gcra 10/s debt much", "debt is \"much\""),
+            (
+                "gcra 10/s debt 4503599627370496",
+                "debt of 4503599627370496 needs integers above 2^52",
+            ),
+            ("fixed-window 1/d debt 100000", "a smaller debt"),
             ("concurrency 2/s count attempts", "no meaning for concurrency"),
             ("gcra 10/s count everything", "\"10/s\""),
             ("bucketed-window 1/s", "bucket 1s rates"),

@@ -49,8 +49,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         } else {
             let ending = match batch.operation() {
                 Op::Reset => Some(EarlyEnd::Forfeited),
-                Op::Force | Op::Refund | Op::Settle => Some(EarlyEnd::GivenBack),
-                Op::Acquire | Op::Peek | Op::Renew => None,
+                Op::Force | Op::Refund | Op::Settle | Op::Adopt => Some(EarlyEnd::GivenBack),
+                Op::Acquire | Op::Peek | Op::Renew | Op::Extend => None,
             };
             if let Some(ending) = ending {
                 let all = self.ledger.end_of(batch, |slot| slot.end(ending));
@@ -300,7 +300,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
             None => inner.watch(self.slot_key),
         }
         inner.tally.asked.fetch_add(1, Relaxed);
-        Verdict::several(decisions).with_source(verdict.source())
+        Verdict::several(decisions).with_accounts(verdict.accounts()).with_source(verdict.source())
     }
 }
 

@@ -90,8 +90,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         // A forced charge or a refund whose outcome is unknown may have been made, and no caller learns it from a verdict.
         let only_store = match op {
             Op::Acquire | Op::Peek => false,
-            Op::Force | Op::Refund => refuses || undetermined,
-            Op::Reset | Op::Settle | Op::Renew => !is_known,
+            Op::Force | Op::Refund | Op::Adopt => refuses || undetermined,
+            Op::Reset | Op::Settle | Op::Renew | Op::Extend => !is_known,
         };
         if only_store {
             return Err(away);
@@ -168,7 +168,12 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 Some(unasked(check, true, left, 0))
             }
         });
-        let verdict = Verdict::several(decisions.flatten().collect());
+        let local_positions =
+            choices.iter().enumerate().filter(|(_, choice)| **choice == OnOutage::Local);
+        let accounts = local_positions
+            .enumerate()
+            .map(|(nth, (position, _))| (position, locally.account(nth)));
+        let verdict = Verdict::several(decisions.flatten().collect()).with_accounts(accounts);
         Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
     }
 
@@ -185,7 +190,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                     journal.add(check.limit, check.key, check.cost, batch.time());
                 }
                 Op::Refund => journal.take_off(check.limit.name(), check.key, check.cost),
-                Op::Peek | Op::Reset | Op::Settle | Op::Renew => {}
+                Op::Peek | Op::Reset | Op::Settle | Op::Renew | Op::Extend | Op::Adopt => {}
             }
         }
     }

@@ -68,7 +68,7 @@ impl<L: Layer> Store<Policy> for Plain<L> {
         batch: &ratelimit_core::store::Batch<'_, Policy>,
     ) -> Result<Verdict, L::Error> {
         let verdict = self.layer.apply(batch).await?;
-        Ok(Verdict::several(verdict.decisions().to_vec()))
+        Ok(Verdict::several(verdict.decisions().to_vec()).with_accounts(verdict.accounts()))
     }
 }
 

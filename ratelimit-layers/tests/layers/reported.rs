@@ -36,6 +36,10 @@ async fn one_of_everything() {
     store.store().store().set(Mode::Answers);
     tokio::time::advance(Duration::from_secs(1)).await;
     let _ = store.apply(&Batch::one(&asks[1]).op(Op::Peek)).await.expect("decides");
+    let owing = [limit("owing", "fixed-window 3/d debt 2").on_outage(OnOutage::Open)];
+    let asks = checks(&owing, "alice", 9);
+    let forced = store.apply(&Batch::one(&asks[0]).op(Op::Force)).await.expect("decides");
+    assert_eq!((forced.owed(), forced.forgiven()), (2, 4));
 }
 
 #[test]
@@ -61,6 +65,7 @@ fn decisions_are_counted_by_limit_outcome_and_source() {
         ("_decisions_total", "limit=narrow source=fallback outcome=spared", 3),
         ("_decisions_total", "limit=wide source=fallback outcome=allowed", 3),
         ("_decisions_total", "limit=wide source=fallback outcome=denied", 3),
+        ("_forgiven_total", "limit=owing", 4),
         ("_errors_total", "op=acquire kind=corrupt", 1),
         ("_duration_seconds", "op=acquire source=store", 2),
         ("_duration_seconds", "op=acquire source=fallback", 6),

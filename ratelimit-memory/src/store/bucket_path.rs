@@ -6,7 +6,7 @@ use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{Clock, Decision, Timestamp};
 
 use super::MemoryStore;
-use super::fast_path::is_plain;
+use super::fast_path::{is_plain, may_owe};
 use crate::cuckoo::{Address, CuckooTable, Insertion};
 
 /// The outcome of an attempt with the key's buckets locked.
@@ -68,6 +68,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
         let Step { decision, write } =
             step_compact(check.limit.algorithm(), state, now, check.cost)?;
+        if may_owe(check.limit.algorithm(), &decision) {
+            return None;
+        }
         match (write, slot_index) {
             (Write::Put { state, .. }, _) if charges => {
                 let packed = table.pack(state)?;

@@ -32,6 +32,12 @@ pub(super) fn is_plain<A: InMemory>(batch: &Batch<'_, A>) -> bool {
     batch.is_plain() && batch.time() == Now::Store
 }
 
+/// Whether a key may owe, which the general step tells.
+#[inline]
+pub(super) fn may_owe<A: InMemory>(algorithm: &A, decision: &Decision) -> bool {
+    decision.remaining == 0 && algorithm.debt() > 0
+}
+
 /// A key's two candidate buckets.
 #[derive(Clone, Copy)]
 pub(super) struct Probe<'l> {
@@ -89,6 +95,9 @@ impl<'l> Probe<'l> {
         let state = table.unpack(seen.state().ok_or(FastPathMiss::Busy)?);
         let step = step_compact(algorithm, Some(state), now, cost);
         let Step { decision, write } = step.ok_or(FastPathMiss::More)?;
+        if may_owe(algorithm, &decision) {
+            return Err(FastPathMiss::More);
+        }
         match write {
             Write::Put { state, .. } if charges => {
                 let packed = table.pack(state).ok_or(FastPathMiss::More)?;

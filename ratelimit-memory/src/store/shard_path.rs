@@ -15,7 +15,7 @@ use crate::sync::lock;
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Decides a request without an id and metadata on the state in its shard. Returns `None` if there is none, if
-    /// it belongs in a bucket, if there may be no room for the entries that the step adds, or at the end of time.
+    /// it belongs in a bucket, if its key may owe, if there may be no room for the entries that the step adds, or at the end of time.
     pub(super) fn decide_in_shard(
         &self,
         batch: &Batch<'_, A>,
@@ -26,6 +26,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             return None;
         }
         let algorithm = check.limit.algorithm();
+        if algorithm.debt() > 0 {
+            return None;
+        }
         let mut shard = lock(&self.shards[shard_of(hash, self.shards.len())]);
         let slot = shard.find(hash)?;
         let state = shard.state(slot)?;

@@ -21,6 +21,7 @@ use crate::store::RedisStore;
 /// A check's charge, with what is needed to take it back.
 struct UndoableCharge<'b, 'a, A: Algorithm> {
     check: &'b Check<'a, A>,
+    cost: u64,
     before: Option<&'b A::State>,
     slot: &'b CasValue,
     reservation: Option<&'b CasValue>,
@@ -66,6 +67,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             let done = parts.iter().zip(&written).filter(|(_, done)| matches!(done, Ok(true)));
             let done = done.flat_map(|(part, _)| &part.positions).map(|position| UndoableCharge {
                 check: &batch.checks()[*position],
+                cost: batch.checks()[*position].cost.saturating_sub(reads.reserved_cost(*position)),
                 before: reads.states[*position].as_ref(),
                 slot: &reads.slots[*position],
                 reservation: reads.slots.get(reads.states.len() + position),
@@ -97,7 +99,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     where
         A::State: Codec,
     {
-        let UndoableCharge { check, before, slot, reservation, now } = charged;
+        let UndoableCharge { check, cost, before, slot, reservation, now } = charged;
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
         // Together with the reservation: a caller that stops before this still has the charge under its
         // id.
@@ -109,7 +111,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
-        let reservation = Reservation::new(at, check.cost);
+        let reservation = Reservation::new(at, cost);
         let mut attempts = BatchAttempts::new(deadline);
         loop {
             let of_reservation = async {

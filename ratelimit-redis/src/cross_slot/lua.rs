@@ -8,10 +8,10 @@
 //! excess. In return a denied request writes nothing and blocks no capacity meanwhile.
 
 use futures_util::future::join_all;
-use ratelimit_core::Verdict;
 use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::{Refusal, Verdict};
 
-use super::{InSlot, all_of_lookups, charge_attempts, each, join, worst};
+use super::{InSlot, all_of_lookups, charge_attempts, each, join, knows_id, worst};
 use crate::connection::{Argument, Connection};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -51,9 +51,36 @@ impl<C: Connection> RedisStore<Lua, C> {
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        if !matches!(whole.operation(), Op::Acquire | Op::Peek) {
-            return each(self, whole, parts, deadline).await;
+        match whole.operation() {
+            Op::Acquire | Op::Peek => self.in_waves(whole, parts, deadline).await,
+            Op::Extend => {
+                let known = knows_id(self, whole, parts, deadline).await?;
+                let pick = |wanted| {
+                    let picked = parts.iter().zip(&known).filter(|(_, known)| **known == wanted);
+                    picked.filter_map(|(part, _)| part.only(|_| true)).collect::<Vec<_>>()
+                };
+                let (known, mut parts) = (pick(true), pick(false));
+                if let (Some(id), []) = (whole.reservation_id(), &known[..]) {
+                    return Err(Refusal::UnknownReservation { id }.into());
+                }
+                let extended = self.in_waves(whole, &known, deadline).await?;
+                let shown = parts.iter().map(|part| part.untouched(self, whole, deadline));
+                let mut verdicts = all_of_lookups(shown).await?;
+                verdicts.push(extended);
+                parts.push(InSlot::of_all(known));
+                Ok(join(&parts, &verdicts))
+            }
+            _ => each(self, whole, parts, deadline).await,
         }
+    }
+
+    /// Asks every slot, and then charges every slot.
+    async fn in_waves<A: LuaProgram>(
+        &self,
+        whole: &Batch<'_, A>,
+        parts: &[InSlot<'_, A>],
+        deadline: Deadline,
+    ) -> Result<Verdict, RedisError> {
         let slot = |part| {
             let batch = InSlot::batch(part, whole)?;
             let call = Call::of(&self.inner.keys, &batch)?;
@@ -65,6 +92,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             return self.joined(parts, &slots, &shown);
         }
         let charging = deadline.to_charge();
+        let reserve = if whole.operation() == Op::Extend { "grow" } else { "reserve" };
         // An attempt counts once, so there is no second round.
         let attempts =
             slots.iter().flat_map(|slot| &slot.call.twins).any(|check| check.twin.attempts);
@@ -79,7 +107,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 let denied = charge_attempts(self, whole, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
-            let reserving = slots.iter().map(|slot| self.decide_in(slot, "reserve", charging));
+            let reserving = slots.iter().map(|slot| self.decide_in(slot, reserve, charging));
             let reserved = join_all(reserving).await;
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(SlotDecision::allowed)) {
                 let reserved: Vec<_> = reserved.into_iter().flatten().collect();
@@ -121,7 +149,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<SlotDecision, RedisError> {
         let answer = self.run(batch, call, operation, &[], deadline).await?;
         let verdict = match operation {
-            "reserve" => self.decided(batch, call, &answer)?,
+            "reserve" | "grow" => self.decided(batch, call, &answer)?,
             _ => self.would_decide(batch, call, &answer)?,
         };
         Ok(SlotDecision { verdict, answer })
@@ -136,7 +164,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<bool, RedisError> {
         let Ok(SlotDecision { answer, .. }) = reserved else { return Ok(true) };
         let written = call.twins.iter().zip(&answer.notes);
-        let written = written.filter_map(|(twin, made)| Some((twin.clone(), (*made)?)));
+        let written = written.filter(|(_, made)| *made != "-");
         // An attempt stays counted.
         let (counted, charged): (Vec<_>, Vec<_>) =
             written.partition(|(check, _)| check.twin.attempts);
@@ -144,9 +172,9 @@ impl<C: Connection> RedisStore<Lua, C> {
             return Ok(counted.is_empty());
         }
         let (twins, made): (_, Vec<_>) =
-            charged.into_iter().map(|(check, made)| (check, Argument::Number(made))).unzip();
+            charged.into_iter().map(|(check, made)| (check.clone(), Argument::Text(made))).unzip();
         let answer = self.run(batch, &call.with_twins(twins), "undo", &made, deadline).await?;
-        Ok(counted.is_empty() && answer.notes.iter().all(|note| *note == Some(1)))
+        Ok(counted.is_empty() && answer.notes.iter().all(|note| note == "1"))
     }
 
     /// The verdict of what each slot decides. If one denies, those that allow report what they decide in a denied batch.
@@ -157,13 +185,12 @@ impl<C: Connection> RedisStore<Lua, C> {
         decided: &[SlotDecision],
     ) -> Result<Verdict, RedisError> {
         let is_denied = !decided.iter().all(SlotDecision::allowed);
-        let decisions = slots.iter().zip(decided).map(|(SlotPart { batch, call }, slot)| {
+        let verdicts = slots.iter().zip(decided).map(|(SlotPart { batch, call }, slot)| {
             if is_denied && slot.allowed() {
-                let reported = self.would_decide(&batch.denied_elsewhere(), call, &slot.answer)?;
-                return Ok(reported.decisions().to_vec());
+                return self.would_decide(&batch.denied_elsewhere(), call, &slot.answer);
             }
-            Ok(slot.verdict.decisions().to_vec())
+            Ok(slot.verdict.clone())
         });
-        Ok(join(parts, &decisions.collect::<Result<Vec<_>, RedisError>>()?))
+        Ok(join(parts, &verdicts.collect::<Result<Vec<_>, RedisError>>()?))
     }
 }

@@ -22,10 +22,8 @@ impl<C: Connection> RedisStore<Multi, C> {
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
         if whole.operation() == Op::Reset {
-            let resetting = parts.iter().map(async |part| {
-                let reset = self.reset(&part.batch(whole)?, deadline).await?;
-                Ok(reset.decisions().to_vec())
-            });
+            let resetting =
+                parts.iter().map(async |part| self.reset(&part.batch(whole)?, deadline).await);
             return Ok(join(parts, &all_of_requests(resetting).await?));
         }
         let of_part =

@@ -6,14 +6,15 @@
 --           charge); the caller's metadata; the text that ends a reservation (its group; empty for one check). Then per
 --           check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt is charged (0 if
 --           only admitted requests are charged); the index in KEYS of the reservation under the batch's id (0 without an id);
---           its life in µs; what the operation needs besides; and the algorithm's parameters. A stack of limits is one check
+--           its life in µs; what the operation needs besides ('adopt': the limit's number); and the algorithm's parameters. A stack of limits is one check
 --           per limit.
 --
 -- A batch whose keys lie in several slots runs one script per slot. cross_slot/lua.rs says when each of these is called:
 --
 --     ask      A peek that removes what no limit wrote, as an acquire does.
 --     reserve  An acquire that may be taken back. Answers where each charge went, or '-'.
---     undo     Takes back what 'reserve' charged, which is given where it went. Answers 1 or 0 for each check.
+--     grow     An extension that may be taken back. Answers as 'reserve', with a colon and what the reservation had before.
+--     undo     Takes back what 'reserve' or 'grow' charged, given as they answered it. Answers 1 or 0 for each check.
 --     attempt  An acquire of a batch that another slot has denied.
 --
 -- 'heal' sets each state to a full limit as of now if it still is as given. Answers 1 or 0 for each check.
@@ -30,13 +31,15 @@ local operation, metadata, group = ARGV[first0], ARGV[first0 + 1], ARGV[first0 +
 local once = operation == 'settle-once'
 -- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
 local REPEAT_US = 10000000
-local reserves, denied = operation == 'reserve', operation == 'attempt'
+local grows, denied = operation == 'grow', operation == 'attempt'
+local reserves = grows or operation == 'reserve'
 -- Whether a value that no limit wrote is removed, so the limit recovers and the error is reported once.
 local removes = operation ~= 'peek'
 if operation == 'ask' then operation = 'peek' end
 if once then operation = 'settle' end
-if reserves or denied then operation = 'acquire' end
-local looks, settling = operation == 'peek', operation == 'settle' or operation == 'renew'
+if reserves or denied then operation = grows and 'extend' or 'acquire' end
+local looks, extends = operation == 'peek', operation == 'extend'
+local settling = extends or operation == 'settle' or operation == 'renew'
 -- The index of the key that is being read.
 local reading
 
@@ -139,7 +142,7 @@ local function status(check)
   if reservation.settled_text then
     -- The same request again is how a client asks for a lost reply.
     local same = reservation.settled_text == check.cost_text
-    if same and operation ~= 'acquire' and operation ~= 'renew' then return 'done' end
+    if same and operation ~= 'acquire' and operation ~= 'renew' and not extends then return 'done' end
     error(REFUSED)
   end
   if settling then return 'live' end
@@ -155,6 +158,29 @@ local function change(check, name, cost, made)
   return at or now
 end
 
+-- The largest cost that fits a limit, by bisection: a twin says only whether a cost does. The twins of a stack were given
+-- the same number.
+local function remaining(number)
+  local function fits(cost)
+    for _, check in ipairs(checks) do
+      if check.given == number then
+        change(check, 'acquire', cost)
+        if not check.fits then return false end
+      end
+    end
+    return true
+  end
+  local least, above = 0, 1
+  while fits(above) do
+    least, above = above, above * 2
+  end
+  while above - least > 1 do
+    local cost = math.floor((least + above) / 2)
+    if fits(cost) then least = cost else above = cost end
+  end
+  return least
+end
+
 -- Applies the operation to a check whose id is new.
 local function apply(check)
   local cost = check.cost
@@ -164,6 +190,8 @@ local function apply(check)
     return at
   elseif operation == 'force' then
     return change(check, 'force', cost)
+  elseif operation == 'adopt' then
+    return change(check, 'force', math.max(0, remaining(check.given) - cost))
   elseif operation == 'refund' then
     return change(check, 'give', cost)
   end
@@ -175,10 +203,19 @@ local function apply(check)
   return at
 end
 
--- Settles or renews a reservation.
+-- Settles, renews or extends a reservation.
 local function settle(check, reservation)
   local algorithm, cost = check.algorithm, check.cost
-  if algorithm.settles == 'all' then
+  if extends then
+    local more = cost > reservation.cost
+    local at = change(check, 'acquire', more and cost - reservation.cost or 0)
+    reservation.reserved = grows and more
+    if more then
+      check.made, check.before = at, reservation.cost_text
+      reservation.cost_text = check.cost_text
+    end
+    return now
+  elseif algorithm.settles == 'all' then
     return change(check, operation, reservation.cost, reservation.timestamp)
   elseif operation == 'renew' then
     return change(check, 'acquire', 0)
@@ -204,7 +241,12 @@ local function step(check)
     local reservation = check.known
     local own = not check.reservation_key
       or reservation and reservation.reserved and reservation.cost_text == check.cost_text and reservation.group == group
-    if own then change(check, 'undo', check.cost, tonumber(check.given)) end
+    if not own then return end
+    local made, before = match(check.given, '^(%d+):?(%d*)$')
+    change(check, 'undo', check.cost - (tonumber(before) or 0), tonumber(made))
+    if check.write and before ~= '' then
+      reservation.cost_text, reservation.reserved, check.reservation = before, false, reservation
+    end
     return
   end
   local is, reservation = status(check), check.known
@@ -224,7 +266,7 @@ local function step(check)
         reservation.timestamp, reservation.since = forgotten, now
       end
       reservation.settled_text = check.cost_text
-    else
+    elseif not extends then
       -- A charge that did not move only lives longer.
       if check.write == 'put' then reservation.timestamp = at end
       reservation.since, reservation.reserved = math.max(at, reservation.since), false
@@ -326,9 +368,9 @@ local function write(check)
       call('DEL', check.reservation_key)
     end
     wrote = wrote or check.write
-    if reserves and check.write then
+    if reserves and check.write and check.made then
       local mark = algorithm.mark and algorithm.mark(algorithm.read(check.key, check.field))
-      check.note = format('%d', mark or check.made)
+      check.note = format('%d', mark or check.made) .. (check.before and ':' .. check.before or '')
     elseif operation == 'undo' or operation == 'heal' then
       check.note = check.write and 1 or 0
     end

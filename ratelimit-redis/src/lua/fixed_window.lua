@@ -1,6 +1,7 @@
 -- The fixed window, aligned to the clock: a count that restarts at every full period.
 --
--- The state is the start of the window, the cost admitted in it, and its end. The Rust twin is
+-- The state is the start of the window, the cost admitted in it, and its end. A count above the capacity, up to `most`, is
+-- owed: each following window begins with what is left of it once the capacity has been taken off. The Rust twin is
 -- fixed_window.rs in ratelimit-core. README.md beside this file specifies what each section receives and what it leaves.
 
 --- fresh
@@ -10,33 +11,49 @@ start, count, ends_us = now, 0, now
 start < 2^52
 
 --- level
-local begun, held, kept = start, count, ends_us
--- A window of another length is over when it ends.
-if now >= ends_us then held, count = 0, 0 end
--- Align the start again, for the same reason.
+local begun, held, written_us = start, count, ends_us
+-- Another limit aligned the start to windows of another length.
 start = start - start % window_us
-local current = now - now % window_us
+local aligned, current, used = start, now - now % window_us, 0
+if now < ends_us then
+  -- A state written under a larger limit is capped at this limit.
+  used = count < most and count or most
+  if start < current then used = math.max(used - (current - start) / window_us * capacity, 0) end
+else
+  held, start = 0, current
+end
 -- An earlier window is over. A later one, written before the clock went back, counts.
-if start < current then start, count = current, 0 end
+if start < current then start = current end
 if start > at then at = start end
--- A state written under a larger limit is capped at this limit.
-local used = count
-if used > capacity then used = capacity end
 
 --- move
 count = after
-ends_us = start + window_us
+ends_us = start + (count > capacity and ceil(count / capacity) or 1) * window_us
 expires = ends_us
 
 --- give
--- A charge of a past window no longer counts.
-if made and made - made % window_us ~= start then charge = 0 end
+-- A charge of a past window counts in the state of that window. In a later one it counts less what each window since may
+-- have paid of it.
+local window = made and made - made % window_us
+if made and window ~= aligned then
+  charge = window > start and 0 or math.max(charge - (start - window) / window_us * capacity, 0)
+end
 
 --- carry
--- Another limit may have written the state, and count more, or for longer: the change counts in its window.
+-- The change counts in the window as it was written: another limit may count more in it, or for longer. Only a count that
+-- this limit could not read begins anew in the current window.
 if held > 0 then
-  count = after > used and held + after - used or held - charge
-  if count < 0 then count = 0 end
-  if count >= 2^52 then count = 2^52 - 1 end
-  start, ends_us, expires, gone = begun, kept, kept, count == 0
+  local counts = after > used and held + after - used or held - charge
+  if counts < 0 then counts = 0 end
+  local capped, before = counts < most and counts or most, held < most and held or most
+  local gone_us = aligned + (capped > capacity and ceil(capped / capacity) or 1) * window_us
+  local own = begun == aligned and held <= most
+    and written_us == aligned + (before > capacity and ceil(before / capacity) or 1) * window_us
+  if not own then
+    start, count, ends_us = begun, math.min(counts, 2^52 - 1), capped > capacity and math.max(written_us, gone_us) or written_us
+  elseif counts <= most then
+    start, count, ends_us = begun, counts, gone_us
+  end
+  expires = ends_us
 end
+gone = count == 0 or ends_us <= now

@@ -8,8 +8,8 @@
 --       ├──────── used ────────┤───── what is left ──────┤
 --
 -- A token is a number of units of work; a refill tick does `tick_units` of them and lasts `tick_us`, one
--- microsecond for all but the largest numbers. An empty bucket refills in `full_us`. At 3/s a tick does 3 units
--- and a token is 1,000,000: one token admitted at 0 is done after 333,333⅓ µs.
+-- microsecond for all but the largest numbers. An empty bucket refills in `full_us`; what is used beyond it is
+-- owed, and capacity and debt together are at most `most`. At 3/s a tick does 3 units and a token is 1,000,000: one token admitted at 0 is done after 333,333⅓ µs.
 --
 -- The state is the TAT rounded up to a whole tick; the `surplus`, the units by which that is too much, here
 -- 333,334 · 3 - 1,000,000 = 2; and the `timestamp` at which the state was written.
@@ -31,17 +31,18 @@ timestamp < 2^52
 --- level
 -- A time before the state's own counts as the state's.
 if timestamp > at then at = timestamp end
--- A state written under a larger limit owes at most this limit's whole burst.
-local latest_us, written_us, timestamp_us = timestamp + full_us, tat_us, timestamp
+-- A state written under a larger limit has at most this limit's whole burst and debt to do.
+local recovery_us = ceil(most / tick_units) * tick_us
+local latest_us, written_us, timestamp_us = timestamp + recovery_us, tat_us, timestamp
 if tat_us > latest_us then tat_us, surplus = latest_us, 0 end
 if surplus >= tick_units then surplus = tick_units - 1 end
 local ticks, used = 0, 0
 if tat_us > at then
   ticks = ceil((tat_us - at) / tick_us)
-  -- The last tick of a whole burst may do more units than the burst needs: at least those are surplus, or more
-  -- than the capacity would be used.
+  -- The last tick of the most work may do more units than that work needs: at least those are surplus, or more
+  -- than the most would be used.
   if tat_us + tick_us > latest_us then
-    local rounded = full_us / tick_us * tick_units - capacity
+    local rounded = recovery_us / tick_us * tick_units - most
     if surplus < rounded then surplus = rounded end
   end
   used = ticks * tick_units - surplus
@@ -66,10 +67,10 @@ expires = tat_us
 --- give
 -- A charge of a known time: all of it if nothing was charged since, otherwise less what can have refilled since,
 -- so that settling never creates capacity.
-if made and charge > capacity then charge = capacity end
+if made and charge > most then charge = most end
 if made and timestamp ~= made then
   local ago_us = now > made and now - made or 0
-  local flowed = ago_us < full_us and ceil(ago_us / tick_us) * tick_units or charge
+  local flowed = ago_us < recovery_us and ceil(ago_us / tick_us) * tick_units or charge
   charge = charge > flowed and charge - flowed or 0
 end
 

@@ -76,7 +76,7 @@ local function of_numbers(name, parameters, look, run, settles)
   end
 
   function twin.change(limit, stored, operation, cost, made)
-    if operation == 'full' then operation = 'acquire' end
+    if operation == 'full' then return run(limit, nil, 'force', limit.most or limit.capacity) end
     return run(limit, stored, operation, cost * limit.cost_unit, made)
   end
 

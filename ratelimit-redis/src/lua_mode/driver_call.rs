@@ -22,7 +22,7 @@ pub(crate) struct DriverAnswer {
     /// What it did: see [`RedisStore::verdict`].
     line: String,
     /// What it says of each twin, for an operation that says something.
-    pub(crate) notes: Vec<Option<u64>>,
+    pub(crate) notes: Vec<String>,
     /// What it read.
     seen: Vec<u8>,
 }
@@ -35,7 +35,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        let answer = self.run(batch, call, operation(batch), &[], deadline).await;
+        let adopts = batch.operation() == Op::Adopt;
+        let limits = call.twins.iter().filter(|_| adopts);
+        let limits: Vec<_> = limits.map(|twin| Argument::Number(twin.position as u64)).collect();
+        let answer = self.run(batch, call, operation(batch), &limits, deadline).await;
         let answer = answer.map_err(|error| match batch.operation() {
             Op::Peek => error.of_a_lookup(),
             _ => error,
@@ -96,7 +99,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let parsed = of_one(batch.time(), &answer).map(|(now, line, seen)| {
             let mut words = line.split(' ');
             let line = words.next().unwrap_or_default().to_owned();
-            let notes = words.map(|note| note.parse().ok()).collect();
+            let notes = words.map(str::to_owned).collect();
             DriverAnswer { now, line, notes, seen: seen.to_vec() }
         });
         parsed.ok_or_else(|| self.inner.unexpected(&Reply::Text(answer)))
@@ -141,7 +144,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             }
             let cut = self.run(&batch, &call, "heal", &given, deadline).await?;
             // What others changed meanwhile is looked at again.
-            let mut is_cut = cut.notes.iter().map(|note| *note == Some(1));
+            let mut is_cut = cut.notes.iter().map(|note| note == "1");
             call.twins.retain(|_| !is_cut.next().unwrap_or_default());
             let is_left = |position| call.twins.iter().any(|check| check.position == position);
             healed.extend(found.into_iter().filter(|(position, _)| !is_left(*position)));
@@ -191,6 +194,8 @@ pub(super) const fn operation<A: LuaProgram>(batch: &Batch<'_, A>) -> &'static s
         Op::Settle if batch.is_settled_once() => "settle-once",
         Op::Settle => "settle",
         Op::Renew => "renew",
+        Op::Extend => "extend",
+        Op::Adopt => "adopt",
     }
 }
 

@@ -29,10 +29,14 @@ static GCRA: Program = of_numbers!(
     "gcra",
     "gcra.lua",
     &["tat_us", "surplus", "timestamp"],
-    &["tick_units", "tick_us", "full_us"]
+    &["tick_units", "tick_us", "most"]
 );
-static FIXED_WINDOW: Program =
-    of_numbers!("fixed-window", "fixed_window.lua", &["start", "count", "ends_us"], &["window_us"]);
+static FIXED_WINDOW: Program = of_numbers!(
+    "fixed-window",
+    "fixed_window.lua",
+    &["start", "count", "ends_us"],
+    &["window_us", "most"]
+);
 static FIRST_REQUEST_WINDOW: Program = of_numbers!(
     "first-request-window",
     "first_request_window.lua",
@@ -89,7 +93,7 @@ fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Timestamp,
 impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
     fn twins(&self) -> Vec<Twin> {
         let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
-        let parameters = Parameters::new([tick_units, tick_us, self.refill().full_us()]);
+        let parameters = Parameters::new([tick_units, tick_us, self.refill().most_units()]);
         vec![Twin::new(&GCRA, self.capacity(), parameters).in_units(token_units)]
     }
 
@@ -101,7 +105,8 @@ impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
 
 impl LuaProgram for FixedWindow {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.window_us()]);
+        let most = self.capacity() + self.debt();
+        let parameters = Parameters::new([self.window_us(), most]);
         vec![Twin::new(&FIXED_WINDOW, self.capacity(), parameters)]
     }
 

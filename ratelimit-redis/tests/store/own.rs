@@ -123,7 +123,7 @@ impl InMemory for By {}
 impl LuaProgram for By {
     fn twins(&self) -> Vec<Twin> {
         let refill = self.0.refill();
-        let parameters = Parameters::new([refill.tick_units, refill.tick_us, refill.full_us()]);
+        let parameters = Parameters::new([refill.tick_units, refill.tick_us, refill.most_units()]);
         vec![Twin::new(self.1, self.capacity(), parameters).in_units(refill.token_units)]
     }
 
@@ -148,7 +148,7 @@ macro_rules! copies {
                     assert!(GCRA.contains($line), "gcra.lua has changed");
                     let (state, parameters) = (
                         &["tat_us", "surplus", "timestamp"],
-                        &["tick_units", "tick_us", "full_us"],
+                        &["tick_units", "tick_us", "most"],
                     );
                     let source = GCRA.replace($line, $wrong).leak();
                     Program::of_numbers($name, state, parameters, source)

@@ -89,7 +89,8 @@ fn forgives<A: InMemory>(
     })?;
     let (before, now) =
         (limit.step(Some(state), at, 0).decision, limit.step(after, at, 0).decision);
-    let back_us = other.step(None, at, back.min(other.capacity())).decision.reset_after_us;
+    let charged = other.force(None, at, back).map(|step| step.decision);
+    let back_us = charged.unwrap_or_else(|| other.filled(at).decision).reset_after_us;
     // What a unit of cost is worth may differ, where it is a time.
     let in_time = back > 0 && limit.recovery() != Some(Recovery::AtReset);
     let forgives = now.remaining > before.remaining.saturating_add(back)

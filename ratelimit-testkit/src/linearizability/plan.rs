@@ -33,12 +33,13 @@ impl Lcg {
             4..=6 => Op::Refund,
             7 | 8 => Op::Force,
             9 => Op::Reset,
+            17 => Op::Adopt,
             10..=13 if scenario.reservations => Op::Settle,
             14 if scenario.reservations => Op::Renew,
+            15 | 16 if scenario.reservations => Op::Extend,
             _ => Op::Acquire,
         };
-        let with_id =
-            scenario.reservations && (matches!(op, Op::Settle | Op::Renew) || self.below(6) == 0);
+        let with_id = scenario.reservations && (op.needs_id() || self.below(6) == 0);
         let checks = if self.below(4) == 0 { 1 + self.below(scenario.batch) } else { 1 };
         let mut asks: Vec<(usize, usize, u64)> = Vec::new();
         for _ in 0..checks {

@@ -164,15 +164,23 @@ fn ops(able: Able, many: bool) -> impl Strategy<Value = (Op, Option<ReservationI
     let id = prop_oneof![4 => Just(IDS[0]), 1 => Just(IDS[1]), 2 => Just(DRAWN)];
     let reserves = able.can(Capability::Reservations);
     let (plain, reserving) = if many { (3, 20) } else { (8, 4) };
-    let without =
-        [(14, Op::Acquire), (3, Op::Peek), (3, Op::Refund), (2, Op::Force), (1, Op::Reset)];
+    let without = [
+        (14, Op::Acquire),
+        (3, Op::Peek),
+        (3, Op::Refund),
+        (2, Op::Force),
+        (1, Op::Reset),
+        (2, Op::Adopt),
+    ];
     let under = [
         (10, Op::Acquire),
         (8, Op::Settle),
         (4, Op::Renew),
+        (4, Op::Extend),
         (1, Op::Peek),
         (1, Op::Refund),
         (1, Op::Force),
+        (1, Op::Adopt),
         (1, Op::Reset),
     ];
     let can = move |(_, op): &(u32, Op)| able.can_do(*op);
@@ -258,7 +266,7 @@ impl<A: Algorithm + 'static> Pool<A> {
             let mut limit_keys = HashSet::new();
             let mut asked: Vec<_> = draft.asks.clone();
             let known = id.and_then(|id| reserved.get(&id)).filter(|_| draft.again);
-            if let (Op::Settle | Op::Renew, Some(known)) = (op, known) {
+            if let (true, Some(known)) = (op.needs_id(), known) {
                 let costs = draft.asks.iter().map(|(.., cost)| *cost).cycle();
                 asked = known
                     .iter()

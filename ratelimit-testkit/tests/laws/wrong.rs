@@ -30,6 +30,10 @@ pub(crate) enum Flaw {
     LosesTheTtl,
     /// INCR and EXPIRE on every request: the window of a client that keeps coming never ends.
     ExtendsTheWindow,
+    /// What is owed at the end of a window is forgotten.
+    ForgetsDebt,
+    /// A forced charge or a settlement does not tell what it forgives.
+    ForgivesInSilence,
     /// A batch that one limit denies has already been charged to the limits before it.
     ChargesTheSiblings,
     /// The state has a time to live in whole seconds and no timestamp: it counts for too long.
@@ -323,7 +327,14 @@ impl WrongStore {
     /// The states of these keys in the store's belief.
     fn read(&self, kept: &Kept, keys: &[Key], now: Timestamp) -> Vec<Option<PolicyState>> {
         let minted = |entry: &Entry| self.is(Flaw::MintsWhenTimeGoesBack) && now < entry.written;
-        let read = |key| kept.entries.get(key).filter(|entry| !minted(entry));
+        let forgotten = |entry: &Entry| match (&entry.state, &entry.policy) {
+            (PolicyState::FixedWindow(window), Policy::FixedWindow(of)) => {
+                let ends = window.start.saturating_add_us(of.window_us());
+                self.is(Flaw::ForgetsDebt) && ends <= now
+            }
+            _ => false,
+        };
+        let read = |key| kept.entries.get(key).filter(|e| !minted(e) && !forgotten(e));
         keys.iter().map(|key| read(key).map(|entry| entry.state.clone())).collect()
     }
 
@@ -399,7 +410,13 @@ impl WrongStore {
             told
         };
         let told: Vec<_> = verdict.decisions().iter().zip(batch.checks()).map(told).collect();
-        if let [one] = told[..] { Verdict::one(one) } else { Verdict::several(told) }
+        let accounts = verdict.accounts().map(|(position, mut account)| {
+            if self.is(Flaw::ForgivesInSilence) {
+                account.forgiven = 0;
+            }
+            (position, account)
+        });
+        Verdict::several(told).with_accounts(accounts)
     }
 }
 

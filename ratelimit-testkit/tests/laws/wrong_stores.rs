@@ -43,6 +43,8 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ReleasesAnyLease, Agrees, &[LEASES]),
     (Flaw::ReadThenWrite, ManyTasks, &[GCRA, FIXED, LOG, LIST, LEASES, PUSH_FIRST, Mixed]),
     (Flaw::ReadsTheClockFirst, ManyTasks, &[GCRA, FIRST, LOG, LIST, LEASES, DRAINED]),
+    (Flaw::ForgetsDebt, Agrees, &[FIXED]),
+    (Flaw::ForgivesInSilence, Agrees, &[GCRA, FIXED]),
     (Flaw::LosesTheTtl, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES, INCR_FIRST]),
     (Flaw::SweepsWithoutGrace, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES]),
     (Flaw::OwnClockStands, DecidesByItsOwnClock, &[GCRA, FIXED, LOG, LEASES, DRAINED, Mixed]),

@@ -1,7 +1,9 @@
 //! [`Hold`]: reservations that outlive the response.
 
+use std::error::Error;
 use std::sync::{Arc, Weak};
 
+use ratelimit_core::{LimitCosts, Verdict};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
@@ -43,6 +45,28 @@ pub struct Hold(
 );
 
 impl Hold {
+    /// Grows what the request has reserved to this total, if what is added fits: a stream that is longer than its estimate asks
+    /// before it goes on, and stops after a denial. Returns the last verdict, `None` without a reservation. Layers inside each
+    /// other are asked one after the other, up to the first that denies.
+    ///
+    /// # Errors
+    /// The error of the store.
+    pub async fn extend(
+        &self,
+        total: impl Into<LimitCosts>,
+    ) -> Result<Option<Verdict>, Box<dyn Error + Send + Sync>> {
+        let (total, mut last) = (total.into(), None);
+        for reservation in self.0.iter().filter_map(Weak::upgrade) {
+            let verdict = reservation.settles.lock().await.extend(total.clone()).await?;
+            let goes_on = verdict.allowed();
+            last = Some(verdict);
+            if !goes_on {
+                break;
+            }
+        }
+        Ok(last)
+    }
+
     /// Keeps the reservations until the returned value is dropped. In a tokio runtime, they are renewed meanwhile, so that a
     /// lease may be shorter than the connection lives.
     ///

@@ -7,7 +7,8 @@ use std::time::Duration;
 use http::{Extensions, Response, StatusCode};
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::store::Reservation as Core;
-use ratelimit_core::{Limit, RateLimiter, Reserved, Store};
+use ratelimit_core::{Limit, LimitCosts, RateLimiter, Reserved, Store};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::open::{Counted, OpenReservation};
@@ -29,14 +30,14 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
         gate: &Gate<S, A>,
         limiter: &Arc<RateLimiter<S, A>>,
         caller: IdentifiedCaller<'_>,
-        cost: u64,
+        costs: LimitCosts,
     ) -> GateResult<Underway> {
         let counted = Counted {
             sources: caller.sources.clone(),
             values: caller.values.clone(),
             _token: self.settlements.token(),
         };
-        let reserved = limiter.reserve_owned(counted, cost).await;
+        let reserved = limiter.reserve_owned(counted, costs).await;
         let decided = match &reserved {
             Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
             Ok(Reserved::Denied(verdict)) => Ok(verdict),
@@ -48,7 +49,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
             let algorithms = || limiter.limits().iter().map(Limit::algorithm);
             let shortest_us = algorithms().filter_map(A::reservation_us).min();
             underway.reservation = Some(Arc::new(OpenReservation {
-                settles: Box::new(owned),
+                settles: Mutex::new(Box::new(owned)),
                 by_handler: None,
                 by_response: Meter::default(),
                 life: Duration::from_micros(shortest_us.unwrap_or(Core::LIFE_US)),

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use derive_where::derive_where;
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{ErrorKind, Identifiers, OwnedReservation, Store, StoreError as _};
+use ratelimit_core::{
+    ErrorKind, Identifiers, LimitCosts, OwnedReservation, Store, StoreError as _, Verdict,
+};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -39,17 +42,36 @@ impl Identifiers for Counted {
     }
 }
 
+/// The error of any store.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// A reservation of any store, which is settled at its cost when it is dropped.
 pub(super) trait Settle: Send + Sync {
-    fn set_cost(&mut self, cost: u64);
+    /// Sets the cost under all limits, if there is one, and then that under some.
+    fn set_costs(&mut self, all: Option<u64>, each: Vec<(Box<str>, u64)>);
+
+    /// Grows it to this total, if that fits.
+    fn extend(
+        &mut self,
+        total: LimitCosts,
+    ) -> Pin<Box<dyn Future<Output = Result<Verdict, BoxError>> + Send + '_>>;
 
     /// Keeps it from expiring. Returns whether it had not.
     fn renew(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>>;
 }
 
 impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A, Counted> {
-    fn set_cost(&mut self, cost: u64) {
-        self.set_cost(cost);
+    fn set_costs(&mut self, all: Option<u64>, each: Vec<(Box<str>, u64)>) {
+        let mut costs = all.map_or_else(|| self.costs().clone(), LimitCosts::from);
+        each.into_iter().for_each(|(limit, cost)| costs.set(&limit, cost));
+        self.set_cost(costs);
+    }
+
+    fn extend(
+        &mut self,
+        total: LimitCosts,
+    ) -> Pin<Box<dyn Future<Output = Result<Verdict, BoxError>> + Send + '_>> {
+        Box::pin(async { self.extend(total).await.map_err(BoxError::from) })
     }
 
     fn renew(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
@@ -71,7 +93,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
 #[derive_where(Debug)]
 pub(super) struct OpenReservation {
     #[derive_where(skip)]
-    pub(super) settles: Box<dyn Settle>,
+    pub(super) settles: Mutex<Box<dyn Settle>>,
     pub(super) by_handler: Option<Meter>,
     pub(super) by_response: Meter,
     /// How long it lives without a renewal.
@@ -88,7 +110,7 @@ impl OpenReservation {
         loop {
             sleep((life / 3).max(Duration::from_millis(1))).await;
             let Some(this) = this.upgrade() else { return };
-            if !this.settles.renew().await {
+            if !this.settles.lock().await.renew().await {
                 return;
             }
         }
@@ -100,9 +122,8 @@ impl Drop for OpenReservation {
         if let Some((since, hold_time)) = &self.since {
             hold_time.add(since.elapsed());
         }
-        let by_handler = self.by_handler.as_ref().and_then(Meter::cost);
-        if let Some(cost) = by_handler.or_else(|| self.by_response.cost()) {
-            self.settles.set_cost(cost);
-        }
+        let by_handler = self.by_handler.as_ref();
+        let all = by_handler.and_then(Meter::cost).or_else(|| self.by_response.cost());
+        self.settles.get_mut().set_costs(all, by_handler.map(Meter::costs).unwrap_or_default());
     }
 }

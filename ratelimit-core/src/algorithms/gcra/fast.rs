@@ -32,6 +32,8 @@ pub(super) struct Token {
 impl Token {
     pub(super) const fn of(refill: &Refill) -> Option<Self> {
         match (NonZeroU64::new(refill.token_units), NonZeroU64::new(refill.burst)) {
+            // A state may owe more than the burst.
+            _ if refill.most > refill.burst => None,
             (Some(us), Some(burst)) if refill.tick_units == 1 && refill.tick_us == 1 => {
                 Some(Self { us, burst, reciprocal: u64::MAX / us.get() })
             }

@@ -7,10 +7,12 @@
 //!       ├──────── used ────────┤───── what is left ──────┤
 //! ```
 //!
+//! With a debt more than `full_us` of work may wait: what is used beyond the burst is owed, and nothing fits until it is done.
+//!
 //! # Side by side
 //!
 //! Another limit may have written the state, with more work than this limit can hold. Then this limit reads its own
-//! whole burst. An acquire replaces the state by that reading and the charge. A refund or a forced charge moves the TAT
+//! whole burst and debt. An acquire replaces the state by that reading and the charge. A refund or a forced charge moves the TAT
 //! as it was written, by as much as it moves the reading: the other limit still counts the rest.
 
 use super::{GcraState, LeakyBucket};
@@ -42,7 +44,7 @@ impl Refill {
         let Some(state) = state else { return unused(now) };
         // A time before the state's own counts as the state's.
         let at = now.max(state.timestamp);
-        // A state written under a larger limit owes at most this limit's whole burst.
+        // A state written under a larger limit has at most this limit's whole burst and debt to do.
         let latest_us = self.latest_us(state);
         let (tat_us, surplus) = match state.tat_us {
             tat_us if tat_us > latest_us => (latest_us, 0),
@@ -53,9 +55,10 @@ impl Refill {
         }
         let (whole, is_under_way) = self.ticks_in(tat_us - at.as_us());
         let ticks = whole + u64::from(is_under_way);
-        // The last tick of a whole burst may do more than the burst needs.
+        // The last tick of the most work may do more than that work needs.
         let surplus = if tat_us + tick_us > latest_us {
-            surplus.max(self.full_ticks() * tick_units - self.capacity_units())
+            let most = self.most_units();
+            surplus.max(self.ticks_for(most) * tick_units - most)
         } else {
             surplus
         };
@@ -65,7 +68,7 @@ impl Refill {
     /// The latest TAT that this limit writes at the time of the state.
     #[inline]
     const fn latest_us(&self, state: GcraState) -> u64 {
-        state.timestamp.as_us() + self.full_us()
+        state.timestamp.as_us() + self.recovery_us()
     }
 
     /// The state that follows a move from this level to `after` units: a charge or a refund that leaves some.
@@ -103,14 +106,14 @@ impl Refill {
         retry_after_us: Option<u64>,
     ) -> Decision {
         let Self { burst, token_units, tick_us, .. } = *self;
-        let left = self.capacity_units() - used;
-        let remaining = left / token_units;
+        let capacity = self.capacity_units();
+        let remaining = capacity.saturating_sub(used) / token_units;
         // The current tick began when the first of the used units was still to do.
         let grown_us =
             |missing| tat_us + self.ticks_for(missing) * tick_us - self.ticks_for(used) * tick_us;
         let replenish_after_us = match used {
             0 => 0,
-            _ => grown_us((remaining + 1) * token_units - left) - now.as_us(),
+            _ => grown_us(used + (remaining + 1) * token_units - capacity) - now.as_us(),
         };
         Decision {
             allowed: retry_after_us == Some(0),
@@ -151,7 +154,7 @@ impl Refill {
             return self.step_to(asked, level, after);
         };
         let (up_us, down_us) = (self.ticks_for(after) * self.tick_us, level.ticks * self.tick_us);
-        // At the time of the write a forced charge leaves this limit's burst at most. A refund must not move that time:
+        // At the time of the write a forced charge leaves at most what this limit can hold. A refund must not move that time:
         // the reading would be full again.
         let timestamp = if after > level.used { level.at } else { other.timestamp };
         let tat_us = other.tat_us.saturating_add(up_us).saturating_sub(down_us);
@@ -168,7 +171,7 @@ impl Refill {
 
     /// The units of a cost, at most all.
     fn units_of(&self, cost: u64) -> u64 {
-        cost.min(self.burst) * self.token_units
+        cost.min(self.most) * self.token_units
     }
 
     /// The step of a request of this time and cost that gives so many units back.
@@ -196,7 +199,7 @@ impl Refill {
             return excess;
         }
         let ago_us = now.saturating_us_since(reservation.timestamp);
-        if ago_us >= self.full_us() {
+        if ago_us >= self.recovery_us() {
             return 0;
         }
         excess.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
@@ -225,7 +228,7 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
         }
         let charge = cost * refill.token_units;
         let after = level.used + charge;
-        if after > capacity {
+        if after > capacity && cost > 0 {
             return denied(Some(refill.fits_us(level, capacity - charge) - now.as_us()));
         }
         refill.step_to((now, cost), level, after)
@@ -238,8 +241,23 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let (refill, state) = (&self.refill, state.copied());
         let level = refill.level(state, now);
-        let after = (level.used + refill.units_of(cost)).min(refill.capacity_units());
+        let after = (level.used + refill.units_of(cost)).min(refill.most_units());
         Some(refill.step_beside(state, (now, cost), level, after))
+    }
+
+    fn debt(&self) -> u64 {
+        self.refill.most - self.refill.burst
+    }
+
+    fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {
+        let used = self.refill.level(state.copied(), now).used;
+        used.saturating_sub(self.refill.capacity_units()).div_ceil(self.refill.token_units)
+    }
+
+    /// Charges a new key the burst and the debt.
+    fn filled(&self, now: Timestamp) -> Step<Self::State> {
+        let level = self.refill.level(None, now);
+        self.refill.step_to((now, self.refill.burst), level, self.refill.most_units())
     }
 
     fn recovery(&self) -> Option<Recovery> {

@@ -39,13 +39,15 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
         let mut states = MergedStates { batch, all: parts, states: self };
         let verdict = decide(&merged, now, &mut states)?;
         let mut decisions: Vec<Option<Decision>> = vec![None; batch.checks().len()];
-        for (part, decision) in states.all.iter().zip(verdict.decisions()) {
+        let mut accounts = Vec::new();
+        for ((nth, part), decision) in states.all.iter().enumerate().zip(verdict.decisions()) {
             for position in &part.positions {
+                accounts.push((*position, verdict.account(nth)));
                 let cost = batch.checks()[*position].cost;
                 decisions[*position] = Some(Decision { cost, ..*decision });
             }
         }
-        Ok(Verdict::several(decisions.into_iter().flatten().collect()))
+        Ok(Verdict::several(decisions.into_iter().flatten().collect()).with_accounts(accounts))
     }
 
     fn parts(&self) -> Vec<MergedCheck<'b, A>> {
@@ -60,7 +62,11 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
                 |part: &&mut MergedCheck<'b, A>| own.is_some() && shared(part.positions[0]) == own;
             if let Some(part) = parts.iter_mut().find(same) {
                 part.positions.push(position);
-                part.check.cost = part.check.cost.saturating_add(check.cost);
+                part.check.cost = match self.batch.operation() {
+                    // Of one state no more remains than of the least.
+                    Op::Adopt => part.check.cost.min(check.cost),
+                    _ => part.check.cost.saturating_add(check.cost),
+                };
             } else {
                 parts.push(MergedCheck {
                     positions: SmallVec::from_elem(position, 1),
@@ -104,6 +110,9 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_,
             let cost = match self.batch.operation() {
                 Op::Settle | Op::Renew => {
                     self.states.reservation(position).map_or(charged, |own| own.cost)
+                }
+                Op::Extend => {
+                    self.states.reservation(position).map_or(charged, |own| own.cost.max(charged))
                 }
                 _ => charged,
             };

@@ -80,6 +80,9 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         Step step(state: Held<'_, A>, now: Timestamp, cost: u64) -> Step<A::State>;
         Step refund(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
         Step force(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
+        Parameter debt() -> u64;
+        Step owed(state: Held<'_, A>, now: Timestamp) -> u64;
+        Step forgiven(state: Held<'_, A>, now: Timestamp, cost: u64) -> u64;
         Parameter reservation_us() -> Option<u64>;
         Step charged_at(state: Held<'_, A>, now: Timestamp) -> Timestamp;
         Step settle(state: Held<'_, A>, now: Timestamp, reservation: &Reservation, cost: u64) -> Option<Step<A::State>>;

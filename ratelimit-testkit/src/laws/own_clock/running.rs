@@ -78,7 +78,7 @@ impl<'t> TraceReservations<'t> {
             match (request.op, request.id) {
                 _ if !kind.is_bucket() && kind != AlgorithmKind::Concurrency => {}
                 (Op::Peek, _) => {}
-                (Op::Settle | Op::Renew, id) => {
+                (Op::Settle | Op::Renew | Op::Extend, id) => {
                     let id = id.map(|id| (limit, key, id));
                     matters |= id.is_some_and(|id| {
                         self.known.contains(&id) && !self.settles_alike.contains(&id)
@@ -93,7 +93,7 @@ impl<'t> TraceReservations<'t> {
                 (Op::Acquire, None) => {
                     self.settles_alike.retain(|known| !(kind.is_bucket() && same(known)));
                 }
-                (Op::Refund | Op::Force | Op::Reset, _) => {
+                (Op::Refund | Op::Force | Op::Adopt | Op::Reset, _) => {
                     self.settles_alike.retain(|known| !same(known));
                 }
             }

@@ -64,3 +64,37 @@ fn retry_after_is_seconds_or_a_date_and_goes_before_the_limits() {
     }
     assert_eq!(advice(&[("ratelimit", r#""b";r=1;t=90"#)]).wait(), None);
 }
+
+#[test]
+fn what_providers_of_language_models_send_is_read() {
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_345_608);
+    let mut headers = HeaderMap::new();
+    for (name, value) in [
+        ("anthropic-ratelimit-input-tokens-limit", "40000"),
+        ("anthropic-ratelimit-input-tokens-remaining", "0"),
+        ("anthropic-ratelimit-input-tokens-reset", "2026-11-22T11:07:00Z"),
+        ("anthropic-ratelimit-tokens-remaining", "many"),
+        ("x-ratelimit-limit-requests", "60"),
+        ("x-ratelimit-remaining-requests", "59"),
+        ("x-ratelimit-reset-requests", "1m26.4s"),
+        ("x-ratelimit-remaining-tokens", "149984"),
+        ("x-ratelimit-reset-tokens", "6m0s"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    let advice = Advice::from_headers_at(&headers, now);
+    let limits: Vec<_> = advice
+        .limits
+        .iter()
+        .map(|limit| (&*limit.name, limit.remaining, limit.more_after.map(|us| us.as_millis())))
+        .collect();
+    let due = [
+        ("input-tokens", 0, Some(12_000)),
+        ("requests", 59, Some(86_400)),
+        ("tokens", 149_984, Some(360_000)),
+    ];
+    assert_eq!(limits, due);
+    let policies: Vec<_> = advice.policies.iter().map(|one| (&*one.name, one.quota)).collect();
+    assert_eq!(policies, [("input-tokens", 40_000), ("requests", 60)]);
+    assert_eq!(advice.wait(), Some(Duration::from_secs(12)));
+}
