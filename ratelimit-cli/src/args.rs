@@ -242,9 +242,9 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// The cost of the request.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) cost: u64,
+    /// The cost of the request: under all limits, or under one; 1 if it is not told. May be repeated.
+    #[arg(long, value_name = "N|LIMIT=N", value_parser = cost)]
+    pub(crate) cost: Vec<(Option<String>, u64)>,
 
     /// Metadata for a window-log to keep with the request, such as the name of its sender.
     #[arg(long, value_name = "TEXT", default_value = "")]
@@ -309,6 +309,16 @@ pub(crate) struct HealArgs {
     /// List the states, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+/// A cost, and the limit under which it is one.
+fn cost(text: &str) -> Result<(Option<String>, u64), String> {
+    let (limit, number) = match text.rsplit_once('=') {
+        Some((limit, number)) => (Some(limit.to_owned()), number),
+        None => (None, text),
+    };
+    let cost = number.parse().map_err(|_| format!("{number:?} is no whole number, such as 5 or input=812"))?;
+    Ok((limit, cost))
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::{Account, Decision, Limit};
-use serde::Serialize;
+use ratelimit_core::{Account, Decision, Limit, LimitCosts};
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::caller::Caller;
+use crate::input::OTHERS;
 use crate::tally::{Decided, Placed};
 
 /// The fields of a decision line, in their order.
@@ -16,7 +17,8 @@ pub(crate) struct DecisionLine<'d> {
     pub(crate) at_us: Option<u64>,
     #[serde(flatten)]
     caller: &'d Caller,
-    cost: u64,
+    #[serde(serialize_with = "costs", rename = "cost")]
+    costs: &'d LimitCosts,
     #[serde(flatten)]
     verdict: Told,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,6 +45,17 @@ pub(crate) struct Told {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_none(units: &u64) -> bool {
     *units == 0
+}
+
+/// A number if it is the cost under all limits, and otherwise an object, as a trace line has it.
+fn costs<S: Serializer>(costs: &LimitCosts, serializer: S) -> Result<S::Ok, S::Error> {
+    match costs.same() {
+        Some(cost) => serializer.serialize_u64(cost),
+        None => {
+            let (of_limits, others) = costs.parts();
+            serializer.collect_map(of_limits.chain([(OTHERS, others)]))
+        }
+    }
 }
 
 /// The decision of one limit.
@@ -83,7 +96,7 @@ impl<'d> DecisionLine<'d> {
         Self {
             at_us: Some(entry.at.as_us()),
             caller: &entry.caller,
-            cost: entry.cost,
+            costs: &entry.costs,
             verdict: summary,
             limits: (limits.iter().len() > 1).then(|| decided.enforced().map(of_limit).collect()),
             shadow: has_shadow.then(|| decided.shadow().map(of_limit).collect()),

@@ -1,6 +1,6 @@
 //! Turns a file into requests: the bytes, their lines, and the requests in the lines.
 
-use ratelimit_core::Timestamp;
+use ratelimit_core::{LimitCosts, Timestamp};
 use ratelimit_core::store::Op;
 
 use crate::args::{FormatArg, UnitArg};
@@ -23,13 +23,16 @@ pub(crate) use source::InputSource;
 pub(crate) struct InputEntry {
     pub(crate) at: Timestamp,
     pub(crate) caller: Caller,
-    pub(crate) cost: u64,
+    pub(crate) costs: LimitCosts,
     pub(crate) op: Op,
     /// How long the request took, if the input tells.
     pub(crate) duration_us: Option<u64>,
     /// Its line, if it is to be shown.
     pub(crate) line: Option<String>,
 }
+
+/// In place of a limit's name: all limits whose costs are not told.
+pub(crate) const OTHERS: &str = "*";
 
 /// Why a line cannot be replayed: the fault, and what would be accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -253,7 +253,8 @@ mod tests {
                 };
                 let (cost, caller) =
                     (draw / 900 % 3, Caller { bare: Some(key.clone()), ..Caller::default() });
-                let entry = InputEntry { at, caller, cost, op, duration_us: None, line: None };
+                let costs = cost.into();
+                let entry = InputEntry { at, caller, costs, op, duration_us: None, line: None };
                 let request = limiter.request(&entry.caller).cost(cost).at(at);
                 let verdict = pollster::block_on(request.apply(op)).expect("it decides");
                 tally.count(&Decided::new(&limiter, &entry, &verdict));

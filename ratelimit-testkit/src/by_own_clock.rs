@@ -52,8 +52,10 @@ impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, S::Error> {
-        let nothing = batch.checks().iter().all(|check| check.cost == 0);
-        let looks = batch.operation() == Op::Peek || (nothing && batch.reservation_id().is_none());
+        let op = batch.operation();
+        // Adopting that nothing remains charges everything.
+        let nothing = op != Op::Adopt && batch.checks().iter().all(|check| check.cost == 0);
+        let looks = op == Op::Peek || (nothing && batch.reservation_id().is_none());
         match (batch.time(), &self.clock) {
             // Concurrent requests for one time all set the same moment.
             (Now::At(at), StoreClock::Settable(set)) if !looks => {

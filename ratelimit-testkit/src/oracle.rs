@@ -399,7 +399,8 @@ fn asked(
         }
         Op::Acquire | Op::Peek => cost,
         Op::Force => cost.min(room),
-        Op::Adopt => left.saturating_sub(cost).max(0),
+        // What remains is told in whole units.
+        Op::Adopt => (left - left % parts_per_unit(policy) - cost).max(0),
         Op::Refund => -cost.min(refundable(policy, history, now_us)),
         Op::Reset => {
             return (decision_of(policy, &[], now_us, check.cost, true), KeyHistory::new());

@@ -29,7 +29,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
 use ratelimit_core::{Clock, ConfigError, Gcra, LimitCosts, Limits, Policy, RateLimiter};
 use ratelimit_memory::MemoryStore;
-use ratelimit_tower::{Charge, ClientAddress, Fields, Hold, Meter, RateLimitLayer};
+use ratelimit_tower::{Charge, ClientAddress, Fields, Hold, Meter, ModelFields, RateLimitLayer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
@@ -42,9 +42,9 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// Budgets of a minute. What the last stream used beyond its reservation is owed.
 fn limiter<C: Clock>(store: MemoryStore<Policy, C>) -> Result<Limiter<C>, ConfigError> {
     let limits = Limits::builder()
-        .limit("input", Gcra::per_minute(40_000).debt(4_000))
+        .limit("input-tokens", Gcra::per_minute(40_000).debt(4_000))
         .by(["ip"])
-        .limit("output", Gcra::per_minute(1_000).debt(100))
+        .limit("output-tokens", Gcra::per_minute(1_000).debt(100))
         .by(["ip"])
         .limit("requests", Gcra::per_minute(50))
         .by(["ip"])
@@ -59,7 +59,7 @@ fn input_tokens(request: &Parts) -> u64 {
 }
 
 fn costs(input: u64, output: u64) -> LimitCosts {
-    LimitCosts::from(1).of("input", input).of("output", output)
+    LimitCosts::from(1).of("input-tokens", input).of("output-tokens", output)
 }
 
 /// A stream to the client. Dropping it tells the task that fills it.
@@ -94,7 +94,7 @@ async fn complete(
     let answer = get_body(model, &format!("/?tokens={tokens}")).await;
     let answer = answer.map_err(|_| StatusCode::BAD_GATEWAY)?;
     let (sender, tokens) = mpsc::channel(1);
-    meter.add_of("output", 0); // nothing was sent yet
+    meter.add_of("output-tokens", 0); // nothing was sent yet
     tokio::spawn(pass_on(answer, sender, meter, hold, input_tokens(&parts)));
     Ok(Body::new(Tokens(tokens)))
 }
@@ -121,7 +121,7 @@ async fn pass_on(
             return; // the client is gone
         }
         sent += 1;
-        meter.add_of("output", 1);
+        meter.add_of("output-tokens", 1);
     }
 }
 
@@ -136,7 +136,7 @@ async fn get_body(to: SocketAddr, path: &str) -> Result<hyper::body::Incoming, B
 fn gateway<C: Clock + 'static>(limiter: Limiter<C>, model: SocketAddr) -> Router {
     let layer = RateLimitLayer::new(limiter)
         .by("ip", ClientAddress::peer())
-        .fields(Fields::new())
+        .fields(Fields::new().model_fields(ModelFields::Anthropic))
         .cost_of(|request| costs(input_tokens(request), STEP))
         .reserve(Charge::estimate());
     Router::new().route("/complete", get(complete)).layer(layer).with_state(model)
@@ -196,7 +196,8 @@ mod tests {
         let model = serve(Router::new().route("/", get(model)), "127.0.0.1:0").await;
         let app = gateway(limiter.clone(), model.expect("a port"));
         let gateway = serve(app, "127.0.0.1:0").await.expect("a port");
-        let ask = async |tokens: u64| get_body(gateway, &format!("/complete?tokens={tokens}")).await;
+        let ask =
+            async |tokens: u64| get_body(gateway, &format!("/complete?tokens={tokens}")).await;
 
         // Longer than its estimate.
         let body = ask(300).await.expect("answers").collect().await.expect("all of it").to_bytes();

@@ -9,10 +9,12 @@ use http::{HeaderMap, Response};
 pub(crate) mod advice;
 mod draft;
 mod entry;
+mod models;
 
 use crate::rejection::LimitDenial;
 
 pub(crate) use entry::{FieldEntry, PolicyField};
+pub use models::ModelFields;
 
 /// The largest integer of a structured field (RFC 9651: 15 digits). Larger values are written as this one.
 const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
@@ -93,6 +95,7 @@ pub enum BusyWait {
 pub struct Fields {
     without_draft: bool,
     x_ratelimit: Option<XRateLimit>,
+    model_fields: Option<ModelFields>,
     only_denials: bool,
     busy_wait: BusyWait,
     units: Arc<[(Box<str>, Unit)]>,
@@ -115,6 +118,12 @@ impl Fields {
     /// or the same fields without `X-`.
     pub const fn x_ratelimit(mut self, reset: XRateLimit) -> Self {
         self.x_ratelimit = Some(reset);
+        self
+    }
+
+    /// The same with the fields of a provider of language models.
+    pub const fn model_fields(mut self, fields: ModelFields) -> Self {
+        self.model_fields = Some(fields);
         self
     }
 
@@ -188,7 +197,9 @@ impl Fields {
 
     /// Whether an answer has fields other than `Retry-After`.
     pub(crate) const fn tells(&self, allowed: bool) -> bool {
-        (!self.without_draft || self.x_ratelimit.is_some()) && !(allowed && self.only_denials)
+        let tells_some =
+            !self.without_draft || self.x_ratelimit.is_some() || self.model_fields.is_some();
+        tells_some && !(allowed && self.only_denials)
     }
 
     /// The fields that describe these limits; `None` without limits.
@@ -202,26 +213,33 @@ impl Fields {
                 XRateLimit::UnixTime => (&PREFIXED, unix_us()),
             };
             let reset = |after_us| whole_seconds(from_us.saturating_add(after_us));
-            let reset_s = shown.reset_after_us.map(reset);
-            Box::new(Older { names, values: [Some(shown.limit), Some(shown.remaining), reset_s] })
+            let values =
+                [Some(shown.limit), Some(shown.remaining), shown.reset_after_us.map(reset)];
+            let values = values.map(|value| value.map(|value| HeaderValue::from(saturated(value))));
+            Older { names: names.clone(), values, remaining: shown.remaining }
+        });
+        let models = self.model_fields.into_iter().flat_map(|fields| {
+            let now = SystemTime::now();
+            entries.iter().filter_map(move |entry| fields.tell(entry, now))
         });
         let lists = if self.without_draft { None } else { draft::lists(entries) };
-        Some(AnswerFields { lists, older })
+        Some(AnswerFields { lists, older: older.into_iter().chain(models).collect() })
     }
 }
 
 /// The fields of one answer, other than `Retry-After`. They are written when the store has decided, and added when there is a response.
 pub(crate) struct AnswerFields {
     lists: Option<[HeaderValue; 2]>,
-    /// Boxed, because most answers have none.
-    older: Option<Box<Older>>,
+    /// Most answers have none.
+    older: Box<[Older]>,
 }
 
 /// Three fields that describe one limit.
 struct Older {
-    names: &'static [HeaderName; 3],
-    /// The limit, what remains, and the reset in seconds, if that is known.
-    values: [Option<u64>; 3],
+    names: [HeaderName; 3],
+    /// The limit, what remains, and the reset, if that is known.
+    values: [Option<HeaderValue>; 3],
+    remaining: u64,
 }
 
 static UNPREFIXED: [HeaderName; 3] = [
@@ -250,18 +268,18 @@ impl AnswerFields {
             headers.append(draft::RATELIMIT_POLICY, policy);
             headers.append(draft::RATELIMIT, limit);
         }
-        let Some(older) = self.older else { return };
-        let Older { names, values } = *older;
-        let inner = headers.get(&names[1]);
-        let inner = inner.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if inner.is_some_and(|remaining| Some(remaining) <= values[1]) {
-            return;
-        }
-        for (name, value) in names.iter().zip(values) {
-            match value {
-                Some(value) => headers.insert(name, HeaderValue::from(saturated(value))),
-                None => headers.remove(name),
-            };
+        for Older { names, values, remaining } in self.older {
+            let inner = headers.get(&names[1]);
+            let inner = inner.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+            if inner.is_some_and(|inner| inner <= remaining) {
+                continue;
+            }
+            for (name, value) in names.into_iter().zip(values) {
+                match value {
+                    Some(value) => headers.insert(name, value),
+                    None => headers.remove(name),
+                };
+            }
         }
     }
 }

@@ -6,11 +6,11 @@
 //! | [`RateLimitLayer`] | limiting the requests of a service |
 //! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | identifying the caller |
 //! | [`Choice`] | choosing the limits of each request |
-//! | [`Fields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | header fields and rejections |
+//! | [`Fields`], [`ModelFields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | header fields and rejections |
 #![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | rejections for clients of tonic |")]
 #![cfg_attr(
     feature = "tokio",
-    doc = "| [`Reserving`], [`Charge`], [`Meter`], [`Hold`] | costs that are known after the response |"
+    doc = "| [`Reserving`], [`Charge`], [`Meter`], [`Hold`], [`CostEstimates`] | costs that are known after the response |"
 )]
 #![cfg_attr(
     feature = "tokio",
@@ -156,7 +156,7 @@ mod wait;
 pub use address::{ClientAddress, PeerAddress, ProxyHeader};
 pub use config::{Choice, OnStoreError};
 pub use fields::advice::{Advice, AdvisedLimit, AdvisedPolicy};
-pub use fields::{BusyWait, Fields, Unit, XRateLimit};
+pub use fields::{BusyWait, Fields, ModelFields, Unit, XRateLimit};
 #[cfg(feature = "grpc")]
 pub use grpc::Grpc;
 #[cfg(feature = "axum")]
@@ -171,7 +171,7 @@ pub use mode::{Awaited, Immediate};
 pub use mode::{Grant, LayerMode};
 pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 #[cfg(feature = "tokio")]
-pub use reservation::{Charge, Held, Hold, Meter, Reserving, SettledBody};
+pub use reservation::{Charge, CostEstimates, Held, Hold, Meter, Reserving, SettledBody};
 pub use service::{RateLimitService, ResponseFuture};
 #[cfg(feature = "tokio")]
 pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};

@@ -12,11 +12,13 @@ use tokio_util::task::TaskTracker;
 use crate::layer::RateLimitLayer;
 
 mod body;
+mod estimate;
 mod hold;
 mod mode;
 mod open;
 
 pub use body::SettledBody;
+pub use estimate::CostEstimates;
 pub use hold::{Held, Hold};
 
 /// The mode of a layer that reserves the cost of a request when it arrives, and settles it at the real cost of the response.

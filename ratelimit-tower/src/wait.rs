@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use derive_where::derive_where;
-use ratelimit_core::{Algorithm, Decision, Identifiers, Policy, RateLimiter, Store, Verdict};
+use ratelimit_core::{
+    Algorithm, Decision, Identifiers, LimitCosts, Policy, RateLimiter, Store, Verdict,
+};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 mod layer;
@@ -14,6 +16,8 @@ pub use layer::{WaitLayer, WaitService, WaitServiceError};
 
 use queue::{QueueKey, WaitQueues};
 
+use crate::fields::advice::Advice;
+
 /// Waits until a request is admitted, instead of refusing it.
 ///
 /// Callers with the same identifiers are served in the order in which they came, in this process: the first of them asks the store
@@ -21,7 +25,8 @@ use queue::{QueueKey, WaitQueues};
 ///
 /// A wait that is dropped has charged nothing, unless the store was deciding at that moment.
 ///
-/// The limiter knows the client's own limit. What another service asks for goes to [`hold_back`](Self::hold_back).
+/// The limiter knows the client's own limit. What another service says remains goes to [`adopt`](Self::adopt), and what it asks for to
+/// [`hold_back`](Self::hold_back).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -176,6 +181,44 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// ```
     pub fn hold_back<C: Identifiers + ?Sized>(&self, caller: &C, wait: Duration) {
         self.queues.hold_back(self.queue_of(caller), wait);
+    }
+
+    /// Adopts what the service that the requests go to says remains: each limit of the limiter that the answer names has no more
+    /// left afterwards, and never more than before. All processes that share the limiter's store share what it says, so they do not
+    /// all run into its limit. Returns the verdict, or `None` if the answer names no limit of the limiter.
+    ///
+    /// The service had not seen the requests that were under way. An answer that comes late changes nothing.
+    ///
+    /// # Errors
+    /// The store's error. A limit of [`Concurrency`](ratelimit_core::Concurrency) adopts nothing, which is an error.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # use http::HeaderMap;
+    /// use ratelimit_tower::{Advice, Waiter};
+    ///
+    /// # async fn example<S: Store<Policy>>(waiter: Waiter<S>, headers: &HeaderMap) -> Result<(), S::Error> {
+    /// waiter.adopt("api.example.com", &Advice::from_headers(headers)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn adopt<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        advice: &Advice,
+    ) -> Result<Option<Verdict>, S::Error> {
+        let (mut remaining, mut is_told) = (LimitCosts::from(0), false);
+        for limit in self.limiter.limits().iter() {
+            let told = advice.limits.iter().filter(|told| told.name == limit.name());
+            let told = told.map(|told| told.remaining).min();
+            is_told |= told.is_some();
+            let capacity = limit.algorithm().capacity();
+            remaining.set(limit.name(), told.map_or(capacity, |told| told.min(capacity)));
+        }
+        if !is_told {
+            return Ok(None);
+        }
+        self.limiter.request(caller).costs(&remaining).adopt().await.map(Some)
     }
 
     /// The queue of a caller: the keys that its limits are kept by.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Decision, Limit, Policy, RateLimiter};
+use ratelimit_core::{Decision, Limit, LimitCosts, Policy, RateLimiter};
 
 use crate::args::CheckArgs;
 use crate::caller::{Caller, joined_names};
@@ -23,12 +23,19 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    let entry = InputEntry { caller, cost: args.cost, op, ..InputEntry::default() };
+    let mut costs = LimitCosts::from(1);
+    for (limit, cost) in &args.cost {
+        costs = match limit {
+            Some(limit) => costs.of(limit, *cost),
+            None => costs.others(*cost),
+        };
+    }
+    let entry = InputEntry { caller, costs, op, ..InputEntry::default() };
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());
         let store = url.open(&args.caller.prefix, secret, &limits).await?;
         let limiter = RateLimiter::new(limits, store);
-        let request = limiter.request(&entry.caller).cost(args.cost);
+        let request = limiter.request(&entry.caller).costs(&entry.costs);
         let verdict = request.metadata(args.metadata.as_bytes()).apply(op).await;
         let failed = |error| Failure::store(&format!("--store {}", url.display()), &error);
         verdict.map(|verdict| (limiter, verdict)).map_err(failed)
@@ -46,7 +53,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
             (false, true) => "would be denied",
         };
         let caller = entry.caller.display();
-        let mut lines = format!("{caller} at cost {}: {answer}\n", count(args.cost));
+        let mut lines = format!("{caller} at cost {}: {answer}\n", costs_of(&entry.costs));
         for (_, one) in decided.each() {
             let _ = writeln!(
                 lines,
@@ -58,6 +65,16 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     };
     super::print(out)?;
     Ok(if verdict.allowed() { 0 } else { DENIED })
+}
+
+/// Costs, for people: `1`, or `812 for input, 1 for others`.
+fn costs_of(costs: &LimitCosts) -> String {
+    let (of_limits, others) = costs.parts();
+    let mut told: Vec<_> =
+        of_limits.map(|(limit, cost)| format!("{} for {limit}", count(cost))).collect();
+    let all = if told.is_empty() { "" } else { " for others" };
+    told.push(count(others) + all);
+    told.join(", ")
 }
 
 /// One limit's decision, as a sentence.

@@ -56,8 +56,8 @@ impl AccessLog {
         let named = Named { list: named.collect(), bare_only: true };
         let caller = Caller { bare: Some(text(ip)), named };
         let duration_us = self.duration_us(rest);
-        let (at, cost, op) = (self.last.1, 1, Op::Acquire);
-        Ok(InputEntry { at, caller, cost, op, duration_us, line: None })
+        let (at, costs, op) = (self.last.1, 1.into(), Op::Acquire);
+        Ok(InputEntry { at, caller, costs, op, duration_us, line: None })
     }
 
     /// How long the request took, from what follows the status.

@@ -5,11 +5,15 @@
 //! contain a line break.
 
 use csv_core::{ReadRecordResult, Reader};
+use ratelimit_core::LimitCosts;
 use ratelimit_core::store::Op;
 
 use super::{BadLine, InputEntry, op, timestamp, whole_number};
 use crate::caller::{BARE_NAME, Caller};
 use crate::text::quoted;
+
+/// What begins the column of the cost under a limit: `cost:input`.
+const COST_OF: &str = "cost:";
 
 /// Reads a CSV trace.
 #[derive(Debug)]
@@ -74,7 +78,7 @@ impl Csv {
         if found != expected {
             return Err(BadLine::new(format!("has {found} cells, and the header has {expected}")));
         }
-        let (mut at, mut cost, mut operation) = (None, 1, Op::Acquire);
+        let (mut at, mut costs, mut operation) = (None, LimitCosts::from(1), Op::Acquire);
         let mut duration_us = None;
         let mut caller = Caller::default();
         for (column, cell) in self.columns.iter().zip(self.cells.iter()) {
@@ -83,10 +87,13 @@ impl Csv {
             }
             match column.as_str() {
                 "at_us" => at = Some(timestamp(integer(column, cell)?)?),
-                "cost" => cost = integer(column, cell)?,
+                "cost" => costs = costs.others(integer(column, cell)?),
                 "op" => operation = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
                 "duration_us" => duration_us = Some(integer(column, cell)?),
                 BARE_NAME => caller.bare = Some(String::from_utf8_lossy(cell).into_owned()),
+                _ if column.starts_with(COST_OF) => {
+                    costs.set(&column[COST_OF.len()..], integer(column, cell)?);
+                }
                 _ => {
                     let value = String::from_utf8_lossy(cell).into_owned();
                     caller.named.list.push((column.clone().into(), value));
@@ -97,7 +104,7 @@ impl Csv {
             return Err(BadLine::new("names no caller; fill in key or a column such as ip"));
         }
         let at = at.ok_or_else(|| BadLine::new("has no at_us"))?;
-        Ok(InputEntry { at, caller, cost, op: operation, duration_us, line: None })
+        Ok(InputEntry { at, caller, costs, op: operation, duration_us, line: None })
     }
 }
 
@@ -156,12 +163,14 @@ mod tests {
     fn columns_may_come_in_any_order_and_empty_cells_are_absent() {
         let mut csv = csv("op, user ,at_us,\"ip\",key,cost");
         let entry = csv.parse(b"peek,\"b \"\"x\"\", c\", 5 ,a,k,7").expect("a line");
-        assert_eq!((entry.at.as_us(), entry.cost, entry.op), (5, 7, Op::Peek));
+        assert_eq!((entry.at.as_us(), entry.costs, entry.op), (5, 7.into(), Op::Peek));
         assert_eq!(entry.caller.identifier("user"), Some("b \"x\", c"));
         assert_eq!(entry.caller.identifier("ip"), Some("a"));
         assert_eq!(entry.caller.bare.as_deref(), Some("k"));
+        let each = self::csv("at_us,key,cost:input,cost").parse(b"5,k,812,2").expect("a line");
+        assert_eq!(each.costs, LimitCosts::from(2).of("input", 812));
         let entry = csv.parse(b",,5,,k,").expect("a line");
-        assert_eq!((entry.cost, entry.op, entry.caller.named.list.len()), (1, Op::Acquire, 0));
+        assert_eq!((entry.costs, entry.op, entry.caller.named.list.len()), (1.into(), Op::Acquire, 0));
     }
 
     #[test]

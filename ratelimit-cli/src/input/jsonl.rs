@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use ratelimit_core::LimitCosts;
 use ratelimit_core::store::Op;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{BadLine, InputEntry, op, timestamp, whole_number};
+use super::{BadLine, InputEntry, OTHERS, op, timestamp, whole_number};
 use crate::caller::{Caller, Named};
 use crate::text::{printable, quoted};
 
@@ -49,10 +50,22 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
         let number = |value: Value| whole_number(field, value.as_u64(), &value.to_string());
         value.map(number).transpose()
     };
+    let costs = match record.cost {
+        Some(Value::Object(of_limits)) => {
+            let mut costs = LimitCosts::from(1);
+            for (limit, cost) in of_limits {
+                let field = format!("cost of {}", quoted(&limit, 40));
+                let cost = whole_number(&field, cost.as_u64(), &cost.to_string())?;
+                costs = if limit == OTHERS { costs.others(cost) } else { costs.of(&limit, cost) };
+            }
+            costs
+        }
+        cost => LimitCosts::from(number("cost", cost)?.unwrap_or(1)),
+    };
     Ok(InputEntry {
         at: timestamp(number("at_us", Some(record.at_us))?.unwrap_or(0))?,
         caller: Caller { bare: record.key, named },
-        cost: number("cost", record.cost)?.unwrap_or(1),
+        costs,
         op: record.op.map_or(Ok(Op::Acquire), |name| op(&name))?,
         duration_us: number("duration_us", record.duration_us)?,
         line: None,
@@ -119,10 +132,13 @@ mod tests {
             ),
         ] {
             let entry = parse(line.as_bytes()).expect(line);
-            let told = (entry.at.as_us(), entry.caller.display(), entry.cost, entry.op);
-            assert_eq!(told, (at_us, caller.to_owned(), cost, op), "{line}");
+            let told = (entry.at.as_us(), entry.caller.display(), entry.costs, entry.op);
+            assert_eq!(told, (at_us, caller.to_owned(), cost.into(), op), "{line}");
             assert_eq!(entry.duration_us, None);
         }
+        let each = r#"{"at_us":0,"key":"k","cost":{"input":812,"*":2}}"#;
+        let each = parse(each.as_bytes()).expect(each).costs;
+        assert_eq!(each, LimitCosts::from(2).of("input", 812));
         let entry = parse(b"{\"at_us\":0,\"key\":\"\xff\",\"op\":\"reset\"}").expect("a line");
         assert_eq!((entry.caller.display(), entry.op), ("\u{fffd}".to_owned(), Op::Reset));
     }
@@ -141,6 +157,7 @@ mod tests {
             (r#"{"at_us": "1", "key": "k"}"#, "at_us is \"1\""),
             (r#"{"at_us": 4503599627370496, "key": "k"}"#, "2112"),
             (r#"{"at_us": 1, "key": "k", "cost": 18446744073709551616}"#, "cost is 1.8"),
+            (r#"{"at_us": 1, "key": "k", "cost": {"a": "1"}}"#, "cost of \"a\" is \"1\""),
             (r#"{"at_us": 1, "key": "k", "duration_us": 0.5}"#, "duration_us is 0.5"),
             (r#"{"at_us": 1, "key": 5}"#, "expected a string (column 21)"),
             (r#"{"at_us": 1, "keys": ["ip"]}"#, "keys as an object"),

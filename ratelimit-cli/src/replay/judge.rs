@@ -36,7 +36,7 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
 
     /// Refuses a request that no store can decide.
     pub(super) fn validate(&self, entry: &InputEntry) -> Result<(), BadLine> {
-        let request = self.limiter.request(&entry.caller);
+        let request = self.limiter.request(&entry.caller).costs(&entry.costs);
         request.validate().map_err(|refusal| BadLine(refusal.to_string()))
     }
 
@@ -45,7 +45,7 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
         &mut self,
         entry: &InputEntry,
     ) -> Result<Result<Verdict, BadLine>, S::Error> {
-        let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
+        let request = self.limiter.request(&entry.caller).costs(&entry.costs).at(entry.at);
         if let Some(leases) = &mut self.leases {
             leases.end_until(self.limiter, entry.at).await?;
         }

@@ -39,11 +39,12 @@ impl Leases {
         let leases = self.granted.entry((place, key.clone())).or_default();
         let at = forget_ended(leases, entry.at, lease_us);
         let held = || leases.iter().fold(0_u64, |sum, lease| sum.saturating_add(lease.cost));
+        let told = entry.costs.get(limit.name());
         let cost = match entry.op {
-            Op::Acquire if allowed && one.allowed => entry.cost,
-            Op::Force => entry.cost.min(limit.algorithm().capacity().saturating_sub(held())),
+            Op::Acquire if allowed && one.allowed => told,
+            Op::Force => told.min(limit.algorithm().capacity().saturating_sub(held())),
             Op::Refund => {
-                end_newest(leases, entry.cost);
+                end_newest(leases, told);
                 return;
             }
             Op::Reset => {

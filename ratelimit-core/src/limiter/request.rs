@@ -85,7 +85,7 @@ impl<K: Costs> Costs for CostOf<'_, K> {
 /// let estimate = LimitCosts::from(1).of("input", 812).of("output", 4_000); // and 1 under `requests`
 /// # assert_eq!(estimate.clone().of("input", 9), LimitCosts::from(1).of("output", 4_000).of("input", 9));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitCosts {
     others: u64,
     /// By name, in order.
@@ -98,6 +98,24 @@ impl LimitCosts {
     pub fn of(mut self, limit: &str, cost: u64) -> Self {
         self.set(limit, cost);
         self
+    }
+
+    /// The same at another cost under all limits whose costs are not told.
+    #[must_use]
+    pub const fn others(mut self, cost: u64) -> Self {
+        self.others = cost;
+        self
+    }
+
+    /// The cost under the limit of this name.
+    #[must_use]
+    pub fn get(&self, limit: &str) -> u64 {
+        self.of.iter().find(|(name, _)| &**name == limit).map_or(self.others, |(_, cost)| *cost)
+    }
+
+    /// The costs under some limits, by their names, and the cost under all others.
+    pub fn parts(&self) -> (impl Iterator<Item = (&str, u64)>, u64) {
+        (self.of.iter().map(|(name, cost)| (&**name, *cost)), self.others)
     }
 
     /// The cost under all limits, if it is the same.
@@ -123,7 +141,7 @@ impl From<u64> for LimitCosts {
 
 impl Costs for &LimitCosts {
     fn of(&self, limit: &str) -> u64 {
-        self.of.iter().find(|(name, _)| &**name == limit).map_or(self.others, |(_, cost)| *cost)
+        self.get(limit)
     }
 
     fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str> {

@@ -8,6 +8,7 @@ use sfv::{BareItem, Item, List, ListEntry, Parameters, Parser};
 
 use super::Unit;
 use super::draft::{RATELIMIT, RATELIMIT_POLICY};
+use super::models::ModelFields;
 
 /// The limits that a response describes, for its client: `Retry-After`, `RateLimit` and `RateLimit-Policy` of the current draft, and
 /// what providers of language models send.
@@ -16,10 +17,9 @@ use super::draft::{RATELIMIT, RATELIMIT_POLICY};
 ///
 /// # Providers of language models
 ///
-/// `anthropic-ratelimit-{requests,tokens,input-tokens,output-tokens}-{limit,remaining,reset}`, with times as of RFC 3339, and
-/// `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, with durations such as `6m0s` and `820ms`, are read as limits and policies of
-/// the names `requests`, `tokens`, `input-tokens` and `output-tokens`. They tell when all is back: [`AdvisedLimit::more_after`] is that
-/// time, so a client that waits for it is on the safe side.
+/// The fields of [`ModelFields`](crate::ModelFields) are limits and policies of the names `requests`, `tokens`, `input-tokens` and
+/// `output-tokens`. They tell when all is back: [`AdvisedLimit::more_after`] is that time, so a client that waits for it is on the safe
+/// side.
 ///
 /// ```
 /// use std::time::Duration;
@@ -91,31 +91,15 @@ impl Advice {
             limits: items(headers, &RATELIMIT, AdvisedLimit::read),
             policies: items(headers, &RATELIMIT_POLICY, AdvisedPolicy::read),
         };
-        for (name, of_dates) in MODEL_LIMITS {
-            let field = |what: &str| match of_dates {
-                true => format!("anthropic-ratelimit-{name}-{what}"),
-                false => format!("x-ratelimit-{what}-{name}"),
-            };
-            let text = |what| headers.get(field(what))?.to_str().ok().map(str::trim);
-            let number = |what| text(what).and_then(|digits| digits.parse().ok());
-            if let Some(remaining) = number("remaining") {
-                let reset = text("reset").and_then(|text| match of_dates {
-                    true => until_date(text, now),
-                    false => humantime::parse_duration(text).ok(),
-                });
-                advice.limits.push(AdvisedLimit {
-                    name: name.to_owned(),
-                    remaining,
-                    more_after: reset,
-                    partition_key: None,
-                });
-            }
-            if let Some(quota) = number("limit") {
-                let unit =
-                    if name == "requests" { Unit::Requests } else { Unit::Other("tokens".into()) };
-                let (window, partition_key) = (None, None);
-                let name = name.to_owned();
+        for told in ModelFields::read(headers, now) {
+            let (unit, name) = (told.unit(), told.name.to_owned());
+            if let Some(quota) = told.limit {
+                let (name, window, partition_key) = (name.clone(), None, None);
                 advice.policies.push(AdvisedPolicy { name, quota, window, unit, partition_key });
+            }
+            if let Some(remaining) = told.remaining {
+                let (more_after, partition_key) = (told.reset_after, None);
+                advice.limits.push(AdvisedLimit { name, remaining, more_after, partition_key });
             }
         }
         advice
@@ -160,22 +144,6 @@ impl AdvisedPolicy {
             partition_key: bytes(parameters, "pk")?,
         })
     }
-}
-
-/// The limits that providers of language models name in fields of their own, and whether these tell dates.
-const MODEL_LIMITS: [(&str, bool); 6] = [
-    ("requests", true),
-    ("tokens", true),
-    ("input-tokens", true),
-    ("output-tokens", true),
-    ("requests", false),
-    ("tokens", false),
-];
-
-/// The time until a date of RFC 3339; zero if it is past.
-fn until_date(text: &str, now: SystemTime) -> Option<Duration> {
-    let date = humantime::parse_rfc3339(text).ok()?;
-    Some(date.duration_since(now).unwrap_or_default())
 }
 
 /// The items of a list field, or none if one of them is malformed.

@@ -39,6 +39,8 @@ pub struct WaitLayer<S, F, Res, A = Policy> {
     max_wait: Duration,
     #[derive_where(skip(Debug))]
     hold_back: Option<Arc<HoldBack<Res>>>,
+    #[derive_where(skip(Debug))]
+    adopts: Option<fn(&Res) -> Advice>,
 }
 
 /// Tells from a response for how long the following requests of the same key are held back.
@@ -48,7 +50,7 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
     /// A layer that waits for at most this long per request.
     #[must_use]
     pub const fn new(waiter: Waiter<S, A>, caller: F, max_wait: Duration) -> Self {
-        Self { waiter, caller, max_wait, hold_back: None }
+        Self { waiter, caller, max_wait, hold_back: None, adopts: None }
     }
 
     /// The same layer, where this function returns, from a response, for how long later requests of the same key are delayed:
@@ -93,6 +95,14 @@ impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
             _ => None,
         })
     }
+
+    /// The same layer, which [adopts](Waiter::adopt) what the answers of the other service say remains, before it hands them on. If
+    /// the store cannot, the log says so.
+    #[must_use]
+    pub fn adopt_answers(mut self) -> Self {
+        self.adopts = Some(|response| Advice::from_headers(response.headers()));
+        self
+    }
 }
 
 impl<Svc, S, F: Clone, Res, A> Layer<Svc> for WaitLayer<S, F, Res, A> {
@@ -126,7 +136,7 @@ impl<Svc, S, F, Res, A, C, Request> Service<Request> for WaitService<Svc, S, F, 
 where
     Svc: Service<Request, Response = Res, Future: Send> + Clone + Send + 'static,
     Request: Send + 'static,
-    Res: 'static,
+    Res: Send + 'static,
     S: Store<A> + 'static,
     A: Algorithm + 'static,
     F: Fn(&Request) -> C + Send + Sync + 'static,
@@ -151,6 +161,11 @@ where
             let told = shared.hold_back.as_ref().and_then(|told_by| told_by(&response));
             if let Some(wait) = told {
                 shared.waiter.hold_back(&caller, wait);
+            }
+            if let Some(advice) = shared.adopts.map(|advice_of| advice_of(&response))
+                && let Err(error) = shared.waiter.adopt(&caller, &advice).await
+            {
+                tracing::warn!(%error, "what another service says remains is not adopted");
             }
             Ok(response)
         })

@@ -1,0 +1,115 @@
+//! [`CostEstimates`]: what requests will cost, learnt from what such requests did cost.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ratelimit_core::ConfigError;
+
+/// The most classes that are told apart.
+const MOST_CLASSES: usize = 1_024;
+/// The least weight of a new cost: about so many of the last costs count, so the estimate follows costs that change.
+const LEAST_WEIGHT: f64 = 1.0 / 50.0;
+
+/// Estimates of costs that are known late, by the class of a request, such as its model and user group: the cost that a share
+/// of such requests has not exceeded.
+///
+/// A high share, such as 0.9, makes extensions rare and reserves more than most requests need. Clones learn together.
+///
+/// # The formula
+///
+/// An estimate moves with the logarithm `l` of each cost: `q ← q + w·(share − [l ≤ q])`, and is `e^q`. It rests where costs
+/// stay below it for the share of requests. The weight `w` of the nth cost is `1/n`, and at least 1/50. The source is Robbins
+/// and Monro, [*A Stochastic Approximation Method*](https://doi.org/10.1214/aoms/1177729586), 1951; Tierney,
+/// [*A Space-Efficient Recursive Procedure for Estimating a Quantile*](https://doi.org/10.1137/0904048), 1983, shows that it
+/// finds quantiles.
+///
+/// # Bounds
+///
+/// A class takes its name and 16 bytes. Of more than 1,024 classes, the later ones share an estimate. So take a class that
+/// callers cannot invent.
+///
+/// ```
+/// use ratelimit_tower::CostEstimates;
+///
+/// let estimates = CostEstimates::new(0.9, 256)?;
+/// assert_eq!(estimates.of("large"), 256); // nothing is known yet
+/// for cost in (0..1_000).map(|nth| 1_000 + nth % 100) {
+///     estimates.learn("large", cost);
+/// }
+/// assert!((1_050..1_150).contains(&estimates.of("large")));
+/// assert_eq!(estimates.of("small"), 256);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct CostEstimates {
+    share: f64,
+    first: u64,
+    classes: Arc<Mutex<HashMap<Box<str>, Estimate>>>,
+}
+
+#[derive(Clone, Copy)]
+struct Estimate {
+    log: f64,
+    learnt: f64,
+}
+
+impl CostEstimates {
+    /// Estimates that this share of requests does not exceed, and `first` while nothing is known of a class.
+    ///
+    /// # Errors
+    /// The share is not between 0 and 1.
+    pub fn new(share: f64, first: u64) -> Result<Self, ConfigError> {
+        if share > 0.0 && share < 1.0 {
+            return Ok(Self { share, first, classes: Arc::default() });
+        }
+        Err(ConfigError::new(format!(
+            "the share of requests that stay below their estimate is {share}; write one between 0 and 1, such as 0.9"
+        )))
+    }
+
+    /// The estimate for a request of this class.
+    #[must_use]
+    pub fn of(&self, class: &str) -> u64 {
+        let classes = self.classes();
+        let known = classes.get(class).or_else(|| classes.get(""));
+        known.map_or(self.first, |estimate| cost(estimate.log))
+    }
+
+    /// Learns what a request of this class did cost.
+    pub fn learn(&self, class: &str, cost: u64) {
+        let mut classes = self.classes();
+        let is_new = !classes.contains_key(class);
+        let class = if is_new && classes.len() >= MOST_CLASSES { "" } else { class };
+        let first = Estimate { log: log(self.first), learnt: 0.0 };
+        let estimate = classes.entry(class.into()).or_insert(first);
+        estimate.learnt += 1.0;
+        let weight = (1.0 / estimate.learnt).max(LEAST_WEIGHT);
+        let is_below = f64::from(u8::from(log(cost) <= estimate.log));
+        estimate.log += weight * (self.share - is_below);
+    }
+
+    fn classes(&self) -> MutexGuard<'_, HashMap<Box<str>, Estimate>> {
+        self.classes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for CostEstimates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CostEstimates").field("share", &self.share).finish_non_exhaustive()
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "an estimate")]
+fn log(cost: u64) -> f64 {
+    (cost.max(1) as f64).ln()
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is between 1 and u64::MAX"
+)]
+fn cost(log: f64) -> u64 {
+    log.exp().round() as u64
+}
