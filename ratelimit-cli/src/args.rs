@@ -317,7 +317,9 @@ fn cost(text: &str) -> Result<(Option<String>, u64), String> {
         Some((limit, number)) => (Some(limit.to_owned()), number),
         None => (None, text),
     };
-    let cost = number.parse().map_err(|_| format!("{number:?} is no whole number, such as 5 or input=812"))?;
+    let cost = number
+        .parse()
+        .map_err(|_| format!("{number:?} is no whole number, such as 5 or input=812"))?;
     Ok((limit, cost))
 }
 

@@ -1,7 +1,7 @@
 //! Turns a file into requests: the bytes, their lines, and the requests in the lines.
 
-use ratelimit_core::{LimitCosts, Timestamp};
 use ratelimit_core::store::Op;
+use ratelimit_core::{LimitCosts, Timestamp};
 
 use crate::args::{FormatArg, UnitArg};
 use crate::caller::Caller;

@@ -54,7 +54,8 @@ fn polite()
     let limits = Limits::builder().limit("api", Gcra::per_second(45).burst(4)).build()?;
     let waiter = Waiter::new(RateLimiter::<_, Policy>::new(limits, MemoryStore::new()));
     let by_api = |api: &SocketAddr| api.to_string();
-    let layer = WaitLayer::new(waiter, by_api, Duration::from_secs(30)).heed_answers();
+    let layer =
+        WaitLayer::new(waiter, by_api, Duration::from_secs(30)).adopt_answers().heed_answers();
     Ok(layer.layer(service_fn(send)))
 }
 

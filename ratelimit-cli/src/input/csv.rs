@@ -170,7 +170,10 @@ mod tests {
         let each = self::csv("at_us,key,cost:input,cost").parse(b"5,k,812,2").expect("a line");
         assert_eq!(each.costs, LimitCosts::from(2).of("input", 812));
         let entry = csv.parse(b",,5,,k,").expect("a line");
-        assert_eq!((entry.costs, entry.op, entry.caller.named.list.len()), (1.into(), Op::Acquire, 0));
+        assert_eq!(
+            (entry.costs, entry.op, entry.caller.named.list.len()),
+            (1.into(), Op::Acquire, 0)
+        );
     }
 
     #[test]
