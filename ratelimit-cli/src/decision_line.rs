@@ -49,13 +49,11 @@ const fn is_none(units: &u64) -> bool {
 
 /// A number if it is the cost under all limits, and otherwise an object, as a trace line has it.
 fn costs<S: Serializer>(costs: &LimitCosts, serializer: S) -> Result<S::Ok, S::Error> {
-    match costs.same() {
-        Some(cost) => serializer.serialize_u64(cost),
-        None => {
-            let (of_limits, others) = costs.parts();
-            serializer.collect_map(of_limits.chain([(OTHERS, others)]))
-        }
+    if let Some(cost) = costs.same() {
+        return serializer.serialize_u64(cost);
     }
+    let (of_limits, others) = costs.parts();
+    serializer.collect_map(of_limits.chain([(OTHERS, others)]))
 }
 
 /// The decision of one limit.

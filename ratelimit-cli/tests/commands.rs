@@ -29,6 +29,14 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
         (two, &["user=a=b", "--json"], 0, &["{\"user\":\"a=b\"}"]),
         (BUCKET, &["user=a=b", "--json"], 0, &["\"key\":\"user=a=b\""]),
         (two, &["alice"], 2, &["per-ip needs ip; per-user needs user"]),
+        (
+            two,
+            &["ip=a", "user=b", "--cost", "per-ip=3"],
+            0,
+            &["at cost 3 for per-ip, 1 for others: admitted", "0 of 3 left", "1 of 2 left"],
+        ),
+        (two, &["ip=a", "--cost", "per-pi=3"], 2, &["per-pi", "did you mean"]),
+        (two, &["ip=a", "--cost", "per-ip=x"], 2, &["\"x\" is no whole number"]),
         (BUCKET, &["a", "b"], 2, &["\"b\" is a second bare key"]),
         (two, &["ip=a", "ip=b"], 2, &["ip is given twice"]),
     ] {

@@ -47,6 +47,7 @@ fn with_several_limits_the_line_carries_those_that_apply() {
         "{\"at_us\": 60000000, \"keys\": {\"user\": \"u\", \"ip\": \"a\"}, \"cost\": 2}\n",
         "{\"at_us\": 60000000, \"key\": \"k\", \"keys\": {\"ip\": \"a\"}, \"cost\": 2}\n",
         "{\"at_us\": 60000000, \"key\": \"k\"}\n",
+        "{\"at_us\": 60000000, \"keys\": {\"user\": \"v\", \"ip\": \"b\"}, \"cost\": {\"per-ip\": 3}}\n",
     ));
     let expected = concat!(
         r#"{"at_us":60000000,"keys":{"user":"u","ip":"a"},"cost":2,"allowed":true,"limit":2,"remaining":0,"retry_after_us":0,"reset_after_us":60000000,"limits":[{"name":"per-ip","allowed":true,"limit":3,"remaining":1,"retry_after_us":0,"reset_after_us":2000000},{"name":"per-user","allowed":true,"limit":2,"remaining":0,"retry_after_us":0,"reset_after_us":60000000}]}"#,
@@ -54,6 +55,8 @@ fn with_several_limits_the_line_carries_those_that_apply() {
         r#"{"at_us":60000000,"key":"k","keys":{"ip":"a"},"cost":2,"allowed":false,"limit":3,"remaining":1,"retry_after_us":1000000,"reset_after_us":2000000,"limits":[{"name":"per-ip","allowed":false,"limit":3,"remaining":1,"retry_after_us":1000000,"reset_after_us":2000000}]}"#,
         "\n",
         r#"{"at_us":60000000,"key":"k","cost":1,"allowed":true,"limit":null,"remaining":null,"retry_after_us":0,"reset_after_us":0,"limits":[]}"#,
+        "\n",
+        r#"{"at_us":60000000,"keys":{"user":"v","ip":"b"},"cost":{"per-ip":3,"*":1},"allowed":true,"limit":3,"remaining":0,"retry_after_us":0,"reset_after_us":60000000,"limits":[{"name":"per-ip","allowed":true,"limit":3,"remaining":0,"retry_after_us":0,"reset_after_us":3000000},{"name":"per-user","allowed":true,"limit":2,"remaining":1,"retry_after_us":0,"reset_after_us":60000000}]}"#,
         "\n",
     );
     assert_eq!(decisions, expected);

@@ -95,7 +95,7 @@ pub enum BusyWait {
 pub struct Fields {
     without_draft: bool,
     x_ratelimit: Option<XRateLimit>,
-    model_fields: Option<ModelFields>,
+    of_models: Option<ModelFields>,
     only_denials: bool,
     busy_wait: BusyWait,
     units: Arc<[(Box<str>, Unit)]>,
@@ -123,7 +123,7 @@ impl Fields {
 
     /// The same with the fields of a provider of language models.
     pub const fn model_fields(mut self, fields: ModelFields) -> Self {
-        self.model_fields = Some(fields);
+        self.of_models = Some(fields);
         self
     }
 
@@ -198,7 +198,7 @@ impl Fields {
     /// Whether an answer has fields other than `Retry-After`.
     pub(crate) const fn tells(&self, allowed: bool) -> bool {
         let tells_some =
-            !self.without_draft || self.x_ratelimit.is_some() || self.model_fields.is_some();
+            !self.without_draft || self.x_ratelimit.is_some() || self.of_models.is_some();
         tells_some && !(allowed && self.only_denials)
     }
 
@@ -218,7 +218,7 @@ impl Fields {
             let values = values.map(|value| value.map(|value| HeaderValue::from(saturated(value))));
             Older { names: names.clone(), values, remaining: shown.remaining }
         });
-        let models = self.model_fields.into_iter().flat_map(|fields| {
+        let models = self.of_models.into_iter().flat_map(|fields| {
             let now = SystemTime::now();
             entries.iter().filter_map(move |entry| fields.tell(entry, now))
         });

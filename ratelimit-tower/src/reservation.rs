@@ -166,6 +166,9 @@ impl fmt::Debug for Charge {
     }
 }
 
+/// Costs under some limits, by their names.
+type CostOfEach = Vec<(Box<str>, u64)>;
+
 /// The cost of a request as its handler counts it: an extension of each request that a layer that [reserves](Reserving) admits.
 ///
 /// Clones count together, so that a stream can count while it is sent. Once a cost is set, it overrides the
@@ -183,7 +186,7 @@ impl fmt::Debug for Charge {
 pub struct Meter {
     /// The cost and 1, or 0 if it is not set.
     count: Arc<AtomicU64>,
-    each: Arc<Mutex<Vec<(Box<str>, u64)>>>,
+    each: Arc<Mutex<CostOfEach>>,
 }
 
 impl Meter {
@@ -209,7 +212,7 @@ impl Meter {
         }
     }
 
-    pub(crate) fn costs(&self) -> Vec<(Box<str>, u64)> {
+    pub(crate) fn costs(&self) -> CostOfEach {
         self.each.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -190,7 +190,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// The service had not seen the requests that were in flight. An answer that comes late changes nothing.
     ///
     /// # Errors
-    /// The store's error. A limit of [`Concurrency`](ratelimit_core::Concurrency) adopts nothing, which is an error.
+    /// The store's error: a store by MULTI cannot adopt.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -208,7 +208,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         advice: &Advice,
     ) -> Result<Option<Verdict>, S::Error> {
         let (mut remaining, mut is_told) = (LimitCosts::from(0), false);
-        for limit in self.limiter.limits().iter() {
+        for limit in self.limiter.limits() {
             let told = advice.limits.iter().filter(|told| told.name == limit.name());
             let told = told.map(|told| told.remaining).min();
             is_told |= told.is_some();

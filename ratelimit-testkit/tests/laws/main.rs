@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
 mod algorithms;
+mod budgets;
 mod capabilities;
 mod documents;
 mod failed_once;

@@ -34,6 +34,10 @@ pub(crate) enum Flaw {
     ForgetsDebt,
     /// A forced charge or a settlement does not tell what it forgives.
     ForgivesInSilence,
+    /// An extension that is repeated after a lost answer charges again what it has added.
+    ExtendsAgain,
+    /// All limits of a batch are charged the cost of its first.
+    ChargesTheFirstCost,
     /// A batch that one limit denies has already been charged to the limits before it.
     ChargesTheSiblings,
     /// The state has a time to live in whole seconds and no timestamp: it counts for too long.
@@ -253,7 +257,12 @@ impl WrongStore {
             .map(|(key, check)| self.limit(&kept, key, check))
             .collect();
         let checks = batch.checks().iter().zip(&limits);
-        let checks: Vec<_> = checks.map(|(check, limit)| Check { limit, ..*check }).collect();
+        let cost = |check: &Check<'_, Policy>| match self.flaw {
+            Some(Flaw::ChargesTheFirstCost) => batch.checks()[0].cost,
+            _ => check.cost,
+        };
+        let checks = checks.map(|(check, limit)| Check { limit, cost: cost(check), ..*check });
+        let checks: Vec<_> = checks.collect();
         let mut believed = batch.with_checks(&checks);
         if self.cannot(Capability::Metadata) {
             believed = believed.metadata(&[]);
@@ -349,6 +358,7 @@ impl WrongStore {
         let mut reservation = reservation.clone();
         match (self.flaw, batch.operation()) {
             (Some(Flaw::ChargesAgain), Op::Acquire) => return None,
+            (Some(Flaw::ExtendsAgain), Op::Extend) => reservation.cost = 0,
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 if let Some(PolicyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state)
                 {

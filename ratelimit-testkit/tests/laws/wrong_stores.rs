@@ -44,6 +44,8 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ReadThenWrite, ManyTasks, &[GCRA, FIXED, LOG, LIST, LEASES, PUSH_FIRST, Mixed]),
     (Flaw::ReadsTheClockFirst, ManyTasks, &[GCRA, FIRST, LOG, LIST, LEASES, DRAINED]),
     (Flaw::ForgetsDebt, Agrees, &[FIXED]),
+    (Flaw::ExtendsAgain, Agrees, &[GCRA, FIXED, Reservations]),
+    (Flaw::ChargesTheFirstCost, Agrees, &[Mixed]),
     (Flaw::ForgivesInSilence, Agrees, &[GCRA, FIXED]),
     (Flaw::LosesTheTtl, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES, INCR_FIRST]),
     (Flaw::SweepsWithoutGrace, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES]),

@@ -114,7 +114,10 @@ fn write_duration(text: &mut String, ms: u64) {
     let (hours, minutes, seconds) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
     // A `String` takes everything.
     let _ = match (hours, minutes, seconds) {
-        (0, 0, 0) if rest_ms > 0 => return text.push_str(&format!("{rest_ms}ms")),
+        (0, 0, 0) if rest_ms > 0 => {
+            let _ = write!(text, "{rest_ms}ms");
+            return;
+        }
         (0, 0, _) => write!(text, "{seconds}"),
         (0, ..) => write!(text, "{minutes}m{seconds}"),
         _ => write!(text, "{hours}h{minutes}m{seconds}"),

@@ -82,6 +82,43 @@ fn retry_after_is_rounded_up_and_at_least_a_second() {
     }
 }
 
+#[test]
+fn providers_fields_tell_of_limits_of_their_names_and_are_read_again() {
+    let entries = ["requests", "tokens", "input-tokens", "burst"].map(entry);
+    for (fields, names, prefix) in [
+        (ModelFields::Anthropic, 3, "anthropic-ratelimit-tokens-reset"),
+        (ModelFields::OpenAi, 2, "x-ratelimit-reset-tokens"),
+    ] {
+        let fields = Fields::new().without_draft().model_fields(fields);
+        let headers = written(&fields, &entries);
+        assert_eq!(headers.len(), 3 * names);
+        assert_ne!(text(&headers, prefix), "");
+        let Advice { limits, policies, .. } = Advice::from_headers(&headers);
+        let told: Vec<_> = limits.iter().map(|limit| (&*limit.name, limit.remaining)).collect();
+        assert_eq!(told, [("requests", 50), ("tokens", 50), ("input-tokens", 50)][..names]);
+        assert!(policies.iter().all(|policy| policy.quota == 100));
+        for wait in limits.iter().filter_map(|limit| limit.more_after) {
+            assert!((Duration::from_secs(30)..=Duration::from_secs(32)).contains(&wait));
+        }
+    }
+    for (us, due) in [
+        (0, "0s"),
+        (1, "1ms"),
+        (820_000, "820ms"),
+        (1_000_001, "1.001s"),
+        (86_400_000, "1m26.4s"),
+        (360_000_000, "6m0s"),
+        (7_205_000_000, "2h0m5s"),
+    ] {
+        let entry = FieldEntry { reset_after_us: Some(us), ..entry("requests") };
+        let headers = written(&Fields::new().model_fields(ModelFields::OpenAi), &[entry]);
+        assert_eq!(text(&headers, "x-ratelimit-reset-requests"), due);
+    }
+    let far = FieldEntry { reset_after_us: Some(u64::MAX), ..entry("requests") };
+    let headers = written(&Fields::new().model_fields(ModelFields::Anthropic), &[far]);
+    assert_eq!(text(&headers, "anthropic-ratelimit-requests-reset"), "");
+}
+
 #[cfg(feature = "partition-key")]
 #[test]
 fn a_partition_key_depends_on_the_secret_the_limit_and_the_caller() {

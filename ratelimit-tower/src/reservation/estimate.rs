@@ -113,3 +113,37 @@ fn log(cost: u64) -> f64 {
 fn cost(log: f64) -> u64 {
     log.exp().round() as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_estimate_is_exceeded_as_rarely_as_it_says_and_follows_costs_that_change() {
+        for (share, most) in [(0.5, 60), (0.9, 15)] {
+            let estimates = CostEstimates::new(share, 1).unwrap();
+            for scale in [1, 100, 1] {
+                let mut exceeded = 0;
+                for nth in 0..4_000_u64 {
+                    let cost = (500 + nth * 7_919 % 1_000) * scale;
+                    exceeded += u64::from(nth >= 2_000 && cost > estimates.of("c"));
+                    estimates.learn("c", cost);
+                }
+                assert!((20 * most / 2..=20 * most).contains(&exceeded), "{share}: {exceeded}");
+            }
+        }
+    }
+
+    #[test]
+    fn classes_are_bounded_and_any_cost_is_learnt() {
+        let estimates = CostEstimates::new(0.5, u64::MAX).unwrap();
+        for nth in 0..3_000 {
+            estimates.learn(&nth.to_string(), u64::MAX * (nth % 2));
+        }
+        assert_eq!(estimates.classes().len(), MOST_CLASSES + 1);
+        assert!(estimates.of("2999") < u64::MAX, "shared by the later ones");
+        for share in [0.0, 1.0, f64::NAN, f64::INFINITY] {
+            assert!(CostEstimates::new(share, 1).is_err());
+        }
+    }
+}

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::Meter;
+use super::{CostOfEach, Meter};
 use crate::caller::{IdentifiedCaller, Sources, Values};
 use crate::config::HoldTime;
 
@@ -48,7 +48,7 @@ pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A reservation of any store, which is settled at its cost when it is dropped.
 pub(super) trait Settle: Send + Sync {
     /// Sets the cost under all limits, if there is one, and then that under some.
-    fn set_costs(&mut self, all: Option<u64>, each: Vec<(Box<str>, u64)>);
+    fn set_costs(&mut self, all: Option<u64>, each: CostOfEach);
 
     /// Grows it to this total, if that fits.
     fn extend(
@@ -61,9 +61,11 @@ pub(super) trait Settle: Send + Sync {
 }
 
 impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A, Counted> {
-    fn set_costs(&mut self, all: Option<u64>, each: Vec<(Box<str>, u64)>) {
+    fn set_costs(&mut self, all: Option<u64>, each: CostOfEach) {
         let mut costs = all.map_or_else(|| self.costs().clone(), LimitCosts::from);
-        each.into_iter().for_each(|(limit, cost)| costs.set(&limit, cost));
+        for (limit, cost) in each {
+            costs.set(&limit, cost);
+        }
         self.set_cost(costs);
     }
 

@@ -224,6 +224,28 @@ async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follo
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_an_answer_says_remains_is_adopted_and_never_more() {
+    let answering = |remaining: &'static str| {
+        service_fn(move |(): ()| async move {
+            let response = Response::builder().header("x-ratelimit-remaining-requests", remaining);
+            Ok::<_, Infallible>(response.body(()).unwrap())
+        })
+    };
+    let limits = || Limits::builder().limit("requests", "gcra 1/s burst 9").build().unwrap();
+    // A limiter without a limit of the name changes nothing.
+    let other = Limits::builder().limit("api", "gcra 1/s burst 9").build().unwrap();
+    for (limits, told, left) in
+        [(limits(), "3", 3), (limits(), "50", 8), (limits(), "x", 8), (other, "3", 8)]
+    {
+        let store = MemoryStore::builder().clock(TokioClock(Instant::now())).build();
+        let waiter = Waiter::<_, Policy>::new(RateLimiter::new(limits, store));
+        let layer = WaitLayer::new(waiter.clone(), |(): &()| "a", SECOND).adopt_answers();
+        layer.layer(answering(told)).oneshot(()).await.unwrap();
+        assert_eq!(waiter.limiter.peek("a", 0).await.unwrap().remaining(), left, "{told}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_function_tells_for_how_long_other_responses_hold_back() {
     let busy = service_fn(|(): ()| async { Ok::<_, Infallible>("busy: 3") });
     let wait = |text: &&str| text.strip_prefix("busy: ")?.parse().ok().map(Duration::from_secs);

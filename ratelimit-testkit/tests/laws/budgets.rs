@@ -1,0 +1,131 @@
+//! Budgets whose costs are known late: what limits with a debt bound, and what extensions and adopting must not create.
+
+use proptest::prelude::*;
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Algorithm, Limit, Policy, Refusal, ReservationId, Timestamp, Verdict};
+use ratelimit_testkit::PureStore;
+
+/// What may owe, with the units that come back per microsecond as a fraction: `units / us`.
+const OWING: [(&str, u64, u64); 5] = [
+    ("gcra 10/s burst 20 debt 30", 10, 1_000_000),
+    ("gcra 7/5m burst 7 debt 3", 7, 300_000_000),
+    ("token-bucket 3/2us burst 2 debt 1", 3, 2),
+    ("fixed-window 10/s debt 25", 10, 1_000_000),
+    ("fixed-window 3/7us debt 1", 3, 7),
+];
+
+fn limit(words: &str) -> Limit<Policy> {
+    Limit::new("l", words.parse().expect(words)).expect("a name")
+}
+
+/// An operation on one key, under the id of this number if it has one.
+fn ask(
+    store: &PureStore,
+    limit: &Limit<Policy>,
+    (op, id, cost): (Op, Option<u128>, u64),
+    at_us: u64,
+) -> Result<Verdict, Refusal> {
+    let check = Check { limit, key: "a", cost };
+    let batch = Batch::one(&check).op(op).now(Now::At(Timestamp::saturating_from_us(at_us)));
+    let id = id.map(ReservationId::new);
+    store.decide(&id.map_or(batch, |id| batch.id(id)))
+}
+
+/// Parts of a recovery that pass, operations with the number of an id, and costs in parts of the capacity.
+type Story = Vec<(u64, Op, u128, u64)>;
+
+fn stories() -> impl Strategy<Value = ((&'static str, u64, u64), Story)> {
+    let op = prop::sample::select(vec![Op::Acquire, Op::Extend, Op::Settle, Op::Force]);
+    let step = (prop_oneof![Just(0), 0..40_u64], op, 0..4_u128, 0..24_u64);
+    (prop::sample::select(&OWING[..]), prop::collection::vec(step, 1..24))
+}
+
+proptest! {
+    /// What was used, less what was forgiven, in any interval of length `x` is at most burst + rate · x + debt. A window is
+    /// aligned, so an interval touches one more.
+    #[test]
+    fn what_is_used_and_not_forgiven_is_bounded((limit_of, story) in stories()) {
+        let (words, units, us) = limit_of;
+        let (limit, store) = (limit(words), PureStore::new());
+        let (capacity, debt) = (limit.algorithm().capacity(), limit.algorithm().debt());
+        let aligned = matches!(limit.algorithm(), Policy::FixedWindow(_));
+        let (mut at_us, mut used) = (5 * us, Vec::<(u64, u64)>::new());
+        let mut reserved = [None::<u64>; 4];
+        for (passes, op, id, parts) in story {
+            at_us += passes * us.div_ceil(units) / 3;
+            let cost = parts * capacity / 8;
+            let named = (op != Op::Force).then_some(id);
+            let Ok(verdict) = ask(&store, &limit, (op, named, cost), at_us) else { continue };
+            let known = &mut reserved[usize::try_from(id).expect("a few")];
+            let charged = match op {
+                // The same again is answered, and charges nothing.
+                Op::Acquire if !verdict.allowed() || known.is_some() => 0,
+                Op::Acquire => {
+                    *known = Some(cost);
+                    cost
+                }
+                Op::Extend if !verdict.allowed() => 0,
+                Op::Extend | Op::Settle => {
+                    let before = known.unwrap_or_default();
+                    *known = Some(if op == Op::Extend { before.max(cost) } else { cost });
+                    cost.saturating_sub(before)
+                }
+                _ => cost,
+            };
+            used.push((at_us, charged - verdict.forgiven()));
+        }
+        for (first, (begin_us, _)) in used.iter().enumerate() {
+            let mut sum = 0;
+            for (end_us, charged) in &used[first..] {
+                sum += charged;
+                let back = if aligned {
+                    (end_us / us - begin_us / us) * units
+                } else {
+                    ((end_us - begin_us) * units).div_ceil(us)
+                };
+                prop_assert!(sum <= capacity + back + debt, "{words}: {sum} in {begin_us}..={end_us}");
+            }
+        }
+    }
+
+    /// An extension leaves as much as one request of the total would have, changes nothing when it is repeated or denied, and is
+    /// settled as such a request is.
+    #[test]
+    fn an_extension_is_what_a_larger_reservation_would_have_been(
+        words in prop::sample::select(&["gcra 10/s burst 20", "fixed-window 20/s", "gcra 10/s burst 20 debt 5"][..]),
+        (first, total, settled) in (1..20_u64, 1..30_u64, 0..30_u64),
+    ) {
+        let (limit, grown, whole) = (limit(words), PureStore::new(), PureStore::new());
+        let reserved = ask(&grown, &limit, (Op::Acquire, Some(1), first), 0).expect("fits");
+        let extended = ask(&grown, &limit, (Op::Extend, Some(1), total), 0).expect("is known");
+        let again = ask(&grown, &limit, (Op::Extend, Some(1), total), 0).expect("is known");
+        prop_assert_eq!(extended.allowed(), total <= 20);
+        prop_assert_eq!(again.summary().remaining, extended.summary().remaining);
+        let cost = if extended.allowed() { first.max(total) } else { first };
+        let due = ask(&whole, &limit, (Op::Acquire, Some(1), cost), 0).expect("fits");
+        prop_assert_eq!(extended.remaining(), due.remaining(), "after {}", reserved.remaining());
+        let settle = (Op::Settle, Some(1), settled);
+        prop_assert_eq!(
+            ask(&grown, &limit, settle, 0).map(|verdict| (verdict.remaining(), verdict.owed())),
+            ask(&whole, &limit, settle, 0).map(|verdict| (verdict.remaining(), verdict.owed()))
+        );
+    }
+
+    /// Afterwards no more remains than was adopted, and never more than before.
+    #[test]
+    fn adopting_admits_no_more_than_either_count(
+        words in prop::sample::select(&[
+            "gcra 10/s burst 20 debt 5", "fixed-window 20/s", "sliding-counter 20/s", "sliding-log 20/s", "window-log 20/s",
+            "bucketed-window bucket 100ms rates 20/1s", "token-bucket 20/s",
+        ][..]),
+        (used, told, at_us) in (0..25_u64, 0..30_u64, 0..1_500_000_u64),
+    ) {
+        let (limit, store) = (limit(words), PureStore::new());
+        let _ = ask(&store, &limit, (Op::Force, None, used), 0).expect("it can be forced");
+        let before = ask(&store, &limit, (Op::Peek, None, 0), at_us).expect("decides").remaining();
+        let adopted = ask(&store, &limit, (Op::Adopt, None, told), at_us).expect("it can be forced");
+        prop_assert_eq!(adopted.remaining(), before.min(told));
+        let next = ask(&store, &limit, (Op::Acquire, None, before.min(told) + 1), at_us);
+        prop_assert!(!next.expect("decides").allowed());
+    }
+}
