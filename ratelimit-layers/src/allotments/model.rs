@@ -27,11 +27,14 @@ pub(super) enum Flaw {
     SpendsWhatItGaveBack,
     /// A clock that is slow is trusted.
     TrustsASlowClock,
+    /// The server forgets at the end of a window what is owed.
+    ForgetsDebt,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Nodes {
     pub(super) limit: u64,
+    pub(super) debt: u64,
     /// The length of a window and of a lifetime. A tick of the server's clock is a microsecond.
     pub(super) window: u64,
     /// Whether each node's clock runs at half the speed of the server's.
@@ -45,6 +48,8 @@ pub(super) struct Nodes {
     pub(super) crashes: u8,
     /// How many allotments end before their time.
     pub(super) early: u8,
+    /// How many times another process charges the limit and the debt, whatever remains.
+    pub(super) forced: u8,
     pub(super) flaw: Flaw,
 }
 
@@ -58,8 +63,9 @@ pub(super) struct ModelState {
     losses: u8,
     crashes: u8,
     early: u8,
-    /// What was admitted, by window.
-    admitted: Vec<u64>,
+    forced: u8,
+    /// What was used and not forgiven, by window.
+    used: Vec<u64>,
     /// Whether a request was served without a call.
     has_served: bool,
 }
@@ -124,6 +130,8 @@ pub(super) enum ModelEvent {
     Crash {
         node: usize,
     },
+    /// Another process charges.
+    Force,
 }
 
 fn at(us: u64) -> Timestamp {
@@ -147,7 +155,7 @@ impl ModelServer {
 impl Nodes {
     fn fixed_window(&self) -> FixedWindow {
         let rate = ratelimit_core::Rate::per_us(self.limit, self.window).expect("a rate");
-        FixedWindow::new(rate).expect("a limit")
+        FixedWindow::with_debt(rate, self.debt).expect("a limit")
     }
 
     fn terms(&self) -> Terms {
@@ -200,7 +208,7 @@ impl Nodes {
         match answer {
             SlotDecision::Serve(_) => {
                 state.has_served = true;
-                admit(state, now / self.window);
+                count(state, now / self.window, 1);
             }
             SlotDecision::Ask { ended: Some(ended), draw } => {
                 let sent = Self::settle(state, node, &ended, true);
@@ -266,7 +274,7 @@ impl Nodes {
             (ModelCall::Plain, Some(decision)) => {
                 slot.tell([&decision].into_iter());
                 if decision.allowed {
-                    admit(state, window);
+                    count(state, window, 1);
                 }
             }
             (ModelCall::Draw { draw, sent }, Some(decision)) if decision.allowed => {
@@ -280,7 +288,7 @@ impl Nodes {
                 if let Some(ended) = ended {
                     Self::settle(state, node, &ended, false);
                 }
-                admit(state, window);
+                count(state, window, 1);
             }
             (ModelCall::Draw { draw, .. }, Some(_)) => {
                 slot.not_drawn(&self.terms(), draw.id, None);
@@ -323,9 +331,9 @@ impl Nodes {
     }
 }
 
-fn admit(state: &mut ModelState, window: u64) {
+fn count(state: &mut ModelState, window: u64, used: u64) {
     let window = usize::try_from(window).expect("a few windows");
-    state.admitted[window] += 1;
+    state.used[window] += used;
 }
 
 impl Model for Nodes {
@@ -342,7 +350,8 @@ impl Model for Nodes {
             losses: 0,
             crashes: 0,
             early: 0,
-            admitted: vec![0; windows],
+            forced: 0,
+            used: vec![0; windows],
             has_served: false,
         }]
     }
@@ -350,6 +359,9 @@ impl Model for Nodes {
     fn actions(&self, state: &ModelState, events: &mut Vec<ModelEvent>) {
         if state.now < self.ticks {
             events.push(ModelEvent::Tick);
+        }
+        if state.forced < self.forced {
+            events.push(ModelEvent::Force);
         }
         for number in state.network.keys() {
             events.push(ModelEvent::Arrive(*number));
@@ -377,7 +389,22 @@ impl Model for Nodes {
     fn next_state(&self, last: &ModelState, event: ModelEvent) -> Option<ModelState> {
         let mut state = last.clone();
         match event {
-            ModelEvent::Tick => state.now += 1,
+            ModelEvent::Tick => {
+                state.now += 1;
+                if self.flaw == Flaw::ForgetsDebt && state.now.is_multiple_of(self.window) {
+                    state.server = ModelServer { count: 0, ..state.server };
+                }
+            }
+            ModelEvent::Force => {
+                state.forced += 1;
+                let (window, cost, now) =
+                    (self.fixed_window(), self.limit + self.debt, at(state.now));
+                let before = state.server.state();
+                let forgiven = window.forgiven(before.as_ref(), now, cost);
+                state.server.write(&window.force(before.as_ref(), now, cost)?.write);
+                let current = state.now / self.window;
+                count(&mut state, current, cost - forgiven);
+            }
             ModelEvent::Request { node } => self.request(&mut state, node),
             ModelEvent::Arrive(number) => match state.network.remove(&number)? {
                 Message::Reply { node, decision, window } => {
@@ -406,9 +433,16 @@ impl Model for Nodes {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "no window admits more than its limit",
+                "no windows use more than their limits and the debt",
                 |model: &Self, state: &ModelState| {
-                    state.admitted.iter().all(|admitted| *admitted <= model.limit)
+                    (0..state.used.len()).all(|first| {
+                        let bounds = (1..).map(|windows| windows * model.limit + model.debt);
+                        let mut sum = 0;
+                        state.used[first..].iter().zip(bounds).all(|(used, bound)| {
+                            sum += used;
+                            sum <= bound
+                        })
+                    })
                 },
             ),
             Property::always(
@@ -422,9 +456,9 @@ impl Model for Nodes {
                     } else {
                         0
                     };
-                    let admitted =
-                        usize::try_from(current).map_or(0, |window| state.admitted[window]);
-                    !is_quiet || !are_empty() || counts == admitted
+                    let used = usize::try_from(current).map_or(0, |window| state.used[window]);
+                    // What earlier windows owe counts as well.
+                    !is_quiet || !are_empty() || counts == used || model.debt > 0
                 },
             ),
             Property::sometimes("a request is served without a call", |_, state: &ModelState| {
@@ -434,7 +468,7 @@ impl Model for Nodes {
                 "two nodes share a whole limit",
                 |model: &Self, state: &ModelState| {
                     let served = state.nodes.iter().filter(|node| node.requests > 0).count();
-                    served > 1 && state.has_served && state.admitted.contains(&model.limit)
+                    served > 1 && state.has_served && state.used.contains(&model.limit)
                 },
             ),
         ]

@@ -6,8 +6,8 @@
 --           charge); the caller's metadata; the text that ends a reservation (its group; empty for one check). Then per
 --           check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt is charged (0 if
 --           only admitted requests are charged); the index in KEYS of the reservation under the batch's id (0 without an id);
---           its life in µs; what the operation needs besides ('adopt': the limit's number); and the algorithm's parameters. A stack of limits is one check
---           per limit.
+--           its life in µs; what the operation needs besides ('adopt': the limit's number); and the algorithm's parameters.
+--           A stack of limits is one check per limit.
 --
 -- A batch whose keys lie in several slots runs one script per slot. cross_slot/lua.rs says when each of these is called:
 --

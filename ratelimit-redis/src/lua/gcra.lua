@@ -8,8 +8,8 @@
 --       ├──────── used ────────┤───── what is left ──────┤
 --
 -- A token is a number of units of work; a refill tick does `tick_units` of them and lasts `tick_us`, one
--- microsecond for all but the largest numbers. An empty bucket refills in `full_us`; what is used beyond it is
--- owed, and capacity and debt together are at most `most`. At 3/s a tick does 3 units and a token is 1,000,000: one token admitted at 0 is done after 333,333⅓ µs.
+-- microsecond for all but the largest numbers. What is used beyond the capacity is owed; both together are at most
+-- `most`. At 3/s a tick does 3 units and a token is 1,000,000: one token admitted at 0 is done after 333,333⅓ µs.
 --
 -- The state is the TAT rounded up to a whole tick; the `surplus`, the units by which that is too much, here
 -- 333,334 · 3 - 1,000,000 = 2; and the `timestamp` at which the state was written.

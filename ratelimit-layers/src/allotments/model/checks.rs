@@ -4,12 +4,13 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 use super::{Flaw, Nodes};
 
-const NEVER_ABOVE: &str = "no window admits more than its limit";
+const NEVER_ABOVE: &str = "no windows use more than their limits and the debt";
 
 /// Two nodes and two windows of three.
 fn two_nodes() -> Nodes {
     Nodes {
         limit: 3,
+        debt: 0,
         window: 2,
         are_slow: vec![false; 2],
         requests: vec![3, 2],
@@ -17,6 +18,7 @@ fn two_nodes() -> Nodes {
         losses: 0,
         crashes: 0,
         early: 0,
+        forced: 0,
         flaw: Flaw::None,
     }
 }
@@ -42,6 +44,8 @@ fn nodes_never_exceed_a_window_and_what_they_do_not_use_comes_back() {
     holds(Nodes { crashes: 1, requests: vec![3, 1], ..two() });
     let are_slow = vec![true, false];
     holds(Nodes { are_slow, window: 4, ticks: 7, requests: vec![3, 1], ..two() });
+    // Also with a debt that other processes make.
+    holds(Nodes { debt: 2, forced: 2, requests: vec![3, 1], ..two() });
     let (are_slow, requests) = (vec![false; 3], vec![3, 1, 1]);
     holds(Nodes { are_slow, requests, ticks: 2, limit: 4, ..two() });
 }
@@ -53,6 +57,7 @@ fn the_model_catches_nodes_that_are_wrong() {
         Flaw::OutlivesItsWindow,
         Flaw::SpendsWhatItGaveBack,
         Flaw::TrustsASlowClock,
+        Flaw::ForgetsDebt,
     ] {
         let wrong = match flaw {
             Flaw::OutlivesItsWindow => Nodes { losses: 0, early: 0, ..one_node(flaw) },
@@ -60,6 +65,7 @@ fn the_model_catches_nodes_that_are_wrong() {
             Flaw::TrustsASlowClock => {
                 Nodes { are_slow: vec![true], window: 4, ticks: 7, losses: 0, ..one_node(flaw) }
             }
+            Flaw::ForgetsDebt => Nodes { debt: 2, forced: 2, losses: 0, ..one_node(flaw) },
             _ => one_node(flaw),
         };
         let caught = HasDiscoveries::AllOf([NEVER_ABOVE].into());
