@@ -286,9 +286,6 @@ impl<'a, A: Algorithm> Batch<'a, A> {
                 if algorithm.reservation_us().is_none() {
                     return Err(Refusal::CannotReserve { limit: limit() });
                 }
-                if self.op == Op::Extend && algorithm.has_leases() {
-                    return Err(Refusal::Unsupported { limit: limit(), op: self.op });
-                }
                 if self.op == Op::Acquire && check.cost == 0 {
                     return Err(Refusal::ReservesNothing { limit: limit() });
                 }

@@ -217,6 +217,7 @@ fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
         accounts.extend(verdict.accounts().map(|(nth, account)| (part.positions[nth], account)));
     }
     all.sort_unstable_by_key(|(position, _)| *position);
+    accounts.sort_unstable_by_key(|(position, _)| *position);
     let decisions = all.into_iter().map(|(_, decision)| decision).collect();
     Verdict::several(decisions).with_accounts(accounts)
 }

@@ -203,7 +203,8 @@ impl Meter {
     }
 
     /// Adds to the cost under the limit of this name, which is then set: for limits that count different things, such as input
-    /// and output. Another limit costs what [`set`](Self::set) and [`add`](Self::add) say, or else its estimate.
+    /// and output. Another limit costs what [`set`](Self::set) and [`add`](Self::add) say, or else its estimate. A layer leaves
+    /// out what is not the name of one of its limits, because layers inside each other share the meter.
     pub fn add_of(&self, limit: &str, cost: u64) {
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
         match each.iter_mut().find(|(name, _)| &**name == limit) {

@@ -123,7 +123,10 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         // Another limit wrote it, and counts by its own length; this one may be owed for longer.
         let owed_us = if count.min(most) > self.window.limit { own(count).ends_us } else { 0 };
         let ends_us = state.ends_us.max(owed_us);
-        WindowState { count: count.min(MAX_INTEGER), ends_us, ..*state }.put()
+        // A charge of a later window of this limit counts there, and for the other limit still in its own.
+        let start =
+            if count > state.count { state.start.max(current().start) } else { state.start };
+        WindowState { start, count: count.min(MAX_INTEGER), ends_us }.put()
     }
 
     /// A refund or a forced charge, which counts in the window as it was written.

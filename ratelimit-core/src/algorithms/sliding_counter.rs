@@ -174,7 +174,9 @@ impl SlidingCounter {
             return Step { decision, write: Write::Keep };
         }
         let current = change(held.current).min(MAX_INTEGER);
-        let write = written(SlidingCounterState { current, ..held }, now);
+        // A charge of a later window of this limit counts there, and for the other limit still in its own.
+        let start = if current > held.current { held.start.max(windows.start) } else { held.start };
+        let write = written(SlidingCounterState { start, current, ..held }, now);
         let left = write.after(state);
         let (after, until_us) = (self.windows(left, now), self.until_us(left));
         Step { decision: self.decision((now, cost), after, until_us, Some(0)), write }

@@ -215,6 +215,10 @@ impl<A: Algorithm> Batch<'_, A> {
                 }
                 IdState::Reserved(reservation) if self.op == Op::Extend => {
                     let more = check.cost.saturating_sub(reservation.cost);
+                    if more > 0 && algorithm.has_leases() {
+                        let limit = check.limit.name().into();
+                        return Err(Refusal::Unsupported { limit, op: self.op });
+                    }
                     let step = algorithm.step(state, now, more).costing(check.cost);
                     let cost = reservation.cost.max(check.cost);
                     (step, 0, Some(Reservation { cost, ..reservation }))

@@ -14,6 +14,7 @@ use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::identifiers::Identifiers;
+use crate::limit::Limits;
 use crate::reservation::ReservationId;
 use crate::store_traits::{Store, StoreError};
 
@@ -143,9 +144,17 @@ where
         &self.settlement.costs
     }
 
-    /// Sets what it is settled at when it is dropped, such as the bytes of a response that have been sent so far.
+    /// The limits under which it is charged.
+    #[must_use]
+    pub fn limits(&self) -> &Limits<A> {
+        self.charge.limiter.limits()
+    }
+
+    /// Sets what it is settled at when it is dropped, such as the bytes of a response that have been sent so far. The cost of a
+    /// name that no limit has is left out, so that the rest is settled.
     pub fn set_cost(&mut self, cost: impl Into<LimitCosts>) {
-        self.settlement.costs = cost.into();
+        let limits = self.charge.limiter.limits();
+        self.settlement.costs = cost.into().known(|name| limits.iter().any(|l| l.name() == name));
     }
 
     /// Grows the reservation to this total, if what is added fits: a stream that is longer than its estimate asks before it
@@ -158,7 +167,7 @@ where
         let total = total.into();
         let verdict = self.charge.request().costs(&total).extend().await?;
         if verdict.allowed() {
-            self.settlement.costs = total;
+            self.settlement.costs = total.max(&self.settlement.costs);
         }
         Ok(verdict)
     }
@@ -170,12 +179,15 @@ where
     /// the background.
     ///
     /// # Errors
-    /// What the store could not do; the reservation has expired.
+    /// What the store could not do; the reservation has expired. After the cost of a name that no limit has, the reservation is
+    /// settled at its [`costs`](Self::costs) before.
     pub async fn commit(mut self, cost: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
         if self.verdict.is_unrecorded() {
             return Ok(self.verdict.clone());
         }
-        self.settlement.costs = cost.into();
+        let costs = cost.into();
+        self.charge.request().costs(&costs).validate()?;
+        self.settlement.costs = costs;
         let answer = self.charge.request().costs(&self.settlement.costs).settle().await;
         self.settlement.done = match &answer {
             Ok(_) => true,

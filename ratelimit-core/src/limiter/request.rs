@@ -113,6 +113,26 @@ impl LimitCosts {
         self.of.iter().find(|(name, _)| &**name == limit).map_or(self.others, |(_, cost)| *cost)
     }
 
+    /// The same, without the costs under limits of other names than these.
+    #[must_use]
+    pub fn known(mut self, is_known: impl Fn(&str) -> bool) -> Self {
+        self.of.retain(|(name, _)| is_known(name));
+        self
+    }
+
+    /// The larger cost of both under each limit.
+    #[must_use]
+    pub fn max(mut self, other: &Self) -> Self {
+        for (name, cost) in &other.of {
+            self.set(name, self.get(name).max(*cost));
+        }
+        for (name, cost) in &mut self.of {
+            *cost = other.get(name).max(*cost);
+        }
+        self.others = self.others.max(other.others);
+        self
+    }
+
     /// The costs under some limits, by their names, and the cost under all others.
     pub fn parts(&self) -> (impl Iterator<Item = (&str, u64)>, u64) {
         (self.of.iter().map(|(name, cost)| (&**name, *cost)), self.others)

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    DynError, ErrorKind, Gcra, Limits, ManualClock, OwnedReservation, Policy, RateLimiter,
-    Reserved, Store, StoreError, Verdict,
+    DynError, ErrorKind, Gcra, LimitCosts, Limits, ManualClock, OwnedReservation, Policy,
+    RateLimiter, Reserved, Store, StoreError, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 use tokio::runtime::{Builder, Runtime};
@@ -112,6 +112,31 @@ async fn a_dropped_reservation_is_settled_at_its_estimate_or_at_the_cost_that_wa
     // It has been settled, and not only left to expire.
     let other = limiter.commit("alice", id, 8).await.expect_err("settled at 7");
     assert!(other.to_string().contains("settled at 7"), "{other}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_only_grows_and_the_cost_of_an_unknown_name_settles_the_rest() {
+    let (limiter, _) = slow(BUCKET);
+    let mut growing = reserve(&limiter, 10).await;
+    for (total, allowed, reserved) in [(30, true, 30), (20, true, 30), (101, false, 30)] {
+        let verdict = growing.extend(total).await.expect("extends");
+        assert_eq!((verdict.allowed(), growing.costs().get("l")), (allowed, reserved));
+    }
+    assert!(growing.extend(LimitCosts::from(1).of("x", 40)).await.is_err());
+    drop(growing);
+    assert_eq!(left_at_the_end(&limiter).await, 70);
+    let refused = reserve(&limiter, 10).await.commit(LimitCosts::from(1).of("x", 1)).await;
+    assert_eq!(refused.expect_err("no limit is named x").kind(), ErrorKind::Invalid);
+    let mut named = reserve(&limiter, 10).await;
+    named.set_cost(LimitCosts::from(4).of("x", 1));
+    drop(named);
+    assert_eq!(left_at_the_end(&limiter).await, 70 - 10 - 4);
+    let (limiter, _) = slow(LEASES);
+    let mut lease = reserve(&limiter, 2).await;
+    assert!(lease.extend(2).await.expect("keeps its places").allowed());
+    assert_eq!(lease.extend(3).await.expect_err("a lease").kind(), ErrorKind::Unsupported);
+    drop(lease);
+    assert_eq!(left_at_the_end(&limiter).await, 100);
 }
 
 #[tokio::test(start_paused = true)]

@@ -159,8 +159,10 @@ local function change(check, name, cost, made)
 end
 
 -- The largest cost that fits a limit, by bisection: a twin says only whether a cost does. The twins of a stack were given
--- the same number.
+-- the same number, and are asked once, before the first of them is changed.
+local known = {}
 local function remaining(number)
+  if known[number] then return known[number] end
   local function fits(cost)
     for _, check in ipairs(checks) do
       if check.given == number then
@@ -178,6 +180,7 @@ local function remaining(number)
     local cost = math.floor((least + above) / 2)
     if fits(cost) then least = cost else above = cost end
   end
+  known[number] = least
   return least
 end
 
@@ -208,6 +211,7 @@ local function settle(check, reservation)
   local algorithm, cost = check.algorithm, check.cost
   if extends then
     local more = cost > reservation.cost
+    if more and algorithm.settles == 'all' then error(REFUSED) end
     local at = change(check, 'acquire', more and cost - reservation.cost or 0)
     reservation.reserved = grows and more
     if more then

@@ -38,5 +38,7 @@ if held > 0 then
   count = after > used and held + after - used or held - charge
   if count < 0 then count = 0 end
   if count >= 2^52 then count = 2^52 - 1 end
-  start, ends_us, expires, gone = begun, kept, kept, count == 0
+  -- A charge of a later window of this limit counts there, and for the other limit still in its own.
+  if after <= used or start < begun then start = begun end
+  ends_us, expires, gone = kept, kept, count == 0
 end

@@ -50,7 +50,9 @@ if held > 0 then
   local own = begun == aligned and held <= most
     and written_us == aligned + (before > capacity and ceil(before / capacity) or 1) * window_us
   if not own then
-    start, count, ends_us = begun, math.min(counts, 2^52 - 1), capped > capacity and math.max(written_us, gone_us) or written_us
+    -- A charge of a later window of this limit counts there, and for the other limit still in its own.
+    if after <= used or start < begun then start = begun end
+    count, ends_us = math.min(counts, 2^52 - 1), capped > capacity and math.max(written_us, gone_us) or written_us
   elseif counts <= most then
     start, count, ends_us = begun, counts, gone_us
   end

@@ -87,7 +87,9 @@ if made and made ~= start then charge = 0 end
 
 --- carry
 -- Another limit may have written the state, and count more, or for longer: the change counts in its windows.
-start, previous, span_us = first, before, kept
+-- A charge of a later window of this limit counts there, and for the other limit still in its own.
+if after <= used or start < first then start = first end
+previous, span_us = before, kept
 current = after > used and held + after - used or held - charge
 if current >= 2^52 then current = 2^52 - 1 end
 if current > 0 then

@@ -164,13 +164,15 @@ fn in_a_field() -> Vec<Policy> {
     policies(&[
         "gcra 3/s burst 4",
         "gcra 3/s burst 9",
+        "gcra 3/s burst 4 debt 5",
         "gcra 1000000007/30d burst 1000000007",
         "gcra 3/s burst 4 count attempts",
         "token-bucket 3/s burst 4",
-        "token-bucket 1/2h burst 9",
+        "token-bucket 1/2h burst 9 debt 1",
         "token-bucket 7/5m burst 7 count attempts",
         "fixed-window 5/s",
-        "fixed-window 60/90m",
+        "fixed-window 60/90m debt 70",
+        "fixed-window 5/s debt 12",
         "fixed-window 5/s count attempts",
         "first-request-window 4/2s",
         "first-request-window 4/2s count attempts",
@@ -254,10 +256,12 @@ fn ops() -> impl Strategy<Value = Op> {
         10 => Just(Op::Acquire),
         2 => Just(Op::Peek),
         2 => Just(Op::Force),
+        2 => Just(Op::Adopt),
         3 => Just(Op::Refund),
         1 => Just(Op::Reset),
         6 => Just(Op::Settle),
         3 => Just(Op::Renew),
+        3 => Just(Op::Extend),
     ]
 }
 
@@ -422,7 +426,7 @@ fn stacks() -> Vec<Vec<Policy>> {
         policies.retain(|policy| !policy.charges_denials());
         policies
     };
-    let buckets = policies(&["gcra 3/s burst 4", "gcra 9/m", "gcra 20/h"]);
+    let buckets = policies(&["gcra 3/s burst 4 debt 2", "gcra 9/m", "gcra 20/h"]);
     let logs = [window_logs(), sliding_logs(), buckets[..1].to_vec()].concat();
     vec![buckets, plain(in_a_field()), plain(logs)]
 }

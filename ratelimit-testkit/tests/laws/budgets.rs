@@ -111,6 +111,25 @@ proptest! {
         );
     }
 
+    /// A charge counts under a limit that has been changed, also if another limit wrote the state.
+    #[test]
+    fn a_forced_charge_counts_under_a_changed_limit(
+        (before, after) in prop::sample::select(&[
+            ("fixed-window 60/h", "fixed-window 10/m"), ("fixed-window 60/h debt 5", "fixed-window 10/m debt 5"),
+            ("fixed-window 5/3s", "fixed-window 10/s"), ("first-request-window 60/h", "first-request-window 10/m"),
+            ("gcra 60/h", "gcra 10/m"), ("sliding-counter 60/h", "sliding-counter 10/m"), ("sliding-log 60/h", "sliding-log 10/m"),
+        ][..]),
+        (used, passes_us, charged) in (1..5_u64, 0..7_000_000_000_u64, 1..12_u64),
+    ) {
+        let (before, after, store) = (limit(before), limit(after), PureStore::new());
+        let (at_us, then_us) = (1_795_218_392_123_456, 1_795_218_392_123_456 + passes_us);
+        let _ = ask(&store, &before, (Op::Acquire, None, used), at_us).expect("fits");
+        let left = ask(&store, &after, (Op::Peek, None, 0), then_us).expect("decides").remaining();
+        let _ = ask(&store, &after, (Op::Force, None, charged), then_us).expect("it can be forced");
+        let peek = ask(&store, &after, (Op::Peek, None, 0), then_us).expect("decides");
+        prop_assert!(peek.remaining() <= left.saturating_sub(charged), "{} of {left}", peek.remaining());
+    }
+
     /// Afterwards no more remains than was adopted, and never more than before.
     #[test]
     fn adopting_admits_no_more_than_either_count(

@@ -75,7 +75,13 @@ impl ModelFields {
                 let date = humantime::parse_rfc3339(reset).ok()?;
                 Some(date.duration_since(now).unwrap_or_default())
             }
-            Self::OpenAi => humantime::parse_duration(reset).ok(),
+            Self::OpenAi => {
+                // The parser panics at the end of the range.
+                let is_short = |digits: &str| digits.len() <= 10;
+                let is_tame =
+                    reset.len() <= 32 && reset.split(|c: char| !c.is_ascii_digit()).all(is_short);
+                if is_tame { humantime::parse_duration(reset).ok() } else { None }
+            }
         }
     }
 

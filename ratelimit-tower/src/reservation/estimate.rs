@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ratelimit_core::ConfigError;
 
-/// The most classes that are told apart.
+/// The most classes that are told apart. The later ones share an estimate.
 const MOST_CLASSES: usize = 1_024;
 /// The least weight of a new cost: about so many of the last costs count, so the estimate follows costs that change.
 const LEAST_WEIGHT: f64 = 1.0 / 50.0;
@@ -45,7 +45,13 @@ const LEAST_WEIGHT: f64 = 1.0 / 50.0;
 pub struct CostEstimates {
     share: f64,
     first: u64,
-    classes: Arc<Mutex<HashMap<Box<str>, Estimate>>>,
+    classes: Arc<Mutex<Classes>>,
+}
+
+#[derive(Default)]
+struct Classes {
+    known: HashMap<Box<str>, Estimate>,
+    others: Option<Estimate>,
 }
 
 #[derive(Clone, Copy)]
@@ -72,24 +78,26 @@ impl CostEstimates {
     #[must_use]
     pub fn of(&self, class: &str) -> u64 {
         let classes = self.classes();
-        let known = classes.get(class).or_else(|| classes.get(""));
+        let known = classes.known.get(class).or(classes.others.as_ref());
         known.map_or(self.first, |estimate| cost(estimate.log))
     }
 
     /// Learns what a request of this class did cost.
     pub fn learn(&self, class: &str, cost: u64) {
-        let mut classes = self.classes();
-        let is_new = !classes.contains_key(class);
-        let class = if is_new && classes.len() >= MOST_CLASSES { "" } else { class };
         let first = Estimate { log: log(self.first), learnt: 0.0 };
-        let estimate = classes.entry(class.into()).or_insert(first);
+        let Classes { known, others } = &mut *self.classes();
+        let estimate = if known.len() >= MOST_CLASSES && !known.contains_key(class) {
+            others.get_or_insert(first)
+        } else {
+            known.entry(class.into()).or_insert(first)
+        };
         estimate.learnt += 1.0;
         let weight = (1.0 / estimate.learnt).max(LEAST_WEIGHT);
         let is_below = f64::from(u8::from(log(cost) <= estimate.log));
         estimate.log += weight * (self.share - is_below);
     }
 
-    fn classes(&self) -> MutexGuard<'_, HashMap<Box<str>, Estimate>> {
+    fn classes(&self) -> MutexGuard<'_, Classes> {
         self.classes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -111,7 +119,7 @@ fn log(cost: u64) -> f64 {
     reason = "it is between 1 and u64::MAX"
 )]
 fn cost(log: f64) -> u64 {
-    log.exp().round() as u64
+    log.exp().round().max(1.0) as u64
 }
 
 #[cfg(test)]
@@ -140,8 +148,11 @@ mod tests {
         for nth in 0..3_000 {
             estimates.learn(&nth.to_string(), u64::MAX * (nth % 2));
         }
-        assert_eq!(estimates.classes().len(), MOST_CLASSES + 1);
+        assert_eq!(estimates.classes().known.len(), MOST_CLASSES);
         assert!(estimates.of("2999") < u64::MAX, "shared by the later ones");
+        let estimates = CostEstimates::new(0.1, 1).unwrap();
+        estimates.learn("", 0);
+        assert_eq!((estimates.of(""), estimates.of("another")), (1, 1));
         for share in [0.0, 1.0, f64::NAN, f64::INFINITY] {
             assert!(CostEstimates::new(share, 1).is_err());
         }

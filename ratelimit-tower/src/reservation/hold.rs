@@ -46,18 +46,37 @@ pub struct Hold(
 
 impl Hold {
     /// Grows what the request has reserved to this total, if what is added fits: a stream that is longer than its estimate asks
-    /// before it goes on, and stops after a denial. Returns the last verdict, `None` without a reservation. Layers inside each
-    /// other are asked one after the other, up to the first that denies.
+    /// before it goes on, and stops after a denial. Returns the last verdict; `None` if nothing is reserved any more, because the
+    /// client has gone or the response has ended.
+    ///
+    /// Layers inside each other are asked one after the other, up to the first that denies, each for those of its limits that the
+    /// total names. A limit of [`Concurrency`](ratelimit_core::Concurrency) keeps its places, and is not extended.
     ///
     /// # Errors
-    /// The error of the store.
+    /// The error of the store; a name that no limit of these layers has.
     pub async fn extend(
         &self,
         total: impl Into<LimitCosts>,
     ) -> Result<Option<Verdict>, Box<dyn Error + Send + Sync>> {
         let (total, mut last) = (total.into(), None);
-        for reservation in self.0.iter().filter_map(Weak::upgrade) {
-            let verdict = reservation.settles.lock().await.extend(total.clone()).await?;
+        let open: Vec<_> = self.0.iter().filter_map(Weak::upgrade).collect();
+        let mut unknown: Vec<_> = total.parts().0.map(|(name, _)| name).collect();
+        for reservation in &open {
+            let settles = reservation.settles.lock().await;
+            unknown.retain(|name| !settles.knows(name));
+        }
+        if let ([name, ..], false) = (&unknown[..], open.is_empty()) {
+            return Err(
+                format!("the total has a cost of {name:?}, and no limit has this name").into()
+            );
+        }
+        for reservation in &open {
+            let mut settles = reservation.settles.lock().await;
+            let own = total.clone().known(|name| settles.knows(name));
+            if own.same().is_some() && total.same().is_none() {
+                continue;
+            }
+            let verdict = settles.extend(own).await?;
             let goes_on = verdict.allowed();
             last = Some(verdict);
             if !goes_on {

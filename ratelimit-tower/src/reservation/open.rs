@@ -50,6 +50,9 @@ pub(super) trait Settle: Send + Sync {
     /// Sets the cost under all limits, if there is one, and then that under some.
     fn set_costs(&mut self, all: Option<u64>, each: CostOfEach);
 
+    /// Whether it is charged under the limit of this name.
+    fn knows(&self, limit: &str) -> bool;
+
     /// Grows it to this total, if that fits.
     fn extend(
         &mut self,
@@ -67,6 +70,10 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
             costs.set(&limit, cost);
         }
         self.set_cost(costs);
+    }
+
+    fn knows(&self, limit: &str) -> bool {
+        self.limits().iter().any(|known| known.name() == limit)
     }
 
     fn extend(

@@ -92,7 +92,7 @@ pub(crate) fn with_key(key: &str) -> Request<Body> {
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
-    body: Bytes,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {

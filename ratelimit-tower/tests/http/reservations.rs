@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use http::{Extensions, Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use ratelimit_core::{ManualClock, Policy, RateLimiter};
+use ratelimit_core::{LimitCosts, ManualClock, Policy, RateLimiter};
 use ratelimit_tower::{
     BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
     XRateLimit,
@@ -296,6 +296,34 @@ async fn the_settlements_of_a_store_that_is_waited_for_can_be_waited_for() {
     drop(response.into_body().collect().await);
     layer.settlements().wait().await;
     assert_eq!(limiter.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining(), 97);
+}
+
+#[tokio::test]
+async fn layers_inside_each_other_extend_and_settle_what_is_theirs() {
+    async fn handler(
+        Extension(meter): Extension<Meter>,
+        Extension(hold): Extension<Hold>,
+    ) -> String {
+        meter.add_of("tokens", 7);
+        let total = LimitCosts::from(1).of("tokens", 50);
+        let extended = hold.extend(total).await.unwrap().unwrap();
+        let misspelt = hold.extend(LimitCosts::from(1).of("tokesn", 50)).await.unwrap_err();
+        format!("{} {misspelt}", extended.remaining())
+    }
+    let tokens = Arc::new(limiter(&[("tokens", "gcra 100/m burst 100", "ip")]));
+    // A client that tells a cost of 0 reserves 1.
+    let inner = by_ip(tokens.clone()).cost(0).reserve(Charge::estimate());
+    let outer = layer(&[("places", "concurrency 1/30s", "ip")]).reserve(Charge::estimate());
+    let app = Router::new().route("/", get(handler)).layer(inner).layer(outer);
+    for nth in 1..=3 {
+        let answer = send(&app, request("/")).await;
+        let body = String::from_utf8(answer.body.to_vec()).unwrap();
+        let left = 100 - 7 * (nth - 1) - 50;
+        let says = "the total has a cost of \"tokesn\", and no limit has this name";
+        assert_eq!((answer.status, body), (200, format!("{left} {says}")));
+        let left = tokens.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+        assert_eq!(left, 100 - 7 * nth);
+    }
 }
 
 #[tokio::test]

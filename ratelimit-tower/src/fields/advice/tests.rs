@@ -79,6 +79,10 @@ fn what_providers_of_language_models_send_is_read() {
         ("x-ratelimit-reset-requests", "1m26.4s"),
         ("x-ratelimit-remaining-tokens", "149984"),
         ("x-ratelimit-reset-tokens", "6m0s"),
+        // What is malformed, or past the range of a duration, is not read.
+        ("anthropic-ratelimit-output-tokens-remaining", "7"),
+        ("anthropic-ratelimit-output-tokens-reset", "18446744073709551615"),
+        ("anthropic-ratelimit-requests-reset", "9999-99-99T99:99:99Z"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
@@ -90,6 +94,7 @@ fn what_providers_of_language_models_send_is_read() {
         .collect();
     let due = [
         ("input-tokens", 0, Some(12_000)),
+        ("output-tokens", 7, None),
         ("requests", 59, Some(86_400)),
         ("tokens", 149_984, Some(360_000)),
     ];
@@ -97,4 +102,14 @@ fn what_providers_of_language_models_send_is_read() {
     let policies: Vec<_> = advice.policies.iter().map(|one| (&*one.name, one.quota)).collect();
     assert_eq!(policies, [("input-tokens", 40_000), ("requests", 60)]);
     assert_eq!(advice.wait(), Some(Duration::from_secs(12)));
+    for (reset, due) in [
+        ("18446744073709551615s 999999999ns 1ns", None),
+        ("18446744073709551615s", None),
+        ("much", None),
+        ("1m26.4s", Some(Duration::from_millis(86_400))),
+    ] {
+        headers.insert("x-ratelimit-reset-tokens", HeaderValue::from_static(reset));
+        let read = Advice::from_headers_at(&headers, now).limits.pop().unwrap().more_after;
+        assert_eq!(read, due, "{reset}");
+    }
 }
