@@ -206,6 +206,10 @@ impl Fields {
     pub(crate) fn tell(&self, entries: &[FieldEntry<'_>]) -> Option<AnswerFields> {
         // The first of equal ones, as a verdict does.
         let shown = entries.iter().min_by_key(|entry| entry.remaining)?;
+        let lists = if self.without_draft { None } else { draft::lists(entries) };
+        if self.x_ratelimit.is_none() && self.of_models.is_none() {
+            return Some(AnswerFields { lists, older: Box::default() });
+        }
         let older = self.x_ratelimit.map(|reset| {
             let (names, from_us) = match reset {
                 XRateLimit::Seconds => (&PREFIXED, 0),
@@ -222,7 +226,6 @@ impl Fields {
             let now = SystemTime::now();
             entries.iter().filter_map(move |entry| fields.tell(entry, now))
         });
-        let lists = if self.without_draft { None } else { draft::lists(entries) };
         Some(AnswerFields { lists, older: older.into_iter().chain(models).collect() })
     }
 }
