@@ -42,8 +42,8 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 /// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and waits are still
 ///   counted from `now`.
 /// - A state written under other parameters never creates more than [`capacity`](Self::capacity), and never locks a
-///   key for longer than these parameters take to recover from empty, or from all that may be owed. A refund or settlement lowers what it holds by no
-///   more than it gives back, and a forced charge lowers nothing; only an acquire takes it over.
+///   key for longer than these parameters take to recover from empty, or from all that may be owed. A refund or settlement
+///   lowers what it holds by no more than it gives back, and a forced charge lowers nothing; only an acquire takes it over.
 ///
 /// # What to implement
 ///
@@ -176,8 +176,8 @@ pub trait Algorithm: Send + Sync {
         self.settle(state, now, reservation, 0)
     }
 
-    /// Charges a new key all that every part of the limit admits, and all that may be owed: nothing is left as of `now`, and the wait for full
-    /// recovery is the longest that a state from before `now` causes. By default a step of the whole
+    /// Charges a new key all that every part of the limit admits, and all that may be owed: nothing is left as of `now`, and
+    /// the wait for full recovery is the longest that a state from before `now` causes. By default a step of the whole
     /// [`capacity`](Self::capacity); a limit of several parts charges each of them.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
         self.step(None, now, self.capacity())

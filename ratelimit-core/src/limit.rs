@@ -460,6 +460,12 @@ impl<A: Algorithm> Limits<A> {
         Self::new(self.iter().filter(taken).cloned())
     }
 
+    /// Whether a limit has this name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.iter().any(|limit| limit.name() == name)
+    }
+
     /// The limits, in the order of the policy.
     pub fn iter(&self) -> core::slice::Iter<'_, Limit<A>> {
         self.0.iter()

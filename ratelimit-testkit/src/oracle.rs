@@ -399,7 +399,7 @@ fn asked(
         }
         Op::Acquire | Op::Peek => cost,
         Op::Force => cost.min(room),
-        // What remains is told in whole units.
+        // A decision tells whole units.
         Op::Adopt => (left - left % parts_per_unit(policy) - cost).max(0),
         Op::Refund => -cost.min(refundable(policy, history, now_us)),
         Op::Reset => {

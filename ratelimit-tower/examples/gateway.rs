@@ -113,7 +113,7 @@ async fn pass_on(
         if sent == reserved {
             match hold.extend(costs(input, reserved + STEP)).await {
                 Ok(Some(verdict)) if verdict.allowed() => reserved += STEP,
-                // The budget ends here. If the store is away, the stream ends as well.
+                // The stream ends with the budget, or because the store is away.
                 _ => return,
             }
         }
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(body.len(), 300 * b"token ".len());
         settles_at(&limiter, [39_999, 700, 49]).await;
 
-        // The client goes away after the first token, and pays what was under way.
+        // The client goes away after the first token, and pays for the tokens in flight.
         let mut aborted = ask(1_000_000).await.expect("answers");
         aborted.frame().await.expect("a token").expect("is sent");
         drop(aborted);

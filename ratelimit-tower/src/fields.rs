@@ -208,7 +208,7 @@ impl Fields {
         let shown = entries.iter().min_by_key(|entry| entry.remaining)?;
         let lists = if self.without_draft { None } else { draft::lists(entries) };
         if self.x_ratelimit.is_none() && self.of_models.is_none() {
-            return Some(AnswerFields { lists, older: Box::default() });
+            return Some(AnswerFields { lists, of_limits: Box::default() });
         }
         let older = self.x_ratelimit.map(|reset| {
             let (names, from_us) = match reset {
@@ -220,13 +220,13 @@ impl Fields {
             let values =
                 [Some(shown.limit), Some(shown.remaining), shown.reset_after_us.map(reset)];
             let values = values.map(|value| value.map(|value| HeaderValue::from(saturated(value))));
-            Older { names: names.clone(), values, remaining: shown.remaining }
+            LimitFields { names: names.clone(), values, remaining: shown.remaining }
         });
         let models = self.of_models.into_iter().flat_map(|fields| {
             let now = SystemTime::now();
             entries.iter().filter_map(move |entry| fields.tell(entry, now))
         });
-        Some(AnswerFields { lists, older: older.into_iter().chain(models).collect() })
+        Some(AnswerFields { lists, of_limits: older.into_iter().chain(models).collect() })
     }
 }
 
@@ -234,11 +234,11 @@ impl Fields {
 pub(crate) struct AnswerFields {
     lists: Option<[HeaderValue; 2]>,
     /// Most answers have none.
-    older: Box<[Older]>,
+    of_limits: Box<[LimitFields]>,
 }
 
 /// Three fields that describe one limit.
-struct Older {
+struct LimitFields {
     names: [HeaderName; 3],
     /// The limit, what remains, and the reset, if that is known.
     values: [Option<HeaderValue>; 3],
@@ -264,14 +264,14 @@ impl AnswerFields {
         }
     }
 
-    /// Adds the fields. Those of an inner layer stay; of the older ones, those with less remaining do.
+    /// Adds the fields. Those of an inner layer stay; of those that describe one limit, the ones with less remaining do.
     pub(crate) fn write_to(self, headers: &mut HeaderMap) {
         // They are lists, and a list may have several lines.
         if let Some([policy, limit]) = self.lists {
             headers.append(draft::RATELIMIT_POLICY, policy);
             headers.append(draft::RATELIMIT, limit);
         }
-        for Older { names, values, remaining } in self.older {
+        for LimitFields { names, values, remaining } in self.of_limits {
             let inner = headers.get(&names[1]);
             let inner = inner.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
             if inner.is_some_and(|inner| inner <= remaining) {

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::StatusCode;
-use ratelimit_core::Store;
 use ratelimit_core::algorithm::Quota;
+use ratelimit_core::{LimitCosts, Store};
 use tokio_util::task::TaskTracker;
 
 use crate::layer::RateLimitLayer;
@@ -166,9 +166,6 @@ impl fmt::Debug for Charge {
     }
 }
 
-/// Costs under some limits, by their names.
-type CostOfEach = Vec<(Box<str>, u64)>;
-
 /// The cost of a request as its handler counts it: an extension of each request that a layer that [reserves](Reserving) admits.
 ///
 /// Clones count together, so that a stream can count while it is sent. Once a cost is set, it overrides the
@@ -183,43 +180,50 @@ type CostOfEach = Vec<(Box<str>, u64)>;
 /// }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Meter {
+pub struct Meter(Arc<Metered>);
+
+#[derive(Debug, Default)]
+struct Metered {
     /// The cost and 1, or 0 if it is not set.
-    count: Arc<AtomicU64>,
-    each: Arc<Mutex<CostOfEach>>,
+    count: AtomicU64,
+    /// Under the limits that it names.
+    each: Mutex<LimitCosts>,
 }
 
 impl Meter {
     /// Sets the cost.
     pub fn set(&self, cost: u64) {
-        self.count.store(cost.saturating_add(1), Ordering::Release);
+        self.0.count.store(cost.saturating_add(1), Ordering::Release);
     }
 
     /// Adds to the cost, which is then set.
     pub fn add(&self, cost: u64) {
         let added = |count: u64| Some(count.max(1).saturating_add(cost));
         // The function always has an answer.
-        let _before = self.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, added);
+        let _before = self.0.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, added);
     }
 
     /// Adds to the cost under the limit of this name, which is then set: for limits that count different things, such as input
     /// and output. Another limit costs what [`set`](Self::set) and [`add`](Self::add) say, or else its estimate. A layer leaves
     /// out what is not the name of one of its limits, because layers inside each other share the meter.
     pub fn add_of(&self, limit: &str, cost: u64) {
-        let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
-        match each.iter_mut().find(|(name, _)| &**name == limit) {
-            Some((_, known)) => *known = known.saturating_add(cost),
-            None => each.push((limit.into(), cost)),
-        }
+        let mut each = self.each();
+        let sum = each.get(limit).saturating_add(cost);
+        each.set(limit, sum);
     }
 
-    pub(crate) fn costs(&self) -> CostOfEach {
-        self.each.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The costs under those limits that have one of their own.
+    pub(crate) fn costs(&self) -> LimitCosts {
+        self.each().clone()
+    }
+
+    fn each(&self) -> MutexGuard<'_, LimitCosts> {
+        self.0.each.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The cost, if it is set.
     #[must_use]
     pub fn cost(&self) -> Option<u64> {
-        self.count.load(Ordering::Acquire).checked_sub(1)
+        self.0.count.load(Ordering::Acquire).checked_sub(1)
     }
 }

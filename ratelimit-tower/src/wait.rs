@@ -187,7 +187,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// left afterwards, and never more than before. All processes that share the limiter's store share what it says, so they do not
     /// all run into its limit. Returns the verdict, or `None` if the answer names no limit of the limiter.
     ///
-    /// The service had not seen the requests that were in flight. An answer that comes late changes nothing.
+    /// The service had not seen the requests that were in flight. An answer that comes late may hold back more than needed.
     ///
     /// # Errors
     /// The store's error: a store by MULTI cannot adopt.

@@ -11,7 +11,7 @@
 //! # Debt
 //!
 //! A forced charge or a settlement above its reservation may count up to `debt` more than the limit of a window that is
-//! aligned to the clock. What is owed is taken from the next windows: each begins with the count of the one before, less the
+//! aligned to the clock. The next windows pay what is owed: each begins with the count of the one before, less the
 //! limit. So an interval that touches `n` windows admits at most `n · limit + debt`.
 //!
 //! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms in Lua.
@@ -113,19 +113,18 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         &self,
         state: &WindowState<ALIGNED>,
         count: u64,
-        current: impl Fn() -> WindowState<ALIGNED>,
+        current: WindowState<ALIGNED>,
     ) -> Write<WindowState<ALIGNED>> {
         let (most, start) = (self.window.most, self.begin(state.start));
         let own = |count: u64| self.window.counting(start, count.min(most));
         if *state == own(state.count) {
-            return if count > most { current() } else { own(count) }.put();
+            return if count > most { current } else { own(count) }.put();
         }
         // Another limit wrote it, and counts by its own length; this one may be owed for longer.
         let owed_us = if count.min(most) > self.window.limit { own(count).ends_us } else { 0 };
         let ends_us = state.ends_us.max(owed_us);
         // A charge of a later window of this limit counts there, and for the other limit still in its own.
-        let start =
-            if count > state.count { state.start.max(current().start) } else { state.start };
+        let start = if count > state.count { state.start.max(current.start) } else { state.start };
         WindowState { start, count: count.min(MAX_INTEGER), ends_us }.put()
     }
 
@@ -138,12 +137,11 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     ) -> Step<WindowState<ALIGNED>> {
         let window = self.window(state, now);
         let count = change(window.count);
+        let current = self.window.counting(window.start, count);
         let write = match state.filter(|state| now.as_us() < state.ends_us) {
             _ if count == window.count => Write::Keep,
-            None => self.window.counting(window.start, count).put(),
-            Some(state) => self.changed_in(state, change(state.count), || {
-                self.window.counting(window.start, count)
-            }),
+            None => current.put(),
+            Some(state) => self.changed_in(state, change(state.count), current),
         };
         let write = match write {
             Write::Put { state, .. } if state.count == 0 || state.ends_us <= now.as_us() => {

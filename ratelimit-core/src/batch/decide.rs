@@ -68,7 +68,7 @@ pub fn decide<A: Algorithm>(
     {
         let state = states.get(0);
         let Step { decision, mut write } = batch.step(check, state, now)?;
-        let forgiven = batch.forgiven(check, state, now);
+        let forgiven = batch.forgiven(check, 0, state, now);
         let account = account(check, (&decision, write.after(state)), now, forgiven);
         if batch.op != Op::Peek {
             batch.annotate(check, &mut write);
@@ -164,7 +164,7 @@ impl<A: Algorithm> Batch<'_, A> {
             let step = |(position, check): (usize, &Check<'_, A>)| {
                 let state = states.get(position);
                 let step = self.step(check, state, now)?;
-                Ok((step, self.forgiven(check, state, now), None))
+                Ok((step, self.forgiven(check, 0, state, now), None))
             };
             return checks.map(step).collect();
         };
@@ -203,7 +203,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
                     let (new, group) = (Reservation::new(at, check.cost), group.clone());
                     let step = self.step(check, state, now)?;
-                    let forgiven = self.forgiven(check, state, now);
+                    let forgiven = self.forgiven(check, 0, state, now);
                     (step, forgiven, Some(Reservation { settled, group, ..new }))
                 }
                 IdState::Reserved(reservation) if self.op == Op::Renew => {
@@ -227,10 +227,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
                     )?;
-                    let forgiven = match check.cost.checked_sub(reservation.cost) {
-                        Some(more) if algorithm.debt() > 0 => algorithm.forgiven(state, now, more),
-                        _ => 0,
-                    };
+                    let forgiven = self.forgiven(check, reservation.cost, state, now);
                     let once = self.settled_once;
                     (step, forgiven, Some(reservation.settled_at(check.cost, now, life_us, once)))
                 }
@@ -272,12 +269,20 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
-    /// What a forced charge leaves out of a limit with a debt.
+    /// What a forced charge, or a settlement of what was charged before, leaves out of a limit with a debt.
     #[inline]
-    fn forgiven(&self, check: &Check<'_, A>, state: Option<&A::State>, now: Timestamp) -> u64 {
+    fn forgiven(
+        &self,
+        check: &Check<'_, A>,
+        charged: u64,
+        state: Option<&A::State>,
+        now: Timestamp,
+    ) -> u64 {
         let algorithm = check.limit.algorithm();
         match self.op {
-            Op::Force if algorithm.debt() > 0 => algorithm.forgiven(state, now, check.cost),
+            Op::Force | Op::Settle if algorithm.debt() > 0 && check.cost >= charged => {
+                algorithm.forgiven(state, now, check.cost - charged)
+            }
             _ => 0,
         }
     }

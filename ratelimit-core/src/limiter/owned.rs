@@ -58,7 +58,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         let mut settlement = Settlement {
             charge: charge.clone(),
             runtime: Handle::try_current().ok(),
-            costs: LimitCosts::from(0),
+            costs: LimitCosts::default(),
             granted: false,
             done: false,
         };
@@ -153,8 +153,7 @@ where
     /// Sets what it is settled at when it is dropped, such as the bytes of a response that have been sent so far. The cost of a
     /// name that no limit has is left out, so that the rest is settled.
     pub fn set_cost(&mut self, cost: impl Into<LimitCosts>) {
-        let limits = self.charge.limiter.limits();
-        self.settlement.costs = cost.into().known(|name| limits.iter().any(|l| l.name() == name));
+        self.settlement.costs = cost.into().known(|name| self.limits().has(name));
     }
 
     /// Grows the reservation to this total, if what is added fits: a stream that is longer than its estimate asks before it
@@ -261,8 +260,7 @@ impl Drop for Settlement {
         let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
             return;
         };
-        let mut settling =
-            self.charge.clone().settle(std::mem::replace(&mut self.costs, LimitCosts::from(0)));
+        let mut settling = self.charge.clone().settle(std::mem::take(&mut self.costs));
         // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
         // store while this thread panics already would end the process.
         if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {

@@ -123,8 +123,9 @@ impl LimitCosts {
     /// The larger cost of both under each limit.
     #[must_use]
     pub fn max(mut self, other: &Self) -> Self {
-        for (name, cost) in &other.of {
-            self.set(name, self.get(name).max(*cost));
+        // Then both tell of the same names.
+        for (name, _) in &other.of {
+            self.set(name, self.get(name));
         }
         for (name, cost) in &mut self.of {
             *cost = other.get(name).max(*cost);
@@ -214,7 +215,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C
     #[inline]
     fn knows_costs(&self) -> Result<(), Refusal> {
         let limits = &self.limiter.limits;
-        match self.costs.unknown(|name| limits.iter().any(|limit| limit.name() == name)) {
+        match self.costs.unknown(|name| limits.has(name)) {
             None => Ok(()),
             Some(name) => {
                 let names = limits.iter().map(Limit::name);

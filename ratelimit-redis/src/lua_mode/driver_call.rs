@@ -4,7 +4,7 @@ use ratelimit_core::store::{Batch, Check, Op, decide};
 use ratelimit_core::{Limit, Timestamp, Verdict};
 
 use super::answer::{Seen, next_state, of_one, state, stored};
-use super::call::Call;
+use super::call::{Call, TwinCheck};
 use super::flat_call::given;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
@@ -35,9 +35,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        let adopts = batch.operation() == Op::Adopt;
-        let limits = call.twins.iter().filter(|_| adopts);
-        let limits: Vec<_> = limits.map(|twin| Argument::Number(twin.position as u64)).collect();
+        let number = |twin: &TwinCheck<'_>| Argument::Number(twin.position as u64);
+        let limits = match batch.operation() {
+            Op::Adopt => call.twins.iter().map(number).collect(),
+            _ => Vec::new(),
+        };
         let answer = self.run(batch, call, operation(batch), &limits, deadline).await;
         let answer = answer.map_err(|error| match batch.operation() {
             Op::Peek => error.of_a_lookup(),

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
-use super::{FieldEntry, Older, Unit, saturated};
+use super::{FieldEntry, LimitFields, Unit, saturated};
 
 /// The fields in which providers of language models describe their limits. Their clients read them.
 ///
@@ -20,6 +20,62 @@ pub enum ModelFields {
     /// `x-ratelimit-remaining-tokens` and the like, of `requests` and `tokens`, with a duration such as `6m0s` or `820ms`.
     OpenAi,
 }
+
+/// A limit, and the fields that tell its number, what remains, and the reset.
+type NamedFields = (&'static str, [HeaderName; 3]);
+
+static ANTHROPIC: [NamedFields; 4] = [
+    (
+        "requests",
+        [
+            HeaderName::from_static("anthropic-ratelimit-requests-limit"),
+            HeaderName::from_static("anthropic-ratelimit-requests-remaining"),
+            HeaderName::from_static("anthropic-ratelimit-requests-reset"),
+        ],
+    ),
+    (
+        "tokens",
+        [
+            HeaderName::from_static("anthropic-ratelimit-tokens-limit"),
+            HeaderName::from_static("anthropic-ratelimit-tokens-remaining"),
+            HeaderName::from_static("anthropic-ratelimit-tokens-reset"),
+        ],
+    ),
+    (
+        "input-tokens",
+        [
+            HeaderName::from_static("anthropic-ratelimit-input-tokens-limit"),
+            HeaderName::from_static("anthropic-ratelimit-input-tokens-remaining"),
+            HeaderName::from_static("anthropic-ratelimit-input-tokens-reset"),
+        ],
+    ),
+    (
+        "output-tokens",
+        [
+            HeaderName::from_static("anthropic-ratelimit-output-tokens-limit"),
+            HeaderName::from_static("anthropic-ratelimit-output-tokens-remaining"),
+            HeaderName::from_static("anthropic-ratelimit-output-tokens-reset"),
+        ],
+    ),
+];
+static OPEN_AI: [NamedFields; 2] = [
+    (
+        "requests",
+        [
+            HeaderName::from_static("x-ratelimit-limit-requests"),
+            HeaderName::from_static("x-ratelimit-remaining-requests"),
+            HeaderName::from_static("x-ratelimit-reset-requests"),
+        ],
+    ),
+    (
+        "tokens",
+        [
+            HeaderName::from_static("x-ratelimit-limit-tokens"),
+            HeaderName::from_static("x-ratelimit-remaining-tokens"),
+            HeaderName::from_static("x-ratelimit-reset-tokens"),
+        ],
+    ),
+];
 
 /// What the fields say of a limit.
 pub(super) struct ModelLimit {
@@ -37,35 +93,24 @@ impl ModelLimit {
 }
 
 impl ModelFields {
-    /// The limits that have fields.
-    const fn limits(self) -> &'static [&'static str] {
+    fn fields(self) -> &'static [NamedFields] {
         match self {
-            Self::Anthropic => &["requests", "tokens", "input-tokens", "output-tokens"],
-            Self::OpenAi => &["requests", "tokens"],
-        }
-    }
-
-    fn field(self, limit: &str, what: &str) -> String {
-        match self {
-            Self::Anthropic => format!("anthropic-ratelimit-{limit}-{what}"),
-            Self::OpenAi => format!("x-ratelimit-{what}-{limit}"),
+            Self::Anthropic => &ANTHROPIC,
+            Self::OpenAi => &OPEN_AI,
         }
     }
 
     /// The limits of which these fields tell.
-    pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Vec<ModelLimit> {
-        let mut told = Vec::new();
-        for dialect in [Self::Anthropic, Self::OpenAi] {
-            for name in dialect.limits().iter().copied() {
-                let text =
-                    |what| headers.get(dialect.field(name, what))?.to_str().ok().map(str::trim);
-                let number = |what| text(what).and_then(|digits| digits.parse().ok());
-                let (limit, remaining) = (number("limit"), number("remaining"));
-                let reset_after = text("reset").and_then(|reset| dialect.reset_after(reset, now));
-                told.push(ModelLimit { name, limit, remaining, reset_after });
-            }
-        }
-        told
+    pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> impl Iterator<Item = ModelLimit> {
+        let all = [Self::Anthropic, Self::OpenAi].into_iter();
+        all.flat_map(|dialect| dialect.fields().iter().map(move |fields| (dialect, fields))).map(
+            move |(dialect, (name, [limit, remaining, reset]))| {
+                let text = |field| headers.get(field)?.to_str().ok().map(str::trim);
+                let number = |field| text(field).and_then(|digits| digits.parse().ok());
+                let reset_after = text(reset).and_then(|reset| dialect.reset_after(reset, now));
+                ModelLimit { name, limit: number(limit), remaining: number(remaining), reset_after }
+            },
+        )
     }
 
     /// The time until a reset; zero if it is past.
@@ -86,16 +131,12 @@ impl ModelFields {
     }
 
     /// The fields about a limit; `None` if there are none of its name.
-    pub(super) fn tell(self, entry: &FieldEntry<'_>, now: SystemTime) -> Option<Older> {
-        let limit = self.limits().iter().find(|limit| **limit == entry.name)?;
-        let name = |what| HeaderName::try_from(self.field(limit, what)).ok();
+    pub(super) fn tell(self, entry: &FieldEntry<'_>, now: SystemTime) -> Option<LimitFields> {
+        let (_, names) = self.fields().iter().find(|(name, _)| *name == entry.name)?;
         let number = |count| Some(HeaderValue::from(saturated(count)));
         let reset = entry.reset_after_us.and_then(|us| self.reset(us, now));
-        Some(Older {
-            names: [name("limit")?, name("remaining")?, name("reset")?],
-            values: [number(entry.limit), number(entry.remaining), reset],
-            remaining: entry.remaining,
-        })
+        let values = [number(entry.limit), number(entry.remaining), reset];
+        Some(LimitFields { names: names.clone(), values, remaining: entry.remaining })
     }
 
     /// A reset, rounded up to what the field can say: a second, or a millisecond.

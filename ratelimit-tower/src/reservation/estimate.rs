@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ratelimit_core::ConfigError;
 
-/// The most classes that are told apart. The later ones share an estimate.
+/// The most classes with an estimate of their own. All others share one.
 const MOST_CLASSES: usize = 1_024;
 /// The least weight of a new cost: about so many of the last costs count, so the estimate follows costs that change.
 const LEAST_WEIGHT: f64 = 1.0 / 50.0;

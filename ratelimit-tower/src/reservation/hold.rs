@@ -1,13 +1,12 @@
 //! [`Hold`]: reservations that outlive the response.
 
-use std::error::Error;
 use std::sync::{Arc, Weak};
 
 use ratelimit_core::{LimitCosts, Verdict};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::open::OpenReservation;
+use super::open::{BoxError, OpenReservation};
 
 /// Keeps what a request has reserved for longer than its response takes: an extension of each request that a layer that
 /// [reserves](super::Reserving) admits.
@@ -54,10 +53,7 @@ impl Hold {
     ///
     /// # Errors
     /// The error of the store; a name that no limit of these layers has.
-    pub async fn extend(
-        &self,
-        total: impl Into<LimitCosts>,
-    ) -> Result<Option<Verdict>, Box<dyn Error + Send + Sync>> {
+    pub async fn extend(&self, total: impl Into<LimitCosts>) -> Result<Option<Verdict>, BoxError> {
         let (total, mut last) = (total.into(), None);
         let open: Vec<_> = self.0.iter().filter_map(Weak::upgrade).collect();
         let mut unknown: Vec<_> = total.parts().0.map(|(name, _)| name).collect();

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::{CostOfEach, Meter};
+use super::Meter;
 use crate::caller::{IdentifiedCaller, Sources, Values};
 use crate::config::HoldTime;
 
@@ -47,8 +47,8 @@ pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A reservation of any store, which is settled at its cost when it is dropped.
 pub(super) trait Settle: Send + Sync {
-    /// Sets the cost under all limits, if there is one, and then that under some.
-    fn set_costs(&mut self, all: Option<u64>, each: CostOfEach);
+    /// Sets the cost under all limits, if there is one, and then that under those which `each` names.
+    fn set_costs(&mut self, all: Option<u64>, each: &LimitCosts);
 
     /// Whether it is charged under the limit of this name.
     fn knows(&self, limit: &str) -> bool;
@@ -64,16 +64,16 @@ pub(super) trait Settle: Send + Sync {
 }
 
 impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A, Counted> {
-    fn set_costs(&mut self, all: Option<u64>, each: CostOfEach) {
+    fn set_costs(&mut self, all: Option<u64>, each: &LimitCosts) {
         let mut costs = all.map_or_else(|| self.costs().clone(), LimitCosts::from);
-        for (limit, cost) in each {
-            costs.set(&limit, cost);
+        for (limit, cost) in each.parts().0 {
+            costs.set(limit, cost);
         }
         self.set_cost(costs);
     }
 
     fn knows(&self, limit: &str) -> bool {
-        self.limits().iter().any(|known| known.name() == limit)
+        self.limits().has(limit)
     }
 
     fn extend(
@@ -133,6 +133,6 @@ impl Drop for OpenReservation {
         }
         let by_handler = self.by_handler.as_ref();
         let all = by_handler.and_then(Meter::cost).or_else(|| self.by_response.cost());
-        self.settles.get_mut().set_costs(all, by_handler.map(Meter::costs).unwrap_or_default());
+        self.settles.get_mut().set_costs(all, &by_handler.map(Meter::costs).unwrap_or_default());
     }
 }
