@@ -172,6 +172,7 @@
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
 //! | [`NaiveStore`], [`PureStore`] | the references for comparison |
 //! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
+//! | [`Admissions`] | what was admitted in every interval of a history of any length |
 //!
 //! A broken law panics, as failing tests do.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -182,6 +183,7 @@
     reason = "this crate runs in tests, where a panic reports a failure"
 )]
 
+mod admissions;
 mod algorithm;
 mod by_own_clock;
 mod calendar;
@@ -196,6 +198,7 @@ mod seeds;
 mod suite;
 mod trace;
 
+pub use admissions::{Admissions, Excess};
 pub use algorithm::{
     AlgorithmFailure, AlgorithmHarness, AlgorithmProperty, Reference, algorithm_regression,
     test_algorithm, test_algorithm_on, try_algorithm, try_same_algorithm, try_same_algorithm_on,
