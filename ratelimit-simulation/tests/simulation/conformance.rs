@@ -1,0 +1,135 @@
+//! The model of Redis decides as the pure step does, in every mode, as the servers do: what the store finds in a simulation it
+//! would find on a server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::{Limit, Policy, Timestamp};
+use ratelimit_redis::{
+    Argument, Builder as StoreBuilder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisStore,
+    Reply,
+};
+use ratelimit_simulation::{ModelConnection, ModelServer, Network};
+use ratelimit_testkit::{Capability, Harness, StoreClock, conformance};
+use tokio::runtime::{Builder, Runtime};
+
+/// Longer than any request takes, in virtual time.
+const PATIENCE: Duration = Duration::from_secs(600);
+const BEGIN_US: u64 = 1_795_218_392_123_456;
+/// How much longer than its state matters a key may live.
+const SLACK_MS: u128 = 2_000;
+
+/// Servers of a test, and their clock.
+struct Model {
+    runtime: Runtime,
+    network: Arc<Network>,
+}
+
+impl Model {
+    fn new(servers: usize) -> Self {
+        // Its clock runs: threads wait for one another where they share a runtime.
+        let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let network = runtime.block_on(async move {
+            Network::new((0..servers).map(|_| ModelServer::new(0, 0)).collect(), 0)
+        });
+        Self { runtime, network }
+    }
+
+    fn store<M: Mode>(&self, builder: StoreBuilder<M>) -> RedisStore<M, ModelConnection> {
+        for server in self.network.servers() {
+            server.restart();
+            server.set(BEGIN_US);
+        }
+        let connection = ModelConnection::new(&self.network);
+        builder.deadline(PATIENCE).over(connection).expect("a plain prefix")
+    }
+
+    fn clock(&self) -> StoreClock {
+        let network = Arc::clone(&self.network);
+        let set = move |now: Timestamp| {
+            network.servers().iter().for_each(|server| server.set(now.as_us()))
+        };
+        StoreClock::settable(set)
+    }
+
+    /// The keys that live for too long.
+    async fn leaks(&self, within: Duration) -> Vec<String> {
+        let connection = ModelConnection::new(&self.network);
+        let (mut kept, deadline) = (Vec::new(), Deadline::within(PATIENCE));
+        for (_, keys) in
+            connection.send_to_each(&[Argument::Text("KEYS"), Argument::Text("*")], deadline).await
+        {
+            let Ok(Reply::Array(keys)) = keys else { panic!("{keys:?}") };
+            for key in keys {
+                let Reply::Text(key) = key else { panic!("{key:?}") };
+                let key = String::from_utf8_lossy(&key).into_owned();
+                let ttl =
+                    connection.send(&key, &["PTTL", &key].map(Argument::Text), deadline).await;
+                let Ok(Reply::Integer(ttl_ms)) = ttl else { panic!("{ttl:?}") };
+                let most_ms = i64::try_from(within.as_millis() + SLACK_MS).unwrap_or(i64::MAX);
+                if ttl_ms < 0 || ttl_ms > most_ms {
+                    kept.push(format!("{key} lives for {ttl_ms} ms"));
+                }
+            }
+        }
+        kept
+    }
+}
+
+/// Writes the harness of a mode on so many servers, and its tests.
+macro_rules! conformance_on {
+    ($name:ident, $harness:ident, $servers:literal, $mode:ty, $builder:expr, $lacks:expr $(, $only:ident)?) => {
+        struct $harness(Model);
+
+        impl Harness for $harness {
+            type Store = RedisStore<$mode, ModelConnection>;
+            const CASES: u32 = 24;
+            const SMALL_TRACE_REQUESTS: u32 = 2;
+            const LACKS: &'static [Capability] = $lacks;
+
+            fn new() -> Self {
+                Self(Model::new($servers))
+            }
+
+            fn store(&self) -> Self::Store {
+                self.0.store($builder)
+            }
+
+            fn block_on<F: Future>(&self, future: F) -> F::Output {
+                self.0.runtime.block_on(future)
+            }
+
+            fn clock(&self, _: &Self::Store) -> StoreClock {
+                self.0.clock()
+            }
+
+            async fn state(&self, store: &Self::Store, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+                store.state(limit, key).await.expect("a state, or none")
+            }
+
+            async fn leaks(&self, _: &Self::Store, within: Duration) -> Vec<String> {
+                self.0.leaks(within).await
+            }
+        }
+
+        conformance!($name, $harness $(, $only)?);
+    };
+}
+
+#[rustfmt::skip]
+mod on_one_server {
+    use super::*;
+
+    conformance_on!(lua, OneLua, 1, Lua, RedisStore::builder(), &[]);
+    conformance_on!(cas, OneCas, 1, Cas, RedisStore::builder().cas(), &[]);
+    conformance_on!(multi, OneMulti, 1, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST);
+}
+
+#[rustfmt::skip]
+mod on_a_cluster {
+    use super::*;
+
+    conformance_on!(lua, ClusterLua, 3, Lua, RedisStore::builder(), &[], batches);
+    conformance_on!(cas, ClusterCas, 3, Cas, RedisStore::builder().cas(), &[], batches);
+}
