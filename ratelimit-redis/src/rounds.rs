@@ -1,5 +1,9 @@
 //! [`Rounds`]: bounds how often a decision starts again.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -8,19 +12,27 @@ pub(crate) struct Rounds {
     begun: usize,
     most: usize,
     deadline: Deadline,
+    /// When the round began, and how long the longest so far took.
+    began: Instant,
+    longest: Duration,
     /// The rounds that an expired state caused, without another client's write.
     expiries: usize,
 }
 
 impl Rounds {
-    /// Allows `most` rounds, the first included, and none once the deadline is over.
+    /// Allows `most` rounds, the first included, and none that could take longer than until the deadline: what it sent last
+    /// would be without an answer, as in an outage.
     pub(crate) fn new(most: usize, deadline: Deadline) -> Self {
-        Self { begun: 1, most, deadline, expiries: 0 }
+        let (began, longest) = (Instant::now(), Duration::ZERO);
+        Self { begun: 1, most, deadline, began, longest, expiries: 0 }
     }
 
     /// Whether another round may begin.
     pub(crate) fn another(&mut self) -> bool {
-        let another = !self.deadline.is_over() && self.begun < self.most;
+        let now = Instant::now();
+        self.longest = self.longest.max(now.saturating_duration_since(self.began));
+        self.began = now;
+        let another = self.deadline.remaining_at(now) > self.longest && self.begun < self.most;
         self.begun += usize::from(another);
         another
     }
@@ -46,5 +58,25 @@ impl Rounds {
             return self.contended();
         }
         error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_that_would_end_after_the_deadline_does_not_begin() {
+        let ms = Duration::from_millis;
+        for (round_ms, due) in [(0, 8), (20, 4), (49, 2), (50, 1), (60, 1)] {
+            let mut rounds = Rounds::new(8, Deadline::within(ms(100)));
+            advance(ms(round_ms)).await;
+            while rounds.another() {
+                advance(ms(round_ms)).await;
+            }
+            assert_eq!(rounds.begun, due, "{round_ms} ms each");
+        }
     }
 }

@@ -13,12 +13,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::server::ModelServer;
 
 tokio::task_local! {
-    static MAY_REPEAT: ();
+    static IS_REPEATED: Arc<AtomicBool>;
 }
 
-/// Lets the network execute again what this future sends. Only requests under an id count once however often they are sent.
-pub async fn may_repeat<F: Future>(future: F) -> F::Output {
-    MAY_REPEAT.scope((), future).await
+/// Lets the network execute again what this future sends, and notes whether it does. Only requests under an id count once
+/// however often they are sent.
+pub async fn may_repeat<F: Future>(is_repeated: Arc<AtomicBool>, future: F) -> F::Output {
+    IS_REPEATED.scope(is_repeated, future).await
 }
 
 /// How the network fails: chances per thousand messages, and delays.
@@ -112,7 +113,8 @@ impl Network {
         let mut happens = |per_mille: u64| random.u64(..1_000) < per_mille;
         let (is_lost, is_reply_lost) = (happens(faults.lost_request), happens(faults.lost_reply));
         let (is_cut, is_cut_first) = (happens(faults.cut), happens(500));
-        let is_repeated = happens(faults.repeated) && MAY_REPEAT.try_with(|()| ()).is_ok();
+        let note = |is_repeated: &Arc<AtomicBool>| is_repeated.store(true, Ordering::SeqCst);
+        let is_repeated = happens(faults.repeated) && IS_REPEATED.try_with(note).is_ok();
         let late = if happens(faults.late) { Duration::from_secs(1) } else { Duration::ZERO };
         let way_us = u64::try_from(faults.way.as_micros()).unwrap_or(u64::MAX);
         let mut way = || Duration::from_micros(random.u64(..=way_us));

@@ -33,6 +33,8 @@ struct State {
     /// Forgets every so many writes, as a wrong server does.
     forgets_every: Option<u64>,
     executed: u64,
+    /// When it executed commands.
+    times_us: Vec<u64>,
 }
 
 impl ModelServer {
@@ -100,6 +102,12 @@ impl ModelServer {
         self.state().scripts.clear();
     }
 
+    /// What its clock showed when it executed each command.
+    #[must_use]
+    pub fn times_us(&self) -> Vec<u64> {
+        self.state().times_us.clone()
+    }
+
     /// Executes a command.
     ///
     /// # Errors
@@ -108,6 +116,7 @@ impl ModelServer {
         let mut state = self.state();
         state.offset_us += state.command_us;
         let now_us = self.time_of(&state);
+        state.times_us.push(now_us);
         if let Some(error) = state.refuses {
             return Err(error.to_owned());
         }

@@ -47,6 +47,9 @@ mod search;
 use plan::Lcg;
 use search::{SearchOutcome, search};
 
+/// The number of steps after which a search gives up: some seconds.
+const STEPS: usize = 200_000;
+
 /// The most requests of a history: the search keeps a set of them in the bits of one integer.
 const MOST: usize = 128;
 
@@ -134,10 +137,21 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
     /// # Panics
     /// The history has more than 128 requests.
     pub fn explain(&self) -> Result<bool, Unexplained> {
+        self.explain_within(STEPS)
+    }
+
+    /// [`explain`](Self::explain) with a step limit of your own, for many histories in a short time.
+    ///
+    /// # Errors
+    /// No order explains the history.
+    ///
+    /// # Panics
+    /// The history has more than 128 requests.
+    pub fn explain_within(&self, steps: usize) -> Result<bool, Unexplained> {
         assert!(self.events.len() <= MOST, "{} requests are more than {MOST}", self.events.len());
         let mut decided = true;
         for part in self.parts() {
-            match search(self.limits, &self.times, &part) {
+            match search(self.limits, &self.times, &part, steps) {
                 SearchOutcome::Order => {}
                 SearchOutcome::OutOfSteps => decided = false,
                 SearchOutcome::None(longest) => return Err(self.unexplained(&part, longest)),

@@ -10,9 +10,6 @@ use ratelimit_core::{Algorithm, Decision, ErrorKind, Limit, ReservationId, Times
 use super::{Event, LimitKey};
 use crate::pure::fingerprint;
 
-/// The number of steps after which a search gives up: some seconds.
-const STEPS: usize = 200_000;
-
 /// The result of a search.
 pub(super) enum SearchOutcome {
     Order,
@@ -26,9 +23,10 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
     limits: &[Limit<A>],
     times: &[Timestamp],
     events: &[&Event],
+    steps: usize,
 ) -> SearchOutcome {
     let mut search =
-        Search { limits, times, events, tried: HashMap::new(), longest: 0, left: STEPS };
+        Search { limits, times, events, tried: HashMap::new(), longest: 0, left: steps };
     match search.explain(0, StoreStates { states: Vec::new(), reservations: Vec::new() }) {
         Some(true) => SearchOutcome::Order,
         Some(false) => SearchOutcome::None(search.longest),

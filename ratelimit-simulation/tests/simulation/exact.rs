@@ -1,0 +1,316 @@
+//! A few nodes without layers: some order explains every answer, field by field, whatever the network does meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use fastrand::Rng;
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Timestamp};
+use ratelimit_redis::RedisStore;
+use ratelimit_simulation::{Faults, ModelConnection, ModelServer, Network, may_repeat};
+use ratelimit_testkit::{Event, History};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{BEGIN_US, TICK, chance, paused};
+
+const KEYS: [&str; 2] = ["hot", "other"];
+const DEADLINE: Duration = Duration::from_millis(300);
+/// By when a request without an answer has arrived, if it does.
+const LATEST_US: u64 = 2_500_000;
+/// Enough for nearly all histories.
+const STEPS: usize = 4_000;
+
+/// What a run is about.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    servers: usize,
+    limits: [&'static str; 2],
+    nodes: usize,
+    tasks: usize,
+    requests: usize,
+    is_disturbed: bool,
+    /// Whether the server forgets some of what it wrote, as none should.
+    pub(crate) forgets: bool,
+}
+
+const POLICIES: [&str; 12] = [
+    "gcra 10/s burst 4",
+    "gcra 3/m burst 5",
+    "gcra 2/s burst 3 debt 4",
+    "token-bucket 7/s burst 3",
+    "fixed-window 4/s",
+    "fixed-window 8/h",
+    "first-request-window 5/s",
+    "sliding-counter 6/s",
+    "sliding-log 5/s",
+    "window-log 6/s",
+    "bucketed-window bucket 100ms rates 3/300ms, 6/s",
+    "concurrency 3/2s",
+];
+
+impl Plan {
+    pub(crate) fn of(seed: u64) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let mut policy = || POLICIES[random.usize(..POLICIES.len())];
+        let limits = [policy(), policy()];
+        let (nodes, tasks) = (random.usize(1..4), random.usize(1..4));
+        Self {
+            seed,
+            servers: [1, 1, 3][random.usize(..3)],
+            limits,
+            nodes,
+            tasks,
+            requests: random.usize(1..=18 / (nodes * tasks)),
+            is_disturbed: seed % 3 > 0,
+            forgets: false,
+        }
+    }
+}
+
+struct World {
+    plan: Plan,
+    network: Arc<Network>,
+    limits: Vec<Limit<Policy>>,
+    order: AtomicU64,
+}
+
+/// What a run showed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) decisions: u64,
+    pub(crate) admitted: u64,
+    pub(crate) unknown: u64,
+    pub(crate) undecided: u64,
+}
+
+impl std::ops::AddAssign for Outcome {
+    fn add_assign(&mut self, other: Self) {
+        self.decisions += other.decisions;
+        self.admitted += other.admitted;
+        self.unknown += other.unknown;
+        self.undecided += other.undecided;
+    }
+}
+
+/// Runs a plan.
+///
+/// # Errors
+/// What is wrong with the answers.
+pub(crate) fn run(plan: &Plan) -> Result<Outcome, String> {
+    fastrand::seed(plan.seed);
+    paused().block_on(simulated(plan.clone()))
+}
+
+async fn simulated(plan: Plan) -> Result<Outcome, String> {
+    let mut random = Rng::with_seed(plan.seed ^ 0x5eed);
+    let begin_us = BEGIN_US + random.u64(..3_000_000);
+    let server = |_| {
+        let server = ModelServer::new(begin_us, 0);
+        server.set_command_us(7);
+        if plan.forgets {
+            server.forget_every(8);
+        }
+        server
+    };
+    let network = Network::new((0..plan.servers).map(server).collect(), random.u64(..));
+    let way = Duration::from_millis(random.u64(0..40));
+    let mut faults = Faults { way, ..Faults::default() };
+    if plan.is_disturbed {
+        let mut most = |per_mille| random.u64(..=per_mille);
+        let (refused, lost_request, lost_reply) = (most(50), most(30), most(30));
+        let (cut, repeated, late) = (most(30), most(100), most(30));
+        faults = Faults { refused, lost_request, lost_reply, cut, repeated, late, way };
+    }
+    network.set(faults);
+    let named =
+        |(name, text): (&str, &&str)| Limit::new(name, text.parse().expect(text)).expect("a name");
+    let limits = ["a", "b"].into_iter().zip(&plan.limits).map(named).collect();
+    let world = Arc::new(World { plan, network, limits, order: AtomicU64::new(0) });
+    let mut tasks = JoinSet::new();
+    for _ in 0..world.plan.nodes {
+        let builder = RedisStore::builder().deadline(DEADLINE);
+        let store = builder.over(ModelConnection::new(&world.network)).expect("a prefix");
+        for _ in 0..world.plan.tasks {
+            tasks.spawn(caller(world.clone(), store.clone(), Rng::with_seed(random.u64(..))));
+        }
+    }
+    if world.plan.is_disturbed {
+        tasks.spawn(disturb(world.clone(), Rng::with_seed(random.u64(..))));
+    }
+    let mut events = Vec::new();
+    for told in tasks.join_all().await {
+        events.extend(told?);
+    }
+    // What is late arrives, and then the servers tell what was charged.
+    world.network.set(Faults::default());
+    sleep(Duration::from_secs(3)).await;
+    let store = RedisStore::builder().over(ModelConnection::new(&world.network)).expect("a prefix");
+    for (limit, key) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        events
+            .extend(world.ask(&store, Op::Peek, vec![(limit, key, 1)], None, Duration::MAX).await?);
+    }
+    world.explain(events)
+}
+
+impl World {
+    /// What the clock of a key's server shows.
+    fn now(&self, key: usize) -> Timestamp {
+        let server = self.network.server_of(&format!("{{{}}}", KEYS[key]));
+        Timestamp::saturating_from_us(self.network.servers()[server].now_us())
+    }
+
+    /// What is recorded of a request, whose caller gives up after some time; nothing if it was certainly not charged.
+    async fn ask(
+        &self,
+        store: &RedisStore<ratelimit_redis::Lua, ModelConnection>,
+        op: Op,
+        asks: Vec<(usize, usize, u64)>,
+        id: Option<ReservationId>,
+        patience: Duration,
+    ) -> Result<Vec<Event>, String> {
+        let is_repeated = Arc::new(AtomicBool::new(false));
+        let checks: Vec<_> = asks
+            .iter()
+            .map(|(limit, key, cost)| Check {
+                limit: &self.limits[*limit],
+                key: KEYS[*key],
+                cost: *cost,
+            })
+            .collect();
+        let batch = Batch::new(&checks).expect("no pair twice").op(op);
+        let batch = id.map_or(batch, |id| batch.id(id));
+        let (begin, clock, asked) =
+            (Instant::now(), self.now(asks[0].1), self.order.fetch_add(1, SeqCst));
+        let asking = store.apply(&batch);
+        let answer = timeout(patience, async {
+            if id.is_some() { may_repeat(is_repeated.clone(), asking).await } else { asking.await }
+        });
+        let answer = match answer.await {
+            Err(_) => Err(ErrorKind::Indeterminate),
+            Ok(Ok(verdict)) => Ok(verdict.decisions().to_vec()),
+            Ok(Err(error)) => {
+                let kind = error.kind();
+                if kind.is_outage() && !self.plan.is_disturbed {
+                    return Err(format!("an error, though nothing failed: {error}"));
+                }
+                match kind {
+                    ErrorKind::Unavailable if !is_repeated.load(SeqCst) => return Ok(Vec::new()),
+                    ErrorKind::Unavailable => Err(ErrorKind::Indeterminate),
+                    ErrorKind::Indeterminate | ErrorKind::Invalid | ErrorKind::Unsupported => {
+                        Err(kind)
+                    }
+                    _ => return Err(format!("{kind:?}: {error}")),
+                }
+            }
+        };
+        if begin.elapsed() > DEADLINE + TICK
+            && patience > Duration::from_secs(1)
+            && !matches!(op, Op::Peek)
+        {
+            return Err(format!("{op} took {:?}", begin.elapsed()));
+        }
+        let answered = self.order.fetch_add(1, SeqCst);
+        let event = |answer| {
+            let is_unknown = answer == Err(ErrorKind::Indeterminate);
+            let until =
+                if is_unknown { clock.saturating_add_us(LATEST_US) } else { self.now(asks[0].1) };
+            Event { op, asks: asks.clone(), id, asked, answered, clock: [clock, until], answer }
+        };
+        // What is executed again is a request without an answer.
+        let again = is_repeated.load(SeqCst).then(|| event(Err(ErrorKind::Indeterminate)));
+        Ok([event(answer)].into_iter().chain(again).collect())
+    }
+
+    fn explain(&self, events: Vec<Event>) -> Result<Outcome, String> {
+        let is_admitted = |event: &&Event| {
+            event.answer.as_ref().is_ok_and(|decisions| decisions.iter().all(|each| each.allowed))
+        };
+        let mut outcome = Outcome {
+            decisions: events.iter().filter(|event| event.answer.is_ok()).count() as u64,
+            admitted: events.iter().filter(is_admitted).count() as u64,
+            unknown: events
+                .iter()
+                .filter(|event| event.answer == Err(ErrorKind::Indeterminate))
+                .count() as u64,
+            undecided: 0,
+        };
+        let times = self.network.servers().iter().flat_map(ModelServer::times_us);
+        // A request that the store refuses by itself is decided at a time at which no server executes anything.
+        let asked = events.iter().map(|event| event.clock[0]);
+        let mut times: Vec<_> = times.map(Timestamp::saturating_from_us).chain(asked).collect();
+        times.sort_unstable();
+        times.dedup();
+        match (History { limits: &self.limits, events, times }).explain_within(STEPS) {
+            Ok(is_decided) => outcome.undecided = u64::from(!is_decided),
+            Err(unexplained) => return Err(unexplained.to_string()),
+        }
+        Ok(outcome)
+    }
+}
+
+/// Sends requests, one after the other.
+async fn caller(
+    world: Arc<World>,
+    store: RedisStore<ratelimit_redis::Lua, ModelConnection>,
+    mut random: Rng,
+) -> Result<Vec<Event>, String> {
+    let mut events = Vec::new();
+    for _ in 0..world.plan.requests {
+        let key = usize::from(chance(&mut random, 300));
+        let id = ReservationId::new(1 + random.u128(..3));
+        let (op, id) = match random.u64(..24) {
+            0..2 => (Op::Peek, None),
+            2..4 => (Op::Refund, chance(&mut random, 500).then_some(id)),
+            4 => (Op::Force, chance(&mut random, 500).then_some(id)),
+            5 => (Op::Reset, chance(&mut random, 500).then_some(id)),
+            6..9 => (Op::Settle, Some(id)),
+            9 => (Op::Extend, Some(id)),
+            10 => (Op::Renew, Some(id)),
+            11..15 => (Op::Acquire, Some(id)),
+            _ => (Op::Acquire, None),
+        };
+        let limits = [vec![0], vec![1], vec![0, 1]];
+        let cost = [0, 1, 1, 1, 2, 3, 20][random.usize(..7)];
+        let asks = limits[random.usize(..3)].iter().map(|limit| (*limit, key, cost)).collect();
+        let patience = match chance(&mut random, 80) && world.plan.is_disturbed {
+            true => Duration::from_millis(random.u64(..60)),
+            false => Duration::from_secs(60),
+        };
+        events.extend(world.ask(&store, op, asks, id, patience).await?);
+        if chance(&mut random, 600) {
+            sleep(Duration::from_millis(random.u64(..400))).await;
+        }
+    }
+    Ok(events)
+}
+
+/// What befalls servers without a loss of data.
+async fn disturb(world: Arc<World>, mut random: Rng) -> Result<Vec<Event>, String> {
+    for _ in 0..3 {
+        sleep(Duration::from_millis(random.u64(..600))).await;
+        let server = random.usize(..world.plan.servers);
+        match random.u64(..4) {
+            0 => world.network.hang(server, Duration::from_millis(random.u64(..500))),
+            1 => world.network.servers()[server].flush_scripts(),
+            2 => {
+                world.network.set_reachable(server, false);
+                sleep(Duration::from_millis(random.u64(..300))).await;
+                world.network.set_reachable(server, true);
+            }
+            _ => {
+                let error = [
+                    "OOM command not allowed",
+                    "READONLY You can't write",
+                    "LOADING Redis is loading",
+                ];
+                world.network.servers()[server].refuse(Some(error[random.usize(..3)]));
+                sleep(Duration::from_millis(random.u64(..300))).await;
+                world.network.servers()[server].refuse(None);
+            }
+        }
+    }
+    Ok(Vec::new())
+}
