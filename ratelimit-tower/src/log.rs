@@ -14,6 +14,7 @@ pub(crate) struct Log {
     undecided: LogLines,
     misconfigured: LogLines,
     unwired: LogLines,
+    unadopted: LogLines,
 }
 
 impl Log {
@@ -39,6 +40,13 @@ impl Log {
     pub(crate) fn unwired(&self, limit: &str, error: &dyn Display) {
         if let Some(requests) = self.unwired.due(limit, Instant::now()) {
             tracing::warn!(%error, requests, "a shadow limit is never tried");
+        }
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn unadopted(&self, error: &dyn Display) {
+        if let Some(requests) = self.unadopted.due("", Instant::now()) {
+            tracing::warn!(%error, requests, "what another service says remains is not adopted");
         }
     }
 }

@@ -12,6 +12,7 @@ use tower_service::Service;
 
 use super::{WaitError, Waiter};
 use crate::fields::advice::Advice;
+use crate::log::Log;
 use crate::{BoxFuture, take_ready};
 
 /// Makes the requests of a client wait until its own limits admit them, such as those of an API of another service.
@@ -41,6 +42,8 @@ pub struct WaitLayer<S, F, Res, A = Policy> {
     hold_back: Option<Arc<HoldBack<Res>>>,
     #[derive_where(skip(Debug))]
     adopts: Option<fn(&Res) -> Advice>,
+    #[derive_where(skip(Debug))]
+    log: Arc<Log>,
 }
 
 /// Tells from a response for how long the following requests of the same key are held back.
@@ -49,8 +52,8 @@ type HoldBack<Res> = dyn Fn(&Res) -> Option<Duration> + Send + Sync;
 impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
     /// A layer that waits for at most this long per request.
     #[must_use]
-    pub const fn new(waiter: Waiter<S, A>, caller: F, max_wait: Duration) -> Self {
-        Self { waiter, caller, max_wait, hold_back: None, adopts: None }
+    pub fn new(waiter: Waiter<S, A>, caller: F, max_wait: Duration) -> Self {
+        Self { waiter, caller, max_wait, hold_back: None, adopts: None, log: Arc::default() }
     }
 
     /// The same layer, where this function returns, from a response, for how long later requests of the same key are delayed:
@@ -97,7 +100,7 @@ impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
     }
 
     /// The same layer, which [adopts](Waiter::adopt) what the answers of the other service say remains, before it hands them on. If
-    /// the store cannot, the log says so.
+    /// the store cannot, the log says so, at most once per second.
     #[must_use]
     pub fn adopt_answers(mut self) -> Self {
         self.adopts = Some(|response| Advice::from_headers(response.headers()));
@@ -165,7 +168,7 @@ where
             if let Some(advice) = shared.adopts.map(|advice_of| advice_of(&response))
                 && let Err(error) = shared.waiter.adopt(&caller, &advice).await
             {
-                tracing::warn!(%error, "what another service says remains is not adopted");
+                shared.log.unadopted(&error);
             }
             Ok(response)
         })
