@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ratelimit_core::ConfigError;
 
-/// The most classes with an estimate of their own. All others share one.
+/// The most classes that learn. All others keep the first estimate: with one that they share, a client that invents classes would set
+/// the estimates of its neighbours.
 const MOST_CLASSES: usize = 1_024;
 /// The least weight of a new cost: about so many of the last costs count, so the estimate follows costs that change.
 const LEAST_WEIGHT: f64 = 1.0 / 50.0;
@@ -26,7 +27,7 @@ const LEAST_WEIGHT: f64 = 1.0 / 50.0;
 ///
 /// # Bounds
 ///
-/// A class takes its name and 16 bytes. Of more than 1,024 classes, the later ones share an estimate. So take a class that
+/// A class takes its name and 16 bytes. Of more than 1,024 classes, the later ones keep the first estimate. So take a class that
 /// callers cannot invent.
 ///
 /// ```
@@ -48,11 +49,7 @@ pub struct CostEstimates {
     classes: Arc<Mutex<Classes>>,
 }
 
-#[derive(Default)]
-struct Classes {
-    known: HashMap<Box<str>, Estimate>,
-    others: Option<Estimate>,
-}
+type Classes = HashMap<Box<str>, Estimate>;
 
 #[derive(Clone, Copy)]
 struct Estimate {
@@ -77,20 +74,17 @@ impl CostEstimates {
     /// The estimate for a request of this class.
     #[must_use]
     pub fn of(&self, class: &str) -> u64 {
-        let classes = self.classes();
-        let known = classes.known.get(class).or(classes.others.as_ref());
-        known.map_or(self.first, |estimate| cost(estimate.log))
+        self.classes().get(class).map_or(self.first, |estimate| cost(estimate.log))
     }
 
     /// Learns what a request of this class did cost.
     pub fn learn(&self, class: &str, cost: u64) {
         let first = Estimate { log: log(self.first), learnt: 0.0 };
-        let Classes { known, others } = &mut *self.classes();
-        let estimate = if known.len() >= MOST_CLASSES && !known.contains_key(class) {
-            others.get_or_insert(first)
-        } else {
-            known.entry(class.into()).or_insert(first)
-        };
+        let mut classes = self.classes();
+        if classes.len() >= MOST_CLASSES && !classes.contains_key(class) {
+            return;
+        }
+        let estimate = classes.entry(class.into()).or_insert(first);
         estimate.learnt += 1.0;
         let weight = (1.0 / estimate.learnt).max(LEAST_WEIGHT);
         let is_below = f64::from(u8::from(log(cost) <= estimate.log));
@@ -148,8 +142,9 @@ mod tests {
         for nth in 0..3_000 {
             estimates.learn(&nth.to_string(), u64::MAX * (nth % 2));
         }
-        assert_eq!(estimates.classes().known.len(), MOST_CLASSES);
-        assert!(estimates.of("2999") < u64::MAX, "shared by the later ones");
+        assert_eq!(estimates.classes().len(), MOST_CLASSES);
+        assert!(estimates.of("0") < u64::MAX);
+        assert_eq!(estimates.of("2999"), u64::MAX, "as a class of which nothing is known");
         let estimates = CostEstimates::new(0.1, 1).unwrap();
         estimates.learn("", 0);
         assert_eq!((estimates.of(""), estimates.of("another")), (1, 1));

@@ -5,6 +5,7 @@
 mod grpc;
 mod harness;
 mod layer;
+mod neighbours;
 mod readiness;
 mod reloading;
 mod reservations;
