@@ -72,16 +72,6 @@ pub enum RedisError {
         /// What was found, and whether it was removed.
         detail: String,
     },
-    /// Too many requests already wait for a call about the same key. Nothing was charged.
-    #[error(
-        "{waiting} requests about the same key already wait for Redis at {address}; send the request again when some have been answered"
-    )]
-    Overloaded {
-        /// Host and port.
-        address: Arc<str>,
-        /// How many wait.
-        waiting: usize,
-    },
     /// Other clients changed the same key between every read and write. Nothing was charged.
     #[error("other clients changed the same key {attempts} times in a row; send the request again")]
     Contended {
@@ -231,9 +221,7 @@ impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Config(_) => ErrorKind::Config,
-            Self::Unreachable { .. } | Self::NoServer { .. } | Self::Overloaded { .. } => {
-                ErrorKind::Unavailable
-            }
+            Self::Unreachable { .. } | Self::NoServer { .. } => ErrorKind::Unavailable,
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
                 ErrorKind::Indeterminate
             }

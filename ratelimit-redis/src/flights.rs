@@ -29,7 +29,7 @@ pub(crate) use load::{
     Boarding, Charged, FlightOutcome, Group, GroupOutcome, LimitSet, Load, RiderVerdict,
     RiderVerdicts,
 };
-pub(crate) use queue::{Departure, Joined, MOST_WAITING, Queue};
+pub(crate) use queue::{Departure, Joined, Queue};
 
 use crate::connection::slot;
 

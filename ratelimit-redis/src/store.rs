@@ -14,7 +14,7 @@ use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
 use crate::connection::{Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
-use crate::flights::{MOST_WAITING, Queues};
+use crate::flights::Queues;
 use crate::key::Keys;
 use crate::mode::{Lua, Mode};
 use crate::reservation;
@@ -193,11 +193,6 @@ impl<C: Connection> Inner<C> {
     /// The error for a script that decided otherwise than the step.
     pub(crate) fn disagrees(&self, limit: &str) -> RedisError {
         RedisError::Disagrees { limit: limit.into(), address: self.address() }
-    }
-
-    /// The error for a request that came when too many others waited.
-    pub(crate) fn overloaded(&self) -> RedisError {
-        RedisError::Overloaded { address: self.address(), waiting: MOST_WAITING }
     }
 
     /// The error for a request whose deadline ended while it waited for others.

@@ -14,8 +14,8 @@ use crate::deadline::Deadline;
 
 /// The most flights at once. With two, the server decides one while the client prepares the other.
 pub(crate) const MOST_FLIGHTS: usize = 2;
-/// The most requests that wait.
-pub(crate) const MOST_WAITING: usize = 65_536;
+/// The most requests that wait. Any more go alone, so that a caller that fills the queue turns no other away.
+const MOST_WAITING: usize = 65_536;
 
 /// The requests that wait, and the flights that have departed.
 ///
@@ -72,8 +72,8 @@ pub(crate) enum Joined<L, O> {
     Goes(u64),
     /// With others. The caller sends the flight that departs now, if there is one.
     Waits(Seat<L, O>, Option<Departure<L, O>>),
-    /// Not at all: too many requests wait.
-    Full,
+    /// At once and alone, beside the flights: too many requests wait.
+    Alone,
 }
 
 impl<L: Default, O> Queue<L, O> {
@@ -115,7 +115,7 @@ impl<L: Default, O> Queue<L, O> {
                 return Joined::Goes(number);
             }
             if self.requests.load(Ordering::Relaxed) >= self.bound {
-                return Joined::Full;
+                return Joined::Alone;
             }
             let last = waiting.flights.back();
             let seat =
@@ -130,7 +130,7 @@ impl<L: Default, O> Queue<L, O> {
                 });
             match seat {
                 Some(seat) => Joined::Waits(seat, waiting.begin_next(now + self.patience)),
-                None => Joined::Full,
+                None => Joined::Alone,
             }
         })
     }

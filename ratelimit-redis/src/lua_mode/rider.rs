@@ -60,7 +60,9 @@ impl<C: Connection> RedisStore<Lua, C> {
                 group.is_some()
             });
             let seat = match joined {
-                Joined::Full => return Err(self.inner.overloaded()),
+                Joined::Alone => {
+                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+                }
                 Joined::Goes(number) => {
                     let _alone = LoneRequest::new(&self.inner, &queue, number, &runtime);
                     return Box::pin(self.apply_flat(batch, call, deadline, left)).await;

@@ -25,16 +25,16 @@ use crate::common::{
 };
 
 /// What holds each command back until the test lets it go.
-struct Gate {
+pub(crate) struct Gate {
     open: Semaphore,
     /// The server refuses the first command about this identifier.
     refused: Mutex<Option<&'static str>>,
     /// How many calls of scripts there were.
-    calls: Mutex<usize>,
+    pub(crate) calls: Mutex<usize>,
 }
 
 impl Gate {
-    fn opens(&self) {
+    pub(crate) fn opens(&self) {
         self.open.add_permits(10_000);
     }
 
@@ -48,16 +48,20 @@ const FLIGHTS: [&str; 2] = ["busy", "idle"];
 
 /// A store behind a gate. All requests lie in one slot.
 #[derive(Clone)]
-struct Gated {
-    gate: Arc<Gate>,
+pub(crate) struct Gated {
+    pub(crate) gate: Arc<Gate>,
     store: RedisStore<Lua, Arc<Meddled>>,
 }
 
-type Task = JoinHandle<Result<Verdict, RedisError>>;
-type Asked = Pin<Box<dyn Future<Output = Result<Verdict, RedisError>> + Send>>;
+pub(crate) type Task = JoinHandle<Result<Verdict, RedisError>>;
+pub(crate) type Asked = Pin<Box<dyn Future<Output = Result<Verdict, RedisError>> + Send>>;
 
 impl Gated {
-    async fn new(server: &RedisServer, deadline: Duration, wrong: Option<Wrong>) -> Self {
+    pub(crate) async fn new(
+        server: &RedisServer,
+        deadline: Duration,
+        wrong: Option<Wrong>,
+    ) -> Self {
         let (open, refused, calls) = (Semaphore::new(0), Mutex::default(), Mutex::default());
         let gate = Arc::new(Gate { open, refused, calls });
         let held = Arc::clone(&gate);
@@ -93,7 +97,7 @@ impl Gated {
     }
 
     /// Starts a request, which runs until it waits. The runtime has one thread.
-    async fn asks(&self, checks: &[(&Limit<Policy>, &'static str, u64)]) -> Task {
+    pub(crate) async fn asks(&self, checks: &[(&Limit<Policy>, &'static str, u64)]) -> Task {
         let task = tokio::spawn(self.future(checks));
         for _ in 0..100 {
             yield_now().await;
@@ -102,7 +106,7 @@ impl Gated {
     }
 
     /// Requests that take all flights, so that those which come later ride together.
-    async fn fills(&self, limit: &Limit<Policy>) -> Vec<Task> {
+    pub(crate) async fn fills(&self, limit: &Limit<Policy>) -> Vec<Task> {
         let mut tasks = Vec::new();
         for key in FLIGHTS {
             tasks.push(self.asks(&[(limit, key, 1)]).await);
@@ -111,21 +115,21 @@ impl Gated {
     }
 
     /// A request that waits, and that no task polls any more.
-    fn kept(&self, limit: &Limit<Policy>, key: &'static str) -> Asked {
+    pub(crate) fn kept(&self, limit: &Limit<Policy>, key: &'static str) -> Asked {
         let mut kept = self.future(&[(limit, key, 1)]);
         assert!((&mut kept).now_or_never().is_none(), "the server answers nothing yet");
         kept
     }
 }
 
-async fn remaining(task: Task) -> u64 {
+pub(crate) async fn remaining(task: Task) -> u64 {
     let verdict = task.await.expect("no panic").expect("decides");
     assert!(verdict.allowed());
     verdict.remaining()
 }
 
 /// What a script may do wrong.
-type Wrong = fn(&str) -> String;
+pub(crate) type Wrong = fn(&str) -> String;
 
 /// Requests for several limits and keys, all of which wait for a call in flight: the place of the limit, whether
 /// the key is the second one, and the cost.

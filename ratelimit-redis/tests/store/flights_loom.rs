@@ -95,7 +95,7 @@ impl Model {
                 self.send(departure);
                 Some(seat)
             }
-            Joined::Full => panic!("few are not too many"),
+            Joined::Alone => panic!("few are not too many"),
         }
     }
 

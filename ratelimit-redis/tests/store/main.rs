@@ -29,6 +29,7 @@ mod heal;
 mod health;
 mod late_charges;
 mod merged_drops;
+mod neighbours;
 mod own;
 mod refusals;
 mod same_state;
