@@ -53,6 +53,8 @@ pub(crate) struct Capacity {
     pub(crate) entries: Room,
     /// The entries that only shared states may use.
     pub(crate) most_shared_entries: usize,
+    /// The entries that a key may always have, however many others have: its part of all.
+    pub(crate) entries_of_a_key: usize,
 }
 
 impl Capacity {
@@ -64,6 +66,7 @@ impl Capacity {
             reservations: Room::new(most_reservations),
             entries: Room::new(most_entries - most_shared_entries),
             most_shared_entries,
+            entries_of_a_key: most_entries / most_keys,
         }
     }
 

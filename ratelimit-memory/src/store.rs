@@ -125,7 +125,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     }
 
     /// Returns how many entries all logs together keep, including expired entries that no call has swept yet.
-    /// It never exceeds [the cap](Builder::entries).
+    /// Of all, those beyond the part of their key never exceed [the cap](Builder::entries).
     #[must_use]
     pub fn entry_count(&self) -> usize {
         lock(&self.overflow).entries() + self.capacity.entries.used()

@@ -76,6 +76,10 @@ impl<C: Clock> Builder<C> {
     /// have admitted, leases, and the buckets of bucketed windows. The default is sixteen per key of the
     /// [capacity](Self::capacity), but no fewer than 65,536. An entry takes 16 bytes; in a window log it takes
     /// 32 bytes and its metadata.
+    ///
+    /// # At the cap
+    /// A key always has room for its part, the entries per key of the capacity, so that a long log takes no room from other keys.
+    /// There may thus be up to twice as many. A key with more gets [`MemoryError::Entries`](super::MemoryError::Entries).
     #[must_use]
     pub const fn entries(mut self, entries: usize) -> Self {
         self.entries = Some(if entries < 2 { 2 } else { entries });

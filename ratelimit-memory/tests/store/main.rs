@@ -11,6 +11,7 @@ mod end_of_states;
 mod expiry;
 mod kinds;
 mod linearizability;
+mod neighbours;
 mod owned_reservations;
 mod panics;
 mod reservations;

@@ -36,16 +36,18 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         most > 0 && !self.store.capacity.entries.has(most)
     }
 
-    /// Reserves exactly the entries that the decision writes, if they were not reserved before. Returns `false` where
-    /// there is no room for those of new keys: these use the shared states now, which have entries of their own, and
-    /// the batch has to be decided anew.
+    /// Reserves exactly the entries that the decision writes, if they were not reserved before. A key that has no more than its
+    /// part of them needs no room: otherwise, one caller's log could turn all others away. Returns `false` where there is no
+    /// room for those of new keys: these use the shared states now, which have entries of their own, and the batch has to be
+    /// decided anew.
     pub(super) fn reserve_exact_entries(&mut self) -> Result<bool, MemoryError> {
         if !self.is_tight {
             return Ok(true);
         }
         let is_shared = |position: &usize| self.located[*position].location == Location::Overflow;
-        let (shared, own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =
+        let (shared, mut own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =
             (0..self.located.len()).filter(|at| self.growth(*at) > 0).partition(is_shared);
+        own.retain(|at| self.entries_after(*at) > self.store.capacity.entries_of_a_key);
         let sum = |positions: &[usize]| positions.iter().map(|at| self.growth(*at)).sum::<usize>();
         let capacity = &self.store.capacity;
         let kept = self.overflow.as_ref().map_or(0, |overflow| overflow.entries());
@@ -70,8 +72,13 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 
     /// By how many entries a check's state grows.
     fn growth(&self, position: usize) -> usize {
-        let NextWrite::Put(_, pending) = &self.located[position].next else { return 0 };
         let before = self.stored(position).map_or(0, counted_entries::<A>);
-        pending.entries.saturating_sub(before)
+        self.entries_after(position).saturating_sub(before)
+    }
+
+    /// How many entries a check's state has, if it is written.
+    fn entries_after(&self, position: usize) -> usize {
+        let NextWrite::Put(_, pending) = &self.located[position].next else { return 0 };
+        pending.entries
     }
 }
