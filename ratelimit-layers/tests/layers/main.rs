@@ -7,6 +7,7 @@ mod cache;
 mod common;
 mod conformance;
 mod fallback;
+mod neighbours;
 mod observers;
 mod orders;
 mod recovery;
