@@ -186,3 +186,61 @@ impl StoreError for Refused {
         self.0.kind()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use ratelimit_core::store::Op;
+
+    use super::*;
+    use crate::capability::Able;
+    use crate::seeds::Scope;
+    use crate::suite::same;
+    use crate::trace::made::TraceShape;
+
+    /// Law 13, of the pure step, which every store agrees with: what was done under an id and is sent again, at any later time at
+    /// which it is remembered, changes nothing. A renewal, which starts anew each time, is left out.
+    #[test]
+    fn a_request_under_an_id_counts_once_however_late_it_is_repeated() {
+        let (repeated, traces) =
+            (Cell::new(0), Scope::Reservations.pool(Able::ALL).traces(TraceShape::FORWARD));
+        let ran = same(2_000).run(&traces, |trace| {
+            let store = PureStore::new();
+            let is_known = |request: &TraceRequest| {
+                let is_live = |check: &Check<'_, Policy>| {
+                    let life_us = check.limit.algorithm().reservation_us();
+                    let known = store.reservation(check.limit, check.key, request.id?)?;
+                    Some(known.is_live(request.at, life_us.unwrap_or(Reservation::LIFE_US)))
+                };
+                request.checks(&trace.limits).iter().all(|check| is_live(check) == Some(true))
+            };
+            let mut done: Vec<&TraceRequest> = Vec::new();
+            for request in &trace.requests {
+                // An id that was forgotten begins anew.
+                if !is_known(request) {
+                    done.retain(|done| done.id != request.id);
+                }
+                let answer = store.answer(&trace.limits, request, &[]);
+                let is_done = answer.is_ok_and(|verdict| verdict.allowed());
+                if is_done && request.id.is_some() && request.op != Op::Renew {
+                    done.push(request);
+                }
+                for done in &done {
+                    let again = TraceRequest { at: request.at, ..(*done).clone() };
+                    if is_known(&again) {
+                        let before = store.kept().clone();
+                        let answer = store.answer(&trace.limits, &again, &[]);
+                        let after = store.kept();
+                        assert_eq!(before.states, after.states, "{again:?} got {answer:?}");
+                        assert_eq!(before.reservations, after.reservations, "{again:?}");
+                        repeated.set(repeated.get() + 1);
+                    }
+                }
+            }
+            Ok(())
+        });
+        ran.expect("a case that was made up");
+        assert!(repeated.get() > 10_000, "{repeated:?}");
+    }
+}
