@@ -32,5 +32,6 @@ mod merged_drops;
 mod neighbours;
 mod own;
 mod refusals;
+mod repeats;
 mod same_state;
 mod scripts;

@@ -1,0 +1,145 @@
+//! Law 13 where a request breaks off: one of its commands is lost, or its reply, or the same request is sent meanwhile. Sent once more
+//! it has been done once, in one slot and across slots. Whole repetitions are tested by the laws.
+
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::BoxFuture;
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm as _, Limit, Policy, Store, Verdict};
+use ratelimit_redis::RedisStore;
+use ratelimit_testkit::PureStore;
+
+use crate::common::{Fate, PATIENCE, apply, every, in_every_mode, meddled, over, peek, server};
+
+/// A request: its operation, its cost, and under which id.
+type Asked = (Op, u64, Option<u128>);
+
+const ID: Option<u128> = Some(7);
+/// A state of a few numbers, one of several windows, a log, and leases.
+const NAMES: [&str; 4] = ["gcra", "sliding-counter", "sliding-log", "concurrency"];
+
+/// A request, and what was done before it.
+const STORIES: [(&[Asked], Asked); 8] = [
+    (&[(Op::Acquire, 3, None)], (Op::Acquire, 2, ID)),
+    (&[(Op::Acquire, 3, None)], (Op::Force, 2, ID)),
+    (&[(Op::Acquire, 5, None)], (Op::Refund, 2, ID)),
+    (&[(Op::Acquire, 5, None)], (Op::Reset, 1, ID)),
+    (&[(Op::Acquire, 3, None)], (Op::Adopt, 4, ID)),
+    (&[(Op::Acquire, 3, None), (Op::Acquire, 4, ID)], (Op::Settle, 1, ID)),
+    (&[(Op::Acquire, 3, None), (Op::Acquire, 2, ID)], (Op::Settle, 4, ID)),
+    (&[(Op::Acquire, 3, None), (Op::Acquire, 2, ID)], (Op::Extend, 4, ID)),
+];
+
+/// What happens to one of a request's commands.
+#[derive(Clone, Copy, Debug)]
+enum Break {
+    NeverSent,
+    AnswerLost,
+    /// The same request is sent meanwhile, and answered before this command goes.
+    Overtaken,
+}
+
+/// After how many commands one breaks, and what runs before it goes.
+type Plan = Option<(usize, Fate, Option<BoxFuture<'static, ()>>)>;
+
+async fn apply_all<S: Store<Policy>>(
+    store: &S,
+    limit: &Limit<Policy>,
+    keys: &[String; 2],
+    (op, cost, id): Asked,
+) -> Result<Verdict, S::Error> {
+    let checks = [(limit, &*keys[0], cost), (limit, &*keys[1], cost)];
+    apply(store, &checks, op, id).await
+}
+
+#[tokio::test]
+async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
+    let (server, plan) = (server(), Arc::new(Mutex::new(Plan::None)));
+    let limits: Vec<_> = every(9).into_iter().filter(|l| NAMES.contains(&l.name())).collect();
+    let (mut cases, mut broken) = (0, 0);
+    for is_cluster in [false, true] {
+        let connection = || async {
+            let connection = meddled(&server).await;
+            if is_cluster { connection.clustered() } else { connection }
+        };
+        let planned = Arc::clone(&plan);
+        let breaking = connection().await.before(move |_| {
+            let mut plan = planned.lock().expect("no panic");
+            let is_due = match &mut *plan {
+                Some((0, ..)) => true,
+                Some((left, ..)) => {
+                    *left -= 1;
+                    false
+                }
+                None => false,
+            };
+            let due = if is_due { plan.take() } else { None };
+            async move {
+                let Some((_, fate, before)) = due else { return Fate::Sent };
+                if let Some(before) = before {
+                    before.await;
+                }
+                fate
+            }
+        });
+        // All keys of one server lie in one slot.
+        let quiet = in_every_mode(&over(RedisStore::builder(), connection().await));
+        let breaking = in_every_mode(&over(RedisStore::builder().deadline(PATIENCE), breaking));
+        for ((mode, quiet), (_, breaking)) in quiet.iter().zip(&breaking).take(2) {
+            for (limit, (before, asked)) in
+                limits.iter().flat_map(|l| STORIES.iter().map(move |s| (l, s)))
+            {
+                let all = || before.iter().chain([asked]);
+                let reserves = all().any(|(op, _, id)| *op == Op::Acquire && id.is_some());
+                let algorithm = limit.algorithm();
+                if reserves && algorithm.reservation_us().is_none()
+                    || asked.0 == Op::Extend && algorithm.has_leases()
+                {
+                    continue;
+                }
+                let (pure, keys) = (PureStore::new(), ["a", "b"].map(str::to_owned));
+                for asked in all() {
+                    let _ = apply_all(&pure, limit, &keys, *asked).await.expect("decides");
+                }
+                let due = peek(&pure, limit, "a").await;
+                for (breaks, nth) in [Break::NeverSent, Break::AnswerLost, Break::Overtaken]
+                    .iter()
+                    .flat_map(|b| (0..64).map(move |n| (b, n)))
+                {
+                    cases += 1;
+                    let keys = ["a", "b"].map(|key| format!("{key}{cases}"));
+                    for asked in *before {
+                        let _ = apply_all(quiet, limit, &keys, *asked).await.expect("decides");
+                    }
+                    let (aside, same, asked) =
+                        (Arc::clone(quiet), (limit.clone(), keys.clone()), *asked);
+                    let again: BoxFuture<'static, ()> = Box::pin(async move {
+                        let _ = apply_all(&aside, &same.0, &same.1, asked).await;
+                    });
+                    *plan.lock().expect("no panic") = Some(match breaks {
+                        Break::NeverSent => (nth, Fate::NeverSent, None),
+                        Break::AnswerLost => (nth, Fate::AnswerLost, None),
+                        Break::Overtaken => (nth, Fate::Sent, Some(again)),
+                    });
+                    let shown = format!(
+                        "{mode}, {is_cluster}: {breaks:?} at {nth}, {} {asked:?}",
+                        limit.name()
+                    );
+                    let first = apply_all(breaking, limit, &keys, asked).await;
+                    if plan.lock().expect("no panic").take().is_some() {
+                        let _ = first.expect("nothing broke");
+                        break;
+                    }
+                    broken += 1;
+                    if let Err(error) = apply_all(quiet, limit, &keys, asked).await {
+                        panic!("{shown}: {error}, after {first:?}");
+                    }
+                    let left =
+                        [peek(quiet, limit, &keys[0]).await, peek(quiet, limit, &keys[1]).await];
+                    assert_eq!(left, [due; 2], "{shown}, after {first:?}");
+                }
+            }
+        }
+    }
+    assert!(broken > 500, "{broken} of {cases}");
+}
