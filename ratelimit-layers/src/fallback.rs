@@ -37,6 +37,7 @@ pub use breaker::BreakerState;
 pub use builder::{Builder, OnRecovery};
 pub use counts::OutageCount;
 pub use error::FallbackError;
+use known_ids::KnownBy;
 use outage::Outage;
 
 /// Wraps a store and keeps making decisions while that store is unreachable. Each limit declares whether it is then open,
@@ -105,7 +106,7 @@ use outage::Outage;
 /// | operation | while the store is unreachable |
 /// |---|---|
 /// | acquire, peek | decided by the choices |
-/// | force, refund | on the local limits; nothing for open ones; an error if a limit is closed, or if the store may have done it |
+/// | force, refund | on the local limits; nothing for open ones; an error if a limit is closed, or if the store may have done it, also when it is repeated under its id |
 /// | reset | an error: only the store can do it |
 /// | settle, renew | an error, unless the reservation was made without the store |
 ///
@@ -309,7 +310,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
         for check in batch.checks() {
             outage.choice(check.limit)?;
         }
-        let is_known = outage.ids.knows(batch);
+        let is_known = outage.ids.known_by(batch) == Some(KnownBy::Local);
         let away = if is_known || batch.is_without_store() {
             FallbackError::BreakerOpen { op: batch.operation(), retry_after: breaker.pause }
         } else {

@@ -1,5 +1,5 @@
 //! [`KnownIds`]: the ids under which something was decided without the store. Whatever comes under them later, also when the
-//! store is back, belongs to the local limits.
+//! store is back, belongs to the local limits. Beside them, the ids of what the store may have done: only it can tell.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -20,10 +20,23 @@ type KnownId = (ReservationId, u64);
 pub(super) struct KnownIds {
     pub(super) most: usize,
     hasher: RandomState,
-    /// When each id ends.
-    ids: Mutex<HashMap<KnownId, Instant>>,
+    ids: Mutex<HashMap<KnownId, Known>>,
     /// How many there are, so that no lock is needed while there are none.
     len: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    ends: Instant,
+    by: KnownBy,
+}
+
+/// Who did what came under an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KnownBy {
+    Local,
+    /// The store, perhaps: it did not say.
+    Store,
 }
 
 /// Whether an id could be noted.
@@ -45,17 +58,18 @@ impl KnownIds {
         Some((id, self.hasher.hash_one(checks.collect::<Vec<_>>())))
     }
 
-    /// Whether something was decided without the store under the id of this batch.
-    pub(super) fn knows<A: Algorithm>(&self, batch: &Batch<'_, A>) -> bool {
+    /// Who did something under the id of this batch, in an outage.
+    pub(super) fn known_by<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Option<KnownBy> {
         if self.len.load(Ordering::Acquire) == 0 {
-            return false;
+            return None;
         }
-        let Some(entry) = self.entry(batch) else { return false };
-        lock(&self.ids).get(&entry).is_some_and(|ends| Instant::now() < *ends)
+        let entry = self.entry(batch)?;
+        let known = lock(&self.ids).get(&entry).copied();
+        known.filter(|known| Instant::now() < known.ends).map(|known| known.by)
     }
 
     /// Notes the id of this batch, for at least as long as a store remembers it from now.
-    pub(super) fn note<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Noted {
+    pub(super) fn note<A: Algorithm>(&self, batch: &Batch<'_, A>, by: KnownBy) -> Noted {
         let Some(entry) = self.entry(batch) else { return Noted::Known };
         let lives =
             batch.checks().iter().filter_map(|check| check.limit.algorithm().reservation_us());
@@ -67,14 +81,14 @@ impl KnownIds {
         let now = Instant::now();
         let ends = now + Duration::from_micros(life_us.min(Timestamp::MAX.as_us()));
         let mut ids = lock(&self.ids);
-        let is_known = ids.remove(&entry).is_some_and(|ends| now < ends);
+        let is_known = ids.remove(&entry).is_some_and(|known| now < known.ends && known.by == by);
         if ids.len() >= self.most {
-            ids.retain(|_, ends| now < *ends);
+            ids.retain(|_, known| now < known.ends);
         }
         if ids.len() >= self.most {
             return Noted::Full;
         }
-        ids.insert(entry, ends);
+        ids.insert(entry, Known { ends, by });
         self.len.store(ids.len(), Ordering::Release);
         if is_known { Noted::Known } else { Noted::New }
     }

@@ -15,7 +15,7 @@ use super::breaker::Breaker;
 use super::counts::{OutageCounts, OutageOutcome};
 use super::error::FallbackError;
 use super::journal::Journal;
-use super::known_ids::{KnownIds, Noted};
+use super::known_ids::{KnownBy, KnownIds, Noted};
 
 #[derive(Debug)]
 pub(super) struct Outage<A: InMemory, C> {
@@ -90,17 +90,27 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         // A forced charge or a refund whose outcome is unknown may have been made, and no caller learns it from a verdict.
         let only_store = match op {
             Op::Acquire | Op::Peek => false,
-            Op::Force | Op::Refund | Op::Adopt => refuses || undetermined,
+            Op::Force | Op::Refund | Op::Adopt => {
+                refuses || undetermined || self.ids.known_by(batch) == Some(KnownBy::Store)
+            }
             Op::Reset | Op::Settle | Op::Renew | Op::Extend => !is_known,
         };
         if only_store {
+            // Repeated, it would be done once more. Without room, it may be.
+            if undetermined && !is_known && !op.needs_id() {
+                let _ = self.ids.note(batch, KnownBy::Store);
+            }
             return Err(away);
         }
         let retry_after = match away {
             FallbackError::BreakerOpen { retry_after, .. } => retry_after,
             _ => breaker.pause,
         };
-        let noted = if refuses || op == Op::Peek { Noted::Known } else { self.ids.note(batch) };
+        let noted = if refuses || op == Op::Peek {
+            Noted::Known
+        } else {
+            self.ids.note(batch, KnownBy::Local)
+        };
         // What is settled later would be settled in the store.
         let is_unrecorded = noted == Noted::Full && batch.is_settled_once() && op == Op::Acquire;
         if noted == Noted::Full && !is_unrecorded {

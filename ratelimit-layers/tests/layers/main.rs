@@ -13,6 +13,7 @@ mod orders;
 mod recovery;
 mod redis;
 mod reload;
+mod repeats;
 mod reported;
 mod share;
 mod simulation;

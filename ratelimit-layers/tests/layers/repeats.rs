@@ -1,0 +1,142 @@
+//! Law 13 through every layer, while the store answers, fails, or does what it is asked and never says so: whatever has an id and is
+//! sent twice counts once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{
+    DynStore, ErrorKind, Limit, ManualClock, OnOutage, Policy, ReservationId, Store as _,
+    StoreError as _,
+};
+use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, OnRecovery, TopDenied, Traced};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::common::{BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, limit, limits, nodes, paused};
+
+/// Of both choices that decide something, and one that counts leases.
+fn all() -> [Limit<Policy>; 4] {
+    let limit = |name, words, choice| limit(name, words).on_outage(choice);
+    [
+        limit("local", "gcra 30/h burst 9", OnOutage::Local),
+        limit("open", "fixed-window 9/d", OnOutage::Open),
+        limit("closed", "gcra 30/h burst 9", OnOutage::Closed),
+        limit("leases", "concurrency 6/h", OnOutage::Local),
+    ]
+}
+
+type Stack = Arc<dyn DynStore<Policy>>;
+type Wrapped = Fallback<Arc<Fake>, Policy, ManualClock>;
+
+fn fallback(fake: &Arc<Fake>, clock: &ManualClock) -> Wrapped {
+    let settings = Fallback::builder().failures(1).probe_after(PAUSE).nodes(nodes(1));
+    let settings = settings.on_recovery(OnRecovery::Charge).clock(clock.clone());
+    settings.build(Arc::clone(fake), &limits(&all())).expect("choices")
+}
+
+/// A layer of every kind around the store, and all of them in the order of the guide.
+const STACKS: [(&str, fn(&Arc<Fake>, &ManualClock) -> Stack); 5] = [
+    ("none", |fake, _| Arc::clone(fake) as Stack),
+    ("cache", |fake, clock| {
+        Arc::new(DenialCache::builder().clock(clock.clone()).build(Arc::clone(fake)))
+    }),
+    ("allotments", |fake, clock| {
+        Arc::new(Allotments::builder().clock(clock.clone()).divisor(1).build(Arc::clone(fake)))
+    }),
+    ("fallback", |fake, clock| Arc::new(fallback(fake, clock))),
+    ("all", |fake, clock| {
+        let cache = DenialCache::builder().clock(clock.clone()).build(Arc::clone(fake));
+        let allotments = Allotments::builder().clock(clock.clone()).divisor(1).build(cache);
+        let settings = Fallback::builder().failures(1).probe_after(PAUSE).nodes(nodes(1));
+        let around = settings.clock(clock.clone()).build(allotments, &limits(&all()));
+        Arc::new(Metrics::new(Traced::new(TopDenied::new(around.expect("choices"), 16))))
+    }),
+];
+
+/// How long a caller waits for an answer: longer than a fallback.
+const PATIENCE: Duration = Duration::from_millis(110);
+/// The time from one request to the next: enough for two answers.
+const STEP: Duration = Duration::from_millis(250);
+
+const OPS: [Op; 9] = [
+    Op::Acquire,
+    Op::Acquire,
+    Op::Acquire,
+    Op::Settle,
+    Op::Extend,
+    Op::Force,
+    Op::Refund,
+    Op::Reset,
+    Op::Adopt,
+];
+
+/// What a request is told: what remains, or why it has no answer.
+type Told = Result<(bool, u64), ErrorKind>;
+
+/// What random requests are told, each once or each that has an id twice, and what the store has left then.
+async fn told(
+    make: fn(&Arc<Fake>, &ManualClock) -> Stack,
+    seed: u64,
+    times: usize,
+) -> (Vec<Told>, Vec<u64>) {
+    let (clock, mut random, all) = (ManualClock::new(BEGIN), Rng::with_seed(seed), all());
+    let fake = Arc::new(Fake::new(&clock));
+    let (store, mut told) = (make(&fake, &clock), Vec::new());
+    for _ in 0..60 {
+        let mut begun = Instant::now();
+        match random.u8(..12) {
+            0 => fake.set([UNAVAILABLE, Mode::ChargesAndHangs][random.usize(..2)]),
+            1 => {
+                fake.set(Mode::Answers);
+                // The next request is the probe.
+                begun += PAUSE;
+                sleep_until(begun).await;
+            }
+            2 => clock.advance(Duration::from_secs(random.u64(..300))),
+            _ => {}
+        }
+        let (key, some) = (["alice", "bob"][random.usize(..2)], 1 + random.usize(..2));
+        let first = random.usize(..all.len());
+        let checks: Vec<_> = (0..some)
+            .map(|nth| Check {
+                limit: &all[(first + nth) % all.len()],
+                key,
+                cost: random.u64(1..5),
+            })
+            .collect();
+        let batch = Batch::new(&checks).expect("distinct").op(OPS[random.usize(..OPS.len())]);
+        let batch = match random.u128(..5) {
+            id @ 1..=3 => batch.id(ReservationId::new(id)),
+            4 => batch.id(ReservationId::new(4)).settled_once(),
+            _ => batch,
+        };
+        for time in 0..if batch.reservation_id().is_some() { times } else { 1 } {
+            let answer = timeout(PATIENCE, store.apply(&batch)).await;
+            if time == 0 {
+                told.push(answer.map_or(Err(ErrorKind::Indeterminate), |answer| {
+                    let answer = answer.map(|verdict| (verdict.allowed(), verdict.remaining()));
+                    answer.map_err(|error| error.kind())
+                }));
+            }
+        }
+        sleep_until(begun + STEP).await;
+    }
+    let left = all.iter().flat_map(|limit| ["alice", "bob"].map(|key| fake.left(limit, key)));
+    (told, left.collect())
+}
+
+#[test]
+fn what_has_an_id_and_is_sent_twice_counts_once_through_every_layer() {
+    for (name, make) in STACKS {
+        let (mut done, mut refused) = (0, 0);
+        for seed in 0..40 {
+            let run = |times| paused().block_on(told(make, seed, times));
+            let (once, twice) = (run(1), run(2));
+            assert_eq!(once, twice, "{name}, seed {seed}");
+            done += once.0.iter().filter(|told| told.is_ok()).count();
+            refused += once.0.len();
+        }
+        assert!(done > refused / 4, "{name}: {done} of {refused}");
+    }
+}
