@@ -185,7 +185,8 @@ impl BucketedWindow {
                 if used <= room {
                     break;
                 }
-                used -= bucket.count;
+                // Of foreign counts, the sum is less than all of them.
+                used = used.saturating_sub(bucket.count);
                 fits_us = fits_us.max(self.end_us(*bucket, window.span_us));
             }
         }

@@ -37,14 +37,16 @@ local function position(place)
 end
 
 local function number_at(state, place)
-  local digits = string.sub(state.stored, position(place) + 1, position(place + 1) - 1)
+  local word = string.sub(state.stored, position(place), position(place + 1) - 1)
   -- Lua accepts texts such as nan as numbers, so only digits pass.
-  return integer(match(digits, '^%d+$'))
+  return integer(match(word, '^ (%d+)$'))
 end
 
 -- The start of the n-th bucket.
 local function start_of(state, n)
-  return number_at(state, 2 * n - 1)
+  local start = number_at(state, 2 * n - 1)
+  if start > MOST then error(CORRUPT) end
+  return start
 end
 
 -- The total including the n-th bucket.

@@ -1,7 +1,7 @@
 //! Values that no limit wrote: a request that only reads reports them and leaves them, one that writes reports them
 //! once and removes them, and what has another type stays. None is charged in part.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -10,15 +10,16 @@ use proptest::sample::select;
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm, DynStore, ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Timestamp,
+    Algorithm, DynStore, ErrorKind, Limit, Limits, Policy, ReservationId, Store, StoreError,
+    Timestamp,
 };
-use ratelimit_redis::{Cas, Connection, Lua, Multi, RedisStore};
+use ratelimit_redis::{Cas, Connection, HealOptions, Lua, Multi, RedisStore};
 use ratelimit_servers::{RedisServer, RespValue};
 use tokio::runtime::Runtime;
 
 use crate::common::{
-    apply, every, fails, in_every_mode, limit, meddled, named, native, number, over, peek, plain,
-    server, tell, three_and_no_more,
+    apply, every, fails, in_every_mode, limit, meddled, named, native, now_us, number, over, peek,
+    plain, server, tell, three_and_no_more,
 };
 
 const LEFT: &str = "has not been removed";
@@ -79,6 +80,7 @@ impl Place {
                 "NAME",
                 "NAME 0000000000000000 0000000000000000              nan",
                 "NAME 0000000000000000 0000000000000x10 0000000000000000",
+                "NAME 0000000000000000 0000000000000000x0000000000000001",
             ],
             Stored::Field | Stored::Text => &[
                 "nonsense",
@@ -389,4 +391,133 @@ fn script_and_step_agree_on_any_stored_numbers() {
             }
         });
     });
+}
+
+/// What a key of a limit contains.
+#[derive(Clone, Debug)]
+enum Spoilt {
+    /// Numbers, behind the name of an algorithm.
+    Numbers(&'static str, Vec<u64>),
+    /// A state of the limit of which some bytes have changed.
+    Bytes(Vec<(usize, u8)>),
+    /// A state from so many microseconds ahead.
+    Ahead(u64),
+}
+
+/// Changes bytes of a text or a field.
+const CHANGE: &str = "local is_hash = redis.call('TYPE', KEYS[1]).ok == 'hash' \
+    local stored = is_hash and redis.call('HGET', KEYS[1], ARGV[1]) or not is_hash and redis.call('GET', KEYS[1]) \
+    if not stored then return end \
+    for place = 2, #ARGV, 2 do local at = ARGV[place] % #stored \
+    stored = stored:sub(1, at) .. string.char(ARGV[place + 1]) .. stored:sub(at + 2) end \
+    if is_hash then redis.call('HSET', KEYS[1], ARGV[1], stored) else redis.call('SET', KEYS[1], stored, 'KEEPTTL') end";
+
+impl Place {
+    /// The command that spoils the key. A state from ahead was charged at its time.
+    fn spoiling(&self, spoilt: &Spoilt) -> Vec<String> {
+        let Self { limit, key, .. } = self;
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        match (self.stored, spoilt) {
+            (_, Spoilt::Ahead(_)) => words(&["EXISTS", key]),
+            (Stored::Field | Stored::Text, Spoilt::Bytes(bytes)) => {
+                let bytes = bytes.iter().flat_map(|(at, byte)| [at.to_string(), byte.to_string()]);
+                let script = ["EVAL", CHANGE, "1", key, limit.name()].map(str::to_owned);
+                script.into_iter().chain(bytes).collect()
+            }
+            (Stored::List | Stored::Scores | Stored::Counters, Spoilt::Bytes(bytes)) => {
+                let (at, byte) = bytes[0];
+                let (at, byte) = (at.to_string(), byte.to_string());
+                match self.stored {
+                    Stored::List => words(&["RPUSH", key, &format!("{at} {byte} {byte} {at} ")]),
+                    Stored::Scores => words(&["ZADD", key, &at, &format!("{byte} {byte}")]),
+                    _ => words(&["HSET", key, &at, &byte]),
+                }
+            }
+            (stored, Spoilt::Numbers(name, numbers)) => {
+                let numbers: Vec<_> = numbers.iter().map(u64::to_string).collect();
+                let text = format!("{name} {}", numbers.join(" "));
+                match stored {
+                    Stored::Field => words(&["HSET", key, limit.name(), &text]),
+                    Stored::Text => words(&["SET", key, &text]),
+                    Stored::List => words(&["RPUSH", key, &(numbers.join(" ") + " ")]),
+                    Stored::Scores => words(&["ZADD", key, &numbers[0], &numbers[1..].join(" ")]),
+                    Stored::Counters => words(&["HSET", key, &numbers[0], &numbers[1]]),
+                }
+            }
+        }
+    }
+}
+
+fn spoilt() -> impl Strategy<Value = Spoilt> {
+    let several = proptest::collection::vec(numbers(), 2..6);
+    let bytes = proptest::collection::vec((0..64_usize, any::<u8>()), 1..4);
+    prop_oneof![
+        (select(Policy::NAMES), several).prop_map(|(name, numbers)| Spoilt::Numbers(name, numbers)),
+        bytes.prop_map(Spoilt::Bytes),
+        // Up to a century.
+        (0..42_u32, 1..1_000_u64).prop_map(|(bits, n)| Spoilt::Ahead(n << bits)),
+    ]
+}
+
+/// Corrupt, of another algorithm or from the future: whatever a key contains is reported once at most, admits no more than the limit,
+/// and after a healing recovers no later than a full limit does.
+#[test]
+fn whatever_a_key_contains_admits_no_more_than_the_limit_and_is_healed() {
+    let (server, runtime) = (server(), Runtime::new().expect("a runtime"));
+    let lua = runtime.block_on(plain(&server));
+    let (places, aside) = (places(&lua, "a"), RefCell::new(server.client().expect("it is up")));
+    // How many values were reported, and how many states healed.
+    let seen = Cell::new([0; 2]);
+    let tell =
+        |words: &[&str]| aside.borrow_mut().command(words).expect("it answers").ok().expect("done");
+    let config =
+        ProptestConfig { cases: 1_500, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |(place in 0..places.len(), spoilt in spoilt())| {
+        let place = &places[place];
+        let Place { store, limit, key, stored } = place;
+        let limits = Limits::new([limit.clone()]).expect("one");
+        tell(&["FLUSHALL"]);
+        runtime.block_on(async {
+            let charged_at = match spoilt {
+                Spoilt::Numbers(..) => None,
+                Spoilt::Bytes(_) => Some(Now::Store),
+                Spoilt::Ahead(us) => {
+                    Some(Now::At(Timestamp::saturating_from_us(now_us().saturating_add(us))))
+                }
+            };
+            if let Some(time) = charged_at {
+                let check = Check { limit, key: "a", cost: 3 };
+                let _ = store.apply(&Batch::one(&check).now(time)).await.expect("empty");
+            }
+            let words = place.spoiling(&spoilt);
+            tell(&words.iter().map(String::as_str).collect::<Vec<_>>());
+            let (mut admitted, mut reported) = (0, 0);
+            for _ in 0..6 {
+                match apply(store, &[(limit, "a", 1)], Op::Acquire, None).await {
+                    Ok(verdict) => admitted += u64::from(verdict.allowed()),
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Corrupt, "{words:?}: {error}");
+                        reported += 1;
+                    }
+                }
+            }
+            assert!(reported <= 1 && admitted <= 3, "{words:?}: {reported}, {admitted}");
+            let options = HealOptions::default();
+            let healed = match stored {
+                Stored::Text => lua.in_mode::<Cas>().heal(&limits, options).await,
+                _ if limit.algorithm().charges_denials() => {
+                    lua.in_mode::<Multi>().heal(&limits, options).await
+                }
+                _ => lua.heal(&limits, options).await,
+            };
+            let healed = healed.expect("it answers").states.len();
+            seen.set([seen.get()[0] + reported, seen.get()[1] + healed]);
+            let verdict = apply(store, &[(limit, "a", 0)], Op::Peek, None).await.expect("healed");
+            let now = Timestamp::saturating_from_us(now_us());
+            let most_us = limit.algorithm().filled(now).decision.reset_after_us + 60_000_000;
+            let reset_us = verdict.summary().reset_after_us;
+            assert!(reset_us <= most_us, "{key}, {words:?}: {reset_us} of {most_us}, {healed} healed");
+        });
+    });
+    assert!(seen.get().iter().all(|count| *count > 50), "{seen:?}");
 }
