@@ -90,7 +90,8 @@ async fn in_an_outage_full_ids_keys_and_charges_refuse_no_request() {
     let (clock, limit) = (ManualClock::new(BEGIN), limit_of_three());
     let settings = Fallback::builder().nodes(nodes(1)).on_recovery(OnRecovery::Charge);
     let settings = settings.capacity(ROOM).clock(clock.clone());
-    let store = settings.build(Fake::new(&clock), &limits(&[limit.clone()])).expect("choices");
+    let store =
+        settings.build(Fake::new(&clock), &limits(std::slice::from_ref(&limit))).expect("choices");
     store.store().set(UNAVAILABLE);
     for n in 0..ROOM {
         for id in [n, n + 100] {

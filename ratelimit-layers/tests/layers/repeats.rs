@@ -27,6 +27,7 @@ fn all() -> [Limit<Policy>; 4] {
 }
 
 type Stack = Arc<dyn DynStore<Policy>>;
+type MakeStack = fn(&Arc<Fake>, &ManualClock) -> Stack;
 type Wrapped = Fallback<Arc<Fake>, Policy, ManualClock>;
 
 fn fallback(fake: &Arc<Fake>, clock: &ManualClock) -> Wrapped {
@@ -36,7 +37,7 @@ fn fallback(fake: &Arc<Fake>, clock: &ManualClock) -> Wrapped {
 }
 
 /// A layer of every kind around the store, and all of them in the order of the guide.
-const STACKS: [(&str, fn(&Arc<Fake>, &ManualClock) -> Stack); 5] = [
+const STACKS: [(&str, MakeStack); 5] = [
     ("none", |fake, _| Arc::clone(fake) as Stack),
     ("cache", |fake, clock| {
         Arc::new(DenialCache::builder().clock(clock.clone()).build(Arc::clone(fake)))
@@ -75,11 +76,7 @@ const OPS: [Op; 9] = [
 type Told = Result<(bool, u64), ErrorKind>;
 
 /// What random requests are told, each once or each that has an id twice, and what the store has left then.
-async fn told(
-    make: fn(&Arc<Fake>, &ManualClock) -> Stack,
-    seed: u64,
-    times: usize,
-) -> (Vec<Told>, Vec<u64>) {
+async fn told(make: MakeStack, seed: u64, times: usize) -> (Vec<Told>, Vec<u64>) {
     let (clock, mut random, all) = (ManualClock::new(BEGIN), Rng::with_seed(seed), all());
     let fake = Arc::new(Fake::new(&clock));
     let (store, mut told) = (make(&fake, &clock), Vec::new());
