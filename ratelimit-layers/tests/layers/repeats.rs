@@ -127,7 +127,7 @@ async fn told(make: MakeStack, seed: u64, times: usize) -> (Vec<Told>, Vec<u64>)
 fn what_has_an_id_and_is_sent_twice_counts_once_through_every_layer() {
     for (name, make) in STACKS {
         let (mut done, mut refused) = (0, 0);
-        for seed in 0..40 {
+        for seed in 0..20 {
             let run = |times| paused().block_on(told(make, seed, times));
             let (once, twice) = (run(1), run(2));
             assert_eq!(once, twice, "{name}, seed {seed}");
