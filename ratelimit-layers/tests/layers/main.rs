@@ -16,4 +16,3 @@ mod reload;
 mod repeats;
 mod reported;
 mod share;
-mod simulation;

@@ -27,7 +27,9 @@ type Ask = (usize, usize, u64);
 
 pub(crate) struct FaultyRounds<S> {
     pub(crate) store: S,
-    proxy: FaultProxy,
+    pub(crate) proxy: FaultProxy,
+    /// Whether the network fails, and tasks drop requests.
+    is_faulty: bool,
     limits: [Limit<Policy>; 2],
     calendar: Calendar,
     /// The counter that orders all events of a round.
@@ -37,13 +39,18 @@ pub(crate) struct FaultyRounds<S> {
 impl<S: Store<Policy> + Send + Sync + 'static> FaultyRounds<S> {
     /// Of a store behind this proxy.
     pub(crate) fn new(store: S, proxy: FaultProxy) -> Arc<Self> {
+        Self::disturbed(store, proxy, true)
+    }
+
+    /// Of a store whose proxy fails, or does not.
+    pub(crate) fn disturbed(store: S, proxy: FaultProxy, is_faulty: bool) -> Arc<Self> {
         let calendar = Calendar::now();
         let limit = |name, count| {
             let policy = format!("fixed-window {}", calendar.rate(count)).parse();
             Limit::new(name, policy.expect("a limit")).expect("a name")
         };
         let (limits, order) = ([limit("few", 6), limit("many", 12)], AtomicU64::new(0));
-        Arc::new(Self { store, proxy, limits, calendar, order })
+        Arc::new(Self { store, proxy, is_faulty, limits, calendar, order })
     }
 
     /// A random request. A third of them are dropped after some turns of the runtime, if they have no answer by then.
@@ -57,13 +64,14 @@ impl<S: Store<Policy> + Send + Sync + 'static> FaultyRounds<S> {
         }
         match random.u8(..) {
             // A client takes a while to connect again.
-            _ if round.is_multiple_of(2) => {}
+            _ if !self.is_faulty || round.is_multiple_of(2) => {}
             0..8 => self.proxy.swallow_matching("EVALSHA", 1),
             8..16 => self.proxy.cut_matching("EVALSHA", 1),
             16..20 => self.proxy.cut_all(),
             _ => {}
         }
-        let turns = if random.usize(..3) == 0 { random.usize(..300) } else { usize::MAX };
+        let turns =
+            if self.is_faulty && random.usize(..3) == 0 { random.usize(..300) } else { usize::MAX };
         self.event(round, Op::Acquire, asks, turns).await
     }
 
@@ -138,25 +146,42 @@ impl<S: Store<Policy> + Send + Sync + 'static> FaultyRounds<S> {
         tasks.join_all().await.into_iter().flatten().collect()
     }
 
-    /// Runs all rounds.
-    pub(crate) async fn are_explained(self: &Arc<Self>) {
-        let (mut unknown, mut unused, mut undecided) = (0, 0, 0);
-        for round in 0..ROUNDS {
+    /// Runs these rounds.
+    ///
+    /// # Errors
+    /// A round whose answers no order explains.
+    pub(crate) async fn run(
+        self: &Arc<Self>,
+        rounds: impl Iterator<Item = usize>,
+    ) -> Result<RoundsOutcome, String> {
+        let mut outcome = RoundsOutcome::default();
+        for round in rounds {
             let mut events = self.round(round).await;
-            unknown += events.iter().filter(|event| event.answer.is_err()).count();
+            outcome.unknown += events.iter().filter(|event| event.answer.is_err()).count();
             for (limit, key) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 let (charged, peek) = self.charged(round, limit, key).await;
                 let due = charges(&events, (limit, key));
-                assert!(due.contains(&charged), "{due:?}: {charged}");
-                unused += due.end() - charged;
+                if !due.contains(&charged) {
+                    return Err(format!("round {round}: {charged} charged, and not {due:?}"));
+                }
+                outcome.unused += due.end() - charged;
                 events.push(peek);
             }
+            outcome.rounds += 1;
+            outcome.decisions += events.iter().filter(|event| event.answer.is_ok()).count();
             match History::at_their_times(&self.limits, events).explain() {
                 // Where the outcomes of many are unknown, the search may run out of steps.
-                Ok(decided) => undecided += usize::from(!decided),
-                Err(unexplained) => panic!("round {round}: {unexplained}"),
+                Ok(decided) => outcome.undecided += usize::from(!decided),
+                Err(unexplained) => return Err(format!("round {round}: {unexplained}")),
             }
         }
+        Ok(outcome)
+    }
+
+    /// Runs all rounds, with enough faults.
+    pub(crate) async fn are_explained(self: &Arc<Self>) {
+        let RoundsOutcome { unknown, unused, undecided, .. } =
+            self.run(0..ROUNDS).await.unwrap_or_else(|broken| panic!("{broken}"));
         let faults = (self.proxy.swallowed(), self.proxy.requests_cut());
         assert!(faults.0 > 0 && faults.1 > 0, "both faults: {faults:?}");
         assert!(
@@ -165,6 +190,19 @@ impl<S: Store<Policy> + Send + Sync + 'static> FaultyRounds<S> {
         );
         assert!(undecided < ROUNDS / 4, "{undecided} of {ROUNDS} rounds are not explained in time");
     }
+}
+
+/// What rounds showed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RoundsOutcome {
+    pub(crate) rounds: usize,
+    pub(crate) decisions: usize,
+    /// Requests without an answer.
+    pub(crate) unknown: usize,
+    /// Cost that requests without an answer did not charge.
+    unused: u64,
+    /// Rounds that the search did not explain within its steps.
+    pub(crate) undecided: usize,
 }
 
 async fn pass(turns: usize) {
