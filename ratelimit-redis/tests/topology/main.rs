@@ -11,6 +11,7 @@ mod common;
 mod cluster;
 mod connections;
 mod failover;
+mod faults;
 mod logins;
 mod moving;
 mod sentinel;

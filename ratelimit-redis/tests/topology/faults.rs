@@ -1,0 +1,117 @@
+//! The fault table: a row per fault, each with every client, under [traffic](traffic) that goes on meanwhile. A row says
+//! how much more may be admitted, which errors callers may see and until when, and checks it. `scripts/faults` prints the
+//! table, and the guide's chapter on faults shows it.
+
+mod callers;
+mod masters;
+mod network;
+mod servers;
+mod traffic;
+
+use std::sync::{Arc, OnceLock};
+
+use ratelimit_redis::Client;
+use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer};
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::common::{PATIENCE, aside, server_with, tell};
+use traffic::{AWAY, Row, Traffic};
+
+/// Servers behind proxies, for one row at a time: a server of its own, or a cluster that the rows of a client share. Each
+/// row finds them healthy and leaves them healthy.
+struct Place {
+    url: String,
+    kind: &'static str,
+    servers: Servers,
+}
+
+enum Servers {
+    One(Box<(RedisServer, FaultProxy)>),
+    Cluster(&'static RedisCluster, MutexGuard<'static, ()>),
+}
+
+impl Place {
+    fn one() -> Arc<Self> {
+        let server = server_with(&["--enable-debug-command", "yes", "--lua-time-limit", "10"]);
+        let proxy = FaultProxy::start(server.port()).expect("a proxy");
+        let (url, servers) = (proxy.url(), Servers::One(Box::new((server, proxy))));
+        Arc::new(Self { url, kind: "server", servers })
+    }
+
+    async fn cluster(client: Client) -> Arc<Self> {
+        static CLUSTERS: [OnceLock<RedisCluster>; 2] = [const { OnceLock::new() }; 2];
+        static ALONE: [Mutex<()>; 2] = [const { Mutex::const_new(()) }; 2];
+        let place = usize::from(client == Client::Fred);
+        let alone = ALONE[place].lock().await;
+        let start = move || {
+            let cluster = CLUSTERS[place]
+                .get_or_init(|| RedisCluster::start_behind_proxies().expect("a cluster"));
+            become_well(cluster);
+            cluster
+        };
+        let cluster = aside(start).await;
+        let (url, servers) = (cluster.url(), Servers::Cluster(cluster, alone));
+        Arc::new(Self { url, kind: "cluster", servers })
+    }
+
+    fn nodes(&self) -> &[RedisServer] {
+        match &self.servers {
+            Servers::One(one) => std::slice::from_ref(&one.0),
+            Servers::Cluster(cluster, _) => cluster.nodes(),
+        }
+    }
+
+    fn proxies(&self) -> &[FaultProxy] {
+        match &self.servers {
+            Servers::One(one) => std::slice::from_ref(&one.1),
+            Servers::Cluster(cluster, _) => cluster.proxies(),
+        }
+    }
+
+    /// Does this with each server, beside the traffic.
+    async fn each(self: &Arc<Self>, act: impl Fn(&RedisServer) + Send + 'static) {
+        let place = Arc::clone(self);
+        aside(move || place.nodes().iter().for_each(act)).await;
+    }
+
+    async fn tell(self: &Arc<Self>, words: &'static [&'static str]) {
+        self.each(|node| drop(tell(node, words))).await;
+    }
+
+    /// Waits until the servers serve.
+    async fn is_well(self: &Arc<Self>) {
+        let place = Arc::clone(self);
+        aside(move || match &place.servers {
+            Servers::One(_) => {}
+            Servers::Cluster(cluster, _) => cluster.wait_until_healthy(PATIENCE).expect("well"),
+        })
+        .await;
+    }
+}
+
+/// What a failed row has left behind does not last.
+fn become_well(cluster: &RedisCluster) {
+    for (number, node) in cluster.nodes().iter().enumerate() {
+        match node.pid() {
+            Some(_) => node.resume().expect("it runs"),
+            None => cluster.restart(number).expect("again"),
+        }
+    }
+    cluster.proxies().iter().for_each(FaultProxy::heal);
+    cluster.wait_until_healthy(PATIENCE).expect("well");
+}
+
+/// Measures a row on a server and on a cluster.
+async fn on_both(client: Client, row: Row, fault: impl AsyncFn(Arc<Place>, &Traffic)) {
+    for place in [Place::one(), Place::cluster(client).await] {
+        let at = [place.kind, &place.url];
+        row.measure(client, at, async |traffic| fault(Arc::clone(&place), traffic).await).await;
+    }
+}
+
+/// Measures a row on a server.
+async fn on_one(client: Client, row: Row, fault: impl AsyncFn(Arc<Place>, &Traffic)) {
+    let place = Place::one();
+    let at = [place.kind, &place.url];
+    row.measure(client, at, async |traffic| fault(Arc::clone(&place), traffic).await).await;
+}

@@ -1,0 +1,72 @@
+//! The network between a store and its servers fails, or a server hangs.
+
+use std::time::Duration;
+
+use ratelimit_redis::Client;
+use ratelimit_servers::{FaultProxy, RedisServer};
+
+use super::{AWAY, Row, on_both};
+
+/// Several times, so that each kind of request meets it.
+const TIMES: usize = 5;
+
+async fn a_lost_reply_is_never_a_second_charge(client: Client) {
+    on_both(client, Row::fails("lost reply", AWAY, ""), async |place, traffic| {
+        for what in ["EVALSHA", "EXEC"].iter().cycle().take(2 * TIMES) {
+            let proxies = place.proxies();
+            proxies.iter().for_each(|proxy| proxy.swallow_matching(what, 1));
+            traffic.errors(1).await;
+            proxies.iter().for_each(FaultProxy::heal);
+            traffic.answers(50).await;
+        }
+    })
+    .await;
+}
+
+async fn a_server_that_hangs_costs_callers_their_deadline(client: Client) {
+    on_both(client, Row::fails("SIGSTOP", AWAY, ""), async |place, traffic| {
+        place.nodes()[0].pause().expect("it runs");
+        traffic.errors(3).await;
+        place.nodes()[0].resume().expect("it runs");
+        place.is_well().await;
+    })
+    .await;
+}
+
+async fn a_half_open_connection_is_replaced_within_the_deadline(client: Client) {
+    on_both(client, Row::fails("half-open connection", AWAY, ""), async |place, traffic| {
+        place.proxies().iter().for_each(FaultProxy::silence);
+        traffic.errors(1).await;
+    })
+    .await;
+}
+
+async fn latency_and_jitter_are_only_waited_for(client: Client) {
+    on_both(client, Row::unnoticed("latency and jitter"), async |place, traffic| {
+        let by = Duration::from_millis(5)..Duration::from_millis(40);
+        place.proxies().iter().for_each(|proxy| proxy.delay(by.clone()));
+        traffic.answers(100).await;
+        place.proxies().iter().for_each(FaultProxy::heal);
+    })
+    .await;
+}
+
+async fn a_closed_connection_is_opened_again(client: Client) {
+    const KILL: &[&str] = &["CLIENT", "KILL", "TYPE", "normal"];
+    on_both(client, Row::fails("CLIENT KILL", AWAY, ""), async |place, traffic| {
+        for _ in 0..TIMES {
+            // The connection that kills is not one of those.
+            place.each(|node: &RedisServer| drop(node.command(KILL))).await;
+            traffic.answers(100).await;
+        }
+    })
+    .await;
+}
+
+with_each_client! {
+    a_lost_reply_is_never_a_second_charge,
+    a_server_that_hangs_costs_callers_their_deadline,
+    a_half_open_connection_is_replaced_within_the_deadline,
+    latency_and_jitter_are_only_waited_for,
+    a_closed_connection_is_opened_again,
+}
