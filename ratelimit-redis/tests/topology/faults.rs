@@ -14,7 +14,7 @@ use ratelimit_redis::Client;
 use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::common::{PATIENCE, aside, server_with, tell};
+use crate::common::{PATIENCE, aside, server, tell};
 use traffic::{AWAY, Row, Traffic};
 
 /// Servers behind proxies, for one row at a time: a server of its own, or a cluster that the rows of a client share. Each
@@ -22,20 +22,17 @@ use traffic::{AWAY, Row, Traffic};
 struct Place {
     url: String,
     kind: &'static str,
-    servers: Servers,
-}
-
-enum Servers {
-    One(Box<(RedisServer, FaultProxy)>),
-    Cluster(&'static RedisCluster, MutexGuard<'static, ()>),
+    one: Option<(RedisServer, FaultProxy)>,
+    cluster: Option<&'static RedisCluster>,
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Place {
     fn one() -> Arc<Self> {
-        let server = server_with(&["--enable-debug-command", "yes", "--lua-time-limit", "10"]);
+        let server = server();
         let proxy = FaultProxy::start(server.port()).expect("a proxy");
-        let (url, servers) = (proxy.url(), Servers::One(Box::new((server, proxy))));
-        Arc::new(Self { url, kind: "server", servers })
+        let (url, one) = (proxy.url(), Some((server, proxy)));
+        Arc::new(Self { url, kind: "server", one, cluster: None, _alone: None })
     }
 
     async fn cluster(client: Client) -> Arc<Self> {
@@ -50,22 +47,22 @@ impl Place {
             cluster
         };
         let cluster = aside(start).await;
-        let (url, servers) = (cluster.url(), Servers::Cluster(cluster, alone));
-        Arc::new(Self { url, kind: "cluster", servers })
+        let (url, kind, alone) = (cluster.url(), "cluster", Some(alone));
+        Arc::new(Self { url, kind, one: None, cluster: Some(cluster), _alone: alone })
     }
 
     fn nodes(&self) -> &[RedisServer] {
-        match &self.servers {
-            Servers::One(one) => std::slice::from_ref(&one.0),
-            Servers::Cluster(cluster, _) => cluster.nodes(),
-        }
+        self.one.as_ref().map_or_else(
+            || self.cluster.map_or(&[][..], RedisCluster::nodes),
+            |(server, _)| std::slice::from_ref(server),
+        )
     }
 
     fn proxies(&self) -> &[FaultProxy] {
-        match &self.servers {
-            Servers::One(one) => std::slice::from_ref(&one.1),
-            Servers::Cluster(cluster, _) => cluster.proxies(),
-        }
+        self.one.as_ref().map_or_else(
+            || self.cluster.map_or(&[][..], RedisCluster::proxies),
+            |(_, proxy)| std::slice::from_ref(proxy),
+        )
     }
 
     /// Does this with each server, beside the traffic.
@@ -79,13 +76,9 @@ impl Place {
     }
 
     /// Waits until the servers serve.
-    async fn is_well(self: &Arc<Self>) {
-        let place = Arc::clone(self);
-        aside(move || match &place.servers {
-            Servers::One(_) => {}
-            Servers::Cluster(cluster, _) => cluster.wait_until_healthy(PATIENCE).expect("well"),
-        })
-        .await;
+    async fn is_well(&self) {
+        let Some(cluster) = self.cluster else { return };
+        aside(move || cluster.wait_until_healthy(PATIENCE).expect("well")).await;
     }
 }
 

@@ -89,8 +89,8 @@ impl Faults {
         let state = self.changed.wait_while(self.state(), is_stuck);
         let delay = state.unwrap_or_else(PoisonError::into_inner).delay.clone();
         if !delay.is_empty() {
-            let width = (delay.end - delay.start).mul_f64(fastrand::f64());
-            std::thread::sleep(delay.start + width);
+            let width = delay.end.saturating_sub(delay.start);
+            std::thread::sleep(delay.start + width.mul_f64(fastrand::f64()));
         }
     }
 

@@ -14,7 +14,9 @@ async fn a_lost_reply_is_never_a_second_charge(client: Client) {
     on_both(client, Row::fails("lost reply", AWAY, ""), async |place, traffic| {
         for what in ["EVALSHA", "EXEC"].iter().cycle().take(2 * TIMES) {
             let proxies = place.proxies();
-            proxies.iter().for_each(|proxy| proxy.swallow_matching(what, 1));
+            for proxy in proxies {
+                proxy.swallow_matching(what, 1);
+            }
             traffic.errors(1).await;
             proxies.iter().for_each(FaultProxy::heal);
             traffic.answers(50).await;
@@ -44,7 +46,9 @@ async fn a_half_open_connection_is_replaced_within_the_deadline(client: Client) 
 async fn latency_and_jitter_are_only_waited_for(client: Client) {
     on_both(client, Row::unnoticed("latency and jitter"), async |place, traffic| {
         let by = Duration::from_millis(5)..Duration::from_millis(40);
-        place.proxies().iter().for_each(|proxy| proxy.delay(by.clone()));
+        for proxy in place.proxies() {
+            proxy.delay(by.clone());
+        }
         traffic.answers(100).await;
         place.proxies().iter().for_each(FaultProxy::heal);
     })

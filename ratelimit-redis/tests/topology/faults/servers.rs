@@ -1,14 +1,12 @@
 //! A server restarts, refuses, loses memory, or has another clock; or keys are strange.
 
 use futures_util::future::join_all;
-use ratelimit_core::{ErrorKind, StoreError as _};
+use ratelimit_core::ErrorKind;
 use ratelimit_redis::{Client, RedisStore};
 use ratelimit_servers::RedisServer;
 
 use super::{AWAY, Row, on_both, on_one};
-use crate::common::{
-    PATIENCE, acquire, aside, fails, left, seldom, store_within, tell, told, with_option,
-};
+use crate::common::{PATIENCE, aside, fails, left, seldom, store_within, tell, told, with_option};
 
 const REFUSED: &[ErrorKind] = &[ErrorKind::Unavailable];
 
@@ -72,7 +70,10 @@ async fn health_raises_an_alarm_when_limits_may_have_been_evicted(client: Client
                 let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
                 let used: u64 = used.expect("it says").trim().parse().expect("a number");
                 let most = (used + (1 << 20)).to_string();
-                tell(node, &["CONFIG", "SET", "maxmemory", &most, "maxmemory-policy", "allkeys-lru"]);
+                tell(
+                    node,
+                    &["CONFIG", "SET", "maxmemory", &most, "maxmemory-policy", "allkeys-lru"],
+                );
                 for n in 0..10 {
                     tell(node, &["EVAL", FLOOD, "0", &format!("flood:{n}:"), &"x".repeat(1_000)]);
                 }
@@ -161,9 +162,10 @@ fn strange_keys() -> usize {
 
 /// Another one for each number, with all that keys, patterns and protocols are made of.
 fn strange_key(n: usize) -> String {
-    let parts = ["{", "}", "*", "?", "[a", "\\", "\r\n", "\0", ":", "|", " ", "é", "{}", "%7B", "key"];
-    let part = |at: usize| parts[n / parts.len().pow(at as u32) % parts.len()];
-    let long = if n % 50 == 0 { "long".repeat(200) } else { String::new() };
+    let parts =
+        ["{", "}", "*", "?", "[a", "\\", "\r\n", "\0", ":", "|", " ", "é", "{}", "%7B", "key"];
+    let part = |at: u32| parts[n / parts.len().pow(at) % parts.len()];
+    let long = if n.is_multiple_of(50) { "long".repeat(200) } else { String::new() };
     format!("{}{}{n}{}{long}", part(0), part(1), part(2))
 }
 
