@@ -15,7 +15,7 @@ use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::common::{PATIENCE, aside, server, tell};
-use traffic::{AWAY, Row, Traffic};
+use traffic::{Row, Traffic};
 
 /// Servers behind proxies, for one row at a time: a server of its own, or a cluster that the rows of a client share. Each
 /// row finds them healthy and leaves them healthy.
@@ -94,17 +94,23 @@ fn become_well(cluster: &RedisCluster) {
     cluster.wait_until_healthy(PATIENCE).expect("well");
 }
 
-/// Measures a row on a server and on a cluster.
-async fn on_both(client: Client, row: Row, fault: impl AsyncFn(Arc<Place>, &Traffic)) {
-    for place in [Place::one(), Place::cluster(client).await] {
-        let at = [place.kind, &place.url];
-        row.measure(client, at, async |traffic| fault(Arc::clone(&place), traffic).await).await;
-    }
+/// Measures a row on a server and on a cluster, one after the other.
+async fn on_both(client: Client, row: Row, fault: impl AsyncFn(&Arc<Place>, &Traffic)) {
+    on_one(client, row, &fault).await;
+    on(&Place::cluster(client).await, client, row, &fault).await;
 }
 
 /// Measures a row on a server.
-async fn on_one(client: Client, row: Row, fault: impl AsyncFn(Arc<Place>, &Traffic)) {
-    let place = Place::one();
+async fn on_one(client: Client, row: Row, fault: impl AsyncFn(&Arc<Place>, &Traffic)) {
+    on(&Place::one(), client, row, fault).await;
+}
+
+async fn on(
+    place: &Arc<Place>,
+    client: Client,
+    row: Row,
+    fault: impl AsyncFn(&Arc<Place>, &Traffic),
+) {
     let at = [place.kind, &place.url];
-    row.measure(client, at, async |traffic| fault(Arc::clone(&place), traffic).await).await;
+    row.measure(client, at, async |traffic| fault(place, traffic).await).await;
 }

@@ -1,5 +1,6 @@
 //! Callers and their runtimes stop at any moment, and cost the other callers nothing.
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use super::traffic::Asks;
-use super::{Place, Row};
+use super::traffic::{Asks, DEADLINE};
+use super::{Row, on_both};
 use crate::common::{
     acquire, apply, aside, left, prefix, seldom, server, server_with, tell, with_client,
 };
@@ -68,33 +69,36 @@ async fn polled(asked: &mut Asked, mut times: usize) -> bool {
     .await
 }
 
-/// Stops each kind of request at each of its awaits, twice, and does this with what is left of it.
-async fn stopped_at_each_await(client: Client, row: Row, mut with: impl FnMut(Asked)) {
-    for place in [Place::one(), Place::cluster(client).await] {
-        let at = [place.kind, &place.url];
-        row.measure(client, at, async |traffic| {
-            for kind in (0..KINDS).cycle().take(2 * KINDS) {
-                for times in 0.. {
-                    let mut asked = request(traffic.asks(), kind);
-                    if polled(&mut asked, times).await {
-                        break;
-                    }
-                    with(asked);
-                    traffic.answers(1).await;
+/// Stops each kind of request at each of its awaits, and does this with what is left of it.
+async fn stopped_at_each_await(
+    client: Client,
+    name: &'static str,
+    rounds: usize,
+    with: impl Fn(Asked),
+) {
+    let row = Row { deadline: 2 * DEADLINE, ..Row::unnoticed(name) };
+    on_both(client, row, async |_, traffic| {
+        for kind in (0..KINDS).cycle().take(rounds * KINDS) {
+            for times in 0.. {
+                let mut asked = request(traffic.asks(), kind);
+                if polled(&mut asked, times).await {
+                    break;
                 }
+                with(asked);
+                traffic.answers(1).await;
             }
-        })
-        .await;
-    }
+        }
+    })
+    .await;
 }
 
 async fn a_request_that_is_dropped_at_any_await_costs_no_other_anything(client: Client) {
-    stopped_at_each_await(client, Row::unnoticed("future dropped"), drop).await;
+    stopped_at_each_await(client, "future dropped", 3, drop).await;
 }
 
 async fn a_request_that_is_kept_at_any_await_costs_no_other_anything(client: Client) {
-    let mut kept = Vec::new();
-    stopped_at_each_await(client, Row::unnoticed("future kept"), |asked| kept.push(asked)).await;
+    let kept = RefCell::new(Vec::new());
+    stopped_at_each_await(client, "future kept", 1, |asked| kept.borrow_mut().push(asked)).await;
 }
 
 /// A runtime of one thread, which runs its tasks only while a thread drives it.
@@ -112,7 +116,7 @@ fn begins_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
 }
 
 /// A task of the store begins on a runtime that then stands still, or ends: `begin` begins it. The traffic comes from
-/// another runtime.
+/// another runtime, and notices after half of its deadline that the first one stands still.
 async fn begun_elsewhere(
     client: Client,
     name: &'static str,
@@ -121,10 +125,9 @@ async fn begun_elsewhere(
     shares: Option<Handle>,
     begin: fn(&Runtime, &RedisStore, &FaultProxy),
 ) {
-    // A caller notices after half of it that a runtime stands still.
-    let deadline = Duration::from_secs(3);
+    let row = Row::unnoticed(name);
     for ends in [false, true] {
-        let mut builder = RedisStore::builder().prefix(&prefix()).deadline(deadline);
+        let mut builder = RedisStore::builder().prefix(&prefix()).deadline(row.deadline);
         if let Some(runtime) = &shares {
             builder = builder.runtime(runtime.clone());
         }
@@ -136,7 +139,6 @@ async fn begun_elsewhere(
             if ends { None } else { Some(elsewhere) }
         })
         .await;
-        let row = Row { deadline, ..Row::unnoticed(name) };
         let on = if ends { "runtime ends" } else { "runtime stands still" };
         row.measure_on(client, on, store, async |traffic| traffic.answers(50).await).await;
         aside(move || drop(elsewhere)).await;

@@ -5,13 +5,13 @@ use std::time::Duration;
 use ratelimit_redis::Client;
 use ratelimit_servers::{FaultProxy, RedisServer};
 
-use super::{AWAY, Row, on_both};
+use super::{Row, on_both};
 
 /// Several times, so that each kind of request meets it.
 const TIMES: usize = 5;
 
 async fn a_lost_reply_is_never_a_second_charge(client: Client) {
-    on_both(client, Row::fails("lost reply", AWAY, ""), async |place, traffic| {
+    on_both(client, Row::is_away("lost reply", ""), async |place, traffic| {
         for what in ["EVALSHA", "EXEC"].iter().cycle().take(2 * TIMES) {
             let proxies = place.proxies();
             for proxy in proxies {
@@ -26,7 +26,7 @@ async fn a_lost_reply_is_never_a_second_charge(client: Client) {
 }
 
 async fn a_server_that_hangs_costs_callers_their_deadline(client: Client) {
-    on_both(client, Row::fails("SIGSTOP", AWAY, ""), async |place, traffic| {
+    on_both(client, Row::is_away("SIGSTOP", ""), async |place, traffic| {
         place.nodes()[0].pause().expect("it runs");
         traffic.errors(3).await;
         place.nodes()[0].resume().expect("it runs");
@@ -35,8 +35,8 @@ async fn a_server_that_hangs_costs_callers_their_deadline(client: Client) {
     .await;
 }
 
-async fn a_half_open_connection_is_replaced_within_the_deadline(client: Client) {
-    on_both(client, Row::fails("half-open connection", AWAY, ""), async |place, traffic| {
+async fn a_half_open_connection_is_replaced(client: Client) {
+    on_both(client, Row::is_away("half-open connection", ""), async |place, traffic| {
         place.proxies().iter().for_each(FaultProxy::silence);
         traffic.errors(1).await;
     })
@@ -57,7 +57,7 @@ async fn latency_and_jitter_are_only_waited_for(client: Client) {
 
 async fn a_closed_connection_is_opened_again(client: Client) {
     const KILL: &[&str] = &["CLIENT", "KILL", "TYPE", "normal"];
-    on_both(client, Row::fails("CLIENT KILL", AWAY, ""), async |place, traffic| {
+    on_both(client, Row::is_away("CLIENT KILL", ""), async |place, traffic| {
         for _ in 0..TIMES {
             // The connection that kills is not one of those.
             place.each(|node: &RedisServer| drop(node.command(KILL))).await;
@@ -70,7 +70,7 @@ async fn a_closed_connection_is_opened_again(client: Client) {
 with_each_client! {
     a_lost_reply_is_never_a_second_charge,
     a_server_that_hangs_costs_callers_their_deadline,
-    a_half_open_connection_is_replaced_within_the_deadline,
+    a_half_open_connection_is_replaced,
     latency_and_jitter_are_only_waited_for,
     a_closed_connection_is_opened_again,
 }

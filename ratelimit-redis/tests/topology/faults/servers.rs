@@ -1,20 +1,22 @@
 //! A server restarts, refuses, loses memory, or has another clock; or keys are strange.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use ratelimit_core::ErrorKind;
 use ratelimit_redis::{Client, RedisStore};
 use ratelimit_servers::RedisServer;
 
-use super::{AWAY, Row, on_both, on_one};
+use super::{Row, on_both, on_one};
 use crate::common::{PATIENCE, aside, fails, left, seldom, store_within, tell, told, with_option};
 
 const REFUSED: &[ErrorKind] = &[ErrorKind::Unavailable];
 
 async fn a_restart_loses_the_states_and_nothing_else(client: Client) {
-    on_both(client, Row::fails("restart", AWAY, "").loses(1), async |place, traffic| {
+    on_both(client, Row::is_away("restart", "").loses(1), async |place, traffic| {
         place.nodes()[0].kill();
         traffic.errors(3).await;
-        let again = place.clone();
+        let again = Arc::clone(place);
         aside(move || again.nodes()[0].revive().expect("again")).await;
         place.is_well().await;
     })
@@ -32,7 +34,7 @@ async fn flushed_scripts_are_sent_again(client: Client) {
 }
 
 async fn a_server_that_becomes_a_replica_charges_nothing(client: Client) {
-    on_one(client, Row::fails("READONLY", AWAY, "is a replica"), async |place, traffic| {
+    on_one(client, Row::is_away("READONLY", "is a replica"), async |place, traffic| {
         // No server listens there.
         place.tell(&["REPLICAOF", "127.0.0.1", "1"]).await;
         traffic.errors(20).await;
@@ -42,7 +44,7 @@ async fn a_server_that_becomes_a_replica_charges_nothing(client: Client) {
 }
 
 async fn a_server_without_its_replicas_charges_nothing(client: Client) {
-    let row = Row::fails("NOREPLICAS", REFUSED, "min-replicas-to-write asks for");
+    let row = Row::refuses("NOREPLICAS", REFUSED, "min-replicas-to-write asks for");
     on_both(client, row, async |place, traffic| {
         place.tell(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
         traffic.errors(20).await;
@@ -52,7 +54,7 @@ async fn a_server_without_its_replicas_charges_nothing(client: Client) {
 }
 
 async fn a_full_server_charges_nothing(client: Client) {
-    on_both(client, Row::fails("OOM", REFUSED, "raise maxmemory"), async |place, traffic| {
+    on_both(client, Row::refuses("OOM", REFUSED, "raise maxmemory"), async |place, traffic| {
         place.tell(&["CONFIG", "SET", "maxmemory", "1"]).await;
         traffic.errors(20).await;
         place.tell(&["CONFIG", "SET", "maxmemory", "0"]).await;
@@ -103,7 +105,7 @@ async fn a_servers_clock_that_jumps_ends_windows_and_mints_nothing(client: Clien
 }
 
 async fn a_key_of_another_type_is_an_error_of_its_callers_only(client: Client) {
-    let row = Row::fails("WRONGTYPE", &[ErrorKind::Corrupt], "another type").loses(1);
+    let row = Row::refuses("WRONGTYPE", &[ErrorKind::Corrupt], "another type").loses(1);
     on_both(client, row, async |place, traffic| {
         let asks = traffic.asks();
         let key = asks.store.key(&asks.limits.ledger, "hot");
@@ -117,7 +119,7 @@ async fn a_key_of_another_type_is_an_error_of_its_callers_only(client: Client) {
 }
 
 async fn a_busy_script_is_waited_for_or_killed(client: Client) {
-    on_both(client, Row::fails("BUSY", REFUSED, "SCRIPT KILL"), async |place, traffic| {
+    on_both(client, Row::refuses("BUSY", REFUSED, "SCRIPT KILL"), async |place, traffic| {
         place.tell(&["CONFIG", "SET", "lua-time-limit", "10"]).await;
         let mut busy = place.nodes()[0].client().expect("it is up");
         busy.send(&["EVAL", "while true do end", "0"]).expect("sent");
@@ -128,7 +130,7 @@ async fn a_busy_script_is_waited_for_or_killed(client: Client) {
 }
 
 async fn permissions_that_are_taken_away_are_a_config_error(client: Client) {
-    let row = Row::fails("ACL", &[ErrorKind::Config], "ACL SETUSER");
+    let row = Row::refuses("ACL", &[ErrorKind::Config], "ACL SETUSER");
     on_both(client, row, async |place, traffic| {
         place.tell(&["ACL", "SETUSER", "default", "-@scripting", "-@write"]).await;
         traffic.errors(20).await;
@@ -141,7 +143,7 @@ async fn permissions_that_are_taken_away_are_a_config_error(client: Client) {
 async fn an_expired_certificate_is_an_outage_until_it_is_renewed(client: Client) {
     let server = RedisServer::start_tls().expect("a server with TLS");
     let url = with_option(&server.url(), &format!("tls-ca={}", server.ca_path().display()));
-    let row = Row::fails("expired certificate", AWAY, "it has expired");
+    let row = Row::is_away("expired certificate", "it has expired");
     row.measure(client, ["server", &url], async |traffic| {
         server.expire().expect("another certificate");
         tell(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
@@ -176,6 +178,7 @@ async fn strange_keys_share_no_state_and_cost_no_other_key_anything(client: Clie
         for chunk in numbers.chunks(200) {
             let asked = chunk.iter().map(async |n| left(store, &seldom(), &strange_key(*n)).await);
             assert!(join_all(asked).await.iter().all(|left| *left == 2), "two share a state");
+            traffic.asks().decided(chunk.len());
         }
     })
     .await;
