@@ -195,7 +195,7 @@ where
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
         let writes = batch.operation() != Op::Peek;
-        let _turn = if writes { self.turn(batch, deadline).await? } else { Vec::new() };
+        let _turn = if writes { self.turn(batch, deadline).await } else { Vec::new() };
         let mut attempts = BatchAttempts::new(deadline);
         loop {
             let decided = self.decided(batch, false, writes, deadline).await;
@@ -336,15 +336,14 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
     }
 
-    /// Waits until no other caller of this store works on the keys of a batch.
+    /// Waits until no other caller of this store works on the keys of a batch, or half of the time is over.
     pub(crate) async fn turn<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<Vec<Taken<'_>>, RedisError> {
+    ) -> Vec<Taken<'_>> {
         let keys = batch.checks().iter().map(|check| self.key(check.limit, check.key).into());
-        let turn = self.inner.turns.take(keys.collect(), deadline).await;
-        turn.ok_or(RedisError::Contended { attempts: 1 })
+        self.inner.turns.take(keys.collect(), deadline).await
     }
 
     /// Decides on the stored states: the verdict, its time, and the writes that it requires. New

@@ -23,13 +23,10 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Waits for the caller's turn at all of these keys, first come, first served; `None` if the
-    /// deadline is over first.
-    pub(crate) async fn take(
-        &self,
-        mut keys: Vec<Arc<str>>,
-        deadline: Deadline,
-    ) -> Option<Vec<Taken<'_>>> {
+    /// Waits for the caller's turn at all of these keys, first come, first served, for half of the time at most. By then
+    /// the caller whose turn it is may be a future that is kept and no longer polled: this caller goes without a turn, and
+    /// later ones form another queue.
+    pub(crate) async fn take(&self, mut keys: Vec<Arc<str>>, deadline: Deadline) -> Vec<Taken<'_>> {
         // One global order, so no two callers wait for each other.
         keys.sort_unstable();
         keys.dedup();
@@ -37,10 +34,13 @@ impl Turns {
         for key in keys {
             let mut next = self.queue(key);
             let turn = Arc::clone(&next.turn).lock_owned();
-            next.guard = Some(timeout_at(deadline.at(), turn).await.ok()?);
+            match timeout_at(deadline.half_time(), turn).await {
+                Ok(guard) => next.guard = Some(guard),
+                Err(_) => next.leave_queue(&mut self.shard(&next.key)),
+            }
             taken.push(next);
         }
-        Some(taken)
+        taken
     }
 
     fn queue(&self, key: Arc<str>) -> Taken<'_> {
@@ -64,13 +64,22 @@ pub(crate) struct Taken<'t> {
     guard: Option<OwnedMutexGuard<()>>,
 }
 
+impl Taken<'_> {
+    /// Lets no further caller queue here.
+    fn leave_queue(&self, shard: &mut TurnsByKey) {
+        if shard.get(&self.key).is_some_and(|turn| Arc::ptr_eq(turn, &self.turn)) {
+            shard.remove(&self.key);
+        }
+    }
+}
+
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         let mut shard = self.turns.shard(&self.key);
         self.guard = None;
         // The map's reference and this one: no other caller waits, and none can arrive meanwhile.
         if Arc::strong_count(&self.turn) <= 2 {
-            shard.remove(&self.key);
+            self.leave_queue(&mut shard);
         }
     }
 }
@@ -80,7 +89,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
+    use futures_util::future::join;
     use tokio::task::{JoinSet, yield_now};
+    use tokio::time::{Instant, timeout};
 
     use super::*;
 
@@ -106,7 +117,7 @@ mod tests {
             tasks.spawn(async move {
                 // In either order: no caller waits forever.
                 let names = if n % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
-                let taken = turns.take(keys(&names), patience()).await.expect("in time");
+                let taken = turns.take(keys(&names), patience()).await;
                 assert_eq!(at_it.fetch_add(1, Ordering::SeqCst), 0);
                 yield_now().await;
                 at_it.fetch_sub(1, Ordering::SeqCst);
@@ -118,19 +129,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_that_gives_up_leaves_nothing_behind() {
+    async fn a_turn_that_does_not_end_is_waited_for_half_of_the_time_by_each_and_leaves_nothing() {
         let turns = Turns::default();
-        let taken = turns.take(keys(&["a"]), patience()).await.expect("in time");
-        let short = Deadline::within(Duration::from_millis(10));
-        assert!(turns.take(keys(&["b", "a"]), short).await.is_none());
-        turns.take(keys(&["b"]), patience()).await.expect("no caller has it");
-        drop(taken);
-        assert!(is_idle(&turns));
-        let first = turns.take(keys(&["a"]), patience()).await;
-        let waits = async { turns.take(keys(&["a"]), patience()).await.map(drop) };
-        let waits = timeout_at(short.at(), waits).await;
-        waits.expect_err("it is given up");
-        drop(first);
+        let kept = turns.take(keys(&["a"]), patience()).await;
+        let begin = Instant::now();
+        // The second one queues behind the first.
+        let both =
+            join(turns.take(keys(&["a"]), patience()), turns.take(keys(&["b", "a"]), patience()));
+        drop(both.await);
+        assert_eq!(begin.elapsed(), Duration::from_secs(10));
+        let next = turns.take(keys(&["a"]), patience()).await;
+        assert_eq!(begin.elapsed(), Duration::from_secs(10), "in another queue");
+        drop(kept);
+        assert!(!is_idle(&turns), "the other queue stays");
+        let waits = timeout(Duration::from_millis(10), turns.take(keys(&["a"]), patience())).await;
+        assert!(waits.is_err(), "it is given up");
+        drop(next);
         assert!(is_idle(&turns));
     }
 }

@@ -6,6 +6,7 @@
 //! | [`RedisCluster`] | a cluster whose slots migrate and whose nodes fail and return |
 //! | [`RedisSentinels`] | a master that three sentinels replace when it dies |
 //! | `TlsServer` (feature `tls`) | a server with certificates of its own |
+//! | [`ServerClock`] | a server whose clock the test sets |
 //! | [`FaultProxy`] | a network that fails on purpose |
 //! | [`RespClient`] | commands to a server, without a client crate |
 //!
@@ -18,6 +19,7 @@
     reason = "this crate runs in tests, where a panic reports a failure"
 )]
 
+mod clock;
 mod cluster;
 mod keeper;
 mod port;
@@ -34,6 +36,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub use clock::ServerClock;
 pub use cluster::RedisCluster;
 pub use proxy::FaultProxy;
 pub use resp::{RespClient, RespValue};
@@ -268,14 +271,17 @@ impl RedisServer {
     }
 
     /// As [`stop`](Self::stop), through a shared reference.
-    fn kill(&self) {
+    pub fn kill(&self) {
         if let Some(keeper) = self.keeper().as_mut() {
             keeper.stop();
         }
     }
 
     /// As [`restart`](Self::restart), through a shared reference and in the same directory.
-    fn revive(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// The server did not start.
+    pub fn revive(&self) -> Result<(), String> {
         let mut kept = self.keeper();
         if let Some(keeper) = kept.as_mut() {
             keeper.stop();

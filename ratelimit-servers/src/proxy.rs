@@ -4,8 +4,10 @@ mod faults;
 mod link;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crate::port::{Port, release};
 use crate::{DEADLINE, on_free_ports, wait_until};
@@ -92,6 +94,17 @@ impl FaultProxy {
         self.faults.hang(on);
     }
 
+    /// Makes the open connections half-open for good: nothing passes on them any more, as after a firewall has
+    /// forgotten them. New connections work.
+    pub fn silence(&self) {
+        self.faults.silence(true);
+    }
+
+    /// Delays all that passes, each time by a random duration of this range; an empty range ends it.
+    pub fn delay(&self, by: Range<Duration>) {
+        self.faults.state().delay = by;
+    }
+
     /// Cuts all open connections.
     pub fn cut_all(&self) {
         self.faults.cut_all();
@@ -111,11 +124,12 @@ impl FaultProxy {
         }
     }
 
-    /// Ends every fault. Connections that were cut stay cut.
+    /// Ends every fault. Connections that were cut stay cut, and silent ones silent.
     pub fn heal(&self) {
         self.swallow_matching("", 0);
         self.cut_matching("", 0);
         self.hang(false);
+        self.delay(Duration::ZERO..Duration::ZERO);
         self.refuse(false);
     }
 }
@@ -125,6 +139,7 @@ impl Drop for FaultProxy {
         let listener = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         stop_listening(self.port.number(), &self.faults, listener);
         self.faults.hang(false);
+        self.faults.silence(false);
         self.faults.cut_all();
     }
 }

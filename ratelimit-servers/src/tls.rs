@@ -25,6 +25,7 @@ pub struct TlsServer {
 }
 
 const CA_FILE: &str = "ca.crt";
+const SERVER_FILE: &str = "server.crt";
 const EXPIRED_FILE: &str = "expired.crt";
 const CLIENT_FILE: &str = "client.crt";
 const CLIENT_KEY_FILE: &str = "client.key";
@@ -60,6 +61,14 @@ impl TlsServer {
     /// The server does not answer or refuses.
     pub fn expire(&self) -> Result<(), String> {
         self.command(&["CONFIG", "SET", "tls-cert-file", EXPIRED_FILE])?.ok().map(drop)
+    }
+
+    /// Gives the server its first certificate again.
+    ///
+    /// # Errors
+    /// As [`expire`](Self::expire).
+    pub fn renew(&self) -> Result<(), String> {
+        self.command(&["CONFIG", "SET", "tls-cert-file", SERVER_FILE])?.ok().map(drop)
     }
 
     /// The certificate of the authority that signed the server's: clients must trust it. A PEM file, as are the
@@ -105,7 +114,7 @@ fn start_tls_on(binary: &str, args: &[&str], pems: Pems) -> Result<RedisServer, 
     let mut tls_args = vec!["--tls-port", &number, "--tls-auth-clients", "no"];
     tls_args.extend(["--tls-ca-cert-file", CA_FILE]);
     // Relative to the server's own directory.
-    tls_args.extend(["--tls-cert-file", "server.crt", "--tls-key-file", "server.key"]);
+    tls_args.extend(["--tls-cert-file", SERVER_FILE, "--tls-key-file", "server.key"]);
     tls_args.extend(args);
     let mut recipe = Recipe::of_a_server(side_door.number(), binary, &tls_args);
     recipe.files = pems;
@@ -129,7 +138,7 @@ fn certificates() -> Result<Pems, Error> {
     expired.not_after = date_time_ymd(2001, 1, 1);
     Ok(vec![
         (CA_FILE, ca),
-        ("server.crt", server.signed_by(&server_key, &issuer)?.pem()),
+        (SERVER_FILE, server.signed_by(&server_key, &issuer)?.pem()),
         (EXPIRED_FILE, expired.signed_by(&server_key, &issuer)?.pem()),
         ("server.key", server_key.serialize_pem()),
         (CLIENT_FILE, client.signed_by(&client_key, &issuer)?.pem()),

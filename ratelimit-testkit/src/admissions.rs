@@ -76,7 +76,7 @@ impl Admissions {
             within.filter_map(move |([_, end], cost)| {
                 admitted += cost;
                 let bound = self.bound(begin, *end);
-                (admitted > bound).then(|| Excess {
+                (admitted > bound).then_some(Excess {
                     policy: self.policy,
                     begin,
                     end: *end,

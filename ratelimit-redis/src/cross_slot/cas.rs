@@ -40,7 +40,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         A::State: Codec,
     {
         let charging = deadline.to_charge();
-        let turn = self.turn(batch, charging).await?;
+        let turn = self.turn(batch, charging).await;
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
         let mut attempts = BatchAttempts::new(charging);

@@ -472,33 +472,6 @@ fn a_runtime_that_ends_or_stands_still_strands_no_request_of_another() {
     }
 }
 
-/// The runtime that has the connection stands still, with requests in both flights.
-async fn a_blocked_runtime_leaves_others_the_time_to_take_over(client: Client) {
-    const DEADLINE: Duration = Duration::from_secs(4);
-    let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
-    let builder = RedisStore::builder().client(client).deadline(DEADLINE);
-    let store = builder.connect_lazy(&server.url()).expect("a URL");
-    let (blocked, blocks) = std::sync::mpsc::channel();
-    let (frees, free) = std::sync::mpsc::channel::<()>();
-    let (first, of_first) = (store.clone(), limit.clone());
-    let stands = std::thread::spawn(move || {
-        runtime().block_on(async {
-            let _ = acquire(&first, &of_first, "warm").await.expect("decides");
-            for key in FLIGHTS {
-                let (store, limit) = (first.clone(), of_first.clone());
-                tokio::spawn(async move { acquire(&store, &limit, key).await });
-            }
-            yield_now().await;
-            blocked.send(()).expect("the test waits");
-            let _ = free.recv();
-        });
-    });
-    tokio::task::spawn_blocking(move || blocks.recv()).await.expect("no panic").expect("blocks");
-    assert_eq!(left(&store, &limit, "alice").await, 9);
-    drop(frees);
-    stands.join().expect("no panic");
-}
-
 /// Requests of runtimes that end, one after the other and at the same time, are charged once.
 async fn requests_of_runtimes_that_end_are_charged_at_most_once(client: Client) {
     const REQUESTS: u64 = 20;
@@ -575,6 +548,5 @@ async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) 
 
 with_each_client!(
     a_lost_call_is_indeterminate_for_those_that_rode_in_it,
-    a_blocked_runtime_leaves_others_the_time_to_take_over,
     requests_of_runtimes_that_end_are_charged_at_most_once,
 );

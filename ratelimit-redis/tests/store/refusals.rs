@@ -43,18 +43,10 @@ async fn until_decided(store: &RedisStore) -> u64 {
     until(async || acquire(store, &seldom(), "a").await).await.remaining()
 }
 
-async fn a_server_that_cannot_write_is_unavailable(client: Client) {
+async fn a_server_that_cannot_save_is_unavailable(client: Client) {
     let server = server_with(&["--enable-protected-configs", "yes"]);
     let store = store(&server.url(), client).await;
     assert_eq!(until_decided(&store).await, 2);
-    for (setting, value, usual, code, words) in [
-        ("min-replicas-to-write", "1", "0", "NOREPLICAS", "min-replicas-to-write asks for"),
-        ("maxmemory", "1", "0", "OOM", "raise maxmemory"),
-    ] {
-        tell(&server, &["CONFIG", "SET", setting, value]);
-        refused(&store, ErrorKind::Unavailable, code, words).await;
-        tell(&server, &["CONFIG", "SET", setting, usual]);
-    }
     // The folder no longer exists, so the server cannot save.
     let folder = std::env::temp_dir().join(format!("{client}-{}", server.port()));
     std::fs::create_dir(&folder).expect("a folder");
@@ -102,22 +94,6 @@ async fn a_loading_server_is_unavailable_until_it_has_loaded(client: Client) {
     assert!(left <= 1, "what was admitted before it loaded is charged: {left}");
 }
 
-async fn a_server_with_an_endless_script_is_unavailable_until_it_is_killed(client: Client) {
-    let server = server_with(&["--lua-time-limit", "10"]);
-    let store = store(&server.url(), client).await;
-    assert_eq!(until_decided(&store).await, 2);
-    let mut busy = server.client().expect("it is up");
-    busy.send(&["EVAL", "while true do end", "0"]).expect("sent");
-    until(async || {
-        let ping = server.command(&["PING"]).expect("it is up");
-        ping.as_error().map(drop).ok_or("the script has not begun")
-    })
-    .await;
-    refused(&store, ErrorKind::Unavailable, "BUSY", "SCRIPT KILL").await;
-    tell(&server, &["SCRIPT", "KILL"]);
-    assert_eq!(until_decided(&store).await, 1);
-}
-
 async fn a_server_of_another_kind_is_reported_in_one_line(client: Client) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));
@@ -134,10 +110,9 @@ async fn a_server_of_another_kind_is_reported_in_one_line(client: Client) {
 
 with_each_client! {
     a_server_of_another_kind_is_reported_in_one_line,
-    a_server_that_cannot_write_is_unavailable,
+    a_server_that_cannot_save_is_unavailable,
     a_replica_refuses_with_or_without_its_master,
     a_loading_server_is_unavailable_until_it_has_loaded,
-    a_server_with_an_endless_script_is_unavailable_until_it_is_killed,
 }
 
 #[tokio::test]

@@ -11,19 +11,16 @@ use ratelimit_core::store::Op;
 use ratelimit_redis::{
     Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };
-use ratelimit_servers::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
+use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::common::{
-    PATIENCE, Slow, acquire, apply, aside, every, fails, left, number, seldom, server, server_with,
-    tell, until, with_client,
+    PATIENCE, Slow, acquire, apply, aside, every, fails, left, number, seldom, server, until,
+    with_client,
 };
-
-/// Of a decision while a runtime stands still, which a caller of another notices after half of it.
-const DEADLINE: Duration = Duration::from_secs(4);
 
 fn lazy(url: &str, client: Client, deadline: Duration) -> RedisStore {
     let builder = RedisStore::builder().deadline(deadline);
@@ -227,8 +224,6 @@ with_each_client! {
     a_lazy_store_is_built_while_redis_is_down_and_health_says_so,
     one_timeout_does_not_end_the_shared_connection,
     a_silent_connection_is_replaced,
-    a_runtime_that_stands_still_holds_up_no_other,
-    a_look_up_on_a_runtime_that_stands_still_begins_anew,
     the_given_runtime_connects,
 }
 
@@ -242,67 +237,13 @@ fn left_on(runtime: &Runtime, store: &RedisStore) -> u64 {
     runtime.block_on(left(store, &seldom(), "a"))
 }
 
-/// Begins a request on this runtime, which hangs, and leaves it there.
-fn begins_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
-    proxy.hang(true);
-    let brief = Duration::from_millis(10);
-    let begun = async { timeout(brief, acquire(store, &seldom(), "a")).await };
-    runtime.block_on(begun).expect_err("it hangs");
-    proxy.hang(false);
-}
-
-/// A runtime that is kept and not driven, a driven one that uses the same store meanwhile, and the first one again.
-async fn a_runtime_that_stands_still_holds_up_no_other(client: Client) {
-    aside(move || {
-        let (server, proxy) = behind_proxy();
-        // Its connection stays on the first caller's runtime.
-        let (idle, driven) = (runtime(), runtime());
-        let store = lazy(&proxy.url(), client, DEADLINE);
-        assert_eq!(left_on(&idle, &store), 2);
-        assert_eq!(left_on(&driven, &store), 1);
-        assert_eq!(left_on(&idle, &store), 0);
-
-        // The attempt to connect began there.
-        tell(&server, &["FLUSHALL"]);
-        let (idle, driven) = (runtime(), runtime());
-        let store = lazy(&proxy.url(), client, DEADLINE);
-        begins_on(&idle, &store, &proxy);
-        assert_eq!(left_on(&driven, &store), 2);
-        drop(idle);
-        // That runtime ends, and another caller's takes over.
-        assert_eq!(left_on(&driven, &store), 1);
-        drop(driven);
-        assert_eq!(left_on(&runtime(), &store), 0);
-    })
-    .await;
-}
-
-/// The same for the look-up of a master and of a cluster's slots.
-async fn a_look_up_on_a_runtime_that_stands_still_begins_anew(client: Client) {
-    aside(move || {
-        let node = server_with(&["--cluster-enabled", "yes"]);
-        tell(&node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-        let sentinels = RedisSentinels::start().expect("sentinels");
-        for (kind, port) in
-            [("redis-cluster:", node.port()), ("redis-sentinel:", sentinels.ports()[0])]
-        {
-            let proxy = FaultProxy::start(port).expect("a proxy");
-            let store = lazy(&proxy.url().replace("redis:", kind), client, DEADLINE);
-            let (idle, driven) = (runtime(), runtime());
-            begins_on(&idle, &store, &proxy);
-            assert_eq!(left_on(&driven, &store), 2, "{kind}");
-        }
-    })
-    .await;
-}
-
 /// Shared work starts on the runtime that the builder was given, on whichever runtime the first caller is.
 async fn the_given_runtime_connects(client: Client) {
     aside(move || {
         let (_server, proxy) = behind_proxy();
         let mut given = tokio::runtime::Builder::new_multi_thread();
         let given = given.worker_threads(1).enable_all().build().expect("a runtime");
-        let builder = RedisStore::builder().deadline(DEADLINE).runtime(given.handle().clone());
+        let builder = RedisStore::builder().deadline(PATIENCE).runtime(given.handle().clone());
         let url = with_client(&proxy.url(), client);
         let store = runtime().block_on(builder.connect(&url)).expect("it is up");
         // The runtimes of the callers end, and the connection does not.

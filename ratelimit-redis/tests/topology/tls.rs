@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use ratelimit_core::{ErrorKind, StoreError};
+use ratelimit_core::ErrorKind;
 use ratelimit_redis::Client;
 use ratelimit_servers::{RedisServer, TlsServer};
 
@@ -77,26 +77,6 @@ async fn a_tls_mismatch_is_reported(client: Client) {
     }
 }
 
-async fn a_connection_is_restored_unless_the_certificate_has_expired(client: Client) {
-    let mut server = tls(&[]);
-    let url = with_ca(&server.url(), server.ca_path());
-    let used = store(&url, client).await;
-    three_and_no_more(&used, &seldom(), "a").await;
-    server.restart().expect("again");
-    let _ = until(async || acquire(&used, &seldom(), "a").await).await;
-    server.expire().expect("another certificate");
-    tell(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
-    let error = until(async || {
-        let error = acquire(&used, &seldom(), "a").await.expect_err("it has expired");
-        assert_ne!(error.kind(), ErrorKind::Config, "{error}");
-        if error.to_string().contains("it has expired") { Ok(error) } else { Err(error) }
-    });
-    assert_eq!(error.await.kind(), ErrorKind::Unavailable, "it is an outage");
-    // At the first connection it is a matter of the configuration, and not of the authority.
-    let said = refused(&url, client, "it has expired").await;
-    assert!(!said.contains("tls-ca"), "{said}");
-}
-
 async fn a_cluster_node_without_its_own_address_is_reached_over_tls(client: Client) {
     let node = tls(&["--cluster-enabled", "yes", "--tls-cluster", "yes"]);
     tell(&node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
@@ -112,6 +92,5 @@ with_each_client! {
     only_the_given_authority_is_trusted,
     a_client_certificate_is_sent_on_request,
     a_tls_mismatch_is_reported,
-    a_connection_is_restored_unless_the_certificate_has_expired,
     a_cluster_node_without_its_own_address_is_reached_over_tls,
 }

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The state that all threads of a proxy share.
 #[derive(Debug, Default)]
@@ -16,6 +18,9 @@ pub(super) struct FaultState {
     pub(super) swallow: CountedFault,
     pub(super) cut: CountedFault,
     hangs: bool,
+    /// The connections with a lower number are silent.
+    pub(super) audible_from: usize,
+    pub(super) delay: Range<Duration>,
     pub(super) accepts: bool,
     pub(super) accepted: usize,
     /// Both ends of every open connection, the client's first; the server's may still be missing.
@@ -76,6 +81,24 @@ impl Faults {
     /// Waits out the time for which the proxy hangs.
     pub(super) fn wait_out(&self) {
         drop(self.changed.wait_while(self.state(), |state| state.hangs));
+    }
+
+    /// Waits until bytes of this connection may pass.
+    pub(super) fn wait_to_pass(&self, id: usize) {
+        let is_stuck = |state: &mut FaultState| state.hangs || id < state.audible_from;
+        let state = self.changed.wait_while(self.state(), is_stuck);
+        let delay = state.unwrap_or_else(PoisonError::into_inner).delay.clone();
+        if !delay.is_empty() {
+            let width = delay.end.saturating_sub(delay.start);
+            std::thread::sleep(delay.start + width.mul_f64(fastrand::f64()));
+        }
+    }
+
+    /// Makes all open connections silent, or lets all pass again.
+    pub(super) fn silence(&self, on: bool) {
+        let mut state = self.state();
+        state.audible_from = if on { state.accepted } else { 0 };
+        self.changed.notify_all();
     }
 
     /// Registers an accepted connection under a new number.

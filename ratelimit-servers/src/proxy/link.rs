@@ -81,7 +81,7 @@ impl ProxyLink {
         let mut chunk = vec![0; 1 << 16];
         loop {
             let length = from.read(&mut chunk).unwrap_or_default();
-            self.faults.wait_out();
+            self.faults.wait_to_pass(self.id);
             if length == 0 {
                 break;
             }

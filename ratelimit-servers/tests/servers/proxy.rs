@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ratelimit_servers::{FaultProxy, RedisServer, RespClient, RespValue};
 
@@ -163,6 +163,20 @@ fn refuse_affects_new_connections_only_and_cut_all_open_ones_only() {
     assert_eq!((rest(&mut stream), rest(&mut another)), (vec![], vec![]));
     through(&proxy);
     assert_eq!(proxy.connections(), 6);
+}
+
+#[test]
+fn silence_affects_open_connections_only_and_a_delay_all() {
+    let (_server, proxy, mut stream) = behind_a_proxy();
+    proxy.silence();
+    stream.write_all(PING).expect("sent");
+    let delay = Duration::from_millis(5);
+    proxy.delay(delay..2 * delay);
+    let begin = Instant::now();
+    through(&proxy);
+    assert!(begin.elapsed() >= 2 * delay, "there and back: {:?}", begin.elapsed());
+    proxy.heal();
+    is_silent(&mut stream);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Servers start quickly, restart on the same port, and say why if they do not.
 
+use std::time::SystemTime;
+
 use ratelimit_servers::{RedisServer, RespClient, RespValue};
 
 use super::{ok, refused};
@@ -20,6 +22,21 @@ fn a_server_answers_stops_and_starts_again_on_its_port() {
     assert_eq!(ping(), Ok(RespValue::text("PONG")));
     drop(server);
     assert!(ping().is_err());
+}
+
+#[test]
+fn a_servers_clock_goes_where_it_is_set() {
+    let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");
+    let ahead_s = || {
+        let time = server.command(&["TIME"]).expect("it is up");
+        let seconds: i64 = time.as_array()[0].as_text().expect("text").parse().expect("seconds");
+        let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
+        seconds - i64::try_from(now).expect("a time")
+    };
+    for due in [0, 3_600, -3_600] {
+        clock.set_ahead(due).expect("its directory is there");
+        assert!((due - 60..=due + 60).contains(&ahead_s()), "{}", ahead_s());
+    }
 }
 
 #[test]

@@ -1,0 +1,318 @@
+//! Masters that die, hang, are replaced or lose their replication, and slots that move: of a cluster, or of a master that
+//! Sentinels name.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use ratelimit_core::ErrorKind;
+use ratelimit_redis::{Argument, Client, Connection, Deadline, RedisConnection, Reply};
+use ratelimit_servers::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::{Place, Row, Traffic, on};
+use crate::common::{
+    PATIENCE, acquire, aside, fails, left, limit, server, store, tell, until, with_client,
+};
+
+/// Masters with replicas, for one test at a time. Each finds them healthy and leaves them healthy.
+#[derive(Clone, Copy)]
+enum Servers {
+    Cluster(&'static RedisCluster),
+    Sentinels(&'static RedisSentinels),
+}
+
+impl Servers {
+    async fn alone(is_cluster: bool) -> (Self, MutexGuard<'static, ()>) {
+        static CLUSTER: OnceLock<RedisCluster> = OnceLock::new();
+        static SENTINELS: OnceLock<RedisSentinels> = OnceLock::new();
+        static ALONE: [Mutex<()>; 2] = [const { Mutex::const_new(()) }; 2];
+        let alone = ALONE[usize::from(is_cluster)].lock().await;
+        let servers = if is_cluster {
+            let start = || RedisCluster::start_with_replicas().expect("a cluster");
+            Self::Cluster(CLUSTER.get_or_init(start))
+        } else {
+            Self::Sentinels(SENTINELS.get_or_init(|| RedisSentinels::start().expect("sentinels")))
+        };
+        servers.become_well();
+        (servers, alone)
+    }
+
+    /// What a failed test has left behind does not last.
+    fn become_well(self) {
+        match self {
+            Self::Cluster(cluster) => {
+                for (number, node) in cluster.nodes().iter().enumerate() {
+                    match node.pid() {
+                        Some(_) => node.resume().expect("it runs"),
+                        None => cluster.restart(number).expect("again"),
+                    }
+                }
+                cluster.wait_until_healthy(PATIENCE).expect("well");
+            }
+            Self::Sentinels(sentinels) => {
+                for server in sentinels.servers().iter().chain(sentinels.sentinels()) {
+                    if server.pid().is_some() {
+                        server.resume().expect("it runs");
+                    }
+                }
+                sentinels.restart_dead().expect("well");
+                sentinels.wait_until_healthy(PATIENCE).expect("well");
+            }
+        }
+    }
+
+    fn url(self) -> String {
+        match self {
+            Self::Cluster(cluster) => cluster.url(),
+            Self::Sentinels(sentinels) => sentinels.url(),
+        }
+    }
+
+    /// The master of an identifier.
+    fn master(self, identifier: &str) -> (usize, &'static RedisServer) {
+        let (servers, master) = self.named_master(identifier);
+        let master = master.expect("a master");
+        (master, &servers[master])
+    }
+
+    /// All servers, and the place of the master of an identifier if there is one.
+    fn named_master(self, identifier: &str) -> (&'static [RedisServer], Result<usize, String>) {
+        match self {
+            Self::Cluster(cluster) => {
+                let slot = cluster.slot_of(&format!("{{{identifier}}}"));
+                (cluster.nodes(), cluster.master_of(slot))
+            }
+            Self::Sentinels(sentinels) => (sentinels.servers(), sentinels.master()),
+        }
+    }
+
+    /// The replica of the master of an identifier.
+    fn replica(self, identifier: &str) -> &'static RedisServer {
+        let (master, _) = self.master(identifier);
+        match self {
+            Self::Cluster(cluster) => {
+                let is_its = |node: &usize| cluster.master_of_replica(*node) == Ok(Some(master));
+                &cluster.nodes()[(0..cluster.nodes().len()).find(is_its).expect("a replica")]
+            }
+            Self::Sentinels(sentinels) => &sentinels.servers()[1 - master],
+        }
+    }
+
+    /// Kills the master of an identifier, and returns when its replica has taken over.
+    fn kill_master(self, identifier: &str) {
+        match self {
+            Self::Cluster(cluster) => {
+                cluster.kill(self.master(identifier).0);
+                cluster.wait_until_healthy(PATIENCE).expect("a failover");
+            }
+            Self::Sentinels(sentinels) => {
+                sentinels.kill_master().expect("another master");
+            }
+        }
+    }
+
+    /// Makes the replica take over while the master lives.
+    fn fail_over(self, identifier: &str) {
+        match self {
+            Self::Cluster(_) => {
+                let replica = self.replica(identifier);
+                tell(replica, &["CLUSTER", "FAILOVER"]);
+                self.replaced(identifier, replica);
+            }
+            Self::Sentinels(sentinels) => {
+                sentinels.fail_over().expect("another master");
+            }
+        }
+    }
+
+    /// Waits until this server is the master of an identifier.
+    fn replaced(self, identifier: &str, by: &RedisServer) {
+        let begin = Instant::now();
+        let is_replaced = || {
+            let (servers, master) = self.named_master(identifier);
+            master.is_ok_and(|master| servers[master].port() == by.port())
+        };
+        while !is_replaced() {
+            assert!(begin.elapsed() < PATIENCE, "not replaced");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Measures a row on masters with replicas: of a cluster, and of Sentinels. The fault may take its time.
+async fn on_masters(client: Client, rows: [Row; 2], fault: impl AsyncFn(Servers, &Traffic)) {
+    for (row, is_cluster) in rows.into_iter().zip([true, false]) {
+        let (servers, _alone) = Servers::alone(is_cluster).await;
+        let kind = if is_cluster { "cluster" } else { "Sentinels" };
+        row.measure(client, [kind, &servers.url()], async |traffic| {
+            fault(servers, traffic).await;
+            aside(move || servers.become_well()).await;
+        })
+        .await;
+    }
+}
+
+async fn a_killed_master_admits_at_most_its_limit_once_more(client: Client) {
+    let row = Row::is_away("failover by kill -9", "").loses(1);
+    on_masters(client, [row; 2], async |servers, _| {
+        aside(move || servers.kill_master("hot")).await;
+    })
+    .await;
+}
+
+async fn a_master_that_hangs_is_replaced(client: Client) {
+    // Once with the failover, and once if callers find the old one again before it knows.
+    let row = Row::is_away("failover by SIGSTOP", "").loses(2);
+    on_masters(client, [row; 2], async |servers, _| {
+        aside(move || {
+            let replica = servers.replica("hot");
+            servers.master("hot").1.pause().expect("it runs");
+            servers.replaced("hot", replica);
+        })
+        .await;
+    })
+    .await;
+}
+
+async fn a_planned_failover_is_waited_for(client: Client) {
+    let name = "planned failover";
+    // Sentinels close connections, and the master answers until it is demoted.
+    let rows = [Row::unnoticed(name), Row::is_away(name, "").loses(1)];
+    on_masters(client, rows, async |servers, _| {
+        aside(move || servers.fail_over("hot")).await;
+    })
+    .await;
+}
+
+async fn a_master_without_its_replica_admits_at_most_twice_the_limit(client: Client) {
+    let row = Row::is_away("replication cut", "").loses(1);
+    on_masters(client, [row; 2], async |servers, traffic| {
+        let replica = aside(move || servers.replica("hot")).await;
+        aside(move || {
+            // A master without passwords refuses any.
+            tell(replica, &["CONFIG", "SET", "masterauth", "refused"]);
+            let _ = replica.command(&["CLIENT", "KILL", "TYPE", "master"]);
+        })
+        .await;
+        until(async || {
+            let info = tell(replica, &["INFO", "replication"]).to_string();
+            info.contains("master_link_status:down").then_some(()).ok_or("it is in touch")
+        })
+        .await;
+        traffic.answers(300).await;
+        aside(move || {
+            servers.kill_master("hot");
+            tell(replica, &["CONFIG", "SET", "masterauth", ""]);
+        })
+        .await;
+    })
+    .await;
+}
+
+/// Measures a row on three masters.
+async fn on_a_cluster(
+    client: Client,
+    row: Row,
+    fault: impl AsyncFn(&'static RedisCluster, &Traffic),
+) {
+    let place = Place::cluster(client).await;
+    let cluster = place.cluster.expect("it is one");
+    on(&place, client, row, async |_, traffic| fault(cluster, traffic).await).await;
+}
+
+async fn slots_move_and_no_caller_sees_it(client: Client) {
+    on_a_cluster(client, Row::unnoticed("resharding"), async |cluster, _| {
+        for key in ["hot", "all", "key-1", "of cas", "of multi"] {
+            aside(move || {
+                let slot = cluster.slot_of(&format!("{{{key}}}"));
+                let owner = cluster.master_of(slot).expect("an owner");
+                cluster.migrate(slot, (owner + 1) % 3).expect("moved");
+                cluster.flush_scripts().expect("flushed");
+                cluster.migrate(slot, owner).expect("back");
+            })
+            .await;
+        }
+    })
+    .await;
+}
+
+async fn a_cluster_without_a_majority_is_unavailable(client: Client) {
+    let row = Row::is_away("majority down", "CLUSTERDOWN");
+    on_a_cluster(client, row, async |cluster, traffic| {
+        let hung = &cluster.nodes()[1..];
+        for node in hung {
+            node.pause().expect("it runs");
+        }
+        until(async || {
+            let info = tell(&cluster.nodes()[0], &["CLUSTER", "INFO"]).to_string();
+            info.contains("cluster_state:fail").then_some(()).ok_or("it serves")
+        })
+        .await;
+        traffic.errors(20).await;
+        for node in hung {
+            node.resume().expect("it runs");
+        }
+        aside(move || cluster.wait_until_healthy(PATIENCE).expect("well")).await;
+    })
+    .await;
+}
+
+/// On one server, on a cluster, and on a master that Sentinels name.
+async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
+    let server = server();
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    executed_once(&proxy.url(), client, "a", &proxy).await;
+    let url = with_client(&proxy.url(), client);
+    let connection = RedisConnection::open(&url, PATIENCE).await.expect("the server is up");
+    let count = async || {
+        let count = [["INCR", "n"].map(Argument::Text).to_vec()];
+        connection.transaction("n", &count, Deadline::within(PATIENCE)).await
+    };
+    proxy.swallow_matching("EXEC", 1);
+    fails(count().await, ErrorKind::Indeterminate, "");
+    assert_eq!(count().await.expect("counted"), [Reply::Integer(2)]);
+
+    let cluster = aside(RedisCluster::start_behind_proxies).await.expect("a cluster");
+    for key in ["a", "b"] {
+        let owner = cluster.master_of(cluster.slot_of(&format!("{{{key}}}"))).expect("an owner");
+        executed_once(&cluster.url(), client, key, &cluster.proxies()[owner]).await;
+    }
+
+    let (servers, _alone) = Servers::alone(false).await;
+    let Servers::Sentinels(sentinels) = servers else { unreachable!("they are") };
+    let proxy = FaultProxy::start(servers.master("a").1.port()).expect("a proxy");
+    let (service, port) = (format!("proxied-{client}"), proxy.port().to_string());
+    for sentinel in sentinels.sentinels() {
+        tell(sentinel, &["SENTINEL", "MONITOR", &service, "127.0.0.1", &port, "2"]);
+    }
+    let url = servers.url().replace("mymaster", &service);
+    executed_once(&url, client, &service, &proxy).await;
+    for sentinel in sentinels.sentinels() {
+        tell(sentinel, &["SENTINEL", "REMOVE", &service]);
+    }
+}
+
+async fn executed_once(url: &str, client: Client, key: &str, proxy: &FaultProxy) {
+    let store = store(url, client).await;
+    let limit = limit("four", "gcra 4/3650d");
+    let refused = async || fails(acquire(&store, &limit, key).await, ErrorKind::Indeterminate, "");
+    assert_eq!(left(&store, &limit, key).await, 3);
+    proxy.swallow_matching("EVALSHA", 1);
+    let _ = refused().await;
+    assert_eq!(left(&store, &limit, key).await, 1, "charged, and once");
+    // A request that never arrived is not sent again either: the client cannot know that.
+    proxy.cut_matching("EVALSHA", 1);
+    let _ = refused().await;
+    assert_eq!((proxy.swallowed(), proxy.requests_cut()), (1, 1));
+    assert_eq!(left(&store, &limit, key).await, 0);
+}
+
+with_each_client! {
+    a_killed_master_admits_at_most_its_limit_once_more,
+    a_master_that_hangs_is_replaced,
+    a_planned_failover_is_waited_for,
+    a_master_without_its_replica_admits_at_most_twice_the_limit,
+    slots_move_and_no_caller_sees_it,
+    a_cluster_without_a_majority_is_unavailable,
+    a_request_with_a_lost_reply_was_executed_once,
+}
