@@ -119,7 +119,7 @@ fn memory(until: Instant) -> Counts {
     while Instant::now() < until {
         for texts in LIMITS {
             let named = |(n, text): (usize, &&str)| {
-                Limit::new(format!("l{n}"), text.parse::<Policy>().expect(text)).expect("a name")
+                Limit::new(&format!("l{n}"), text.parse::<Policy>().expect(text)).expect("a name")
             };
             let limits: Vec<_> = texts.iter().enumerate().map(named).collect();
             let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
