@@ -102,6 +102,7 @@ impl BatchAttempts {
         let pause = self.pause.mul_f64(fastrand::f64()).min(deadline.remaining());
         self.pause = (self.pause * 2).min(LAST_PAUSE);
         tokio::time::sleep(pause).await;
+        self.rounds.begin();
     }
 
     /// Starts another attempt on these values.

@@ -1,7 +1,5 @@
 //! [`Rounds`]: bounds how often a decision starts again.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 
 use crate::deadline::Deadline;
@@ -12,28 +10,34 @@ pub(crate) struct Rounds {
     begun: usize,
     most: usize,
     deadline: Deadline,
-    /// When the round began, and how long the longest so far took.
+    /// When the last exchange with the servers began.
     began: Instant,
-    longest: Duration,
     /// The rounds that an expired state caused, without another client's write.
     expiries: usize,
 }
 
 impl Rounds {
-    /// Allows `most` rounds, the first included, and none that could take longer than until the deadline: what it sent last
-    /// would be without an answer, as in an outage.
+    /// Allows `most` rounds, the first included.
     pub(crate) fn new(most: usize, deadline: Deadline) -> Self {
-        let (began, longest) = (Instant::now(), Duration::ZERO);
-        Self { begun: 1, most, deadline, began, longest, expiries: 0 }
+        Self { begun: 1, most, deadline, began: Instant::now(), expiries: 0 }
+    }
+
+    /// An exchange with the servers begins.
+    pub(crate) fn begin(&mut self) {
+        self.began = Instant::now();
+    }
+
+    /// Whether another exchange ends by the deadline, if it takes as long as the last. Otherwise its charge could be without an
+    /// answer, as in an outage, where contention is the cause.
+    pub(crate) fn is_in_time(&self) -> bool {
+        self.deadline.remaining() > self.began.elapsed()
     }
 
     /// Whether another round may begin.
     pub(crate) fn another(&mut self) -> bool {
-        let now = Instant::now();
-        self.longest = self.longest.max(now.saturating_duration_since(self.began));
-        self.began = now;
-        let another = self.deadline.remaining_at(now) > self.longest && self.begun < self.most;
+        let another = self.begun < self.most && self.is_in_time();
         self.begun += usize::from(another);
+        self.begin();
         another
     }
 
@@ -45,6 +49,11 @@ impl Rounds {
         free || self.another()
     }
 
+    /// Whether rounds came before this one.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.begun > 1
+    }
+
     /// The error when no round is left.
     pub(crate) fn contended(&self) -> RedisError {
         RedisError::Contended { attempts: self.begun }
@@ -54,7 +63,7 @@ impl Rounds {
     /// send anything, contention is the cause.
     pub(crate) fn explain(&self, error: RedisError) -> RedisError {
         let has_charged_nothing = matches!(error, RedisError::Unreachable { .. });
-        if self.begun > 1 && has_charged_nothing && self.deadline.is_over() {
+        if self.is_repeated() && has_charged_nothing && self.deadline.is_over() {
             return self.contended();
         }
         error
@@ -63,6 +72,8 @@ impl Rounds {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::time::advance;
 
     use super::*;

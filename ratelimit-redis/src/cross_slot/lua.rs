@@ -107,12 +107,16 @@ impl<C: Connection> RedisStore<Lua, C> {
                 let denied = charge_attempts(self, whole, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
+            if rounds.is_repeated() && !rounds.is_in_time() {
+                return Err(rounds.contended().after(charged));
+            }
             let reserving = slots.iter().map(|slot| self.decide_in(slot, reserve, charging));
             let reserved = join_all(reserving).await;
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(SlotDecision::allowed)) {
                 let reserved: Vec<_> = reserved.into_iter().flatten().collect();
                 return self.joined(parts, &slots, &reserved);
             }
+            rounds.begin();
             let back = deadline.to_give_back();
             let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all, back));
             let undone = join_all(undoing).await;

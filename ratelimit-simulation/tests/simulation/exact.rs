@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Timestamp};
-use ratelimit_redis::RedisStore;
+use ratelimit_core::{
+    DynStore, ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Timestamp,
+};
+use ratelimit_redis::{Cas, RedisStore};
 use ratelimit_simulation::{Faults, ModelConnection, ModelServer, Network, may_repeat};
 use ratelimit_testkit::{Event, History};
 use tokio::task::JoinSet;
@@ -32,6 +34,8 @@ pub(crate) struct Plan {
     tasks: usize,
     requests: usize,
     is_disturbed: bool,
+    /// Whether nodes compare and set, and run no scripts that decide.
+    compares: bool,
     /// Whether the server forgets some of what it wrote, as none should.
     pub(crate) forgets: bool,
 }
@@ -65,6 +69,7 @@ impl Plan {
             tasks,
             requests: random.usize(1..=18 / (nodes * tasks)),
             is_disturbed: seed % 3 > 0,
+            compares: seed % 5 == 4,
             forgets: false,
         }
     }
@@ -131,8 +136,7 @@ async fn simulated(plan: Plan) -> Result<Outcome, String> {
     let world = Arc::new(World { plan, network, limits, order: AtomicU64::new(0) });
     let mut tasks = JoinSet::new();
     for _ in 0..world.plan.nodes {
-        let builder = RedisStore::builder().deadline(DEADLINE);
-        let store = builder.over(ModelConnection::new(&world.network)).expect("a prefix");
+        let store = world.store();
         for _ in 0..world.plan.tasks {
             tasks.spawn(caller(world.clone(), store.clone(), Rng::with_seed(random.u64(..))));
         }
@@ -147,15 +151,23 @@ async fn simulated(plan: Plan) -> Result<Outcome, String> {
     // What is late arrives, and then the servers tell what was charged.
     world.network.set(Faults::default());
     sleep(Duration::from_secs(3)).await;
-    let store = RedisStore::builder().over(ModelConnection::new(&world.network)).expect("a prefix");
+    let store = world.store();
     for (limit, key) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-        events
-            .extend(world.ask(&store, Op::Peek, vec![(limit, key, 1)], None, Duration::MAX).await?);
+        events.extend(
+            world.ask(&*store, Op::Peek, vec![(limit, key, 1)], None, Duration::MAX).await?,
+        );
     }
     world.explain(events)
 }
 
 impl World {
+    /// The store of a node.
+    fn store(&self) -> Arc<dyn DynStore<Policy>> {
+        let connection = ModelConnection::new(&self.network);
+        let store = RedisStore::builder().deadline(DEADLINE).over(connection).expect("a prefix");
+        if self.plan.compares { Arc::new(store.in_mode::<Cas>()) } else { Arc::new(store) }
+    }
+
     /// What the clock of a key's server shows.
     fn now(&self, key: usize) -> Timestamp {
         let server = self.network.server_of(&format!("{{{}}}", KEYS[key]));
@@ -165,7 +177,7 @@ impl World {
     /// What is recorded of a request, whose caller gives up after some time; nothing if it was certainly not charged.
     async fn ask(
         &self,
-        store: &RedisStore<ratelimit_redis::Lua, ModelConnection>,
+        store: &dyn DynStore<Policy>,
         op: Op,
         asks: Vec<(usize, usize, u64)>,
         id: Option<ReservationId>,
@@ -197,6 +209,7 @@ impl World {
                     return Err(format!("an error, though nothing failed: {error}"));
                 }
                 match kind {
+                    ErrorKind::Contended if self.plan.nodes > 1 => return Ok(Vec::new()),
                     ErrorKind::Unavailable if !is_repeated.load(SeqCst) => return Ok(Vec::new()),
                     ErrorKind::Unavailable => Err(ErrorKind::Indeterminate),
                     ErrorKind::Indeterminate | ErrorKind::Invalid | ErrorKind::Unsupported => {
@@ -254,7 +267,7 @@ impl World {
 /// Sends requests, one after the other.
 async fn caller(
     world: Arc<World>,
-    store: RedisStore<ratelimit_redis::Lua, ModelConnection>,
+    store: Arc<dyn DynStore<Policy>>,
     mut random: Rng,
 ) -> Result<Vec<Event>, String> {
     let mut events = Vec::new();
@@ -279,7 +292,7 @@ async fn caller(
             true => Duration::from_millis(random.u64(..60)),
             false => Duration::from_secs(60),
         };
-        events.extend(world.ask(&store, op, asks, id, patience).await?);
+        events.extend(world.ask(&*store, op, asks, id, patience).await?);
         if chance(&mut random, 600) {
             sleep(Duration::from_millis(random.u64(..400))).await;
         }
