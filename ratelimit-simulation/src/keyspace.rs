@@ -95,7 +95,7 @@ impl Keyspace {
 
     /// Executes a command at a time.
     pub(crate) fn execute(&mut self, now_us: u64, words: &[Bytes]) -> Result<Reply, Refused> {
-        let now_ms = now_us / 1_000;
+        let ms = now_us / 1_000;
         let (name, arguments) = words.split_first().ok_or_else(syntax)?;
         let name = text(name)?.to_ascii_uppercase();
         match (&*name, arguments) {
@@ -106,16 +106,16 @@ impl Keyspace {
             }
             ("KEYS", [pattern]) => {
                 let prefix = pattern.strip_suffix(b"*").unwrap_or(pattern);
-                self.0.retain(|_, entry| entry.expires_ms.is_none_or(|at| now_ms <= at));
+                self.0.retain(|_, entry| entry.expires_ms.is_none_or(|at| ms <= at));
                 return Ok(texts(self.0.keys().filter(|key| key.starts_with(prefix))));
             }
             _ => {}
         }
         let (key, rest) = arguments.split_first().ok_or_else(syntax)?;
-        if self.0.get(key).and_then(|entry| entry.expires_ms).is_some_and(|at| now_ms > at) {
+        if self.0.get(key).and_then(|entry| entry.expires_ms).is_some_and(|at| ms > at) {
             self.0.remove(key);
         }
-        let reply = self.of_key(&name, key, rest, now_ms);
+        let reply = self.of_key(&name, key, rest, ms);
         if self.0.get(key).is_some_and(|entry| entry.value.is_empty()) {
             self.0.remove(key);
         }
@@ -156,10 +156,8 @@ impl Keyspace {
                 }
                 Ok(Reply::Integer(changes.into()))
             }
-            ("GET", []) => match self.0.contains_key(key) {
-                true => Ok(Reply::Text(self.text(key)?.clone())),
-                false => Ok(Reply::Nil),
-            },
+            ("GET", []) if !self.0.contains_key(key) => Ok(Reply::Nil),
+            ("GET", []) => Ok(Reply::Text(self.text(key)?.clone())),
             ("SET", [value, options @ ..]) => self.set(key, value, options, now_ms),
             ("HGET", [field]) => {
                 Ok(self.hash(key)?.get(field).cloned().map_or(Reply::Nil, Reply::Text))
@@ -280,7 +278,7 @@ impl Keyspace {
             }
             ("LSET", [index, element]) => {
                 let index = at(index, elements.len())?.ok_or("ERR index out of range")?;
-                elements[index] = element.clone();
+                elements[index].clone_from(element);
                 Ok(ok())
             }
             ("LTRIM", [first, last]) => {

@@ -167,10 +167,10 @@ impl Network {
         let count = String::from_utf8_lossy(count).parse().unwrap_or(0);
         let mut slots = rest.iter().take(count).map(|key| slot(key));
         let first = slots.next();
-        match slots.all(|slot| Some(slot) == first) {
-            true => Ok(()),
-            false => Err("CROSSSLOT Keys in request don't hash to the same slot".into()),
+        if slots.all(|slot| Some(slot) == first) {
+            return Ok(());
         }
+        Err("CROSSSLOT Keys in request don't hash to the same slot".into())
     }
 }
 

@@ -81,14 +81,8 @@ impl Interpreter {
         arguments: &[Vec<u8>],
     ) -> mlua::Result<Outcome> {
         let known = self.compiled.borrow().get(sha).cloned();
-        let script = match known {
-            Some(script) => script,
-            None => {
-                let script = self.lua.load(text).into_function()?;
-                self.compiled.borrow_mut().insert(sha.to_owned(), script.clone());
-                script
-            }
-        };
+        let script = known.map_or_else(|| self.lua.load(text).into_function(), Ok)?;
+        self.compiled.borrow_mut().entry(sha.to_owned()).or_insert_with(|| script.clone());
         let list = |words: &[Vec<u8>]| {
             let words = words.iter().map(|word| self.lua.create_string(word));
             self.lua.create_sequence_from(words.collect::<mlua::Result<Vec<_>>>()?)
@@ -124,6 +118,7 @@ fn of_lua(value: &Value) -> mlua::Result<Outcome> {
 }
 
 /// `redis.pcall`.
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the interpreter calls")]
 fn command(lua: &Lua, words: Variadic<Value>) -> mlua::Result<Value> {
     let word = |value: &Value| match value {
         Value::String(text) => Ok(text.as_bytes().to_vec()),

@@ -48,7 +48,7 @@ impl Model {
     fn clock(&self) -> StoreClock {
         let network = Arc::clone(&self.network);
         let set = move |now: Timestamp| {
-            network.servers().iter().for_each(|server| server.set(now.as_us()))
+            network.servers().iter().for_each(|server| server.set(now.as_us()));
         };
         StoreClock::settable(set)
     }

@@ -68,7 +68,7 @@ impl Plan {
             nodes,
             tasks,
             requests: random.usize(1..=18 / (nodes * tasks)),
-            is_disturbed: seed % 3 > 0,
+            is_disturbed: !seed.is_multiple_of(3),
             compares: seed % 5 == 4,
             forgets: false,
         }
@@ -288,9 +288,10 @@ async fn caller(
         let limits = [vec![0], vec![1], vec![0, 1]];
         let cost = [0, 1, 1, 1, 2, 3, 20][random.usize(..7)];
         let asks = limits[random.usize(..3)].iter().map(|limit| (*limit, key, cost)).collect();
-        let patience = match chance(&mut random, 80) && world.plan.is_disturbed {
-            true => Duration::from_millis(random.u64(..60)),
-            false => Duration::from_secs(60),
+        let patience = if chance(&mut random, 80) && world.plan.is_disturbed {
+            Duration::from_millis(random.u64(..60))
+        } else {
+            Duration::from_secs(60)
         };
         events.extend(world.ask(&*store, op, asks, id, patience).await?);
         if chance(&mut random, 600) {

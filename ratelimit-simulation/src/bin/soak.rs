@@ -2,7 +2,7 @@
 //! violations:
 //!
 //! ```console
-//! $ cargo run --release -p ratelimit-simulation --example soak -- MINUTES [PART…]
+//! $ cargo run --release -p ratelimit-simulation --bin soak MINUTES [PART…]
 //! ```
 //!
 //! | part | |
@@ -13,7 +13,7 @@
 //!
 //! A violation prints what it takes to run it again, and the exit code is 1.
 
-#![allow(clippy::expect_used, clippy::print_stdout, missing_docs, reason = "a program for tests")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
     unreachable_pub,
     reason = "what the tests of the Redis store run a few rounds of"
 )]
-#[path = "../../ratelimit-redis/tests/store/faulty_rounds.rs"]
+#[path = "../../../ratelimit-redis/tests/store/faulty_rounds.rs"]
 mod faulty_rounds;
 
 use faulty_rounds::{FaultyRounds, RoundsOutcome};
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 }
 
 /// A seed that no other run had.
-fn seed() -> u64 {
+fn new_seed() -> u64 {
     let since = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
     u64::try_from(since.as_nanos() % u128::from(u64::MAX)).expect("smaller")
 }
@@ -115,7 +115,7 @@ const LIMITS: [&[&str]; 9] = [
 ];
 
 fn memory(until: Instant) -> Counts {
-    let (mut counts, mut seed) = (Counts::default(), seed());
+    let (mut counts, mut seed) = (Counts::default(), new_seed());
     while Instant::now() < until {
         for texts in LIMITS {
             let named = |(n, text): (usize, &&str)| {
@@ -129,9 +129,9 @@ fn memory(until: Instant) -> Counts {
             let step = Duration::from_micros([4, 200_000][usize::from(seed % 2 == 0)]);
             let run = ConcurrentRun { seed, step, rounds: 500, ..ConcurrentRun::new(&limits) };
             match run.run(&store, &clock) {
-                Ok(seen) => {
-                    counts.decisions += seen.requests;
-                    counts.undecided += seen.undecided;
+                Ok(linearized) => {
+                    counts.decisions += linearized.requests;
+                    counts.undecided += linearized.undecided;
                 }
                 Err(unexplained) => {
                     counts.violation("memory", &format!("seed {seed}, {texts:?}: {unexplained}"));
@@ -161,7 +161,7 @@ fn on_a_server(until: Instant, is_faulty: bool) -> Counts {
                     counts.undecided += outcome.undecided;
                 }
                 Err(broken) => {
-                    counts.violation(if is_faulty { "faults" } else { "redis" }, &broken)
+                    counts.violation(if is_faulty { "faults" } else { "redis" }, &broken);
                 }
             }
         }
@@ -177,7 +177,7 @@ fn on_a_server(until: Instant, is_faulty: bool) -> Counts {
 /// Many histories at once, by clients that have connections of their own if those fail.
 async fn histories(server: &RedisServer, is_faulty: bool) -> Vec<Result<RoundsOutcome, String>> {
     let mut tasks = JoinSet::new();
-    let first = usize::try_from(seed() % (1 << 40)).expect("small");
+    let first = usize::try_from(new_seed() % (1 << 40)).expect("small");
     let deadline = Duration::from_secs(if is_faulty { 1 } else { 10 });
     let shared = RedisStore::builder().deadline(deadline).connect(&server.url()).await;
     for client in 0..AT_ONCE {

@@ -1,0 +1,199 @@
+//! Holds what nodes recorded against what the limits promise.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use fastrand::Rng;
+use ratelimit_core::algorithm::Share;
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{
+    Algorithm, Gcra, OnOutage, Policy, RateLimiter, Source, Store, Timestamp, TokenBucket, Verdict,
+};
+use ratelimit_redis::RedisStore;
+use ratelimit_simulation::{Faults, ModelConnection};
+use ratelimit_testkit::Admissions;
+use tokio::time::sleep;
+
+use super::{Outcome, World, caller};
+
+impl World {
+    /// After the faults, the store decides every request again, and after the longest recovery each key has room.
+    pub(super) async fn is_well_again(self: &Arc<Self>) {
+        self.network.set(Faults { way: Duration::from_millis(1), ..Faults::default() });
+        sleep(Duration::from_secs(4)).await;
+        self.is_idle().await;
+        self.alive.lock().expect("no panic").clear();
+        let mut random = Rng::with_seed(self.plan.seed);
+        let store = self.store(ModelConnection::new(&self.network), &mut random);
+        let limiter = RateLimiter::new(self.plan.limits(), store);
+        let recoveries = self
+            .plan
+            .limits()
+            .iter()
+            .map(|limit| {
+                limit
+                    .algorithm()
+                    .step(None, Timestamp::ZERO, limit.algorithm().capacity())
+                    .decision
+                    .reset_after_us
+            })
+            .max();
+        // A sliding counter forgets at the end of the window after the last.
+        sleep(Duration::from_micros(2 * recoveries.unwrap_or_default())).await;
+        for user in 0..self.plan.users {
+            match limiter.check(&caller(user)).await {
+                Ok(verdict) if verdict.allowed() && verdict.source() != Source::Fallback => {}
+                other => self.breaks(format!("not well again: {user}: {other:?}")),
+            }
+        }
+    }
+
+    /// What was drawn in advance and not used is back by itself: of a window that lasts, all is left that was not admitted.
+    async fn is_idle(&self) {
+        let limits = self.plan.limits();
+        let lasts = |policy: &Policy| matches!(policy, Policy::FixedWindow(window) if window.window_us() > 60_000_000);
+        if !self.plan.is_quiet {
+            return;
+        }
+        let redis =
+            RedisStore::builder().over(ModelConnection::new(&self.network)).expect("a prefix");
+        for limit in limits.iter().filter(|limit| lasts(limit.algorithm())) {
+            let mut admitted: BTreeMap<String, u64> = BTreeMap::new();
+            {
+                let settled = self.settled.lock().expect("no panic");
+                for record in self.records.lock().expect("no panic").iter() {
+                    let is_admitted = record.answer.as_ref().is_ok_and(Verdict::allowed);
+                    for (_, key, cost) in
+                        record.asked.iter().filter(|(name, ..)| *name == limit.name())
+                    {
+                        let cost = record.id.and_then(|id| settled.get(&id)).unwrap_or(cost);
+                        if record.op == Op::Acquire && is_admitted {
+                            *admitted.entry(key.clone()).or_default() += cost;
+                        }
+                    }
+                }
+            }
+            for (key, admitted) in admitted {
+                let check = Check { limit, key: &key, cost: 0 };
+                let left = redis
+                    .apply(&Batch::one(&check).op(Op::Peek))
+                    .await
+                    .map(|verdict| verdict.remaining());
+                if left.as_ref().ok() != Some(&(limit.algorithm().capacity() - admitted)) {
+                    self.breaks(format!(
+                        "{left:?} are left of {} after {admitted} of {key}",
+                        limit.algorithm()
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Holds what was admitted against the bounds.
+    pub(super) fn check(&self) -> Result<Outcome, String> {
+        let records = self.records.lock().expect("no panic");
+        let limits = self.plan.limits();
+        let policy = |name: &str| {
+            let limit = limits.iter().find(|limit| limit.name() == name).expect("one of both");
+            *limit.algorithm()
+        };
+        let nodes = NonZeroU64::new(self.plan.nodes as u64).expect("some");
+        let (mut outcome, mut all, mut local) =
+            (Outcome::default(), BTreeMap::new(), BTreeMap::new());
+        let widened = |name: &str| widened(policy(name), self.plan.lifetime_us.unwrap_or(0));
+        let settled = self.settled.lock().expect("no panic");
+        let mut given_back: BTreeMap<String, u64> = BTreeMap::new();
+        for record in records.iter() {
+            let Ok(verdict) = &record.answer else {
+                outcome.errors += 1;
+                continue;
+            };
+            outcome.decisions += 1;
+            let source = verdict.source();
+            outcome.by_allotments += u64::from(source == Source::Allotment);
+            outcome.by_caches += u64::from(source == Source::Cache);
+            outcome.by_fallbacks += u64::from(source == Source::Fallback);
+            let is_charged = record.op == Op::Acquire && verdict.allowed();
+            outcome.admitted += u64::from(is_charged);
+            for ((name, key, cost), server_us) in record.asked.iter().zip(&record.server_us) {
+                let settled = record.id.and_then(|id| settled.get(&id));
+                let less = settled.map_or(0, |settled| cost.saturating_sub(*settled));
+                *given_back.entry(key.clone()).or_default() += less;
+                let cost = cost - less;
+                if source == Source::Fallback {
+                    let share = || policy(name).share(nodes).map(Admissions::new);
+                    match self.plan.on_outage() {
+                        OnOutage::Local if is_charged => local
+                            .entry((record.node, *name, key))
+                            .or_insert_with(|| share().expect("a share"))
+                            .add(record.node_us, cost),
+                        OnOutage::Closed if is_charged => {
+                            return Err("admitted, though it is closed".to_owned());
+                        }
+                        _ => {}
+                    }
+                    continue;
+                }
+                let admissions =
+                    all.entry((*name, key)).or_insert_with(|| Admissions::new(widened(name)));
+                if is_charged {
+                    admissions.add(*server_us, cost);
+                }
+            }
+        }
+        for ((name, key), admissions) in &mut all {
+            for (reset, [begin, end]) in self.resets.lock().expect("no panic").iter() {
+                if reset == *key {
+                    let until = end.saturating_add_us(self.plan.lifetime_us.unwrap_or(0));
+                    // What was reserved before is given back by the reset, and later by its settlement once more.
+                    let twice = given_back.get(*key).copied().unwrap_or_default();
+                    admissions.allow([*begin, until], policy(name).capacity());
+                    admissions.allow([*begin, Timestamp::MAX], twice);
+                }
+            }
+            let server = self.network.server_of(&format!("{{{key}}}"));
+            for (lost, between) in self.losses.lock().expect("no panic").iter() {
+                if *lost == server {
+                    admissions.allow(*between, policy(name).capacity());
+                }
+            }
+        }
+        let checked = all.iter().map(|((name, key), admissions)| (*name, *key, admissions));
+        let shares = local.iter().map(|((_, name, key), admissions)| (*name, *key, admissions));
+        for (name, key, admissions) in checked.chain(shares) {
+            admissions.check().map_err(|excess| format!("{name} of {key}: {excess}"))?;
+        }
+        if self.served.load(SeqCst) > outcome.admitted {
+            return Err(format!(
+                "{} served, {} admitted",
+                self.served.load(SeqCst),
+                outcome.admitted
+            ));
+        }
+        if !self.plan.is_disturbed && outcome.by_fallbacks > 0 {
+            return Err("a fallback decided, though nothing failed".to_owned());
+        }
+        Ok(outcome)
+    }
+}
+
+/// The limit that admits in an interval of length `x` what this one admits in one of length `x + L`.
+fn widened(policy: Policy, lifetime_us: u64) -> Policy {
+    let more = |rate: ratelimit_core::Rate| (rate.count() * lifetime_us).div_ceil(rate.period_us());
+    match policy {
+        Policy::Gcra(gcra) => {
+            let refill = gcra.refill();
+            Gcra::new(refill.rate(), refill.burst + more(refill.rate())).expect("a bucket").into()
+        }
+        Policy::TokenBucket(bucket) => {
+            let refill = bucket.refill();
+            TokenBucket::new(refill.rate(), refill.burst + more(refill.rate()))
+                .expect("a bucket")
+                .into()
+        }
+        other => other,
+    }
+}
