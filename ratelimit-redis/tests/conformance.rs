@@ -103,7 +103,7 @@ impl<S: Servers> OnServers<S> {
 
 /// How many cases are tried: many in one place per mode. Elsewhere the same scripts and steps decide, and only how commands get
 /// there differs: batches over all algorithms try that.
-const MANY: u32 = 48;
+const MANY: u32 = 16;
 const FEW: u32 = 6;
 
 /// Writes the harness of a mode with one client on these servers, and its tests.

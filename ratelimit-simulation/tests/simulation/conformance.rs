@@ -84,7 +84,7 @@ macro_rules! conformance_on {
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, ModelConnection>;
-            const CASES: u32 = 24;
+            const CASES: u32 = 16;
             const SMALL_TRACE_REQUESTS: u32 = 2;
             const LACKS: &'static [Capability] = $lacks;
 
