@@ -94,6 +94,9 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// `validate(move |limits| fallback.validate(limits))`, with a clone of it. A layer of `ratelimit-tower` adds its own checks by
     /// itself.
     ///
+    /// It runs while the policy is being replaced. From it, ask only [`limiter`](Self::limiter) and [`store`](Self::store) of this
+    /// value: everything else waits for the replacement, and so for itself.
+    ///
     /// # Errors
     /// The limits in force are not valid.
     pub fn validate(

@@ -7,7 +7,7 @@ use derive_where::derive_where;
 use ratelimit_core::{
     Algorithm, Decision, Identifiers, LimitCosts, Policy, RateLimiter, Store, Verdict,
 };
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 mod layer;
 mod queue;
@@ -124,7 +124,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         // A maximum beyond what the clock can tell is none.
         let deadline = Instant::now().checked_add(max_wait);
         let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
-        let position = self.queues.enter(self.queue_of(caller));
+        let mut position = self.queues.enter(self.queue_of(caller));
         // Those who would wait for too long need not queue up for it.
         position.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
         let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
@@ -135,17 +135,15 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
                 return Err(WaitError::Never { verdict });
             }
         }
-        let turn = position.turn.lock();
-        let _turn = match deadline {
-            Some(deadline) => timeout_at(deadline, turn).await.map_err(|_| too_long(None))?,
-            None => turn.await,
-        };
+        let _turn = position.take_turn(deadline).await.ok_or_else(|| too_long(None))?;
         loop {
             let held = position.held_until(deadline);
             if let Some(at) = held.map_err(|wait| WaitError::HeldBack { max_wait, wait })? {
+                position.goes_on_by(at.checked_add(self.jitter).unwrap_or(at));
                 self.sleep_until(at, deadline).await;
                 continue;
             }
+            position.goes_on_by(Instant::now());
             let verdict = limiter.request(caller).cost(cost).acquire().await?;
             if verdict.allowed() {
                 return Ok(*verdict.summary());
@@ -157,6 +155,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             let Some(at) = Instant::now().checked_add(wait).filter(is_in_time) else {
                 return Err(too_long(Some(verdict)));
             };
+            position.goes_on_by(at.checked_add(self.jitter).unwrap_or(at));
             self.sleep_until(at, deadline).await;
         }
     }

@@ -105,7 +105,7 @@ pub enum Reserved<S, A, C> {
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
-/// The value is sent to the store once. Sent again, a settlement changes nothing. The store forgets it
+/// The value is sent to the store once, and once more if the store does not answer. Sent again, a settlement changes nothing. The store forgets it
 /// [ten seconds](crate::store::Reservation::REPEAT_US) later.
 ///
 /// # Without a record
@@ -233,8 +233,16 @@ where
     C: Identifiers + Send + Sync + 'static,
 {
     fn settle(self: Arc<Self>, costs: LimitCosts) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        // No caller is left to receive an error: the reservation then expires.
-        Box::pin(async move { drop(self.request().costs(&costs).settle().await) })
+        // No caller is left to receive an error. The connection may have ended under the first attempt: under its id, a second
+        // one changes nothing if the first arrived. After it, the reservation expires.
+        Box::pin(async move {
+            for _ in 0..2 {
+                let answer = self.request().costs(&costs).settle().await;
+                if !answer.is_err_and(|error| error.kind().is_outage()) {
+                    return;
+                }
+            }
+        })
     }
 }
 

@@ -6,17 +6,24 @@ use ratelimit_core::OnOutage;
 use super::breaker::BreakerState;
 use super::counts::OutageOutcome;
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct BreakerReport {
     /// The name of the store, which tells several in one process apart.
     #[allow(dead_code, reason = "nothing is reported without a feature")]
     name: Box<str>,
+    /// When a line about each state is due: a store that fails again and again fills no log.
+    #[cfg(feature = "tracing")]
+    paces: [crate::pace::Pace; 3],
 }
 
 #[allow(clippy::unused_self, reason = "nothing is reported without a feature")]
 impl BreakerReport {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.into() }
+        Self {
+            name: name.into(),
+            #[cfg(feature = "tracing")]
+            paces: std::array::from_fn(|_| crate::pace::Pace::new()),
+        }
     }
 
     /// The breaker is now in this state.
@@ -24,7 +31,9 @@ impl BreakerReport {
         #[cfg(feature = "metrics")]
         crate::metrics::breaker(&self.name, state);
         #[cfg(feature = "tracing")]
-        crate::traced::breaker(&self.name, state);
+        if self.paces[state as usize].is_due(std::time::Instant::now()) {
+            crate::traced::breaker(&self.name, state);
+        }
         #[cfg(not(any(feature = "metrics", feature = "tracing")))]
         let _ = state;
     }

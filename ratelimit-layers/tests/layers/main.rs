@@ -16,3 +16,4 @@ mod reload;
 mod repeats;
 mod reported;
 mod share;
+mod simulation;

@@ -40,13 +40,11 @@ pub(crate) struct Plan {
     has_fallback: bool,
     charges_on_recovery: bool,
     /// The lifetime of allotments, if there are any.
-    pub(crate) lifetime_us: Option<u64>,
+    lifetime_us: Option<u64>,
     has_cache: bool,
     is_disturbed: bool,
     /// Whether every caller waits for its answer, and none resets.
     is_quiet: bool,
-    /// How much longer allotments live than they say.
-    pub(crate) excess_lifetime: u64,
     /// Whether the server forgets some of what it wrote, as none should.
     pub(crate) forgets: bool,
 }
@@ -79,7 +77,7 @@ impl Plan {
             nodes: if is_large { random.usize(100..300) } else { random.usize(1..6) },
             callers: random.usize(1..4),
             users: random.usize(1..8),
-            run: Duration::from_millis(if is_large { 400 } else { random.u64(500..1_500) }),
+            run: Duration::from_millis(if is_large { 400 } else { random.u64(500..1_200) }),
             limits: [
                 PER_USER[random.usize(..PER_USER.len())],
                 SHARED[random.usize(..SHARED.len())],
@@ -92,7 +90,6 @@ impl Plan {
             has_cache: random.bool(),
             is_disturbed: !seed.is_multiple_of(3),
             is_quiet: seed.is_multiple_of(6),
-            excess_lifetime: 1,
             forgets: false,
         }
     }

@@ -1,13 +1,19 @@
 //! The queues of a [`Waiter`](super::Waiter), and until when they are held back.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, timeout_at};
 
 /// The longest time for which a queue is held back.
 const LONGEST_HOLD: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How much later than it means to the caller whose turn it is may go on, until the others no longer wait for it: its future may
+/// be kept, and not polled again.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The key of a caller under each limit, if that applies.
 pub(super) type QueueKey = Vec<Option<String>>;
@@ -29,6 +35,8 @@ pub(super) struct QueueState {
 #[derive(Default)]
 pub(super) struct WaitQueue {
     turn: Arc<TurnLock>,
+    /// When the others no longer wait for the caller whose turn it is.
+    overdue_at: Option<Instant>,
     held_until: Option<Instant>,
 }
 
@@ -72,10 +80,66 @@ impl WaitQueues {
 pub(super) struct QueuePosition<'a> {
     queues: &'a WaitQueues,
     name: QueueKey,
-    pub(super) turn: Arc<TurnLock>,
+    turn: Arc<TurnLock>,
 }
 
 impl QueuePosition<'_> {
+    /// Waits for the caller's turn; `None` if the deadline is over first. Where the caller whose turn it is does not go on, the
+    /// others form another queue.
+    pub(super) async fn take_turn(
+        &mut self,
+        deadline: Option<Instant>,
+    ) -> Option<OwnedMutexGuard<()>> {
+        'queue: loop {
+            let mut turn = pin!(self.turn.clone().lock_owned());
+            loop {
+                let until = self.looks_at();
+                let until = deadline.map_or(until, |deadline| until.min(deadline));
+                if let Ok(turn) = timeout_at(until, turn.as_mut()).await {
+                    self.goes_on_by(Instant::now());
+                    return Some(turn);
+                }
+                if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                    return None;
+                }
+                if self.moves_to_another_queue() {
+                    continue 'queue;
+                }
+            }
+        }
+    }
+
+    /// The caller has its turn, and goes on by then.
+    pub(super) fn goes_on_by(&self, at: Instant) {
+        if let Some(queue) = self.queues.lock().queues.get_mut(&self.name)
+            && Arc::ptr_eq(&queue.turn, &self.turn)
+        {
+            queue.overdue_at = at.checked_add(PATIENCE);
+        }
+    }
+
+    /// When to look whether the caller whose turn it is goes on.
+    fn looks_at(&self) -> Instant {
+        let soon = Instant::now() + PATIENCE;
+        let queues = &self.queues.lock().queues;
+        let overdue_at = queues.get(&self.name).and_then(|queue| queue.overdue_at);
+        overdue_at.map_or(soon, |at| if at > Instant::now() { at } else { soon })
+    }
+
+    /// Moves to the queue that others have formed, or forms it if the caller whose turn it is is overdue.
+    fn moves_to_another_queue(&mut self) -> bool {
+        let queues = &mut self.queues.lock().queues;
+        let queue = queues.entry(self.name.clone()).or_default();
+        if Arc::ptr_eq(&queue.turn, &self.turn) {
+            if queue.overdue_at.is_some_and(|at| at > Instant::now()) {
+                return false;
+            }
+            (queue.turn, queue.overdue_at) = Default::default();
+        }
+        self.turn = queue.turn.clone();
+        true
+    }
+
     /// Until when the queue is held back, if it is. The error is the time, if it lies beyond the deadline.
     pub(super) fn held_until(
         &self,

@@ -254,3 +254,22 @@ async fn a_function_tells_for_how_long_other_responses_hold_back() {
     let refused = layer.layer(busy).oneshot(()).await.unwrap_err();
     assert!(matches!(refused, WaitServiceError::Wait(WaitError::HeldBack { .. })), "{refused:?}");
 }
+
+/// As in a `select!` or `join!` whose task does other work: the first future is kept, and never polled again.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_is_kept_and_not_polled_holds_others_back_for_a_second() {
+    let (waiter, start) = (used_up().await, Instant::now());
+    let mut kept: Vec<_> =
+        (0..3).map(|_| Box::pin(waiter.until_allowed("a", 60 * SECOND))).collect();
+    for kept in &mut kept {
+        let _ = futures_util::poll!(kept.as_mut());
+    }
+    let others = [enqueue(&waiter, 1).await, enqueue(&waiter, 1).await];
+    for other in others {
+        other.await.unwrap();
+    }
+    // One second for the first, which would have gone on after one; both are admitted, one per second.
+    assert_passed(start, 2..5);
+    drop(kept);
+    assert!(waiter.queues.lock().queues.is_empty());
+}

@@ -12,21 +12,11 @@ use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::common::{BEGIN, ask, limit, operate};
+use crate::common::{ask, limit, operate};
+use crate::simulation::network::SimulatedClock;
 
 const TASKS: u64 = 200;
 const LASTS: Duration = Duration::from_secs(2);
-
-/// A clock over tokio's time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SimulatedClock(pub(crate) Instant);
-
-impl Clock for SimulatedClock {
-    fn now(&self) -> Timestamp {
-        let passed_us = self.0.elapsed().as_micros();
-        BEGIN.saturating_add_us(u64::try_from(passed_us).expect("a short run"))
-    }
-}
 
 /// A store that is so many milliseconds away, there and back, at least and at most.
 #[derive(Debug)]
@@ -100,7 +90,7 @@ struct Attack {
 /// Attacks a limit for two seconds: each task asks, and asks again after a pause, or at the end of its wait.
 async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Attack {
     let begin = Instant::now();
-    let clock = SimulatedClock(begin);
+    let clock = SimulatedClock { base: begin, offset_us: 0, drift_ppm: 0 };
     let limit = limit("l", words);
     let memory = MemoryStore::builder().clock(clock).build();
     let far = Far { clock, memory, limit, way_ms, seen: Mutex::default() };

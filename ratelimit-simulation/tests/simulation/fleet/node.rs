@@ -345,7 +345,7 @@ impl World {
         let cache =
             DenialCache::builder().clock(clock).capacity(64).max_age(age).max_wait(MAX_WAIT);
         let divisor = if self.plan.lifetime_us.is_some() { 1 + random.u64(..8) } else { 1 << 40 };
-        let lifetime_us = self.plan.lifetime_us.unwrap_or(1_000) * self.plan.excess_lifetime;
+        let lifetime_us = self.plan.lifetime_us.unwrap_or(1_000);
         let allotments = Allotments::builder().clock(clock).capacity(64).divisor(divisor);
         let saving =
             allotments.lifetime(Duration::from_micros(lifetime_us)).build(cache.build(redis));
