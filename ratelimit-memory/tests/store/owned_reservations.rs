@@ -28,6 +28,8 @@ struct Slow {
     store: Memory,
     /// How many of the next answers are lost, of what is not only looked at.
     lost: AtomicU64,
+    /// How many of the next settlements never arrive.
+    lost_before: AtomicU64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -44,12 +46,18 @@ impl Store<Policy> for Slow {
     type Error = DynError;
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+        let lose = |left: u64| left.checked_sub(1);
+        if batch.operation() == Op::Settle
+            && self.lost_before.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok()
+        {
+            sleep(ANSWER).await;
+            return Err(DynError::new(Lost));
+        }
         let verdict = self.store.apply(batch).await.map_err(DynError::new)?;
         if batch.operation() == Op::Peek {
             return Ok(verdict);
         }
         sleep(ANSWER).await;
-        let lose = |left: u64| left.checked_sub(1);
         if self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
             return Err(DynError::new(Lost));
         }
@@ -62,7 +70,13 @@ type Limiter = Arc<RateLimiter<Slow>>;
 fn slow(words: &str) -> (Limiter, ManualClock) {
     let (store, clock) = store(|builder| builder);
     let limits = Limits::new([limit("l", words)]).expect("limits");
-    (Arc::new(RateLimiter::new(limits, Slow { store, lost: AtomicU64::new(0) })), clock)
+    (
+        Arc::new(RateLimiter::new(
+            limits,
+            Slow { store, lost: AtomicU64::new(0), lost_before: AtomicU64::new(0) },
+        )),
+        clock,
+    )
 }
 
 async fn left(limiter: &Limiter) -> u64 {
@@ -96,6 +110,18 @@ async fn what_is_committed_is_charged_and_what_is_cancelled_or_denied_is_not() {
     let answer = limiter.reserve_owned("alice", 101).await.expect("decides");
     assert!(matches!(answer, Reserved::Denied(verdict) if verdict.retry_after().is_none()));
     assert_eq!(left_at_the_end(&limiter).await, 85);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_gets_lost_is_sent_once_more() {
+    for (lost, due) in [(0, 100), (1, 100), (2, 60)] {
+        let (limiter, _) = slow(BUCKET);
+        let mut reservation = reserve(&limiter, 40).await;
+        reservation.set_cost(0);
+        limiter.store().lost_before.store(lost, Ordering::SeqCst);
+        drop(reservation);
+        assert_eq!(left_at_the_end(&limiter).await, due, "{lost} are lost");
+    }
 }
 
 #[tokio::test(start_paused = true)]
