@@ -327,6 +327,21 @@ async fn layers_inside_each_other_extend_and_settle_what_is_theirs() {
 }
 
 #[tokio::test]
+async fn an_extension_that_one_layer_denies_is_asked_of_none_within_it() {
+    async fn handler(Extension(meter): Extension<Meter>, Extension(hold): Extension<Hold>) {
+        assert!(!hold.extend(50).await.unwrap().unwrap().allowed());
+        meter.set(1);
+    }
+    let small = layer(&[("small", "gcra 9/m burst 9", "ip")]).reserve(Charge::estimate());
+    let large = Arc::new(limiter(&[("large", "gcra 100/m burst 100", "ip")]));
+    let left = async || large.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+    let inner = by_ip(large.clone()).reserve(Charge::estimate().unmetered());
+    let app = Router::new().route("/", get(handler)).layer(inner).layer(small);
+    assert_eq!(send(&app, request("/")).await.status, 200);
+    assert_eq!(left().await, 99);
+}
+
+#[tokio::test]
 async fn an_algorithm_that_cannot_reserve_is_a_500() {
     let layer = layer(&[("log", "sliding-log 10/m", "ip")]).reserve(Charge::estimate());
     let service = layer.layer(answers(200, Then::Ends));
