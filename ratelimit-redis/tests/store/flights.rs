@@ -24,6 +24,8 @@ use crate::common::{
     peek, prefix, seldom, server, store, tell,
 };
 
+mod runtimes;
+
 /// What holds each command back until the test lets it go.
 pub(crate) struct Gate {
     open: Semaphore,
@@ -452,24 +454,6 @@ async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
 /// A runtime of one thread, which runs its tasks only while a thread drives it.
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
-
-#[test]
-fn a_runtime_that_ends_or_stands_still_strands_no_request_of_another() {
-    for ends in [true, false] {
-        let (lasting, other) = (runtime(), runtime());
-        let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
-        let gated = lasting.block_on(Gated::new(&server, Duration::from_secs(2), None));
-        other.block_on(async {
-            let _in_flight = gated.fills(&limit).await;
-            let _waits = gated.asks(&[(&limit, "alice", 1)]).await;
-        });
-        let waits = lasting.block_on(gated.asks(&[(&limit, "bob", 1)]));
-        let kept = if ends { None } else { Some(other) };
-        gated.gate.opens();
-        assert_eq!(lasting.block_on(remaining(waits)), 9);
-        drop(kept);
-    }
 }
 
 /// Requests of runtimes that end, one after the other and at the same time, are charged once.
