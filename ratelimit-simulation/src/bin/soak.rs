@@ -127,7 +127,14 @@ fn memory(until: Instant) -> Counts {
                 MemoryStore::builder().capacity(1 << 14).shards(4).clock(clock.clone()).build();
             seed = seed.wrapping_add(1);
             let step = Duration::from_micros([4, 200_000][usize::from(seed % 2 == 0)]);
-            let run = ConcurrentRun { seed, step, threads: 2, requests: 16, rounds: 500, ..ConcurrentRun::new(&limits) };
+            let run = ConcurrentRun {
+                seed,
+                step,
+                threads: 2,
+                requests: 16,
+                rounds: 500,
+                ..ConcurrentRun::new(&limits)
+            };
             match run.run(&store, &clock) {
                 Ok(linearized) => {
                     counts.decisions += linearized.requests;
