@@ -424,6 +424,29 @@ async fn every_caller_ends_by_its_own_deadline() {
     }
 }
 
+/// Its caller would not learn in time whether it was charged.
+#[tokio::test(start_paused = true)]
+async fn a_request_with_a_quarter_of_its_time_left_is_not_sent_any_more() {
+    let slow = Slow::new(PATIENCE);
+    let builder = RedisStore::builder().deadline(Duration::from_secs(1));
+    let store = builder.over(Arc::clone(&slow)).expect("a prefix");
+    let ask = || {
+        let store = store.clone();
+        tokio::spawn(async move { acquire(&store, &seldom(), "alice").await })
+    };
+    let sent = || slow.sent.load(std::sync::atomic::Ordering::SeqCst);
+    let _in_flight = FLIGHTS.map(|_| ask());
+    let waits = ask();
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    let before = sent();
+    // No thread drove the runtime meanwhile.
+    tokio::time::advance(Duration::from_millis(750)).await;
+    fails(waits.await.expect("no panic"), ErrorKind::Unavailable, "");
+    assert_eq!(sent(), before);
+}
+
 /// A caller may keep a future and no longer poll it, as `select!` with a reference does: of the request in the call
 /// in flight, or of the first of those that wait for it. The others are decided in their time.
 #[tokio::test]
