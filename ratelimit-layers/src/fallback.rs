@@ -253,13 +253,19 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         let Some(journal) = &outage.journal else { return true };
         while let Some(mut pending) = journal.pop() {
             *lock(charging) = self.inner.charges_until(Duration::ZERO);
+            // Code of others may panic, and the runtime of this task may end.
+            let forgets = OnDrop(|| journal.forget(1));
             let still = outage.counts_still(&pending.limit, &pending.key, pending.now);
             pending.cost = pending.cost.min(still);
             if pending.cost == 0 {
+                std::mem::forget(forgets);
                 continue;
             }
             let check = Check { limit: &*pending.limit, key: &pending.key, cost: pending.cost };
-            match self.ask_about(&Batch::one(&check).op(Op::Force).now(pending.now)).await {
+            let batch = Batch::one(&check).op(Op::Force).now(pending.now);
+            let said = self.ask_about(&batch).await;
+            std::mem::forget(forgets);
+            match said {
                 Ok(Ok(_)) => {}
                 // The store is there, and its algorithm cannot do this.
                 Ok(Err(_)) => journal.forget(1),

@@ -314,3 +314,16 @@ impl<M, C> RedisStore<M, C> {
         RedisStore { inner: Arc::clone(&self.inner), mode: PhantomData }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_lives_until_the_whole_millisecond_in_which_its_state_ends() {
+        let at = Timestamp::saturating_from_us;
+        for (ends_us, due) in [(0, 1), (1_000, 1), (1_001, 1), (2_000, 1), (2_001, 2), (3_000, 2)] {
+            assert_eq!(ttl_ms(at(ends_us), at(1_000), Now::Store), due, "{ends_us}");
+        }
+    }
+}

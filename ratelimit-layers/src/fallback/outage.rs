@@ -16,6 +16,7 @@ use super::counts::{OutageCounts, OutageOutcome};
 use super::error::FallbackError;
 use super::journal::Journal;
 use super::known_ids::{KnownBy, KnownIds, Noted};
+use crate::OnDrop;
 
 #[derive(Debug)]
 pub(super) struct Outage<A: InMemory, C> {
@@ -116,12 +117,16 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         if noted == Noted::Full && !is_unrecorded {
             return Err(FallbackError::Ids { most: self.ids.most });
         }
-        let decided = self.decide_by(batch, &choices, refuses, retry_after);
-        let is_kept = |verdict: &Verdict| verdict.allowed() && !verdict.is_unrecorded();
-        if noted == Noted::New && !decided.as_ref().is_ok_and(is_kept) {
-            self.ids.forget(batch);
+        let forgets = OnDrop(|| {
+            if noted == Noted::New {
+                self.ids.forget(batch);
+            }
+        });
+        // A panic of code of others forgets the id as well.
+        let verdict = self.decide_by(batch, &choices, refuses, retry_after)?;
+        if verdict.allowed() && !verdict.is_unrecorded() {
+            std::mem::forget(forgets);
         }
-        let verdict = decided?;
         if op == Op::Acquire {
             for ((check, choice), decision) in
                 batch.checks().iter().zip(&choices).zip(verdict.decisions())

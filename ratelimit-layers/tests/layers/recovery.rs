@@ -1,14 +1,20 @@
 //! What a store learns, when it is back, of what was admitted without it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{ErrorKind, Limit, ManualClock, OnOutage, Policy, Store as _};
-use ratelimit_layers::{BreakerState, OnRecovery};
+use ratelimit_core::{
+    Clock, ErrorKind, Limit, ManualClock, OnOutage, Policy, Source, Store as _, Timestamp,
+};
+use ratelimit_layers::{BreakerState, Fallback, OnRecovery};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
-use crate::common::{ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, operate, paused};
+use crate::common::{
+    Fake, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, nodes, operate, paused, settled,
+};
 use crate::fallback::{Layered, ask, burst, down, layered_with, up};
 
 /// A fallback that charges on recovery, and its limit.
@@ -133,4 +139,59 @@ fn a_recovery_whose_runtime_no_thread_drives_holds_up_no_other() {
         assert_eq!(recovered(&store, &limits).await, (0, 0, 60));
     });
     assert_eq!(store.store().left(&limits[0], "bob"), 57);
+}
+
+/// A clock that panics once it is told to, once.
+#[derive(Clone, Default)]
+struct PanicsOnce(ManualClock, Arc<AtomicBool>);
+
+impl Clock for PanicsOnce {
+    fn now(&self) -> Timestamp {
+        assert!(!self.1.swap(false, Relaxed), "as it was told");
+        self.0.now()
+    }
+}
+
+/// A fallback with such a clock, that charges on recovery.
+fn panicking() -> (Fallback<Fake, Policy, PanicsOnce>, PanicsOnce, [Limit<Policy>; 1]) {
+    let (clock, limits) = (PanicsOnce::default(), [burst(OnOutage::Local)]);
+    let settings = Fallback::builder().failures(1).nodes(nodes(3));
+    let settings = settings.on_recovery(OnRecovery::Charge).clock(clock.clone());
+    let store = settings.build(Fake::new(&clock.0), &crate::common::limits(&limits));
+    (store.expect("choices"), clock, limits)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_panics_without_the_store_leaves_its_id_to_the_store() {
+    let (store, clock, limits) = panicking();
+    let reserves = || {
+        let (store, limits) = (store.clone(), limits.clone());
+        tokio::spawn(async move {
+            let asks = checks(&limits, "alice", 1);
+            store.apply(&Batch::one(&asks[0]).id(ID)).await.expect("decides").source()
+        })
+    };
+    store.store().set(UNAVAILABLE);
+    clock.1.store(true, Relaxed);
+    assert!(reserves().await.expect_err("as it was told").is_panic());
+    store.store().set(Mode::Answers);
+    sleep(PAUSE).await;
+    assert_eq!(reserves().await.expect("no panic"), Source::Store);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_that_panics_is_counted_and_holds_no_other_back() {
+    let (store, clock, limits) = panicking();
+    store.store().set(UNAVAILABLE);
+    for key in ["alice", "bob"] {
+        assert!(ask_all(&store, &limits, key, 3).await.allowed());
+    }
+    store.store().set(Mode::Answers);
+    sleep(PAUSE).await;
+    clock.1.store(true, Relaxed);
+    for pending in [1, 0] {
+        assert!(ask_all(&store, &limits, "carol", 1).await.allowed());
+        settled().await;
+        assert_eq!((store.pending_charges(), store.forgotten_charges()), (pending, 1));
+    }
 }

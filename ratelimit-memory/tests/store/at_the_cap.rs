@@ -261,6 +261,20 @@ fn a_key_at_a_full_store_is_admitted_at_most_twice_its_limit() {
 }
 
 #[test]
+fn a_reset_or_refund_at_a_full_store_frees_no_other_caller() {
+    for op in [Op::Reset, Op::Refund] {
+        let (store, _): (Memory, _) = store(|builder| builder.capacity(1));
+        let limit = limit("l", "gcra 1/h burst 4");
+        let admitted = |key: &str| ask(&store, (&limit, key), Op::Acquire, 1).allowed();
+        assert!(admitted("held"));
+        assert!((0..4).all(|_| admitted("alice")) && !admitted("alice"));
+        // It shares her state.
+        let _ = ask(&store, (&limit, "mallory"), op, 4);
+        assert!(!admitted("alice"), "{op}");
+    }
+}
+
+#[test]
 fn a_batch_at_a_full_store_that_sweeps_its_own_key_counts_it_once() {
     let (long, short) = (limit("l", "fixed-window 5/h"), limit("l", "fixed-window 5/ms"));
     for keys in 3..40 {

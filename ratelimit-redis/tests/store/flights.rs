@@ -24,6 +24,8 @@ use crate::common::{
     peek, prefix, seldom, server, store, tell,
 };
 
+mod runtimes;
+
 /// What holds each command back until the test lets it go.
 pub(crate) struct Gate {
     open: Semaphore,
@@ -422,6 +424,29 @@ async fn every_caller_ends_by_its_own_deadline() {
     }
 }
 
+/// Its caller would not learn in time whether it was charged.
+#[tokio::test(start_paused = true)]
+async fn a_request_with_a_quarter_of_its_time_left_is_not_sent_any_more() {
+    let slow = Slow::new(PATIENCE);
+    let builder = RedisStore::builder().deadline(Duration::from_secs(1));
+    let store = builder.over(Arc::clone(&slow)).expect("a prefix");
+    let ask = || {
+        let store = store.clone();
+        tokio::spawn(async move { acquire(&store, &seldom(), "alice").await })
+    };
+    let sent = || slow.sent.load(std::sync::atomic::Ordering::SeqCst);
+    let _in_flight = FLIGHTS.map(|_| ask());
+    let waits = ask();
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    let before = sent();
+    // No thread drove the runtime meanwhile.
+    tokio::time::advance(Duration::from_millis(750)).await;
+    fails(waits.await.expect("no panic"), ErrorKind::Unavailable, "");
+    assert_eq!(sent(), before);
+}
+
 /// A caller may keep a future and no longer poll it, as `select!` with a reference does: of the request in the call
 /// in flight, or of the first of those that wait for it. The others are decided in their time.
 #[tokio::test]
@@ -452,24 +477,6 @@ async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
 /// A runtime of one thread, which runs its tasks only while a thread drives it.
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
-
-#[test]
-fn a_runtime_that_ends_or_stands_still_strands_no_request_of_another() {
-    for ends in [true, false] {
-        let (lasting, other) = (runtime(), runtime());
-        let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
-        let gated = lasting.block_on(Gated::new(&server, Duration::from_secs(2), None));
-        other.block_on(async {
-            let _in_flight = gated.fills(&limit).await;
-            let _waits = gated.asks(&[(&limit, "alice", 1)]).await;
-        });
-        let waits = lasting.block_on(gated.asks(&[(&limit, "bob", 1)]));
-        let kept = if ends { None } else { Some(other) };
-        gated.gate.opens();
-        assert_eq!(lasting.block_on(remaining(waits)), 9);
-        drop(kept);
-    }
 }
 
 /// Requests of runtimes that end, one after the other and at the same time, are charged once.

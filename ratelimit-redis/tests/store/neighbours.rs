@@ -10,7 +10,8 @@ const MOST_WAITING: usize = 65_536;
 #[tokio::test]
 async fn a_caller_that_fills_the_flights_makes_others_go_alone() {
     let (server, limit) = (server(), limit("api", "gcra 9/3650d"));
-    let gated = Gated::new(&server, PATIENCE, None).await;
+    // So long that none of them is late, however slowly they come.
+    let gated = Gated::new(&server, PATIENCE * 100, None).await;
     let in_flight = gated.fills(&limit).await;
     let waiting: Vec<_> = (0..MOST_WAITING).map(|_| gated.kept(&limit, "mallory")).collect();
     let calls = || *gated.gate.calls.lock().expect("no panic");

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use ratelimit_core::store::Op;
 use ratelimit_core::{ErrorKind, Limits, RateLimiter};
 use ratelimit_redis::{Client, Multi, RedisError, RedisStore};
 use ratelimit_servers::RedisServer;
@@ -10,8 +11,8 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
 use crate::common::{
-    PATIENCE, acquire, every, fails, in_every_mode, keys, left, limit, meddled, native, over,
-    seldom, server, server_with, store, tell, until, with_client,
+    PATIENCE, acquire, apply, every, fails, in_every_mode, keys, left, limit, meddled, native,
+    over, seldom, server, server_with, store, tell, until, with_client,
 };
 
 /// The next request is refused with this code and these words.
@@ -140,6 +141,21 @@ async fn a_forbidden_command_of_a_transaction_charges_nothing() {
         fails(acquire(&store, &limit, "a").await, ErrorKind::Config, "pexpire");
     }
     assert_eq!(keys(&server), [""; 0]);
+}
+
+/// A script has written before the server rejects a command of it.
+#[tokio::test]
+async fn a_forbidden_command_of_a_script_leaves_the_charge_in_doubt() {
+    let server = server();
+    tell(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~*", "+@all", "-pexpire"]);
+    let url = server.url().replace("//", "//half:secret@");
+    let store = store(&url, Client::default()).await;
+    for (id, key) in [(None, "a"), (Some(7), "b")] {
+        let limit = limit("api", "gcra 9/h");
+        let answer = apply(&store, &[(&limit, key, 1)], Op::Acquire, id).await;
+        fails(answer, ErrorKind::Indeterminate, "done in part");
+    }
+    assert_eq!(keys(&server).len(), 2);
 }
 
 #[tokio::test]

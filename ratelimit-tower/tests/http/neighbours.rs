@@ -1,16 +1,20 @@
 //! One client fills what a layer bounds. Its neighbours notice no more than the guide's table of bounds says, and get no refusal.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use http::Response;
+use axum::body::Body;
+use http::{Request, Response};
 use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{ManualClock, Policy, RateLimiter, Refusal, Store, Verdict};
+use ratelimit_core::{
+    ErrorKind, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError, Verdict,
+};
 use ratelimit_memory::MemoryError;
 use ratelimit_tower::{CostEstimates, WaitLayer, Waiter};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::harness::{Manual, limiter, limits, store};
+use crate::harness::{Manual, by_ip, limiter, limits, request, store};
 use crate::reloading::Log;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -49,6 +53,57 @@ impl Store<Policy> for NeverAdopts {
             return Err(Refusal::Unsupported { limit, op: Op::Adopt }.into());
         }
         self.0.apply(batch).await
+    }
+}
+
+/// A store of which each error is another.
+#[derive(Default)]
+struct NeverDecides(AtomicU64);
+
+#[derive(Debug, thiserror::Error)]
+#[error("call {nth} failed")]
+struct Failed {
+    nth: u64,
+    kind: ErrorKind,
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Self { nth: 0, kind: StoreError::kind(&refusal) }
+    }
+}
+
+impl StoreError for Failed {
+    fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl Store<Policy> for NeverDecides {
+    type Error = Failed;
+
+    async fn apply(&self, _: &Batch<'_, Policy>) -> Result<Verdict, Failed> {
+        let nth = self.0.fetch_add(1, Ordering::Relaxed);
+        let kinds = [ErrorKind::Unavailable, ErrorKind::Unsupported];
+        Err(Failed { nth, kind: kinds[usize::from(nth % 2 == 1)] })
+    }
+}
+
+#[tokio::test]
+async fn requests_that_are_not_decided_leave_the_log_to_others() {
+    let (log, begin) = (Log::default(), Instant::now());
+    let _guards = log.listens();
+    let limits = limits(&[("requests", "gcra 1000/h", "ip")]);
+    let layer = by_ip(RateLimiter::<_, Policy>::new(limits, NeverDecides::default()));
+    let service = layer.layer(service_fn(|_: Request<Body>| async {
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
+    for _ in 0..1_000 {
+        let _answer = service.clone().oneshot(request("/")).await.unwrap();
+    }
+    for line in ["cannot decide", "configured wrongly"] {
+        let lines = log.count(line);
+        assert!(lines >= 1 && lines as u64 <= 1 + begin.elapsed().as_secs(), "{line}: {lines}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Costs that are known after the response: reserved, settled by status, bytes or the handler's word, however the request ends.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +12,10 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use http::{Extensions, Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use ratelimit_core::{LimitCosts, ManualClock, Policy, RateLimiter};
+use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::{
+    ErrorKind, LimitCosts, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError, Verdict,
+};
 use ratelimit_tower::{
     BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
     XRateLimit,
@@ -258,6 +262,54 @@ async fn what_is_held_is_renewed_until_it_is_let_go() {
     assert_eq!(send(&service, request("/")).await.status, 200);
 }
 
+/// A store that is away when it is first asked to renew.
+struct AwayOnce(Manual, AtomicBool);
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?}")]
+struct Away(ErrorKind);
+
+impl From<Refusal> for Away {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal.kind())
+    }
+}
+
+impl StoreError for Away {
+    fn kind(&self) -> ErrorKind {
+        self.0
+    }
+}
+
+impl Store<Policy> for AwayOnce {
+    type Error = Away;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Away> {
+        if batch.operation() == Op::Renew && !self.1.swap(true, Ordering::Relaxed) {
+            return Err(Away(ErrorKind::Unavailable));
+        }
+        self.0.apply(batch).await.map_err(|error| Away(error.kind()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_held_is_renewed_again_after_a_store_was_away() {
+    let clock = ManualClock::default();
+    let limiter = RateLimiter::new(limits(BUSY), AwayOnce(store(&clock), AtomicBool::new(false)));
+    let held: Arc<Mutex<Option<Held>>> = Arc::default();
+    let keeps = held.clone();
+    let layer = by_ip(limiter).reserve(Charge::estimate());
+    let service = layer.layer(handles(200, Then::Ends, move |extensions| {
+        *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
+    }));
+    send(&service, request("/")).await;
+    for _ in 0..10 {
+        clock.advance(Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_millis(10_001)).await;
+        assert_eq!(send(&service, request("/")).await.status, 429);
+    }
+}
+
 #[tokio::test]
 async fn a_handler_finds_its_extensions_also_where_nothing_is_reserved() {
     let exempt = RateLimitLayer::<Manual>::choosing(|_| Choice::Exempt).reserve(Charge::estimate());
@@ -324,6 +376,21 @@ async fn layers_inside_each_other_extend_and_settle_what_is_theirs() {
         let left = tokens.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
         assert_eq!(left, 100 - 7 * nth);
     }
+}
+
+#[tokio::test]
+async fn an_extension_that_one_layer_denies_is_asked_of_none_within_it() {
+    async fn handler(Extension(meter): Extension<Meter>, Extension(hold): Extension<Hold>) {
+        assert!(!hold.extend(50).await.unwrap().unwrap().allowed());
+        meter.set(1);
+    }
+    let small = layer(&[("small", "gcra 9/m burst 9", "ip")]).reserve(Charge::estimate());
+    let large = Arc::new(limiter(&[("large", "gcra 100/m burst 100", "ip")]));
+    let left = async || large.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+    let inner = by_ip(large.clone()).reserve(Charge::estimate().unmetered());
+    let app = Router::new().route("/", get(handler)).layer(inner).layer(small);
+    assert_eq!(send(&app, request("/")).await.status, 200);
+    assert_eq!(left().await, 99);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use ratelimit_core::algorithm::Recovery;
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
-use super::{AllotmentSlot, SlotDecision, Terms};
+use super::{AllotmentSlot, Draw, EarlyEnd, SlotDecision, Terms};
 
 const TERMS: Terms = Terms { lifetime_us: 1_000, drift_ppm: 10_000, divisor: 4, most: 50 };
 
@@ -80,4 +80,25 @@ fn an_allotment_that_lapses_sets_the_next_to_what_was_used_and_a_pause_ends_it()
         assert_eq!(until, at(7 + 990));
         assert_eq!(counted.asks(until.as_us() + pause, 400), size);
     }
+}
+
+#[test]
+fn an_allotment_is_not_spent_before_the_time_at_which_it_was_drawn() {
+    let mut counted = CountingIds::default();
+    assert_eq!([1, 2].map(|now| counted.asks(now, 400)), [1, 2]);
+    // The clock has gone back, so the allotment has no age.
+    assert_eq!(counted.slot.clone().spend(at(1), &[1]), None);
+    assert!(counted.slot.spend(at(2), &[1]).is_some());
+}
+
+#[test]
+fn what_was_drawn_for_a_slot_that_is_gone_stays_charged() {
+    let draw = Draw { id: ReservationId::new(7), times: 3 };
+    let told = [(told(97, 10_000), Recovery::Gradual)];
+    let mut slot = AllotmentSlot::default();
+    let (_, ended) = slot.drawn(&TERMS, (draw, at(1)), &[1], &told);
+    let ended = ended.expect("it is spent no more");
+    // A reset may have come meanwhile: to give it back would create capacity.
+    assert_eq!((ended.ending, ended.unused), (EarlyEnd::Forfeited, 2));
+    assert!(slot.is_empty());
 }
