@@ -19,7 +19,7 @@ type Between = [Timestamp; 2];
 /// use ratelimit_testkit::Admissions;
 ///
 /// let mut admissions = Admissions::new(Policy::from(Gcra::per_second(1).burst(2).build()?));
-/// let ms = |ms| Timestamp::saturating_from_us(ms * 1_000);
+/// let ms = |ms: u64| Timestamp::saturating_from_us(ms * 1_000);
 /// admissions.add([ms(0), ms(10)], 2);
 /// // It may have been decided when one had flowed back.
 /// admissions.add([ms(5), ms(1_001)], 1);
