@@ -17,7 +17,7 @@ const BEGIN_US: u64 = 1_795_218_392_123_456;
 /// How exactly tokio's timers keep time.
 const TICK: Duration = Duration::from_millis(2);
 /// The seeds of a run without a choice.
-const SEEDS: Range<u64> = 0..300;
+const SEEDS: Range<u64> = 0..200;
 
 /// A runtime whose clock stands still while tasks run.
 fn paused() -> Runtime {
