@@ -18,8 +18,8 @@ pub enum Op {
     Force,
     /// Give the cost back, up to the capacity. Without an id, a repetition gives it back once more.
     Refund,
-    /// Forget the key: full capacity. Without an id, a repetition also forgets what was charged in between. Reservations stay: settling one below its cost returns capacity that the reset has
-    /// already returned.
+    /// Forget the key: full capacity. Without an id, a repetition also forgets what was charged in between. Reservations
+    /// stay: settling one below its cost returns capacity that the reset has already returned.
     Reset,
     /// Settle the reservation under the batch's id at the cost of the checks. A lease ends.
     Settle,

@@ -371,8 +371,9 @@ fn my_id(node: &RedisServer) -> Result<String, String> {
     id.ok_or_else(|| format!("no name for a node: {reply}"))
 }
 
-/// CRC-16 of the key, or of its hash tag, modulo the number of slots.
-fn slot_of(key: &[u8]) -> u16 {
+/// The slot of a key: CRC-16 of the key, or of its hash tag, modulo the number of slots.
+#[must_use]
+pub fn slot_of(key: &[u8]) -> u16 {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')?;
         let inside = &key[open + 1..];

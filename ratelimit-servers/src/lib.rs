@@ -37,7 +37,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use clock::ServerClock;
-pub use cluster::RedisCluster;
+pub use cluster::{RedisCluster, slot_of};
 pub use proxy::FaultProxy;
 pub use resp::{RespClient, RespValue};
 pub use sentinel::RedisSentinels;

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crc::{CRC_16_XMODEM, Crc};
 use fastrand::Rng;
 use ratelimit_redis::{Argument, Connection, Deadline, RedisError, Reply};
+use ratelimit_servers::slot_of;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -39,6 +39,23 @@ pub struct Faults {
     pub late: u64,
     /// The longest ordinary way in one direction.
     pub way: Duration,
+}
+
+impl Faults {
+    /// Each chance at random, up to this one.
+    #[must_use]
+    pub fn drawn(self, random: &mut Rng) -> Self {
+        let mut up_to = |per_mille| random.u64(..=per_mille);
+        Self {
+            refused: up_to(self.refused),
+            lost_request: up_to(self.lost_request),
+            lost_reply: up_to(self.lost_reply),
+            cut: up_to(self.cut),
+            repeated: up_to(self.repeated),
+            late: up_to(self.late),
+            way: self.way,
+        }
+    }
 }
 
 /// Servers, and the way to them. Several share the slots of a cluster.
@@ -83,7 +100,7 @@ impl Network {
     /// The server of a key's slot.
     #[must_use]
     pub fn server_of(&self, key: &str) -> usize {
-        usize::from(slot(key.as_bytes())) * self.servers.len() / SLOTS
+        usize::from(slot_of(key.as_bytes())) * self.servers.len() / SLOTS
     }
 
     /// Sets how the network fails from now on.
@@ -165,7 +182,7 @@ impl Network {
             return Ok(());
         }
         let count = String::from_utf8_lossy(count).parse().unwrap_or(0);
-        let mut slots = rest.iter().take(count).map(|key| slot(key));
+        let mut slots = rest.iter().take(count).map(|key| slot_of(key));
         let first = slots.next();
         if slots.all(|slot| Some(slot) == first) {
             return Ok(());
@@ -175,15 +192,6 @@ impl Network {
 }
 
 const SLOTS: usize = 16_384;
-static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
-
-/// The slot of a key: that of the text between its first braces, if there is any.
-fn slot(key: &[u8]) -> u16 {
-    let key = String::from_utf8_lossy(key);
-    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
-    let tag = tag.map(|(tag, _)| tag).filter(|tag| !tag.is_empty()).unwrap_or(&key);
-    CRC.checksum(tag.as_bytes()) % 16_384
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

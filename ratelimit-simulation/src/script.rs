@@ -81,8 +81,12 @@ impl Interpreter {
         arguments: &[Vec<u8>],
     ) -> mlua::Result<Outcome> {
         let known = self.compiled.borrow().get(sha).cloned();
-        let script = known.map_or_else(|| self.lua.load(text).into_function(), Ok)?;
-        self.compiled.borrow_mut().entry(sha.to_owned()).or_insert_with(|| script.clone());
+        let compile = || {
+            let script = self.lua.load(text).into_function()?;
+            self.compiled.borrow_mut().insert(sha.to_owned(), script.clone());
+            mlua::Result::Ok(script)
+        };
+        let script = known.map_or_else(compile, Ok)?;
         let list = |words: &[Vec<u8>]| {
             let words = words.iter().map(|word| self.lua.create_string(word));
             self.lua.create_sequence_from(words.collect::<mlua::Result<Vec<_>>>()?)

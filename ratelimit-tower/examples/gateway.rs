@@ -113,7 +113,7 @@ async fn pass_on(
         if sent == reserved {
             match hold.extend(costs(input, reserved + STEP)).await {
                 Ok(Some(verdict)) if verdict.allowed() => reserved += STEP,
-                // The stream ends with the budget, or because the store is away.
+                // The stream ends where the budget ends, or where the store fails.
                 _ => return,
             }
         }

@@ -105,8 +105,8 @@ pub enum Reserved<S, A, C> {
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
-/// The value is sent to the store once, and once more if the store does not answer. Sent again, a settlement changes nothing. The store forgets it
-/// [ten seconds](crate::store::Reservation::REPEAT_US) later.
+/// The value is sent to the store once, and once more if the store does not answer. Sent again, a settlement changes nothing.
+/// The store forgets it [ten seconds](crate::store::Reservation::REPEAT_US) later.
 ///
 /// # Without a record
 ///

@@ -14,7 +14,7 @@ use ratelimit_core::algorithm::{PolicyState, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
     ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store, StoreError,
-    Timestamp, Verdict,
+    Verdict,
 };
 use ratelimit_layers::Fallback;
 use ratelimit_memory::{MemoryError, MemoryStore};
@@ -24,7 +24,7 @@ use tokio::task::yield_now;
 
 pub(crate) type Memory = MemoryStore<Policy, ManualClock>;
 
-pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+pub(crate) use crate::simulation::shared::BEGIN;
 pub(crate) const ID: ReservationId = ReservationId::new(42);
 /// How long an open breaker waits before it probes.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);

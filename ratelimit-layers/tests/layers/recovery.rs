@@ -141,7 +141,7 @@ fn a_recovery_whose_runtime_no_thread_drives_holds_up_no_other() {
     assert_eq!(store.store().left(&limits[0], "bob"), 57);
 }
 
-/// A clock that panics once it is told to, once.
+/// A clock that panics at one reading, after the test asks for it.
 #[derive(Clone, Default)]
 struct PanicsOnce(ManualClock, Arc<AtomicBool>);
 

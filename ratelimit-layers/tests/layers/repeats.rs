@@ -72,10 +72,10 @@ const OPS: [Op; 9] = [
     Op::Adopt,
 ];
 
-/// What a request is told: what remains, or why it has no answer.
+/// The answer to a request: what remains, or why there is none.
 type Told = Result<(bool, u64), ErrorKind>;
 
-/// What random requests are told, each once or each that has an id twice, and what the store has left then.
+/// The answers to random requests, where those with an id are sent once or twice, and what the store has left then.
 async fn told(make: MakeStack, seed: u64, times: usize) -> (Vec<Told>, Vec<u64>) {
     let (clock, mut random, all) = (ManualClock::new(BEGIN), Rng::with_seed(seed), all());
     let fake = Arc::new(Fake::new(&clock));

@@ -4,22 +4,15 @@
 //! `RATELIMIT_SIMULATION_SEEDS=7`, `=1,5,9` or `=0..500` chooses other seeds.
 
 mod check;
-pub(crate) mod network;
+mod network;
 mod run;
+pub(crate) mod shared;
 
 use run::{Kind, Plan, run};
+use shared::seeds;
 
 /// The seeds of a run without a choice: each kind of limit, with and without faults, several times.
 const SEEDS: std::ops::Range<u64> = 0..16;
-
-fn seeds() -> Vec<u64> {
-    let number = |text: &str| text.trim().parse::<u64>().expect("a seed, a list, or a..b");
-    let Ok(text) = std::env::var("RATELIMIT_SIMULATION_SEEDS") else { return SEEDS.collect() };
-    match text.split_once("..") {
-        Some((first, end)) => (number(first)..number(end)).collect(),
-        None => text.split(',').map(number).collect(),
-    }
-}
 
 /// Runs a plan and panics with its seed if a bound does not hold.
 fn holds(plan: &Plan) {
@@ -33,7 +26,7 @@ fn holds(plan: &Plan) {
 
 #[test]
 fn hundreds_of_nodes_never_exceed_the_bound_in_any_interval() {
-    for seed in seeds() {
+    for seed in seeds(SEEDS) {
         holds(&Plan::of(seed));
     }
 }

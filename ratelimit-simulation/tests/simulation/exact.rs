@@ -15,7 +15,8 @@ use ratelimit_testkit::{Event, History};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{BEGIN_US, TICK, chance, paused};
+use crate::shared::BEGIN;
+use crate::{Counts, TICK, chance, simulated};
 
 const KEYS: [&str; 2] = ["hot", "other"];
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -82,36 +83,17 @@ struct World {
     order: AtomicU64,
 }
 
-/// What a run showed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Outcome {
-    pub(crate) decisions: u64,
-    pub(crate) admitted: u64,
-    pub(crate) unknown: u64,
-    pub(crate) undecided: u64,
-}
-
-impl std::ops::AddAssign for Outcome {
-    fn add_assign(&mut self, other: Self) {
-        self.decisions += other.decisions;
-        self.admitted += other.admitted;
-        self.unknown += other.unknown;
-        self.undecided += other.undecided;
-    }
-}
-
 /// Runs a plan.
 ///
 /// # Errors
 /// What is wrong with the answers.
-pub(crate) fn run(plan: &Plan) -> Result<Outcome, String> {
-    fastrand::seed(plan.seed);
-    paused().block_on(simulated(plan.clone()))
+pub(crate) fn run(plan: &Plan) -> Result<Counts, String> {
+    simulated(plan.seed, begin(plan.clone()))
 }
 
-async fn simulated(plan: Plan) -> Result<Outcome, String> {
+async fn begin(plan: Plan) -> Result<Counts, String> {
     let mut random = Rng::with_seed(plan.seed ^ 0x5eed);
-    let begin_us = BEGIN_US + random.u64(..3_000_000);
+    let begin_us = BEGIN.as_us() + random.u64(..3_000_000);
     let server = |_| {
         let server = ModelServer::new(begin_us, 0);
         server.set_command_us(7);
@@ -124,10 +106,10 @@ async fn simulated(plan: Plan) -> Result<Outcome, String> {
     let way = Duration::from_millis(random.u64(0..40));
     let mut faults = Faults { way, ..Faults::default() };
     if plan.is_disturbed {
-        let mut most = |per_mille| random.u64(..=per_mille);
-        let (refused, lost_request, lost_reply) = (most(50), most(30), most(30));
-        let (cut, repeated, late) = (most(30), most(100), most(30));
-        faults = Faults { refused, lost_request, lost_reply, cut, repeated, late, way };
+        let (refused, lost_request, lost_reply) = (50, 30, 30);
+        let most =
+            Faults { refused, lost_request, lost_reply, cut: 30, repeated: 100, late: 30, way };
+        faults = most.drawn(&mut random);
     }
     network.set(faults);
     let named =
@@ -237,19 +219,17 @@ impl World {
         Ok([event(answer)].into_iter().chain(again).collect())
     }
 
-    fn explain(&self, events: Vec<Event>) -> Result<Outcome, String> {
-        let is_admitted = |event: &&Event| {
-            event.answer.as_ref().is_ok_and(|decisions| decisions.iter().all(|each| each.allowed))
-        };
-        let mut outcome = Outcome {
-            decisions: events.iter().filter(|event| event.answer.is_ok()).count() as u64,
-            admitted: events.iter().filter(is_admitted).count() as u64,
-            unknown: events
-                .iter()
-                .filter(|event| event.answer == Err(ErrorKind::Indeterminate))
-                .count() as u64,
-            undecided: 0,
-        };
+    fn explain(&self, events: Vec<Event>) -> Result<Counts, String> {
+        let mut counts = Counts::default();
+        for event in &events {
+            match &event.answer {
+                Ok(decisions) => {
+                    counts.add("decisions", 1);
+                    counts.add("admitted", decisions.iter().all(|each| each.allowed).into());
+                }
+                Err(kind) => counts.add("unknown", (*kind == ErrorKind::Indeterminate).into()),
+            }
+        }
         let times = self.network.servers().iter().flat_map(ModelServer::times_us);
         // A request that the store refuses by itself is decided at a time at which no server executes anything.
         let asked = events.iter().map(|event| event.clock[0]);
@@ -257,10 +237,10 @@ impl World {
         times.sort_unstable();
         times.dedup();
         match (History { limits: &self.limits, events, times }).explain_within(STEPS) {
-            Ok(is_decided) => outcome.undecided = u64::from(!is_decided),
+            Ok(is_decided) => counts.add("undecided", (!is_decided).into()),
             Err(unexplained) => return Err(unexplained.to_string()),
         }
-        Ok(outcome)
+        Ok(counts)
     }
 }
 

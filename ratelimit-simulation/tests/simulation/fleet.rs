@@ -15,7 +15,8 @@ use ratelimit_simulation::{Faults, ModelServer, Network};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::{BEGIN_US, paused};
+use crate::shared::BEGIN;
+use crate::{Counts, simulated};
 use node::{Record, Recorded, disturb, node};
 
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -136,40 +137,17 @@ struct World {
     end: Instant,
 }
 
-/// What a run showed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Outcome {
-    pub(crate) decisions: u64,
-    pub(crate) admitted: u64,
-    pub(crate) errors: u64,
-    pub(crate) by_allotments: u64,
-    pub(crate) by_caches: u64,
-    pub(crate) by_fallbacks: u64,
-}
-
-impl std::ops::AddAssign for Outcome {
-    fn add_assign(&mut self, other: Self) {
-        self.decisions += other.decisions;
-        self.admitted += other.admitted;
-        self.errors += other.errors;
-        self.by_allotments += other.by_allotments;
-        self.by_caches += other.by_caches;
-        self.by_fallbacks += other.by_fallbacks;
-    }
-}
-
 /// Runs a plan.
 ///
 /// # Errors
 /// What does not hold.
-pub(crate) fn run(plan: &Plan) -> Result<Outcome, String> {
-    fastrand::seed(plan.seed);
-    paused().block_on(simulated(plan.clone()))
+pub(crate) fn run(plan: &Plan) -> Result<Counts, String> {
+    simulated(plan.seed, begin(plan.clone()))
 }
 
-async fn simulated(plan: Plan) -> Result<Outcome, String> {
+async fn begin(plan: Plan) -> Result<Counts, String> {
     let mut random = Rng::with_seed(plan.seed ^ 0x5eed);
-    let begin_us = BEGIN_US + random.u64(..3_000_000);
+    let begin_us = BEGIN.as_us() + random.u64(..3_000_000);
     let servers = (0..plan.servers).map(|_| {
         let server = ModelServer::new(begin_us + random.u64(..5_000_000), random.i64(-200..200));
         server.set_command_us(7);
@@ -182,17 +160,10 @@ async fn simulated(plan: Plan) -> Result<Outcome, String> {
     let way = Duration::from_millis(random.u64(1..20));
     let mut faults = Faults { way, ..Faults::default() };
     if plan.is_disturbed {
-        let mut most = |per_mille| random.u64(..=per_mille);
-        let (refused, lost_request, lost_reply) = (most(60), most(60), most(60));
-        faults = Faults {
-            refused,
-            lost_request,
-            lost_reply,
-            cut: most(60),
-            repeated: 0,
-            late: most(30),
-            way,
-        };
+        let (refused, lost_request, lost_reply) = (60, 60, 60);
+        let most =
+            Faults { refused, lost_request, lost_reply, cut: 60, repeated: 0, late: 30, way };
+        faults = most.drawn(&mut random);
     }
     network.set(faults);
     let end = Instant::now() + plan.run;
@@ -218,9 +189,9 @@ async fn simulated(plan: Plan) -> Result<Outcome, String> {
     }
     tasks.join_all().await;
     world.is_well_again().await;
-    let outcome = world.check();
+    let counts = world.check();
     let broken = world.broken.lock().expect("no panic").take();
-    broken.map_or(outcome, Err)
+    broken.map_or(counts, Err)
 }
 
 impl World {

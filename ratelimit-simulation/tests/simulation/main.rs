@@ -6,55 +6,57 @@
 mod conformance;
 mod exact;
 mod fleet;
+#[path = "../../../ratelimit-layers/tests/layers/simulation/shared.rs"]
+mod shared;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
+use shared::seeds;
+use tokio::runtime::Builder;
 
-const BEGIN_US: u64 = 1_795_218_392_123_456;
 /// How exactly tokio's timers keep time.
 const TICK: Duration = Duration::from_millis(2);
 /// The seeds of a run without a choice.
 const SEEDS: Range<u64> = 0..200;
-
-/// A runtime whose clock stands still while tasks run.
-fn paused() -> Runtime {
-    Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
-}
 
 /// Whether something of so many chances in a thousand happens.
 fn chance(random: &mut fastrand::Rng, per_mille: u64) -> bool {
     random.u64(..1_000) < per_mille
 }
 
-fn seeds() -> Vec<u64> {
-    let number = |text: &str| text.trim().parse::<u64>().expect("a seed, a list, or a..b");
-    let Ok(text) = std::env::var("RATELIMIT_SIMULATION_SEEDS") else { return SEEDS.collect() };
-    match text.split_once("..") {
-        Some((first, end)) => (number(first)..number(end)).collect(),
-        None => text.split(',').map(number).collect(),
+/// What a run showed, by name.
+#[derive(Clone, Debug, Default)]
+struct Counts(BTreeMap<&'static str, u64>);
+
+impl Counts {
+    fn add(&mut self, name: &'static str, more: u64) {
+        *self.0.entry(name).or_default() += more;
     }
 }
 
-/// Runs the plans of all seeds, and adds up what they show. A plan that breaks a bound fails with its seed.
-fn run_all<P: Debug, O: Default + AddAssign + Debug>(
-    plan: impl Fn(u64) -> P,
-    run: impl Fn(&P) -> Result<O, String>,
-) -> O {
-    let mut all = O::default();
-    for seed in seeds() {
+/// Runs something by a seed, which decides all of it.
+fn simulated<F: Future>(seed: u64, run: F) -> F::Output {
+    fastrand::seed(seed);
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(run)
+}
+
+/// Runs the plans of all seeds, and prints what they show. A plan that breaks a bound fails with its seed.
+fn run_all<P: Debug>(plan: impl Fn(u64) -> P, run: impl Fn(&P) -> Result<Counts, String>) {
+    let mut all = Counts::default();
+    for seed in seeds(SEEDS) {
         let plan = plan(seed);
         match run(&plan) {
-            Ok(outcome) => all += outcome,
+            Ok(counts) => counts.0.into_iter().for_each(|(name, count)| all.add(name, count)),
             Err(broken) => {
                 panic!("{broken}\nrun it again with RATELIMIT_SIMULATION_SEEDS={seed}: {plan:?}")
             }
         }
     }
     println!("{all:?}");
-    all
 }
 
 #[test]

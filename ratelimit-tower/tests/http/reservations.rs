@@ -23,7 +23,9 @@ use ratelimit_tower::{
 use tower::util::BoxCloneService;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::harness::{Manual, Rows, Slow, by_ip, layer, limiter, limits, request, send, store};
+use crate::harness::{
+    App, Manual, Rows, Slow, by_ip, layer, limiter, limits, request, send, store,
+};
 
 /// A hundred per caller; the clock stands still.
 const BUDGET: Rows = &[("budget", "gcra 100/m burst 100", "ip")];
@@ -242,6 +244,15 @@ async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the
     assert_eq!(denied.headers()["ratelimit"], r#""busy";r=0, "burst";r=0;t=10"#);
 }
 
+/// For longer than a lease, no other request is admitted.
+async fn stays_held<B: http_body::Body>(clock: &ManualClock, service: &impl App<B>) {
+    for _ in 0..10 {
+        clock.advance(Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_millis(10_001)).await;
+        assert_eq!(send(service, request("/")).await.status, 429);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_held_is_renewed_until_it_is_let_go() {
     let clock = ManualClock::default();
@@ -252,17 +263,13 @@ async fn what_is_held_is_renewed_until_it_is_let_go() {
         *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
     }));
     send(&service, request("/")).await;
-    for _ in 0..10 {
-        clock.advance(Duration::from_secs(10));
-        tokio::time::sleep(Duration::from_millis(10_001)).await;
-        assert_eq!(send(&service, request("/")).await.status, 429);
-    }
+    stays_held(&clock, &service).await;
     held.lock().unwrap().take();
     layer.settlements().wait().await;
     assert_eq!(send(&service, request("/")).await.status, 200);
 }
 
-/// A store that is away when it is first asked to renew.
+/// A store that fails the first renewal.
 struct AwayOnce(Manual, AtomicBool);
 
 #[derive(Debug, thiserror::Error)]
@@ -303,11 +310,7 @@ async fn what_is_held_is_renewed_again_after_a_store_was_away() {
         *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
     }));
     send(&service, request("/")).await;
-    for _ in 0..10 {
-        clock.advance(Duration::from_secs(10));
-        tokio::time::sleep(Duration::from_millis(10_001)).await;
-        assert_eq!(send(&service, request("/")).await.status, 429);
-    }
+    stays_held(&clock, &service).await;
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! What a run admitted, held against what the algorithm itself admits.
 
-use ratelimit_core::{Algorithm, Gcra, Policy, Timestamp, TokenBucket};
+use ratelimit_core::{Algorithm, Policy, Timestamp};
 
 use super::run::Plan;
+use super::shared::widened;
 
 /// What a run did.
 pub(super) struct Outcome {
@@ -83,26 +84,4 @@ impl Outcome {
         let admitted = self.admitted.len();
         Err(format!("{served} served, {asked} asked, {admitted} admitted"))
     }
-}
-
-/// The limit that admits in an interval of length `x` what this one admits in one of length `x + L`.
-fn widened(limit: &Policy, lifetime_us: u64) -> Policy {
-    match limit {
-        Policy::Gcra(gcra) => {
-            let refill = gcra.refill();
-            let more = more(refill.rate(), lifetime_us);
-            Gcra::new(refill.rate(), refill.burst + more).expect("a bucket").into()
-        }
-        Policy::TokenBucket(bucket) => {
-            let refill = bucket.refill();
-            let more = more(refill.rate(), lifetime_us);
-            TokenBucket::new(refill.rate(), refill.burst + more).expect("a bucket").into()
-        }
-        other => *other,
-    }
-}
-
-/// What flows back in a lifetime, rounded up.
-fn more(rate: ratelimit_core::Rate, lifetime_us: u64) -> u64 {
-    (rate.count() * lifetime_us).div_ceil(rate.period_us())
 }

@@ -11,28 +11,12 @@ use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::common::{BEGIN, FakeError};
+use super::shared::SimulatedClock;
+use crate::common::FakeError;
 
 tokio::task_local! {
     /// When the server decided the last request of this task.
     pub(super) static DECIDED: Cell<Timestamp>;
-}
-
-/// A clock over tokio's time, which may be off and drift.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SimulatedClock {
-    pub(crate) base: Instant,
-    pub(crate) offset_us: u64,
-    pub(crate) drift_ppm: i64,
-}
-
-impl Clock for SimulatedClock {
-    fn now(&self) -> Timestamp {
-        let passed_us = i128::try_from(self.base.elapsed().as_micros()).expect("a short run");
-        let drifted = passed_us * i128::from(1_000_000 + self.drift_ppm) / 1_000_000;
-        let passed_us = u64::try_from(drifted).expect("it does not go back");
-        BEGIN.saturating_add_us(self.offset_us + passed_us)
-    }
 }
 
 /// How the network fails, in chances per thousand.

@@ -13,7 +13,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::check::Outcome;
-use super::network::{DECIDED, Faults, Network, Server, SimulatedClock};
+use super::network::{DECIDED, Faults, Network, Server};
+use super::shared::SimulatedClock;
 use crate::common::{checks, left, limit, paused};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

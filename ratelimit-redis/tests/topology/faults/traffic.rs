@@ -204,7 +204,7 @@ pub(super) struct Limits {
 
 const LEDGER: u64 = 100_000;
 
-/// Tasks that send requests until they are told to stop.
+/// Tasks that send requests until the row stops them.
 pub(super) struct Traffic {
     asks: Arc<Asks>,
     tasks: JoinSet<()>,

@@ -10,14 +10,17 @@ use fastrand::Rng;
 use ratelimit_core::algorithm::Share;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Gcra, OnOutage, Policy, RateLimiter, Source, Store, Timestamp, TokenBucket, Verdict,
+    Algorithm, OnOutage, Policy, RateLimiter, ReservationId, Source, Store, Timestamp, Verdict,
 };
 use ratelimit_redis::RedisStore;
 use ratelimit_simulation::{Faults, ModelConnection};
 use ratelimit_testkit::Admissions;
 use tokio::time::sleep;
 
-use super::{Outcome, World, caller};
+use super::node::Record;
+use super::{World, caller};
+use crate::Counts;
+use crate::shared::widened;
 
 impl World {
     /// After the faults, the store decides every request again, and after the longest recovery each key has room.
@@ -69,9 +72,9 @@ impl World {
                     for (_, key, cost) in
                         record.asked.iter().filter(|(name, ..)| *name == limit.name())
                     {
-                        let cost = record.id.and_then(|id| settled.get(&id)).unwrap_or(cost);
                         if record.op == Op::Acquire && is_admitted {
-                            *admitted.entry(key.clone()).or_default() += cost;
+                            *admitted.entry(key.clone()).or_default() +=
+                                kept(record, *cost, &settled);
                         }
                     }
                 }
@@ -93,7 +96,7 @@ impl World {
     }
 
     /// Holds what was admitted against the bounds.
-    pub(super) fn check(&self) -> Result<Outcome, String> {
+    pub(super) fn check(&self) -> Result<Counts, String> {
         let records = self.records.lock().expect("no panic");
         let limits = self.plan.limits();
         let policy = |name: &str| {
@@ -101,35 +104,31 @@ impl World {
             *limit.algorithm()
         };
         let nodes = NonZeroU64::new(self.plan.nodes as u64).expect("some");
-        let (mut outcome, mut all, mut local) =
-            (Outcome::default(), BTreeMap::new(), BTreeMap::new());
-        let widened = |name: &str| widened(policy(name), self.plan.lifetime_us.unwrap_or(0));
+        let (mut counts, mut all, mut local) =
+            (Counts::default(), BTreeMap::new(), BTreeMap::new());
+        let widened = |name: &str| widened(&policy(name), self.plan.lifetime_us.unwrap_or(0));
         let settled = self.settled.lock().expect("no panic");
         let mut given_back: BTreeMap<String, u64> = BTreeMap::new();
         for record in records.iter() {
             let Ok(verdict) = &record.answer else {
-                outcome.errors += 1;
+                counts.add("errors", 1);
                 continue;
             };
-            outcome.decisions += 1;
+            counts.add("decisions", 1);
             let source = verdict.source();
-            outcome.by_allotments += u64::from(source == Source::Allotment);
-            outcome.by_caches += u64::from(source == Source::Cache);
-            outcome.by_fallbacks += u64::from(source == Source::Fallback);
+            counts.add(source_name(source), 1);
             let is_charged = record.op == Op::Acquire && verdict.allowed();
-            outcome.admitted += u64::from(is_charged);
+            counts.add("admitted", is_charged.into());
             for ((name, key, cost), server_us) in record.asked.iter().zip(&record.server_us) {
-                let settled = record.id.and_then(|id| settled.get(&id));
-                let less = settled.map_or(0, |settled| cost.saturating_sub(*settled));
-                *given_back.entry(key.clone()).or_default() += less;
-                let cost = cost - less;
+                let kept = kept(record, *cost, &settled);
+                *given_back.entry(key.clone()).or_default() += cost - kept;
                 if source == Source::Fallback {
                     let share = || policy(name).share(nodes).map(Admissions::new);
                     match self.plan.on_outage() {
                         OnOutage::Local if is_charged => local
                             .entry((record.node, *name, key))
                             .or_insert_with(|| share().expect("a share"))
-                            .add(record.node_us, cost),
+                            .add(record.node_us, kept),
                         OnOutage::Closed if is_charged => {
                             return Err("admitted, though it is closed".to_owned());
                         }
@@ -140,7 +139,7 @@ impl World {
                 let admissions =
                     all.entry((*name, key)).or_insert_with(|| Admissions::new(widened(name)));
                 if is_charged {
-                    admissions.add(*server_us, cost);
+                    admissions.add(*server_us, kept);
                 }
             }
         }
@@ -166,34 +165,28 @@ impl World {
         for (name, key, admissions) in checked.chain(shares) {
             admissions.check().map_err(|excess| format!("{name} of {key}: {excess}"))?;
         }
-        if self.served.load(SeqCst) > outcome.admitted {
-            return Err(format!(
-                "{} served, {} admitted",
-                self.served.load(SeqCst),
-                outcome.admitted
-            ));
+        let (served, admitted) = (self.served.load(SeqCst), counts.0.get("admitted").copied());
+        if served > admitted.unwrap_or_default() {
+            return Err(format!("{served} served, {admitted:?} admitted"));
         }
-        if !self.plan.is_disturbed && outcome.by_fallbacks > 0 {
+        if !self.plan.is_disturbed && counts.0.contains_key(source_name(Source::Fallback)) {
             return Err("a fallback decided, though nothing failed".to_owned());
         }
-        Ok(outcome)
+        Ok(counts)
     }
 }
 
-/// The limit that admits in an interval of length `x` what this one admits in one of length `x + L`.
-fn widened(policy: Policy, lifetime_us: u64) -> Policy {
-    let more = |rate: ratelimit_core::Rate| (rate.count() * lifetime_us).div_ceil(rate.period_us());
-    match policy {
-        Policy::Gcra(gcra) => {
-            let refill = gcra.refill();
-            Gcra::new(refill.rate(), refill.burst + more(refill.rate())).expect("a bucket").into()
-        }
-        Policy::TokenBucket(bucket) => {
-            let refill = bucket.refill();
-            TokenBucket::new(refill.rate(), refill.burst + more(refill.rate()))
-                .expect("a bucket")
-                .into()
-        }
-        other => other,
+/// What of a cost stays charged: a reservation may be settled at less.
+fn kept(record: &Record, cost: u64, settled: &BTreeMap<ReservationId, u64>) -> u64 {
+    let settled = record.id.and_then(|id| settled.get(&id));
+    settled.map_or(cost, |settled| cost.min(*settled))
+}
+
+const fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::Store => "by the store",
+        Source::Fallback => "by fallbacks",
+        Source::Cache => "by caches",
+        Source::Allotment => "by allotments",
     }
 }

@@ -26,35 +26,20 @@ use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 
 use super::{DEADLINE, FALLBACK_DEADLINE, MAX_WAIT, TENANT, World, caller};
-use crate::{BEGIN_US, TICK, chance};
+use crate::shared::SimulatedClock;
+use crate::{TICK, chance};
 
 const PROBE_AFTER: Duration = Duration::from_millis(200);
 const USER: HeaderName = HeaderName::from_static("x-user");
 
-/// A node's clock over tokio's time, which is off and drifts.
-#[derive(Clone, Copy, Debug)]
-struct NodeClock {
-    base: Instant,
-    offset_us: u64,
-    drift_ppm: i64,
-}
-
-impl Clock for NodeClock {
-    fn now(&self) -> Timestamp {
-        let passed_us = i128::try_from(self.base.elapsed().as_micros()).expect("a short run");
-        let drifted = passed_us * i128::from(1_000_000 + self.drift_ppm) / 1_000_000;
-        Timestamp::saturating_from_us(self.offset_us + u64::try_from(drifted).expect("positive"))
-    }
-}
-
 type Redis = RedisStore<Lua, ModelConnection>;
-type Saving = Allotments<DenialCache<Redis, Policy, NodeClock>, Policy, NodeClock>;
+type Saving = Allotments<DenialCache<Redis, Policy, SimulatedClock>, Policy, SimulatedClock>;
 
 /// The store of a node, with the layers that it has.
 #[derive(Clone)]
 enum Layers {
     Saving(Saving),
-    Fallback(Fallback<Saving, Policy, NodeClock>),
+    Fallback(Fallback<Saving, Policy, SimulatedClock>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +80,7 @@ pub(super) struct Record {
 pub(super) struct Recorded {
     node: u64,
     layers: Layers,
-    clock: NodeClock,
+    clock: SimulatedClock,
     world: Arc<World>,
 }
 
@@ -337,9 +322,8 @@ impl World {
         random: &mut Rng,
     ) -> Recorded {
         let node = self.started.fetch_add(1, SeqCst);
-        let (offset_us, drift_ppm) =
-            (BEGIN_US + random.u64(..3_600_000_000), random.i64(-500..500));
-        let clock = NodeClock { base: Instant::now(), offset_us, drift_ppm };
+        let (offset_us, drift_ppm) = (random.u64(..3_600_000_000), random.i64(-500..500));
+        let clock = SimulatedClock { base: Instant::now(), offset_us, drift_ppm };
         let redis = RedisStore::builder().deadline(DEADLINE).over(connection).expect("a prefix");
         let age = if self.plan.has_cache { Duration::from_millis(500) } else { Duration::ZERO };
         let cache =

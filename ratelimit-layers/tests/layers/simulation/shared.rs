@@ -1,0 +1,57 @@
+//! What the simulations share: seeds, clocks that are off, and limits that are widened by a lifetime of allotments.
+
+use std::ops::Range;
+
+use ratelimit_core::{Clock, Gcra, Policy, Timestamp, TokenBucket};
+use tokio::time::Instant;
+
+pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+
+/// The seeds that the environment chooses: one, a list, or a range.
+pub(crate) fn seeds(otherwise: Range<u64>) -> Vec<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().expect("a seed, a list, or a..b");
+    let Ok(text) = std::env::var("RATELIMIT_SIMULATION_SEEDS") else { return otherwise.collect() };
+    match text.split_once("..") {
+        Some((first, end)) => (number(first)..number(end)).collect(),
+        None => text.split(',').map(number).collect(),
+    }
+}
+
+/// A clock over tokio's time, which may be off and drift.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SimulatedClock {
+    pub(crate) base: Instant,
+    pub(crate) offset_us: u64,
+    pub(crate) drift_ppm: i64,
+}
+
+impl Clock for SimulatedClock {
+    fn now(&self) -> Timestamp {
+        let passed_us = i128::try_from(self.base.elapsed().as_micros()).expect("a short run");
+        let drifted = passed_us * i128::from(1_000_000 + self.drift_ppm) / 1_000_000;
+        let passed_us = u64::try_from(drifted).expect("it does not go back");
+        BEGIN.saturating_add_us(self.offset_us + passed_us)
+    }
+}
+
+/// The limit that admits in an interval of length `x` what this one admits in one of length `x + L`.
+pub(crate) fn widened(limit: &Policy, lifetime_us: u64) -> Policy {
+    match limit {
+        Policy::Gcra(gcra) => {
+            let refill = gcra.refill();
+            let more = more(refill.rate(), lifetime_us);
+            Gcra::new(refill.rate(), refill.burst + more).expect("a bucket").into()
+        }
+        Policy::TokenBucket(bucket) => {
+            let refill = bucket.refill();
+            let more = more(refill.rate(), lifetime_us);
+            TokenBucket::new(refill.rate(), refill.burst + more).expect("a bucket").into()
+        }
+        other => *other,
+    }
+}
+
+/// What flows back in a lifetime, rounded up.
+fn more(rate: ratelimit_core::Rate, lifetime_us: u64) -> u64 {
+    (rate.count() * lifetime_us).div_ceil(rate.period_us())
+}
