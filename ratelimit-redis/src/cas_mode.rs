@@ -93,8 +93,12 @@ pub(crate) struct BatchAttempts {
 }
 
 impl BatchAttempts {
-    pub(crate) fn new(deadline: Deadline) -> Self {
-        Self { rounds: Rounds::new(ATTEMPTS, deadline), read: None, pause: FIRST_PAUSE }
+    pub(crate) fn new(deadline: Deadline, turn: &[Taken<'_>]) -> Self {
+        let mut rounds = Rounds::new(ATTEMPTS, deadline);
+        if turn.iter().any(Taken::has_waited) {
+            rounds.waited();
+        }
+        Self { rounds, read: None, pause: FIRST_PAUSE }
     }
 
     /// Pauses for a random time, so that callers which collided do not collide again.
@@ -196,8 +200,8 @@ where
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
         let writes = batch.operation() != Op::Peek;
-        let _turn = if writes { self.turn(batch, deadline).await } else { Vec::new() };
-        let mut attempts = BatchAttempts::new(deadline);
+        let turn = if writes { self.turn(batch, deadline).await } else { Vec::new() };
+        let mut attempts = BatchAttempts::new(deadline, &turn);
         loop {
             let decided = self.decided(batch, false, writes, deadline).await;
             let (verdict, now, reads) = decided.map_err(|error| attempts.rounds.explain(error))?;
@@ -317,7 +321,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         A::State: Codec,
     {
         let deadline = self.inner.deadline();
-        let mut attempts = BatchAttempts::new(deadline);
+        let mut attempts = BatchAttempts::new(deadline, &[]);
         loop {
             let read = self.inner.get(limit, key, deadline).await?;
             let mut slot = CasValue { key: key.to_owned(), read, change: Write::Keep };

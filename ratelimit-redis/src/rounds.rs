@@ -1,5 +1,7 @@
 //! [`Rounds`]: bounds how often a decision starts again.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::deadline::Deadline;
@@ -10,8 +12,11 @@ pub(crate) struct Rounds {
     begun: usize,
     most: usize,
     deadline: Deadline,
-    /// When the last exchange with the servers began.
+    /// When the last exchange with the servers began, and how long the longest before it took.
     began: Instant,
+    longest: Duration,
+    /// Whether it waited for other callers of this store.
+    has_waited: bool,
     /// The rounds that an expired state caused, without another client's write.
     expiries: usize,
 }
@@ -19,18 +24,25 @@ pub(crate) struct Rounds {
 impl Rounds {
     /// Allows `most` rounds, the first included.
     pub(crate) fn new(most: usize, deadline: Deadline) -> Self {
-        Self { begun: 1, most, deadline, began: Instant::now(), expiries: 0 }
+        let (began, longest) = (Instant::now(), Duration::ZERO);
+        Self { begun: 1, most, deadline, began, longest, has_waited: false, expiries: 0 }
+    }
+
+    /// Notes that other callers of this store had to go first.
+    pub(crate) fn waited(&mut self) {
+        self.has_waited = true;
     }
 
     /// An exchange with the servers begins.
     pub(crate) fn begin(&mut self) {
+        self.longest = self.longest.max(self.began.elapsed());
         self.began = Instant::now();
     }
 
-    /// Whether another exchange ends by the deadline, if it takes as long as the last. Otherwise its charge could be without an
-    /// answer, as in an outage, where contention is the cause.
+    /// Whether another exchange ends by the deadline, even if it takes twice as long as the longest so far. Otherwise its charge
+    /// could be without an answer, as in an outage, where contention is the cause.
     pub(crate) fn is_in_time(&self) -> bool {
-        self.deadline.remaining() > self.began.elapsed()
+        self.deadline.remaining() > 2 * self.longest.max(self.began.elapsed())
     }
 
     /// Whether another round may begin.
@@ -49,21 +61,16 @@ impl Rounds {
         free || self.another()
     }
 
-    /// Whether rounds came before this one.
-    pub(crate) fn is_repeated(&self) -> bool {
-        self.begun > 1
-    }
-
     /// The error when no round is left.
     pub(crate) fn contended(&self) -> RedisError {
         RedisError::Contended { attempts: self.begun }
     }
 
-    /// The error to return for one that a later round met. If the deadline ended before that round could
-    /// send anything, contention is the cause.
+    /// The error to return for one that a later round met, or one that waited for others. If the deadline ended before it could
+    /// charge anything, contention is the cause.
     pub(crate) fn explain(&self, error: RedisError) -> RedisError {
         let has_charged_nothing = matches!(error, RedisError::Unreachable { .. });
-        if self.is_repeated() && has_charged_nothing && self.deadline.is_over() {
+        if (self.begun > 1 || self.has_waited) && has_charged_nothing && self.deadline.is_over() {
             return self.contended();
         }
         error
@@ -72,8 +79,6 @@ impl Rounds {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::time::advance;
 
     use super::*;
@@ -81,7 +86,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_round_that_would_end_after_the_deadline_does_not_begin() {
         let ms = Duration::from_millis;
-        for (round_ms, due) in [(0, 8), (20, 4), (49, 2), (50, 1), (60, 1)] {
+        for (round_ms, due) in [(0, 8), (20, 3), (33, 2), (34, 1), (60, 1)] {
             let mut rounds = Rounds::new(8, Deadline::within(ms(100)));
             advance(ms(round_ms)).await;
             while rounds.another() {

@@ -33,10 +33,15 @@ impl Turns {
         let mut taken = Vec::with_capacity(keys.len());
         for key in keys {
             let mut next = self.queue(key);
-            let turn = Arc::clone(&next.turn).lock_owned();
-            match timeout_at(deadline.half_time(), turn).await {
-                Ok(guard) => next.guard = Some(guard),
-                Err(_) => next.leave_queue(&mut self.shard(&next.key)),
+            if let Ok(guard) = Arc::clone(&next.turn).try_lock_owned() {
+                next.guard = Some(guard);
+            } else {
+                next.has_waited = true;
+                let turn = Arc::clone(&next.turn).lock_owned();
+                match timeout_at(deadline.half_time(), turn).await {
+                    Ok(guard) => next.guard = Some(guard),
+                    Err(_) => next.leave_queue(&mut self.shard(&next.key)),
+                }
             }
             taken.push(next);
         }
@@ -45,7 +50,7 @@ impl Turns {
 
     fn queue(&self, key: Arc<str>) -> Taken<'_> {
         let turn = Arc::clone(self.shard(&key).entry(Arc::clone(&key)).or_default());
-        Taken { turns: self, key, turn, guard: None }
+        Taken { turns: self, key, turn, guard: None, has_waited: false }
     }
 
     fn shard(&self, key: &str) -> MutexGuard<'_, TurnsByKey> {
@@ -62,9 +67,15 @@ pub(crate) struct Taken<'t> {
     key: Arc<str>,
     turn: Arc<Turn<()>>,
     guard: Option<OwnedMutexGuard<()>>,
+    has_waited: bool,
 }
 
 impl Taken<'_> {
+    /// Whether other callers went first.
+    pub(crate) const fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
     /// Lets no further caller queue here.
     fn leave_queue(&self, shard: &mut TurnsByKey) {
         if shard.get(&self.key).is_some_and(|turn| Arc::ptr_eq(turn, &self.turn)) {

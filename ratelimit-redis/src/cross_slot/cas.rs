@@ -43,7 +43,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let turn = self.turn(batch, charging).await;
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
-        let mut attempts = BatchAttempts::new(charging);
+        let mut attempts = BatchAttempts::new(charging, &turn);
         loop {
             let decided = self.decided(batch, true, true, charging).await;
             let decided = decided.map_err(|error| attempts.rounds.explain(error).after(charged));
@@ -112,7 +112,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let reservation = Reservation::new(at, cost);
-        let mut attempts = BatchAttempts::new(deadline);
+        let mut attempts = BatchAttempts::new(deadline, &[]);
         loop {
             let of_reservation = async {
                 match &own {

@@ -99,6 +99,8 @@ impl<C: Connection> RedisStore<Lua, C> {
         let mut rounds = Rounds::new(if attempts { 1 } else { ROUNDS }, charging);
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
+        // What each slot decided in the last round, of which one denied.
+        let mut denied: Option<Vec<_>> = None;
         loop {
             let asked = self.ask_all(&slots, "ask", charging).await;
             let asked = asked.map_err(|error| rounds.explain(error).after(charged))?;
@@ -107,8 +109,8 @@ impl<C: Connection> RedisStore<Lua, C> {
                 let denied = charge_attempts(self, whole, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
-            if rounds.is_repeated() && !rounds.is_in_time() {
-                return Err(rounds.contended().after(charged));
+            if let Some(denied) = denied.filter(|_| !rounds.is_in_time()) {
+                return self.joined(parts, &slots, &denied);
             }
             let reserving = slots.iter().map(|slot| self.decide_in(slot, reserve, charging));
             let reserved = join_all(reserving).await;
@@ -128,10 +130,11 @@ impl<C: Connection> RedisStore<Lua, C> {
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
             }
+            let reserved: Vec<_> = reserved.into_iter().flatten().collect();
             if !rounds.another() {
-                let reserved: Vec<_> = reserved.into_iter().flatten().collect();
                 return self.joined(parts, &slots, &reserved);
             }
+            denied = Some(reserved);
         }
     }
 

@@ -191,7 +191,9 @@ impl World {
                     return Err(format!("an error, though nothing failed: {error}"));
                 }
                 match kind {
-                    ErrorKind::Contended if self.plan.nodes > 1 => return Ok(Vec::new()),
+                    ErrorKind::Contended if self.plan.nodes * self.plan.tasks > 1 => {
+                        return Ok(Vec::new());
+                    }
                     ErrorKind::Unavailable if !is_repeated.load(SeqCst) => return Ok(Vec::new()),
                     ErrorKind::Unavailable => Err(ErrorKind::Indeterminate),
                     ErrorKind::Indeterminate | ErrorKind::Invalid | ErrorKind::Unsupported => {
