@@ -24,7 +24,7 @@ use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation, Stat
 use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp, Verdict};
 
 use crate::codec::Codec;
-use crate::connection::{Argument, Connection, Reply, TryAgain};
+use crate::connection::{Argument, Connection, Reply, TryAgain, slot};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError};
 use crate::mode::Cas;
@@ -117,7 +117,7 @@ impl BatchAttempts {
         let read: Vec<_> =
             slots.iter().map(CasValue::written).map(|read| read.map(<[u8]>::to_vec)).collect();
         let again = match &self.read {
-            None => true,
+            None => self.rounds.may_charge(),
             Some(before) => {
                 let expired = before.iter().zip(&read).filter(|(before, now)| before != now);
                 // A removal by another client looks the same; each state of a batch counts as expired
@@ -373,7 +373,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok((verdict, now, reads))
     }
 
-    /// Reads all that a batch needs, and the time, concurrently.
+    /// Reads all that a batch needs, and the time: at one moment if one server has all of it.
     async fn read<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
@@ -392,11 +392,22 @@ impl<C: Connection> RedisStore<Cas, C> {
             );
         }
         let first = keys.first().map_or("", String::as_str);
-        let reading = keys.iter().zip(checks.iter().cycle());
-        let reading = reading.map(|(key, check)| self.inner.get(check.limit, key, deadline));
-        let (read, now) =
-            join(join_all(reading), self.inner.now(first, batch.time(), deadline)).await;
-        let read = read.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let in_one_slot = !self.inner.connection.is_cluster()
+            || keys.iter().all(|key| slot::of(key) == slot::of(first));
+        let at_once = if keys.len() > 1 && in_one_slot {
+            self.read_at_once(&keys, batch.time(), deadline).await?
+        } else {
+            None
+        };
+        let (read, now) = if let Some(read) = at_once {
+            read
+        } else {
+            let reading = keys.iter().zip(checks.iter().cycle());
+            let reading = reading.map(|(key, check)| self.inner.get(check.limit, key, deadline));
+            let (read, now) =
+                join(join_all(reading), self.inner.now(first, batch.time(), deadline)).await;
+            (read.into_iter().collect::<Result<Vec<_>, _>>()?, now?)
+        };
 
         let foreign = if writes { Foreign::Remove } else { Foreign::Leave };
         // A reset does not have to understand the state.
@@ -424,7 +435,40 @@ impl<C: Connection> RedisStore<Cas, C> {
             }
             reads.slots.push(slot);
         }
-        Ok((reads, now?))
+        Ok((reads, now))
+    }
+
+    /// Reads keys of one slot, and the time, at one moment: what is not written is not compared afterwards, so a peek at several
+    /// limits would otherwise show them as of different moments. `None` if one of the keys has another type.
+    async fn read_at_once(
+        &self,
+        keys: &[String],
+        time: Now,
+        deadline: Deadline,
+    ) -> Result<Option<(Vec<Option<Vec<u8>>>, Timestamp)>, RedisError> {
+        let mut words = evalsha(keys.iter().map(String::as_str));
+        let script = read_values();
+        let reply = self.inner.eval(&keys[0], script, &mut words, TryAgain::Wait, deadline).await;
+        let mut parts = match reply {
+            Err(error) if error.is_wrong_type() => return Ok(None),
+            reply => reply?.into_array(self.inner.connection.address())?,
+        };
+        let values = parts.split_off(parts.len().min(2));
+        let told = Reply::Array(parts);
+        let now = match time {
+            Now::At(now) => now,
+            Now::Store => told.as_time().ok_or_else(|| self.inner.unexpected(&told))?,
+        };
+        let value = |value| match value {
+            Reply::Nil => Ok(None),
+            Reply::Text(bytes) => Ok(Some(bytes)),
+            other => Err(self.inner.unexpected(&other)),
+        };
+        let values: Vec<_> = values.into_iter().map(value).collect::<Result<_, _>>()?;
+        if values.len() != keys.len() {
+            return Err(self.inner.unexpected(&told));
+        }
+        Ok(Some((values, now)))
     }
 
     /// Decodes a slot's value. A value that does not decode is an error, unless it is to be ignored.
@@ -472,7 +516,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
         let script = compare_and_set();
         let changes: Vec<_> =
-            slots.iter().map(|slot| Change::of(&slot.change, now, time)).collect();
+            slots.iter().map(|slot| Change::of(&slot.change, now, time, deadline)).collect();
         let mut words = evalsha(slots.iter().map(|slot| &*slot.key));
         for (slot, change) in slots.iter().zip(&changes) {
             let read = slot.read.as_deref();
@@ -499,7 +543,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         if matches!(slot.change, Write::Keep) {
             return Ok(None);
         }
-        let change = Change::of(&slot.change, now, time);
+        let change = Change::of(&slot.change, now, time, deadline);
         let mut words =
             vec![Argument::Text("SET"), Argument::Text(&slot.key), Argument::Bytes(change.value)];
         match &slot.read {
@@ -534,16 +578,25 @@ struct Change<'s> {
 }
 
 impl<'s> Change<'s> {
-    fn of(write: &'s Write<Vec<u8>>, now: Timestamp, time: Now) -> Self {
+    fn of(write: &'s Write<Vec<u8>>, now: Timestamp, time: Now, deadline: Deadline) -> Self {
         match write {
             Write::Keep => Self { kind: "", value: &[], ttl_ms: 1 },
             // Without DEL, the value is emptied and expires after a millisecond.
             Write::Remove => Self { kind: "remove", value: &[], ttl_ms: 1 },
             Write::Put { state, expires } => {
-                Self { kind: "put", value: state, ttl_ms: ttl_ms(*expires, now, time) }
+                // Kept for as long as another request may be under way that read no value. Had the state expired by then, its key
+                // would look unchanged, and a window that has ended would admit more than its limit.
+                let late_ms = u64::try_from(deadline.given().as_millis()).unwrap_or(u64::MAX);
+                let ttl_ms = ttl_ms(*expires, now, time).saturating_add(late_ms);
+                Self { kind: "put", value: state, ttl_ms }
             }
         }
     }
+}
+
+fn read_values() -> &'static Script {
+    static SCRIPT: std::sync::OnceLock<Script> = std::sync::OnceLock::new();
+    SCRIPT.get_or_init(|| Script::from_text(include_str!("lua/read_values.lua")))
 }
 
 fn compare_and_set() -> &'static Script {

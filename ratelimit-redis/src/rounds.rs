@@ -45,6 +45,11 @@ impl Rounds {
         self.deadline.remaining() > 2 * self.longest.max(self.began.elapsed())
     }
 
+    /// Whether the first round may charge: a caller that had to wait for others may have too little time left.
+    pub(crate) fn may_charge(&self) -> bool {
+        !self.has_waited || self.is_in_time()
+    }
+
     /// Whether another round may begin.
     pub(crate) fn another(&mut self) -> bool {
         let another = self.begun < self.most && self.is_in_time();

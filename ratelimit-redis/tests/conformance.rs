@@ -29,6 +29,11 @@ use common::{OUTLIVING, PATIENCE, prefix};
 /// the key does not count: it only shortens what remains.
 const SLACK: Duration = Duration::from_secs(2);
 
+/// A key that is compared before it is written stays for as long as a request may take.
+fn kept_longer<M: Mode>() -> Duration {
+    if M::NAME == Cas::NAME { PATIENCE } else { Duration::ZERO }
+}
+
 /// Where the keys lie.
 trait Servers: Sync {
     /// A URL for a client, with the protocol that it speaks there.
@@ -141,7 +146,7 @@ macro_rules! conformance_on {
             }
 
             async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
-                self.0.leaks(store.prefix(), within).await
+                self.0.leaks(store.prefix(), within + kept_longer::<$mode>()).await
             }
         }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{ErrorKind, Limit, Policy, Store};
@@ -12,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::common::{
-    Fate, Meddled, PATIENCE, Words, acquire, apply, fails, left, limit, meddled, over, peek,
+    Fate, Meddled, PATIENCE, Words, acquire, apply, fails, left, limit, meddled, over, peek, plain,
     prefix, seldom, server, tell, three_and_no_more,
 };
 
@@ -49,7 +50,7 @@ async fn store(
         Fate::Sent
     });
     let connection = if is_cluster { connection.clustered() } else { connection };
-    over(RedisStore::builder().cas().deadline(std::time::Duration::from_millis(1)), connection)
+    over(RedisStore::builder().cas().deadline(Duration::from_millis(1)), connection)
 }
 
 #[tokio::test]
@@ -111,17 +112,44 @@ async fn a_state_that_expires_between_read_and_write_is_read_again() {
     }
 }
 
+/// Two requests read no state. If the state of the first had expired when the second writes, late, the key would look as it was read,
+/// and a window that has ended would admit both.
+#[tokio::test]
+async fn a_state_that_came_and_went_does_not_look_unchanged() {
+    let (server, window) = (server(), limit("short", "fixed-window 1/1ms"));
+    let first = plain(&server).await.in_mode::<Cas>();
+    let writes = Arc::new(AtomicU64::new(0));
+    let held = meddled(&server).await.before({
+        let (writes, window) = (Arc::clone(&writes), window.clone());
+        move |words: Words| {
+            let (writes, first, window) = (Arc::clone(&writes), first.clone(), window.clone());
+            async move {
+                if words.name() == "SET" && writes.fetch_add(1, Ordering::Relaxed) == 0 {
+                    assert!(acquire(&first, &window, "a").await.expect("decides").allowed());
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                Fate::Sent
+            }
+        }
+    });
+    let second = over(RedisStore::builder().cas().deadline(PATIENCE), held);
+    // A window has begun since, so it admits the second as well; but not before it has read again.
+    assert!(acquire(&second, &window, "a").await.expect("decides").allowed());
+    assert!(writes.load(Ordering::Relaxed) > 1 || server.calls("evalsha").expect("it is up") > 0);
+}
+
 #[tokio::test]
 async fn a_batch_reads_everything_in_one_round_trip() {
     let (server, limit) = (server(), seldom());
     let both = [(&limit, "a", 1), (&limit, "b", 1)];
-    // The states, the reservations under the id, and the time.
-    for (checks, id, reads) in [(&both[..1], None, 2), (&both, None, 3), (&both, Some(7), 5)] {
+    // A state and the time. Several keys, with the reservations under an id, are one script.
+    for (checks, id, reads) in [(&both[..1], None, 2), (&both, None, 0), (&both, Some(7), 0)] {
         let all = Arc::new(Barrier::new(reads));
         let all_at_once = meddled(&server).await.before(move |words: Words| {
             let all = Arc::clone(&all);
             async move {
                 if ["GET", "TIME"].contains(&words.name()) {
+                    assert!(reads > 0, "a script reads all");
                     timeout(PATIENCE, all.wait()).await.expect("all are sent at once");
                 }
                 Fate::Sent

@@ -466,8 +466,8 @@ fn whatever_a_key_contains_admits_no_more_than_the_limit_and_is_healed() {
     let (server, runtime) = (server(), Runtime::new().expect("a runtime"));
     let lua = runtime.block_on(plain(&server));
     let (places, aside) = (places(&lua, "a"), RefCell::new(server.client().expect("it is up")));
-    // How many values were reported, and how many states healed.
-    let seen = Cell::new([0; 2]);
+    // How many values were tried, how many were reported, and how many states healed.
+    let seen = Cell::new([0; 3]);
     let tell =
         |words: &[&str]| aside.borrow_mut().command(words).expect("it answers").ok().expect("done");
     let config =
@@ -511,7 +511,8 @@ fn whatever_a_key_contains_admits_no_more_than_the_limit_and_is_healed() {
                 _ => lua.heal(&limits, options).await,
             };
             let healed = healed.expect("it answers").states.len();
-            seen.set([seen.get()[0] + reported, seen.get()[1] + healed]);
+            let [tried, all_reported, all_healed] = seen.get();
+            seen.set([tried + 1, all_reported + reported, all_healed + healed]);
             let verdict = apply(store, &[(limit, "a", 0)], Op::Peek, None).await.expect("healed");
             let now = Timestamp::saturating_from_us(now_us());
             let most_us = limit.algorithm().filled(now).decision.reset_after_us + 60_000_000;
@@ -519,5 +520,6 @@ fn whatever_a_key_contains_admits_no_more_than_the_limit_and_is_healed() {
             assert!(reset_us <= most_us, "{key}, {words:?}: {reset_us} of {most_us}, {healed} healed");
         });
     });
-    assert!(seen.get().iter().all(|count| *count > 50), "{seen:?}");
+    let [tried, reported, healed] = seen.get();
+    assert!(reported.min(healed) >= tried / 30, "{seen:?}");
 }
