@@ -152,3 +152,53 @@ impl<A: Algorithm> Drop for RoundMember<'_, A> {
         drop(last);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use ratelimit_core::algorithm::{GcraState, Step};
+    use ratelimit_core::store::Check;
+    use ratelimit_core::{Gcra, Limit, Timestamp};
+
+    use super::*;
+
+    /// Its step panics at a cost of 3.
+    #[derive(Debug)]
+    struct Trap(Gcra);
+
+    impl Algorithm for Trap {
+        type State = GcraState;
+
+        fn capacity(&self) -> u64 {
+            self.0.capacity()
+        }
+
+        fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
+            assert!(cost != 3, "a trap");
+            self.0.step(state, now, cost)
+        }
+    }
+
+    #[test]
+    fn a_step_that_panics_leaves_the_round_as_it_was() {
+        let four = Gcra::per_hour(4).build().expect("a limit");
+        let limit = Limit::new("l", Trap(four)).expect("a name");
+        let rounds = OpenRounds::default();
+        // What is known of the store is as of before the first.
+        let turn = |cost| {
+            let check = Check { limit: &limit, key: "a", cost };
+            let now = Timestamp::ZERO;
+            let mut left = Snapshot { now, states: vec![None] };
+            if cost != 3 {
+                let _ = decide(&Batch::one(&check), now, &mut left);
+            }
+            rounds.turn(&Batch::one(&check), &[], Some(left), true)
+        };
+        let _first = turn(1);
+        let _next = turn(2);
+        assert!(catch_unwind(AssertUnwindSafe(|| turn(3))).is_err());
+        let _last = turn(1);
+        assert!(matches!(turn(1), Turn::Waits(_)));
+    }
+}

@@ -282,6 +282,25 @@ mod tests {
     use super::*;
     use crate::client::Client;
     use crate::connection::node::Settings;
+    use crate::shared_runtime::SharedRuntime;
+
+    #[tokio::test]
+    async fn a_connector_that_panics_leaves_its_work_to_another() {
+        let home = SharedRuntime::new(None, ATTEMPT).home();
+        let link = Link::new(Endpoint::new("127.0.0.1", 1, &Arc::new(Settings::default())));
+        link.connect(&home);
+        let at_work = |link: &Link| link.work.borrow().is_done_on(&home);
+        assert!(at_work(&link));
+        let connector = Connector { link: Arc::downgrade(&link), home: Arc::clone(&home) };
+        let panics = tokio::spawn(async move {
+            let _connector = connector;
+            panic!("as a client might");
+        });
+        assert!(panics.await.is_err_and(|error| error.is_panic()));
+        assert!(!at_work(&link));
+        link.connect(&home);
+        assert!(at_work(&link));
+    }
 
     #[test]
     fn pauses_grow_from_ten_milliseconds_to_a_second() {

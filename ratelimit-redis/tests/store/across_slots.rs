@@ -73,6 +73,27 @@ async fn a_slots_charge_is_returned_when_another_slot_is_unreachable_or_the_rest
     }
 }
 
+/// A server that does not answer uses up the time to charge, but not the time to take back what the other slot charged.
+#[tokio::test]
+async fn a_charge_is_returned_after_another_slot_has_taken_all_the_time_to_charge() {
+    for place in 0..2 {
+        let (server, limit) = (server(), seldom());
+        let connection = meddled(&server).await.clustered().holding().before(|words| async move {
+            if words.about("alice") && words.has_any(&["reserve", "put", "SET"]) {
+                std::future::pending::<()>().await;
+            }
+            // A deadline that is over ends whatever does not go at once.
+            tokio::task::yield_now().await;
+            Fate::Sent
+        });
+        let builder = RedisStore::builder().deadline(Duration::from_millis(500));
+        let (mode, store) = in_every_mode(&over(builder, connection))[place].clone();
+        let both = [(&limit, "1.2.3.4", 1), (&limit, "alice", 1)];
+        fails(apply(&store, &both, Op::Acquire, None).await, ErrorKind::Indeterminate, "");
+        assert_eq!(peek(&store, &limit, "1.2.3.4").await, 3, "{mode}");
+    }
+}
+
 #[tokio::test]
 async fn a_denied_batch_writes_nothing_in_any_slot() {
     let (server, limit) = (server(), seldom());

@@ -500,7 +500,8 @@ mod found {
             request(-1_730_000, Op::Force, Some(0), 0),
             request(-1_730_000 + 3_600_000_000, Op::Peek, Some(0), 0),
         ];
-        for texts in [&["gcra 3/s burst 4"][..], &["fixed-window 5/s", "gcra 3/s burst 4"]] {
+        let (bucket, window) = ("gcra 3/s burst 4", "fixed-window 5/s");
+        for texts in [&[bucket][..], &[window, bucket], &[bucket, window]] {
             let policies = policies(texts);
             OnServer::new().follow(Way::Plain, &|place, _| stack(place, &policies), &trace);
         }

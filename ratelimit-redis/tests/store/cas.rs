@@ -112,6 +112,21 @@ async fn a_state_that_expires_between_read_and_write_is_read_again() {
     }
 }
 
+/// A removal without scripting leaves an empty value for a millisecond.
+#[tokio::test]
+async fn an_empty_value_is_none() {
+    let (server, limit) = (server(), seldom());
+    let store = plain(&server).await.in_mode::<Cas>();
+    for names in [&["a"][..], &["b", "c"]] {
+        for name in names {
+            tell(&server, &["SET", &key(name), ""]);
+        }
+        let checks: Vec<_> = names.iter().map(|name| (&limit, *name, 1)).collect();
+        let verdict = apply(&store, &checks, Op::Acquire, None).await.expect("decides");
+        assert_eq!((verdict.allowed(), verdict.remaining()), (true, 2));
+    }
+}
+
 /// Two requests read no state. If the state of the first had expired when the second writes, late, the key would look as it was read,
 /// and a window that has ended would admit both.
 #[tokio::test]

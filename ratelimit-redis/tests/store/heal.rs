@@ -7,7 +7,9 @@ use ratelimit_core::{Algorithm, Decision, Limits, Policy, Store, Timestamp};
 use ratelimit_redis::{Cas, HealOptions, Multi, RedisError, RedisStore};
 use ratelimit_servers::RedisCluster;
 
-use crate::common::{keys, limit, meddled, now_us, over, plain, server, tell, told};
+use crate::common::{
+    Fate, PATIENCE, keys, limit, meddled, now_us, over, plain, server, tell, told,
+};
 
 const HOUR_US: u64 = 3_600_000_000;
 const DRY: HealOptions =
@@ -132,6 +134,30 @@ async fn a_value_that_no_limit_wrote_is_skipped_and_left() {
     let healed = store.heal(&every(), HealOptions::default()).await.expect("it answers");
     assert_eq!((healed.keys, healed.skipped, healed.states.len()), (3, 2, 0), "{healed:?}");
     assert_eq!(keys(&server).len(), 3);
+}
+
+/// Another client changes one key before each of the healing's writes.
+#[tokio::test]
+async fn a_key_that_others_always_change_is_skipped() {
+    let (server, limits) = (server(), limits(&["gcra"], ""));
+    let later = || Now::At(Timestamp::saturating_from_us(now_us() + HOUR_US * 24));
+    let quiet = plain(&server).await.in_mode::<Cas>();
+    for key in ["alice", "bob"] {
+        let _ = apply(&quiet, &limits, key, (Op::Acquire, 7, later())).await;
+    }
+    let (aside, limit) = (quiet.clone(), limits.clone());
+    let connection = meddled(&server).await.before(move |words| {
+        let (aside, limits) = (aside.clone(), limit.clone());
+        async move {
+            if words.about("alice") && words.has_any(&["SET", "put"]) {
+                let _ = apply(&aside, &limits, "alice", (Op::Force, 10, later())).await;
+            }
+            Fate::Sent
+        }
+    });
+    let store = over(RedisStore::builder().cas().deadline(PATIENCE), connection);
+    let healed = store.heal(&limits, HealOptions::default()).await.expect("it answers");
+    assert_eq!((healed.skipped, healed.states.len()), (1, 1), "{healed:?}");
 }
 
 #[tokio::test]

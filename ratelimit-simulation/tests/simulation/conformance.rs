@@ -11,7 +11,7 @@ use ratelimit_redis::{
     Reply,
 };
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
-use ratelimit_testkit::{Capability, Harness, StoreClock, conformance};
+use ratelimit_testkit::{Capability, Harness, Property, StoreClock, conformance, regression};
 use tokio::runtime::{Builder, Runtime};
 
 /// Longer than any request takes.
@@ -85,7 +85,7 @@ impl Model {
 /// Writes the harness of a mode on so many servers, and its tests.
 macro_rules! conformance_on {
     ($name:ident, $harness:ident, $servers:literal, $mode:ty, $builder:expr, $lacks:expr $(, $only:ident)?) => {
-        struct $harness(Model);
+        pub(super) struct $harness(Model);
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, ModelConnection>;
@@ -137,4 +137,16 @@ mod on_a_cluster {
 
     conformance_on!(lua, ClusterLua, 3, Lua, RedisStore::builder(), &[], batches);
     conformance_on!(cas, ClusterCas, 3, Cas, RedisStore::builder().cas(), &[], batches);
+}
+
+/// The server's clock has whole milliseconds for a key's life. Half a millisecond before the wait is over, the state is still there.
+#[test]
+fn a_state_is_kept_to_its_last_microsecond() {
+    for limit in ["gcra 1/10500us burst 1", "sliding-log 1/10500us", "window-log 1/10500us"] {
+        let id = "00000000000000000000000000000001";
+        let case = format!(
+            "limit l0: {limit}\nat 600 acquire 1 of \"a\" under {id}\nat 11050 acquire 1 of \"a\"",
+        );
+        regression::<on_one_server::OneLua>(Property::DecidesByItsOwnClock, &case);
+    }
 }

@@ -46,6 +46,7 @@ by_each_client! {
     a_transaction_returns_its_replies_or_the_first_error,
     no_other_request_runs_inside_a_transaction,
     a_request_on_an_ended_connection_fails_at_once,
+    a_request_whose_runtime_ends_may_have_been_done,
     dropping_the_last_node_closes_its_connection,
     an_abandoned_connection_attempt_closes_its_socket,
 }
@@ -300,6 +301,27 @@ async fn a_request_on_an_ended_connection_fails_at_once(client: Client) {
         transaction(&node, &[&["MORE"]]).await.expect_err("it has ended");
     }
     assert_eq!(heard.of("MORE"), 0);
+}
+
+async fn a_request_whose_runtime_ends_may_have_been_done(client: Client) {
+    let (port, heard) = server(|_| FakeReply::Say("")).await;
+    // What the client notices first differs.
+    for sent in 1..=20 {
+        let own = tokio::runtime::Runtime::new().expect("a runtime");
+        let node = own.spawn(node(client, port)).await.expect("no panic");
+        let sending = {
+            let node = node.clone();
+            tokio::spawn(async move { send(&node, &["SENT"]).await })
+        };
+        while heard.of("SENT") < sent {
+            tokio::task::yield_now().await;
+        }
+        own.shutdown_background();
+        let error = sending.await.expect("no panic").expect_err("no answer");
+        assert!(matches!(error, RedisError::Lost { .. }), "{error:?}");
+        send(&node, &["LATER"]).await.expect_err("nothing drives it");
+        assert_eq!(heard.of("LATER"), 0);
+    }
 }
 
 /// fred closes the connection after this error, and reports it to all pending requests.
