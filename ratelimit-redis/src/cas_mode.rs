@@ -1,8 +1,8 @@
 //! The compare-and-set mode: optimistic concurrency control (Kung and Robinson, "On Optimistic Methods
 //! for Concurrency Control", 1981) for any algorithm, stepped in Rust, without Lua of its own.
 //!
-//! 1. Read the states of the batch, the reservations under its id, and the server's time, all sent at
-//!    once.
+//! 1. Read the states of the batch, the reservations under its id, and the server's time: at one moment if they lie in one slot,
+//!    else concurrently.
 //! 2. Decide with [`decide`], as the memory store does.
 //! 3. Write if nothing that was read has changed. Otherwise start again after a jittered pause, a
 //!    bounded number of times.
@@ -14,8 +14,10 @@
 //! reports it.
 //!
 //! A decision on unchanged states is equivalent to one made at once: only time passes meanwhile, by at
-//! most a round trip. A value that changed and changed back is the same state, so ABA does no harm.
+//! most a round trip. A value that changed and changed back is the same state, so ABA does no harm. A key outlives its state by a
+//! deadline, or one that came and went would look as if it never was.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
@@ -33,6 +35,11 @@ use crate::rounds::Rounds;
 use crate::script::Script;
 use crate::store::{RedisStore, SingleSlot, cut, evalsha, ttl_ms};
 use crate::turns::Taken;
+
+static READ_VALUES: LazyLock<Script> =
+    LazyLock::new(|| Script::from_text(include_str!("lua/read_values.lua")));
+static COMPARE_AND_SET: LazyLock<Script> =
+    LazyLock::new(|| Script::from_text(include_str!("lua/compare_and_set.lua")));
 
 /// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;
@@ -387,18 +394,11 @@ impl<C: Connection> RedisStore<Cas, C> {
         let mut keys: Vec<_> =
             checks.iter().map(|check| self.key(check.limit, check.key)).collect();
         if let Some(id) = batch.reservation_id() {
-            keys.extend(
-                checks.iter().map(|check| self.reservation_key(check.limit, check.key, id)),
-            );
+            let reserved = |check: &Check<'_, A>| self.reservation_key(check.limit, check.key, id);
+            keys.extend(checks.iter().map(reserved));
         }
         let first = keys.first().map_or("", String::as_str);
-        let in_one_slot = !self.inner.connection.is_cluster()
-            || keys.iter().all(|key| slot::of(key) == slot::of(first));
-        let at_once = if keys.len() > 1 && in_one_slot {
-            self.read_at_once(&keys, batch.time(), deadline).await?
-        } else {
-            None
-        };
+        let at_once = self.read_at_once(&keys, batch.time(), deadline).await?;
         let (read, now) = if let Some(read) = at_once {
             read
         } else {
@@ -412,12 +412,8 @@ impl<C: Connection> RedisStore<Cas, C> {
         let foreign = if writes { Foreign::Remove } else { Foreign::Leave };
         // A reset does not have to understand the state.
         let of_states = if batch.operation() == Op::Reset { Foreign::Ignore } else { foreign };
-        let mut reads = Reads {
-            slots: Vec::with_capacity(keys.len()),
-            states: Vec::with_capacity(checks.len()),
-            reservations: Vec::new(),
-            fingerprint: 0,
-        };
+        let (slots, states) = (Vec::with_capacity(keys.len()), Vec::with_capacity(checks.len()));
+        let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint: 0 };
         if batch.reservation_id().is_some() {
             reads.fingerprint = reservation::fingerprint(&self.inner.keys, batch);
         }
@@ -438,18 +434,24 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok((reads, now))
     }
 
-    /// Reads keys of one slot, and the time, at one moment: what is not written is not compared afterwards, so a peek at several
-    /// limits would otherwise show them as of different moments. `None` if one of the keys has another type.
+    /// Reads several keys, and the time, at one moment: what is not written is not compared afterwards, so a peek at several
+    /// limits would otherwise show them as of different moments. `None` if there is one key, or if one has another type or slot.
     async fn read_at_once(
         &self,
         keys: &[String],
         time: Now,
         deadline: Deadline,
     ) -> Result<Option<(Vec<Option<Vec<u8>>>, Timestamp)>, RedisError> {
+        let [first, others @ ..] = keys else { return Ok(None) };
+        let is_cluster = self.inner.connection.is_cluster();
+        let is_elsewhere = |key: &String| is_cluster && slot::of(key) != slot::of(first);
+        if others.is_empty() || others.iter().any(is_elsewhere) {
+            return Ok(None);
+        }
         let mut words = evalsha(keys.iter().map(String::as_str));
-        let script = read_values();
-        let reply = self.inner.eval(&keys[0], script, &mut words, TryAgain::Wait, deadline).await;
-        let mut parts = match reply {
+        let reading =
+            self.inner.eval(first, &READ_VALUES, &mut words, TryAgain::Wait, deadline).await;
+        let mut parts = match reading {
             Err(error) if error.is_wrong_type() => return Ok(None),
             reply => reply?.into_array(self.inner.connection.address())?,
         };
@@ -464,11 +466,12 @@ impl<C: Connection> RedisStore<Cas, C> {
             Reply::Text(bytes) => Ok(Some(bytes)),
             other => Err(self.inner.unexpected(&other)),
         };
-        let values: Vec<_> = values.into_iter().map(value).collect::<Result<_, _>>()?;
-        if values.len() != keys.len() {
-            return Err(self.inner.unexpected(&told));
+        let values = values.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
+        if values.len() == keys.len() {
+            Ok(Some((values, now)))
+        } else {
+            Err(self.inner.unexpected(&told))
         }
-        Ok(Some((values, now)))
     }
 
     /// Decodes a slot's value. A value that does not decode is an error, unless it is to be ignored.
@@ -514,7 +517,6 @@ impl<C: Connection> RedisStore<Cas, C> {
         {
             return Ok(written);
         }
-        let script = compare_and_set();
         let changes: Vec<_> =
             slots.iter().map(|slot| Change::of(&slot.change, now, time, deadline)).collect();
         let mut words = evalsha(slots.iter().map(|slot| &*slot.key));
@@ -525,7 +527,11 @@ impl<C: Connection> RedisStore<Cas, C> {
             words.extend([Argument::Text(change.kind), Argument::Bytes(change.value)]);
             words.push(Argument::Number(change.ttl_ms));
         }
-        match self.inner.eval(&slots[0].key, script, &mut words, TryAgain::Wait, deadline).await? {
+        match self
+            .inner
+            .eval(&slots[0].key, &COMPARE_AND_SET, &mut words, TryAgain::Wait, deadline)
+            .await?
+        {
             Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
             other => Err(self.inner.unexpected(&other)),
         }
@@ -584,22 +590,11 @@ impl<'s> Change<'s> {
             // Without DEL, the value is emptied and expires after a millisecond.
             Write::Remove => Self { kind: "remove", value: &[], ttl_ms: 1 },
             Write::Put { state, expires } => {
-                // Kept for as long as another request may be under way that read no value. Had the state expired by then, its key
-                // would look unchanged, and a window that has ended would admit more than its limit.
+                // For as long as another request may be in flight that read no value.
                 let late_ms = u64::try_from(deadline.given().as_millis()).unwrap_or(u64::MAX);
                 let ttl_ms = ttl_ms(*expires, now, time).saturating_add(late_ms);
                 Self { kind: "put", value: state, ttl_ms }
             }
         }
     }
-}
-
-fn read_values() -> &'static Script {
-    static SCRIPT: std::sync::OnceLock<Script> = std::sync::OnceLock::new();
-    SCRIPT.get_or_init(|| Script::from_text(include_str!("lua/read_values.lua")))
-}
-
-fn compare_and_set() -> &'static Script {
-    static SCRIPT: std::sync::OnceLock<Script> = std::sync::OnceLock::new();
-    SCRIPT.get_or_init(|| Script::from_text(include_str!("lua/compare_and_set.lua")))
 }

@@ -271,7 +271,7 @@ async fn settled_reservations_under_drawn_ids_leave_keys_that_expire_soon() {
         let ttl_ms = number(&server, &["PTTL", &key]);
         let mut longest = Duration::from_micros(Reservation::REPEAT_US);
         if key.contains("!#") {
-            // A request that saw no record may be under way.
+            // A request that saw no record may be in flight.
             longest += PATIENCE;
         }
         let longest_ms = i64::try_from(longest.as_millis()).expect("half a minute");
