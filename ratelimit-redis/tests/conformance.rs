@@ -23,16 +23,11 @@ mod common;
 #[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
 mod failed_once;
 
-use common::{OUTLIVING, PATIENCE, prefix};
+use common::{OUTLIVING, PATIENCE, kept_longer, prefix};
 
 /// How much longer than its state matters a key may live. The time between the decision and the look at
 /// the key does not count: it only shortens what remains.
 const SLACK: Duration = Duration::from_secs(2);
-
-/// A key that is compared before it is written stays for as long as a request may take.
-fn kept_longer<M: Mode>() -> Duration {
-    if M::NAME == Cas::NAME { PATIENCE } else { Duration::ZERO }
-}
 
 /// Where the keys lie.
 trait Servers: Sync {

@@ -41,6 +41,10 @@ struct Passenger {
 pub(crate) struct Seat<L, O> {
     flight: Arc<Flight<L, O>>,
     number: usize,
+    /// Whether the next look has to see what the flight knows. The first need not, whose waker has just gone on board.
+    looks: bool,
+    /// Whether its outcome is told, so that dropping it does nothing.
+    is_over: bool,
 }
 
 /// What a request learns.
@@ -69,10 +73,11 @@ impl<L: Default, O> Flight<L, O> {
         Self { cabin: Mutex::new(cabin), waiting, half_time: deadline.half_time() }
     }
 
-    /// Gives a request a seat, unless `board` has no room for it.
+    /// Gives a request a seat, and takes its waker, unless `board` has no room for it.
     pub(super) fn board(
         flight: &Arc<Self>,
         deadline: Deadline,
+        caller: &mut Option<Waker>,
         board: impl FnOnce(&mut L, usize) -> bool,
     ) -> Option<Seat<L, O>> {
         let mut cabin = flight.cabin();
@@ -80,9 +85,11 @@ impl<L: Default, O> Flight<L, O> {
         if !board(&mut cabin.load, number) {
             return None;
         }
-        cabin.passengers.push(Passenger { deadline, waker: None, is_wanted: true });
+        let waker = caller.take();
+        let looks = cabin.is_late || waker.is_none();
+        cabin.passengers.push(Passenger { deadline, waker, is_wanted: true });
         flight.waiting.fetch_add(1, Ordering::Relaxed);
-        Some(Seat { flight: Arc::clone(flight), number })
+        Some(Seat { flight: Arc::clone(flight), number, looks, is_over: false })
     }
 
     /// Looks at the load: `is_wanted` says whether a caller still wants the request in a seat.
@@ -183,12 +190,16 @@ impl<L, O> Seat<L, O> {
     }
 
     /// What the request learns now. Without news, its caller is woken when there are some.
-    pub(crate) fn news(&self, context: &Context<'_>) -> News<O> {
+    pub(crate) fn news(&mut self, context: &Context<'_>) -> News<O> {
+        if !std::mem::replace(&mut self.looks, true) {
+            return News::None;
+        }
         let mut cabin = self.flight.cabin();
         if !cabin.passengers[self.number].is_wanted {
             return News::TakenBack;
         }
         if let Some(outcome) = &cabin.outcome {
+            self.is_over = true;
             return News::Outcome(Arc::clone(outcome));
         }
         let is_late = cabin.is_late;
@@ -215,6 +226,8 @@ impl<L, O> Seat<L, O> {
 
 impl<L, O> Drop for Seat<L, O> {
     fn drop(&mut self) {
-        self.take_back();
+        if !self.is_over {
+            self.take_back();
+        }
     }
 }

@@ -83,7 +83,7 @@ pub(crate) struct FlightRequest {
 }
 
 impl Load {
-    /// Adds a request, and returns the place of its group. `None` if there is no room for it.
+    /// Adds a request. Returns the place of its group, and whether it is the first of its runtime; `None` if there is no room.
     pub(crate) fn add(
         &mut self,
         seat: usize,
@@ -91,7 +91,7 @@ impl Load {
         checks: &[Boarding<'_>],
         costs: impl Iterator<Item = u64>,
         runtime: &Handle,
-    ) -> Option<usize> {
+    ) -> Option<(usize, bool)> {
         let is_empty = self.requests == 0;
         if self.requests >= MOST_REQUESTS {
             return None;
@@ -121,13 +121,14 @@ impl Load {
             self.open(Group { limits, keys: keys.clone(), states, requests: SmallVec::new() })
         };
         let known = self.runtimes.iter().position(|known| known.id() == runtime.id());
+        let is_first = known.is_none();
         let runtime = known.unwrap_or_else(|| {
             self.runtimes.push(runtime.clone());
             self.runtimes.len() - 1
         });
         self.requests += 1;
         self.groups[place].requests.push(FlightRequest { seat, costs: costs.collect(), runtime });
-        Some(place)
+        Some((place, is_first))
     }
 
     /// Adds a group, and returns its place.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
+use std::task::Waker;
 use std::time::Duration;
 
 use tokio::runtime;
@@ -99,14 +100,16 @@ impl<L: Default, O> Queue<L, O> {
         }
     }
 
-    /// Takes a request. `board` adds it to the load of a flight, under the number of its seat, unless the flight has no
-    /// room for it. An empty flight has room for every request.
+    /// Takes a request of this caller, who is woken when there is news. `board` adds it to the load of a flight, under the number of its
+    /// seat, unless the flight has no room for it. An empty flight has room for every request.
     pub(crate) fn join(
         &self,
         deadline: Deadline,
         now: Instant,
+        caller: Waker,
         mut board: impl FnMut(&mut L, usize) -> bool,
     ) -> Joined<L, O> {
+        let mut caller = Some(caller);
         self.with(|waiting| {
             waiting.overtake(now);
             if waiting.flights.is_empty()
@@ -118,15 +121,16 @@ impl<L: Default, O> Queue<L, O> {
                 return Joined::Alone;
             }
             let last = waiting.flights.back();
-            let seat =
-                last.and_then(|last| Flight::board(last, deadline, &mut board)).or_else(|| {
+            let seat = last
+                .and_then(|last| Flight::board(last, deadline, &mut caller, &mut board))
+                .or_else(|| {
                     // A full flight whose requests were all dropped makes room at once.
                     if waiting.flights.back().is_some_and(|last| last.is_empty()) {
                         waiting.flights.pop_back();
                     }
                     let flight = Arc::new(Flight::new(Arc::clone(&self.requests), deadline));
                     waiting.flights.push_back(Arc::clone(&flight));
-                    Flight::board(&flight, deadline, &mut board)
+                    Flight::board(&flight, deadline, &mut caller, &mut board)
                 });
             match seat {
                 Some(seat) => Joined::Waits(seat, waiting.begin_next(now + self.patience)),

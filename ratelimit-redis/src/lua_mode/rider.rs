@@ -52,14 +52,22 @@ impl<C: Connection> RedisStore<Lua, C> {
         };
         let queue = queues.of(&call.keys[0]);
         loop {
-            let mut place = 0;
+            let (mut place, mut is_first) = (0, false);
             let costs = || batch.checks().iter().map(|check| check.cost);
-            let joined = queue.join(deadline, Instant::now(), |load, seat| {
-                let group = load.add(seat, &call.keys, &checks, costs(), &runtime);
-                place = group.unwrap_or_default();
-                group.is_some()
+            let mut board = |load: &mut Load, seat| {
+                let boarded = load.add(seat, &call.keys, &checks, costs(), &runtime);
+                (place, is_first) = boarded.unwrap_or_default();
+                boarded.is_some()
+            };
+            let joined = poll_fn(|context| {
+                Poll::Ready(queue.join(
+                    deadline,
+                    Instant::now(),
+                    context.waker().clone(),
+                    &mut board,
+                ))
             });
-            let seat = match joined {
+            let mut seat = match joined.await {
                 Joined::Alone => {
                     return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
                 }
@@ -74,11 +82,12 @@ impl<C: Connection> RedisStore<Lua, C> {
                     seat
                 }
             };
-            if queue.begins_to_watch(runtime.id()) {
+            // Those of this runtime that boarded before have seen to it.
+            if is_first && queue.begins_to_watch(runtime.id()) {
                 let inner = Arc::downgrade(&self.inner);
                 runtime.spawn(watch(inner, Arc::clone(&queue), deadline));
             }
-            let Some(outcome) = outcome(&seat, deadline).await else {
+            let Some(outcome) = outcome(&mut seat, deadline).await else {
                 return Err(self.inner.overdue(!seat.take_back(), deadline));
             };
             let of_group = match &*outcome {
@@ -166,9 +175,9 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 }
 
-/// Waits for what becomes of a request; `None` if its time is over.
+/// Waits for what becomes of a request that has just boarded; `None` if its time is over.
 async fn outcome(
-    seat: &Seat<Load, FlightOutcome>,
+    seat: &mut Seat<Load, FlightOutcome>,
     deadline: Deadline,
 ) -> Option<Arc<FlightOutcome>> {
     // Made if the flight is late: most requests never look at the clock.

@@ -124,6 +124,11 @@ pub(crate) const OUTLIVING: &str = "local kept = {} \
     local ttl = redis.call('PTTL', key) if ttl == -1 or ttl > tonumber(ARGV[2]) then \
     kept[#kept + 1] = key .. ' lives for ' .. ttl .. ' ms' end end return kept";
 
+/// How much longer than its state a key of a patient store lives: where it is compared before it is written, as long as a request may take.
+pub(crate) fn kept_longer<M: Mode>() -> Duration {
+    if M::NAME == Cas::NAME { PATIENCE } else { Duration::ZERO }
+}
+
 /// The keys of a store that live for longer than this.
 pub(crate) fn outliving(server: &RedisServer, prefix: &str, within_ms: u128) -> Vec<String> {
     let kept = tell(server, &["EVAL", OUTLIVING, "0", prefix, &within_ms.to_string()]);

@@ -55,9 +55,14 @@ impl Model {
         })
     }
 
+    /// A request whose caller waits for nothing.
     fn join(&self, number: usize) -> Joined<Vec<usize>, Vec<usize>> {
+        self.join_as(Waker::noop().clone(), number)
+    }
+
+    fn join_as(&self, caller: Waker, number: usize) -> Joined<Vec<usize>, Vec<usize>> {
         let deadline = Deadline::within(GIVEN);
-        self.queue.join(deadline, self.begin, |load, _| {
+        self.queue.join(deadline, self.begin, caller, |load, _| {
             load.push(number);
             true
         })
@@ -85,7 +90,8 @@ impl Model {
     /// Asks as the store does: alone if a flight is free, and otherwise with others. Returns the seat of a request that
     /// waits.
     fn ask(&self, number: usize) -> Option<Seat<Vec<usize>, Vec<usize>>> {
-        match self.join(number) {
+        let caller = Waker::from(std::sync::Arc::new(Caller(thread::current())));
+        match self.join_as(caller, number) {
             Joined::Goes(flight) => {
                 self.call(vec![number]);
                 self.send(self.queue.next(flight, self.begin));
@@ -100,7 +106,7 @@ impl Model {
     }
 
     /// Waits as the store's caller does.
-    fn arrives(seat: &Seat<Vec<usize>, Vec<usize>>, number: usize) {
+    fn arrives(mut seat: Seat<Vec<usize>, Vec<usize>>, number: usize) {
         let caller = std::sync::Arc::new(Caller(thread::current()));
         let waker = Waker::from(caller);
         loop {
@@ -131,7 +137,7 @@ fn each_request_is_sent_once_and_is_woken() {
             let model = loom::sync::Arc::clone(&model);
             thread::spawn(move || {
                 if let Some(seat) = model.ask(number) {
-                    Model::arrives(&seat, number);
+                    Model::arrives(seat, number);
                 }
             })
         });

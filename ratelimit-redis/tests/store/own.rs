@@ -18,8 +18,8 @@ use ratelimit_testkit::{
 use tokio::runtime::Runtime;
 
 use crate::common::{
-    Fate, PATIENCE, acquire, apply, fails, keys, limit, meddled, named, outliving, over, plain,
-    prefix, server,
+    Fate, PATIENCE, acquire, apply, fails, kept_longer, keys, limit, meddled, named, outliving,
+    over, plain, prefix, server,
 };
 use crate::own_twin::Trial;
 use crate::weekend_budget::WeekendBudget;
@@ -58,7 +58,7 @@ macro_rules! harness {
 
             async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
                 let server = RedisServer::shared().expect("a server to test on");
-                outliving(server, store.prefix(), within.as_millis())
+                outliving(server, store.prefix(), (within + kept_longer::<$mode>()).as_millis())
             }
         }
     };

@@ -261,26 +261,26 @@ async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
     const DEADLINE: Duration = Duration::from_millis(100);
     let limits = every(3);
     // Five states of a few numbers.
-    let checks: Vec<_> = [0, 1, 2, 3, 6].map(|n| (&limits[n], "alice", 1)).into();
-    for (takes_ms, is_cas, kind, sent) in [
+    let checks = [0, 1, 2, 3, 6].map(|n| (&limits[n], "alice", 1));
+    for (is_cas, some, kind, sent) in [
         // The script has to be sent anew.
-        (60, false, ErrorKind::Indeterminate, 2),
-        // The reads of five states and the time are concurrent; then the script that writes is pending.
-        (60, true, ErrorKind::Indeterminate, 7),
-        // No time is left to send the script anew: nothing has been written yet.
-        (50, true, ErrorKind::Unavailable, 7),
+        (false, 5, ErrorKind::Indeterminate, 2),
+        // The reads of a state and the time are concurrent; then the command that writes is pending.
+        (true, 1, ErrorKind::Indeterminate, 3),
+        // The script that reads has to be sent anew: nothing has been written yet.
+        (true, 5, ErrorKind::Unavailable, 2),
     ] {
-        let slow = Slow::new(Duration::from_millis(takes_ms));
+        let slow = Slow::new(DEADLINE * 3 / 5);
         let builder = RedisStore::builder().deadline(DEADLINE);
         let store = builder.over(Arc::clone(&slow)).expect("a prefix");
         let begun = Instant::now();
         let answer = if is_cas {
-            apply(&store.in_mode::<Cas>(), &checks, Op::Acquire, None).await
+            apply(&store.in_mode::<Cas>(), &checks[..some], Op::Acquire, None).await
         } else {
-            apply(&store, &checks, Op::Acquire, None).await
+            apply(&store, &checks[..some], Op::Acquire, None).await
         };
         fails(answer, kind, "");
         assert_eq!(begun.elapsed(), DEADLINE);
-        assert_eq!(slow.sent.load(Ordering::SeqCst), sent, "{takes_ms} ms");
+        assert_eq!(slow.sent.load(Ordering::SeqCst), sent, "{is_cas}, {some}");
     }
 }
