@@ -14,6 +14,7 @@ pub(crate) struct Log {
     undecided: LogLines,
     misconfigured: LogLines,
     unwired: LogLines,
+    #[cfg(feature = "tokio")]
     unadopted: LogLines,
 }
 
