@@ -37,6 +37,7 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 /// - `None` is the state of a new key: full capacity. A state past its `expires` decides exactly as `None` does.
 /// - A denial writes [`Write::Keep`]. So does a cost of 0, which is always allowed and shows what the next request
 ///   would find.
+/// - `remaining` is the largest cost that fits now, so an admission lowers it by exactly its cost.
 /// - `retry_after_us` is exact: if no other request comes, the same cost is admitted at `now + d` and still denied at
 ///   `now + d − 1`. A cost above the capacity is denied with `None`.
 /// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and waits are still

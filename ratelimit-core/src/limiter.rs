@@ -251,7 +251,7 @@ operations! {
     /// let id = ReservationId::random();
     /// if limiter.reserve("alice", id, 4_000).await?.allowed() {
     ///     let tokens_used = 1_234; // the true cost, known after the call
-    ///     limiter.commit("alice", id, tokens_used).await?;
+    ///     let _ = limiter.commit("alice", id, tokens_used).await?;
     /// }
     /// # Ok(())
     /// # }

@@ -108,7 +108,8 @@ use outage::Outage;
 /// | acquire, peek | decided by the choices |
 /// | force, refund | on the local limits; nothing for open ones; an error if a limit is closed, or if the store may have done it, also when it is repeated under its id |
 /// | reset | an error: only the store can do it |
-/// | settle, renew | an error, unless the reservation was made without the store |
+/// | adopt | on the local limits |
+/// | settle, extend, renew | an error, unless the reservation was made without the store |
 ///
 /// Whatever was done under an id without the store stays with the local limits, also when the store is back: a repeated
 /// request is done once, and a reservation settles where it was made. An id that was reserved in the store settles there

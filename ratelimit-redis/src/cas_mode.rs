@@ -100,14 +100,6 @@ pub(crate) struct BatchAttempts {
 }
 
 impl BatchAttempts {
-    pub(crate) fn new(deadline: Deadline, turn: &[Taken<'_>]) -> Self {
-        let mut rounds = Rounds::new(ATTEMPTS, deadline);
-        if turn.iter().any(Taken::has_waited) {
-            rounds.waited();
-        }
-        Self { rounds, read: None, pause: FIRST_PAUSE }
-    }
-
     /// Pauses for a random time, so that callers which collided do not collide again.
     pub(crate) async fn pause(&mut self, deadline: Deadline) {
         let pause = self.pause.mul_f64(fastrand::f64()).min(deadline.remaining());
@@ -208,7 +200,7 @@ where
     ) -> Result<Verdict, RedisError> {
         let writes = batch.operation() != Op::Peek;
         let turn = if writes { self.turn(batch, deadline).await } else { Vec::new() };
-        let mut attempts = BatchAttempts::new(deadline, &turn);
+        let mut attempts = self.attempts(deadline, &turn);
         loop {
             let decided = self.decided(batch, false, writes, deadline).await;
             let (verdict, now, reads) = decided.map_err(|error| attempts.rounds.explain(error))?;
@@ -328,7 +320,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         A::State: Codec,
     {
         let deadline = self.inner.deadline();
-        let mut attempts = BatchAttempts::new(deadline, &[]);
+        let mut attempts = self.attempts(deadline, &[]);
         loop {
             let read = self.inner.get(limit, key, deadline).await?;
             let mut slot = CasValue { key: key.to_owned(), read, change: Write::Keep };
@@ -348,7 +340,15 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
     }
 
-    /// Waits until no other caller of this store works on the keys of a batch, or half of the time is over.
+    /// The attempts at a batch whose callers took these turns.
+    pub(crate) fn attempts(&self, deadline: Deadline, turn: &[Taken<'_>]) -> BatchAttempts {
+        let has_waited = turn.iter().any(Taken::has_waited);
+        let address = self.inner.connection.address();
+        let rounds = Rounds::new(ATTEMPTS, deadline, address).after_others(has_waited);
+        BatchAttempts { rounds, read: None, pause: FIRST_PAUSE }
+    }
+
+    /// Waits until no other caller of this store works on the keys of a batch, or a quarter of the time is over.
     pub(crate) async fn turn<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,

@@ -52,6 +52,11 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
+    /// When a quarter of the time that was given at first is over.
+    pub(crate) fn quarter_time(self) -> Instant {
+        self.at.checked_sub(self.given * 3 / 4).unwrap_or(self.at)
+    }
+
     /// When half of the time that was given at first is over.
     pub(crate) fn half_time(self) -> Instant {
         self.at.checked_sub(self.given / 2).unwrap_or(self.at)

@@ -72,8 +72,11 @@ pub enum RedisError {
         /// What was found, and whether it was removed.
         detail: String,
     },
-    /// Other clients changed the same key between every read and write. Nothing was charged.
-    #[error("other clients changed the same key {attempts} times in a row; send the request again")]
+    /// Other requests for the same keys came first in every attempt, or until too little time was left, also those of this process.
+    /// Nothing was charged.
+    #[error(
+        "in {attempts} attempts, other requests for the same key came first; send the request again"
+    )]
     Contended {
         /// How many attempts were made.
         attempts: usize,

@@ -150,7 +150,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             return Ok(pending.iter().map(|pending| pending.peeked(now)).collect());
         }
         let charging = deadline.to_charge();
-        let mut rounds = Rounds::new(ATTEMPTS, charging);
+        let mut rounds = Rounds::new(ATTEMPTS, charging, self.inner.connection.address());
         loop {
             let charged = pending.iter().any(PendingCheck::is_charged);
             let exec = self.charge(&mut pending, batch, now, charging).await;

@@ -1,5 +1,6 @@
 //! [`Rounds`]: bounds how often a decision starts again.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,6 +13,8 @@ pub(crate) struct Rounds {
     begun: usize,
     most: usize,
     deadline: Deadline,
+    /// Of the server, for messages.
+    address: Arc<str>,
     /// When the last exchange with the servers began, and how long the longest before it took.
     began: Instant,
     longest: Duration,
@@ -23,14 +26,14 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     /// Allows `most` rounds, the first included.
-    pub(crate) fn new(most: usize, deadline: Deadline) -> Self {
-        let (began, longest) = (Instant::now(), Duration::ZERO);
-        Self { begun: 1, most, deadline, began, longest, has_waited: false, expiries: 0 }
+    pub(crate) fn new(most: usize, deadline: Deadline, address: &Arc<str>) -> Self {
+        let (began, longest, address) = (Instant::now(), Duration::ZERO, Arc::clone(address));
+        Self { begun: 1, most, deadline, address, began, longest, has_waited: false, expiries: 0 }
     }
 
-    /// Notes that other callers of this store had to go first.
-    pub(crate) fn waited(&mut self) {
-        self.has_waited = true;
+    /// Whether other callers of this store had to go first.
+    pub(crate) fn after_others(self, has_waited: bool) -> Self {
+        Self { has_waited, ..self }
     }
 
     /// An exchange with the servers begins.
@@ -42,7 +45,17 @@ impl Rounds {
     /// Whether another exchange ends by the deadline, even if it takes twice as long as the longest so far. Otherwise its charge
     /// could be without an answer, as in an outage, where contention is the cause.
     pub(crate) fn is_in_time(&self) -> bool {
-        self.deadline.remaining() > 2 * self.longest.max(self.began.elapsed())
+        self.deadline.remaining() > 2 * self.slowest()
+    }
+
+    /// The longest exchange, with the one that is in flight.
+    fn slowest(&self) -> Duration {
+        self.longest.max(self.began.elapsed())
+    }
+
+    /// Whether an exchange took so much of the time that others are not the cause if the time ends: the server may hang.
+    fn is_slow(&self) -> bool {
+        self.slowest() > self.deadline.given() / 4
     }
 
     /// Whether the first round may charge: a caller that had to wait for others may have too little time left.
@@ -66,16 +79,24 @@ impl Rounds {
         free || self.another()
     }
 
-    /// The error when no round is left.
+    /// The error when no round is left, or no time for one. Nothing is charged.
     pub(crate) fn contended(&self) -> RedisError {
+        if self.begun < self.most && self.is_slow() {
+            let given = self.deadline.given();
+            let reason = format!(
+                "it answers so slowly that {given:?} are not enough to decide; nothing was charged"
+            );
+            return RedisError::Unreachable { address: Arc::clone(&self.address), reason };
+        }
         RedisError::Contended { attempts: self.begun }
     }
 
     /// The error to return for one that a later round met, or one that waited for others. If the deadline ended before it could
-    /// charge anything, contention is the cause.
+    /// charge anything, contention is the cause, unless the server is slow.
     pub(crate) fn explain(&self, error: RedisError) -> RedisError {
         let has_charged_nothing = matches!(error, RedisError::Unreachable { .. });
-        if (self.begun > 1 || self.has_waited) && has_charged_nothing && self.deadline.is_over() {
+        let others = self.begun > 1 || self.has_waited;
+        if others && has_charged_nothing && self.deadline.is_over() && !self.is_slow() {
             return self.contended();
         }
         error
@@ -92,7 +113,7 @@ mod tests {
     async fn a_round_that_would_end_after_the_deadline_does_not_begin() {
         let ms = Duration::from_millis;
         for (round_ms, due) in [(0, 8), (20, 3), (33, 2), (34, 1), (60, 1)] {
-            let mut rounds = Rounds::new(8, Deadline::within(ms(100)));
+            let mut rounds = Rounds::new(8, Deadline::within(ms(100)), &"it".into());
             advance(ms(round_ms)).await;
             while rounds.another() {
                 advance(ms(round_ms)).await;

@@ -23,9 +23,9 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Waits for the caller's turn at all of these keys, first come, first served, for half of the time at most. By then
-    /// the caller whose turn it is may be a future that is kept and no longer polled: this caller goes without a turn, and
-    /// later ones form another queue.
+    /// Waits for the caller's turn at all of these keys, first come, first served, for a quarter of the time at most:
+    /// another runtime may need half of it to take over the connection. By then the caller whose turn it is may be a future that is
+    /// kept and no longer polled: this caller goes without a turn, and later ones form another queue.
     pub(crate) async fn take(&self, mut keys: Vec<Arc<str>>, deadline: Deadline) -> Vec<Taken<'_>> {
         // One global order, so no two callers wait for each other.
         keys.sort_unstable();
@@ -38,7 +38,7 @@ impl Turns {
             } else {
                 next.has_waited = true;
                 let turn = Arc::clone(&next.turn).lock_owned();
-                match timeout_at(deadline.half_time(), turn).await {
+                match timeout_at(deadline.quarter_time(), turn).await {
                     Ok(guard) => next.guard = Some(guard),
                     Err(_) => next.leave_queue(&mut self.shard(&next.key)),
                 }
@@ -140,7 +140,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_turn_that_does_not_end_is_waited_for_half_of_the_time_by_each_and_leaves_nothing() {
+    async fn a_turn_that_does_not_end_is_waited_for_a_quarter_of_the_time_by_each_and_leaves_nothing()
+     {
         let turns = Turns::default();
         let kept = turns.take(keys(&["a"]), patience()).await;
         let begin = Instant::now();
@@ -148,9 +149,9 @@ mod tests {
         let both =
             join(turns.take(keys(&["a"]), patience()), turns.take(keys(&["b", "a"]), patience()));
         drop(both.await);
-        assert_eq!(begin.elapsed(), Duration::from_secs(10));
+        assert_eq!(begin.elapsed(), Duration::from_secs(5));
         let next = turns.take(keys(&["a"]), patience()).await;
-        assert_eq!(begin.elapsed(), Duration::from_secs(10), "in another queue");
+        assert_eq!(begin.elapsed(), Duration::from_secs(5), "in another queue");
         drop(kept);
         assert!(!is_idle(&turns), "the other queue stays");
         let waits = timeout(Duration::from_millis(10), turns.take(keys(&["a"]), patience())).await;

@@ -153,7 +153,8 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
-    /// The same layer, with what this function returns for each request: a cost, or [costs](LimitCosts) of several limits.
+    /// The same layer, with what this function returns for each request: a cost, or [costs](LimitCosts) of several limits. A cost of a
+    /// limit that the layer lacks is an error of the request, so a layer that [reloads](Self::reloading) names these limits in its part.
     #[must_use]
     pub fn cost_of<K: Into<LimitCosts>>(
         mut self,

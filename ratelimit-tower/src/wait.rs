@@ -91,7 +91,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     }
 
     /// The same waiter, whose waits are longer by a random time of up to this, so that processes that share a limit do not all ask at
-    /// the same moment. No wait exceeds the caller's maximum.
+    /// the same moment. No wait exceeds the caller's maximum; the store's calls come on top, one or, for a caller that queued, two.
     #[must_use]
     pub const fn jitter(mut self, jitter: Duration) -> Self {
         self.jitter = jitter;

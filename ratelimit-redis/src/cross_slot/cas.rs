@@ -10,7 +10,7 @@ use ratelimit_core::store::{Batch, Check, Reservation};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
 use super::{InSlot, charge_attempts, worst};
-use crate::cas_mode::{BatchAttempts, CasValue, Foreign, Reads};
+use crate::cas_mode::{CasValue, Foreign, Reads};
 use crate::codec::Codec;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
@@ -43,7 +43,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let turn = self.turn(batch, charging).await;
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
-        let mut attempts = BatchAttempts::new(charging, &turn);
+        let mut attempts = self.attempts(charging, &turn);
         loop {
             let decided = self.decided(batch, true, true, charging).await;
             let decided = decided.map_err(|error| attempts.rounds.explain(error).after(charged));
@@ -112,7 +112,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let reservation = Reservation::new(at, cost);
-        let mut attempts = BatchAttempts::new(deadline, &[]);
+        let mut attempts = self.attempts(deadline, &[]);
         loop {
             let of_reservation = async {
                 match &own {

@@ -96,7 +96,8 @@ impl<C: Connection> RedisStore<Lua, C> {
         // An attempt counts once, so there is no second round.
         let attempts =
             slots.iter().flat_map(|slot| &slot.call.twins).any(|check| check.twin.attempts);
-        let mut rounds = Rounds::new(if attempts { 1 } else { ROUNDS }, charging);
+        let most = if attempts { 1 } else { ROUNDS };
+        let mut rounds = Rounds::new(most, charging, self.inner.connection.address());
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
         // What each slot decided in the last round, of which one denied.

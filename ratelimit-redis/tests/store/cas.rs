@@ -36,9 +36,10 @@ fn expire(client: &mut RespClient, keys: &[String]) {
     }
 }
 
-/// A store before each of whose writes another client does this. No deadline forces another attempt.
+/// A store with this deadline, before each of whose writes another client does this.
 async fn store(
     server: &RedisServer,
+    deadline: Duration,
     is_cluster: bool,
     before_writes: impl Fn(&mut RespClient) + Send + Sync + 'static,
 ) -> RedisStore<Cas, Arc<Meddled>> {
@@ -50,7 +51,7 @@ async fn store(
         Fate::Sent
     });
     let connection = if is_cluster { connection.clustered() } else { connection };
-    over(RedisStore::builder().cas().deadline(Duration::from_millis(1)), connection)
+    over(RedisStore::builder().cas().deadline(deadline), connection)
 }
 
 #[tokio::test]
@@ -60,7 +61,7 @@ async fn a_key_that_others_always_change_first_is_contended_and_uncharged() {
     let change = move |client: &mut RespClient| {
         write(client, &key("a"), written.fetch_add(1, Ordering::Relaxed));
     };
-    let changed = store(&server, false, change).await;
+    let changed = store(&server, PATIENCE, false, change).await;
     let both = [(&limit, "a", 1), (&limit, "b", 1)];
     for checks in [&both[..1], &both] {
         fails(apply(&changed, checks, Op::Acquire, None).await, ErrorKind::Contended, "");
@@ -70,7 +71,7 @@ async fn a_key_that_others_always_change_first_is_contended_and_uncharged() {
     let _ = peek(&changed, &limit, "a").await;
     // A removal by another client looks like an expiry. Together with its writes it is contention.
     let written = AtomicU64::new(1);
-    let in_turn = store(&server, false, move |client| {
+    let in_turn = store(&server, PATIENCE, false, move |client| {
         if client.command(&["DEL", &key("c")]) == Ok(RespValue::Integer(0)) {
             write(client, &key("c"), written.fetch_add(1, Ordering::Relaxed));
         }
@@ -90,7 +91,7 @@ async fn a_state_that_expires_between_read_and_write_is_read_again() {
     {
         let keys: Vec<_> = names[..some].iter().map(|name| key(name)).collect();
         let to_expire = keys.clone();
-        let expiring = store(&server, is_cluster, move |client| {
+        let expiring = store(&server, Duration::from_millis(1), is_cluster, move |client| {
             if in_turn {
                 let there =
                     |key: &&String| client.command(&["EXISTS", key]) == Ok(RespValue::Integer(1));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelimit_core::ErrorKind;
 use ratelimit_core::store::Op;
 use ratelimit_redis::{
@@ -254,6 +255,22 @@ async fn the_given_runtime_connects(client: Client) {
         assert_eq!(left_on(&runtime(), &store), 0);
     })
     .await;
+}
+
+/// The server refuses each write, as it does when others change the key first; each command takes so long.
+#[tokio::test(start_paused = true)]
+async fn a_slow_server_is_an_outage_and_no_contention() {
+    let limit = seldom();
+    for (takes_ms, kind) in [(1, ErrorKind::Contended), (40, ErrorKind::Unavailable)] {
+        let slow = Slow::new(Duration::from_millis(takes_ms));
+        let builder = RedisStore::builder().cas().deadline(Duration::from_millis(100));
+        let store = builder.over(slow).expect("a prefix");
+        // The second one waits for the first.
+        let both = [acquire(&store, &limit, "alice"), acquire(&store, &limit, "alice")];
+        for answer in join_all(both).await {
+            fails(answer, kind, "");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

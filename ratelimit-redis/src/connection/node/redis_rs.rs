@@ -19,6 +19,9 @@ use crate::connection::tls;
 use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
 
+/// How many requests the client takes at once: more than any program sends.
+const BUFFER: usize = 1 << 24;
+
 #[derive(Clone)]
 pub(crate) struct Node {
     connection: MultiplexedConnection,
@@ -71,9 +74,11 @@ impl Node {
             return Err(refused(endpoint, &error));
         }
         written.map_err(|error| not_connected(endpoint, &error))?;
-        // The caller enforces the deadline.
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        // The caller enforces the deadline. A full buffer would give its next place to a future that may no longer be polled.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(BUFFER);
         let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
         let connected = MultiplexedConnection::new_with_config(&nothing, stream, config).await;
         let (connection, driver) = connected.map_err(|error| refused(endpoint, &error))?;

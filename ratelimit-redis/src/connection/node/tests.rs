@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use ratelimit_servers::{RedisServer, RespValue};
@@ -47,6 +48,7 @@ by_each_client! {
     no_other_request_runs_inside_a_transaction,
     a_request_on_an_ended_connection_fails_at_once,
     a_request_whose_runtime_ends_may_have_been_done,
+    requests_that_are_kept_hold_up_no_other,
     dropping_the_last_node_closes_its_connection,
     an_abandoned_connection_attempt_closes_its_socket,
 }
@@ -322,6 +324,18 @@ async fn a_request_whose_runtime_ends_may_have_been_done(client: Client) {
         send(&node, &["LATER"]).await.expect_err("nothing drives it");
         assert_eq!(heard.of("LATER"), 0);
     }
+}
+
+/// Their futures are polled once and kept, as by a timeout around all of them.
+async fn requests_that_are_kept_hold_up_no_other(client: Client) {
+    let redis = RedisServer::start().expect("redis-server");
+    let node = node(client, redis.port()).await;
+    let mut kept: Vec<_> = (0..2_000).map(|_| Box::pin(send(&node, &["PING"]))).collect();
+    let mut context = Context::from_waker(Waker::noop());
+    for future in &mut kept {
+        let _ = future.as_mut().poll(&mut context);
+    }
+    assert_eq!(send(&node, &["ECHO", "a"]).await.expect("answered"), Reply::Text(b"a".to_vec()));
 }
 
 /// fred closes the connection after this error, and reports it to all pending requests.
