@@ -22,7 +22,7 @@ const PATIENT: Duration = Duration::from_secs(4);
 /// What an answer may take beyond its deadline: what a store has to give charges back across slots, a quarter of the
 /// deadline, and as much for a busy machine. What the runtime of the test itself stood still comes on top.
 const GRACE: Duration = Duration::from_millis(500);
-/// How many tasks send requests in the mode Lua. One more does in each other mode.
+/// How many tasks send requests in the mode Lua. Two more do in the mode CAS, for one key, and one in MULTI.
 const TASKS: u64 = 6;
 const KEYS: u64 = 8;
 /// Between two requests of a task.
@@ -237,16 +237,16 @@ impl Traffic {
             ids: AtomicU64::new(1),
         });
         let mut tasks = JoinSet::new();
-        for task in 0..TASKS + 2 {
+        for task in 0..TASKS + 3 {
             let asks = Arc::clone(&asks);
             tasks.spawn(async move {
                 let (cas, multi) = (asks.store.in_mode::<Cas>(), asks.store.in_mode::<Multi>());
                 let mut turn = task;
                 while !asks.is_over.load(Ordering::Relaxed) {
                     match task {
-                        TASKS => asks.in_cas(&cas, turn).await,
-                        _ if task > TASKS => asks.in_multi(&multi).await,
-                        _ => asks.in_lua(turn * 5, &format!("key-{}", turn % KEYS)).await,
+                        0..TASKS => asks.in_lua(turn * 5, &format!("key-{}", turn % KEYS)).await,
+                        TASKS.. if task < TASKS + 2 => asks.in_cas(&cas, turn).await,
+                        _ => asks.in_multi(&multi).await,
                     }
                     turn += 1;
                     let clock = Instant::now();
