@@ -132,7 +132,8 @@ impl<M: Mode> Builder<M> {
     /// one ends, or if none of its threads runs its tasks for half of the deadline (100 ms to 3 s).
     ///
     /// Set it in a program that drives a runtime only now and then, as by a `block_on` per request on each of several
-    /// threads: otherwise each change of threads may cost a new connection.
+    /// threads: otherwise each change of threads may cost a new connection. A call that several requests share still runs on the
+    /// runtime of one of its callers; if that ends, the requests in it are `Indeterminate`.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
