@@ -43,7 +43,7 @@ pub(crate) struct Seat<L, O> {
     number: usize,
     /// Whether the next look has to see what the flight knows. The first need not, whose waker has just gone on board.
     looks: bool,
-    /// Whether its outcome is told, so that dropping it does nothing.
+    /// Whether the caller knows the outcome. Dropping the seat then does nothing.
     is_over: bool,
 }
 
