@@ -1,6 +1,7 @@
 //! Allotments: one process admits what it would admit without, and how they end.
 
 use std::pin::pin;
+use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -56,6 +57,39 @@ async fn two_of_eight(store: &Scripted, limit: &Limit<Policy>) {
 fn ended(store: &Scripted, limit: &Limit<Policy>) -> [u64; 3] {
     let AllotmentCounts { given_back, forfeited, .. } = store.counts();
     [given_back, forfeited, store.store().left(limit, "alice")]
+}
+
+#[test]
+fn of_many_threads_at_one_moment_none_is_admitted_beyond_the_limits_and_nothing_is_lost() {
+    for words in ["gcra 37/d", "token-bucket 37/d", "fixed-window 37/d"] {
+        let clock = ManualClock::new(BEGIN);
+        let limits = [limit("a", words), limit("b", words)];
+        let store = greedy(&clock).build(memory(&clock));
+        let either_way = [limits.clone(), [limits[1].clone(), limits[0].clone()]];
+        let asks: [&[Limit<Policy>]; 4] =
+            [&limits[..1], &limits[1..], &either_way[0], &either_way[1]];
+        let admitted = |thread: usize, rounds: usize| {
+            let mut admitted = [0; 2];
+            for round in 0..rounds {
+                let asked = asks[(thread + round) % 4];
+                let allowed = block_on(ask_all(&store, asked, "alice", 1)).allowed();
+                for (limit, admitted) in limits.iter().zip(&mut admitted) {
+                    let is_asked = asked.iter().any(|asked| asked.name() == limit.name());
+                    *admitted += u64::from(allowed && is_asked);
+                }
+            }
+            admitted
+        };
+        let admitted = thread::scope(|scope| {
+            let threads = [0, 1, 2, 3].map(|n| scope.spawn(move || admitted(n, 40)));
+            threads.map(|thread| thread.join().expect("no panic"))
+        });
+        block_on(store.give_back());
+        for (n, limit) in limits.iter().enumerate() {
+            let admitted: u64 = admitted.iter().map(|each| each[n]).sum();
+            assert_eq!(admitted + left(store.store(), limit, "alice"), 37, "{words}: {n}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
