@@ -4,9 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, Timestamp};
+use futures_util::future::LocalBoxFuture;
+use ratelimit_core::store::Batch;
+use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, StoreError, Timestamp};
 
-use crate::capability::Capability;
+use crate::capability::{Able, Capability};
+use crate::laws::Said;
 
 /// Gives the laws access to a store.
 ///
@@ -108,6 +111,90 @@ impl fmt::Debug for StoreClock {
             Self::Real => "Real",
             Self::Settable(_) => "Settable",
         })
+    }
+}
+
+/// A harness without its type: each law is compiled once for an algorithm, and not for each harness.
+pub(crate) trait AnyHarness<A: Algorithm>: Sync {
+    /// [`Harness::CASES`].
+    fn cases(&self) -> u32;
+
+    /// [`Harness::SMALL_TRACE_REQUESTS`].
+    fn small_trace_requests(&self) -> u32;
+
+    fn able(&self) -> Able;
+
+    /// [`Harness::store`].
+    fn open(&self) -> Box<dyn AnyStore<A> + '_>;
+}
+
+/// A store of a harness, and what the harness knows of it.
+pub(crate) trait AnyStore<A: Algorithm>: Sync {
+    fn apply<'a>(&'a self, batch: &'a Batch<'_, A>) -> LocalBoxFuture<'a, Said>;
+
+    fn clock(&self) -> StoreClock;
+
+    fn block_on(&self, future: LocalBoxFuture<'_, ()>);
+
+    fn state<'a>(
+        &'a self,
+        limit: &'a Limit<A>,
+        key: &'a str,
+    ) -> LocalBoxFuture<'a, Option<A::State>>;
+
+    fn leaks(&self, within: Duration) -> LocalBoxFuture<'_, Vec<String>>;
+}
+
+/// A store, and the harness that opened it.
+struct Opened<'h, A: Algorithm, H: Harness<A>> {
+    harness: &'h H,
+    store: H::Store,
+}
+
+impl<A: Algorithm + 'static, H: Harness<A>> AnyHarness<A> for H {
+    fn cases(&self) -> u32 {
+        H::CASES
+    }
+
+    fn small_trace_requests(&self) -> u32 {
+        H::SMALL_TRACE_REQUESTS
+    }
+
+    fn able(&self) -> Able {
+        Able::of::<A, H>()
+    }
+
+    fn open(&self) -> Box<dyn AnyStore<A> + '_> {
+        Box::new(Opened { harness: self, store: self.store() })
+    }
+}
+
+impl<A: Algorithm, H: Harness<A>> AnyStore<A> for Opened<'_, A, H> {
+    fn apply<'a>(&'a self, batch: &'a Batch<'_, A>) -> LocalBoxFuture<'a, Said> {
+        let answer = async {
+            self.store.apply(batch).await.map_err(|error| (error.kind(), error.to_string()))
+        };
+        Box::pin(answer)
+    }
+
+    fn clock(&self) -> StoreClock {
+        self.harness.clock(&self.store)
+    }
+
+    fn block_on(&self, future: LocalBoxFuture<'_, ()>) {
+        self.harness.block_on(future);
+    }
+
+    fn state<'a>(
+        &'a self,
+        limit: &'a Limit<A>,
+        key: &'a str,
+    ) -> LocalBoxFuture<'a, Option<A::State>> {
+        Box::pin(self.harness.state(&self.store, limit, key))
+    }
+
+    fn leaks(&self, within: Duration) -> LocalBoxFuture<'_, Vec<String>> {
+        Box::pin(self.harness.leaks(&self.store, within))
     }
 }
 

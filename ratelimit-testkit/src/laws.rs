@@ -11,10 +11,10 @@ pub(crate) mod own_clock;
 pub(crate) mod small;
 
 use ratelimit_core::store::Now;
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Store, StoreError, Verdict};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, StoreError, Verdict};
 
 use crate::capability::{Able, Capability};
-use crate::harness::Harness;
+use crate::harness::{AnyHarness, AnyStore};
 use crate::law::{Law, Violation};
 use crate::pure::{PureStore, Refused};
 use crate::suite::guard::note_request;
@@ -29,19 +29,34 @@ pub(crate) type LawResult = Result<(), Violation>;
 /// A store's answer to a request: a verdict, or a kind of error and its message.
 pub(crate) type Said = Result<Verdict, (ErrorKind, String)>;
 
-/// The text of a state, as far as it matters to this limit; `None` if another algorithm wrote it.
-pub(crate) type Shown<A> = fn(&A, <A as Algorithm>::State) -> Option<String>;
+/// The states of a key in two stores.
+pub(crate) type Both<A> = [Option<<A as Algorithm>::State>; 2];
+
+/// The texts of two states that differ, as far as they matter to this limit; `None` if they do not.
+pub(crate) type Difference<A> = fn(&A, Both<A>) -> Option<[Option<String>; 2]>;
 
 /// A fresh store under test for one law.
-pub(crate) struct Subject<'a, A: Algorithm, H: Harness<A>> {
+pub(crate) struct Subject<'a, A: Algorithm> {
     pub(crate) law: Law,
-    pub(crate) harness: &'a H,
-    pub(crate) store: &'a H::Store,
+    pub(crate) store: &'a dyn AnyStore<A>,
+    /// The store's capabilities.
+    pub(crate) able: Able,
+    pub(crate) small_trace_requests: u32,
     /// How states are compared, if they are: otherwise by peeks.
-    pub(crate) shown: Option<Shown<A>>,
+    pub(crate) difference: Option<Difference<A>>,
 }
 
-impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
+impl<'a, A: Algorithm> Subject<'a, A> {
+    pub(crate) fn of(
+        law: Law,
+        harness: &dyn AnyHarness<A>,
+        store: &'a dyn AnyStore<A>,
+        difference: Option<Difference<A>>,
+    ) -> Self {
+        let (able, small_trace_requests) = (harness.able(), harness.small_trace_requests());
+        Self { law, store, able, small_trace_requests, difference }
+    }
+
     /// Reports that the store broke the law, and how.
     pub(crate) fn broken<T>(&self, message: impl Into<String>) -> Result<T, Violation> {
         Err(Violation { law: self.law, message: message.into() })
@@ -52,15 +67,16 @@ impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
         if holds { Ok(()) } else { self.broken(message()) }
     }
 
-    /// The store's capabilities.
-    #[allow(clippy::unused_self, reason = "of this subject")]
-    pub(crate) const fn able(&self) -> Able {
-        Able::of::<A, H>()
+    /// Runs a future to completion, as the harness does.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut output = None;
+        self.store.block_on(Box::pin(async { output = Some(future.await) }));
+        output.expect("`Harness::block_on` runs a future to its end")
     }
 
     /// The caller's metadata that is sent with a request.
     pub(crate) fn metadata(&self, request: &TraceRequest) -> Vec<u8> {
-        if self.able().can(Capability::Metadata) { request.metadata() } else { Vec::new() }
+        if self.able.can(Capability::Metadata) { request.metadata() } else { Vec::new() }
     }
 
     /// Executes a request that is not refused.
@@ -99,8 +115,8 @@ impl<A: Algorithm, H: Harness<A>> Subject<'_, A, H> {
                     return Ok(Ok(verdict));
                 }
                 // Contention charges nothing, and callers ask again.
-                Err(error) if error.kind() == ErrorKind::Contended => {}
-                Err(error) => return Ok(Err((error.kind(), error.to_string()))),
+                Err((ErrorKind::Contended, _)) => {}
+                Err(error) => return Ok(Err(error)),
             }
         }
         self.broken(format!("{request:?} was contended {CONTENDED} times in a row"))

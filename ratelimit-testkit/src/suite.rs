@@ -13,7 +13,7 @@ use ratelimit_core::{Algorithm, Policy};
 
 use crate::algorithm::AlgorithmHarness;
 use crate::capability::{Able, Capability};
-use crate::harness::{Harness, StoreClock};
+use crate::harness::{AnyHarness, Harness, StoreClock};
 use crate::law::{Law, Violation};
 use crate::laws::agreement::agrees;
 use crate::laws::capabilities::it_can_do_what_it_claims;
@@ -27,7 +27,7 @@ use crate::laws::own_clock::{
     SHORT_US, decides_by_a_clock_that_runs, decides_by_its_own_clock, its_own_clock_keeps_time,
 };
 use crate::laws::small::every_small_trace_agrees;
-use crate::laws::{LawResult, Shown, Subject};
+use crate::laws::{Both, Difference, LawResult, Subject};
 use crate::seeds::{AlgorithmKind, Scope, rate};
 use crate::trace::Trace;
 use crate::trace::made::{Pool, TraceShape, limit};
@@ -237,8 +237,11 @@ pub fn test<H: Harness + 'static>(
 /// # Panics
 /// If the property does not hold for the case, or if the text is not a case of the property.
 pub fn regression<H: Harness>(property: Property, case: &str) {
-    let harness = H::new();
-    let trial = LawTrial::of(&harness, property, Scope::Mixed, Cases::Given(case));
+    try_given(&H::new(), property, case);
+}
+
+fn try_given(harness: &dyn AnyHarness<Policy>, property: Property, case: &str) {
+    let trial = LawTrial::of(harness, property, Scope::Mixed, Cases::Given(case));
     // The scope only matters for generated cases, of which there are none.
     if let Err(failure) = trial.run_on_policies(Scope::Mixed) {
         panic!("{failure}");
@@ -268,7 +271,17 @@ pub fn try_property<H: Harness>(
     scope: Scope,
     runner: TestRunner,
 ) -> Result<(), StoreFailure> {
-    match property.lacks(scope, Able::of::<Policy, H>()) {
+    try_drawn(harness, property, scope, runner)
+}
+
+/// Not generic: compiled once, in this crate.
+fn try_drawn(
+    harness: &dyn AnyHarness<Policy>,
+    property: Property,
+    scope: Scope,
+    runner: TestRunner,
+) -> CaseResult {
+    match property.lacks(scope, harness.able()) {
         Some(_) => Ok(()),
         None => LawTrial::of(harness, property, scope, Cases::Drawn(runner.into()))
             .run_on_policies(scope),
@@ -284,7 +297,16 @@ pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     let pool = T::pool(Able::of::<T::Algorithm, H>());
     let named = Box::new(crate::algorithm::named::<T>);
     let cases = Cases::Drawn(Box::new(runner));
-    LawTrial { harness, property, pool, shown: None, named, cases }.run()
+    LawTrial { harness, property, pool, difference: None, named, cases }.run()
+}
+
+/// How two states differ, as far as they matter to this limit.
+fn difference(policy: &Policy, states: Both<Policy>) -> Option<[Option<String>; 2]> {
+    if states[0] == states[1] {
+        return None;
+    }
+    let [got, due] = states.map(|state| shown(policy, state?));
+    (got != due).then_some([got, due])
 }
 
 /// The text of a state as far as it matters to this limit: nothing if another algorithm wrote it, and of a log the
@@ -335,26 +357,31 @@ type CaseResult = Result<(), StoreFailure>;
 /// Reads a limit.
 type ReadLimit<A> = Box<dyn Fn(&str) -> Result<A, String>>;
 
-struct LawTrial<'h, A: Algorithm, H> {
-    harness: &'h H,
+struct LawTrial<'h, A: Algorithm> {
+    harness: &'h dyn AnyHarness<A>,
     property: Property,
     pool: Pool<A>,
-    shown: Option<Shown<A>>,
+    difference: Option<Difference<A>>,
     named: ReadLimit<A>,
     cases: Cases<'h>,
 }
 
-impl<'h, H: Harness> LawTrial<'h, Policy, H> {
-    fn of(harness: &'h H, property: Property, scope: Scope, cases: Cases<'h>) -> Self {
-        let pool = scope.pool(Able::of::<Policy, H>());
+impl<'h> LawTrial<'h, Policy> {
+    fn of(
+        harness: &'h dyn AnyHarness<Policy>,
+        property: Property,
+        scope: Scope,
+        cases: Cases<'h>,
+    ) -> Self {
+        let pool = scope.pool(harness.able());
         let named = Box::new(|text: &str| text.parse().map_err(|error| format!("{error}")));
-        Self { harness, property, pool, shown: Some(shown), named, cases }
+        Self { harness, property, pool, difference: Some(difference), named, cases }
     }
 
     /// The properties of a store of policies, on the limits that suit each.
     fn run_on_policies(mut self, scope: Scope) -> CaseResult {
         let (able, drawn) = (self.pool.able, matches!(self.cases, Cases::Drawn(_)));
-        let is_real = || matches!(self.harness.clock(&self.harness.store()), StoreClock::Real);
+        let is_real = || matches!(self.harness.open().clock(), StoreClock::Real);
         match self.property {
             Property::Agrees if drawn && scope.is_single() => {
                 self.awaited(async |subject| every_small_trace_agrees(subject, scope).await)?;
@@ -395,7 +422,7 @@ impl<'h, H: Harness> LawTrial<'h, Policy, H> {
                     return self.run();
                 }
                 self.pool = scope.slow(able);
-                let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
+                let requests = if self.harness.cases() < MANY_CASES { 30 } else { 100 };
                 let shape = TraceShape { slow: true, requests, ..TraceShape::FORWARD };
                 self.on(&|pool| pool.traces(shape), decides_by_a_clock_that_runs)
             }
@@ -427,7 +454,7 @@ impl<'h, H: Harness> LawTrial<'h, Policy, H> {
     }
 }
 
-impl<A: Algorithm + 'static, H: Harness<A>> LawTrial<'_, A, H> {
+impl<A: Algorithm + 'static> LawTrial<'_, A> {
     /// The properties of a store of any algorithm's limits.
     fn run(mut self) -> CaseResult {
         match self.property {
@@ -437,7 +464,8 @@ impl<A: Algorithm + 'static, H: Harness<A>> LawTrial<'_, A, H> {
                 self.on(&|pool| pool.traces(TraceShape::ANY), agrees)
             }
             Property::KeepsWhatMatters => {
-                for instance in (self.pool.make)().into_iter().filter(|_| self.shown.is_none()) {
+                for instance in (self.pool.make)().into_iter().filter(|_| self.difference.is_none())
+                {
                     self.awaited(async |subject| {
                         nothing_vanishes(subject, instance.algorithm, false).await
                     })?;
@@ -446,7 +474,7 @@ impl<A: Algorithm + 'static, H: Harness<A>> LawTrial<'_, A, H> {
                 self.on(&|pool| pool.traces(shape), nothing_leaks)
             }
             Property::DecidesByItsOwnClock => {
-                if self.shown.is_none() {
+                if self.difference.is_none() {
                     for instance in (self.pool.make)() {
                         let limits = [limit("kept", instance.algorithm)];
                         self.awaited(async |subject| {
@@ -454,7 +482,7 @@ impl<A: Algorithm + 'static, H: Harness<A>> LawTrial<'_, A, H> {
                         })?;
                     }
                 }
-                let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
+                let requests = if self.harness.cases() < MANY_CASES { 30 } else { 100 };
                 let shape = TraceShape { requests, ..TraceShape::FORWARD };
                 self.on(&|pool| pool.traces(shape), decides_by_its_own_clock)
             }
@@ -484,16 +512,24 @@ impl<A: Algorithm + 'static, H: Harness<A>> LawTrial<'_, A, H> {
     /// Tries a law on traces, each in a fresh store.
     #[allow(clippy::needless_pass_by_value, reason = "a law is a function by name")]
     fn on(
+        self,
+        made: &dyn Fn(&Pool<A>) -> BoxedStrategy<Trace<A>>,
+        law: impl AsyncFn(&Subject<'_, A>, &Trace<A>) -> LawResult,
+    ) -> CaseResult {
+        let (harness, law_name, difference) = (self.harness, self.property.law(), self.difference);
+        self.on_each(made, &|trace| {
+            let store = harness.open();
+            let subject = Subject::of(law_name, harness, &*store, difference);
+            subject.block_on(law(&subject, trace))
+        })
+    }
+
+    /// Tries each trace. Not generic in the law: the runner is large.
+    fn on_each(
         mut self,
         made: &dyn Fn(&Pool<A>) -> BoxedStrategy<Trace<A>>,
-        law: impl AsyncFn(&Subject<'_, A, H>, &Trace<A>) -> LawResult,
+        tried: &dyn Fn(&Trace<A>) -> LawResult,
     ) -> CaseResult {
-        let (harness, name, shown) = (self.harness, self.property.law(), self.shown);
-        let tried = |trace: &Trace<A>| {
-            let store = harness.store();
-            let subject = Subject { law: name, harness, store: &store, shown };
-            harness.block_on(law(&subject, trace))
-        };
         let runner = match &mut self.cases {
             Cases::Drawn(runner) => runner,
             Cases::Given(text) => {
@@ -524,15 +560,14 @@ impl<A: Algorithm + 'static, H: Harness<A>> LawTrial<'_, A, H> {
     }
 
     /// Tries a law that has no generated input.
-    fn once(&self, law: impl FnOnce(&Subject<'_, A, H>) -> LawResult) -> CaseResult {
-        let (harness, store) = (self.harness, self.harness.store());
-        let subject =
-            Subject { law: self.property.law(), harness, store: &store, shown: self.shown };
+    fn once(&self, law: impl FnOnce(&Subject<'_, A>) -> LawResult) -> CaseResult {
+        let store = self.harness.open();
+        let subject = Subject::of(self.property.law(), self.harness, &*store, self.difference);
         law(&subject).map_err(|violation| self.failure(violation, String::new()))
     }
 
     /// As `once`, for an async law.
-    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, A, H>) -> LawResult) -> CaseResult {
-        self.once(|subject| self.harness.block_on(law(subject)))
+    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, A>) -> LawResult) -> CaseResult {
+        self.once(|subject| subject.block_on(law(subject)))
     }
 }

@@ -4,7 +4,6 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit};
 
 use crate::capability::Capability;
-use crate::harness::Harness;
 use crate::laws::{LawResult, Subject};
 use crate::oracle::summary;
 use crate::pure::PureStore;
@@ -12,10 +11,7 @@ use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Law 10, and with it what the algorithm keeps of the other laws: the store answers every request as the pure step does, field
 /// by field and errors with their messages, and keeps the same states. A request with an id is sent twice, and executed once.
-pub(crate) async fn agrees<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
-    trace: &Trace<A>,
-) -> LawResult {
+pub(crate) async fn agrees<A: Algorithm>(subject: &Subject<'_, A>, trace: &Trace<A>) -> LawResult {
     let pure = PureStore::new();
     for request in &trace.requests {
         for _ in 0..if request.id.is_some() { 2 } else { 1 } {
@@ -26,8 +22,8 @@ pub(crate) async fn agrees<A: Algorithm, H: Harness<A>>(
 }
 
 /// Checks an answer, and what the request has left of its keys. At the store's own time, its clock says what the request does.
-pub(crate) async fn agrees_on<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+pub(crate) async fn agrees_on<A: Algorithm>(
+    subject: &Subject<'_, A>,
     pure: &PureStore<A>,
     limits: &[Limit<A>],
     request: &TraceRequest,
@@ -51,17 +47,16 @@ pub(crate) async fn agrees_on<A: Algorithm, H: Harness<A>>(
     }
     for ask in &request.asks {
         let limit = &limits[ask.limit];
-        if let (Some(shown), true) = (subject.shown, subject.able().can(Capability::States)) {
-            let shown =
-                |state: Option<A::State>| state.and_then(|state| shown(limit.algorithm(), state));
-            let got = shown(subject.harness.state(subject.store, limit, &ask.key).await);
-            let due = shown(pure.state(limit, &ask.key));
-            subject.ensure(got == due, || {
-                format!(
+        if let (Some(difference), true) = (subject.difference, subject.able.can(Capability::States))
+        {
+            let got = subject.store.state(limit, &ask.key).await;
+            let both = [got, pure.state(limit, &ask.key)];
+            if let Some([got, due]) = difference(limit.algorithm(), both) {
+                return subject.broken(format!(
                     "after {request:?} the state of {:?} is {got:?} and should be {due:?}",
                     ask.key
-                )
-            })?;
+                ));
+            }
             continue;
         }
         let peek = TraceRequest::one(request.at, Op::Peek, Ask { cost: 0, ..ask.clone() });

@@ -5,7 +5,6 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Timestamp};
 
 use crate::capability::Capability;
-use crate::harness::Harness;
 use crate::laws::{LawResult, Said, Subject};
 use crate::seeds::{AlgorithmKind, Scope, rate};
 use crate::trace::made::limit;
@@ -16,15 +15,15 @@ const ID: ReservationId = ReservationId::new(10);
 
 /// Law 10: the store supports, on limits of this scope, everything that its harness does not list as lacking.
 /// It refuses the rest as unsupported, where a refusal can be observed.
-pub(crate) async fn it_can_do_what_it_claims<H: Harness>(
-    subject: &Subject<'_, Policy, H>,
+pub(crate) async fn it_can_do_what_it_claims(
+    subject: &Subject<'_, Policy>,
     scope: Scope,
 ) -> LawResult {
     let rate = rate(3, 3_600_000_000);
     for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
         let limits = [limit(&format!("l{n}"), policy), limit(&format!("m{n}"), policy)];
         let claims = Claims { subject, limits: &limits };
-        if let Some(lacking) = subject.able().lacks(Capability::needed_by(&policy)) {
+        if let Some(lacking) = subject.able.lacks(Capability::needed_by(&policy)) {
             claims
                 .refused(lacking, &TraceRequest { asks: vec![ask(0, "a")], ..acquire(None) })
                 .await?;
@@ -43,17 +42,17 @@ fn acquire(id: Option<ReservationId>) -> TraceRequest {
     TraceRequest { at: AT, op: Op::Acquire, asks: vec![ask(0, "a")], id }
 }
 
-struct Claims<'a, H: Harness> {
-    subject: &'a Subject<'a, Policy, H>,
+struct Claims<'a> {
+    subject: &'a Subject<'a, Policy>,
     limits: &'a [Limit<Policy>],
 }
 
-impl<H: Harness> Claims<'_, H> {
+impl Claims<'_> {
     async fn made_good(&self) -> LawResult {
         let limit = &self.limits[0];
         self.done(&acquire(None)).await?;
-        if self.subject.able().can(Capability::States) {
-            let state = self.subject.harness.state(self.subject.store, limit, "a").await;
+        if self.subject.able.can(Capability::States) {
+            let state = self.subject.store.state(limit, "a").await;
             self.subject.ensure(state.is_some(), || {
                 format!(
                     "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {}?",
@@ -69,11 +68,11 @@ impl<H: Harness> Claims<'_, H> {
         }
         let both = TraceRequest { asks: vec![ask(0, "b"), ask(1, "b")], ..acquire(None) };
         self.tried(Some(Capability::Batches), &both).await?;
-        if self.subject.able().can(Capability::Batches) {
+        if self.subject.able.can(Capability::Batches) {
             let keys = TraceRequest { asks: vec![ask(0, "c"), ask(0, "d")], ..acquire(None) };
             self.tried(Some(Capability::SeveralKeys), &keys).await?;
         }
-        if self.subject.able().can(Capability::PastTimes) {
+        if self.subject.able.can(Capability::PastTimes) {
             let past = Timestamp::saturating_from_us(AT.as_us() - 1);
             self.done(&TraceRequest { at: past, ..acquire(None) }).await?;
         }
@@ -90,7 +89,7 @@ impl<H: Harness> Claims<'_, H> {
         }
         let mut reserved = TraceRequest { asks: vec![ask(0, "reserved")], ..acquire(Some(ID)) };
         self.tried(Some(Capability::Reservations), &reserved).await?;
-        if self.subject.able().can(Capability::Reservations) {
+        if self.subject.able.can(Capability::Reservations) {
             for op in [Op::Renew, Op::Settle] {
                 reserved.op = op;
                 self.done(&reserved).await?;
@@ -115,7 +114,7 @@ impl<H: Harness> Claims<'_, H> {
 
     /// Checks that the store supports what it claims and refuses what it lacks.
     async fn tried(&self, needed: Option<Capability>, request: &TraceRequest) -> LawResult {
-        match needed.filter(|needed| !self.subject.able().can(*needed)) {
+        match needed.filter(|needed| !self.subject.able.can(*needed)) {
             None => self.done(request).await,
             Some(lacking) => self.refused(lacking, request).await,
         }

@@ -3,7 +3,6 @@
 use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Policy};
 
-use crate::harness::Harness;
 use crate::laws::{LawResult, Subject};
 use crate::seeds::full_us;
 use crate::trace::{Ask, Trace, TraceRequest};
@@ -11,8 +10,8 @@ use crate::trace::{Ask, Trace, TraceRequest};
 /// Law 11: a state written under an old limit of the same name admits no more than the new capacity, and blocks no longer than
 /// the new limit takes to recover from empty. Stores with [`Capability::Changes`](crate::Capability::Changes) agree with the pure
 /// step instead, which keeps the law.
-pub(crate) async fn a_changed_limit_is_safe<H: Harness>(
-    subject: &Subject<'_, Policy, H>,
+pub(crate) async fn a_changed_limit_is_safe(
+    subject: &Subject<'_, Policy>,
     trace: &Trace<Policy>,
 ) -> LawResult {
     for request in &trace.requests {

@@ -9,7 +9,7 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
 
 use crate::capability::Capability;
-use crate::harness::{Harness, StoreClock};
+use crate::harness::StoreClock;
 use crate::law::Violation;
 use crate::laws::own_clock::{BEGIN_US, MONTH_US, RunningStore, Time};
 use crate::laws::{LawResult, Subject};
@@ -31,8 +31,8 @@ const MOVES_US: u64 = 100;
 /// once, in either order. A limit that counts attempts has admitted what it would alone, even in a batch that the other denied.
 ///
 /// This function is not a future: it runs its own tasks.
-pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm>(
+    subject: &Subject<'_, A>,
     limits: &[Limit<A>; 2],
     together: bool,
 ) -> LawResult {
@@ -43,28 +43,28 @@ pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm, H: Harness
 /// The same at the store's own time, on limits that do not refill during the test. Then the clock moves before each request, if it
 /// can be set, and no task waits for longer than a limit takes to recover: a store that read its clock before it had the key would
 /// decide some at a time before the state's.
-pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time<H: Harness>(
-    subject: &Subject<'_, Policy, H>,
+pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
+    subject: &Subject<'_, Policy>,
     pair: [Scope; 2],
 ) -> LawResult {
     let limits = |capacities: [u64; 2], us, names: [&str; 2]| {
         [0, 1].map(|n| limit(names[n], pair[n].at_rate(rate(capacities[n], us), capacities[n])[0]))
     };
     let slow = limits([29, 37], MONTH_US, ["first-own", "second-own"]);
-    let time = Time::of(subject.harness.clock(subject.store));
-    let run = subject.harness.block_on(RunningStore::begin(subject, &slow, time))?;
-    let together = subject.able().can(Capability::Batches);
+    let time = Time::of(subject.store.clock());
+    let run = subject.block_on(RunningStore::begin(subject, &slow, time))?;
+    let together = subject.able.can(Capability::Batches);
     let rush = Rush { subject, limits: &slow, together, now: Now::Store };
     let admitted = rush.admitted(|| {}, |_| None)?;
     // If a window ended during the run, or the run took hours, more may have been admitted.
     if run.is_steady(&run.passed()) {
         rush.is_exact(admitted)?;
     }
-    if !subject.able().can(Capability::TimesInOrder) {
+    if !subject.able.can(Capability::TimesInOrder) {
         return Ok(());
     }
     let now_us = Mutex::new(BEGIN_US + MONTH_US);
-    let clock = subject.harness.clock(subject.store);
+    let clock = subject.store.clock();
     let moves = || {
         let StoreClock::Settable(set) = &clock else { return };
         let mut now_us = now_us.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,15 +77,15 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time<H: Harness>(
 }
 
 /// Many tasks that ask for one key of two limits.
-struct Rush<'a, A: Algorithm, H: Harness<A>> {
-    subject: &'a Subject<'a, A, H>,
+struct Rush<'a, A: Algorithm> {
+    subject: &'a Subject<'a, A>,
     limits: &'a [Limit<A>; 2],
     /// Whether some of them ask for both at once.
     together: bool,
     now: Now,
 }
 
-impl<A: Algorithm, H: Harness<A>> Rush<'_, A, H> {
+impl<A: Algorithm> Rush<'_, A> {
     /// The number of requests that each of the limits admits, if none of them waits for longer than it may. `before` runs before each.
     fn admitted(
         &self,
@@ -129,7 +129,7 @@ impl<A: Algorithm, H: Harness<A>> Rush<'_, A, H> {
         let outcomes = thread::scope(|scope| {
             let run = |thread: u64| {
                 let tasks = (0..TASKS_PER_THREAD).map(|n| task(thread + n));
-                subject.harness.block_on(join_all(tasks))
+                subject.block_on(join_all(tasks))
             };
             let threads: Vec<_> = (0..THREADS).map(|n| scope.spawn(move || run(n))).collect();
             threads.into_iter().flat_map(|t| t.join().expect("no panic")).collect::<Vec<_>>()

@@ -7,7 +7,6 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use crate::capability::Capability;
-use crate::harness::Harness;
 use crate::law::Violation;
 use crate::laws::{LawResult, Subject};
 use crate::trace::made::limit;
@@ -82,8 +81,8 @@ fn identifiers() -> BTreeSet<String> {
 /// Law 10 for similar identifiers: a charge to one never shows in another, however little they differ. A reset of one, even if it
 /// looks like a pattern, resets no other. `limits` are several of one algorithm, whose names can be joined with a key to the same
 /// text, or differ in case.
-pub(crate) async fn two_identifiers_never_meet<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+pub(crate) async fn two_identifiers_never_meet<A: Algorithm>(
+    subject: &Subject<'_, A>,
     limits: [A; 4],
 ) -> LawResult {
     let mut names = ["l", "l0", "L", "l.a"].into_iter();
@@ -116,7 +115,7 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm, H: Harness<A>>(
             })?;
         }
     }
-    if !subject.able().can(Capability::Reset) {
+    if !subject.able.can(Capability::Reset) {
         return Ok(());
     }
     for pattern in PATTERNS {
@@ -138,12 +137,12 @@ fn shown<A: Algorithm>(limits: &[Limit<A>], ask: &Ask) -> String {
     format!("{begin:?} ({} bytes) of limit {name}", key.len())
 }
 
-struct Meets<'a, A: Algorithm, H: Harness<A>> {
-    subject: &'a Subject<'a, A, H>,
+struct Meets<'a, A: Algorithm> {
+    subject: &'a Subject<'a, A>,
     limits: &'a [Limit<A>],
 }
 
-impl<A: Algorithm, H: Harness<A>> Meets<'_, A, H> {
+impl<A: Algorithm> Meets<'_, A> {
     async fn one(&self, ask: &Ask, op: Op, cost: u64) -> Result<bool, Violation> {
         let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
         Ok(self.subject.ask(self.limits, &request, Now::At(AT)).await?.allowed())
@@ -153,7 +152,7 @@ impl<A: Algorithm, H: Harness<A>> Meets<'_, A, H> {
     async fn with(&self, asks: &[Ask], found: &Ask) -> LawResult {
         let capacity = |ask: &Ask| self.limits[ask.limit].algorithm().capacity();
         let others = asks.iter().take_while(|other| *other != found);
-        for other in others.filter(|_| self.subject.able().can(Capability::Reset)) {
+        for other in others.filter(|_| self.subject.able.can(Capability::Reset)) {
             self.one(other, Op::Reset, 0).await?;
             self.one(found, Op::Reset, 0).await?;
             self.one(other, Op::Acquire, capacity(other)).await?;

@@ -6,7 +6,7 @@ use ratelimit_core::store::{Now, Op, Reservation};
 use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use crate::capability::Capability;
-use crate::harness::{Harness, StoreClock};
+use crate::harness::StoreClock;
 use crate::laws::{LawResult, Subject};
 use crate::trace::made::limit;
 use crate::trace::{Ask, Trace, TraceRequest};
@@ -22,8 +22,8 @@ const GRACE: Duration = Duration::from_micros(Now::PADDING_US / 16 * 15);
 
 /// Law 9: everything that is written disappears by itself soon after it stops mattering: reservations too, which are known for
 /// as long as they can be settled. What was written at a given time is kept for an hour longer.
-pub(crate) async fn nothing_leaks<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+pub(crate) async fn nothing_leaks<A: Algorithm>(
+    subject: &Subject<'_, A>,
     trace: &Trace<A>,
 ) -> LawResult {
     // Covers both rounds: the states of the first are still there in the second.
@@ -44,7 +44,7 @@ pub(crate) async fn nothing_leaks<A: Algorithm, H: Harness<A>>(
             }
         }
         // One that decides by its own clock alone promises no grace.
-        let promises = subject.able().can(Capability::PastTimes);
+        let promises = subject.able.can(Capability::PastTimes);
         if promises && !by_own_clock && before.is_empty() {
             keeps_for_the_grace(subject, trace, padding_us).await?;
         }
@@ -57,16 +57,13 @@ pub(crate) async fn nothing_leaks<A: Algorithm, H: Harness<A>>(
     Ok(())
 }
 
-async fn leaks<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
-    within: Duration,
-) -> Vec<String> {
-    subject.harness.leaks(subject.store, within).await
+async fn leaks<A: Algorithm>(subject: &Subject<'_, A>, within: Duration) -> Vec<String> {
+    subject.store.leaks(within).await
 }
 
 /// Fails if a state of a trace at given times is there, and gone within the hour of grace. Nothing else is kept so long.
-async fn keeps_for_the_grace<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+async fn keeps_for_the_grace<A: Algorithm>(
+    subject: &Subject<'_, A>,
     trace: &Trace<A>,
     padding_us: u64,
 ) -> LawResult {
@@ -92,12 +89,12 @@ async fn keeps_for_the_grace<A: Algorithm, H: Harness<A>>(
 
 /// Law 5 on a clock that runs: what is charged at the store's own time, or reserved, stays until it stops mattering. (A clock that
 /// is set shows it in every trace. A given time keeps states for an hour longer, and cannot show it.)
-pub(crate) async fn nothing_vanishes<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+pub(crate) async fn nothing_vanishes<A: Algorithm>(
+    subject: &Subject<'_, A>,
     algorithm: A,
     reserves: bool,
 ) -> LawResult {
-    let real = matches!(subject.harness.clock(subject.store), StoreClock::Real);
+    let real = matches!(subject.store.clock(), StoreClock::Real);
     let life_us = algorithm.reservation_us().filter(|_| reserves);
     if !real || (reserves && life_us.is_none()) {
         return Ok(());

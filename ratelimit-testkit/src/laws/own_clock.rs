@@ -8,7 +8,7 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 
 use crate::capability::Capability;
-use crate::harness::{Harness, StoreClock};
+use crate::harness::StoreClock;
 use crate::laws::agreement::agrees_on;
 use crate::laws::{LawResult, Subject};
 use crate::pure::PureStore;
@@ -20,14 +20,14 @@ mod running;
 
 /// Law 14 for a settable clock: at every time to which its clock is set, the store answers at its own time as
 /// the pure step answers at that time, errors included. Charges at a given time count towards the same account.
-pub(crate) async fn decides_by_its_own_clock<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+pub(crate) async fn decides_by_its_own_clock<A: Algorithm>(
+    subject: &Subject<'_, A>,
     trace: &Trace<A>,
 ) -> LawResult {
-    let StoreClock::Settable(set) = subject.harness.clock(subject.store) else { return Ok(()) };
+    let StoreClock::Settable(set) = subject.store.clock() else { return Ok(()) };
     // By its own clock a store sweeps up what has expired: peeks tell what is left, and not the states.
-    let Subject { law, harness, store, .. } = *subject;
-    let subject = &Subject { law, harness, store, shown: None };
+    let Subject { law, store, able, small_trace_requests, .. } = *subject;
+    let subject = &Subject { law, store, able, small_trace_requests, difference: None };
     let pure = PureStore::new();
     let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
     for (position, request) in trace.requests.iter().enumerate() {
@@ -37,7 +37,7 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm, H: Harness<A>>(
         agrees_on(subject, &pure, &trace.limits, &request, now).await?;
     }
     let at = later_on(begin_us, trace.latest());
-    let able = subject.able();
+    let able = subject.able;
     let can = |request: &TraceRequest| {
         let by_id = request.id.map(|_| Capability::Reservations);
         Capability::of(request.op).into_iter().chain(by_id).all(|needed| able.can(needed))
@@ -94,12 +94,12 @@ const LOOKS: usize = 3;
 ///
 /// Every bound holds however slow the store and the machine are. The function waits only if the clock cannot be
 /// set: 20 ms.
-pub(crate) async fn its_own_clock_keeps_time<A: Algorithm, H: Harness<A>>(
-    subject: &Subject<'_, A, H>,
+pub(crate) async fn its_own_clock_keeps_time<A: Algorithm>(
+    subject: &Subject<'_, A>,
     limits: &[Limit<A>],
     short: &[Limit<A>],
 ) -> LawResult {
-    let time = Time::of(subject.harness.clock(subject.store));
+    let time = Time::of(subject.store.clock());
     let ask = |limits: &[Limit<A>], op, cost: fn(&A) -> u64| {
         let ask = |(limit, of): (usize, &Limit<A>)| Ask {
             limit,

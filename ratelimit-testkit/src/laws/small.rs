@@ -4,7 +4,6 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
 
 use crate::capability::{Able, Capability};
-use crate::harness::Harness;
 use crate::law::Violation;
 use crate::laws::agreement::agrees_on;
 use crate::laws::{LawResult, Subject};
@@ -16,16 +15,17 @@ use crate::trace::{Ask, Trace, TraceRequest};
 /// Law 10, enumerated instead of sampled. Every trace of this many requests, at every time of a few
 /// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3, gets the
 /// answers of the pure step.
-pub(crate) async fn every_small_trace_agrees<H: Harness>(
-    subject: &Subject<'_, Policy, H>,
+pub(crate) async fn every_small_trace_agrees(
+    subject: &Subject<'_, Policy>,
     scope: Scope,
 ) -> LawResult {
     let mut number = 0;
-    for policy in scope.tiny(subject.able()) {
+    for policy in scope.tiny(subject.able) {
         let limits = [limit("tiny", policy)];
-        let full = H::SMALL_TRACE_REQUESTS;
+        let full = subject.small_trace_requests;
         // Shorter traces use every operation, longer ones only charges.
-        let alphabets = [(everything::<H>(&limits[0]), full - 1), (charges(&limits[0]), full)];
+        let alphabets =
+            [(everything(subject.able, &limits[0]), full - 1), (charges(&limits[0]), full)];
         for (alphabet, length) in alphabets {
             let mut walk =
                 TraceWalk { subject, limits: &limits, alphabet, number, path: Vec::new() };
@@ -41,11 +41,10 @@ const AT_US: [u64; 4] = [6, 7, 8, 11];
 
 type Letter = (u64, Op, u64);
 
-fn everything<H: Harness>(limit: &Limit<Policy>) -> Vec<Letter> {
+fn everything(able: Able, limit: &Limit<Policy>) -> Vec<Letter> {
     let capacity = limit.algorithm().capacity();
     let acquires = (0..=capacity + 1).map(|cost| (Op::Acquire, cost));
     let others = [(Op::Refund, 1), (Op::Force, 2), (Op::Reset, 0)];
-    let able = Able::of::<Policy, H>();
     let ops: Vec<_> =
         acquires.chain(others.into_iter().filter(|(op, _)| able.can_do(*op))).collect();
     let at = AT_US.iter().skip(1);
@@ -59,22 +58,22 @@ fn charges(limit: &Limit<Policy>) -> Vec<Letter> {
 }
 
 /// A walk over all traces of one length. The store and the pure step take each whole trace on a key of its own.
-struct TraceWalk<'a, H: Harness> {
-    subject: &'a Subject<'a, Policy, H>,
+struct TraceWalk<'a> {
+    subject: &'a Subject<'a, Policy>,
     limits: &'a [Limit<Policy>],
     alphabet: Vec<Letter>,
     number: u64,
     path: Vec<Letter>,
 }
 
-impl<H: Harness> TraceWalk<'_, H> {
+impl TraceWalk<'_> {
     async fn on(&mut self, length: u32) -> LawResult {
         if length == 0 {
             return self.take().await.map_err(|violation| self.with_path(violation));
         }
         let last_us = self.path.last().map_or(0, |(at_us, ..)| *at_us);
         for letter in self.alphabet.clone() {
-            if letter.0 >= last_us || self.subject.able().can(Capability::PastTimes) {
+            if letter.0 >= last_us || self.subject.able.can(Capability::PastTimes) {
                 self.path.push(letter);
                 Box::pin(self.on(length - 1)).await?;
                 self.path.pop();

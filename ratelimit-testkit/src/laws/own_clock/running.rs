@@ -7,7 +7,6 @@ use ratelimit_core::store::{Now, Op, Reservation};
 use ratelimit_core::{Algorithm, Decision, Limit, Policy, ReservationId, Timestamp, Verdict};
 
 use crate::capability::Capability;
-use crate::harness::Harness;
 use crate::law::Violation;
 use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, Time};
 use crate::laws::{LawResult, Said, Subject};
@@ -21,11 +20,11 @@ use crate::trace::{Ask, Trace, TraceRequest};
 /// `remaining` therefore equal those of the pure step at one moment, and the waits are shorter than its waits
 /// by at most the time that has passed. If the test takes longer than that, the comparison stops there.
 /// Requests that depend on single microseconds are left out. The trace's times only order its requests.
-pub(crate) async fn decides_by_a_clock_that_runs<H: Harness>(
-    subject: &Subject<'_, Policy, H>,
+pub(crate) async fn decides_by_a_clock_that_runs(
+    subject: &Subject<'_, Policy>,
     trace: &Trace<Policy>,
 ) -> LawResult {
-    let time = Time::of(subject.harness.clock(subject.store));
+    let time = Time::of(subject.store.clock());
     let run = RunningStore::begin(subject, &trace.limits, time).await?;
     let pure = PureStore::new();
     let last = at_last(subject, trace);
@@ -103,13 +102,10 @@ impl<'t> TraceReservations<'t> {
 }
 
 /// Peeks at everything that the trace asked about, in one batch if the store supports that.
-fn at_last<H: Harness>(
-    subject: &Subject<'_, Policy, H>,
-    trace: &Trace<Policy>,
-) -> Vec<TraceRequest> {
+fn at_last(subject: &Subject<'_, Policy>, trace: &Trace<Policy>) -> Vec<TraceRequest> {
     let look = |asks| TraceRequest { at: trace.latest(), op: Op::Peek, asks, id: None };
     let everybody = trace.everybody();
-    match subject.able().lacks([Capability::Batches, Capability::SeveralKeys]) {
+    match subject.able.lacks([Capability::Batches, Capability::SeveralKeys]) {
         _ if everybody.is_empty() => Vec::new(),
         None => vec![look(everybody)],
         Some(_) => everybody.into_iter().map(|ask| look(vec![ask])).collect(),
@@ -124,8 +120,8 @@ pub(crate) struct Passed {
 }
 
 /// A store with a running clock that is asked about slow limits.
-pub(crate) struct RunningStore<'a, H: Harness> {
-    subject: &'a Subject<'a, Policy, H>,
+pub(crate) struct RunningStore<'a> {
+    subject: &'a Subject<'a, Policy>,
     limits: &'a [Limit<Policy>],
     time: Time,
     began_us: u64,
@@ -136,11 +132,11 @@ pub(crate) struct RunningStore<'a, H: Harness> {
 /// The key that is charged first, to find out how far the store's windows have progressed.
 const FIRST: &str = "the first";
 
-impl<'a, H: Harness> RunningStore<'a, H> {
+impl<'a> RunningStore<'a> {
     /// Asks each of the limits once. The `reset_after` of the first answer from a clock-aligned window tells
     /// how far the store's windows have progressed; the store's absolute time does not matter.
     pub(crate) async fn begin(
-        subject: &'a Subject<'a, Policy, H>,
+        subject: &'a Subject<'a, Policy>,
         limits: &'a [Limit<Policy>],
         time: Time,
     ) -> Result<Self, Violation> {
@@ -162,7 +158,7 @@ impl<'a, H: Harness> RunningStore<'a, H> {
         let mut run = Self { subject, limits, time, began_us, at };
         let ask = |(_, limit)| Ask { limit, key: FIRST.to_owned(), cost: 1 };
         let asks: Vec<_> = windows.into_iter().map(ask).collect();
-        let together = if subject.able().can(Capability::Batches) { asks.len() } else { 1 };
+        let together = if subject.able.can(Capability::Batches) { asks.len() } else { 1 };
         for (n, asks) in asks.chunks(together.max(1)).enumerate() {
             let request = TraceRequest { at, op: Op::Acquire, asks: asks.to_vec(), id: None };
             let got = subject.answer(limits, &request, Now::Store).await?;
