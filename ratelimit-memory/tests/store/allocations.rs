@@ -10,12 +10,10 @@ use allocation_counter::measure;
 use futures_util::FutureExt;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::Op;
-use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, ManualClock,
-    Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Timestamp, TokenBucket,
-    WindowLog,
-};
+use ratelimit_core::{Gcra, Limit, Limits, ManualClock, Policy, RateLimiter, Stack, Timestamp};
 use ratelimit_memory::MemoryStore;
+
+use crate::common::policy;
 
 const KNOWN_KEY: &str = "203.0.113.77";
 
@@ -31,12 +29,8 @@ const EVERY_OPERATION: [(Op, bool); 8] = [
     (Op::Acquire, true),
 ];
 
-fn rate(text: &str) -> Rate {
-    text.parse().expect("a rate")
-}
-
 fn gcra() -> Gcra {
-    Gcra::new(rate("1/h"), 3).expect("a limit")
+    Gcra::new("1/h".parse().expect("a rate"), 3).expect("a limit")
 }
 
 fn limiter<A: InMemory + Clone>(algorithms: &[A]) -> RateLimiter<MemoryStore<A>, A> {
@@ -53,14 +47,14 @@ fn allocates(what: &str, times: u64, allowed: bool, call: impl FnOnce() -> bool)
     assert_eq!((said, counted.count_total), (Some(allowed), times), "{what}");
 }
 
-fn allocates_nothing<A: InMemory, E: std::fmt::Debug>(
+fn allocates_nothing<A: InMemory>(
     name: &str,
-    algorithm: Result<A, E>,
+    algorithm: A,
     (charged, operations): (usize, &[(Op, bool)]),
 ) {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().clock(clock.clone()).build();
-    let limit = Limit::new("l", algorithm.expect("a limit")).expect("a name");
+    let limit = Limit::new("l", algorithm).expect("a name");
     let limiter = RateLimiter::new(Limits::new([limit]).expect("limits"), store);
     let call = |op: Op| {
         // Each an entry of its own.
@@ -77,24 +71,40 @@ fn allocates_nothing<A: InMemory, E: std::fmt::Debug>(
 #[test]
 fn no_operation_on_a_known_key_allocates_admitted_or_denied() {
     let all = (1, &EVERY_OPERATION[..]);
-    allocates_nothing("gcra", Gcra::new(rate("1/h"), 3), all);
-    allocates_nothing("token-bucket", TokenBucket::new(rate("1/h"), 3), all);
-    allocates_nothing("fixed-window", FixedWindow::new(rate("3/h")), all);
-    allocates_nothing("first-request-window", FirstRequestWindow::new(rate("3/h")), all);
-    allocates_nothing("sliding-counter", SlidingCounter::new(rate("3/h")), all);
-    allocates_nothing("policy", Ok::<_, ()>(Policy::from(gcra())), all);
-    let log = SlidingLog::new(rate("3/h")).expect("a limit");
-    let fixed = FixedWindow::new(rate("3/h")).expect("a limit");
+    allocates_nothing("gcra by its type", gcra(), all);
+    for words in [
+        "gcra 1/h burst 3",
+        "token-bucket 1/h burst 3",
+        "fixed-window 3/h",
+        "first-request-window 3/h",
+        "sliding-counter 3/h",
+    ] {
+        allocates_nothing(words, policy(words), all);
+    }
     // With the first two charges a log grows; a peek may copy it, as it may copy a stack.
     let checks = (2, &[(Op::Acquire, true), (Op::Acquire, false)][..]);
-    let mixed = [Policy::from(gcra()), fixed.into(), fixed.into(), gcra().into(), gcra().into()];
-    allocates_nothing("sliding-log", SlidingLog::new(rate("3/h")), checks);
-    allocates_nothing("window-log", WindowLog::new(rate("3/h")), checks);
-    allocates_nothing("concurrency", Concurrency::new(rate("3/h")), checks);
-    allocates_nothing("bucketed-window", BucketedWindow::new(1_000_000, &[rate("3/m")]), checks);
-    allocates_nothing("policy", Ok::<_, ()>(Policy::from(log)), checks);
-    allocates_nothing("stack", Stack::new([gcra(); 3]), checks);
-    allocates_nothing("stack of five limits", Stack::new(mixed), checks);
+    let logs = [
+        "sliding-log 3/h",
+        "window-log 3/h",
+        "concurrency 3/h",
+        "bucketed-window bucket 1s rates 3/m",
+    ];
+    for words in logs {
+        allocates_nothing(words, policy(words), checks);
+    }
+    let mixed = [
+        "gcra 1/h burst 3",
+        "fixed-window 3/h",
+        "fixed-window 3/h",
+        "gcra 1/h burst 3",
+        "gcra 1/h burst 3",
+    ];
+    allocates_nothing("stack", stack([gcra(); 3]), checks);
+    allocates_nothing("stack of five limits", stack(mixed.map(policy)), checks);
+}
+
+fn stack<A: InMemory + Clone, const N: usize>(limits: [A; N]) -> Stack<A> {
+    Stack::new(limits).expect("a stack")
 }
 
 #[test]
