@@ -20,12 +20,13 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
+use futures_util::future::join;
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation, States, decide};
 use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp, Verdict};
 
 use crate::codec::Codec;
+use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, slot};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError};
@@ -404,11 +405,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         } else {
             let reading = keys.iter().zip(checks.iter().cycle());
             let reading = reading.map(|(key, check)| self.inner.get(check.limit, key, deadline));
-            let (read, now) =
-                join(join_all(reading), self.inner.now(first, batch.time(), deadline)).await;
+            let now = self.inner.now(first, batch.time(), deadline);
+            let (read, now) = join(all(reading), now).await;
             (read.into_iter().collect::<Result<Vec<_>, _>>()?, now?)
         };
-
         let foreign = if writes { Foreign::Remove } else { Foreign::Leave };
         // A reset does not have to understand the state.
         let of_states = if batch.operation() == Op::Reset { Foreign::Ignore } else { foreign };

@@ -8,10 +8,10 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
 use ratelimit_core::store::{Batch, Check, Op, ReservationGroup, Snapshot, decide};
 use ratelimit_core::{Algorithm, Decision, ErrorKind, Refusal, StoreError, Timestamp, Verdict};
 
+use crate::concurrent::all;
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -205,7 +205,7 @@ async fn knows_id<A: Algorithm>(
             Err(error) => Err(error.of_a_lookup()),
         }
     });
-    join_all(trying).await.into_iter().collect()
+    all(trying).await.into_iter().collect()
 }
 
 /// Joins the verdicts of the parts into the batch's.
@@ -224,17 +224,17 @@ fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.
 async fn all_of_lookups<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>> + Send>,
 ) -> Result<Vec<T>, RedisError> {
-    let answers = join_all(futures).await.into_iter();
+    let answers = all(futures).await.into_iter();
     answers.collect::<Result<_, _>>().map_err(RedisError::of_a_lookup)
 }
 
 /// Runs requests concurrently. The error says whether any of them may have been done.
 async fn all_of_requests<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>> + Send>,
 ) -> Result<Vec<T>, RedisError> {
-    let results = join_all(futures).await;
+    let results = all(futures).await;
     match worst(&results) {
         Some(error) if results.iter().any(Result::is_ok) => Err(error.in_part()),
         Some(error) => Err(error),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use ratelimit_core::{Algorithm, ErrorKind, Limit, Limits, StoreError};
 
 use crate::codec::Codec;
+use crate::concurrent::all;
 use crate::connection::Connection;
 use crate::error::RedisError;
 use crate::mode::{Cas, Lua, Mode, Multi};
@@ -103,7 +103,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
             healed.keys += keys.len() as u64;
             for keys in keys.chunks(AT_ONCE) {
                 let found = keys.iter().map(|key| self.heal_key(limits, key, options.dry_run));
-                for (key, found) in keys.iter().zip(join_all(found).await) {
+                for (key, found) in keys.iter().zip(all(found).await) {
                     healed.add(limits.as_slice(), key, found)?;
                 }
             }

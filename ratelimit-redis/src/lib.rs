@@ -139,6 +139,7 @@ mod builder;
 mod cas_mode;
 mod client;
 mod codec;
+mod concurrent;
 mod connection;
 mod cross_slot;
 mod deadline;

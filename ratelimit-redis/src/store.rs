@@ -228,7 +228,7 @@ pub(crate) fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<A
 }
 
 /// How a mode with reservations decides a batch whose keys all lie on one server.
-pub(crate) trait SingleSlot<A: Algorithm> {
+pub(crate) trait SingleSlot<A: Algorithm>: Sync {
     /// Runs the batch.
     fn apply_in_slot(
         &self,

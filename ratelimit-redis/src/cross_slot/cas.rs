@@ -4,7 +4,7 @@
 //! 2. Compare and set in every slot concurrently. If another client was faster in one slot, the store
 //!    takes back the charges in the others and starts again, a bounded number of times.
 
-use futures_util::future::{join_all, try_join3};
+use futures_util::future::try_join3;
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Reservation};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
@@ -12,6 +12,7 @@ use ratelimit_core::{Algorithm, Timestamp, Verdict};
 use super::{InSlot, charge_attempts, worst};
 use crate::cas_mode::{CasValue, Foreign, Reads};
 use crate::codec::Codec;
+use crate::concurrent::all;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -60,7 +61,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             attempts.next(&reads.slots).map_err(|error| error.after(charged))?;
             let slots: Vec<_> = parts.iter().map(|part| reads.of(part)).collect();
             let writing = slots.iter().map(|slots| self.write(slots, now, batch.time(), charging));
-            let written = join_all(writing).await;
+            let written = all(writing).await;
             if written.iter().all(|written| matches!(written, Ok(true))) {
                 return Ok(verdict);
             }
@@ -74,7 +75,7 @@ impl<C: Connection> RedisStore<Cas, C> {
                 now,
             });
             let back = deadline.to_give_back();
-            let undone = join_all(done.map(|charged| self.take_back(charged, batch, back))).await;
+            let undone = all(done.map(|charged| self.take_back(charged, batch, back))).await;
             charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
             if let Some(error) = worst(&written) {
                 return Err(attempts.rounds.explain(error).after(charged));

@@ -7,11 +7,11 @@
 //! Asking first costs an admitted request one round trip more than charging at once and returning the
 //! excess. In return a denied request writes nothing and blocks no capacity meanwhile.
 
-use futures_util::future::join_all;
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{Refusal, Verdict};
 
 use super::{InSlot, all_of_lookups, charge_attempts, each, join, knows_id, worst};
+use crate::concurrent::all;
 use crate::connection::{Argument, Connection};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -114,7 +114,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 return self.joined(parts, &slots, &denied);
             }
             let reserving = slots.iter().map(|slot| self.decide_in(slot, reserve, charging));
-            let reserved = join_all(reserving).await;
+            let reserved = all(reserving).await;
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(SlotDecision::allowed)) {
                 let reserved: Vec<_> = reserved.into_iter().flatten().collect();
                 return self.joined(parts, &slots, &reserved);
@@ -122,7 +122,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             rounds.begin();
             let back = deadline.to_give_back();
             let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all, back));
-            let undone = join_all(undoing).await;
+            let undone = all(undoing).await;
             charged |= undone.iter().flatten().any(|undone| !undone);
             if let Some(error) = worst(&reserved) {
                 let error = rounds.explain(error);

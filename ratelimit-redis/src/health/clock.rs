@@ -3,11 +3,11 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
 use ratelimit_core::store::Now;
 use ratelimit_core::{Clock, SystemClock, Timestamp};
 
 use super::{Health, Severity};
+use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::RedisError;
 use crate::lua_mode::states::score_us;
@@ -145,7 +145,7 @@ where
             let scanned = self.scanned(identifier, &pattern, &cursor, SAMPLED as u64);
             let (next, mut keys) = scanned.await?;
             keys.truncate(SAMPLED - sampled.len());
-            for newest in join_all(keys.iter().map(|key| self.newest_us(key))).await {
+            for newest in all(keys.iter().map(|key| self.newest_us(key))).await {
                 match newest {
                     Ok(newest) => sampled.push(newest),
                     Err(error) if error.is_wrong_type() => sampled.push(None),

@@ -14,13 +14,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use futures_util::future::join_all;
 use ratelimit_core::Timestamp;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::answer::{first_line, next_state, time};
 use super::flat_call::push_check;
+use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -245,7 +245,7 @@ impl<C: Connection> Inner<C> {
         let mut outcomes: Vec<_> = groups.iter().map(|_| GroupOutcome::Apart).collect();
         if let Some(deadline) = deadline {
             let calls = calls(&limits, groups);
-            let charged = join_all(calls.into_iter().map(|call| self.charge(call, deadline))).await;
+            let charged = all(calls.into_iter().map(|call| self.charge(call, deadline))).await;
             for (place, outcome) in charged.into_iter().flatten() {
                 outcomes[place] = outcome;
             }
