@@ -9,7 +9,7 @@ mod run;
 pub(crate) mod shared;
 
 use run::{Kind, Plan, run};
-use shared::seeds;
+use shared::by_each_seed;
 
 /// The seeds of a run without a choice: each kind of limit, with and without faults, several times.
 const SEEDS: std::ops::Range<u64> = 0..16;
@@ -26,9 +26,7 @@ fn holds(plan: &Plan) {
 
 #[test]
 fn hundreds_of_nodes_never_exceed_the_bound_in_any_interval() {
-    for seed in seeds(SEEDS) {
-        holds(&Plan::of(seed));
-    }
+    by_each_seed(SEEDS, |seed| holds(&Plan::of(seed)));
 }
 
 /// The same seed gives the same run, so that a seed that fails can be tried again.

@@ -12,9 +12,10 @@ mod shared;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use shared::seeds;
+use shared::by_each_seed;
 use tokio::runtime::Builder;
 
 /// How exactly tokio's timers keep time.
@@ -45,17 +46,19 @@ fn simulated<F: Future>(seed: u64, run: F) -> F::Output {
 }
 
 /// Runs the plans of all seeds, and prints what they show. A plan that breaks a bound fails with its seed.
-fn run_all<P: Debug>(plan: impl Fn(u64) -> P, run: impl Fn(&P) -> Result<Counts, String>) {
-    let mut all = Counts::default();
-    for seed in seeds(SEEDS) {
+fn run_all<P: Debug>(
+    plan: impl Fn(u64) -> P + Sync,
+    run: impl Fn(&P) -> Result<Counts, String> + Sync,
+) {
+    let all = Mutex::new(Counts::default());
+    by_each_seed(SEEDS, |seed| {
         let plan = plan(seed);
-        match run(&plan) {
-            Ok(counts) => counts.0.into_iter().for_each(|(name, count)| all.add(name, count)),
-            Err(broken) => {
-                panic!("{broken}\nrun it again with RATELIMIT_SIMULATION_SEEDS={seed}: {plan:?}")
-            }
-        }
-    }
+        let counts = run(&plan).unwrap_or_else(|broken| {
+            panic!("{broken}\nrun it again with RATELIMIT_SIMULATION_SEEDS={seed}: {plan:?}")
+        });
+        let mut all = all.lock().expect("no panic");
+        counts.0.into_iter().for_each(|(name, count)| all.add(name, count));
+    });
     println!("{all:?}");
 }
 

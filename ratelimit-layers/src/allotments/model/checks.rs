@@ -1,5 +1,7 @@
 //! The cases that are checked, and the wrong variants that must not pass.
 
+use std::num::NonZero;
+
 use stateright::{Checker, HasDiscoveries, Model};
 
 use super::{Flaw, Nodes};
@@ -30,7 +32,8 @@ fn one_node(flaw: Flaw) -> Nodes {
 
 fn holds(model: Nodes) {
     let described = format!("{model:?}");
-    let checker = model.checker().spawn_bfs().join();
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let checker = model.checker().threads(processors).spawn_bfs().join();
     eprintln!("{} states: {described}", checker.unique_state_count());
     checker.assert_properties();
 }

@@ -1,14 +1,35 @@
 //! What the simulations share: seeds, clocks that are off, and limits that are widened by a lifetime of allotments.
 
+use std::num::NonZero;
 use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use ratelimit_core::{Clock, Gcra, Policy, Timestamp, TokenBucket};
 use tokio::time::Instant;
 
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
+/// Runs something by each seed that the environment chooses, on each processor some of them.
+pub(crate) fn by_each_seed(otherwise: Range<u64>, run: impl Fn(u64) + Sync) {
+    let (seeds, next) = (&seeds(otherwise), &AtomicUsize::new(0));
+    let runs = || {
+        while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run(*seed);
+        }
+    };
+    thread::scope(|scope| {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let threads: Vec<_> = (0..processors).map(|_| scope.spawn(runs)).collect();
+        for thread in threads {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        }
+    });
+}
+
 /// The seeds that the environment chooses: one, a list, or a range.
-pub(crate) fn seeds(otherwise: Range<u64>) -> Vec<u64> {
+fn seeds(otherwise: Range<u64>) -> Vec<u64> {
     let number = |text: &str| text.trim().parse::<u64>().expect("a seed, a list, or a..b");
     let Ok(text) = std::env::var("RATELIMIT_SIMULATION_SEEDS") else { return otherwise.collect() };
     match text.split_once("..") {
