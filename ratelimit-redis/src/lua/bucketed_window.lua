@@ -54,16 +54,6 @@ local function total_of(state, n)
   return number_at(state, 2 * n)
 end
 
--- Binary search: the first n from `low` on for which `holds`, which once true stays true; `high` if
--- there is none.
-local function first_for(low, high, holds)
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if holds(middle) then high = middle else low = middle + 1 end
-  end
-  return low
-end
-
 local function aligned(limit, timestamp)
   return timestamp - timestamp % limit.bucket_us
 end

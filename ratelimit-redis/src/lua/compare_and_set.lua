@@ -8,9 +8,8 @@
 -- Returns 1, or 0 if a key has changed and nothing was written.
 
 for i, key in ipairs(KEYS) do
-  local found = redis.call('GET', key)
   local read = ARGV[5 * i - 4] == '1' and ARGV[5 * i - 3]
-  if found ~= read then return 0 end
+  if redis.call('GET', key) ~= read then return 0 end
 end
 for i, key in ipairs(KEYS) do
   local change = ARGV[5 * i - 2]

@@ -172,16 +172,10 @@ local function remaining(number)
     end
     return true
   end
-  local least, above = 0, 1
-  while fits(above) do
-    least, above = above, above * 2
-  end
-  while above - least > 1 do
-    local cost = math.floor((least + above) / 2)
-    if fits(cost) then least = cost else above = cost end
-  end
-  known[number] = least
-  return least
+  local above = 1
+  while fits(above) do above = above * 2 end
+  known[number] = first_for(floor(above / 2) + 1, above, function(cost) return not fits(cost) end) - 1
+  return known[number]
 end
 
 -- Applies the operation to a check whose id is new.

@@ -19,6 +19,15 @@ local function around(total)
   return total % (MOST + 1)
 end
 
+-- Binary search: the first number from `low` on for which `holds`, which once true stays true; `high` if there is none.
+local function first_for(low, high, holds)
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if holds(middle) then high = middle else low = middle + 1 end
+  end
+  return low
+end
+
 -- How long a key has to live whose state matters until `expires`. It lives longer at a given time, by the padding.
 local function ttl_ms(expires)
   return math.max(ceil((expires - now) / 1000), 1) + (padding_ms or 0)

@@ -51,18 +51,11 @@ local function live(limit, log)
   return log.live
 end
 
--- Binary search: the rank of the entry at which the oldest entries reach the cost; `last` if none before it does.
+-- The rank of the entry at which the oldest entries reach the cost; `last` if none before it does.
 local function rank_of(entries, cost, last)
-  local low, high = entries.stale or 0, last
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if around(entry_at(entries.key, middle).total - entries.before) >= cost then
-      high = middle
-    else
-      low = middle + 1
-    end
-  end
-  return low
+  return first_for(entries.stale or 0, last, function(rank)
+    return around(entry_at(entries.key, rank).total - entries.before) >= cost
+  end)
 end
 
 -- The log as pairs of a time and a cost. Of its entries, only those count whose times a decision depends on: the oldest, the
@@ -146,9 +139,7 @@ local function fill(limit, entries, charge)
   local change = { entries = entries, charge = charge, filled = true }
   change.first = rank_of(entries, excess + 1, count)
   change.oldest = change.first < count and entry_at(entries.key, change.first) or nil
-  if change.oldest then
-    change.rest = around(change.oldest.total - entries.before) - excess
-  end
+  if change.oldest then change.rest = around(change.oldest.total - entries.before) - excess end
   return true, 'put', change, entries.at + limit.window_us
 end
 

@@ -33,18 +33,12 @@ function window_log.seen(_, newest)
   return newest and format('window-log %d %d', newest.start, newest.total) or ''
 end
 
--- The element whose total is at least so much, found by halving, and its index.
+-- The first element whose total is at least so much, and its index.
 local function element_of_total(key, total)
-  local low, high = 0, call('LLEN', key) - 1
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if element_at(key, middle).total >= total then
-      high = middle
-    else
-      low = middle + 1
-    end
-  end
-  return element_at(key, low), low
+  local index = first_for(0, call('LLEN', key) - 1, function(index)
+    return element_at(key, index).total >= total
+  end)
+  return element_at(key, index), index
 end
 
 function window_log.change(limit, newest, operation, cost, made)
