@@ -81,10 +81,9 @@ const fn lacks<H: Harness>() -> &'static [Capability] {
 impl<H: Harness> Harness for ByOwnClock<H> {
     type Store = AtOwnTime<H::Store>;
 
-    /// A quarter of the cases at given times, and no small traces of more than 3 requests.
+    /// A quarter of the cases at given times.
     const CASES: u32 = H::CASES.div_ceil(4);
-    const SMALL_TRACE_REQUESTS: u32 =
-        if H::SMALL_TRACE_REQUESTS > 3 { 3 } else { H::SMALL_TRACE_REQUESTS };
+    const SMALL_TRACE_REQUESTS: u32 = H::SMALL_TRACE_REQUESTS;
     const LACKS: &'static [Capability] = lacks::<H>();
 
     fn new() -> Self {
