@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::follow::follow;
@@ -15,6 +14,7 @@ use super::request::Request;
 use super::route::{Hint, Place, hint};
 use super::slot::{self, Range};
 use super::{Argument, Reply};
+use crate::concurrent::all;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -141,7 +141,7 @@ impl Servers {
             let answer = link.ask(deadline, false, Request::command(words)).await;
             (Arc::clone(link.address()), answer)
         });
-        let answers = join_all(asked).await;
+        let answers = all(asked).await;
         let moved = |error: &RedisError| matches!(hint(error), Hint::Elsewhere | Hint::Doubt);
         if answers.iter().any(|(_, answer)| answer.as_ref().is_err_and(moved)) {
             self.lookup.doubt();
