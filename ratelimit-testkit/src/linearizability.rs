@@ -47,8 +47,8 @@ mod search;
 use plan::Lcg;
 use search::{SearchOutcome, search};
 
-/// The number of steps after which a search gives up: a second or two.
-const STEPS: usize = 50_000;
+/// The number of steps after which a search gives up: some seconds.
+const STEPS: usize = 200_000;
 
 /// The most requests of a history: the search keeps a set of them in the bits of one integer.
 const MOST: usize = 128;

@@ -2,6 +2,7 @@
 //! states.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
@@ -110,8 +111,9 @@ struct Search<'h, A: Algorithm> {
     limits: &'h [Limit<A>],
     times: &'h [Timestamp],
     events: &'h [&'h Event],
-    /// The visited configurations: the requests placed so far, and the states after them.
-    tried: HashMap<u128, Vec<StoreStates<A::State>>>,
+    /// The visited configurations: the requests placed so far, and the states after them, by a hash of what these decide.
+    /// Requests that could have come at many times leave thousands of different states.
+    tried: HashMap<(u128, u64), Vec<StoreStates<A::State>>>,
     longest: u128,
     left: usize,
 }
@@ -130,7 +132,8 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         if come.count_ones() as usize == self.events.len() {
             return Some(true);
         }
-        if self.tried.get(&come).is_some_and(|tried| tried.contains(&kept)) {
+        let configuration = (come, self.hash(&kept));
+        if self.tried.get(&configuration).is_some_and(|tried| tried.contains(&kept)) {
             return Some(false);
         }
         self.left = self.left.checked_sub(1)?;
@@ -144,8 +147,20 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
                 }
             }
         }
-        self.tried.entry(come).or_default().push(kept);
+        self.tried.entry(configuration).or_default().push(kept);
         Some(false)
+    }
+
+    /// A hash of what states decide at the ends of the run. A state need not be `Hash`.
+    fn hash(&self, kept: &StoreStates<A::State>) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for ((limit, key), state) in &kept.states {
+            for at in self.times.first().into_iter().chain(self.times.last()) {
+                let decision = self.limits[*limit].algorithm().step(Some(state), *at, 0).decision;
+                (key, decision.remaining, decision.reset_after_us).hash(&mut hasher);
+            }
+        }
+        hasher.finish()
     }
 
     /// The requests that may come next: those asked before any other remaining request was answered. They are
