@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Mutex;
 
-use dashmap::mapref::one::{Ref, RefMut};
-use dashmap::{DashMap, Entry};
+use dashmap::DashMap;
 
 use crate::lock;
 
@@ -23,7 +22,9 @@ impl WideKeyHasher {
 /// A concurrent map of at most so many values. Above that, the value that came first goes.
 #[derive(Debug)]
 pub(crate) struct BoundedMap<V> {
-    values: DashMap<u128, V>,
+    /// To look at and to fill. Who fills a vacant place calls [`make_room`](Self::make_room) afterwards, without holding it; who would
+    /// empty one calls [`remove`](Self::remove).
+    pub(crate) values: DashMap<u128, V>,
     /// Locked before a value, never while one is held.
     order: Mutex<ArrivalOrder>,
     capacity: usize,
@@ -64,24 +65,6 @@ impl<V> BoundedMap<V> {
         Self { values: DashMap::new(), order: Mutex::default(), capacity }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.values.len()
-    }
-
-    pub(crate) fn get(&self, key: u128) -> Option<Ref<'_, u128, V>> {
-        self.values.get(&key)
-    }
-
-    pub(crate) fn get_mut(&self, key: u128) -> Option<RefMut<'_, u128, V>> {
-        self.values.get_mut(&key)
-    }
-
-    /// The place of a key. A caller that fills a vacant one calls [`make_room`](Self::make_room) afterwards, without holding it;
-    /// one that would empty it calls [`remove`](Self::remove).
-    pub(crate) fn entry(&self, key: u128) -> Entry<'_, u128, V> {
-        self.values.entry(key)
-    }
-
     pub(crate) fn remove(&self, key: u128) {
         if !self.values.contains_key(&key) {
             return;
@@ -95,11 +78,6 @@ impl<V> BoundedMap<V> {
         let mut order = lock(&self.order);
         self.values.clear();
         *order = ArrivalOrder::default();
-    }
-
-    /// Calls `each` for every value.
-    pub(crate) fn for_each_mut(&self, mut each: impl FnMut(&mut V)) {
-        self.values.iter_mut().for_each(|mut value| each(&mut value));
     }
 
     /// Notes that a key came, and drops another one if there are too many. For each key that comes, it looks at two, so that

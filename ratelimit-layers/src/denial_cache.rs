@@ -20,15 +20,11 @@ mod rounds;
 use kept::{DenialStates, KeptState, KeyGeneration};
 use rounds::{OpenRounds, RoundMember, Turn};
 
-const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
-/// Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
-const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
 /// How often a request waits at most: for calls that were sent before it came, and for the next ones, whose answers are about
 /// times after it came. More would only delay: where a limit refills faster than the store answers, no wait ends with a denial.
 const MOST_WAITS: u32 = 2;
 /// How far the local clock may go back as readings of several threads do; if it goes back further, it was set.
 const MOST_JITTER_US: u64 = 1_000;
-const DEFAULT_CAPACITY: usize = 1 << 16;
 
 /// Wraps a store and rejects requests that the store would deny, without calling it.
 ///
@@ -161,9 +157,10 @@ impl DenialCache<()> {
     #[must_use]
     pub fn builder() -> DenialCacheBuilder {
         DenialCacheBuilder {
-            max_age: DEFAULT_MAX_AGE,
-            max_wait: DEFAULT_MAX_WAIT,
-            capacity: DEFAULT_CAPACITY,
+            max_age: Duration::from_secs(1),
+            // Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
+            max_wait: Duration::from_millis(50),
+            capacity: 1 << 16,
             clock: PreciseClock::new(),
         }
     }
@@ -173,9 +170,8 @@ impl<C: Clock> DenialCacheBuilder<C> {
     /// How long the cache answers from a reply of the store, from when its request was sent: 1 s by default. It bounds how
     /// long a caller stays denied after another process has reset, refunded or settled its key.
     #[must_use]
-    pub fn max_age(mut self, max_age: Duration) -> Self {
-        self.max_age = max_age;
-        self
+    pub fn max_age(self, max_age: Duration) -> Self {
+        Self { max_age, ..self }
     }
 
     /// How long a request [waits](DenialCache#how-many-go-at-once) for the answers to others: 50 ms unless it is set. Then it is
@@ -183,17 +179,15 @@ impl<C: Clock> DenialCacheBuilder<C> {
     /// [`Fallback`](crate::Fallback) around the cache needs a deadline longer than this, such as its default of 100 ms. Zero
     /// turns waiting off.
     #[must_use]
-    pub fn max_wait(mut self, max_wait: Duration) -> Self {
-        self.max_wait = max_wait;
-        self
+    pub fn max_wait(self, max_wait: Duration) -> Self {
+        Self { max_wait, ..self }
     }
 
     /// The most keys whose states are kept: 65,536 unless it is set, at least 1. A key under several limits counts once per
     /// limit. Above that, the key that was kept first is dropped, and the store is asked about it again.
     #[must_use]
-    pub fn capacity(mut self, keys: usize) -> Self {
-        self.capacity = keys.max(1);
-        self
+    pub fn capacity(self, keys: usize) -> Self {
+        Self { capacity: keys.max(1), ..self }
     }
 
     /// Sets the clock that counts how long ago a request was sent, such as a
@@ -253,16 +247,6 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
     }
 }
 
-/// What is known of a batch before it is sent.
-enum CacheLookup<S> {
-    /// It cannot pass.
-    Denied(Verdict),
-    /// The kept states admit it, or are too old. This is what it would leave, and whether they count as an answer.
-    MayPass { left: Snapshot<S>, is_fresh: bool },
-    /// The store is to be asked.
-    Unknown,
-}
-
 impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
     /// The local time. A clock that went back drops all denials: their ages are unknown, as are those of requests in flight.
     fn now(&self) -> Timestamp {
@@ -277,33 +261,6 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         now
     }
 
-    fn answer(
-        &self,
-        batch: &Batch<'_, A>,
-        keys: &[KeyGeneration],
-        local: Timestamp,
-    ) -> CacheLookup<A::State> {
-        let mut left = Snapshot { now: Timestamp::ZERO, states: Vec::with_capacity(keys.len()) };
-        let mut is_fresh = true;
-        for (check, key) in batch.checks().iter().zip(keys) {
-            let Some(known) = self.kept.get(*key, check.limit.algorithm(), local) else {
-                return CacheLookup::Unknown;
-            };
-            // None that is fresh is before its server's time of now, because the server read its clock after the request was
-            // sent. The latest is before no server's: states of a batch across slots may come from several.
-            left.now = left.now.max(known.now);
-            left.states.push(known.state);
-            is_fresh &= known.is_fresh;
-        }
-        match decide(batch, left.now, &mut left) {
-            Ok(verdict) if is_fresh && !verdict.allowed() => {
-                CacheLookup::Denied(verdict.with_source(Source::Cache))
-            }
-            Ok(_) => CacheLookup::MayPass { left, is_fresh },
-            Err(_) => CacheLookup::Unknown,
-        }
-    }
-
     /// Waits until a batch may go to the store. Returns its keys and the local time then, and what it holds while it is under
     /// way; or its answer.
     async fn turn(&self, batch: &Batch<'_, A>) -> Result<Going<'_, A>, Verdict> {
@@ -311,10 +268,16 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         loop {
             // The keys first: if the clock has gone back by then, they are of an earlier generation.
             let (keys, now) = (self.kept.keys(batch), self.now());
-            let (left, is_fresh) = match self.answer(batch, &keys, now) {
-                CacheLookup::Denied(verdict) => return Err(verdict),
-                CacheLookup::MayPass { left, is_fresh } => (Some(left), is_fresh),
-                CacheLookup::Unknown => (None, false),
+            let decided = self.kept.known(batch, &keys, now).and_then(|(mut left, is_fresh)| {
+                Some((decide(batch, left.now, &mut left).ok()?, left, is_fresh))
+            });
+            let (left, is_fresh) = match decided {
+                Some((verdict, _, true)) if !verdict.allowed() => {
+                    return Err(verdict.with_source(Source::Cache));
+                }
+                // The states that are kept admit it, or are too old. This is what it would leave.
+                Some((_, left, is_fresh)) => (Some(left), is_fresh),
+                None => (None, false),
             };
             let is_silent = left.is_none() && self.kept.is_silent(batch);
             // On no runtime there is no time to wait by.

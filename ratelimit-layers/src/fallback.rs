@@ -237,8 +237,13 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
         // more when the task has ended: both sides take the lock between, so that one sees the other's.
         while self.pending_charges() > 0 && self.breaker() == BreakerState::Closed {
-            if !inner.takes_turn() {
-                return;
+            {
+                // If no thread drives the runtime of another task that charges, this one takes over when its time is over.
+                let mut charging = lock(&inner.charging);
+                if is_later(*charging) {
+                    return;
+                }
+                *charging = inner.charges_until(Duration::ZERO);
             }
             let _ends = OnDrop(|| *lock(&inner.charging) = None);
             while self.breaker() == BreakerState::Closed && !self.charge_some().await {
@@ -286,17 +291,6 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
 }
 
 impl<S, A: InMemory, C> SharedFallback<S, A, C> {
-    /// Whether a task may charge: no other one does. If no thread drives that task's runtime, this one takes over when its time
-    /// is over.
-    fn takes_turn(&self) -> bool {
-        let mut charging = lock(&self.charging);
-        let is_free = !is_later(*charging);
-        if is_free {
-            *charging = self.charges_until(Duration::ZERO);
-        }
-        is_free
-    }
-
     /// The end of the time for a pause and a charge. A pause that never ends is none: then nothing is charged either.
     fn charges_until(&self, pause: Duration) -> Option<Instant> {
         Instant::now().checked_add(pause.saturating_add(2 * self.deadline))

@@ -15,14 +15,6 @@ use crate::observed::{Observed, Observer};
 use crate::pace::Pace;
 use crate::{lock, source_name};
 
-const DECISIONS: &str = "ratelimit_decisions_total";
-const ERRORS: &str = "ratelimit_errors_total";
-const FORGIVEN: &str = "ratelimit_forgiven_total";
-const DURATION: &str = "ratelimit_duration_seconds";
-const BREAKER_STATE: &str = "ratelimit_breaker_state";
-const BREAKER_TRANSITIONS: &str = "ratelimit_breaker_transitions_total";
-const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
-
 const OUTCOMES: usize = OutageOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
 const OPS: usize = Op::Adopt as usize + 1;
@@ -30,14 +22,15 @@ const OPS: usize = Op::Adopt as usize + 1;
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {
     let store = store.to_owned();
-    gauge!(BREAKER_STATE, "store" => store.clone()).set(state as u32);
-    counter!(BREAKER_TRANSITIONS, "store" => store, "to" => state.to_string()).increment(1);
+    gauge!("ratelimit_breaker_state", "store" => store.clone()).set(state as u32);
+    let transitions = "ratelimit_breaker_transitions_total";
+    counter!(transitions, "store" => store, "to" => state.to_string()).increment(1);
 }
 
 /// A limit was decided without this store.
 pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: OutageOutcome) {
     counter!(
-        OUTAGE_DECISIONS,
+        "ratelimit_outage_decisions_total",
         "store" => store.to_owned(),
         "limit" => limit.to_owned(),
         "choice" => choice.name(),
@@ -164,7 +157,7 @@ impl Observer for Recorded {
             Ok(verdict) => verdict,
             Err(error) => {
                 counter!(
-                    ERRORS,
+                    "ratelimit_errors_total",
                     "store" => String::from(&*self.name),
                     "op" => op.to_string(),
                     "kind" => kind_name(error.kind()),
@@ -176,7 +169,7 @@ impl Observer for Recorded {
         let source = verdict.source();
         let duration = self.durations[op as usize][source as usize].get_or_init(|| {
             histogram!(
-                DURATION,
+                "ratelimit_duration_seconds",
                 "store" => String::from(&*self.name),
                 "op" => op.to_string(),
                 "source" => source_name(source),
@@ -186,7 +179,7 @@ impl Observer for Recorded {
         for (position, account) in verdict.accounts().filter(|(_, account)| account.forgiven > 0) {
             let Some(check) = batch.checks().get(position) else { continue };
             counter!(
-                FORGIVEN,
+                "ratelimit_forgiven_total",
                 "store" => String::from(&*self.name),
                 "limit" => check.limit.name().to_owned(),
             )
@@ -203,7 +196,7 @@ impl Observer for Recorded {
             let counters = known.unwrap_or_else(new);
             let counter = counters[source as usize][outcome as usize].get_or_init(|| {
                 counter!(
-                    DECISIONS,
+                    "ratelimit_decisions_total",
                     "store" => String::from(&*self.name),
                     "limit" => limit.to_owned(),
                     "outcome" => outcome.name(),

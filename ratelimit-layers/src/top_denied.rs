@@ -45,7 +45,7 @@ pub type TopDenied<S> = Observed<S, DenialCounts>;
 #[derive(Debug)]
 pub struct DenialCounts {
     hasher: RandomState,
-    shards: Box<[Mutex<CountShard>]>,
+    shards: [Mutex<CountShard>; SHARDS],
     keys_per_shard: usize,
 }
 
@@ -75,9 +75,9 @@ impl<S> TopDenied<S> {
     /// Counts denials over `store`. It counts up to `keys` keys, rounded up to a multiple of 16, at least 16.
     #[must_use]
     pub fn new(store: S, keys: usize) -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::new(CountShard::default())).collect();
+        let (hasher, shards) = (RandomState::new(), Default::default());
         let keys_per_shard = keys.div_ceil(SHARDS).max(1);
-        Self::around(store, DenialCounts { hasher: RandomState::new(), shards, keys_per_shard })
+        Self::around(store, DenialCounts { hasher, shards, keys_per_shard })
     }
 
     /// Returns the `most` keys with the most denials, in descending order.

@@ -11,13 +11,10 @@ use super::ledger::Ledger;
 use super::slot::Terms;
 use super::{AllotmentTally, Allotments, SharedAllotments};
 
-const DEFAULT_LIFETIME_US: u64 = 100_000;
 /// Far more than the clocks of servers drift.
 const DRIFT_PPM: u64 = 1_000;
-const DEFAULT_DIVISOR: u64 = 8;
 /// What a crash forfeits at most per slot, until the limit recovers.
 const MOST: u64 = 10_000;
-const DEFAULT_CAPACITY: usize = 1 << 16;
 
 /// The settings of [`Allotments`] that are to be built: what [`Allotments::builder`] returns.
 #[derive(Clone, Debug)]
@@ -31,9 +28,8 @@ impl Allotments<()> {
     /// The settings of allotments of a store.
     #[must_use]
     pub fn builder() -> AllotmentsBuilder {
-        let (lifetime_us, divisor) = (DEFAULT_LIFETIME_US, DEFAULT_DIVISOR);
-        let terms = Terms { lifetime_us, drift_ppm: DRIFT_PPM, divisor, most: MOST };
-        AllotmentsBuilder { terms, capacity: DEFAULT_CAPACITY, clock: PreciseClock::new() }
+        let terms = Terms { lifetime_us: 100_000, drift_ppm: DRIFT_PPM, divisor: 8, most: MOST };
+        AllotmentsBuilder { terms, capacity: 1 << 16, clock: PreciseClock::new() }
     }
 }
 
@@ -61,9 +57,8 @@ impl<C: Clock> AllotmentsBuilder<C> {
     /// The most slots: 65,536 unless it is set, at least 1. Each combination of limits and keys that requests ask about has
     /// one. Above that, an older one is dropped. What it has left is given back; a draw in flight is forfeited.
     #[must_use]
-    pub fn capacity(mut self, slots: usize) -> Self {
-        self.capacity = slots.max(1);
-        self
+    pub fn capacity(self, slots: usize) -> Self {
+        Self { capacity: slots.max(1), ..self }
     }
 
     /// Sets the clock that counts how old an allotment is, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test.

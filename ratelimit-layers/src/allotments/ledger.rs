@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use dashmap::mapref::one::Ref;
 use dashmap::{DashMap, Entry};
+use derive_where::derive_where;
 use ratelimit_core::store::{Batch, Check};
 use ratelimit_core::{Algorithm, Limit, Timestamp};
 
@@ -15,11 +17,12 @@ pub(super) struct Ledger<A: Algorithm> {
     slots: BoundedMap<LedgerEntry<A>>,
     /// The slots of several checks that have an allotment or a draw in flight, by the hash of each of their keys. The slot
     /// of a single check has the hash of its key.
-    shared: DashMap<u128, Vec<u128>>,
+    shared: DashMap<u128, Vec<SlotKey>>,
     hasher: WideKeyHasher,
 }
 
 /// A slot, and what its reservations are settled with.
+#[derive_where(Default)]
 pub(super) struct LedgerEntry<A: Algorithm> {
     pub(super) slot: AllotmentSlot,
     /// From the first draw on.
@@ -32,8 +35,7 @@ pub(super) struct Checks<A> {
 }
 
 /// The slot of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SlotKey(u128);
+pub(super) type SlotKey = u128;
 
 /// An allotment that has ended, with its limits and keys.
 pub(super) type EndedOf<A> = (Ended, Arc<Checks<A>>);
@@ -71,24 +73,16 @@ impl<A: KeptAlgorithm> LedgerEntry<A> {
         self.checks = Some(checks.clone());
         checks
     }
-
-    /// Whether the limits of the slot have other parameters than those of the batch.
-    fn has_other_limits(&self, batch: &Batch<'_, A>) -> bool {
-        self.checks.as_ref().is_some_and(|checks| !checks.are_of(batch))
-    }
 }
 
 impl<A: Algorithm> Ledger<A> {
     pub(super) fn new(capacity: usize) -> Self {
-        Self {
-            slots: BoundedMap::new(capacity),
-            shared: DashMap::new(),
-            hasher: WideKeyHasher::default(),
-        }
+        let (shared, hasher) = (DashMap::new(), WideKeyHasher::default());
+        Self { slots: BoundedMap::new(capacity), shared, hasher }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.slots.values.len()
     }
 
     fn key(&self, check: &Check<'_, A>) -> u128 {
@@ -102,8 +96,8 @@ impl<A: Algorithm> Ledger<A> {
     /// The slot of a batch: that of its key, or of all of its keys in their order.
     pub(super) fn slot_key(&self, batch: &Batch<'_, A>) -> SlotKey {
         match batch.checks() {
-            [check] => SlotKey(self.key(check)),
-            _ => SlotKey(self.hasher.hash(self.keys(batch))),
+            [check] => self.key(check),
+            _ => self.hasher.hash(self.keys(batch)),
         }
     }
 }
@@ -120,14 +114,11 @@ impl<A: KeptAlgorithm> Ledger<A> {
     ) -> (T, Vec<EndedOf<A>>) {
         let mut all_ended = Vec::new();
         let (acted, is_new) = {
-            let (mut kept, is_new) = match self.slots.entry(slot_key.0) {
+            let (mut kept, is_new) = match self.slots.values.entry(slot_key) {
                 Entry::Occupied(entry) => (entry.into_ref(), false),
-                Entry::Vacant(entry) => (
-                    entry.insert(LedgerEntry { slot: AllotmentSlot::default(), checks: None }),
-                    true,
-                ),
+                Entry::Vacant(entry) => (entry.insert(LedgerEntry::default()), true),
             };
-            if kept.has_other_limits(batch) {
+            if kept.checks.as_ref().is_some_and(|checks| !checks.are_of(batch)) {
                 let ended = kept.slot.end(EarlyEnd::GivenBack);
                 // It is settled under the parameters that are in force now.
                 all_ended.extend(ended.map(|ended| (ended, kept.checks(batch))));
@@ -135,7 +126,7 @@ impl<A: KeptAlgorithm> Ledger<A> {
             (act(&mut kept), is_new)
         };
         if is_new {
-            let gone = self.slots.make_room(slot_key.0, |kept| kept.slot.is_idle(terms, now));
+            let gone = self.slots.make_room(slot_key, |kept| kept.slot.is_idle(terms, now));
             for (slot_key, mut kept) in gone.into_iter().flatten() {
                 let Some(checks) = kept.checks else { continue };
                 self.unshare(slot_key, &checks);
@@ -148,15 +139,15 @@ impl<A: KeptAlgorithm> Ledger<A> {
     /// The limits and keys of a batch that is about to draw, which are known by its keys from now on.
     pub(super) fn checks(&self, slot_key: SlotKey, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
         let keys = if batch.checks().len() > 1 { self.keys(batch) } else { Vec::new() };
-        let checks = match self.slots.get_mut(slot_key.0) {
+        let checks = match self.slots.values.get_mut(&slot_key) {
             Some(mut kept) => kept.checks(batch),
             None => Arc::new(Checks::new(batch)),
         };
         for key in keys {
             let mut slot_keys = self.shared.entry(key).or_default();
             // A slot that has been removed meanwhile would stay known.
-            if !slot_keys.contains(&slot_key.0) && self.slots.get(slot_key.0).is_some() {
-                slot_keys.push(slot_key.0);
+            if !slot_keys.contains(&slot_key) && self.slots.values.contains_key(&slot_key) {
+                slot_keys.push(slot_key);
             }
             drop(slot_keys);
             self.shared.remove_if(&key, |_, slot_keys| slot_keys.is_empty());
@@ -165,8 +156,8 @@ impl<A: KeptAlgorithm> Ledger<A> {
     }
 
     /// Forgets by which keys a slot that went is known.
-    fn unshare(&self, slot_key: u128, checks: &Checks<A>) {
-        if checks.each.len() < 2 || self.slots.get(slot_key).is_some() {
+    fn unshare(&self, slot_key: SlotKey, checks: &Checks<A>) {
+        if checks.each.len() < 2 || self.slots.values.contains_key(&slot_key) {
             return;
         }
         for (limit, key) in &checks.each {
@@ -184,7 +175,7 @@ impl<A: KeptAlgorithm> Ledger<A> {
         slot_key: SlotKey,
         act: impl FnOnce(&mut LedgerEntry<A>) -> T,
     ) -> Option<T> {
-        self.slots.get_mut(slot_key.0).map(|mut kept| act(&mut kept))
+        self.slots.values.get_mut(&slot_key).map(|mut kept| act(&mut kept))
     }
 
     /// Ends, by `end`, the allotments of all slots that name a key of the batch.
@@ -202,25 +193,25 @@ impl<A: KeptAlgorithm> Ledger<A> {
                 sharing.is_empty()
             });
         }
-        let end = |slot_key: u128| {
-            let mut kept = self.slots.get_mut(slot_key)?;
+        let end = |slot_key: SlotKey| {
+            let mut kept = self.slots.values.get_mut(&slot_key)?;
             end(&mut kept.slot).zip(kept.checks.clone())
         };
         slot_keys.into_iter().filter_map(end).collect()
     }
 
     /// Keeps the places of slots with an allotment or a draw in flight. A slot that has ended is known again by its next draw.
-    fn retain_drawn(&self, slot_keys: &mut Vec<u128>) {
-        slot_keys
-            .retain(|slot_key| self.slots.get(*slot_key).is_some_and(|kept| !kept.slot.is_empty()));
+    fn retain_drawn(&self, slot_keys: &mut Vec<SlotKey>) {
+        let is_drawn = |kept: Ref<'_, _, LedgerEntry<A>>| !kept.slot.is_empty();
+        slot_keys.retain(|slot_key| self.slots.values.get(slot_key).is_some_and(is_drawn));
     }
 
     /// Ends all allotments, in the order of their keys.
     pub(super) fn end_all(&self) -> Vec<EndedOf<A>> {
         let mut all = Vec::new();
-        self.slots.for_each_mut(|kept| {
+        for mut kept in self.slots.values.iter_mut() {
             all.extend(kept.slot.end(EarlyEnd::GivenBack).zip(kept.checks.clone()));
-        });
+        }
         self.shared.retain(|_, slot_keys| {
             self.retain_drawn(slot_keys);
             !slot_keys.is_empty()

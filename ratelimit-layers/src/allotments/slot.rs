@@ -34,8 +34,7 @@ pub(super) struct Terms {
 impl Terms {
     /// A time that has passed on a slow local clock before `us` microseconds have passed on the store's.
     fn local_us(&self, us: u64) -> u64 {
-        let kept = u128::from(us) * u128::from(MILLION.saturating_sub(self.drift_ppm));
-        u64::try_from(kept / u128::from(MILLION)).unwrap_or(us)
+        us.saturating_mul(MILLION.saturating_sub(self.drift_ppm)) / MILLION
     }
 }
 
@@ -198,7 +197,9 @@ impl AllotmentSlot {
         if self.draw.as_ref().is_some_and(|draw| draw.is_awaited(terms, now)) {
             return SlotDecision::Ask { ended: None, draw: None };
         }
-        let ended = self.take_ended(now);
+        // The rest of the allotment does not serve the request.
+        let is_live = self.allotment.as_ref().is_some_and(|allotment| allotment.is_live(now));
+        let ended = if is_live { self.take(EarlyEnd::GivenBack) } else { self.lapse() };
         self.resize(terms, now);
         self.size = self.size.min(self.cap(terms, costs)).max(1);
         self.asked = Some(now);
@@ -214,18 +215,8 @@ impl AllotmentSlot {
         allotment.spend(costs).then(|| allotment.decisions(now, costs))
     }
 
-    /// Ends the allotment, whose rest does not serve the request at `now`.
-    fn take_ended(&mut self, now: Timestamp) -> Option<Ended> {
-        let is_live = self.allotment.as_ref().is_some_and(|allotment| allotment.is_live(now));
-        if is_live { self.end_allotment() } else { self.lapse() }
-    }
-
     /// Ends the allotment and lets a draw that is in flight go on.
-    pub(super) fn end_allotment(&mut self) -> Option<Ended> {
-        self.take(EarlyEnd::GivenBack)
-    }
-
-    fn take(&mut self, ending: EarlyEnd) -> Option<Ended> {
+    pub(super) fn take(&mut self, ending: EarlyEnd) -> Option<Ended> {
         let ended = self.allotment.take()?.end(ending);
         (ended.unused > 0).then_some(ended)
     }
@@ -234,7 +225,7 @@ impl AllotmentSlot {
     fn lapse(&mut self) -> Option<Ended> {
         let allotment = self.allotment.as_ref()?;
         (self.size, self.lapsed) = (allotment.served.max(1), Some(allotment.until));
-        self.end_allotment()
+        self.take(EarlyEnd::GivenBack)
     }
 
     /// Sets the size of a draw at `now` by how long ago the store was asked.

@@ -39,7 +39,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         self: &Arc<Self>,
         batch: &Batch<'_, A>,
     ) -> Result<Verdict, S::Error> {
-        let (costs, mut slot_key, mut forgets) = (costs_of(batch), None, None);
+        let costs: Vec<u64> = batch.checks().iter().map(|check| check.cost).collect();
+        let (mut slot_key, mut forgets) = (None, None);
         if is_served(batch) {
             let slot = self.ledger.slot_key(batch);
             if let Some(verdict) = self.serve(slot, batch, &costs).await? {
@@ -82,7 +83,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         if let Some(decisions) = slot_key.and_then(spend) {
             return Ok(self.served(decisions));
         }
-        let all = self.ledger.end_of(batch, AllotmentSlot::end_allotment);
+        let all = self.ledger.end_of(batch, |slot| slot.take(EarlyEnd::GivenBack));
         if all.is_empty() {
             return Ok(verdict);
         }
@@ -177,18 +178,13 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
     /// Settles an allotment that has ended, and returns how many units are back. If it fails, they stay charged until the
     /// limit recovers.
     async fn settle_here(&self, (ended, checks): EndedOf<A>) -> u64 {
-        let is_back = match ended.ending {
-            EarlyEnd::Forfeited => false,
-            EarlyEnd::GivenBack => {
-                let checks = checks.costing(&ended.used);
-                match Batch::new(&checks) {
-                    Ok(batch) => {
-                        let settling = batch.op(Op::Settle).id(ended.id).settled_once();
-                        self.store.apply(&settling).await.is_ok()
-                    }
-                    Err(_) => false,
-                }
+        let checks = checks.costing(&ended.used);
+        let is_back = match Batch::new(&checks) {
+            Ok(batch) if ended.ending == EarlyEnd::GivenBack => {
+                let settling = batch.op(Op::Settle).id(ended.id).settled_once();
+                self.store.apply(&settling).await.is_ok()
             }
+            _ => false,
         };
         let tally = if is_back { &self.tally.given_back } else { &self.tally.forfeited };
         tally.fetch_add(ended.unused, Relaxed);
@@ -200,8 +196,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         let Ok(runtime) = Handle::try_current() else { return };
         let ends = self.ledger.at(slot_key, |kept| kept.slot.ends()).flatten();
         let Some((id, until)) = ends else { return };
-        // Counted from now, and not from when the task comes to run.
-        let (end, inner) = (self.instant(until), Arc::downgrade(self));
+        // After a lifetime at the latest, also if the clock went back. Counted from now, and not from when the task comes to run.
+        let left_us = until.saturating_us_since(self.clock.now()).min(self.terms.lifetime_us);
+        let (end, inner) = (Instant::now() + Duration::from_micros(left_us), Arc::downgrade(self));
         runtime.spawn(async move {
             tokio::time::sleep_until(end).await;
             let Some(inner) = inner.upgrade() else { return };
@@ -210,12 +207,6 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
                 inner.settle_here(ended).await;
             }
         });
-    }
-
-    /// When this time of the local clock comes: after a lifetime at the latest, also if the clock went back.
-    fn instant(&self, until: Timestamp) -> Instant {
-        let left_us = until.saturating_us_since(self.clock.now());
-        Instant::now() + Duration::from_micros(left_us.min(self.terms.lifetime_us))
     }
 }
 
@@ -275,23 +266,18 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
     ) -> Verdict {
         let (inner, draw) = (self.inner, self.draw);
         let recovery = |check: &Check<'_, A>| check.limit.algorithm().recovery();
-        let told =
-            verdict.decisions().iter().copied().zip(
-                batch.checks().iter().map(|check| recovery(check).unwrap_or(Recovery::AtReset)),
-            );
-        let told: Vec<_> = told.collect();
-        let (decisions, ended) = inner
-            .ledger
-            .at(self.slot_key, |kept| {
-                if verdict.source() != Source::Store {
-                    // Another limiter has charged it, such as a fallback.
-                    kept.slot.end(EarlyEnd::GivenBack);
-                }
-                kept.slot.drawn(&inner.terms, (draw, sent), costs, &told)
-            })
-            .unwrap_or_else(|| {
-                AllotmentSlot::default().drawn(&inner.terms, (draw, sent), costs, &told)
-            });
+        let recoveries =
+            batch.checks().iter().map(|check| recovery(check).unwrap_or(Recovery::AtReset));
+        let told: Vec<_> = verdict.decisions().iter().copied().zip(recoveries).collect();
+        let drawn = |slot: &mut AllotmentSlot| {
+            if verdict.source() != Source::Store {
+                // Another limiter has charged it, such as a fallback.
+                slot.end(EarlyEnd::GivenBack);
+            }
+            slot.drawn(&inner.terms, (draw, sent), costs, &told)
+        };
+        let known = inner.ledger.at(self.slot_key, |kept| drawn(&mut kept.slot));
+        let (decisions, ended) = known.unwrap_or_else(|| drawn(&mut AllotmentSlot::default()));
         self.units = None;
         match ended {
             Some(ended) => {
@@ -315,10 +301,6 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for DrawG
             inner.settle_later((ended, self.checks.clone()));
         }
     }
-}
-
-fn costs_of<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<u64> {
-    batch.checks().iter().map(|check| check.cost).collect()
 }
 
 /// Whether a denied request may be asked again, because nothing was charged for it.

@@ -8,11 +8,10 @@
 //! requested in an earlier generation is not kept. A request that is admitted while no state of its key is kept also starts
 //! a new generation, because tasks may read replies in another order than the store decided.
 
-use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::Entry;
-use ratelimit_core::store::Batch;
+use ratelimit_core::store::{Batch, Snapshot};
 use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::bounded::{BoundedMap, WideKeyHasher};
@@ -26,15 +25,6 @@ const GROUPS: usize = 4_096;
 pub(super) struct KeyGeneration {
     pub(super) hash: u128,
     generation: u64,
-}
-
-/// What is kept of a key.
-pub(super) struct KnownState<S> {
-    /// If it is fresh, the store's time now, or up to a round trip later.
-    pub(super) now: Timestamp,
-    pub(super) state: Option<S>,
-    /// Whether it is no older than the maximum age, so that it counts as an answer.
-    pub(super) is_fresh: bool,
 }
 
 /// The state of a key as the store saw it.
@@ -89,20 +79,17 @@ impl<A: Algorithm> DenialStates<A> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.states.len()
+        self.states.values.len()
     }
 
     /// The keys of a batch.
     pub(super) fn keys(&self, batch: &Batch<'_, A>) -> Vec<KeyGeneration> {
         let key = |limit: u64, key: &str| {
             let hash = self.hasher.hash((limit, key));
-            KeyGeneration { hash, generation: self.generation(hash).load(Ordering::Acquire) }
+            let generation = self.generations[group(hash)].load(Ordering::Acquire);
+            KeyGeneration { hash, generation }
         };
         batch.checks().iter().map(|check| key(check.limit.fingerprint(), check.key)).collect()
-    }
-
-    fn generation(&self, hash: u128) -> &AtomicU64 {
-        &self.generations[group(hash)]
     }
 
     /// The flag of a batch's limits.
@@ -125,22 +112,31 @@ impl<A: Algorithm> DenialStates<A> {
         }
     }
 
-    /// What is known of a key at this local time, if its state is kept and of a limit with these parameters.
-    pub(super) fn get(
+    /// What is known of a batch at this local time, if all of its states are kept and of limits with these parameters; and whether
+    /// all are fresh, so that they count as an answer.
+    pub(super) fn known(
         &self,
-        key: KeyGeneration,
-        algorithm: &A,
+        batch: &Batch<'_, A>,
+        keys: &[KeyGeneration],
         local: Timestamp,
-    ) -> Option<KnownState<A::State>>
+    ) -> Option<(Snapshot<A::State>, bool)>
     where
         A: PartialEq,
     {
-        let kept = self.states.get(key.hash)?;
-        (kept.algorithm == *algorithm).then(|| KnownState {
-            now: kept.now_at(local),
-            state: kept.state.clone(),
-            is_fresh: kept.is_fresh(local, self.max_age_us),
-        })
+        let states = Vec::with_capacity(keys.len());
+        let (mut known, mut is_fresh) = (Snapshot { now: Timestamp::ZERO, states }, true);
+        for (check, key) in batch.checks().iter().zip(keys) {
+            let kept = self.states.values.get(&key.hash)?;
+            if kept.algorithm != *check.limit.algorithm() {
+                return None;
+            }
+            // None that is fresh is before its server's time of now, because the server read its clock after the request was
+            // sent. The latest is before no server's: states of a batch across slots may come from several.
+            known.now = known.now.max(kept.now_at(local));
+            known.states.push(kept.state.clone());
+            is_fresh &= kept.is_fresh(local, self.max_age_us);
+        }
+        Some((known, is_fresh))
     }
 
     /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is kept, this one is if requests
@@ -153,7 +149,7 @@ impl<A: Algorithm> DenialStates<A> {
         is_wanted: bool,
     ) {
         let sent = kept.sent;
-        match self.states.entry(key.hash) {
+        match self.states.values.entry(key.hash) {
             Entry::Occupied(mut entry) if self.is_newer(key, entry.get(), &kept) => {
                 entry.insert(kept);
             }
@@ -182,11 +178,11 @@ impl<A: Algorithm> DenialStates<A> {
 
     /// From here on, what requests saw that are in flight does not count.
     fn advance(&self, key: KeyGeneration) {
-        self.generation(key.hash).fetch_add(1, Ordering::AcqRel);
+        self.generations[group(key.hash)].fetch_add(1, Ordering::AcqRel);
     }
 
     fn is_current(&self, key: KeyGeneration) -> bool {
-        self.generation(key.hash).load(Ordering::Acquire) == key.generation
+        self.generations[group(key.hash)].load(Ordering::Acquire) == key.generation
     }
 
     /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
@@ -194,11 +190,8 @@ impl<A: Algorithm> DenialStates<A> {
     fn is_newer(&self, key: KeyGeneration, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
         let age = kept.sent.checked_since(before.sent);
         let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);
-        let is_later = match before.now.cmp(&kept.now) {
-            Less => true,
-            Equal => kept.remaining() <= before.remaining(),
-            Greater => false,
-        };
+        let is_later = before.now < kept.now
+            || (before.now == kept.now && kept.remaining() <= before.remaining());
         (is_later || is_too_old) && self.is_current(key)
     }
 

@@ -122,14 +122,11 @@ impl<A: Algorithm> OpenRounds<A> {
 
     /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the future of a request in flight
     /// and poll it no more.
-    pub(super) async fn wait(
-        &self,
-        RoundEnd { checks, round, mut ended }: RoundEnd,
-        most: Duration,
-    ) {
+    pub(super) async fn wait(&self, mut end: RoundEnd, most: Duration) {
         // No value is ever sent.
-        if timeout(most, ended.changed()).await.is_err() {
-            let _abandoned = self.open.remove_if(&checks, |_, open| open.round.ptr_eq(&round));
+        if timeout(most, end.ended.changed()).await.is_err() {
+            let is_its = |_: &u128, open: &Open<A>| open.round.ptr_eq(&end.round);
+            let _abandoned = self.open.remove_if(&end.checks, is_its);
         }
     }
 }

@@ -66,15 +66,12 @@ pub(super) struct CallPermit<'b> {
 }
 
 impl Breaker {
-    pub(super) fn new(
-        most_failures: u32,
-        pause: Duration,
-        probe_time: Duration,
-        report: BreakerReport,
-    ) -> Self {
+    /// The breaker of the store of this name.
+    pub(super) fn new(failures: u32, pause: Duration, probe_time: Duration, name: &str) -> Self {
+        let report = BreakerReport::new(name);
         report.state(BreakerState::Closed);
         Self {
-            most_failures,
+            most_failures: failures,
             pause,
             probe_time,
             state: Mutex::new((BreakerState::Closed, None)),
@@ -176,7 +173,7 @@ mod tests {
     const PROBE_TIME: Duration = Duration::from_millis(100);
 
     fn breaker(most_failures: u32) -> Breaker {
-        Breaker::new(most_failures, PAUSE, PROBE_TIME, BreakerReport::new("test"))
+        Breaker::new(most_failures, PAUSE, PROBE_TIME, "test")
     }
 
     fn fail(breaker: &Breaker) {

@@ -13,17 +13,12 @@ use super::counts::OutageCounts;
 use super::journal::Journal;
 use super::known_ids::KnownIds;
 use super::outage::Outage;
-use super::report::BreakerReport;
 use super::{Fallback, SharedFallback};
 
-const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
-const DEFAULT_FAILURES: u32 = 5;
-const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 /// Longer than any caller waits for an answer.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(3_600);
 /// As good as never, and short enough to add to any time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
-const DEFAULT_CAPACITY: usize = 1 << 17;
 
 /// What becomes of the requests that were admitted locally during an outage, when the store is back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,11 +48,11 @@ impl Fallback<()> {
     #[must_use]
     pub fn builder() -> Builder {
         Builder {
-            deadline: DEFAULT_DEADLINE,
-            failures: DEFAULT_FAILURES,
-            pause: DEFAULT_PAUSE,
+            deadline: Duration::from_millis(100),
+            failures: 5,
+            pause: Duration::from_secs(1),
             nodes: None,
-            capacity: DEFAULT_CAPACITY,
+            capacity: 1 << 17,
             on_recovery: OnRecovery::Forget,
             name: "store".into(),
             clock: PreciseClock::new(),
@@ -71,33 +66,29 @@ impl<C: Clock> Builder<C> {
     ///
     /// Set the store's own deadline a little lower, where it has one: its error then reports whether the request was sent.
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline.clamp(Duration::from_millis(1), LONGEST_DEADLINE);
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline: deadline.clamp(Duration::from_millis(1), LONGEST_DEADLINE), ..self }
     }
 
     /// How many consecutive failures open the circuit breaker: 5 unless it is set, at least 1. A call that is dropped
     /// before its deadline counts neither as a failure nor as a success.
     #[must_use]
-    pub fn failures(mut self, failures: u32) -> Self {
-        self.failures = failures.max(1);
-        self
+    pub fn failures(self, failures: u32) -> Self {
+        Self { failures: failures.max(1), ..self }
     }
 
     /// How long the circuit breaker stays open before a single call, the probe, tries the store again: 1 s unless it is
     /// set, at most a year.
     #[must_use]
-    pub fn probe_after(mut self, pause: Duration) -> Self {
-        self.pause = pause.min(LONGEST_PAUSE);
-        self
+    pub fn probe_after(self, pause: Duration) -> Self {
+        Self { pause: pause.min(LONGEST_PAUSE), ..self }
     }
 
     /// How many nodes share each limit whose choice is [`OnOutage::Local`](ratelimit_core::OnOutage::Local): this node admits its share. A policy with such a
     /// limit needs it.
     #[must_use]
-    pub fn nodes(mut self, nodes: NonZeroU64) -> Self {
-        self.nodes = Some(nodes);
-        self
+    pub fn nodes(self, nodes: NonZeroU64) -> Self {
+        Self { nodes: Some(nodes), ..self }
     }
 
     /// The most keys that the local limits keep, the most ids that are in use without the store, and the most keys whose
@@ -105,23 +96,20 @@ impl<C: Clock> Builder<C> {
     /// limit ([`ratelimit_memory::Builder::capacity`]), and further charges are forgotten. A request under a new id is an error, or
     /// charged [without a record](ratelimit_core::Verdict::is_unrecorded) if the layer drew the id.
     #[must_use]
-    pub fn capacity(mut self, keys: usize) -> Self {
-        self.capacity = keys.max(1);
-        self
+    pub fn capacity(self, keys: usize) -> Self {
+        Self { capacity: keys.max(1), ..self }
     }
 
     /// What becomes of the requests that were admitted locally, when the store is back: forgotten unless it is set.
     #[must_use]
-    pub fn on_recovery(mut self, on_recovery: OnRecovery) -> Self {
-        self.on_recovery = on_recovery;
-        self
+    pub fn on_recovery(self, on_recovery: OnRecovery) -> Self {
+        Self { on_recovery, ..self }
     }
 
     /// The name of the store in metrics and logs: `store` unless it is set.
     #[must_use]
-    pub fn name(mut self, name: &str) -> Self {
-        self.name = name.into();
-        self
+    pub fn name(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     /// Sets the clock of the local limits, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test. Deadlines and
@@ -141,24 +129,15 @@ impl<C: Clock> Builder<C> {
     where
         A: InMemory + Share + Clone,
     {
-        let local = MemoryStore::builder().capacity(self.capacity).clock(self.clock).build();
-        let journal = match self.on_recovery {
-            OnRecovery::Charge => Some(Journal::new(self.capacity)),
-            OnRecovery::Forget => None,
-        };
-        let ids = KnownIds::new(self.capacity);
-        let (nodes, counts) = (self.nodes, OutageCounts::default());
+        let Self { deadline, failures, pause, nodes, capacity, on_recovery, name, clock } = self;
+        let local = MemoryStore::builder().capacity(capacity).clock(clock).build();
+        let journal = (on_recovery == OnRecovery::Charge).then(|| Journal::new(capacity));
+        let (ids, counts) = (KnownIds::new(capacity), OutageCounts::default());
         let outage = Outage { local, nodes, ids, counts, journal };
         outage.validate(limits)?;
-        let breaker =
-            Breaker::new(self.failures, self.pause, self.deadline, BreakerReport::new(&self.name));
-        let inner = SharedFallback {
-            store,
-            deadline: self.deadline,
-            breaker,
-            outage,
-            charging: Mutex::default(),
-        };
+        let breaker = Breaker::new(failures, pause, deadline, &name);
+        let charging = Mutex::default();
+        let inner = SharedFallback { store, deadline, breaker, outage, charging };
         Ok(Fallback { inner: Arc::new(inner) })
     }
 }

@@ -32,13 +32,10 @@ pub(super) struct Outage<A: InMemory, C> {
 impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     /// What a limit says about outages, if this node can keep it.
     pub(super) fn choice(&self, limit: &Limit<A>) -> Result<OnOutage, ConfigError> {
-        let choice = limit.outage().ok_or_else(|| {
-            ConfigError::new(
-                "it does not declare what happens while its store is unreachable, and there is no default; give it \
-                 on_outage = \"open\", \"closed\" or \"local\" (Limit::on_outage)",
-            )
-            .in_limit(limit.name())
-        })?;
+        let undeclared = "it does not declare what happens while its store is unreachable, and there is no default; give it \
+                          on_outage = \"open\", \"closed\" or \"local\" (Limit::on_outage)";
+        let refused = || ConfigError::new(undeclared).in_limit(limit.name());
+        let choice = limit.outage().ok_or_else(refused)?;
         if choice == OnOutage::Local {
             self.nodes(limit)?;
         }
@@ -46,13 +43,9 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     }
 
     fn nodes(&self, limit: &Limit<A>) -> Result<NonZeroU64, ConfigError> {
-        self.nodes.ok_or_else(|| {
-            ConfigError::new(
-                "it is local during an outage, and this node's share is not known; give the number of nodes that share \
-                 it: Fallback::builder().nodes(n)",
-            )
-            .in_limit(limit.name())
-        })
+        let unknown = "it is local during an outage, and this node's share is not known; give the number of nodes that share \
+                       it: Fallback::builder().nodes(n)";
+        self.nodes.ok_or_else(|| ConfigError::new(unknown).in_limit(limit.name()))
     }
 
     /// This node's share of a limit.
@@ -82,11 +75,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         let op = batch.operation();
         // The store may have done what it was asked.
         let undetermined = away.kind() == ErrorKind::Indeterminate;
-        let choices: Vec<OnOutage> = batch
-            .checks()
-            .iter()
-            .map(|check| self.choice(check.limit))
-            .collect::<Result<_, _>>()?;
+        let choices = batch.checks().iter().map(|check| self.choice(check.limit));
+        let choices: Vec<OnOutage> = choices.collect::<Result<_, _>>()?;
         let refuses = choices.contains(&OnOutage::Closed) && !is_known;
         // A forced charge or a refund whose outcome is unknown may have been made, and no caller learns it from a verdict.
         let only_store = match op {
@@ -131,10 +121,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
             for ((check, choice), decision) in
                 batch.checks().iter().zip(&choices).zip(verdict.decisions())
             {
-                let (limit, outcome) = (
-                    check.limit.name(),
-                    OutageOutcome::of(check.limit, decision, verdict.allowed()),
-                );
+                let limit = check.limit.name();
+                let outcome = OutageOutcome::of(check.limit, decision, verdict.allowed());
                 self.counts.count(limit, *choice, outcome, undetermined);
                 breaker.report.decided(limit, *choice, outcome);
             }
@@ -154,12 +142,12 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         refuses: bool,
         retry_after: Duration,
     ) -> Result<Verdict, FallbackError<E>> {
-        let checks = || batch.checks().iter().zip(choices);
-        let local = || checks().filter(|(_, choice)| **choice == OnOutage::Local);
-        let shares: Vec<Limit<A>> =
-            local().map(|(check, _)| self.share_of(check.limit)).collect::<Result<_, _>>()?;
-        let local_checks: Vec<_> =
-            local().zip(&shares).map(|((check, _), limit)| Check { limit, ..*check }).collect();
+        let checks = batch.checks();
+        let local = || (0..checks.len()).filter(|at| choices[*at] == OnOutage::Local);
+        let shares = local().map(|at| self.share_of(checks[at].limit));
+        let shares: Vec<Limit<A>> = shares.collect::<Result<_, _>>()?;
+        let local_checks = local().zip(&shares).map(|(at, limit)| Check { limit, ..checks[at] });
+        let local_checks: Vec<_> = local_checks.collect();
         let locally = if local_checks.is_empty() {
             Verdict::several(Vec::new())
         } else {
@@ -170,24 +158,30 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 error => FallbackError::Local(error),
             })?
         };
-        let charged = !refuses && locally.allowed() && batch.operation() == Op::Acquire;
+        let is_charged = !refuses && locally.allowed() && batch.operation() == Op::Acquire;
         let wait_us = u64::try_from(retry_after.as_micros()).unwrap_or(u64::MAX).max(1);
         let mut local_decisions = locally.decisions().iter();
-        let decisions = checks().map(|(check, choice)| match choice {
-            OnOutage::Local => local_decisions.next().copied(),
-            OnOutage::Closed if refuses => Some(unasked(check, false, 0, wait_us)),
-            // An id that was decided without the store had no closed limit then. An open one shows its capacity.
-            OnOutage::Open | OnOutage::Closed => {
-                let used = if charged { check.cost } else { 0 };
-                let left = check.limit.algorithm().capacity().saturating_sub(used);
-                Some(unasked(check, true, left, 0))
+        let decisions = checks.iter().zip(choices).map(|(check, choice)| {
+            if *choice == OnOutage::Local {
+                return local_decisions.next().copied();
             }
+            // An id that was decided without the store had no closed limit then. An open one shows its capacity.
+            let allowed = *choice == OnOutage::Open || !refuses;
+            let limit = check.limit.algorithm().capacity();
+            let used = if is_charged { check.cost } else { 0 };
+            let (remaining, wait_us) =
+                if allowed { (limit.saturating_sub(used), 0) } else { (0, wait_us) };
+            Some(Decision {
+                allowed,
+                cost: check.cost,
+                limit,
+                remaining,
+                retry_after_us: Some(wait_us),
+                replenish_after_us: wait_us,
+                reset_after_us: wait_us,
+            })
         });
-        let local_positions =
-            choices.iter().enumerate().filter(|(_, choice)| **choice == OnOutage::Local);
-        let accounts = local_positions
-            .enumerate()
-            .map(|(nth, (position, _))| (position, locally.account(nth)));
+        let accounts = local().enumerate().map(|(nth, at)| (at, locally.account(nth)));
         let verdict = Verdict::several(decisions.flatten().collect()).with_accounts(accounts);
         Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
     }
@@ -217,23 +211,5 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         let peek = Batch::one(&check).op(Op::Peek).now(now);
         let left = self.local.apply_now(&peek).map(|verdict| verdict.remaining());
         left.map_or(0, |left| share.algorithm().capacity().saturating_sub(left))
-    }
-}
-
-/// The decision of a limit that is not asked, with a wait until the store may be asked again if it denies.
-fn unasked<A: InMemory>(
-    check: &Check<'_, A>,
-    allowed: bool,
-    remaining: u64,
-    wait_us: u64,
-) -> Decision {
-    Decision {
-        allowed,
-        cost: check.cost,
-        limit: check.limit.algorithm().capacity(),
-        remaining,
-        retry_after_us: Some(wait_us),
-        replenish_after_us: wait_us,
-        reset_after_us: wait_us,
     }
 }

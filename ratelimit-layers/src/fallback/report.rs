@@ -16,7 +16,7 @@ pub(super) struct BreakerReport {
     paces: [crate::pace::Pace; 3],
 }
 
-#[allow(clippy::unused_self, reason = "nothing is reported without a feature")]
+#[allow(clippy::unused_self, unused_variables, reason = "nothing is reported without a feature")]
 impl BreakerReport {
     pub(super) fn new(name: &str) -> Self {
         Self {
@@ -34,15 +34,11 @@ impl BreakerReport {
         if self.paces[state as usize].is_due(std::time::Instant::now()) {
             crate::traced::breaker(&self.name, state);
         }
-        #[cfg(not(any(feature = "metrics", feature = "tracing")))]
-        let _ = state;
     }
 
     /// A limit was decided without the store.
     pub(super) fn decided(&self, limit: &str, choice: OnOutage, outcome: OutageOutcome) {
         #[cfg(feature = "metrics")]
         crate::metrics::outage(&self.name, limit, choice, outcome);
-        #[cfg(not(feature = "metrics"))]
-        let _ = (limit, choice, outcome);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{Policy, Store};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{MAX_DOCUMENT_BYTES, PolicyChanges, Reload, ReloadError, parsed};
@@ -20,13 +20,8 @@ use super::{MAX_DOCUMENT_BYTES, PolicyChanges, Reload, ReloadError, parsed};
 #[must_use = "the file is watched until this value is dropped"]
 #[derive(Debug)]
 pub struct Watch {
-    task: JoinHandle<()>,
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    /// A single one, which ends with the set.
+    _task: JoinSet<()>,
 }
 
 impl<S: Store<Policy> + 'static> Reload<S> {
@@ -43,7 +38,8 @@ impl<S: Store<Policy> + 'static> Reload<S> {
         mut told: impl FnMut(Result<PolicyChanges, Arc<ReloadError>>) + Send + 'static,
     ) -> Watch {
         let (reload, path) = (self.clone(), path.into());
-        let task = tokio::spawn(async move {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             let mut looks = interval(every.max(Duration::from_millis(1)));
             looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             // What was seen at the last look, and at the last one that was acted upon: the text, or why it cannot be read.
@@ -63,7 +59,7 @@ impl<S: Store<Policy> + 'static> Reload<S> {
                 }
             }
         });
-        Watch { task }
+        Watch { _task: task }
     }
 }
 
