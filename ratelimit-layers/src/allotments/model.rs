@@ -93,14 +93,10 @@ struct ModelNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum ModelCall {
     Plain,
-    Draw {
-        draw: Draw,
-        sent: u64,
-    },
-    /// What was left is given back first.
-    Settle {
-        draw: Option<Draw>,
-    },
+    /// When it was sent, by the server's clock.
+    Draw(Draw, u64),
+    /// What was left is given back before this draw, or before the request is asked alone.
+    Settle(Option<Draw>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,23 +109,15 @@ enum Message {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ModelEvent {
     Tick,
-    Request {
-        node: usize,
-    },
+    /// A request comes to this node.
+    Request(usize),
     /// The message of this number arrives; its answer has the same number.
     Arrive(u8),
-    /// The caller gives up before the answer has come.
-    GiveUp {
-        node: usize,
-        call: u8,
-    },
-    /// The allotment ends: because it is over, or early, which is always allowed.
-    End {
-        node: usize,
-    },
-    Crash {
-        node: usize,
-    },
+    /// The caller at this node gives up this call before the answer has come.
+    GiveUp(usize, u8),
+    /// The allotment of this node ends: because it is over, or early, which is always allowed.
+    End(usize),
+    Crash(usize),
     /// Another process charges.
     Force,
 }
@@ -189,7 +177,7 @@ impl Nodes {
     fn ask(state: &mut ModelState, node: usize, draw: Option<Draw>) {
         let (id, cost) = (draw.map(|draw| draw.id.as_u128()), draw.map_or(1, |draw| draw.times));
         let sent = Self::send(state, Message::Acquire { node, cost, id });
-        let call = draw.map_or(ModelCall::Plain, |draw| ModelCall::Draw { draw, sent: state.now });
+        let call = draw.map_or(ModelCall::Plain, |draw| ModelCall::Draw(draw, state.now));
         state.nodes[node].calls.insert(sent, call);
     }
 
@@ -212,7 +200,7 @@ impl Nodes {
             }
             SlotDecision::Ask { ended: Some(ended), draw } => {
                 let sent = Self::settle(state, node, &ended, true);
-                state.nodes[node].calls.insert(sent, ModelCall::Settle { draw });
+                state.nodes[node].calls.insert(sent, ModelCall::Settle(draw));
             }
             SlotDecision::Ask { ended: None, draw } => Self::ask(state, node, draw),
         }
@@ -250,7 +238,7 @@ impl Nodes {
         };
         let window = state.now / self.window;
         let call = state.nodes[node].calls.get(&number);
-        if matches!(call, Some(ModelCall::Draw { .. })) {
+        if matches!(call, Some(ModelCall::Draw(..))) {
             state.network.insert(number, Message::Reply { node, decision, window });
         } else {
             // No allotment depends on when these answers come.
@@ -270,14 +258,14 @@ impl Nodes {
         let (decision, window) = said;
         let slot = &mut state.nodes[node].slot;
         match (call, decision) {
-            (ModelCall::Settle { draw }, _) => Self::ask(state, node, draw),
+            (ModelCall::Settle(draw), _) => Self::ask(state, node, draw),
             (ModelCall::Plain, Some(decision)) => {
                 slot.tell([&decision].into_iter());
                 if decision.allowed {
                     count(state, window, 1);
                 }
             }
-            (ModelCall::Draw { draw, sent }, Some(decision)) if decision.allowed => {
+            (ModelCall::Draw(draw, sent), Some(decision)) if decision.allowed => {
                 let recovery = match self.flaw {
                     Flaw::OutlivesItsWindow => Recovery::Gradual,
                     _ => Recovery::AtReset,
@@ -290,11 +278,11 @@ impl Nodes {
                 }
                 count(state, window, 1);
             }
-            (ModelCall::Draw { draw, .. }, Some(_)) => {
+            (ModelCall::Draw(draw, _), Some(_)) => {
                 slot.not_drawn(&self.terms(), draw.id, None);
                 Self::ask(state, node, None);
             }
-            (ModelCall::Plain | ModelCall::Draw { .. }, None) => {}
+            (ModelCall::Plain | ModelCall::Draw(..), None) => {}
         }
     }
 
@@ -305,12 +293,12 @@ impl Nodes {
         let slot = &mut state.nodes[node].slot;
         match lost {
             ModelCall::Plain => {}
-            ModelCall::Settle { draw } => Self::ask(state, node, draw),
-            ModelCall::Draw { draw, .. } if self.flaw == Flaw::TrustsALostDraw => {
+            ModelCall::Settle(draw) => Self::ask(state, node, draw),
+            ModelCall::Draw(draw, _) if self.flaw == Flaw::TrustsALostDraw => {
                 slot.not_drawn(&terms, draw.id, None);
                 state.nodes[node].extra += draw.times - 1;
             }
-            ModelCall::Draw { draw, .. } => {
+            ModelCall::Draw(draw, _) => {
                 slot.not_drawn(&terms, draw.id, None);
                 let id = draw.id.as_u128();
                 Self::send(state, Message::Settle { node, id, used: 0, is_awaited: false });
@@ -368,20 +356,20 @@ impl Model for Nodes {
         }
         for (node, own) in state.nodes.iter().enumerate() {
             if own.requests < self.requests[node] {
-                events.push(ModelEvent::Request { node });
+                events.push(ModelEvent::Request(node));
             }
             if let Some((_, until)) = own.slot.ends()
                 && (until <= self.local(node, state.now) || state.early < self.early)
             {
-                events.push(ModelEvent::End { node });
+                events.push(ModelEvent::End(node));
             }
             if state.losses < self.losses {
                 // To lose patience with a request that draws nothing changes nothing.
                 let draws = own.calls.iter().filter(|(_, call)| **call != ModelCall::Plain);
-                events.extend(draws.map(|(call, _)| ModelEvent::GiveUp { node, call: *call }));
+                events.extend(draws.map(|(call, _)| ModelEvent::GiveUp(node, *call)));
             }
             if state.crashes < self.crashes {
-                events.push(ModelEvent::Crash { node });
+                events.push(ModelEvent::Crash(node));
             }
         }
     }
@@ -405,23 +393,23 @@ impl Model for Nodes {
                 let current = state.now / self.window;
                 count(&mut state, current, cost - forgiven);
             }
-            ModelEvent::Request { node } => self.request(&mut state, node),
+            ModelEvent::Request(node) => self.request(&mut state, node),
             ModelEvent::Arrive(number) => match state.network.remove(&number)? {
                 Message::Reply { node, decision, window } => {
                     self.answered(&mut state, node, number, (decision, window));
                 }
                 message => self.serve(&mut state, number, message),
             },
-            ModelEvent::GiveUp { node, call } => {
+            ModelEvent::GiveUp(node, call) => {
                 state.losses += 1;
                 self.gave_up(&mut state, node, call);
             }
-            ModelEvent::End { node } => {
+            ModelEvent::End(node) => {
                 let (_, until) = state.nodes[node].slot.ends()?;
                 state.early += u8::from(self.local(node, state.now) < until);
                 self.end(&mut state, node);
             }
-            ModelEvent::Crash { node } => {
+            ModelEvent::Crash(node) => {
                 state.crashes += 1;
                 let ModelNode { requests, draws, .. } = state.nodes[node];
                 state.nodes[node] = ModelNode { requests, draws, ..ModelNode::default() };

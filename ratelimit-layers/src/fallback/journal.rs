@@ -139,12 +139,6 @@ mod tests {
                 assert_eq!(*pending.limit, new, "{}", pending.key);
             }
         }
-        // A later outage has a policy of its own.
-        let journal = Journal::new(9);
-        journal.add(&old, "alice", 3, Now::Store);
-        assert!(journal.pop().is_some());
-        journal.add(&new, "alice", 3, Now::Store);
-        assert_eq!(*journal.pop().expect("a charge").limit, new);
     }
 
     #[test]

@@ -132,13 +132,13 @@ async fn a_draw_without_an_answer_is_never_spent_and_leaves_the_slot_free() {
         (Mode::ChargesAndHangs, [8, 0, 93]),
         // Its future is dropped, and the store does not know of it.
         (Mode::Hangs, [0, 8, 93]),
-        // Its outcome is unknown, and it cannot be given back.
+        // Its outcome is unknown, and the store does not know of it either.
         (Mode::Fails(ErrorKind::Indeterminate), [0, 8, 93]),
         (UNAVAILABLE, [0, 0, 93]),
     ] {
         let (store, limit, _) = scripted();
         seven(&store, &limit).await;
-        store.store().set(mode);
+        store.store().once(mode);
         let check = Check { limit: &limit, key: "alice", cost: 1 };
         let batch = Batch::one(&check);
         {
@@ -147,16 +147,11 @@ async fn a_draw_without_an_answer_is_never_spent_and_leaves_the_slot_free() {
             assert!(lost.is_err() || lost.is_ok_and(|said| said.is_err()), "{mode:?}");
             if mode == Mode::Hangs {
                 // Meanwhile another request goes to the store by itself, and waits for no draw.
-                store.store().set(Mode::Answers);
                 assert!(ask(&store, &limit, "alice", 1).await.allowed());
                 assert_eq!(store.counts().draws, 3);
             }
-            if !matches!(mode, Mode::Fails(_)) {
-                store.store().set(Mode::Answers);
-            }
         }
         settled().await;
-        store.store().set(Mode::Answers);
         let [given_back, forfeited, remaining] = ended(&store, &limit);
         let more = u64::from(mode == Mode::Hangs);
         assert_eq!([given_back, forfeited, remaining + more], due, "{mode:?}");
@@ -179,22 +174,6 @@ async fn a_draw_that_is_kept_and_not_polled_ends_no_serving() {
     let counts = store.counts();
     assert!(counts.draws > 3 && counts.served > 0, "{counts:?}");
     drop(kept);
-}
-
-#[tokio::test(start_paused = true)]
-async fn while_the_store_is_away_what_is_left_is_spent_and_nothing_more() {
-    let (store, limit, _) = scripted();
-    two_of_eight(&store, &limit).await;
-    store.store().set(UNAVAILABLE);
-    let check = Check { limit: &limit, key: "alice", cost: 1 };
-    for _ in 0..6 {
-        let verdict = store.apply(&Batch::one(&check)).await.expect("it was drawn");
-        assert_eq!(verdict.source(), Source::Allotment);
-    }
-    for _ in 0..3 {
-        assert!(store.apply(&Batch::one(&check)).await.is_err());
-    }
-    assert_eq!(ended(&store, &limit), [0, 0, 85]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,12 +19,8 @@ use ratelimit_testkit::block_on;
 
 use crate::common::{BEGIN, Fake, Memory, Mode, ask, limit, memory, operate, poll};
 
-/// How many answers of the cache are compared per algorithm.
-const DENIALS: u64 = if cfg!(debug_assertions) { 4_000 } else { 500_000 };
 /// No trace needs more requests than this for one answer of the cache.
 const REQUESTS_PER_DENIAL: u64 = 200;
-/// How far the clock moves at most between two requests.
-const MOST_US: u64 = 60_000;
 
 type Cached = DenialCache<Fake, Policy, ManualClock>;
 
@@ -96,20 +92,12 @@ fn what_changes_a_key_here_is_asked_of_the_store() {
 /// A reply comes after others that the store decided later, as to tasks of several threads.
 #[test]
 fn a_state_from_before_is_not_kept_after_what_the_store_decided_since() {
-    #[derive(Clone, Copy, Debug)]
-    enum Since {
-        Reset,
-        Admitted,
-        /// While a state is kept that the admitted request replaces.
-        AdmittedAndKnown,
-        /// At the same time.
-        Charged,
-    }
-    for (since, due) in [
-        (Since::Reset, (Source::Store, true)),
-        (Since::Admitted, (Source::Store, false)),
-        (Since::AdmittedAndKnown, (Source::Cache, false)),
-        (Since::Charged, (Source::Cache, false)),
+    // What is done since, how much later, and whether a state is kept then, which the admitted request replaces.
+    for (op, later_ms, is_known, due) in [
+        (Op::Reset, 0, false, (Source::Store, true)),
+        (Op::Acquire, 1, false, (Source::Store, false)),
+        (Op::Acquire, 1, true, (Source::Cache, false)),
+        (Op::Acquire, 0, true, (Source::Cache, false)),
     ] {
         let (store, clock) = cached();
         let limit = three();
@@ -120,41 +108,29 @@ fn a_state_from_before_is_not_kept_after_what_the_store_decided_since() {
         let mut late = pin!(store.apply(&late));
         assert!(poll(late.as_mut()).is_pending(), "decided, and not yet answered");
         store.store().set(Mode::Answers);
-        match since {
-            Since::Reset => {
-                let _ = apply(&store, &Batch::one(&one).op(Op::Reset));
-            }
-            Since::Charged => {
-                assert!(!check(&store, &limit, 4).allowed());
-                assert!(check(&store, &limit, 1).allowed());
-            }
-            Since::Admitted | Since::AdmittedAndKnown => {
-                clock.advance(Duration::from_millis(1));
-                if matches!(since, Since::AdmittedAndKnown) {
-                    assert!(!check(&store, &limit, 4).allowed());
-                }
-                assert!(check(&store, &limit, 1).allowed());
-            }
+        clock.advance(Duration::from_millis(later_ms));
+        if is_known {
+            assert!(!check(&store, &limit, 4).allowed());
         }
+        assert!(apply(&store, &Batch::one(&one).op(op)).allowed());
         let Poll::Ready(Ok(denied)) = poll(late) else { panic!("it was decided") };
         assert!(!denied.allowed() && denied.remaining() == 2);
         let verdict = check(&store, &limit, 3);
-        assert_eq!((verdict.source(), verdict.allowed()), due, "{since:?}");
-        assert_eq!(verdict.remaining(), u64::from(!verdict.allowed()), "{since:?}");
+        assert_eq!((verdict.source(), verdict.allowed()), due, "{op} {later_ms} ms later");
+        assert_eq!(verdict.remaining(), u64::from(!verdict.allowed()), "{op}");
     }
 }
 
 #[test]
 fn what_the_cache_cannot_know_is_always_asked_of_the_store() {
     let three = three();
-    for words in ["gcra 3/h burst 3 count attempts", "concurrency 3/h", "silent"] {
+    for (words, mode) in [
+        ("gcra 3/h burst 3 count attempts", Mode::Answers),
+        ("concurrency 3/h", Mode::Answers),
+        ("gcra 3/h burst 3", Mode::Silent),
+    ] {
         let (store, _) = cached();
-        let words = if words == "silent" {
-            store.store().set(Mode::Silent);
-            "gcra 3/h burst 3"
-        } else {
-            words
-        };
+        store.store().set(mode);
         let limit = limit("l", words);
         exhaust(&store, &limit);
         for _ in 0..5 {
@@ -272,70 +248,6 @@ fn it_keeps_no_more_keys_than_it_may_and_forgets_those_that_are_too_old() {
             deny(n);
         }
         assert_eq!(store.counts().keys, 5);
-    }
-}
-
-/// Makes requests at random times, of random costs and operations, of a cache and of a twin without one.
-#[test]
-fn answers_are_those_of_the_store() {
-    const KEYS: [&str; 3] = ["alice", "bob", "carol"];
-    for words in [
-        "gcra 10/s burst 7",
-        "token-bucket 10/s burst 7",
-        "fixed-window 7/s",
-        "first-request-window 7/s",
-        "sliding-counter 7/s",
-        "sliding-log 7/s",
-        "window-log 7/s",
-        "bucketed-window bucket 100ms rates 7/s, 20/4s",
-        "gcra 10/s burst 7 count attempts",
-    ] {
-        let (store, clock) = cached();
-        let twin = memory(&clock);
-        let (first, second) = (limit("first", words), limit("second", "fixed-window 9/s"));
-        let mut random = fastrand::Rng::with_seed(1);
-        let denials = if words.ends_with("attempts") { DENIALS / 20 } else { DENIALS };
-        let mut requests = 0;
-        while store.counts().answered < denials {
-            requests += 1;
-            assert!(requests < denials * REQUESTS_PER_DENIAL, "{words}: {:?}", store.counts());
-            if random.u8(..) < 160 {
-                clock.advance(Duration::from_micros(random.u64(..MOST_US)));
-            }
-            let key = KEYS[random.usize(..KEYS.len())];
-            let cost = if random.bool() { 1 } else { random.u64(1..12) };
-            let mut checks = vec![Check { limit: &first, key, cost }];
-            if random.u8(..) < 60 {
-                let check = Check { limit: &second, key, cost: random.u64(..4) };
-                checks.insert(random.usize(..2), check);
-            }
-            // Of attempts none is answered but those of the second limit alone.
-            if words.ends_with("attempts") && random.bool() {
-                checks = vec![Check { limit: &second, key, cost }];
-            }
-            let apply = |batch: &Batch<'_, Policy>| {
-                let decided = |verdict: Verdict| verdict.decisions().to_vec();
-                let got = block_on(store.apply(batch)).map(decided);
-                let due = block_on(twin.apply(batch)).map(decided);
-                assert_eq!(got.ok(), due.ok(), "{words}, request {requests}: {batch:?}");
-            };
-            let batch = Batch::new(&checks).expect("distinct");
-            match random.u8(..) {
-                0..2 => apply(&batch.op(Op::Reset)),
-                2..6 => apply(&batch.op(Op::Refund)),
-                6..9 => apply(&batch.op(Op::Force)),
-                9..15 => apply(&batch.op(Op::Peek)),
-                15..20 => {
-                    let id = ReservationId::new(requests.into());
-                    apply(&batch.id(id));
-                    let less = checks.iter().map(|check| Check { cost: check.cost / 2, ..*check });
-                    let less: Vec<_> = less.collect();
-                    apply(&Batch::new(&less).expect("distinct").id(id).op(Op::Settle));
-                }
-                _ => apply(&batch),
-            }
-        }
-        assert_eq!(store.counts().asked, store.store().calls());
     }
 }
 

@@ -16,7 +16,7 @@ use ratelimit_core::{
     ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store, StoreError,
     Verdict,
 };
-use ratelimit_layers::Fallback;
+use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -250,6 +250,15 @@ pub(crate) fn fallback<S>(
 ) -> Fallback<S, Policy, ManualClock> {
     let settings = Fallback::builder().failures(2).probe_after(PAUSE).nodes(nodes(3));
     settings.clock(clock.clone()).build(store, &limits(all)).expect("choices")
+}
+
+pub(crate) fn cache<S>(store: S, clock: &ManualClock) -> DenialCache<S, Policy, ManualClock> {
+    DenialCache::builder().clock(clock.clone()).build(store)
+}
+
+/// Allotments that take all that is left.
+pub(crate) fn allotments<S>(store: S, clock: &ManualClock) -> Allotments<S, Policy, ManualClock> {
+    Allotments::builder().clock(clock.clone()).divisor(1).build(store)
 }
 
 /// A runtime whose clock stands still while tasks run.

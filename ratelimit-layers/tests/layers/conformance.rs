@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{PolicyState, WindowEntry};
-use ratelimit_core::store::{EntryStore, Now, Op};
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{Limit, ManualClock, OnOutage, Policy, Store, Verdict};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::{
@@ -19,7 +19,7 @@ use crate::common::{BEGIN, Memory, limit, limits, memory, operate};
 const CALLS_TO_SWEEP: usize = 200;
 
 /// A layer around memory.
-trait Layer: EntryStore<Policy> {
+trait Layer: Store<Policy> {
     /// Whether it waits, so that it needs a runtime.
     const WAITS: bool = false;
 
@@ -63,23 +63,9 @@ struct Plain<L> {
 impl<L: Layer> Store<Policy> for Plain<L> {
     type Error = L::Error;
 
-    async fn apply(
-        &self,
-        batch: &ratelimit_core::store::Batch<'_, Policy>,
-    ) -> Result<Verdict, L::Error> {
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, L::Error> {
         let verdict = self.layer.apply(batch).await?;
         Ok(Verdict::several(verdict.decisions().to_vec()).with_accounts(verdict.accounts()))
-    }
-}
-
-impl<L: Layer> EntryStore<Policy> for Plain<L> {
-    async fn entries(
-        &self,
-        limit: &Limit<Policy>,
-        key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, L::Error> {
-        self.layer.entries(limit, key, now).await
     }
 }
 

@@ -113,6 +113,7 @@ proptest! {
             }
         }
         let top = store.top(usize::MAX);
+        prop_assert!(top.len() <= 32);
         for denied in &top {
             let count = due.get(&*denied.key).copied().unwrap_or(0);
             prop_assert!(denied.count - denied.over <= count && count <= denied.count, "{:?}", denied);

@@ -48,18 +48,6 @@ fn a_limit_that_keeps_its_name_keeps_its_states() {
 }
 
 #[test]
-fn a_broken_policy_keeps_the_one_in_force_and_says_so() {
-    let reload = reload(&policy(&[("burst", 20)]));
-    let error = reload.read("[[limit]").expect_err("broken");
-    assert!(error.to_string().contains("line 1"), "{error}");
-    assert!(reload.last_error().is_some_and(|last| Arc::ptr_eq(&last, &error)));
-    assert_eq!(capacity(&reload), 20);
-    let _changes = reload.read(&policy(&[("burst", 7)])).expect("a policy");
-    assert!(reload.last_error().is_none());
-    assert_eq!(capacity(&reload), 7);
-}
-
-#[test]
 fn over_a_fallback_a_policy_without_a_choice_is_not_taken() {
     let silent = policy(&[("burst", 5)]);
     let open = |burst| policy(&[("burst", burst)]) + "on_outage = 'open'\n";
@@ -185,7 +173,9 @@ async fn a_broken_file_is_an_error_once_and_the_policy_stays() {
     watched.looks(9).await;
     let told = watched.told();
     assert_eq!((told.len(), capacity(&watched.reload)), (1, 20), "{told:?}");
-    assert!(told[0].contains("policy.toml") && watched.reload.last_error().is_some(), "{told:?}");
+    assert!(told[0].contains("policy.toml") && told[0].contains("line 1"), "{told:?}");
+    let last = watched.reload.last_error().expect("the last one failed");
+    assert_eq!(told[0], format!("error: {last}"));
 
     fs::remove_file(&watched.path).expect("removes");
     watched.looks(9).await;

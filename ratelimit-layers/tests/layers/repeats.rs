@@ -10,10 +10,12 @@ use ratelimit_core::{
     DynStore, ErrorKind, Limit, ManualClock, OnOutage, Policy, ReservationId, Store as _,
     StoreError as _,
 };
-use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, OnRecovery, TopDenied, Traced};
+use ratelimit_layers::{Fallback, Metrics, OnRecovery, TopDenied, Traced};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::common::{BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, limit, limits, nodes, paused};
+use crate::common::{
+    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, cache, limit, limits, nodes, paused,
+};
 
 /// Of both choices that decide something, and one that counts leases.
 fn all() -> [Limit<Policy>; 4] {
@@ -28,30 +30,27 @@ fn all() -> [Limit<Policy>; 4] {
 
 type Stack = Arc<dyn DynStore<Policy>>;
 type MakeStack = fn(&Arc<Fake>, &ManualClock) -> Stack;
-type Wrapped = Fallback<Arc<Fake>, Policy, ManualClock>;
 
-fn fallback(fake: &Arc<Fake>, clock: &ManualClock) -> Wrapped {
+fn fallback<S>(
+    store: S,
+    clock: &ManualClock,
+    on_recovery: OnRecovery,
+) -> Fallback<S, Policy, ManualClock> {
     let settings = Fallback::builder().failures(1).probe_after(PAUSE).nodes(nodes(1));
-    let settings = settings.on_recovery(OnRecovery::Charge).clock(clock.clone());
-    settings.build(Arc::clone(fake), &limits(&all())).expect("choices")
+    let settings = settings.on_recovery(on_recovery).clock(clock.clone());
+    settings.build(store, &limits(&all())).expect("choices")
 }
 
 /// A layer of every kind around the store, and all of them in the order of the guide.
 const STACKS: [(&str, MakeStack); 5] = [
     ("none", |fake, _| Arc::clone(fake) as Stack),
-    ("cache", |fake, clock| {
-        Arc::new(DenialCache::builder().clock(clock.clone()).build(Arc::clone(fake)))
-    }),
-    ("allotments", |fake, clock| {
-        Arc::new(Allotments::builder().clock(clock.clone()).divisor(1).build(Arc::clone(fake)))
-    }),
-    ("fallback", |fake, clock| Arc::new(fallback(fake, clock))),
+    ("cache", |fake, clock| Arc::new(cache(Arc::clone(fake), clock))),
+    ("allotments", |fake, clock| Arc::new(allotments(Arc::clone(fake), clock))),
+    ("fallback", |fake, clock| Arc::new(fallback(Arc::clone(fake), clock, OnRecovery::Charge))),
     ("all", |fake, clock| {
-        let cache = DenialCache::builder().clock(clock.clone()).build(Arc::clone(fake));
-        let allotments = Allotments::builder().clock(clock.clone()).divisor(1).build(cache);
-        let settings = Fallback::builder().failures(1).probe_after(PAUSE).nodes(nodes(1));
-        let around = settings.clock(clock.clone()).build(allotments, &limits(&all()));
-        Arc::new(Metrics::new(Traced::new(TopDenied::new(around.expect("choices"), 16))))
+        let saving = allotments(cache(Arc::clone(fake), clock), clock);
+        let around = fallback(saving, clock, OnRecovery::Forget);
+        Arc::new(Metrics::new(Traced::new(TopDenied::new(around, 16))))
     }),
 ];
 

@@ -31,15 +31,12 @@ struct CountingIds {
 }
 
 impl CountingIds {
-    fn request(&mut self, now: u64, costs: &[u64]) -> SlotDecision {
-        self.ids += 1;
-        let id = ReservationId::new(self.ids);
-        self.slot.request(&TERMS, at(now), costs, || id)
-    }
-
     /// Asks for one request of cost 1, of which the store says that so many remain.
     fn asks(&mut self, now: u64, remaining: u64) -> u64 {
-        let SlotDecision::Ask { draw, .. } = self.request(now, &[1]) else { return 0 };
+        self.ids += 1;
+        let id = ReservationId::new(self.ids);
+        let asked = self.slot.request(&TERMS, at(now), &[1], || id);
+        let SlotDecision::Ask { draw, .. } = asked else { return 0 };
         let said = told(remaining, 10_000);
         match draw {
             None => self.slot.tell([&said].into_iter()),
@@ -54,18 +51,15 @@ impl CountingIds {
 
 #[test]
 fn a_draw_doubles_while_requests_ask_again_and_stays_within_its_bounds() {
-    let mut counted = CountingIds::default();
-    // 0: served from the allotment.
-    let sizes: Vec<u64> = (0..128).map(|n| counted.asks(n, 400)).filter(|size| *size > 0).collect();
-    assert_eq!(sizes[..6], [1, 2, 4, 8, 16, 32]);
-    assert_eq!(sizes[6], TERMS.most);
+    let sizes = |remaining| -> Vec<u64> {
+        let mut counted = CountingIds::default();
+        // 0: served from the allotment.
+        (0..128).map(|n| counted.asks(n, remaining)).filter(|size| *size > 0).collect()
+    };
+    assert_eq!(sizes(400)[..7], [1, 2, 4, 8, 16, 32, TERMS.most]);
     // A quarter of what remains.
-    let mut counted = CountingIds::default();
-    let sizes: Vec<u64> = (0..64).map(|n| counted.asks(n, 21)).filter(|size| *size > 0).collect();
-    assert_eq!(sizes[..4], [1, 2, 4, 5]);
-    assert_eq!(sizes[5], 5);
-    let mut counted = CountingIds::default();
-    assert!((0..64).all(|n| counted.asks(n, 7) == 1));
+    assert_eq!(sizes(21)[..6], [1, 2, 4, 5, 5, 5]);
+    assert_eq!(sizes(7), [1; 128]);
 }
 
 #[test]

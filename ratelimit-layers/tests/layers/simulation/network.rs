@@ -14,6 +14,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::shared::SimulatedClock;
 use crate::common::FakeError;
 
+/// How long a call lasts at most.
+const DEADLINE: Duration = Duration::from_millis(300);
+
 tokio::task_local! {
     /// When the server decided the last request of this task.
     pub(super) static DECIDED: Cell<Timestamp>;
@@ -35,8 +38,6 @@ pub(super) struct Server {
     pub(super) clock: SimulatedClock,
     pub(super) random: Mutex<fastrand::Rng>,
     pub(super) faults: Faults,
-    /// How long a call lasts at most.
-    pub(super) deadline: Duration,
 }
 
 impl Server {
@@ -100,7 +101,7 @@ impl Store<Policy> for Network {
         if !self.is_up.load(Ordering::SeqCst) || server.happens(server.faults.unsent) {
             return Err(FakeError::Fails(ErrorKind::Unavailable));
         }
-        let deadline = Instant::now() + server.deadline;
+        let deadline = Instant::now() + DEADLINE;
         let told = self.send(batch);
         let Ok(Ok((said, decided))) = timeout_at(deadline, told).await else {
             tokio::time::sleep_until(deadline).await;

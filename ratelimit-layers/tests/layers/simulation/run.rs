@@ -40,14 +40,13 @@ pub(super) struct Plan {
     pub(super) crash: u64,
     /// The chance of a caller to go away, per thousand.
     pub(super) goes_away: u64,
-    /// The clocks of nodes drift by up to this.
-    pub(super) drift_ppm: u32,
     pub(super) divisor: u64,
 }
 
 const RUN: Duration = Duration::from_secs(6);
-const DEADLINE: Duration = Duration::from_millis(300);
 const KEY: &str = "shared";
+/// The clocks of nodes drift by up to this.
+const DRIFT_PPM: i64 = 1_000;
 /// Calm and busy times alternate, out of step with the windows: what was drawn in a calm one is spent in a busy one.
 const PHASE: Duration = Duration::from_millis(1_700);
 
@@ -78,7 +77,6 @@ impl Plan {
             faults: Faults { way_ms: random.u64(1..40), ..faults },
             crash,
             goes_away,
-            drift_ppm: 1_000,
             divisor: random.u64(1..12),
         }
     }
@@ -124,13 +122,12 @@ pub(super) fn run(plan: &Plan) -> Outcome {
 async fn simulated(plan: Plan) -> Outcome {
     let base = Instant::now();
     let clock = SimulatedClock { base, offset_us: 0, drift_ppm: 0 };
-    let random = fastrand::Rng::with_seed(plan.seed ^ 0x5eed);
+    let random = Mutex::new(fastrand::Rng::with_seed(plan.seed ^ 0x5eed));
     let server = Arc::new(Server {
         store: MemoryStore::builder().shards(4).clock(clock).build(),
         clock,
-        random: Mutex::new(random),
+        random,
         faults: plan.faults,
-        deadline: DEADLINE,
     });
     let world = Arc::new(World {
         limits: plan.limits(),
@@ -165,8 +162,7 @@ async fn node(world: Arc<World>) -> Nodes {
     loop {
         let (offset_us, drift_ppm) = {
             let mut random = server.random.lock().expect("no panic");
-            let drift = i64::from(plan.drift_ppm);
-            (random.u64(..3_600_000_000), random.i64(-drift..=drift))
+            (random.u64(..3_600_000_000), random.i64(-DRIFT_PPM..=DRIFT_PPM))
         };
         let clock = SimulatedClock { base: server.clock.base, offset_us, drift_ppm };
         let is_up = Arc::new(AtomicBool::new(true));
