@@ -22,8 +22,8 @@ impl WideKeyHasher {
 /// A concurrent map of at most so many values. Above that, the value that came first goes.
 #[derive(Debug)]
 pub(crate) struct BoundedMap<V> {
-    /// To look at and to fill. Who fills a vacant place calls [`make_room`](Self::make_room) afterwards, without holding it; who would
-    /// empty one calls [`remove`](Self::remove).
+    /// A caller that fills a vacant place calls [`make_room`](Self::make_room) afterwards, without holding it; one that would empty it calls
+    /// [`remove`](Self::remove).
     pub(crate) values: DashMap<u128, V>,
     /// Locked before a value, never while one is held.
     order: Mutex<ArrivalOrder>,
