@@ -1,9 +1,6 @@
 //! `suggest`: its proposal, replayed, denies as few callers as it says, and anything smaller denies too many.
-#![allow(missing_docs, clippy::expect_used)]
 
-mod common;
-
-use common::{Scene, example};
+use crate::common::{BUCKET, Scene, example};
 use serde_json::Value;
 
 #[test]
@@ -66,7 +63,7 @@ fn the_written_policy_has_the_proposed_limits_and_all_else_as_it_was() {
 
 #[test]
 fn a_target_that_is_no_share_and_a_log_that_cannot_be_read_twice_are_refused() {
-    let scene = Scene::new(common::BUCKET);
+    let scene = Scene::new(BUCKET);
     for (target, input, says) in [
         ("0.1", "input", "such as 0.1%"),
         ("101%", "input", "0% to 100%"),

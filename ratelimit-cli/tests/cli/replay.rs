@@ -1,11 +1,9 @@
 //! What a replay reports, skips and refuses.
-#![allow(missing_docs, clippy::expect_used)]
-
-mod common;
 
 use std::io::Write;
 
-use common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupted};
+use crate::common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupted};
+use crate::make_access_log;
 
 const GOOD: &str = "{\"at_us\": 5, \"key\": \"k\"}\n";
 
@@ -295,4 +293,15 @@ fn every_limit_denies_a_part_of_the_example_and_every_line_of_a_real_log_is_deci
     if let Some(log) = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty()) {
         assert_eq!(scene.decided(&["--strict", &log]).lines().count(), 10_000);
     }
+}
+
+#[test]
+fn the_committed_log_is_what_its_generator_makes() {
+    let committed = std::fs::read_to_string(example().1).expect("reads");
+    // `assert_eq!` would print both logs.
+    assert!(
+        committed == make_access_log::committed(),
+        "examples/access.log differs; make it anew with `cargo run -p ratelimit-cli --example \
+         make_access_log > examples/access.log`"
+    );
 }

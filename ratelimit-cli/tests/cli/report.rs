@@ -1,14 +1,13 @@
 //! The report page: its numbers are those of the decisions file.
-#![allow(missing_docs, clippy::expect_used)]
-
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-use common::{BUCKET, Scene, example, json_lines, limit};
 use serde_json::{Value, json};
+
+use crate::common::{BUCKET, Scene, example, json_lines, limit};
+use crate::contrast::stand_out;
 
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     limit("per-ip", "ip", "gcra 1/s", "burst = 4")
@@ -348,5 +347,21 @@ fn a_comparison_on_redis_says_the_same_and_leaves_no_key() {
     let mut on_redis = replayed(&POLICY, &["--compare", "other.toml", "--store", &server.url()]);
     on_redis.0["title"] = in_memory.0["title"].clone();
     assert_eq!(on_redis, in_memory);
-    assert_eq!(common::keys(&server), 0);
+    assert_eq!(crate::common::keys(&server), 0);
+}
+
+#[test]
+fn text_and_bars_stand_out_in_light_and_in_dark() {
+    let style = include_str!("../../src/report/style.css");
+    let blocks: Vec<_> = style.split(":root {").skip(1).collect();
+    assert_eq!(blocks.len(), 3, "light, dark and print");
+    let colours =
+        [("text", 7.0), ("faint", 4.5), ("near", 4.5), ("admitted", 3.0), ("denied", 3.0)];
+    for block in blocks {
+        for (colour, least) in colours {
+            stand_out(block, &[(colour, "page", least), (colour, "card", least)]);
+        }
+        // Also where both are grey.
+        stand_out(block, &[("denied", "admitted", 3.0)]);
+    }
 }

@@ -1,9 +1,6 @@
 //! `top` on real servers, and the options of a store's keys.
-#![allow(missing_docs, clippy::expect_used)]
 
-mod common;
-
-use common::{BUCKET, Ran, Scene, write_gcra};
+use crate::common::{BUCKET, Ran, Scene, write_gcra};
 use ratelimit_servers::{RedisCluster, RedisServer};
 use serde_json::{Value, json};
 
