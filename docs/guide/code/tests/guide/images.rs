@@ -10,7 +10,7 @@ fn the_committed_drawings_are_those_that_the_program_writes() -> Result<(), Erro
     let folder = chapters().join("images");
     let drawings = guide::drawings()?;
     for drawing in &drawings {
-        let committed = std::fs::read_to_string(folder.join(drawing.file))?;
+        let committed = std::fs::read_to_string(folder.join(&drawing.file))?;
         assert!(committed == drawing.svg, "{}: run `cargo run -p guide`", drawing.file);
         // The colours of a dark screen, a legend, and words for readers who do not see it.
         for part in ["prefers-color-scheme: dark", ">admitted<", ">denied<", "<desc id="] {
@@ -20,14 +20,14 @@ fn the_committed_drawings_are_those_that_the_program_writes() -> Result<(), Erro
     let there = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().into_string()));
     let there: Vec<_> = there.collect::<Result<_, Error>>()?;
     let there: BTreeSet<_> = there.into_iter().map(|name| name.expect("UTF-8")).collect();
-    let drawn: BTreeSet<_> = drawings.iter().map(|drawing| drawing.file.to_owned()).collect();
+    let drawn: BTreeSet<_> = drawings.iter().map(|drawing| drawing.file.clone()).collect();
     assert_eq!(there, drawn, "every file in images is a drawing");
     Ok(())
 }
 
 #[test]
 fn texts_and_marks_stand_out_from_what_is_behind_them() -> Result<(), Error> {
-    let [drawing, ..] = guide::drawings()?;
+    let drawing = &guide::drawings()?[0];
     let screens = drawing.svg.lines().filter(|line| line.contains("--paper:"));
     let screens: Vec<&str> = screens.collect();
     assert_eq!(screens.len(), 2, "a light screen and a dark one");
