@@ -14,6 +14,8 @@ use crate::text::{count, duration, plural, printable, share, time};
 mod chart;
 mod data;
 
+pub(crate) use data::data;
+
 const STYLE: &str = include_str!("report/style.css");
 /// The number of callers that a table of the page shows.
 const CALLERS: usize = 100;
@@ -33,11 +35,6 @@ pub(crate) struct Report<'r> {
     pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
     /// How long it took, on which store.
     pub(crate) speed: String,
-}
-
-/// The numbers of the page as one line of JSON.
-pub(crate) fn json(report: &Report<'_>) -> String {
-    data::data(report).to_string()
 }
 
 /// The page. It answers in this order: what would have happened, who is hurt, is each limit right, when, and what would

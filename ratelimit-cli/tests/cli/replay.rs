@@ -71,7 +71,8 @@ fn an_input_without_a_request_exits_with_2_and_says_what_is_wrong_and_names_the_
         (unknown_op, &[], "is a request as JSONL trace (1 bad line)"),
         (LOG, &["--format", "csv"], "begin it with a header"),
         (GOOD, &["--format", "csv"], "line 1: comes before a header"),
-        ("hello\n", &["--strict"], "line 1: has no [TIME]"),
+        // Without the mark that some editors write before it, and without all of its end.
+        ("\u{feff}hello\r\n", &["--strict"], "got \"hello\""),
     ] {
         check(input, more, 2, 0, &[says]);
     }
@@ -166,6 +167,8 @@ fn invalid_arguments_and_input_exit_with_2_and_the_remedy() {
         (with_policy(&["--decisions", "input", "input"]), &["overwrite"]),
         (with_policy(&["--report", "policy.toml", "input"]), &["overwrite"]),
         (with_policy(&["--store", "nowhere:secret", "input"]), &["redis"]),
+        (vec!["suggest", "--policy", "policy.toml", "--target", "0.1", "input"], &["such as 0.1%"]),
+        (vec!["suggest", "--policy", "policy.toml", "--target", "1%", "-"], &["name a file"]),
     ] {
         scene.run(&arguments).exits(2).says(&["error: "]).says(says).lacks("secret");
     }
