@@ -308,7 +308,7 @@ mod tests {
             (with_time("\u{1b}"), "the time is \"\\u{1b}\","),
         ] {
             let mut log = AccessLog::new(None);
-            let reason = log.parse(line.as_bytes()).expect_err(&line).to_string();
+            let reason = log.parse(line.as_bytes()).expect_err(&line);
             assert!(log.parse(line.as_bytes()).is_err(), "a wrong time is not remembered: {line}");
             assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");
         }

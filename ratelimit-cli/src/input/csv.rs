@@ -37,7 +37,7 @@ pub(crate) fn no_header(line: &[u8]) -> BadLine {
 }
 
 impl Csv {
-    /// A parser for the lines under a header, which names at_us; `None` under any other line. A comment or a JSON object is
+    /// A parser for the lines under a header, which names `at_us`; `None` under any other line. A comment or a JSON object is
     /// no header, whatever stands between its commas.
     pub(crate) fn under(line: &[u8]) -> Result<Option<Self>, BadLine> {
         let mut cells = Cells::default();

@@ -164,7 +164,7 @@ mod tests {
             (r#"{"at_us": 1, "key": "k"} x"#, "trailing"),
             (r#"{"at_us": 1, "key": "k", "op": "\u001b"}"#, "op is \"\\u{1b}\";"),
         ] {
-            let reason = parse(line.as_bytes()).expect_err(line).to_string();
+            let reason = parse(line.as_bytes()).expect_err(line);
             assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");
             assert!(!reason.contains("at line 1"), "{reason}");
         }

@@ -48,11 +48,11 @@ pub(crate) struct Chromium {
 
 /// The browser that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one, a line says that the test is skipped.
 pub(crate) fn installed() -> Option<PathBuf> {
-    let named = env::var_os("RATELIMIT_CHROMIUM").map(PathBuf::from);
+    let told = env::var_os("RATELIMIT_CHROMIUM").map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let places = env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
-    let browser = named.or_else(|| places.into_iter().find(|place| place.is_file()));
+    let browser = told.or_else(|| places.into_iter().find(|place| place.is_file()));
     if browser.is_none() {
         // A test that passes shows nothing that is printed by a macro.
         let skipped = "skipped: no chromium here (set RATELIMIT_CHROMIUM to one)";
