@@ -91,6 +91,14 @@ pub(crate) struct LogArgs {
     pub(crate) inputs: Vec<PathBuf>,
 }
 
+impl LogArgs {
+    /// The names of all inputs.
+    pub(crate) fn names(&self) -> String {
+        let names = self.inputs.iter().map(|input| input.display().to_string());
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
@@ -173,25 +181,15 @@ pub(crate) struct SuggestArgs {
     pub(crate) json: bool,
 }
 
-/// A unit of time.
+/// A unit of time, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UnitArg {
     /// Microseconds, as `%D` of Apache.
-    Us,
+    Us = 1,
     /// Milliseconds.
-    Ms,
+    Ms = 1_000,
     /// Seconds, as `%T` of Apache.
-    S,
-}
-
-impl UnitArg {
-    pub(crate) const fn us(self) -> u64 {
-        match self {
-            Self::Us => 1,
-            Self::Ms => 1_000,
-            Self::S => 1_000_000,
-        }
-    }
+    S = 1_000_000,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -317,19 +315,6 @@ fn cost(text: &str) -> Result<(Option<String>, u64), String> {
         Some((limit, number)) => (Some(limit.to_owned()), number),
         None => (None, text),
     };
-    let cost = number
-        .parse()
-        .map_err(|_| format!("{number:?} is no whole number, such as 5 or input=812"))?;
-    Ok((limit, cost))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
+    let wrong = |_| format!("{number:?} is no whole number, such as 5 or input=812");
+    Ok((limit, number.parse().map_err(wrong)?))
 }

@@ -46,12 +46,6 @@ pub(crate) fn check_names(limit: &Limit<Policy>, names: &[String]) -> Result<(),
     limit.check_identifiers(&known.collect::<Vec<_>>())
 }
 
-impl Caller {
-    pub(crate) fn identifier(&self, name: &str) -> Option<&str> {
-        self.named.list.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
-    }
-}
-
 impl Identifiers for Caller {
     fn bare(&self) -> Option<Cow<'_, str>> {
         self.bare.as_deref().map(Cow::Borrowed)
@@ -67,6 +61,10 @@ impl Identifiers for Caller {
 }
 
 impl Caller {
+    pub(crate) fn identifier(&self, name: &str) -> Option<&str> {
+        self.named.list.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
     /// The caller that the arguments of `check`, `inspect` and `reset` name. `name=value` is an identifier only
     /// if a limit of the policy uses that name; a bare key may contain `=`.
     pub(crate) fn from_args(keys: &[String], limits: &Limits<Policy>) -> Result<Self, Failure> {

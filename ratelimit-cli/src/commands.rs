@@ -39,9 +39,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         #[cfg(feature = "_servers")]
         Command::Heal(args) => heal::run(args),
         #[cfg(not(feature = "_servers"))]
-        Command::Inspect(_) | Command::Reset(_) | Command::Top(_) | Command::Heal(_) => {
-            Err(crate::store::no_client())
-        }
+        _ => Err(crate::store::no_client()),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::tally::{Decided, Tally};
 use crate::text::{count, plural};
 
 /// What another policy decided, and where it differed.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Comparison {
     /// The other policy's own counts, once the replay has ended.
     pub(crate) tally: Tally,
@@ -31,11 +31,6 @@ impl Difference {
     pub(crate) const fn requests(&self) -> u64 {
         self.only_this + self.only_other
     }
-
-    fn count(&mut self, by_this: bool) {
-        self.only_this += u64::from(by_this);
-        self.only_other += u64::from(!by_this);
-    }
 }
 
 /// A caller, by the name of an identifier and its value, and how the policies differ for it.
@@ -46,19 +41,20 @@ impl Comparison {
     /// denied did so.
     pub(crate) fn count(&mut self, this: (&Tally, &Decided<'_>), other: (&Tally, &Decided<'_>)) {
         let by_this = !this.1.verdict.allowed();
-        let (tally, denied) = match (by_this, !other.1.verdict.allowed()) {
-            (false, false) => return,
-            (true, true) => {
-                self.both += 1;
-                return;
-            }
-            (true, false) => this,
-            (false, true) => other,
+        let by_other = !other.1.verdict.allowed();
+        self.both += u64::from(by_this && by_other);
+        if by_this == by_other {
+            return;
+        }
+        let (tally, denied) = if by_this { this } else { other };
+        let count = |difference: &mut Difference| {
+            difference.only_this += u64::from(by_this);
+            difference.only_other += u64::from(by_other);
         };
-        self.total.count(by_this);
+        count(&mut self.total);
         for (kind, value) in tally.blamed(denied) {
             let caller = (tally.identifiers[kind].name.as_str().into(), value.into());
-            self.callers.entry(caller).or_default().count(by_this);
+            count(self.callers.entry(caller).or_default());
         }
     }
 

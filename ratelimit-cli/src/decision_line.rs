@@ -1,6 +1,7 @@
 //! The decision line: one JSON object per request, integers only, the same bytes from every store.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use ratelimit_core::{Account, Decision, Limit, LimitCosts};
 use serde::{Serialize, Serializer};
@@ -35,16 +36,11 @@ pub(crate) struct Told {
     remaining: Option<u64>,
     retry_after_us: Option<u64>,
     reset_after_us: u64,
-    #[serde(skip_serializing_if = "is_none")]
-    owed: u64,
-    #[serde(skip_serializing_if = "is_none")]
-    forgiven: u64,
-}
-
-/// Only a limit with a debt owes and forgives.
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_none(units: &u64) -> bool {
-    *units == 0
+    /// Only a limit with a debt owes and forgives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owed: Option<NonZeroU64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forgiven: Option<NonZeroU64>,
 }
 
 /// A number if it is the cost under all limits, and otherwise an object, as a trace line has it.
@@ -72,8 +68,8 @@ impl From<(&Decision, Account)> for Told {
             remaining: Some(decision.remaining),
             retry_after_us: decision.retry_after_us,
             reset_after_us: decision.reset_after_us,
-            owed,
-            forgiven,
+            owed: NonZeroU64::new(owed),
+            forgiven: NonZeroU64::new(forgiven),
         }
     }
 }

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use ratelimit_core::{ErrorKind, StoreError};
 
+use crate::interrupt;
+
 /// Why the tool stops.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -17,6 +19,9 @@ pub(crate) enum Failure {
     /// The reader of standard output has closed it, as in `ratelimit … | head`. This is not reported.
     #[error("the reader of the output has closed it")]
     BrokenPipe,
+    /// The user has interrupted the tool: exit code 130, as in shells. This is not reported, either.
+    #[error("interrupted")]
+    Interrupted,
 }
 
 impl Failure {
@@ -47,6 +52,7 @@ impl Failure {
             Self::Input(_) => 2,
             Self::Store(_) => 3,
             Self::BrokenPipe => 0,
+            Self::Interrupted => interrupt::EXIT_CODE,
         }
     }
 }

@@ -5,6 +5,7 @@ use ratelimit_core::{LimitCosts, Timestamp};
 
 use crate::args::{FormatArg, UnitArg};
 use crate::caller::Caller;
+use crate::text::{printable, quoted};
 
 mod access_log;
 mod csv;
@@ -35,18 +36,9 @@ pub(crate) struct InputEntry {
 pub(crate) const OTHERS: &str = "*";
 
 /// Why a line cannot be replayed: the fault, and what would be accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct BadLine(pub(crate) String);
-
-impl BadLine {
-    fn new(reason: impl Into<String>) -> Self {
-        Self(reason.into())
-    }
-}
+pub(crate) type BadLine = String;
 
 /// The parser of one format's lines.
-#[derive(Debug)]
 pub(crate) enum Parser {
     AccessLog(access_log::AccessLog),
     Jsonl,
@@ -72,11 +64,6 @@ impl Parser {
         }
     }
 
-    /// Whether lines of an access log end with a number that has no unit.
-    pub(crate) const fn lacks_unit(&self) -> bool {
-        matches!(self, Self::AccessLog(log) if log.lacks_unit)
-    }
-
     /// The format's name, for the summary.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
@@ -88,25 +75,21 @@ impl Parser {
 }
 
 /// The error of a line that was too long to keep.
-pub(crate) fn too_long() -> BadLine {
-    BadLine::new("is longer than 1 MiB")
-}
+pub(crate) const TOO_LONG: &str = "is longer than 1 MiB";
 
 /// The number of a field, if it was one, and otherwise what stands there.
 fn whole_number(field: &str, number: Option<u64>, shown: &str) -> Result<u64, BadLine> {
     number.ok_or_else(|| {
-        let shown = crate::text::printable(shown, 40);
-        BadLine::new(format!("{field} is {shown}, expected a whole number from 0 to {}", u64::MAX))
+        let shown = printable(shown, 40);
+        format!("{field} is {shown}, expected a whole number from 0 to {}", u64::MAX)
     })
 }
 
 /// The moment `at_us`, if it is in the range of the algorithms.
 fn timestamp(at_us: u64) -> Result<Timestamp, BadLine> {
     Timestamp::from_us(at_us).ok_or_else(|| {
-        BadLine::new(format!(
-            "at_us is {at_us}, and {} (in the year 2112) is the last time there is",
-            Timestamp::MAX.as_us()
-        ))
+        let last = Timestamp::MAX.as_us();
+        format!("at_us is {at_us}, and {last} (in the year 2112) is the last time there is")
     })
 }
 
@@ -114,10 +97,7 @@ fn timestamp(at_us: u64) -> Result<Timestamp, BadLine> {
 fn op(name: &str) -> Result<Op, BadLine> {
     const OPS: [Op; 5] = [Op::Acquire, Op::Peek, Op::Refund, Op::Reset, Op::Force];
     OPS.into_iter().find(|op| op.to_string() == name).ok_or_else(|| {
-        BadLine::new(format!(
-            "op is {}; accepted are acquire, peek, refund, reset, force",
-            crate::text::quoted(name, 40)
-        ))
+        format!("op is {}; accepted are acquire, peek, refund, reset, force", quoted(name, 40))
     })
 }
 
@@ -167,7 +147,7 @@ mod tests {
                 }
                 let _ = detector.give_up();
             }
-            let mut csv = csv::Csv::new(b"at_us,key,cost,op").expect("a header");
+            let mut csv = csv::Csv::under(b"at_us,key,cost,op").unwrap().expect("a header");
             for line in &lines {
                 let _ = csv.parse(line);
             }

@@ -27,6 +27,11 @@ impl Interrupt {
         Ok(this)
     }
 
+    /// The failure of a tool that has been interrupted.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.is_raised() { Err(Failure::Interrupted) } else { Ok(()) }
+    }
+
     /// Whether the flag has been raised.
     pub(crate) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)

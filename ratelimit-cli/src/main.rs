@@ -21,6 +21,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::failure::Failure;
+
 mod args;
 mod caller;
 mod commands;
@@ -32,7 +34,6 @@ mod input;
 mod interrupt;
 mod nearness;
 mod policy;
-mod progress;
 mod replay;
 mod report;
 mod store;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     match commands::run(&cli.command) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            if !matches!(failure, failure::Failure::BrokenPipe) {
+            if !matches!(failure, Failure::BrokenPipe | Failure::Interrupted) {
                 // With standard error closed, the message has nowhere to go.
                 let _ = writeln!(io::stderr(), "error: {failure}");
             }

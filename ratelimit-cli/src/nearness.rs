@@ -12,7 +12,6 @@ pub(crate) const BINS: usize = 11;
 pub(crate) const MAX_CALLERS: usize = 1 << 20;
 
 /// The callers of one limit by what was left to them, and what they used.
-#[derive(Clone, Debug)]
 pub(crate) struct Nearness {
     /// By key: 0 if the limit denied the caller, otherwise its lowest bin plus 1; and the most that it used at once.
     callers: HashMap<Box<str>, (u8, u64)>,

@@ -1,6 +1,5 @@
 //! Reads the policy, and says where it is wrong.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -12,6 +11,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::failure::Failure;
+use crate::files::is_dash;
 use crate::text::printable;
 
 /// The most characters of a line that an error shows.
@@ -52,7 +52,7 @@ pub(crate) fn with_settings(text: &str, settings: &[(&str, String)]) -> String {
 
 /// The document at this path, and its name for people.
 pub(crate) fn text(path: &Path) -> Result<(String, String), Failure> {
-    let stdin = path.as_os_str() == "-";
+    let stdin = is_dash(path);
     let name = if stdin { Path::new("standard input") } else { path }.display().to_string();
     let text = if stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
     let text = text.map_err(|error| {
@@ -90,23 +90,11 @@ impl Problem {
 
     /// The problem, and below it the line that it is about.
     pub(crate) fn shown(&self) -> String {
-        match self.place {
-            Some((line, column)) => {
-                let (number, under) = (line.to_string(), " ".repeat(column - 1));
-                let margin = " ".repeat(number.len());
-                format!("{self}\n  {number} | {}\n  {margin} | {under}^", self.line)
-            }
-            None => self.to_string(),
-        }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.place {
-            Some((line, column)) => write!(f, "line {line}, column {column}: {}", self.message),
-            None => f.write_str(&self.message),
-        }
+        let Self { place, message, line: shown } = self;
+        let Some((line, column)) = place else { return message.clone() };
+        let (margin, under) = (" ".repeat(line.to_string().len()), " ".repeat(column - 1));
+        let place = format!("line {line}, column {column}: {message}");
+        format!("{place}\n  {line} | {shown}\n  {margin} | {under}^")
     }
 }
 

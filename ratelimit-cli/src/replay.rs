@@ -1,9 +1,10 @@
 //! The replay: decides every request of the input at its own time, strictly in sequence.
 
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use indicatif::ProgressBar;
 use ratelimit_core::store::Op;
 use ratelimit_core::{Policy, RateLimiter, Store};
 
@@ -12,7 +13,6 @@ use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::{BadLine, Before};
-use crate::progress::Bar;
 use crate::suggest::Needs;
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
@@ -55,7 +55,8 @@ pub(crate) struct ReplayOutcome {
     /// The input's format; `None` if no line decided it.
     pub(crate) format: Option<&'static str>,
     pub(crate) order: Order,
-    pub(crate) ending: Ending,
+    /// What ended the replay before it had decided the whole input.
+    pub(crate) ended: Result<(), Failure>,
     pub(crate) elapsed: Duration,
     /// Why keys were left behind that were to be reset; empty if the store had failed before.
     pub(crate) left_behind: Option<String>,
@@ -63,17 +64,13 @@ pub(crate) struct ReplayOutcome {
     pub(crate) comparison: Option<Comparison>,
 }
 
-/// How a replay ended.
-pub(crate) enum Ending {
-    /// The replay decided the whole input.
-    Complete,
-    /// The user interrupted the replay.
-    Interrupted,
-    /// The replay could not continue.
-    Failed(Failure),
-}
+impl<'r, S: Store<Policy>> Replay<'r, S> {
+    /// A replay that only counts.
+    pub(crate) const fn new(limiter: &'r RateLimiter<S>, requests: ReplayedRequests) -> Self {
+        let (other, needs, decisions, forgets, nearness) = (None, None, None, false, None);
+        Self { limiter, other, needs, requests, decisions, forgets, nearness }
+    }
 
-impl<S: Store<Policy>> Replay<'_, S> {
     /// Decides every request until the input ends or something stops the replay.
     pub(crate) async fn run(mut self) -> ReplayOutcome {
         let started = Instant::now();
@@ -82,11 +79,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         let mut other = other.map(|judge| (judge, Comparison::default()));
         let mut needs = self.needs.map(|needs| Judge::new(needs, Some(usize::MAX), false));
         let decided = self.decide_all(&mut this, other.as_mut(), needs.as_mut());
-        let mut ending = match decided.await {
-            Ok(()) if self.requests.interrupt.is_raised() => Ending::Interrupted,
-            Ok(()) => Ending::Complete,
-            Err(failure) => Ending::Failed(failure),
-        };
+        let mut ended = decided.await;
         let needs = needs.iter().flat_map(|judge| Needs::of(self.limiter.limits(), &judge.tally));
         for (counts, needs) in this.tally.limits.iter_mut().zip(needs) {
             counts.needs = Some(needs);
@@ -97,37 +90,37 @@ impl<S: Store<Policy>> Replay<'_, S> {
         (this.tally.bad_lines, this.tally.refused_operations) =
             (trouble.bad_lines, trouble.refused);
         let skipped = trouble.skipped();
-        if matches!(ending, Ending::Complete) && this.tally.decisions() == 0 && skipped > 0 {
-            let name = self.requests.names();
-            ending = Ending::Failed(match trouble.refused {
-                0 => no_request(&name, self.requests.asked, format, trouble.bad_lines),
-                refused => all_refused(&name, refused, trouble.bad_lines),
+        if ended.is_ok() && this.tally.decisions() == 0 && skipped > 0 {
+            let (name, asked) = (&self.requests.names, self.requests.asked);
+            ended = Err(match trouble.refused {
+                0 => no_request(name, asked, format, trouble.bad_lines),
+                refused => all_refused(name, refused, trouble.bad_lines),
             });
         }
-        trouble.bar.finish();
+        trouble.bar.finish_and_clear();
         if skipped > NAMED_BAD_LINES {
             let [one, many] = match trouble.refused {
                 0 => ["bad line", "bad lines"],
                 _ => ["skipped line", "skipped lines"],
             };
             let more = plural(skipped - NAMED_BAD_LINES, one, many);
-            trouble.bar.say(&format!("… and {more} more"));
+            trouble.say(&format!("… and {more} more"));
         }
         if let Some(decisions) = &mut self.decisions
             && let Err(error) = decisions.out.flush()
         {
-            ending = Ending::Failed(Failure::writing(&decisions.name, &error));
+            ended = Err(Failure::writing(&decisions.name, &error));
         }
         let mut left_behind = None;
         for judge in [Some(&this), other.as_ref().map(|(judge, _)| judge)].into_iter().flatten() {
-            left_behind = left_behind.or(match &ending {
+            left_behind = left_behind.or(match &ended {
                 // A store that has just failed would only time out again.
-                Ending::Failed(Failure::Store(_)) => judge.has_touched().then(String::new),
+                Err(Failure::Store(_)) => judge.has_touched().then(String::new),
                 _ => judge.forget().await.err().map(|error| format!(": {error}")),
             });
         }
         let comparison = other.map(|(Judge { tally, .. }, more)| Comparison { tally, ..more });
-        ReplayOutcome { tally: this.tally, format, order, ending, elapsed, left_behind, comparison }
+        ReplayOutcome { tally: this.tally, format, order, ended, elapsed, left_behind, comparison }
     }
 
     /// Decides all requests, one after the other.
@@ -143,9 +136,10 @@ impl<S: Store<Policy>> Replay<'_, S> {
                 let what = format!("{}: line {number}: the store failed", name.display());
                 Failure::store(&what, &error)
             };
-            let refused = |BadLine(told)| BadLine(format!("--compare: {told}"));
             let valid = this.validate(&entry).and_then(|()| match &other {
-                Some((other, _)) => other.validate(&entry).map_err(refused),
+                Some((other, _)) => {
+                    other.validate(&entry).map_err(|bad| format!("--compare: {bad}"))
+                }
                 None => Ok(()),
             });
             if let Err(bad) = valid {
@@ -212,7 +206,10 @@ fn all_refused(name: &str, refused: u64, bad_lines: u64) -> Failure {
 
 /// The lines that were skipped, and how they are reported.
 pub(crate) struct Trouble {
-    bar: Bar,
+    /// How far the inputs have been read, on standard error; hidden where that is no terminal.
+    bar: ProgressBar,
+    /// Whether nothing is said.
+    silent: bool,
     strict: bool,
     /// Whether a line is named together with its input.
     several: bool,
@@ -227,6 +224,14 @@ impl Trouble {
         self.bad_lines + self.refused
     }
 
+    /// Writes a line to standard error, above the bar.
+    fn say(&self, line: &str) {
+        if !self.silent {
+            // With standard error closed, the line has nowhere to go.
+            self.bar.suspend(|| drop(writeln!(io::stderr(), "{line}")));
+        }
+    }
+
     /// Reports a line that is skipped; with `--strict` the replay ends.
     fn report(&self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
         let name = name.display();
@@ -237,7 +242,7 @@ impl Trouble {
         }
         if self.skipped() < NAMED_BAD_LINES {
             let name = if self.several { format!("{name}: ") } else { String::new() };
-            self.bar.say(&format!("{name}line {number}: {bad}"));
+            self.say(&format!("{name}line {number}: {bad}"));
         }
         Ok(())
     }
@@ -285,12 +290,11 @@ mod tests {
         let file = Box::new(std::fs::File::create(&name).expect("creates"));
         let out = BufWriter::new(file as Box<dyn Write>);
         let decisions = Some(Decisions { name: name.clone(), out });
-        let (other, needs, forgets, nearness) = (None, None, false, None);
-        let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
+        let replay = Replay { decisions, ..Replay::new(limiter, requests) };
         let outcome = pollster::block_on(replay.run());
         let written = std::fs::read_to_string(&name).expect("reads");
         assert_eq!(written.lines().count(), 41);
-        let Ending::Failed(failure) = outcome.ending else { panic!("it failed") };
+        let failure = outcome.ended.expect_err("it failed");
         assert!(failure.to_string().contains("line 42: the store failed: "), "{failure}");
     }
 }

@@ -14,6 +14,8 @@ use crate::text::{count, duration, plural, printable, share, time};
 mod chart;
 mod data;
 
+pub(crate) use data::data;
+
 const STYLE: &str = include_str!("report/style.css");
 /// The number of callers that a table of the page shows.
 const CALLERS: usize = 100;
@@ -33,11 +35,6 @@ pub(crate) struct Report<'r> {
     pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
     /// How long it took, on which store.
     pub(crate) speed: String,
-}
-
-/// The numbers of the page as one line of JSON.
-pub(crate) fn json(report: &Report<'_>) -> String {
-    data::data(report).to_string()
 }
 
 /// The page. It answers in this order: what would have happened, who is hurt, is each limit right, when, and what would
@@ -213,48 +210,6 @@ fn compared(name: &str, comparison: &Comparison) -> Markup {
         div.columns {
             (list("Newly denied", denied, |difference| difference.only_other))
             (list("Freed", freed, |difference| difference.only_this))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The relative luminance of a colour such as `#1a2b3c`, as WCAG 2 defines it.
-    fn luminance(colour: &str) -> f64 {
-        let part = |place: usize| {
-            let part = u8::from_str_radix(&colour[place..place + 2], 16).expect("a colour");
-            let part = f64::from(part) / 255.0;
-            if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
-        };
-        0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
-    }
-
-    #[test]
-    fn text_and_bars_stand_out_in_light_and_in_dark() {
-        let blocks: Vec<_> = STYLE.split(":root {").skip(1).collect();
-        assert_eq!(blocks.len(), 3, "light, dark and print");
-        for block in blocks {
-            let colour = |name: &str| {
-                let (_, rest) = block.split_once(&format!("--{name}: ")).expect(name);
-                luminance(&rest[..7])
-            };
-            let page = ["page", "card"];
-            for (name, least, beside) in [
-                ("text", 7.0, &page[..]),
-                ("faint", 4.5, &page),
-                ("near", 4.5, &page),
-                ("admitted", 3.0, &page),
-                // Also where both are grey.
-                ("denied", 3.0, &["page", "card", "admitted"]),
-            ] {
-                for other in beside {
-                    let (a, b) = (colour(name), colour(other));
-                    let contrast = (a.max(b) + 0.05) / (a.min(b) + 0.05);
-                    assert!(contrast >= least, "--{name} beside --{other}: {contrast:.2}");
-                }
-            }
         }
     }
 }

@@ -50,7 +50,6 @@ fn windows(policy: &Policy) -> Vec<Policy> {
 }
 
 /// What the callers of one limit needed.
-#[derive(Debug)]
 pub(crate) struct Needs {
     pub(crate) policy: Policy,
     /// The capacity that each caller needed, the largest first.
@@ -251,10 +250,9 @@ mod tests {
                     27 => Op::Peek,
                     _ => Op::Acquire,
                 };
-                let (cost, caller) =
-                    (draw / 900 % 3, Caller { bare: Some(key.clone()), ..Caller::default() });
-                let costs = cost.into();
-                let entry = InputEntry { at, caller, costs, op, duration_us: None, line: None };
+                let cost = draw / 900 % 3;
+                let caller = Caller { bare: Some(key.clone()), ..Caller::default() };
+                let entry = InputEntry { at, caller, op, ..InputEntry::default() };
                 let request = limiter.request(&entry.caller).cost(cost).at(at);
                 let verdict = pollster::block_on(request.apply(op)).expect("it decides");
                 tally.count(&Decided::new(&limiter, &entry, &verdict));

@@ -11,13 +11,11 @@ pub(crate) fn listed(table: &TextTable, summary: &str, notes: &[String]) -> Stri
 }
 
 /// Rows under columns. The first column names the row.
-#[derive(Debug)]
 pub(crate) struct TextTable {
     columns: Vec<Column>,
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-#[derive(Debug)]
 struct Column {
     name: String,
     /// `name`, which may be long, `time` or `number`.

@@ -24,7 +24,7 @@ const MAX_LINES: usize = 100_000;
 const MAX_PATHS: usize = 100;
 
 /// The counts of a replay.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Tally {
     /// Lines that asked to be admitted.
     pub(crate) requests: u64,
@@ -46,7 +46,6 @@ pub(crate) struct Tally {
 }
 
 /// The counts of one limit, in the order of the policy.
-#[derive(Debug)]
 pub(crate) struct LimitTally {
     pub(crate) limit: Limit<Policy>,
     pub(crate) applied: u64,
@@ -61,7 +60,6 @@ pub(crate) struct LimitTally {
 }
 
 /// One decided line.
-#[derive(Clone, Debug)]
 pub(crate) struct Decided<'d> {
     pub(crate) entry: &'d InputEntry,
     pub(crate) limits: &'d Limits<Policy>,
@@ -111,7 +109,6 @@ impl<'d> Decided<'d> {
 }
 
 /// The counts of the callers under one identifier name.
-#[derive(Debug)]
 pub(crate) struct IdentifierTally {
     pub(crate) name: String,
     /// By identifier.
@@ -119,7 +116,7 @@ pub(crate) struct IdentifierTally {
 }
 
 /// The counts of one caller.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct CallerTally {
     requests: u64,
     denials: Option<Box<Denials>>,
@@ -161,10 +158,6 @@ impl Spell {
 }
 
 impl Denials {
-    fn new(at: Timestamp, limits: usize) -> Self {
-        Self { first: at, last: at, by_limit: vec![0; limits], ..Self::default() }
-    }
-
     /// Counts a denial that lasts until `until`.
     fn denied(&mut self, at: Timestamp, until: Timestamp) {
         self.requests += 1;
@@ -325,8 +318,10 @@ impl Tally {
                 let Some(caller) = name.and_then(|name| identifiers.callers.get_mut(name)) else {
                     continue;
                 };
-                let denials =
-                    caller.denials.get_or_insert_with(|| Box::new(Denials::new(entry.at, limits)));
+                let denials = caller.denials.get_or_insert_with(|| {
+                    let by_limit = vec![0; limits];
+                    Box::new(Denials { first: entry.at, by_limit, ..Denials::default() })
+                });
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
                 denials.by_limit[place] += u64::from(nth == 0);

@@ -23,13 +23,10 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    let mut costs = LimitCosts::from(1);
-    for (limit, cost) in &args.cost {
-        costs = match limit {
-            Some(limit) => costs.of(limit, *cost),
-            None => costs.others(*cost),
-        };
-    }
+    let costs = args.cost.iter().fold(LimitCosts::from(1), |costs, (limit, cost)| match limit {
+        Some(limit) => costs.of(limit, *cost),
+        None => costs.others(*cost),
+    });
     let entry = InputEntry { caller, costs, op, ..InputEntry::default() };
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());

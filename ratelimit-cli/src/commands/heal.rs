@@ -1,6 +1,5 @@
 //! `ratelimit heal`: frees keys whose states are from the future.
 
-use ratelimit_core::{Limits, Policy};
 use ratelimit_redis::{HealOptions, Healed, HealedState};
 use serde_json::json;
 
@@ -19,29 +18,24 @@ const MOST: usize = 20;
 pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.scan.policy)?;
     let redis = Redis::lasting(&args.scan.store, "heal")?;
-    let mut healed = store::block_on(heal(args, &redis, &limits))?;
+    let scan = &args.scan;
+    let options =
+        HealOptions { dry_run: args.dry_run, max_keys: scan.max_keys, ..HealOptions::default() };
+    let mut healed = store::block_on(async {
+        // Keys are read as they are, so that those of a store with a secret are healed without it.
+        let store = store::connect(&redis, &scan.prefix, None, &limits).await?;
+        let healed = in_each_mode!(&store, store => store.heal(&limits, options).await);
+        healed.map_err(|error| Failure::store(&may_scan(&redis, &scan.prefix), &error))
+    })?;
     healed.states.sort_unstable_by(|a, b| {
         (b.ahead_us, &a.key, &a.limit).cmp(&(a.ahead_us, &b.key, &b.limit))
     });
-    let caller = |key: &str| match StoredKey::read(key, &args.scan.prefix, &redis.tag) {
+    let caller = |key: &str| match StoredKey::read(key, &scan.prefix, &redis.tag) {
         StoredKey::Identifier(name) => Some(name),
         StoredKey::Hidden | StoredKey::Other => None,
     };
-    let out =
-        if args.scan.json { lines(args, &healed, caller) } else { table(args, &healed, caller) };
+    let out = if scan.json { lines(args, &healed, caller) } else { table(args, &healed, caller) };
     super::print(out)
-}
-
-async fn heal(args: &HealArgs, redis: &Redis, limits: &Limits<Policy>) -> Result<Healed, Failure> {
-    // Keys are read as they are, so that those of a store with a secret are healed without it.
-    let store = store::connect(redis, &args.scan.prefix, None, limits).await?;
-    let options = HealOptions {
-        dry_run: args.dry_run,
-        max_keys: args.scan.max_keys,
-        ..HealOptions::default()
-    };
-    let healed = in_each_mode!(&store, store => store.heal(limits, options).await);
-    healed.map_err(|error| Failure::store(&may_scan(redis, &args.scan.prefix), &error))
 }
 
 fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<String>) -> String {

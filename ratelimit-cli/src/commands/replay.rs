@@ -9,11 +9,12 @@ use std::path::Path;
 use ratelimit_core::{Limits, Policy, RateLimiter};
 
 use crate::args::ReplayArgs;
+use crate::decision_line::json_line;
 use crate::failure::Failure;
-use crate::files::{self, Outputs, is_dash};
-use crate::interrupt::{self, Interrupt};
+use crate::files::{self, is_dash};
+use crate::interrupt::Interrupt;
 use crate::nearness::MAX_CALLERS;
-use crate::replay::{Ending, Replay, ReplayOutcome, ReplayedRequests};
+use crate::replay::{Replay, ReplayOutcome, ReplayedRequests};
 use crate::report::Report;
 use crate::store::{self, StoreUrl};
 use crate::summary::{self, WARNING};
@@ -41,19 +42,19 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             Some(limits) => Some(limiter(&url, limits, &format!("{prefix}-other")).await?),
             None => None,
         };
-        let Outputs { decisions, report } = Outputs::open(args)?;
+        let (decisions, report) = files::outputs(args)?;
         let unbounded = suggest::unbounded(&limits);
         let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
         let needs = limiter(&StoreUrl::Memory, &unbounded, "").await?;
         let needs = Some(&needs).filter(|_| is_detailed);
         let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed.then_some(MAX_CALLERS));
-        let (limiter, other) = (&this, other.as_ref());
-        let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
+        let (other, replay) = (other.as_ref(), Replay::new(&this, requests));
+        let replay = Replay { other, needs, decisions, forgets, nearness, ..replay };
         let mut outcome = replay.run().await;
         let overflowed = other.map_or(0, |other| other.store().overflowed());
         let overflowed = this.store().overflowed() + overflowed;
         if overflowed > 0 {
-            outcome.ending = Ending::Failed(Failure::input(format!(
+            outcome.ended = Err(Failure::input(format!(
                 "{} were decided on a bucket shared with others, because the memory store was \
                  full; replay a shorter log, or with --store redis://host:port",
                 text::plural(overflowed, "check", "checks")
@@ -79,7 +80,7 @@ fn finish(
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let ReplayOutcome { tally, format, ending, elapsed, comparison, .. } = outcome;
+    let ReplayOutcome { tally, format, ended, elapsed, comparison, .. } = outcome;
     let other = comparison.as_ref().map(|comparison| &comparison.tally);
     for (path, tally) in
         iter::once((&args.log.policy, &tally)).chain(args.compare.iter().zip(other))
@@ -90,34 +91,24 @@ fn finish(
         }
         notes.extend(tally.unmet().map(|unmet| format!("{WARNING}{path}: {unmet}")));
     }
-    let ended = match ending {
-        Ending::Complete => {
+    match &ended {
+        Ok(()) => {
             notes.extend((tally.decisions() == 0).then(|| "the input has no requests".to_owned()));
-            Ok(0)
         }
-        Ending::Interrupted => {
+        Err(Failure::Interrupted) => {
             notes.push("interrupted: this is what was decided so far".to_owned());
-            Ok(interrupt::EXIT_CODE)
         }
-        Ending::Failed(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
+        Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
         // There is nothing to sum up, only a note about what was left behind.
-        Ending::Failed(failure)
-            if tally.decisions() + tally.bad_lines + tally.refused_operations == 0 =>
-        {
+        Err(_) if tally.decisions() + tally.bad_lines + tally.refused_operations == 0 => {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }
-            return Err(failure);
+            return ended.map(|()| 0);
         }
-        Ending::Failed(failure) if tally.decisions() == 0 => {
-            notes.push(failure.to_string());
-            Err(failure)
-        }
-        Ending::Failed(failure) => {
-            notes.push("stopped by an error: this is what was decided so far".to_owned());
-            Err(failure)
-        }
-    };
+        Err(failure) if tally.decisions() == 0 => notes.push(failure.to_string()),
+        Err(_) => notes.push("stopped by an error: this is what was decided so far".to_owned()),
+    }
     let inputs: Vec<_> = args.log.inputs.iter().map(|input| shown(input)).collect();
     let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
     let title = format!("{} ({format}) against {}", inputs.join(", "), shown(&args.log.policy));
@@ -135,13 +126,13 @@ fn finish(
         let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
         written.map_err(|error| Failure::writing(path, &error))?;
     }
-    let text = if args.json { report::json(&told) + "\n" } else { summary::text(&told) };
+    let text = if args.json { json_line(&report::data(&told)) } else { summary::text(&told) };
     if args.decisions.as_deref().is_some_and(is_dash) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {
         super::print(text)?;
     }
-    ended
+    ended.map(|()| 0)
 }
 
 /// A unique prefix of keys: concurrent replays must not see each other's states.
@@ -157,10 +148,10 @@ fn shown(path: &Path) -> String {
 
 /// Refuses to read standard input twice, and to write a page to standard output.
 fn check_dashes(args: &ReplayArgs) -> Result<(), Failure> {
-    let policies = [("--policy -", Some(&args.log.policy)), ("--compare -", args.compare.as_ref())];
-    let inputs = args.log.inputs.iter().map(|input| ("INPUT -", Some(input)));
-    let named = policies.into_iter().chain(inputs);
-    let twice: Vec<_> = named.filter(|(_, path)| path.is_some_and(|path| is_dash(path))).collect();
+    let policies = [("--policy -", &args.log.policy)].into_iter();
+    let named = policies.chain(args.compare.iter().map(|path| ("--compare -", path)));
+    let named = named.chain(args.log.inputs.iter().map(|path| ("INPUT -", path)));
+    let twice: Vec<_> = named.filter(|(_, path)| is_dash(path)).collect();
     if let [(one, _), (other, _), ..] = twice[..] {
         return Err(Failure::input(format!(
             "{one} and {other} are both standard input; name a file for one of them"

@@ -10,8 +10,9 @@ use crate::args::SuggestArgs;
 use crate::caller::wanted;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
-use crate::interrupt::{self, Interrupt};
-use crate::replay::{Ending, Replay, ReplayOutcome, ReplayedRequests};
+use crate::files::is_dash;
+use crate::interrupt::Interrupt;
+use crate::replay::{Replay, ReplayOutcome, ReplayedRequests};
 use crate::suggest::{Needs, setting, unbounded, with_policy};
 use crate::table::TextTable;
 use crate::text::{count, share};
@@ -28,7 +29,7 @@ struct Row<'l> {
 }
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
-    if args.log.inputs.iter().any(|input| input.as_os_str() == "-") {
+    if args.log.inputs.iter().any(|input| is_dash(input)) {
         return Err(Failure::input("INPUT -: the log is read twice; name a file"));
     }
     let (name, text) = policy::text(&args.log.policy)?;
@@ -54,9 +55,6 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let mut rows: Vec<_> = rows.collect();
         let again = ReplayedRequests::open(&args.log, &interrupt, false)?.silent();
         let second = replay(proposal(&limits, &rows).map_err(wrong)?, again).await?;
-        if interrupt.is_raised() {
-            return Ok(interrupt::EXIT_CODE);
-        }
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
             let nearness = counts.nearness.as_ref();
             row.denied_together =
@@ -88,15 +86,10 @@ async fn replay(
     limits: Limits<Policy>,
     requests: ReplayedRequests,
 ) -> Result<ReplayOutcome, Failure> {
-    let limiter = &RateLimiter::new(limits, store::memory()).allow_unlimited();
-    let (other, needs, decisions, forgets) = (None, None, None, false);
-    let nearness = Some(usize::MAX);
-    let replay = Replay { limiter, other, needs, requests, decisions, forgets, nearness };
-    let outcome = replay.run().await;
-    match outcome.ending {
-        Ending::Failed(failure) => Err(failure),
-        _ => Ok(outcome),
-    }
+    let limiter = RateLimiter::new(limits, store::memory()).allow_unlimited();
+    let replay = Replay { nearness: Some(usize::MAX), ..Replay::new(&limiter, requests) };
+    let mut outcome = replay.run().await;
+    std::mem::replace(&mut outcome.ended, Ok(())).map(|()| outcome)
 }
 
 /// The policy with the proposed limits in the place of its own.
@@ -143,14 +136,12 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
         cells
     };
     let columns = ["name", "#callers", "now", "#denied", "write", "#denied", "#with the others"];
-    let names: Vec<_> = args.log.inputs.iter().map(|input| input.display().to_string()).collect();
-    let mut text = format!("{}\n\n", names.join(", "));
-    text.push_str(notes);
-    text.push_str(&TextTable::new(&columns, rows.iter().map(line)).text());
-    text.push_str(
-        "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
+    let table = TextTable::new(&columns, rows.iter().map(line)).text();
+    args.log.names()
+        + "\n\n"
+        + notes
+        + &table
+        + "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
          in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n\
-         Abusers are callers too: where the log has some, raise --target to leave them out.\n",
-    );
-    text
+         Abusers are callers too: where the log has some, raise --target to leave them out.\n"
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::args::TopArgs;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
-use crate::interrupt::{self, Interrupt};
+use crate::interrupt::Interrupt;
 use crate::policy;
 use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
@@ -56,7 +56,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
     super::print(out)?;
-    Ok(if interrupt.is_raised() { interrupt::EXIT_CODE } else { 0 })
+    interrupt.check().map(|()| 0)
 }
 
 /// Looks at the keys of all servers, in steps with pauses.

@@ -20,12 +20,11 @@ use crate::text::{decimal, quoted};
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
 
 /// Reads an access log.
-#[derive(Debug)]
 pub(crate) struct AccessLog {
     /// The unit of a duration, unless it has decimals and is in seconds.
     unit: Option<UnitArg>,
     /// Whether a line ended with a number that has no unit.
-    pub(super) lacks_unit: bool,
+    pub(crate) lacks_unit: bool,
     /// The last timestamp, as written and as parsed: most lines repeat it.
     last: (Vec<u8>, Timestamp),
 }
@@ -37,17 +36,23 @@ impl AccessLog {
 
     pub(crate) fn parse(&mut self, line: &[u8]) -> Result<InputEntry, BadLine> {
         let [ip, user, time, request, rest] = fields(line).map_err(|what| {
-            let line = String::from_utf8_lossy(line);
-            BadLine::new(format!("{what}; {EXPECTED}, got {}", quoted(&line, 60)))
+            let line = quoted(&String::from_utf8_lossy(line), 60);
+            format!("{what}; {EXPECTED}, got {line}")
         })?;
         if user.starts_with(b"- ") {
             // Accepted literally, this would attribute all requests of a site to one caller.
-            return Err(BadLine::new(format!(
-                "has a field too many before its [TIME], such as a virtual host; {EXPECTED}"
-            )));
+            let what = "has a field too many before its [TIME], such as a virtual host";
+            return Err(format!("{what}; {EXPECTED}"));
         }
         if time != self.last.0 {
-            self.last = (time.to_vec(), parse_time(time)?);
+            let text = String::from_utf8_lossy(time);
+            let at = moment(&text).ok_or_else(|| {
+                format!(
+                    "the time is {}, expected one such as 17/May/2015:10:05:03 +0000 between the years 1970 and 2112",
+                    quoted(&text, 40)
+                )
+            })?;
+            self.last = (time.to_vec(), at);
         }
         let user = Some(user).filter(|user| user != b"-" && user != b"\"\"");
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -63,30 +68,12 @@ impl AccessLog {
     /// How long the request took, from what follows the status.
     fn duration_us(&mut self, rest: &[u8]) -> Option<u64> {
         let (whole, millionths) = decimal(str::from_utf8(last_field(rest)?).ok()?)?;
-        let unit_us = match (self.unit, millionths) {
-            (Some(unit), _) => unit.us(),
-            (None, Some(_)) => UnitArg::S.us(),
-            (None, None) => {
-                self.lacks_unit = true;
-                return None;
-            }
-        };
-        Some(
-            whole
-                .saturating_mul(unit_us)
-                .saturating_add(millionths.unwrap_or(0) * unit_us / 1_000_000),
-        )
+        let unit = self.unit.or(millionths.map(|_| UnitArg::S));
+        self.lacks_unit |= unit.is_none();
+        let unit_us = unit? as u64;
+        let part_us = millionths.unwrap_or(0) * unit_us / 1_000_000;
+        Some(whole.saturating_mul(unit_us).saturating_add(part_us))
     }
-}
-
-fn parse_time(text: &[u8]) -> Result<Timestamp, BadLine> {
-    let text = String::from_utf8_lossy(text);
-    moment(&text).ok_or_else(|| {
-        BadLine::new(format!(
-            "the time is {}, expected one such as 17/May/2015:10:05:03 +0000 between the years 1970 and 2112",
-            quoted(&text, 40)
-        ))
-    })
 }
 
 /// The moment `17/May/2015:10:05:03 +0000`, if it is one in the range of the algorithms.
@@ -321,7 +308,7 @@ mod tests {
             (with_time("\u{1b}"), "the time is \"\\u{1b}\","),
         ] {
             let mut log = AccessLog::new(None);
-            let reason = log.parse(line.as_bytes()).expect_err(&line).to_string();
+            let reason = log.parse(line.as_bytes()).expect_err(&line);
             assert!(log.parse(line.as_bytes()).is_err(), "a wrong time is not remembered: {line}");
             assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");
         }

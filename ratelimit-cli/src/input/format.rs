@@ -3,44 +3,29 @@
 
 use super::access_log::AccessLog;
 use super::csv::{self, Csv};
-use super::{BadLine, Line, Parser, jsonl, too_long};
+use super::{BadLine, Line, Parser, TOO_LONG, jsonl};
 use crate::args::{FormatArg, UnitArg};
 
 /// The number of lines after which the format counts as unknown.
 pub(crate) const LINES: u64 = 1_000;
 
 /// Searches for the first line of a known format.
-#[derive(Debug)]
 pub(crate) struct Detector {
     /// Whether the input is declared as CSV, which still needs a header.
     csv_only: bool,
     /// The unit of an access log's durations.
     unit: Option<UnitArg>,
     /// The format that the lines so far resemble.
-    likely: Format,
+    likely: FormatArg,
     /// The bad lines so far that are to be reported, each with the format that it resembles.
-    bad: Vec<(u64, Option<Vec<u8>>, Format)>,
+    bad: Vec<(u64, Option<Vec<u8>>, FormatArg)>,
     bad_lines: u64,
     /// How many bad lines are reported.
     named: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    AccessLog,
-    Jsonl,
-    Csv,
-}
-
-/// What the detector knows once it has found the format.
-#[derive(Debug)]
-pub(crate) struct DetectedFormat {
-    pub(crate) parser: Parser,
-    pub(crate) before: Before,
-}
-
 /// The bad lines before the line that decided the format.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Before {
     /// The first of them, each with its number.
     pub(crate) named: Vec<(u64, BadLine)>,
@@ -52,41 +37,35 @@ impl Detector {
     /// A detector that keeps this many bad lines.
     pub(crate) fn new(format: FormatArg, unit: Option<UnitArg>, named: u64) -> Self {
         let csv_only = format == FormatArg::Csv;
-        let likely = if csv_only { Format::Csv } else { Format::AccessLog };
+        let likely = if csv_only { FormatArg::Csv } else { FormatArg::Combined };
         Self { csv_only, unit, likely, bad: Vec::new(), bad_lines: 0, named }
     }
 
-    /// Examines a line that is not blank. Of a CSV trace it is the header, which is consumed. A header that cannot be used is an error.
-    pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<DetectedFormat>, BadLine> {
-        // The order matters: a request in a log may contain commas, and so may text in JSON.
-        let parser = match line.bytes {
-            Some(bytes) if !self.csv_only && AccessLog::new(self.unit).parse(bytes).is_ok() => {
-                Some((Parser::AccessLog(AccessLog::new(self.unit)), Format::AccessLog))
-            }
-            // A record with errors belongs to a trace, too.
-            Some(bytes) if !self.csv_only && jsonl::is_record(bytes) => {
-                Some((Parser::Jsonl, Format::Jsonl))
-            }
-            Some(bytes) if csv::is_header(bytes) => {
-                Some((Parser::Csv(Csv::new(bytes)?), Format::Csv))
-            }
-            _ => None,
-        };
-        if let Some((parser, format)) = parser {
-            let before = self.before(Some(format));
-            return Ok(Some(DetectedFormat { parser, before }));
-        }
+    /// Examines a line that is not blank: the parser of its format, and the bad lines before it. Of a CSV trace it is the
+    /// header, which is consumed. A header that cannot be used is an error.
+    pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<(Parser, Before)>, BadLine> {
         let bytes = line.bytes.unwrap_or_default();
-        if bytes.trim_ascii_start().starts_with(b"{") && !self.csv_only {
-            self.likely = Format::Jsonl;
-        } else if bytes.windows(5).any(|five| five == b"at_us") {
-            self.likely = Format::Csv;
-        }
-        if self.bad_lines < self.named {
-            self.bad.push((line.number, line.bytes.map(<[u8]>::to_vec), self.likely));
-        }
-        self.bad_lines += 1;
-        Ok(None)
+        // The order matters: a request in a log may contain commas, and so may text in JSON.
+        let found = if !self.csv_only && AccessLog::new(self.unit).parse(bytes).is_ok() {
+            (FormatArg::Combined, Parser::AccessLog(AccessLog::new(self.unit)))
+        } else if !self.csv_only && jsonl::is_record(bytes) {
+            // A record with errors belongs to a trace, too.
+            (FormatArg::Jsonl, Parser::Jsonl)
+        } else if let Some(csv) = Csv::under(bytes)? {
+            (FormatArg::Csv, Parser::Csv(csv))
+        } else {
+            if bytes.trim_ascii_start().starts_with(b"{") && !self.csv_only {
+                self.likely = FormatArg::Jsonl;
+            } else if bytes.windows(5).any(|five| five == b"at_us") {
+                self.likely = FormatArg::Csv;
+            }
+            if self.bad_lines < self.named {
+                self.bad.push((line.number, line.bytes.map(<[u8]>::to_vec), self.likely));
+            }
+            self.bad_lines += 1;
+            return Ok(None);
+        };
+        Ok(Some((found.1, self.before(Some(found.0)))))
     }
 
     /// Whether the detector has examined enough lines to give up.
@@ -100,16 +79,14 @@ impl Detector {
     }
 
     /// The lines so far, each with its error in a format.
-    fn before(&mut self, format: Option<Format>) -> Before {
-        let unit = self.unit;
-        let judged = |(number, bytes, likely): (u64, Option<Vec<u8>>, Format)| {
-            let bad = match (bytes, format.unwrap_or(likely)) {
-                (None, _) => Some(too_long()),
-                (Some(bytes), Format::AccessLog) => AccessLog::new(unit).parse(&bytes).err(),
-                (Some(bytes), Format::Jsonl) => jsonl::parse(&bytes).err(),
-                (Some(bytes), Format::Csv) => Some(csv::no_header(&bytes)),
+    fn before(&mut self, format: Option<FormatArg>) -> Before {
+        let judged = |(number, bytes, likely): (u64, Option<Vec<u8>>, _)| {
+            let bad = match (bytes, Parser::of(format.unwrap_or(likely), self.unit)) {
+                (None, _) => TOO_LONG.to_owned(),
+                (Some(bytes), Some(mut parser)) => parser.parse(&bytes).err()?,
+                (Some(bytes), None) => csv::no_header(&bytes),
             };
-            Some((number, bad?))
+            Some((number, bad))
         };
         let named = std::mem::take(&mut self.bad).into_iter().filter_map(judged).collect();
         Before { named, count: std::mem::take(&mut self.bad_lines) }

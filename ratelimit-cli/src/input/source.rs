@@ -11,6 +11,7 @@ use flate2::bufread::MultiGzDecoder;
 use indicatif::ProgressBar;
 
 use crate::failure::Failure;
+use crate::files::is_dash;
 use crate::interrupt::Interrupt;
 
 const CHUNK_BYTES: usize = 128 * 1024;
@@ -23,7 +24,6 @@ const LOOK_UP: Duration = Duration::from_millis(50);
 ///
 /// A separate thread reads and decompresses them: waiting for a slow pipe then never delays an interrupt, and
 /// decompression uses a second processor.
-#[derive(Debug)]
 pub(crate) struct InputSource {
     chunks: Receiver<io::Result<Vec<u8>>>,
     chunk: Cursor<Vec<u8>>,
@@ -38,35 +38,31 @@ impl InputSource {
         interrupt: Interrupt,
         bar: &ProgressBar,
     ) -> Result<(Self, Option<u64>), Failure> {
-        if path.as_os_str() == "-" {
-            return Ok((Self::spawn(bar.wrap_read(io::stdin()), interrupt)?, None));
-        }
         let refuse = |error: io::Error| {
             Failure::input(format!(
                 "{}: the input cannot be read: {error}; name an access log or a trace, or `-`",
                 path.display()
             ))
         };
-        let file = File::open(path).map_err(refuse)?;
-        let metadata = file.metadata().map_err(refuse)?;
-        if metadata.is_dir() {
-            return Err(refuse(io::Error::from(io::ErrorKind::IsADirectory)));
+        let (mut length, mut input): (_, Box<dyn Read + Send>) = (None, Box::new(io::stdin()));
+        if !is_dash(path) {
+            let file = File::open(path).map_err(refuse)?;
+            let metadata = file.metadata().map_err(refuse)?;
+            if metadata.is_dir() {
+                return Err(refuse(io::ErrorKind::IsADirectory.into()));
+            }
+            length = metadata.is_file().then_some(metadata.len());
+            input = Box::new(file);
         }
-        let length = metadata.is_file().then_some(metadata.len());
-        Ok((Self::spawn(bar.wrap_read(file), interrupt)?, length))
-    }
-
-    fn spawn(input: impl Read + Send + 'static, interrupt: Interrupt) -> Result<Self, Failure> {
-        let (sender, chunks) = sync_channel(CHUNKS);
-        thread::Builder::new()
-            .name("input".to_owned())
-            .spawn(move || {
-                if let Err(error) = send_chunks(input, &sender) {
-                    let _ = sender.send(Err(explained(error)));
-                }
-            })
-            .map_err(|error| Failure::input(format!("no thread for reading: {error}")))?;
-        Ok(Self { chunks, chunk: Cursor::default(), interrupt })
+        let (input, (sender, chunks)) = (bar.wrap_read(input), sync_channel(CHUNKS));
+        let read = move || {
+            if let Err(error) = send_chunks(input, &sender) {
+                let _ = sender.send(Err(explained(error)));
+            }
+        };
+        let thread = thread::Builder::new().name("input".to_owned()).spawn(read);
+        thread.map_err(|error| Failure::input(format!("no thread for reading: {error}")))?;
+        Ok((Self { chunks, chunk: Cursor::default(), interrupt }, length))
     }
 }
 

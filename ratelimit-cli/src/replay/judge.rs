@@ -37,7 +37,7 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
     /// Refuses a request that no store can decide.
     pub(super) fn validate(&self, entry: &InputEntry) -> Result<(), BadLine> {
         let request = self.limiter.request(&entry.caller).costs(&entry.costs);
-        request.validate().map_err(|refusal| BadLine(refusal.to_string()))
+        request.validate().map_err(|refusal| refusal.to_string())
     }
 
     /// Decides a request and counts it. The inner error says that the store does not support the operation.
@@ -55,13 +55,13 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
             }
         }
         let verdict = match request.apply(entry.op).await {
-            Ok(verdict) => verdict,
-            Err(error) => match (entry.op, error.kind()) {
-                (Op::Refund | Op::Force, ErrorKind::Unsupported) => {
-                    return Ok(Err(BadLine(error.to_string())));
-                }
-                _ => return Err(error),
-            },
+            Err(error)
+                if matches!(entry.op, Op::Refund | Op::Force)
+                    && error.kind() == ErrorKind::Unsupported =>
+            {
+                return Ok(Err(error.to_string()));
+            }
+            applied => applied?,
         };
         let decided = Decided::new(self.limiter, entry, &verdict);
         if let Some(leases) = &mut self.leases {

@@ -14,7 +14,7 @@ use crate::input::InputEntry;
 use crate::tally::Placed;
 
 /// The leases of a policy's limits, as the store has them.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Leases {
     /// By the position of the limit and the key, in the order in which they were granted.
     granted: HashMap<(usize, Box<str>), Vec<ReplayLease>>,

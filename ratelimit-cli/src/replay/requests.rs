@@ -5,19 +5,17 @@
 //! decided in the order of its lines: it says what a store is asked, and a clock may go back.
 
 use std::collections::BTreeMap;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Limit, Limits, Policy, Timestamp};
 
 use super::Trouble;
 use crate::args::{FormatArg, LogArgs};
 use crate::failure::Failure;
-use crate::input::{DETECTED_LINES, Detector, InputEntry, InputSource, Lines, Parser, too_long};
+use crate::input::{DETECTED_LINES, Detector, InputEntry, InputSource, Lines, Parser, TOO_LONG};
 use crate::interrupt::Interrupt;
-use crate::progress::Bar;
 use crate::text::{count, plural, printable};
 
 /// How far behind an earlier line a line of an access log is sorted in.
@@ -82,7 +80,8 @@ pub(crate) struct ReplayedRequests {
     failed: Option<Failure>,
     /// Whether a limit has leases that end with their requests.
     has_leases: bool,
-    /// The format that the user asked for.
+    /// The names of all inputs, and the format that the user asked for.
+    pub(super) names: String,
     pub(super) asked: FormatArg,
     pub(super) interrupt: Interrupt,
     pub(super) trouble: Trouble,
@@ -101,18 +100,41 @@ impl ReplayedRequests {
         for path in &log.inputs {
             let (source, length) = InputSource::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-            inputs.push(Input::new(path, source, log, interrupt));
+            inputs.push(Input {
+                name: path.clone(),
+                lines: Lines::new(source),
+                interrupt: interrupt.clone(),
+                format: log.format,
+                parser: Parser::of(log.format, log.duration_unit),
+                detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
+                has_durations: false,
+                window: BTreeMap::new(),
+                most_lines: WINDOW_LINES / log.inputs.len().max(1),
+                keeps_lines: false,
+                latest: Timestamp::ZERO,
+                left: Timestamp::ZERO,
+                ended: false,
+            });
         }
-        let (bar, several) = (Bar::new(bar, total), inputs.len() > 1);
-        let trouble =
-            Trouble { bar, strict, several, bad_lines: 0, refused: 0, order: Order::default() };
-        let (asked, interrupt) = (log.format, interrupt.clone());
-        Ok(Self { inputs, asked, failed: None, has_leases: false, interrupt, trouble })
+        let template = match total {
+            Some(_) => {
+                "{bar:40} {percent:>3}%  {bytes} of {total_bytes}, {bytes_per_sec}, {eta} to go"
+            }
+            None => "{spinner} {bytes} read, {bytes_per_sec}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_length(total.unwrap_or_default());
+        let (silent, several, order) = (false, inputs.len() > 1, Order::default());
+        let trouble = Trouble { bar, silent, strict, several, bad_lines: 0, refused: 0, order };
+        let (names, asked, interrupt) = (log.names(), log.format, interrupt.clone());
+        Ok(Self { inputs, names, asked, failed: None, has_leases: false, interrupt, trouble })
     }
 
     /// The same for a second pass, which repeats no complaint about a line.
     pub(crate) fn silent(mut self) -> Self {
-        self.trouble.bar.silent = true;
+        self.trouble.silent = true;
         self
     }
 
@@ -126,13 +148,6 @@ impl ReplayedRequests {
     pub(super) fn reported(&mut self, input: usize) -> (&Path, &mut Trouble) {
         let name = self.inputs.get(input).map_or(Path::new(""), |input| &input.name);
         (name, &mut self.trouble)
-    }
-
-    /// The names of all inputs.
-    pub(super) fn names(&self) -> String {
-        let names: Vec<_> =
-            self.inputs.iter().map(|input| input.name.display().to_string()).collect();
-        names.join(", ")
     }
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
@@ -157,7 +172,8 @@ impl ReplayedRequests {
             self.has_leases = true;
             return Ok((limits, None));
         }
-        let lacks_unit = |input: &Input| input.parser.as_ref().is_some_and(Parser::lacks_unit);
+        let lacks_unit =
+            |input: &Input| matches!(&input.parser, Some(Parser::AccessLog(log)) if log.lacks_unit);
         let why = if self.inputs.iter().any(lacks_unit) {
             "the number at the end of the lines has no unit; if it is the duration of the request, add --duration-unit \
              us, ms or s"
@@ -183,35 +199,32 @@ impl ReplayedRequests {
         Order { endless: if self.has_leases { order.endless } else { 0 }, ..order }
     }
 
-    /// The earliest request that no input has given yet; `None` at the end or after an interrupt.
+    /// The earliest request that no input has given yet; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
-        let mut earliest: Option<(Timestamp, usize)> = None;
+        let mut earliest = None;
         for (place, input) in self.inputs.iter_mut().enumerate() {
             let at = input.peek(&mut self.trouble)?;
-            if self.interrupt.is_raised() {
-                return Ok(None);
-            }
+            self.interrupt.check()?;
             if let Some(at) = at
-                && earliest.is_none_or(|(least, _)| at < least)
+                && earliest.is_none_or(|(least, _): (Timestamp, _)| at < least)
             {
                 earliest = Some((at, place));
             }
         }
-        let Some((_, place)) = earliest else { return Ok(None) };
-        let next = self.inputs.get_mut(place).and_then(|input| input.next.take());
-        Ok(next.map(|(number, entry)| ReplayedRequest { input: place, number, entry }))
+        Ok(earliest.and_then(|(_, input)| {
+            let ((_, number), entry) = self.inputs[input].window.pop_first()?;
+            Some(ReplayedRequest { input, number, entry })
+        }))
     }
 }
-
-type NumberedEntry = (u64, InputEntry);
 
 /// The requests of one input; those of an access log by their times.
 struct Input {
     name: PathBuf,
-    lines: Lines<BufReader<InputSource>>,
+    lines: Lines,
     interrupt: Interrupt,
     format: FormatArg,
     /// `None` until a line tells the format.
@@ -219,9 +232,7 @@ struct Input {
     detector: Detector,
     /// Whether a request tells how long it took.
     has_durations: bool,
-    /// What `peek` has found.
-    next: Option<NumberedEntry>,
-    /// By time, and then by line.
+    /// What was read: of an access log by time, of a trace by line.
     window: BTreeMap<(Timestamp, u64), InputEntry>,
     most_lines: usize,
     keeps_lines: bool,
@@ -233,68 +244,43 @@ struct Input {
 }
 
 impl Input {
-    fn new(name: &Path, source: InputSource, log: &LogArgs, interrupt: &Interrupt) -> Self {
-        Self {
-            name: name.to_owned(),
-            lines: Lines::new(BufReader::new(source)),
-            interrupt: interrupt.clone(),
-            format: log.format,
-            parser: Parser::of(log.format, log.duration_unit),
-            detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
-            has_durations: false,
-            next: None,
-            window: BTreeMap::new(),
-            most_lines: WINDOW_LINES / log.inputs.len().max(1),
-            keeps_lines: false,
-            latest: Timestamp::ZERO,
-            left: Timestamp::ZERO,
-            ended: false,
-        }
-    }
-
     const fn is_access_log(&self) -> bool {
         matches!(self.parser, Some(Parser::AccessLog(_)))
     }
 
     /// The time of the next request.
     fn peek(&mut self, trouble: &mut Trouble) -> Result<Option<Timestamp>, Failure> {
-        if self.next.is_none() {
-            self.next = self.find(trouble)?;
-        }
-        Ok(self.next.as_ref().map(|(_, entry)| entry.at))
-    }
-
-    fn find(&mut self, trouble: &mut Trouble) -> Result<Option<NumberedEntry>, Failure> {
         loop {
-            let is_full = self.ended || self.window.len() >= self.most_lines;
-            let is_due = |at: Timestamp| is_full || self.latest.saturating_us_since(at) > WINDOW_US;
-            if let Some(first) = self.window.first_entry().filter(|first| is_due(first.key().0)) {
-                let ((at, number), entry) = first.remove_entry();
-                self.left = self.left.max(at);
-                return Ok(Some((number, entry)));
-            }
-            if self.ended {
+            if let Some(((at, _), entry)) = self.window.first_key_value() {
+                let is_full = self.ended || self.window.len() >= self.most_lines;
+                let is_due = is_full || self.latest.saturating_us_since(*at) > WINDOW_US;
+                if is_due || !self.is_access_log() {
+                    self.left = self.left.max(entry.at);
+                    return Ok(Some(entry.at));
+                }
+            } else if self.ended {
                 return Ok(None);
             }
             let Some((number, entry)) = self.read(trouble)? else {
                 self.ended = true;
                 continue;
             };
-            let is_behind = entry.at < self.latest;
-            let is_late = entry.at < self.left;
+            let (is_behind, is_late) = (entry.at < self.latest, entry.at < self.left);
             self.latest = self.latest.max(entry.at);
-            if !self.is_access_log() {
+            let mut place = Timestamp::ZERO;
+            if self.is_access_log() {
+                place = entry.at;
+                trouble.order.late += u64::from(is_late);
+                trouble.order.sorted += u64::from(is_behind && !is_late);
+            } else {
                 trouble.order.back += u64::from(is_behind);
-                return Ok(Some((number, entry)));
             }
-            trouble.order.late += u64::from(is_late);
-            trouble.order.sorted += u64::from(is_behind && !is_late);
-            self.window.insert((entry.at, number), entry);
+            self.window.insert((place, number), entry);
         }
     }
 
     /// The request of the next line that is one. Others are reported.
-    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<NumberedEntry>, Failure> {
+    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<(u64, InputEntry)>, Failure> {
         let name = self.name.as_path();
         loop {
             let line = match self.lines.next() {
@@ -304,7 +290,7 @@ impl Input {
                 Ok(None) => break,
                 Err(error) => {
                     trouble.before(name, self.detector.give_up())?;
-                    let (name, number) = (name.display(), self.lines.number());
+                    let (name, number) = (name.display(), self.lines.number);
                     let what = format!("{name}: cannot be read after line {number}: {error}");
                     return Err(Failure::input(what));
                 }
@@ -318,21 +304,22 @@ impl Input {
                 unknown => {
                     let bad_header =
                         |bad| Failure::input(format!("{}: line {number}: {bad}", name.display()));
-                    let Some(found) = self.detector.look(line).map_err(bad_header)? else {
+                    let Some((found, before)) = self.detector.look(line).map_err(bad_header)?
+                    else {
                         if self.detector.is_at_a_loss() {
                             break;
                         }
                         continue;
                     };
-                    let parser = unknown.insert(found.parser);
-                    trouble.before(name, found.before)?;
+                    let parser = unknown.insert(found);
+                    trouble.before(name, before)?;
                     if matches!(parser, Parser::Csv(_)) {
                         continue;
                     }
                     parser
                 }
             };
-            match line.bytes.ok_or_else(too_long).and_then(|bytes| parser.parse(bytes)) {
+            match line.bytes.ok_or(TOO_LONG.to_owned()).and_then(|bytes| parser.parse(bytes)) {
                 Ok(mut entry) => {
                     let text = line.bytes.filter(|_| self.keeps_lines).map(String::from_utf8_lossy);
                     entry.line = text.map(|text| printable(&text, LINE_CHARS));

@@ -18,7 +18,7 @@ pub(super) fn embedded(report: &Report<'_>) -> String {
 }
 
 /// The numbers of a report.
-pub(super) fn data(report: &Report<'_>) -> Value {
+pub(crate) fn data(report: &Report<'_>) -> Value {
     let tally = report.tally;
     let caller = |offender: &Offender<'_>| {
         let denials = offender.denials;

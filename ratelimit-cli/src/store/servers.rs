@@ -68,18 +68,15 @@ fn split_tag(text: &str) -> Result<(String, Tag), Failure> {
 }
 
 fn parse_tag(value: &str) -> Option<Tag> {
-    if value == "identifier" {
-        return Some(Tag::Identifier);
+    match value.split_once(':') {
+        None if value == "identifier" => Some(Tag::Identifier),
+        Some(("fixed", text)) if !text.is_empty() => Some(Tag::Fixed(text.to_owned())),
+        Some(("up-to", end)) => end.parse().ok().map(Tag::UpTo),
+        _ => None,
     }
-    if let Some(text) = value.strip_prefix("fixed:") {
-        return (!text.is_empty()).then(|| Tag::Fixed(text.to_owned()));
-    }
-    let mut end = value.strip_prefix("up-to:")?.chars();
-    end.next().filter(|_| end.next().is_none()).map(Tag::UpTo)
 }
 
 /// A Redis store in one of its modes. All modes decide alike and keep separate states.
-#[derive(Debug)]
 pub(crate) enum Remote {
     Lua(RedisStore<Lua>),
     Cas(RedisStore<Cas>),

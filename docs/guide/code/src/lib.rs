@@ -18,26 +18,52 @@ const SAMPLE_MS: u64 = 250;
 /// How long a request keeps its lease of a concurrency limit.
 const WORK_MS: u64 = 1_500;
 
+/// The name of a drawing, its title in two parts, and its rows: a limit in the words of a policy document, and what the
+/// reader should see.
+type Drawn = (&'static str, [&'static str; 2], &'static [(&'static str, &'static str)]);
+
+const DRAWN: [Drawn; 2] = [
+    (
+        "algorithms",
+        ["The same 40 requests under each", "algorithm, and how many it admits"],
+        &[
+            ("gcra 10/10s burst 10", "a burst of 10, then one per second"),
+            ("gcra 10/10s burst 3", "the same rate with a small burst"),
+            ("fixed-window 10/10s", "10 before the boundary, 10 after it"),
+            ("first-request-window 10/10s", "10, then none until the window ends"),
+            ("sliding-counter 10/10s", "an estimate without a boundary"),
+            ("bucketed-window bucket 1s rates 10/10s", "slides by one bucket of 1 s"),
+            ("sliding-log 10/10s", "never more than 10 in any 10 s"),
+            ("concurrency 3/10s", "3 at a time, each works for 1.5 s"),
+        ],
+    ),
+    (
+        "attempts",
+        ["The same 40 requests, if denied ones", "are free and if they are charged"],
+        &[
+            ("sliding-log 10/10s", "a denied request costs nothing"),
+            ("sliding-log 10/10s count attempts", "a caller that keeps retrying stays out"),
+        ],
+    ),
+];
+
 /// A drawing, and the name of its file.
 #[derive(Debug)]
 pub struct Drawing {
     /// The file below `docs/guide/src/images`.
-    pub file: &'static str,
+    pub file: String,
     /// The text of the file.
     pub svg: String,
 }
 
 /// The burst under one limit.
-#[derive(Debug)]
-pub struct BurstRow {
-    /// The limit in the words of a policy document.
-    pub limit: String,
-    /// What the reader should see.
+struct BurstRow {
+    limit: &'static str,
     note: &'static str,
     /// The most that can remain.
     capacity: u64,
     /// The time of each request, and whether it was admitted.
-    pub requests: Vec<(u64, bool)>,
+    requests: Vec<(u64, bool)>,
     /// What remains, every [`SAMPLE_MS`]: after a request of that moment.
     remaining: Vec<(u64, u64)>,
 }
@@ -47,24 +73,15 @@ fn arrivals_ms() -> impl Iterator<Item = u64> {
     (7_000..13_000).step_by(250).chain((16_000..24_000).step_by(500))
 }
 
-/// Decides the burst under the limit `words`.
-///
-/// # Errors
-/// Words that are no policy.
-pub fn decide(words: &str, note: &'static str) -> Result<BurstRow, Box<dyn Error>> {
-    let limits = Limits::<Policy>::builder().limit("drawn", words).build()?;
+/// Decides the burst under a limit.
+fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn Error>> {
+    let limits = Limits::<Policy>::builder().limit("drawn", limit).build()?;
     let clock = ManualClock::default();
     let limiter = RateLimiter::new(limits, MemoryStore::builder().clock(clock.clone()).build());
-    let is_lease = words.starts_with("concurrency");
+    let is_lease = limit.starts_with("concurrency");
     let capacity = limiter.peek_now("caller", 0)?.limit();
 
-    let mut row = BurstRow {
-        limit: words.to_owned(),
-        note,
-        capacity,
-        requests: Vec::new(),
-        remaining: Vec::new(),
-    };
+    let (mut requests, mut remaining) = (Vec::new(), Vec::new());
     let mut leases = Vec::new();
     for time_ms in (0..=END_MS).step_by(usize::try_from(SAMPLE_MS)?) {
         clock.set(Timestamp::ZERO + Duration::from_millis(time_ms));
@@ -81,60 +98,27 @@ pub fn decide(words: &str, note: &'static str) -> Result<BurstRow, Box<dyn Error
             } else {
                 limiter.check_now("caller").as_ref().map_err(ToString::to_string)?.allowed()
             };
-            row.requests.push((time_ms, is_admitted));
+            requests.push((time_ms, is_admitted));
         }
-        row.remaining.push((time_ms, limiter.peek_now("caller", 0)?.remaining()));
+        remaining.push((time_ms, limiter.peek_now("caller", 0)?.remaining()));
     }
-    Ok(row)
-}
-
-/// The rows of `algorithms.svg`.
-///
-/// # Errors
-/// None, unless a limit below is not a policy.
-pub fn algorithms() -> Result<Vec<BurstRow>, Box<dyn Error>> {
-    [
-        ("gcra 10/10s burst 10", "a burst of 10, then one per second"),
-        ("gcra 10/10s burst 3", "the same rate with a small burst"),
-        ("fixed-window 10/10s", "10 before the boundary, 10 after it"),
-        ("first-request-window 10/10s", "10, then none until the window ends"),
-        ("sliding-counter 10/10s", "an estimate without a boundary"),
-        ("bucketed-window bucket 1s rates 10/10s", "slides by one bucket of 1 s"),
-        ("sliding-log 10/10s", "never more than 10 in any 10 s"),
-        ("concurrency 3/10s", "3 at a time, each works for 1.5 s"),
-    ]
-    .map(|(words, note)| decide(words, note))
-    .into_iter()
-    .collect()
-}
-
-/// The rows of `attempts.svg`.
-///
-/// # Errors
-/// None, unless a limit below is not a policy.
-pub fn attempts() -> Result<Vec<BurstRow>, Box<dyn Error>> {
-    [
-        ("sliding-log 10/10s", "a denied request costs nothing"),
-        ("sliding-log 10/10s count attempts", "a caller that keeps retrying stays out"),
-    ]
-    .map(|(words, note)| decide(words, note))
-    .into_iter()
-    .collect()
+    Ok(BurstRow { limit, note, capacity, requests, remaining })
 }
 
 /// All drawings of the guide, each for a wide page and for a narrow one.
 ///
 /// # Errors
 /// None, unless a limit is not a policy.
-pub fn drawings() -> Result<[Drawing; 4], Box<dyn Error>> {
-    let (algorithms, attempts) = (algorithms()?, attempts()?);
-    let by_algorithm = ["The same 40 requests under each", "algorithm, and how many it admits"];
-    let by_charge = ["The same 40 requests, if denied ones", "are free and if they are charged"];
-    Ok([
-        ("algorithms.svg", WIDE.draw(by_algorithm, &algorithms)),
-        ("algorithms-narrow.svg", NARROW.draw(by_algorithm, &algorithms)),
-        ("attempts.svg", WIDE.draw(by_charge, &attempts)),
-        ("attempts-narrow.svg", NARROW.draw(by_charge, &attempts)),
-    ]
-    .map(|(file, svg)| Drawing { file, svg }))
+pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
+    let mut drawings = Vec::new();
+    for (name, title, limits) in DRAWN {
+        let rows = limits.iter().map(|(words, note)| decide(words, note));
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        for (file, layout) in
+            [(format!("{name}.svg"), WIDE), (format!("{name}-narrow.svg"), NARROW)]
+        {
+            drawings.push(Drawing { file, svg: layout.draw(title, &rows) });
+        }
+    }
+    Ok(drawings)
 }

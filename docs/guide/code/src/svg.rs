@@ -152,7 +152,7 @@ impl Layout {
     fn draw_row(&self, out: &mut String, row: &BurstRow, top: u64) {
         let admitted = row.requests.iter().filter(|(_, is_admitted)| *is_admitted).count();
         // A long limit in two parts.
-        let (name, numbers) = row.limit.split_once(' ').unwrap_or((&row.limit, ""));
+        let (name, numbers) = row.limit.split_once(' ').unwrap_or((row.limit, ""));
         let (numbers_x, numbers_y, anchor) = self.numbers;
         let (full, empty, scale) = (top + self.full, top + self.empty, self.left + self.plot + 6);
         let _ = writeln!(

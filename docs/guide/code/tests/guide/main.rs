@@ -4,9 +4,11 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
 mod book;
-#[path = "../../../../../ratelimit-cli/tests/report_in_browser/chromium.rs"]
+#[path = "../../../../../ratelimit-cli/tests/cli/chromium.rs"]
 mod chromium;
 mod clocks;
+#[path = "../../../../../ratelimit-cli/tests/cli/contrast.rs"]
+mod contrast;
 mod images;
 mod keys;
 mod moves;

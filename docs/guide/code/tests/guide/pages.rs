@@ -2,12 +2,11 @@
 //! those that mdBook writes, if it is installed, and otherwise the same chapters in a plain page of the same width.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use pulldown_cmark::{Options, Parser, html};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::book::files;
 use crate::chromium::{self, Chromium};
@@ -46,10 +45,7 @@ fn build(folder: &Path) -> Result<(), Error> {
 
 #[test]
 fn no_page_overflows_light_and_dark_wide_and_narrow() -> Result<(), Error> {
-    let Some(program) = chromium::installed() else {
-        writeln!(std::io::stderr(), "skipped: no chromium here (set RATELIMIT_CHROMIUM to one)")?;
-        return Ok(());
-    };
+    let Some(program) = chromium::installed() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     build(folder.path())?;
     let mut pages = files(folder.path(), "html");
@@ -58,23 +54,14 @@ fn no_page_overflows_light_and_dark_wide_and_narrow() -> Result<(), Error> {
     let mut browser = Chromium::start(&program);
     for page in pages {
         let url = format!("file://{}", folder.path().join(&page).display());
-        for (scheme, width) in [("light", 360), ("light", 1_280), ("dark", 360), ("dark", 1_280)] {
-            let shown = format!("{page}, {scheme}, {width} px");
-            browser.open(&url, width, scheme);
+        browser.open_each_way(&url, |browser, shown| {
             assert_eq!(browser.evaluate(WRONG), json!([]), "{shown}");
-            let is_failure = |e: &&Value| {
-                e["method"] == "Network.loadingFailed" && e["params"]["canceled"] != true
-            };
-            let failed = browser.events.iter().find(is_failure);
-            assert!(failed.is_none(), "{shown}: {failed:?}");
-            if browser.evaluate("document.images.length") == 0 {
-                continue;
-            }
-            let [wide, colours, lightness] = browser.seen();
-            assert!(wide == width && colours > 10, "{shown}: {colours} colours");
-            let as_wanted = if scheme == "dark" { lightness < 120 } else { lightness > 190 };
-            assert!(as_wanted, "{shown}: a lightness of {lightness}");
-        }
+            let failed = browser.events.iter().find(|event| {
+                event["method"] == "Network.loadingFailed" && event["params"]["canceled"] != true
+            });
+            assert_eq!(failed, None, "{shown}");
+            browser.evaluate("document.images.length > 0") == true
+        });
     }
     Ok(())
 }

@@ -1,9 +1,6 @@
 //! `top` on real servers, and the options of a store's keys.
-#![allow(missing_docs, clippy::expect_used)]
 
-mod common;
-
-use common::{BUCKET, Ran, Scene, write_gcra};
+use crate::common::{BUCKET, Ran, Scene, write_gcra};
 use ratelimit_servers::{RedisCluster, RedisServer};
 use serde_json::{Value, json};
 
@@ -53,7 +50,7 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
 }
 
 #[test]
-fn a_prefix_without_keys_is_told() {
+fn a_prefix_without_keys_and_a_cap_on_keys_that_is_reached_are_told() {
     let server = RedisServer::start().expect("a server");
     let scene = scene();
     charge(&scene, &server.url(), &["--prefix", "app"]);
@@ -61,24 +58,17 @@ fn a_prefix_without_keys_is_told() {
         let more = ["--store", &server.url(), "--prefix", prefix];
         scene.command(command[0], &[&command[1..], &more].concat()).exits(0)
     };
-    of(&["top"], "ap").says(&["no key has the prefix \"ap\""]);
-    of(&["inspect", "carol"], "ap")
-        .says(&["nothing is stored for this caller under the prefix \"ap\""]);
-    for command in [&["top"][..], &["inspect", "carol"]] {
+    for (command, says) in [
+        (&["top"][..], "no key has the prefix \"ap\""),
+        (&["inspect", "carol"], "nothing is stored for this caller under the prefix \"ap\""),
+    ] {
+        of(command, "ap").says(&[says]);
         of(command, "app").lacks("prefix");
     }
-}
-
-#[test]
-fn a_cap_on_keys_is_told_when_it_is_reached() {
-    let server = RedisServer::start().expect("a server");
-    let scene = scene();
-    charge(&scene, &server.url(), &[]);
-    let lines = top(&scene, &server.url(), &["--max-keys", "2", "--count", "1"]);
+    of(&["top", "--max-keys", "2"], "app").says(&["more keys than the 2"]);
+    let lines = of(&["top", "--max-keys", "2", "--count", "1", "--json"], "app").json();
     let totals = lines.last().expect("totals");
     assert_eq!((&totals["keys"], &totals["max_keys_reached"]), (&json!(2), &json!(true)));
-    let ran = scene.command("top", &["--max-keys", "2", "--store", &server.url()]);
-    ran.says(&["more keys than the 2"]);
 }
 
 #[test]

@@ -1,11 +1,9 @@
 //! What a replay reports, skips and refuses.
-#![allow(missing_docs, clippy::expect_used)]
-
-mod common;
 
 use std::io::Write;
 
-use common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupted};
+use crate::common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupted};
+use crate::make_access_log;
 
 const GOOD: &str = "{\"at_us\": 5, \"key\": \"k\"}\n";
 
@@ -73,7 +71,8 @@ fn an_input_without_a_request_exits_with_2_and_says_what_is_wrong_and_names_the_
         (unknown_op, &[], "is a request as JSONL trace (1 bad line)"),
         (LOG, &["--format", "csv"], "begin it with a header"),
         (GOOD, &["--format", "csv"], "line 1: comes before a header"),
-        ("hello\n", &["--strict"], "line 1: has no [TIME]"),
+        // Without the mark that some editors write before it, and without all of its end.
+        ("\u{feff}hello\r\n", &["--strict"], "got \"hello\""),
     ] {
         check(input, more, 2, 0, &[says]);
     }
@@ -168,6 +167,8 @@ fn invalid_arguments_and_input_exit_with_2_and_the_remedy() {
         (with_policy(&["--decisions", "input", "input"]), &["overwrite"]),
         (with_policy(&["--report", "policy.toml", "input"]), &["overwrite"]),
         (with_policy(&["--store", "nowhere:secret", "input"]), &["redis"]),
+        (vec!["suggest", "--policy", "policy.toml", "--target", "0.1", "input"], &["such as 0.1%"]),
+        (vec!["suggest", "--policy", "policy.toml", "--target", "1%", "-"], &["name a file"]),
     ] {
         scene.run(&arguments).exits(2).says(&["error: "]).says(says).lacks("secret");
     }
@@ -295,4 +296,15 @@ fn every_limit_denies_a_part_of_the_example_and_every_line_of_a_real_log_is_deci
     if let Some(log) = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty()) {
         assert_eq!(scene.decided(&["--strict", &log]).lines().count(), 10_000);
     }
+}
+
+#[test]
+fn the_committed_log_is_what_its_generator_makes() {
+    let committed = std::fs::read_to_string(example().1).expect("reads");
+    // `assert_eq!` would print both logs.
+    assert!(
+        committed == make_access_log::committed(),
+        "examples/access.log differs; make it anew with `cargo run -p ratelimit-cli --example \
+         make_access_log > examples/access.log`"
+    );
 }

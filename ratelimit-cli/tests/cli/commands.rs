@@ -1,13 +1,6 @@
 //! `check`, `inspect` and `reset`, as far as they work without a server.
-#![allow(missing_docs, clippy::expect_used)]
 
-mod common;
-
-use common::{BUCKET, Scene, TWO};
-
-fn check(policy: &str, arguments: &[&str]) -> common::Ran {
-    Scene::new(policy).command("check", &[&["--store", "memory"], arguments].concat())
-}
+use crate::common::{BUCKET, Scene, TWO};
 
 #[test]
 fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
@@ -15,6 +8,8 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
     let json = "{\"key\":\"alice\",\"cost\":1,\"allowed\":true,\"limit\":5,\"remaining\":4,\
                 \"retry_after_us\":0,\"reset_after_us\":1000000}\n";
     let two = TWO.as_str();
+    let shadow = &(BUCKET.to_owned()
+        + &BUCKET.replace("\"bucket\"", "\"stricter\"").replace('5', "1\nshadow = true"));
     for (policy, arguments, code, says) in [
         (BUCKET, &["alice", "--cost", "2"][..], 0, &[words][..]),
         (BUCKET, &["alice", "--cost", "6"], 1, &["denies always"]),
@@ -39,20 +34,16 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
         (two, &["ip=a", "--cost", "per-ip=x"], 2, &["\"x\" is no whole number"]),
         (BUCKET, &["a", "b"], 2, &["\"b\" is a second bare key"]),
         (two, &["ip=a", "ip=b"], 2, &["ip is given twice"]),
+        (shadow, &["alice", "--cost", "2"], 0, &["\n  in shadow: stricter (for each key) denies"]),
+        (
+            shadow,
+            &["alice", "--cost", "2", "--json"],
+            0,
+            &["\"shadow\":[{\"name\":\"stricter\",\"allowed\":false,\"limit\":1,"],
+        ),
     ] {
-        check(policy, arguments).exits(code).says(says);
-    }
-}
-
-#[test]
-fn a_check_shows_what_shadow_limits_say() {
-    let policy = BUCKET.to_owned()
-        + &BUCKET.replace("\"bucket\"", "\"stricter\"").replace('5', "1\nshadow = true");
-    for (more, says) in [
-        (&[][..], "\n  in shadow: stricter (for each key) denies"),
-        (&["--json"], "\"shadow\":[{\"name\":\"stricter\",\"allowed\":false,\"limit\":1,"),
-    ] {
-        check(&policy, &[&["alice", "--cost", "2"], more].concat()).exits(0).says(&[says]);
+        let arguments = [&["--store", "memory"], arguments].concat();
+        Scene::new(policy).command("check", &arguments).exits(code).says(says);
     }
 }
 

@@ -1,14 +1,13 @@
 //! The report page: its numbers are those of the decisions file.
-#![allow(missing_docs, clippy::expect_used)]
-
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-use common::{BUCKET, Scene, example, json_lines, limit};
 use serde_json::{Value, json};
+
+use crate::common::{BUCKET, Scene, example, json_lines, limit};
+use crate::contrast::stand_out;
 
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     limit("per-ip", "ip", "gcra 1/s", "burst = 4")
@@ -152,55 +151,23 @@ fn callers_are_those_of_the_decisions() {
     }
 
     // Both enforced limits name the address first.
-    let mut due: BTreeMap<String, [u64; 6]> = BTreeMap::new();
-    // The begin and the end of each caller's spell: at the end of the last wait, or at an earlier admission.
-    let mut spell: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    let ends = |due: &mut BTreeMap<String, [u64; 6]>, ip: &str, (begun, until): (u64, u64)| {
-        let [.., all, longest] = due.get_mut(ip).expect("denied before");
-        *all += until - begun;
-        *longest = (*longest).max(until - begun);
-    };
-    for line in &lines {
-        let (ip, at_us) = (key(line, "per-ip"), number(line, "at_us"));
-        if allowed(line) {
-            if let Some((begun, until)) = spell.remove(&ip) {
-                ends(&mut due, &ip, (begun, until.min(at_us)));
-            }
-            continue;
-        }
-        let until = at_us + number(line, "retry_after_us");
-        let begun = match spell.get(&ip) {
-            Some((begun, end)) if at_us <= *end => Some(*begun),
-            Some(over) => {
-                ends(&mut due, &ip, *over);
-                None
-            }
-            None => None,
-        };
-        let [denied, first, last, spells, ..] = due.entry(ip.clone()).or_default();
+    let mut due: BTreeMap<String, [u64; 3]> = BTreeMap::new();
+    for line in lines.iter().filter(|line| !allowed(line)) {
+        let at_us = number(line, "at_us");
+        let [denied, _, last] = due.entry(key(line, "per-ip")).or_insert([0, at_us, 0]);
         *denied += 1;
-        *first = if *denied == 1 { at_us } else { *first };
         *last = at_us;
-        *spells += u64::from(begun.is_none());
-        spell.insert(ip, (begun.unwrap_or(at_us), until));
     }
-    for (ip, last) in spell {
-        ends(&mut due, &ip, last);
-    }
-    let fields = ["denied", "first_us", "last_us", "spells", "denied_for_us", "longest_us"];
-    let shown: BTreeMap<String, [u64; 6]> = data["denied_callers"]
-        .as_array()
-        .expect("callers")
-        .iter()
-        .map(|caller| {
-            assert_eq!(caller["identifier"], "ip");
-            let value = caller["value"].as_str().expect("a value").to_owned();
-            (value, fields.map(|field| number(caller, field)))
-        })
-        .collect();
+    let callers = data["denied_callers"].as_array().expect("callers");
+    let shown = callers.iter().map(|caller| {
+        assert_eq!(caller["identifier"], "ip");
+        let value = caller["value"].as_str().expect("a value").to_owned();
+        (value, ["denied", "first_us", "last_us"].map(|field| number(caller, field)))
+    });
+    let shown: BTreeMap<_, _> = shown.collect();
     assert_eq!(shown, due);
     assert!(shown.len() > 2, "{shown:?}");
-    for caller in data["denied_callers"].as_array().expect("callers") {
+    for caller in callers {
         let of_caller = lines.iter().filter(|line| key(line, "per-ip") == caller["value"]);
         assert_eq!(number(caller, "requests"), of_caller.clone().count() as u64, "{caller}");
         let (path, most) = (&caller["paths"][0][0], &caller["paths"][0][1]);
@@ -212,6 +179,29 @@ fn callers_are_those_of_the_decisions() {
         data["identifiers"][0],
         json!({ "name": "ip", "callers": seen.len(), "callers_denied": due.len() })
     );
+}
+
+#[test]
+fn a_spell_of_denials_ends_with_an_admission_or_with_the_longest_wait_of_its_last() {
+    let window = "[[limit]]\nname = \"window\"\nalgorithm = \"fixed-window\"\nrate = \"17/m\"\n";
+    let line = |(ms, cost)| format!("{{\"at_us\":{ms}000,\"key\":\"k\",\"cost\":{cost}}}\n");
+    let trace = [
+        (60_000, 5),
+        (60_500, 1), // denied for 500 ms
+        (60_800, 1), // in the same spell
+        (61_000, 1),
+        (61_500, 1), // denied for 500 ms
+        (65_000, 6), // denied always, which is no wait
+        (70_000, 3),
+        (70_000, 5), // denied for 3 s
+        (71_000, 1), // which this ends after 1 s
+        (80_000, 5),
+        (80_000, 3), // denied for 3 s by the bucket, and for 40 s by the window
+    ];
+    let scene = Scene::with(&(BUCKET.to_owned() + window), trace.map(line).concat());
+    let caller = &scene.replay(&["--json", "input"]).json()[0]["denied_callers"][0];
+    let told = ["spells", "denied_for_us", "longest_us"].map(|field| number(caller, field));
+    assert_eq!(told, [5, 42_000_000, 40_000_000]);
 }
 
 #[test]
@@ -348,5 +338,21 @@ fn a_comparison_on_redis_says_the_same_and_leaves_no_key() {
     let mut on_redis = replayed(&POLICY, &["--compare", "other.toml", "--store", &server.url()]);
     on_redis.0["title"] = in_memory.0["title"].clone();
     assert_eq!(on_redis, in_memory);
-    assert_eq!(common::keys(&server), 0);
+    assert_eq!(crate::common::keys(&server), 0);
+}
+
+#[test]
+fn text_and_bars_stand_out_in_light_and_in_dark() {
+    let style = include_str!("../../src/report/style.css");
+    let blocks: Vec<_> = style.split(":root {").skip(1).collect();
+    assert_eq!(blocks.len(), 3, "light, dark and print");
+    let colours =
+        [("text", 7.0), ("faint", 4.5), ("near", 4.5), ("admitted", 3.0), ("denied", 3.0)];
+    for block in blocks {
+        for (colour, least) in colours {
+            stand_out(block, &[(colour, "page", least), (colour, "card", least)]);
+        }
+        // Also where both are grey.
+        stand_out(block, &[("denied", "admitted", 3.0)]);
+    }
 }

@@ -1,12 +1,9 @@
 //! On a real Redis: the same bytes as in memory, and no key left behind.
-#![allow(missing_docs, clippy::expect_used)]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::{BUCKET, Scene, example, interrupted, keys, limit};
+use crate::common::{BUCKET, Scene, example, interrupted, keys, limit};
 use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer};
 use serde_json::json;
 

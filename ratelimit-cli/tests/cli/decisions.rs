@@ -1,9 +1,6 @@
 //! The decision lines, byte for byte.
-#![allow(missing_docs, clippy::expect_used)]
 
-mod common;
-
-use common::{BUCKET, Scene, TWO, gzip};
+use crate::common::{BUCKET, Scene, TWO, gzip};
 
 #[test]
 fn a_trace_of_every_operation_gives_exactly_these_lines() {

@@ -1,10 +1,7 @@
 //! The order of a log's lines decides nothing: neither that of a server which writes a line when it has answered, nor that
 //! of several servers and rotated files.
-#![allow(missing_docs, clippy::expect_used)]
 
-mod common;
-
-use common::{Ran, Scene, TWO, gzip, limit};
+use crate::common::{Ran, Scene, TWO, gzip, limit};
 
 /// A line per second, of a few callers in bursts.
 fn log() -> Vec<String> {

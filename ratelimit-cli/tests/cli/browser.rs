@@ -1,0 +1,81 @@
+//! The report as a headless Chromium shows it: the one that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one,
+//! the tests say that they are skipped; `scripts/test` installs one.
+//!
+//! `RATELIMIT_PICTURE=docs/guide/src/report.png cargo test --test cli picture` makes the picture of the README anew.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::chromium::{self, Chromium};
+use crate::common::{Scene, example, limit, workspace};
+
+/// What is wrong with the page: what scrolls sideways, unless it is folded away, and what someone lacks who does not see it.
+const WRONG: &str = r#"(() => {
+  const wrong = [...document.querySelectorAll("html, .scroll:not(details *), figure, section")]
+    .filter(e => e.scrollWidth > e.clientWidth).map(e => "scrolls: " + e.tagName + " " + e.ariaLabel);
+  for (const svg of document.querySelectorAll("figure svg:not([aria-hidden])")) {
+    if (!svg.getAttribute("aria-label")) wrong.push("a chart without a name");
+    const beside = svg.closest("figure").nextElementSibling;
+    if (!beside || !beside.querySelector("table")) wrong.push("a chart without a table");
+  }
+  for (const th of document.querySelectorAll("th")) if (!th.scope) wrong.push("a header cell without a scope");
+  for (const table of document.querySelectorAll("table")) if (!table.caption) wrong.push("a table without a caption");
+  let last = 0;
+  for (const heading of document.querySelectorAll("h1, h2, h3, h4")) {
+    const level = Number(heading.tagName[1]);
+    if (level > last + 1) wrong.push("a heading that skips a level: " + heading.textContent);
+    last = level;
+  }
+  if (!document.documentElement.lang || !document.title) wrong.push("no language or no title");
+  return wrong;
+})()"#;
+
+/// The events of a page that has a mistake.
+const ERRORS: [&str; 3] = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"];
+
+#[test]
+fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
+    let Some(program) = chromium::installed() else { return };
+    let (policy, log) = example();
+    let scene =
+        Scene::new(&(policy.clone() + &limit("stricter", "ip", "gcra 1/s", "shadow = true")));
+    scene.write("other.toml", policy.replace("650/d", "300/d").replace("= 30", "= 60"));
+    scene.replay(&["--report", "out.html", "--compare", "other.toml", &log]).exits(0);
+
+    let url = format!("file://{}", scene.path("out.html").display());
+    Chromium::start(&program).open_each_way(&url, |browser, shown| {
+        assert_eq!(browser.evaluate(WRONG), json!([]), "{shown}");
+        let bars = browser.evaluate("document.querySelectorAll('rect').length");
+        assert!(bars.as_u64() > Some(50), "{shown}: {bars} bars");
+        let asked_or_told = browser.events.iter().filter(|event| {
+            let asked = event["params"]["request"]["url"].as_str().unwrap_or_default();
+            match event["method"].as_str().unwrap_or_default() {
+                "Network.requestWillBeSent" => asked != url && !asked.starts_with("data:"),
+                method => ERRORS.contains(&method),
+            }
+        });
+        assert_eq!(asked_or_told.collect::<Vec<_>>(), Vec::<&Value>::new(), "{shown}");
+        true
+    });
+}
+
+#[test]
+fn the_picture_of_the_report_is_small() {
+    let Some(program) = chromium::installed() else { return };
+    let (policy, log) = example();
+    let scene = Scene::new(&policy);
+    scene.write("access.log", std::fs::read(log).expect("reads"));
+    scene.replay(&["--report", "out.html", "access.log"]).exits(0);
+    let picture = std::env::var_os("RATELIMIT_PICTURE").map(|name| workspace("").join(name));
+    let picture = picture.unwrap_or_else(|| scene.path("report.png"));
+    let made = Command::new(program)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+        .args(["--blink-settings=preferredColorScheme=1", "--window-size=960,1066"])
+        .arg(format!("--screenshot={}", picture.display()))
+        .arg(format!("file://{}", scene.path("out.html").display()))
+        .output();
+    assert!(made.expect("chromium runs").status.success());
+    let bytes = std::fs::metadata(picture).expect("a picture").len();
+    assert!((10_000..150_000).contains(&bytes), "{bytes} bytes");
+}

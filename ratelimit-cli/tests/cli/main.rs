@@ -1,0 +1,24 @@
+//! The tool, run as a process.
+#![allow(missing_docs, clippy::expect_used)]
+
+mod browser;
+mod chromium;
+mod commands;
+mod common;
+mod contrast;
+mod decisions;
+mod documents;
+#[cfg(all(feature = "fred", feature = "redis"))]
+mod json;
+#[path = "../../examples/make_access_log.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod make_access_log;
+mod order;
+#[cfg(all(feature = "fred", feature = "redis"))]
+mod redis;
+mod replay;
+mod report;
+mod schema;
+mod suggest;
+#[cfg(all(feature = "fred", feature = "redis"))]
+mod top;
