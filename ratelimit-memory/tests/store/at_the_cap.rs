@@ -273,21 +273,3 @@ fn a_reset_or_refund_at_a_full_store_frees_no_other_caller() {
         assert!(!admitted("alice"), "{op}");
     }
 }
-
-#[test]
-fn a_batch_at_a_full_store_that_sweeps_its_own_key_counts_it_once() {
-    let (long, short) = (limit("l", "fixed-window 5/h"), limit("l", "fixed-window 5/ms"));
-    for keys in 3..40 {
-        let (store, clock): (Memory, _) = store(|builder| builder.capacity(keys).shards(1));
-        for n in 0..keys {
-            let limit = if n == keys - 2 { &short } else { &long };
-            assert!(ask(&store, (limit, &n.to_string()), Op::Acquire, 1).allowed());
-        }
-        clock.advance(Duration::from_secs(1));
-        let names = [(keys - 2).to_string(), "new".to_owned()];
-        let _ = ask_all(&store, &long, &names, Op::Acquire);
-        let all = (0..keys).map(|n| n.to_string()).chain(["new".to_owned()]);
-        let held = all.filter(|key| store.state("l", key).is_some()).count();
-        assert_eq!(store.len(), held, "{keys}");
-    }
-}

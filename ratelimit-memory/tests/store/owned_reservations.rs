@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    DynError, ErrorKind, Gcra, LimitCosts, Limits, ManualClock, OwnedReservation, Policy,
-    RateLimiter, Reserved, Store, StoreError, Verdict,
+    DynError, ErrorKind, LimitCosts, Limits, ManualClock, OwnedReservation, Policy, RateLimiter,
+    Reserved, Store, StoreError, Verdict,
 };
-use ratelimit_memory::MemoryStore;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
@@ -254,11 +253,4 @@ fn made_and_dropped_without_a_runtime_it_expires() {
     assert_eq!(left(), 99);
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(left(), 100);
-}
-
-#[test]
-fn a_reservation_is_usable_in_the_body_of_a_response_on_any_thread() {
-    const fn movable<T: Send + Sync + 'static>() {}
-    movable::<OwnedReservation<Slow, Policy, &'static str>>();
-    movable::<OwnedReservation<MemoryStore<Gcra>, Gcra, [(&'static str, String); 2]>>();
 }

@@ -91,7 +91,8 @@ fn cost(keys: &[String]) -> KeySetCost {
         cost.segments += table.table.as_ref().map_or(0, CuckooTable::segments);
         cost.crowded += table.capacity.in_shards();
         let shards = charged("sliding-log 1/h", keys);
-        cost.fullest += shards.shards.iter().map(|shard| lock(shard).len()).max().unwrap_or(0);
+        cost.fullest +=
+            shards.shards.iter().map(|shard| lock(shard).states().count()).max().unwrap_or(0);
         let mut halves: HashMap<u64, usize> = HashMap::new();
         for key in keys {
             let same = halves.entry(hash_by(&table.hasher, key) >> 32).or_default();
