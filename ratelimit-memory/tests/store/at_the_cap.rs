@@ -5,16 +5,10 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Clock, Decision, Limit, Policy, ReservationId, SyncStore, Timestamp, Verdict,
+    Algorithm, Clock, Decision, Limit, Policy, ReservationId, SyncStore, Timestamp,
 };
 
-use crate::common::{Memory, ask, limit, policy, store};
-
-/// Decides one check of the same limit and cost 1 per key.
-fn ask_all(store: &Memory, limit: &Limit<Policy>, keys: &[String], op: Op) -> Verdict {
-    let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
-    store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides")
-}
+use crate::common::{Memory, ask, ask_all, limit, policy, store};
 
 /// The limit was changed to one that keeps entries, and there is room for the entries that a batch needs, but not
 /// for the most that it could need: the charge is written all the same.

@@ -10,7 +10,7 @@ use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Algorithm, Decision, Limit, ManualClock, ReservationId, Stack, SyncStore};
 use ratelimit_memory::{MemoryError, MemoryStore};
-use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
+use trap::{PARTS, Part, Trapped, TrappedClock, trapped, trapped_clock};
 
 use crate::common::{BEGIN, ask, policy};
 
@@ -108,7 +108,7 @@ enum Room {
 fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
     let limit = Limit::new("l", Trapped(algorithm.clone())).expect("a name");
     let can_reserve = limit.algorithm().reservation_us().is_some();
-    let builder = MemoryStore::builder().shards(2).clock(TrappedClock(ManualClock::new(BEGIN)));
+    let builder = MemoryStore::builder().shards(2).clock(trapped_clock());
     let builder = match room {
         Room::Plenty => builder,
         Room::NoKeys => builder.capacity(HELD.len()),
