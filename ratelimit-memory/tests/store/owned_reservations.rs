@@ -41,14 +41,16 @@ impl StoreError for Lost {
     }
 }
 
+/// Counts one of so many that are left.
+fn is_next(left: &AtomicU64) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
 impl Store<Policy> for Slow {
     type Error = DynError;
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
-        let lose = |left: u64| left.checked_sub(1);
-        if batch.operation() == Op::Settle
-            && self.lost_before.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok()
-        {
+        if batch.operation() == Op::Settle && is_next(&self.lost_before) {
             sleep(ANSWER).await;
             return Err(DynError::new(Lost));
         }
@@ -57,7 +59,7 @@ impl Store<Policy> for Slow {
             return Ok(verdict);
         }
         sleep(ANSWER).await;
-        if self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
+        if is_next(&self.lost) {
             return Err(DynError::new(Lost));
         }
         Ok(verdict)
@@ -69,13 +71,8 @@ type Limiter = Arc<RateLimiter<Slow>>;
 fn slow(words: &str) -> (Limiter, ManualClock) {
     let (store, clock) = store(|builder| builder);
     let limits = Limits::new([limit("l", words)]).expect("limits");
-    (
-        Arc::new(RateLimiter::new(
-            limits,
-            Slow { store, lost: AtomicU64::new(0), lost_before: AtomicU64::new(0) },
-        )),
-        clock,
-    )
+    let slow = Slow { store, lost: 0.into(), lost_before: 0.into() };
+    (Arc::new(RateLimiter::new(limits, slow)), clock)
 }
 
 async fn left(limiter: &Limiter) -> u64 {
