@@ -282,6 +282,17 @@ impl<S> Step<S> {
         Step { decision: self.decision, write: self.write.map(f) }
     }
 
+    /// The same step with its state converted by `f`, if that can be.
+    #[inline]
+    pub(crate) fn try_map<T>(self, f: impl FnOnce(S) -> Option<T>) -> Option<Step<T>> {
+        let write = match self.write {
+            Write::Keep => Write::Keep,
+            Write::Put { state, expires } => Write::Put { state: f(state)?, expires },
+            Write::Remove => Write::Remove,
+        };
+        Some(Step { decision: self.decision, write })
+    }
+
     /// The same step for a request of this cost.
     #[must_use]
     pub const fn costing(mut self, cost: u64) -> Self {

@@ -306,6 +306,7 @@ mod tests {
             ("10/s burst +2".parse::<Gcra>().map(drop), "\"10/s burst 20\""),
             ("10/s burst 2 3".parse::<Gcra>().map(drop), "\"10/s burst 20\""),
             ("10/s bursts 2".parse::<Gcra>().map(drop), "\"10/s\""),
+            ("3/2251799813685248us".parse::<SlidingCounter>().map(drop), "sliding-log"),
             ("10/s burst 20".parse::<FixedWindow>().map(drop), "no meaning for fixed-window"),
             ("1s 5/s".parse::<BucketedWindow>().map(drop), "bucket 1s rates"),
         ];
@@ -313,5 +314,6 @@ mod tests {
             let text = refused.map_err(message).expect_err(says);
             assert!(text.contains(says), "{text:?} lacks {says:?}");
         }
+        assert!("3/2251799813685247us".parse::<SlidingCounter>().is_ok(), "the longest window");
     }
 }

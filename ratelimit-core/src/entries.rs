@@ -44,12 +44,17 @@ pub(crate) fn sum(costs: impl Iterator<Item = u64>) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
-/// Takes so much off the newest entries, and drops those of which nothing is left.
-pub(crate) fn take_off_newest<E>(
-    entries: &mut Vec<E>,
+/// The entries after a refund, which takes so much off the newest ones and drops those of which nothing is left: a refund undoes
+/// the latest charges. `None` if nothing changes.
+pub(crate) fn refunded<E: Clone>(
+    entries: &[E],
     mut owed: u64,
     cost: impl Fn(&mut E) -> &mut u64,
-) {
+) -> Option<Vec<E>> {
+    if owed == 0 || entries.is_empty() {
+        return None;
+    }
+    let mut entries = entries.to_vec();
     while let Some(newest) = entries.last_mut() {
         let cost = cost(newest);
         let back = owed.min(*cost);
@@ -60,6 +65,7 @@ pub(crate) fn take_off_newest<E>(
         }
         entries.pop();
     }
+    Some(entries)
 }
 
 impl Entries {
@@ -194,15 +200,12 @@ impl Entries {
         Step { decision, write }
     }
 
-    /// Takes the cost off the newest entries: a refund undoes the latest charges.
     pub(crate) fn refund(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Step<Log> {
         let live = self.live(entries, now);
-        if cost == 0 || live.entries.is_empty() {
-            return self.unchanged(now, cost, live);
+        match refunded(live.entries, cost, |entry| &mut entry.cost) {
+            None => self.unchanged(now, cost, live),
+            Some(entries) => self.changed(now, cost, entries),
         }
-        let mut entries = live.entries.to_vec();
-        take_off_newest(&mut entries, cost, |entry| &mut entry.cost);
-        self.changed(now, cost, entries)
     }
 
     /// Takes `charged` off the entry made at `timestamp`, if it is still there. If `renewed`, adds what it took at

@@ -4,12 +4,12 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 
 /// A limit that cannot be built, or a batch that cannot be decided.
 ///
 /// The message names the fault and the remedy, for the author of the policy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{message}", .limit.as_ref().map(|name| format!("limit {name:?}: ")).unwrap_or_default())]
 pub struct ConfigError {
     limit: Option<String>,
     message: String,
@@ -35,17 +35,6 @@ impl ConfigError {
         self.limit.as_deref()
     }
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.limit {
-            Some(name) => write!(f, "limit {name:?}: {}", self.message),
-            None => f.write_str(&self.message),
-        }
-    }
-}
-
-impl core::error::Error for ConfigError {}
 
 /// `; did you mean "burst"?` for the nearest of these names, or nothing if none is near.
 pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {

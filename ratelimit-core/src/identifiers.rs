@@ -128,11 +128,10 @@ strings!(str, String, Cow<'_, str>, Box<str>, Rc<str>, Arc<str>);
 /// Addresses, as values and as bare keys. An IPv4 address that is written as an IPv6 one (`::ffff:192.0.2.7`) is the IPv4
 /// address: a client has one key on sockets of either kind.
 macro_rules! addresses {
-    ($($address:ty: |$ip:ident| $canonical:expr),+ $(,)?) => { $(
+    ($($address:ty),+) => { $(
         impl IdentifierValue for $address {
             fn text(&self) -> Cow<'_, str> {
-                let $ip = self;
-                Cow::Owned($canonical.to_string())
+                Cow::Owned(IpAddr::from(*self).to_canonical().to_string())
             }
         }
 
@@ -144,11 +143,7 @@ macro_rules! addresses {
     )+ };
 }
 
-addresses! {
-    IpAddr: |ip| ip.to_canonical(),
-    Ipv4Addr: |ip| ip,
-    Ipv6Addr: |ip| ip.to_canonical(),
-}
+addresses!(IpAddr, Ipv4Addr, Ipv6Addr);
 
 impl<T: IdentifierValue + ?Sized> IdentifierValue for &T {
     fn text(&self) -> Cow<'_, str> {

@@ -4,7 +4,7 @@
 //! decide. The price is one line per algorithm, `impl InMemory for Mine {}`: stable Rust has neither specialization nor
 //! defaults for associated types to save it.
 
-use crate::algorithms::{Algorithm, Step, Write};
+use crate::algorithms::{Algorithm, Step};
 use crate::timestamp::Timestamp;
 
 /// An [`Algorithm`] whose states a store keeps in the memory of the process.
@@ -51,6 +51,9 @@ use crate::timestamp::Timestamp;
 pub trait InMemory: Algorithm {
     /// Steps a state that the store owns and writes the next state over it. [`Write::Keep`] means that the state
     /// decides as before; [`Write::Remove`] means that the store must drop it.
+    ///
+    /// [`Write::Keep`]: crate::algorithm::Write::Keep
+    /// [`Write::Remove`]: crate::algorithm::Write::Remove
     fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
         stepped_in_place(self, state, now, cost)
     }
@@ -152,13 +155,7 @@ pub fn step_compact<A: InMemory>(
         Some(compact) => Some(A::from_compact(compact)?),
         None => None,
     };
-    let Step { decision, write } = algorithm.step(state.as_ref(), now, cost);
-    let write = match write {
-        Write::Put { state, expires } => Write::Put { state: A::to_compact(&state)?, expires },
-        Write::Keep => Write::Keep,
-        Write::Remove => Write::Remove,
-    };
-    Some(Step { decision, write })
+    algorithm.step(state.as_ref(), now, cost).try_map(|state| A::to_compact(&state))
 }
 
 /// The provided [`step_in_place`](InMemory::step_in_place), for overrides that fall back on it.
@@ -168,8 +165,7 @@ pub(crate) fn stepped_in_place<A: Algorithm + ?Sized>(
     now: Timestamp,
     cost: u64,
 ) -> Step<()> {
-    let Step { decision, write } = algorithm.step(Some(state), now, cost);
-    Step { decision, write: write.map(|next| *state = next) }
+    algorithm.step(Some(state), now, cost).map(|next| *state = next)
 }
 
 /// The [fast step](InMemory::step_fast), if the limit [has one](InMemory::has_fast_step) and it handles the request.

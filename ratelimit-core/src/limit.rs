@@ -219,13 +219,9 @@ impl<A: Algorithm> Limit<A> {
     /// # Errors
     /// The first identifier that is not among them.
     pub fn check_identifiers(&self, known: &[Option<&str>]) -> Result<(), ConfigError> {
-        let mut wanted: Vec<Option<&str>> = self.identifier_names().map(Some).collect();
-        if wanted.is_empty() {
-            wanted.push(None);
-        }
-        let Some(unknown) = wanted.into_iter().find(|name| !known.contains(name)) else {
-            return Ok(());
-        };
+        let bare = self.identifier_names.is_empty().then_some(None);
+        let mut wanted = self.identifier_names().map(Some).chain(bare);
+        let Some(unknown) = wanted.find(|name| !known.contains(name)) else { return Ok(()) };
         let in_words = |name: Option<&str>| match name {
             Some(name) => format!("{name:?}"),
             None => "a bare key".into(),

@@ -136,12 +136,6 @@ mod tests {
     }
 
     #[test]
-    fn one_type_of_algorithm_needs_no_policy() {
-        let limits = LimitsBuilder::<Gcra>::new().limit("a", Gcra::per_second(1)).limit("b", "2/s");
-        assert_eq!(limits.build().map(|limits| limits.iter().count()), Ok(2));
-    }
-
-    #[test]
     fn the_first_mistake_is_told_with_the_name_of_its_limit() {
         let error = |builder: LimitsBuilder| {
             let error = builder.build().expect_err("mistaken");

@@ -362,6 +362,9 @@ mod tests {
         let state = Policy::from_compact(compact).expect("of one");
         assert_eq!(state, GcraState { tat_us: 7, surplus: 1, timestamp: Timestamp::ZERO }.into());
         assert_eq!(Policy::to_compact(&state), Some(compact));
+        // No limit writes a state that ends before it was written, but a store may be given one.
+        let timestamp = Timestamp::saturating_from_us(8);
+        assert_eq!(Gcra::to_compact(&GcraState { tat_us: 7, surplus: 0, timestamp }), None);
         let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
         let other = window.step(None, Timestamp::ZERO, 1).map(PolicyState::FixedWindow).write;
         assert_eq!(Policy::to_compact(other.after(None).expect("charged")), None);

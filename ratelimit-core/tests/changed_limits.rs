@@ -1,13 +1,9 @@
-//! States that an earlier limit of the same name has written.
+//! States of buckets that an earlier limit of the same name has written.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use ratelimit_core::algorithm::GcraState;
-use ratelimit_core::{Algorithm, Gcra, Rate, SlidingCounter, Timestamp};
-
-fn rate(text: &str) -> Rate {
-    text.parse().expect("a rate")
-}
+use ratelimit_core::{Algorithm, Gcra, Rate, Timestamp};
 
 fn timestamp(us: u64) -> Timestamp {
     Timestamp::from_us(us).expect("a test's time")
@@ -32,12 +28,4 @@ fn a_state_of_a_finer_limit_is_read_by_one_of_coarser_ticks() {
     let state = GcraState { tat_us: 1_500_000, surplus: 0, timestamp: Timestamp::ZERO };
     let decision = coarse.step(Some(&state), timestamp(300_000), 1_000_000_007).decision;
     assert_eq!(decision.retry_after_us, Some(1_200_000));
-}
-
-#[test]
-fn a_sliding_counter_refuses_windows_that_it_cannot_add_up() {
-    let accepted = SlidingCounter::new(rate("3/2251799813685247us")).expect("the longest");
-    assert_eq!(accepted.window_us(), (1 << 51) - 1);
-    let error = SlidingCounter::new(rate("3/2251799813685248us")).expect_err("too long");
-    assert!(error.to_string().contains("sliding-log"), "{error}");
 }

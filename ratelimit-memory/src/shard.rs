@@ -179,13 +179,6 @@ impl<S> Shard<S> {
         }
     }
 
-    /// The number of states.
-    #[cfg(test)]
-    #[cfg(not(loom))]
-    pub(crate) fn len(&self) -> usize {
-        self.states().count()
-    }
-
     /// The table of a tag. When a table is added, only the keys of one other table move.
     #[inline]
     fn table_of(&self, tag: u32) -> usize {

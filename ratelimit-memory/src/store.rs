@@ -342,16 +342,6 @@ const fn time_of(time: Now, own: Timestamp) -> Timestamp {
     }
 }
 
-/// Whether an operation can add entries to a state.
-const fn adds_entries(op: Op) -> bool {
-    matches!(op, Op::Acquire | Op::Force | Op::Renew | Op::Adopt)
-}
-
-/// Whether an operation with an id can add a reservation.
-const fn adds_reservations(op: Op) -> bool {
-    !matches!(op, Op::Peek) && !op.needs_id()
-}
-
 impl<A: InMemory, C: Clock> SyncStore<A> for MemoryStore<A, C> {
     #[inline]
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
-use crate::entries::take_off_newest;
+use crate::entries::refunded;
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::{Period, Rate, gcd};
@@ -294,14 +294,12 @@ impl Algorithm for BucketedWindow {
         Step { decision, write }
     }
 
-    /// Takes the cost off the newest buckets: a refund undoes the latest charges.
+    /// Takes the cost off the newest buckets.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        if cost == 0 || live.buckets.is_empty() {
+        let Some(buckets) = refunded(live.buckets, cost, |bucket| &mut bucket.count) else {
             return Some(self.admitted(now, cost, live, None));
-        }
-        let mut buckets = live.buckets.to_vec();
-        take_off_newest(&mut buckets, cost, |bucket| &mut bucket.count);
+        };
         // Without its newest bucket the state may belong to an earlier time.
         let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
         let live = LiveBuckets { current: self.aligned(now).max(newest), ..live };

@@ -48,8 +48,6 @@
 
 mod fast;
 mod step;
-#[cfg(test)]
-mod tests;
 
 use crate::algorithms::ChargesAttempts;
 use crate::error::ConfigError;

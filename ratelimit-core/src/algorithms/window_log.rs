@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
-use crate::entries::{sum, take_off_newest};
+use crate::entries::{refunded, sum};
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::Rate;
@@ -189,15 +189,11 @@ impl Algorithm for WindowLog {
         Step { decision, write }
     }
 
-    /// Takes the cost off the newest entries: a refund undoes the latest charges.
+    /// Takes the cost off the newest entries.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let window = self.window(state, now);
-        if cost == 0 || window.entries.is_empty() {
-            return Some(self.changed(now, cost, window, None));
-        }
-        let mut entries = window.entries.to_vec();
-        take_off_newest(&mut entries, cost, |entry| &mut entry.cost);
-        Some(self.changed(now, cost, window, Some(entries)))
+        let entries = refunded(window.entries, cost, |entry| &mut entry.cost);
+        Some(self.changed(now, cost, window, entries))
     }
 
     undone_by_refund!(|state| state.start);
@@ -240,41 +236,3 @@ impl InMemory for WindowLog {
 }
 
 impl ChargesAttempts for WindowLog {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn timestamp(us: u64) -> Timestamp {
-        Timestamp::from_us(us).expect("a test's time")
-    }
-
-    fn log(rate: &str) -> WindowLog {
-        WindowLog::new(rate.parse().expect("a rate")).expect("a limit")
-    }
-
-    fn left_by(step: Step<WindowLogState>) -> WindowLogState {
-        match step.write {
-            Write::Put { state, .. } => state,
-            other => panic!("nothing was kept: {other:?}"),
-        }
-    }
-
-    fn entries_of(log: &WindowLog, state: &WindowLogState, now: u64) -> Vec<(u64, u64)> {
-        log.entries(state, timestamp(now)).iter().map(|e| (e.timestamp.as_us(), e.cost)).collect()
-    }
-
-    #[test]
-    fn entries_are_oldest_first_and_end_with_their_window() {
-        let log = log("9/10us");
-        let mut state = left_by(log.step(None, timestamp(5), 2));
-        // An entry at 6 counts as made with the newest, at 7: the clock went back.
-        for us in [7, 6, 14] {
-            state = left_by(log.step(Some(&state), timestamp(us), 1));
-        }
-        assert_eq!(entries_of(&log, &state, 14), [(5, 2), (7, 1), (7, 1), (14, 1)]);
-        assert_eq!(entries_of(&log, &state, 15), []);
-        let next = left_by(log.step(Some(&state), timestamp(15), 1));
-        assert_eq!((next.start, next.entries.len()), (timestamp(15), 1));
-    }
-}

@@ -55,8 +55,9 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         let (limiter, id) = (self.clone(), ReservationId::random());
         let charge = Arc::new(OwnedCharge { limiter, caller, id });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
+        let settling = charge.clone();
         let mut settlement = Settlement {
-            charge: charge.clone(),
+            settle: Box::new(move |costs| Box::pin(settling.clone().settled(costs))),
             runtime: Handle::try_current().ok(),
             costs: LimitCosts::default(),
             granted: false,
@@ -215,43 +216,32 @@ struct OwnedCharge<S, A, C> {
     id: ReservationId,
 }
 
-impl<S: Store<A>, A: Algorithm, C: Identifiers> OwnedCharge<S, A, C> {
+impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     fn request(&self) -> Request<'_, S, A, C> {
         self.limiter.request(&self.caller).drawn(self.id)
     }
-}
 
-/// A charge, as the settlement that is to come of it knows it.
-trait Settles: Send + Sync {
-    fn settle(self: Arc<Self>, costs: LimitCosts) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-}
-
-impl<S, A, C> Settles for OwnedCharge<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: Algorithm + 'static,
-    C: Identifiers + Send + Sync + 'static,
-{
-    fn settle(self: Arc<Self>, costs: LimitCosts) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        // No caller is left to receive an error. The connection may have ended under the first attempt: under its id, a second
-        // one changes nothing if the first arrived. After it, the reservation expires.
-        Box::pin(async move {
-            for _ in 0..2 {
-                let answer = self.request().costs(&costs).settle().await;
-                if !answer.is_err_and(|error| error.kind().is_outage()) {
-                    return;
-                }
+    /// Settles it for no caller that could receive an error.
+    async fn settled(self: Arc<Self>, costs: LimitCosts) {
+        // The connection may have ended under the first attempt: under its id, a second one changes nothing if the first
+        // arrived. After it, the reservation expires.
+        for _ in 0..2 {
+            let answer = self.request().costs(&costs).settle().await;
+            if !answer.is_err_and(|error| error.kind().is_outage()) {
+                return;
             }
-        })
+        }
     }
 }
+
+/// Settles a charge at these costs. It shares the charge with its task, which outlives it.
+type Settle = dyn Fn(LimitCosts) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 /// The settlement that is to come of a charge. It is sent when this is dropped, unless it is done.
 #[derive_where(Debug)]
 struct Settlement {
-    /// Shared with the task that settles it: that outlives this.
     #[derive_where(skip)]
-    charge: Arc<dyn Settles>,
+    settle: Box<Settle>,
     /// The runtime in which it was made.
     runtime: Option<Handle>,
     costs: LimitCosts,
@@ -268,7 +258,7 @@ impl Drop for Settlement {
         let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
             return;
         };
-        let mut settling = self.charge.clone().settle(std::mem::take(&mut self.costs));
+        let mut settling = (self.settle)(std::mem::take(&mut self.costs));
         // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
         // store while this thread panics already would end the process.
         if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {

@@ -2,6 +2,7 @@
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use derive_where::derive_where;
@@ -88,8 +89,7 @@ impl<K: Costs> Costs for CostOf<'_, K> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitCosts {
     others: u64,
-    /// By name, in order.
-    of: Vec<(Box<str>, u64)>,
+    of: BTreeMap<Box<str>, u64>,
 }
 
 impl LimitCosts {
@@ -110,13 +110,13 @@ impl LimitCosts {
     /// The cost under the limit of this name.
     #[must_use]
     pub fn get(&self, limit: &str) -> u64 {
-        self.of.iter().find(|(name, _)| &**name == limit).map_or(self.others, |(_, cost)| *cost)
+        self.of.get(limit).copied().unwrap_or(self.others)
     }
 
     /// The same, without the costs under limits of other names than these.
     #[must_use]
     pub fn known(mut self, is_known: impl Fn(&str) -> bool) -> Self {
-        self.of.retain(|(name, _)| is_known(name));
+        self.of.retain(|name, _| is_known(name));
         self
     }
 
@@ -124,7 +124,7 @@ impl LimitCosts {
     #[must_use]
     pub fn max(mut self, other: &Self) -> Self {
         // Then both tell of the same names.
-        for (name, _) in &other.of {
+        for name in other.of.keys() {
             self.set(name, self.get(name));
         }
         for (name, cost) in &mut self.of {
@@ -147,16 +147,13 @@ impl LimitCosts {
 
     /// Sets the cost under the limit of this name.
     pub fn set(&mut self, limit: &str, cost: u64) {
-        match self.of.binary_search_by(|(name, _)| (**name).cmp(limit)) {
-            Ok(position) => self.of[position].1 = cost,
-            Err(position) => self.of.insert(position, (limit.into(), cost)),
-        }
+        self.of.insert(limit.into(), cost);
     }
 }
 
 impl From<u64> for LimitCosts {
     fn from(cost: u64) -> Self {
-        Self { others: cost, of: Vec::new() }
+        Self { others: cost, of: BTreeMap::new() }
     }
 }
 
@@ -166,7 +163,7 @@ impl Costs for &LimitCosts {
     }
 
     fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str> {
-        self.of.iter().map(|(name, _)| &**name).find(|name| !is_known(name))
+        self.of.keys().map(|name| &**name).find(|name| !is_known(name))
     }
 }
 

@@ -158,25 +158,22 @@ impl<'de> Deserialize<'de> for Field {
 
 impl<'de> Deserialize<'de> for Tables {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Several;
+        deserializer.deserialize_seq(Self::default())
+    }
+}
 
-        impl<'de> Visitor<'de> for Several {
-            type Value = Tables;
+impl<'de> Visitor<'de> for Tables {
+    type Value = Self;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("each limit under [[limit]], with two brackets")
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("each limit under [[limit]], with two brackets")
+    }
 
-            fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Tables, S::Error> {
-                let mut limits = Vec::new();
-                while let Some(limit) = seq.next_element_seed(After(&limits))? {
-                    limits.push(limit);
-                }
-                Ok(Tables(limits))
-            }
+    fn visit_seq<S: SeqAccess<'de>>(mut self, mut seq: S) -> Result<Self, S::Error> {
+        while let Some(limit) = seq.next_element_seed(After(&self.0))? {
+            self.0.push(limit);
         }
-
-        deserializer.deserialize_seq(Several)
+        Ok(self)
     }
 }
 

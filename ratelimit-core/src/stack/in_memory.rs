@@ -19,13 +19,7 @@ fn stepped<A: InMemory>(
 ) -> Step<A::State> {
     let fast = || {
         let compact = A::to_compact(&kept?.state)?;
-        let Step { decision, write } = stepped_fast(limit, compact, now, cost)?;
-        let write = match write {
-            Write::Keep => Write::Keep,
-            Write::Remove => Write::Remove,
-            Write::Put { state, expires } => Write::Put { state: A::from_compact(state)?, expires },
-        };
-        Some(Step { decision, write })
+        stepped_fast(limit, compact, now, cost)?.try_map(A::from_compact)
     };
     fast().unwrap_or_else(|| limit.step(kept.map(|stacked| &stacked.state), now, cost))
 }

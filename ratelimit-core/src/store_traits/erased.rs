@@ -170,20 +170,9 @@ mod tests {
     use crate::store::Op;
     use alloc::string::ToString;
 
-    #[derive(Debug)]
-    struct Lost(fmt::Error);
-
-    impl fmt::Display for Lost {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("the answer was lost")
-        }
-    }
-
-    impl Error for Lost {
-        fn source(&self) -> Option<&(dyn Error + 'static)> {
-            Some(&self.0)
-        }
-    }
+    #[derive(Debug, thiserror::Error)]
+    #[error("the answer was lost")]
+    struct Lost(#[source] fmt::Error);
 
     impl StoreError for Lost {
         fn kind(&self) -> ErrorKind {

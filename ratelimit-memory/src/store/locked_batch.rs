@@ -21,7 +21,7 @@ use ratelimit_core::{Clock, Timestamp, Verdict};
 use smallvec::SmallVec;
 
 use super::sweep::{SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
-use super::{MemoryError, MemoryStore, adds_reservations, time_of};
+use super::{MemoryError, MemoryStore, time_of};
 use crate::capacity::ReservedRoom;
 use crate::cuckoo::{self, Address, CuckooTable, LockedBuckets, Packed};
 use crate::reservations::{ReservationGuards, sweep_at};
@@ -150,9 +150,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             decided = decided.map(Verdict::unrecorded);
         }
         if locked.overflow.is_some() {
-            let shared =
-                locked.located.iter().filter(|located| located.location == Location::Overflow);
-            self.overflowed.fetch_add(shared.count() as u64, Ordering::Relaxed);
+            let shared = locked.count(Location::Overflow);
+            self.overflowed.fetch_add(shared as u64, Ordering::Relaxed);
         }
         if decided.is_ok() {
             if let Some(left) = left {
@@ -169,7 +168,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// The time of the decision, and the states that it leaves. `None` if a check uses a shared state: what other keys
     /// charge and give back there says nothing about this one.
     fn snapshot(&self) -> Option<Snapshot<A::State>> {
-        if self.located.iter().any(|located| located.location == Location::Overflow) {
+        if self.count(Location::Overflow) > 0 {
             return None;
         }
         let now = time_of(self.batch.time(), self.own);
@@ -196,7 +195,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     fn decide(&mut self) -> Result<Verdict, MemoryError> {
         self.find_in_table();
         self.find_in_shards();
-        if self.located.iter().any(|located| located.location == Location::New) {
+        if self.count(Location::New) > 0 {
             self.sweep(SWEEP_SLOTS);
             self.store.sweep_in_passing(self.own);
         }
@@ -264,15 +263,19 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
     }
 
+    /// How many checks have their states there.
+    fn count(&self, location: Location) -> usize {
+        self.located.iter().filter(|located| located.location == location).count()
+    }
+
     fn lacks_places(&self) -> bool {
-        let new_keys =
-            self.located.iter().filter(|located| located.location == Location::New).count();
+        let new_keys = self.count(Location::New);
         new_keys > 0 && !self.store.capacity.keys.has(new_keys)
     }
 
     /// Gives the checks that have no place their limits' shared states, and locks these.
     fn share_overflow(&mut self) {
-        if self.located.iter().all(|located| located.location != Location::Overflow) {
+        if self.count(Location::Overflow) == 0 {
             return;
         }
         let mut overflow = lock(&self.store.overflow);
@@ -304,7 +307,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         let mut reservations =
             ReservationGuards::lock(&store.reservations, id, hash_of_id, self.hashes);
         reservations.sweep(&store.capacity, self.own);
-        if adds_reservations(batch.operation()) {
+        if batch.operation() != Op::Peek && !batch.operation().needs_id() {
             let new_keys = reservations.new_keys();
             if !store.capacity.reservations.has(new_keys) {
                 store.sweep_elsewhere(self.own);

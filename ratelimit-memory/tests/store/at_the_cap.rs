@@ -2,19 +2,13 @@
 
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{InMemory, Step, Write};
+use ratelimit_core::algorithm::{InMemory, SlidingLogState, Step};
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Clock, Decision, Limit, Policy, ReservationId, SyncStore, Timestamp, Verdict,
+    Algorithm, Clock, Decision, Limit, Policy, ReservationId, SlidingLog, SyncStore, Timestamp,
 };
 
-use crate::common::{Memory, ask, limit, policy, store};
-
-/// Decides one check of the same limit and cost 1 per key.
-fn ask_all(store: &Memory, limit: &Limit<Policy>, keys: &[String], op: Op) -> Verdict {
-    let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
-    store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides")
-}
+use crate::common::{Memory, ask, ask_all, limit, store};
 
 /// The limit was changed to one that keeps entries, and there is room for the entries that a batch needs, but not
 /// for the most that it could need: the charge is written all the same.
@@ -34,41 +28,37 @@ fn a_charge_that_changes_the_algorithm_is_written_where_entries_are_scarce() {
     assert_eq!(store.entry_count(), 2);
 }
 
-/// An algorithm whose steps add more entries than it announces.
+/// A log that announces no entries.
 #[derive(Clone, Copy, Debug)]
-struct Liar;
+struct Liar(SlidingLog);
 
 impl Algorithm for Liar {
-    type State = usize;
+    type State = SlidingLogState;
 
     fn capacity(&self) -> u64 {
-        100
+        self.0.capacity()
     }
 
-    fn step(&self, state: Option<&usize>, now: Timestamp, cost: u64) -> Step<usize> {
-        let decision = policy("fixed-window 100/h").step(None, now, cost).decision;
-        let state = state.map_or(1, |entries| entries + 3);
-        Step { decision, write: Write::Put { state, expires: Timestamp::MAX } }
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
+        self.0.step(state, now, cost)
     }
 }
 
 impl InMemory for Liar {
-    fn entries_in(state: &usize) -> usize {
-        *state
-    }
-
-    fn entries_per_step(&self) -> usize {
-        1
+    fn entries_in(state: &Self::State) -> usize {
+        state.entries.len()
     }
 }
 
 #[test]
 fn entries_that_an_algorithm_did_not_announce_are_counted() {
-    let (store, _): (Memory<Liar>, _) = store(|builder| builder);
-    let limit = Limit::new("l", Liar).expect("a name");
-    for expected in [1, 4, 7] {
+    let (store, clock): (Memory<Liar>, _) = store(|builder| builder);
+    let log = SlidingLog::new("100/h".parse().expect("a rate")).expect("a limit");
+    let limit = Limit::new("l", Liar(log)).expect("a name");
+    for expected in [1, 2, 3] {
         let _ = ask(&store, (&limit, "a"), Op::Acquire, 1);
         assert_eq!(store.entry_count(), expected);
+        clock.advance(Duration::from_micros(1));
     }
 }
 
@@ -271,23 +261,5 @@ fn a_reset_or_refund_at_a_full_store_frees_no_other_caller() {
         // It shares her state.
         let _ = ask(&store, (&limit, "mallory"), op, 4);
         assert!(!admitted("alice"), "{op}");
-    }
-}
-
-#[test]
-fn a_batch_at_a_full_store_that_sweeps_its_own_key_counts_it_once() {
-    let (long, short) = (limit("l", "fixed-window 5/h"), limit("l", "fixed-window 5/ms"));
-    for keys in 3..40 {
-        let (store, clock): (Memory, _) = store(|builder| builder.capacity(keys).shards(1));
-        for n in 0..keys {
-            let limit = if n == keys - 2 { &short } else { &long };
-            assert!(ask(&store, (limit, &n.to_string()), Op::Acquire, 1).allowed());
-        }
-        clock.advance(Duration::from_secs(1));
-        let names = [(keys - 2).to_string(), "new".to_owned()];
-        let _ = ask_all(&store, &long, &names, Op::Acquire);
-        let all = (0..keys).map(|n| n.to_string()).chain(["new".to_owned()]);
-        let held = all.filter(|key| store.state("l", key).is_some()).count();
-        assert_eq!(store.len(), held, "{keys}");
     }
 }

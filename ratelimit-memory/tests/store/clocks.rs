@@ -9,7 +9,7 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Clock, ManualClock, Timestamp};
 use ratelimit_memory::MemoryStore;
 
-use crate::common::{BEGIN, HOUR_US, Memory, ask, limit, store};
+use crate::common::{BEGIN, HOUR_US, Hooked, Memory, ask, limit, store};
 
 fn before_begin(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(BEGIN.as_us() - us)
@@ -74,47 +74,36 @@ fn decisions_by_a_wandering_clock_are_the_algorithms() {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// A clock whose reader is delayed between reading it and using the reading.
-#[derive(Clone, Default)]
-struct Interrupted {
-    time: ManualClock,
-    meanwhile: Arc<Mutex<Option<Hook>>>,
-}
-
-impl Clock for Interrupted {
-    fn now(&self) -> Timestamp {
-        let now = self.time.now();
-        let meanwhile = self.meanwhile.lock().expect("no panic").take();
-        if let Some(meanwhile) = meanwhile {
-            meanwhile();
-        }
-        now
-    }
-}
-
 /// One request reads the time shortly before a state expires; before it reads the state, this has expired, and
 /// a request that read the time later has freed it. By the earlier time the state would still count, so the
 /// store must not decide by it any more.
 #[test]
 fn a_state_freed_at_a_later_time_is_not_ignored_at_an_earlier_one() {
-    let clock = Interrupted::default();
-    clock.time.set(BEGIN);
-    let store = MemoryStore::builder().capacity(1_000).clock(clock.clone()).build();
+    let (time, meanwhile) = (ManualClock::new(BEGIN), Arc::new(Mutex::new(None::<Hook>)));
+    let hook = Arc::clone(&meanwhile);
+    let interrupted = move || {
+        let meanwhile = hook.lock().expect("no panic").take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+    };
+    let clock = Hooked(time.clone(), interrupted);
+    let store = MemoryStore::builder().capacity(1_000).clock(clock).build();
     let (store, limit) = (Arc::new(store), limit("l", "gcra 1/s"));
     let acquire = || ask(&store, (&limit, "a"), Op::Acquire, 1).allowed();
     assert!(acquire());
-    clock.time.set(BEGIN.saturating_add_us(999_999));
-    let (time, others, other_limit) = (clock.time.clone(), Arc::clone(&store), limit.clone());
+    time.set(BEGIN.saturating_add_us(999_999));
+    let (later, others, other_limit) = (time.clone(), Arc::clone(&store), limit.clone());
     let free_it = move || {
-        time.set(BEGIN.saturating_add_us(1_000_000));
+        later.set(BEGIN.saturating_add_us(1_000_000));
         (0..10_000).for_each(|n| _ = ask(&others, (&other_limit, &n.to_string()), Op::Peek, 1));
         assert_eq!(others.len(), 0);
     };
-    *clock.meanwhile.lock().expect("no panic") = Some(Box::new(free_it));
+    *meanwhile.lock().expect("no panic") = Some(Box::new(free_it));
     // The request may be admitted, by the later time, or denied, by the earlier: the state that it leaves must
     // agree.
     let allowed = acquire();
     assert!(store.is_empty() != allowed);
-    clock.time.set(BEGIN.saturating_add_us(1_999_999));
+    time.set(BEGIN.saturating_add_us(1_999_999));
     assert!(!(allowed && acquire()), "two within a second at 1/s");
 }

@@ -43,6 +43,24 @@ pub(crate) fn store<A: InMemory>(
     (build(MemoryStore::builder().clock(clock.clone())).build(), clock)
 }
 
+/// A clock that does something between its reading and the use that is made of it.
+#[derive(Clone)]
+pub(crate) struct Hooked<F>(pub(crate) ManualClock, pub(crate) F);
+
+impl<F: Fn() + Send + Sync> Clock for Hooked<F> {
+    fn now(&self) -> Timestamp {
+        let now = self.0.now();
+        (self.1)();
+        now
+    }
+}
+
+/// Decides one check of the same limit and cost 1 per key.
+pub(crate) fn ask_all(store: &Memory, limit: &Limit<Policy>, keys: &[String], op: Op) -> Verdict {
+    let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
+    store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides")
+}
+
 /// A limiter by these limits, in a store on a clock that stands at [`BEGIN`].
 pub(crate) fn limiter<const N: usize>(
     limits: [Limit<Policy>; N],

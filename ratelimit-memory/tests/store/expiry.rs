@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use ratelimit_core::SyncStore;
-use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::store::Op;
 
-use crate::common::{Memory, ask, limit, store};
+use crate::common::{Memory, ask, ask_all, limit, store};
 
 /// The most slots that a call for so many keys may free: those of each key's two buckets of four and two in its shard, and in passing
 /// three further buckets and two slots of another shard.
@@ -30,9 +29,7 @@ fn reclaimed(algorithm: &str, options: &str, expired: usize, (calls, width): (us
     for n in 0..calls * expired {
         let before = store.len();
         let keys: Vec<_> = (0..width).map(|other| format!("unknown {n} {other}")).collect();
-        let checks: Vec<_> = keys.iter().map(|key| Check { limit: &long, key, cost: 1 }).collect();
-        let batch = Batch::new(&checks).expect("distinct").op(Op::Peek);
-        let _ = store.apply_now(&batch).expect("decides");
+        let _ = ask_all(&store, &long, &keys, Op::Peek);
         most = most.max(before.saturating_sub(store.len()));
     }
     assert!((1..=most_freed(width)).contains(&most), "{algorithm}: {most} at one call");

@@ -10,24 +10,26 @@ use ratelimit_testkit::block_on;
 use crate::common::{BEGIN, Memory, ask, limit, limiter, store};
 
 #[test]
-fn a_window_log_returns_the_metadata_of_its_charges() {
+fn a_window_log_returns_its_charges_and_their_metadata_oldest_first_until_its_window_ends() {
     let limits = [limit("log", "window-log 3/m"), limit("fixed", "fixed-window 9/m")];
     let (limiter, clock) = limiter(limits, |builder| builder);
     clock.set(Timestamp::ZERO);
     let who = |at: &[u8]| limiter.request("a").metadata(at).apply_now(Op::Acquire);
-    for path in [&b"GET /login"[..], b"", b"\0\xff"] {
+    // The clock goes back before the last one, which counts as made with the newest.
+    for (at_us, path) in [(0, &b"GET /login"[..]), (2_000_000, b""), (1_000_000, b"\0\xff")] {
+        clock.set(Timestamp::saturating_from_us(at_us));
         assert!(who(path).expect("decides").allowed());
-        clock.advance(Duration::from_secs(1));
     }
     assert!(!who(b"one too many").expect("decides").allowed());
     let entry = |us, metadata: &[u8]| {
         let timestamp = Timestamp::saturating_from_us(us);
         WindowEntry { timestamp, cost: 1, metadata: metadata.into() }
     };
-    let log = vec![entry(0, b"GET /login"), entry(1_000_000, b""), entry(2_000_000, b"\0\xff")];
+    let log = vec![entry(0, b"GET /login"), entry(2_000_000, b""), entry(2_000_000, b"\0\xff")];
     let entries = || block_on(limiter.entries("a")).expect("decides");
+    clock.advance(Duration::from_micros(58_999_999));
     assert_eq!(entries(), [("log", log), ("fixed", vec![])]);
-    clock.advance(Duration::from_secs(57));
+    clock.advance(Duration::from_micros(1));
     assert_eq!(entries(), [("log", vec![]), ("fixed", vec![])]);
 }
 

@@ -3,27 +3,19 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use ratelimit_core::{Clock, Limit, ManualClock, Policy, Timestamp};
+use ratelimit_core::{Limit, ManualClock, Policy};
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{ConcurrentRun, Linearized};
 
-use crate::common::{BEGIN, MIXED, limit};
+use crate::common::{BEGIN, Hooked, MIXED, limit};
 
-/// A clock that sometimes yields after it has been read, so that a decision uses an old reading.
-#[derive(Clone)]
-struct Slow(ManualClock);
-
-thread_local!(static READINGS: Cell<u32> = const { Cell::new(0) });
-
-impl Clock for Slow {
-    fn now(&self) -> Timestamp {
-        let now = self.0.now();
-        let readings = READINGS.get().wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-        READINGS.set(readings);
-        if readings >> 30 == 0 {
-            std::thread::yield_now();
-        }
-        now
+/// Yields after some readings of the clock, so that a decision uses an old one.
+fn yields_at_times() {
+    thread_local!(static READINGS: Cell<u32> = const { Cell::new(0) });
+    let readings = READINGS.get().wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+    READINGS.set(readings);
+    if readings >> 30 == 0 {
+        std::thread::yield_now();
     }
 }
 
@@ -37,7 +29,7 @@ fn explained(run: &ConcurrentRun<'_, Policy>) -> [Linearized; 2] {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);
     let store = builder().clock(clock.clone()).build();
-    let late = builder().clock(Slow(clock.clone())).build();
+    let late = builder().clock(Hooked(clock.clone(), yields_at_times)).build();
     let seen = [run.run(&store, &clock), run.run(&late, &clock)];
     let seen = seen.map(|seen| seen.unwrap_or_else(|error| panic!("{error}")));
     assert_eq!((store.overflowed(), late.overflowed()), (0, 0));

@@ -10,7 +10,7 @@ use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Algorithm, Decision, Limit, ManualClock, ReservationId, Stack, SyncStore};
 use ratelimit_memory::{MemoryError, MemoryStore};
-use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
+use trap::{PARTS, Part, Trapped, TrappedClock, trapped, trapped_clock};
 
 use crate::common::{BEGIN, ask, policy};
 
@@ -54,33 +54,25 @@ impl<'c> Call<'c> {
 
 /// All calls that are tried: of one key and of several, existing and new, with an id and without.
 fn calls() -> Vec<Call<'static>> {
-    let sets = || {
-        let few = || HELD.into_iter().take(3);
-        [
-            vec![HELD[0]],
-            vec![NEW[0]],
-            vec![HELD[0], HELD[1]],
-            few().collect(),
-            vec![HELD[0], NEW[0], NEW[1]],
-            vec![NEW[0], NEW[1]],
-            HELD.into_iter().chain(NEW).collect(),
-        ]
-    };
+    let sets = [
+        vec![HELD[0]],
+        vec![NEW[0]],
+        HELD[..2].to_vec(),
+        HELD[..3].to_vec(),
+        vec![HELD[0], NEW[0], NEW[1]],
+        NEW[..2].to_vec(),
+        [HELD, NEW].concat(),
+    ];
     let mut calls = Vec::new();
     for op in [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Reset] {
-        for keys in sets() {
-            calls.push(Call::new(op, keys.clone()));
-            calls.push(Call { cost: 99, ..Call::new(op, keys.clone()) });
-            calls.push(Call { now: Now::At(BEGIN), ..Call::new(op, keys.clone()) });
-            calls.push(Call { metadata: b"who", ..Call::new(op, keys) });
-        }
-    }
-    for op in [Op::Acquire, Op::Force, Op::Refund] {
-        for (keys, metadata) in
-            sets().into_iter().flat_map(|keys| [(keys.clone(), ""), (keys, "who")])
-        {
-            let (id, metadata) = (Some(ReservationId::new(8)), metadata.as_bytes());
-            calls.push(Call { id, metadata, ..Call::new(op, keys) });
+        for keys in &sets {
+            let (call, metadata) = (|| Call::new(op, keys.iter().copied()), &b"who"[..]);
+            calls.extend([call(), Call { cost: 99, ..call() }, Call { metadata, ..call() }]);
+            calls.push(Call { now: Now::At(BEGIN), ..call() });
+            if matches!(op, Op::Acquire | Op::Force | Op::Refund) {
+                let id = Some(ReservationId::new(8));
+                calls.extend([Call { id, ..call() }, Call { id, metadata, ..call() }]);
+            }
         }
     }
     for op in [Op::Settle, Op::Renew] {
@@ -108,7 +100,7 @@ enum Room {
 fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
     let limit = Limit::new("l", Trapped(algorithm.clone())).expect("a name");
     let can_reserve = limit.algorithm().reservation_us().is_some();
-    let builder = MemoryStore::builder().shards(2).clock(TrappedClock(ManualClock::new(BEGIN)));
+    let builder = MemoryStore::builder().shards(2).clock(trapped_clock());
     let builder = match room {
         Room::Plenty => builder,
         Room::NoKeys => builder.capacity(HELD.len()),

@@ -14,7 +14,10 @@ use crate::common::{MIXED, Memory, limit, store};
 fn the_states_told_are_those_that_the_decision_left() {
     let (store, clock): (Memory, _) = store(|builder| builder.shards(4));
     let (twin, twins_clock): (Memory, _) = self::store(|builder| builder.shards(4));
-    let limits = std::array::from_fn::<_, 10, _>(|n| limit(&format!("l{n}"), MIXED[n]));
+    // Of the last two, a key may owe.
+    let words = MIXED.into_iter().chain(["gcra 3/s burst 2 debt 3", "gcra 5/s burst 3 debt 2"]);
+    let limits: Vec<_> =
+        words.enumerate().map(|(n, words)| limit(&format!("l{n}"), words)).collect();
     let mut random = fastrand::Rng::with_seed(16);
     let (mut charged, mut denied, mut refused) = (0, 0, 0);
     for n in 0..20_000 {

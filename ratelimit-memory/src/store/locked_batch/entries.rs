@@ -3,17 +3,18 @@
 
 use ratelimit_core::Clock;
 use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::store::Op;
 use smallvec::SmallVec;
 
 use super::{Location, LockedBatch, NextWrite};
 use crate::shard::counted_entries;
-use crate::store::{MemoryError, adds_entries};
+use crate::store::MemoryError;
 use crate::sync::lock;
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// The most entries that the batch can add.
     fn most_added(&self) -> usize {
-        if !adds_entries(self.batch.operation()) {
+        if !matches!(self.batch.operation(), Op::Acquire | Op::Force | Op::Renew | Op::Adopt) {
             return 0;
         }
         self.batch.checks().iter().map(|check| check.limit.algorithm().entries_per_step()).sum()

@@ -27,7 +27,8 @@ fn ask(
 fn is_exact(store: &Memory<Policy>) {
     let in_shard =
         |shard: &Mutex<Shard<_>>| lock(shard).states().map(Policy::entries_in).sum::<usize>();
-    let reservations = store.reservations.iter().map(|shard| lock(shard).len()).sum::<usize>();
+    let reservations =
+        store.reservations.iter().map(|shard| lock(shard).states().count()).sum::<usize>();
     assert_eq!(store.capacity.entries.used(), store.shards.iter().map(in_shard).sum::<usize>());
     assert_eq!((store.len(), store.reservations()), (counted(store), reservations));
     has_bounds(store);

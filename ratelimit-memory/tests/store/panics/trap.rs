@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use ratelimit_core::algorithm::{Compact, InMemory, Recovery, Step};
 use ratelimit_core::store::Reservation;
-use ratelimit_core::{Algorithm, Clock, ManualClock, Timestamp};
+use ratelimit_core::{Algorithm, ManualClock, Timestamp};
+
+use crate::common::{BEGIN, Hooked};
 
 /// The parts of foreign code that a store calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +127,8 @@ impl<A: InMemory> InMemory for Trapped<A> {
 }
 
 /// A manual clock that panics when it is trapped.
-#[derive(Clone, Debug)]
-pub(crate) struct TrappedClock(pub(crate) ManualClock);
+pub(crate) type TrappedClock = Hooked<fn()>;
 
-impl Clock for TrappedClock {
-    fn now(&self) -> Timestamp {
-        passes(Part::Clock);
-        self.0.now()
-    }
+pub(crate) fn trapped_clock() -> TrappedClock {
+    Hooked(ManualClock::new(BEGIN), || passes(Part::Clock))
 }
