@@ -10,13 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use super::Reply;
 use super::connector::{ConnectionState, Live, Work, no_answer};
 use super::node::Endpoint;
-#[cfg(feature = "fred")]
-use super::node::Settings;
-#[cfg(feature = "fred")]
-use super::request::Purpose;
 use super::request::Request;
-#[cfg(feature = "fred")]
-use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -91,8 +85,8 @@ impl Link {
         request: Request<'_>,
     ) -> Result<Reply, RedisError> {
         #[cfg(feature = "fred")]
-        if request.purpose != Purpose::Owners {
-            self.is_in_order(live, deadline).await?;
+        if !request.asks_owners {
+            self.serves(live, deadline).await?;
         }
         if deadline.is_over() {
             return Err(self.endpoint.peer.too_late(deadline));
@@ -181,27 +175,35 @@ impl Link {
         self.leave(live, &self.endpoint.peer.unreachable(reason));
     }
 
-    /// Checks once per connection what has to be known before requests are sent on it.
+    /// Checks once per connection whether the node of a cluster accepts requests.
+    ///
+    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
+    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
+    /// this node knows.
     #[cfg(feature = "fred")]
-    async fn is_in_order(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
-        let Settings { client, in_cluster, .. } = &*self.endpoint.settings;
-        if !in_cluster || *client != Client::Fred || live.is_in_order.load(Ordering::Acquire) {
+    async fn serves(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
+        let settings = &self.endpoint.settings;
+        let is_due = settings.in_cluster && settings.client == crate::client::Client::Fred;
+        if !is_due || live.is_in_order.load(Ordering::Acquire) {
             return Ok(());
         }
-        let asked = Box::pin(timeout_at(deadline.at(), live.node.serves(&self.endpoint.peer)));
-        let serves =
-            asked.await.unwrap_or_else(|_| Err(no_answer(&self.endpoint, deadline.given())));
-        match &serves {
-            Ok(()) => live.is_in_order.store(true, Ordering::Release),
-            Err(RedisError::Server { .. }) => {}
-            Err(error) => self.leave(live, error),
-        }
-        serves
+        let words = ["CLUSTER", "INFO"].map(super::Argument::Text);
+        let asked = live.node.send(false, super::request::Commands::One(&words));
+        let error = match Box::pin(timeout_at(deadline.at(), asked)).await {
+            Ok(Ok(Reply::Text(info)))
+                if info.windows(18).any(|part| part == b"cluster_state:fail") =>
+            {
+                return Err(self.endpoint.peer.error("CLUSTERDOWN", "The cluster is down"));
+            }
+            // A user without permission for it goes without.
+            Ok(Ok(_) | Err(RedisError::Server { .. })) => {
+                live.is_in_order.store(true, Ordering::Release);
+                return Ok(());
+            }
+            Ok(Err(error)) => error.of_a_lookup(),
+            Err(_) => no_answer(&self.endpoint, deadline.given()),
+        };
+        self.leave(live, &error);
+        Err(error)
     }
-}
-
-/// The addresses of several servers, for messages.
-pub(crate) fn addresses(links: &[Arc<Link>]) -> Arc<str> {
-    let addresses: Vec<&str> = links.iter().map(|link| &**link.address()).collect();
-    addresses.join(",").into()
 }

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::link::Link;
+use super::peer::Peer;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::shared_runtime::{Home, SharedRuntime};
@@ -30,7 +31,7 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 /// time, and may wait for it. Callers that give up or do not wait neither delay it nor are delayed.
 pub(crate) struct Lookup {
     /// The servers that are asked, for messages.
-    address: Arc<str>,
+    pub(crate) peer: Peer,
     runtime: Arc<SharedRuntime>,
     look: Box<Look>,
     state: Arc<Mutex<LookupState>>,
@@ -56,7 +57,7 @@ struct LookupState {
 
 impl Lookup {
     pub(crate) fn new<F>(
-        address: &Arc<str>,
+        peer: Peer,
         runtime: &Arc<SharedRuntime>,
         look: impl Fn(u64, Option<&Arc<Link>>) -> F + Send + Sync + 'static,
     ) -> Self
@@ -65,7 +66,7 @@ impl Lookup {
     {
         let state = LookupState { running: None, rest_until: None, last: Ok(()) };
         Self {
-            address: Arc::clone(address),
+            peer,
             runtime: Arc::clone(runtime),
             look: Box::new(move |round, doubted| look(round, doubted).boxed()),
             state: Arc::new(Mutex::new(state)),
@@ -73,10 +74,6 @@ impl Lookup {
             doubts: AtomicU64::new(0),
             settled: Arc::default(),
         }
-    }
-
-    pub(crate) fn address(&self) -> &Arc<str> {
-        &self.address
     }
 
     /// The argument for [`look`](Self::look), to be read before a request is sent.
@@ -162,16 +159,10 @@ impl Lookup {
         let is_late = timeout_at(deadline.at(), ended).await.is_err();
         if is_late {
             let given = deadline.given();
-            return Err(
-                self.nothing(format!("no server said within {given:?} which one is in charge"))
-            );
+            let reason = format!("no server said within {given:?} which one is in charge");
+            return Err(self.peer.no_server(reason));
         }
         self.state().last.clone()
-    }
-
-    /// The error when no server is in charge.
-    pub(crate) fn nothing(&self, reason: String) -> RedisError {
-        RedisError::NoServer { address: Arc::clone(&self.address), reason }
     }
 
     fn state(&self) -> MutexGuard<'_, LookupState> {
@@ -283,7 +274,7 @@ mod tests {
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
     {
         let runtime = SharedRuntime::new(None, Duration::from_secs(1));
-        Lookup::new(&"h:1".into(), &Arc::new(runtime), move |_, _| look())
+        Lookup::new(Peer::new("h:1"), &Arc::new(runtime), move |_, _| look())
     }
 
     fn patience() -> Deadline {

@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use socket2::TcpKeepalive;
 
-#[cfg(feature = "fred")]
-use super::Argument;
 use super::Reply;
 use super::peer::Peer;
 use super::request::Commands;
@@ -121,8 +119,7 @@ fn keepalive() -> TcpKeepalive {
     keepalive
 }
 
-/// One connection to one server. Cheap to clone; clones share it.
-#[derive(Clone)]
+/// One connection to one server.
 pub(crate) enum Node {
     #[cfg(feature = "redis")]
     Redis(redis_rs::Node),
@@ -145,23 +142,6 @@ impl Node {
             Client::Redis => redis_rs::Node::connect(endpoint, address).await.map(Self::Redis),
             #[cfg(feature = "fred")]
             Client::Fred => fred::Node::connect(endpoint, address).await.map(Self::Fred),
-        }
-    }
-
-    /// Whether this node of a cluster accepts requests.
-    ///
-    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
-    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
-    /// this node knows.
-    #[cfg(feature = "fred")]
-    pub(crate) async fn serves(&self, peer: &Peer) -> Result<(), RedisError> {
-        match self.send(false, Commands::One(&["CLUSTER", "INFO"].map(Argument::Text))).await {
-            Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
-                Err(peer.error("CLUSTERDOWN", "The cluster is down"))
-            }
-            // A user without permission for it goes without.
-            Ok(_) | Err(RedisError::Server { .. }) => Ok(()),
-            Err(error) => Err(error.of_a_lookup()),
         }
     }
 

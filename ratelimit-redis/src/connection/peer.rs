@@ -50,6 +50,11 @@ impl Peer {
         RedisError::Lost { address: Arc::clone(&self.address), reason: reason.into() }
     }
 
+    /// The error when none of these servers is in charge.
+    pub(crate) fn no_server(&self, reason: impl Into<String>) -> RedisError {
+        RedisError::NoServer { address: Arc::clone(&self.address), reason: reason.into() }
+    }
+
     /// The error when the deadline ends before a reply comes.
     pub(crate) fn timed_out(&self, deadline: Deadline) -> RedisError {
         RedisError::TimedOut { address: Arc::clone(&self.address), deadline: deadline.given() }

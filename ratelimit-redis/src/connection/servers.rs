@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use tokio::time::Instant;
 
 use super::follow::follow;
-use super::link::{self, Link};
+use super::link::Link;
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
+use super::peer::Peer;
 use super::request::Request;
 use super::route::{Hint, Place, hint};
 use super::slot::{self, Range};
@@ -79,13 +80,14 @@ impl Servers {
         settings: &Arc<Settings>,
     ) -> Self {
         let seeds: Vec<_> = seeds.map(Link::new).collect();
-        let address = link::addresses(&seeds);
+        let addresses: Vec<_> = seeds.iter().map(|seed| &**seed.address()).collect();
+        let peer = Peer::new(&addresses.join(","));
         let (service, settings) = (service.map(str::to_owned), Arc::clone(settings));
         let slots = if service.is_some() { 1 } else { usize::from(slot::SLOTS) };
         let table = RwLock::new(SlotTable::new(slots));
         let inner = Arc::new(SharedServers { seeds, service, settings, table });
         let looks = Arc::clone(&inner);
-        let lookup = Lookup::new(&address, &inner.settings.runtime, move |round, doubted| {
+        let lookup = Lookup::new(peer, &inner.settings.runtime, move |round, doubted| {
             Arc::clone(&looks).look(looks.candidates(round, doubted))
         });
         Self { inner, lookup, down: Mutex::default() }
@@ -96,7 +98,7 @@ impl Servers {
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        self.lookup.address()
+        self.lookup.peer.address()
     }
 
     /// Reads the slot table for the first time.
@@ -113,7 +115,7 @@ impl Servers {
     ) -> Result<Reply, RedisError> {
         let slot = if self.is_cluster() { slot::of(key) } else { 0 };
         let route = ToSlot { servers: self, slot };
-        follow(&route, request.try_again(), deadline, |link: Arc<Link>, asking| async move {
+        follow(&route, request.try_again, deadline, |link: Arc<Link>, asking| async move {
             link.ask(deadline, asking, request).await
         })
         .await
@@ -219,7 +221,7 @@ impl ToSlot<'_> {
             return last;
         }
         let slot = self.slot;
-        self.lookup().nothing(format!(
+        self.lookup().peer.no_server(format!(
             "slot {slot} is on its way, and one server sends to the next; the last said: {last}"
         ))
     }
@@ -319,27 +321,22 @@ impl SharedServers {
 
 /// The slot table of a node.
 async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
-    let words = [Argument::Text("CLUSTER"), Argument::Text("SLOTS")];
-    let reply = match link.ask(deadline, false, Request::question(&words)).await {
-        Ok(reply) => reply,
-        Err(RedisError::Server { address, code, message })
-            if code == "ERR" && message.contains("cluster support disabled") =>
+    let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
+    let asked = link.ask(deadline, false, Request::question(&words)).await;
+    let reply = asked.map_err(|error| match error {
+        RedisError::Server { address, message, .. }
+            if message.contains("cluster support disabled") =>
         {
-            return Err(RedisError::Config(format!(
-                "Redis at {address} is no cluster; use redis://{address}"
-            )));
+            RedisError::Config(format!("Redis at {address} is no cluster; use redis://{address}"))
         }
-        Err(error) => return Err(error),
-    };
-    let unexpected = || link.endpoint().peer.unexpected(&reply);
-    let ranges = slot::ranges(&reply, &link.endpoint().host).ok_or_else(unexpected)?;
+        error => error,
+    })?;
+    let Endpoint { host, peer, .. } = link.endpoint();
+    let ranges = slot::ranges(&reply, host).ok_or_else(|| peer.unexpected(&reply))?;
     if ranges.is_empty() {
         // A node that was reset, or that the others have forgotten.
-        return Err(RedisError::NoServer {
-            address: Arc::clone(link.address()),
-            reason: "it knows no owner of any slot; is it part of the cluster (CLUSTER MEET)?"
-                .into(),
-        });
+        let reason = "it knows no owner of any slot; is it part of the cluster (CLUSTER MEET)?";
+        return Err(peer.no_server(reason));
     }
     Ok(ranges)
 }
@@ -354,12 +351,13 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::connection::follow::{FIRST_PAUSE, TryAgain, in_charge, owner};
+    use crate::connection::follow::{FIRST_PAUSE, in_charge, owner};
+    use crate::connection::request::TryAgain;
 
     /// A cluster in which look-ups find nothing new, and take so long.
     fn cluster(settings: &Arc<Settings>, look_ms: u64) -> Servers {
         let seeds = [Endpoint::new("node", 1, settings)].into_iter();
-        let lookup = Lookup::new(&"node".into(), &settings.runtime, move |_, _| async move {
+        let lookup = Lookup::new(Peer::new("node"), &settings.runtime, move |_, _| async move {
             sleep(Duration::from_millis(look_ms)).await;
             Ok(())
         });

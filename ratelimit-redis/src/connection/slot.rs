@@ -46,16 +46,14 @@ pub(crate) fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
             return None;
         }
         let host = match host {
-            Reply::Text(host) => std::str::from_utf8(host).ok()?,
-            Reply::Nil => "",
-            _ => return None,
-        };
-        let host = match host {
-            // A node that should be addressed by name and has none.
-            "?" => address_in(master).unwrap_or(asked),
             // The host that was asked.
-            "" => asked,
-            host => host,
+            Reply::Nil => asked,
+            host => match host.as_text()? {
+                // A node that should be addressed by name and has none.
+                "?" => address_in(master).unwrap_or(asked),
+                "" => asked,
+                host => host,
+            },
         };
         ranges.push(Range { first, last, host: host.to_owned(), port: u16::try_from(*port).ok()? });
     }
@@ -65,11 +63,7 @@ pub(crate) fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
 /// A node's address, from the details that newer servers send after its id.
 fn address_in(master: &[Reply]) -> Option<&str> {
     let Some(Reply::Array(pairs)) = master.get(3) else { return None };
-    let ip = pairs.chunks_exact(2).find_map(|pair| match pair {
-        [Reply::Text(name), Reply::Text(value)] if name == b"ip" => Some(value),
-        _ => None,
-    });
-    std::str::from_utf8(ip?).ok()
+    pairs.chunks_exact(2).find(|pair| pair[0].as_text() == Some("ip"))?[1].as_text()
 }
 
 #[cfg(test)]
