@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::Reply;
 use super::connector::{ConnectionState, Live, Work, no_answer};
 use super::node::Endpoint;
-use super::request::Request;
+use super::request::{Commands, Request};
+use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -19,7 +19,7 @@ use crate::error::RedisError;
 /// The clients' own connection managers are not used, because an error must say whether the command had
 /// been sent, and only a connection that this crate opens can tell.
 pub(crate) struct Link {
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     pub(super) work: watch::Sender<Work>,
     /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
     /// It determines the next pause.
@@ -39,10 +39,6 @@ impl Link {
 
     pub(crate) fn address(&self) -> &Arc<str> {
         self.endpoint.address()
-    }
-
-    pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
     }
 
     /// Whether there is a connection.
@@ -84,7 +80,6 @@ impl Link {
         asking: bool,
         request: Request<'_>,
     ) -> Result<Reply, RedisError> {
-        #[cfg(feature = "fred")]
         if !request.asks_owners {
             self.serves(live, deadline).await?;
         }
@@ -175,20 +170,13 @@ impl Link {
         self.leave(live, &self.endpoint.peer.unreachable(reason));
     }
 
-    /// Checks once per connection whether the node of a cluster accepts requests.
-    ///
-    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
-    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
-    /// this node knows.
-    #[cfg(feature = "fred")]
+    /// Checks once per connection whether the node accepts requests, if [`Settings`](super::node::Settings) say so.
     async fn serves(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
-        let settings = &self.endpoint.settings;
-        let is_due = settings.in_cluster && settings.client == crate::client::Client::Fred;
-        if !is_due || live.is_in_order.load(Ordering::Acquire) {
+        if !self.endpoint.settings.asks_first || live.is_in_order.load(Ordering::Acquire) {
             return Ok(());
         }
-        let words = ["CLUSTER", "INFO"].map(super::Argument::Text);
-        let asked = live.node.send(false, super::request::Commands::One(&words));
+        let words = ["CLUSTER", "INFO"].map(Argument::Text);
+        let asked = live.node.send(false, Commands::One(&words));
         let error = match Box::pin(timeout_at(deadline.at(), asked)).await {
             Ok(Ok(Reply::Text(info)))
                 if info.windows(18).any(|part| part == b"cluster_state:fail") =>

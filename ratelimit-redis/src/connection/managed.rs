@@ -39,7 +39,9 @@ impl RedisConnection {
     /// The URL is invalid, no server can be reached within the deadline, or the servers require another
     /// login.
     pub async fn open(url: &str, deadline: Duration) -> Result<Self, RedisError> {
-        Self::at(&RedisUrl::parse(url)?, None, deadline, None).await
+        let connection = Self::lazy(url, deadline)?;
+        connection.connect(deadline).await?;
+        Ok(connection)
     }
 
     /// Builds the connection without connecting. The first request connects. As long as that fails, each
@@ -48,11 +50,11 @@ impl RedisConnection {
     /// # Errors
     /// The URL is invalid, or files for encryption cannot be read.
     pub fn lazy(url: &str, deadline: Duration) -> Result<Self, RedisError> {
-        Self::lazily_at(&RedisUrl::parse(url)?, None, deadline, None)
+        Self::at(&RedisUrl::parse(url)?, None, deadline, None)
     }
 
     /// The same with this client, or else with the one in the URL, on this runtime.
-    pub(crate) fn lazily_at(
+    pub(crate) fn at(
         url: &RedisUrl,
         client: Option<Client>,
         limit: Duration,
@@ -62,14 +64,14 @@ impl RedisConnection {
         let tls = url.tls().map(super::tls::Tls::new).transpose()?;
         #[cfg(not(feature = "tls"))]
         let tls = url.tls().and(None);
+        let client = client.or(url.client()).unwrap_or_default();
         let settings = Settings {
-            client: client.or(url.client()).unwrap_or_default(),
+            client,
             user: url.user.clone(),
             password: url.password.clone(),
             database: url.database,
             resp3: url.options.resp3,
-            #[cfg(feature = "fred")]
-            in_cluster: url.kind == Kind::Cluster,
+            asks_first: url.kind == Kind::Cluster && client.name() == "fred",
             tls,
             limit,
             runtime: Arc::new(SharedRuntime::new(runtime, limit)),
@@ -101,25 +103,18 @@ impl RedisConnection {
         }))
     }
 
-    /// Connects with this client, or else with the one in the URL, on this runtime.
-    pub(crate) async fn at(
-        url: &RedisUrl,
-        client: Option<Client>,
-        limit: Duration,
-        runtime: Option<Handle>,
-    ) -> Result<Self, RedisError> {
-        let deadline = Deadline::within(limit);
-        let connection = Self::lazily_at(url, client, limit, runtime)?;
-        match &connection.0 {
-            Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await?,
+    /// Connects within this time.
+    pub(crate) async fn connect(&self, within: Duration) -> Result<(), RedisError> {
+        let deadline = Deadline::within(within);
+        match &self.0 {
+            Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await,
             // A server that requires a password accepts the connection and refuses the first command.
             Topology::Single(_) | Topology::Several(_) => {
-                let ping =
-                    connection.ask(deadline, "", Request::command(&[Argument::Text("PING")])).await;
-                drop(ping.map_err(RedisError::of_a_lookup)?);
+                let ping = [Argument::Text("PING")];
+                let answer = self.ask(deadline, "", Request::command(&ping)).await;
+                answer.map(drop).map_err(RedisError::of_a_lookup)
             }
         }
-        Ok(connection)
     }
 
     async fn ask(

@@ -24,16 +24,19 @@ pub(super) mod redis_rs;
 mod tests;
 
 /// How to log in to a server; the same for all servers of a cluster.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) client: Client,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
     pub(crate) resp3: bool,
-    /// Whether the server has to be part of a cluster.
-    #[cfg(feature = "fred")]
-    pub(crate) in_cluster: bool,
+    /// Whether a node of a cluster is asked if it serves before anything else is sent.
+    ///
+    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
+    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
+    /// this node knows.
+    pub(crate) asks_first: bool,
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     /// A connection that owes replies and gives none for so long is replaced.
@@ -42,24 +45,6 @@ pub(crate) struct Settings {
     pub(crate) runtime: Arc<SharedRuntime>,
     /// Whether one of the servers has accepted all of this once.
     pub(crate) has_served: Arc<AtomicBool>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            client: Client::default(),
-            user: None,
-            password: None,
-            database: 0,
-            resp3: false,
-            #[cfg(feature = "fred")]
-            in_cluster: false,
-            tls: None,
-            limit: Duration::MAX,
-            runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
-            has_served: Arc::default(),
-        }
-    }
 }
 
 impl Settings {

@@ -30,7 +30,7 @@ impl SharedServers {
             // A user without permission for it goes without.
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
             Ok(_) => {
-                let (sentinel, named) = (&sentinel.endpoint().peer, link.address());
+                let (sentinel, named) = (&sentinel.endpoint.peer, link.address());
                 return Err(sentinel.no_server(format!(
                     "the sentinel at {} names {named}, which is not a master yet",
                     sentinel.address()
@@ -57,7 +57,7 @@ async fn place_by(
             sentinel.address()
         )));
     }
-    place(&reply).ok_or_else(|| sentinel.endpoint().peer.unexpected(&reply))
+    place(&reply).ok_or_else(|| sentinel.endpoint.peer.unexpected(&reply))
 }
 
 fn place(reply: &Reply) -> Option<(String, u16)> {
