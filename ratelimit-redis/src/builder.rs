@@ -155,10 +155,10 @@ impl<M: Mode> Builder<M> {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
-        self.contradicts(url)?;
-        let runtime = self.runtime.clone();
-        let connection = RedisConnection::at(url, self.client, self.deadline, runtime).await?;
-        self.following(url).over(connection)
+        let deadline = self.deadline;
+        let store = self.connect_lazy_to(url)?;
+        store.inner.connection.connect(deadline).await?;
+        Ok(store)
     }
 
     /// Builds a store without connecting. The first decision connects. While that fails, decisions
@@ -192,13 +192,8 @@ impl<M: Mode> Builder<M> {
     pub fn connect_lazy_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
         self.contradicts(url)?;
         let runtime = self.runtime.clone();
-        let connection = RedisConnection::lazily_at(url, self.client, self.deadline, runtime)?;
-        self.following(url).over(connection)
-    }
-
-    /// With the URL's options about the store.
-    fn following(self, url: &RedisUrl) -> Self {
-        Self { merge: self.merge.or(url.merge()), ..self }
+        let connection = RedisConnection::at(url, self.client, self.deadline, runtime)?;
+        Self { merge: self.merge.or(url.merge()), ..self }.over(connection)
     }
 
     /// Refuses a URL that contradicts the builder.

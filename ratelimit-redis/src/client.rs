@@ -18,10 +18,7 @@ pub enum Client {
 impl Default for Client {
     /// `redis`, if the crate was built with it.
     fn default() -> Self {
-        #[cfg(feature = "redis")]
-        return Self::Redis;
-        #[cfg(all(feature = "fred", not(feature = "redis")))]
-        return Self::Fred;
+        Self::ALL[0]
     }
 }
 

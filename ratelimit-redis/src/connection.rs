@@ -31,9 +31,9 @@ mod tls {
 mod watchdog;
 
 pub use external::{External, IntoConnection};
-pub(crate) use follow::TryAgain;
 pub use managed::RedisConnection;
 pub(crate) use peer::refused_in_part;
+pub(crate) use request::TryAgain;
 
 /// Sends commands to the server, or to the server of several that stores a key.
 ///
@@ -207,12 +207,17 @@ impl Reply {
         }
     }
 
+    /// A string that is text.
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        let Self::Text(text) = self else { return None };
+        std::str::from_utf8(text).ok()
+    }
+
     /// Parses the reply of TIME: seconds and microseconds.
     pub(crate) fn as_time(&self) -> Option<Timestamp> {
         let number = |reply: &Self| match reply {
-            Self::Text(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
             Self::Integer(number) => u64::try_from(*number).ok(),
-            _ => None,
+            digits => digits.as_text()?.parse::<u64>().ok(),
         };
         let Self::Array(parts) = self else { return None };
         let [seconds, us] = &parts[..] else { return None };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Limits, StoreError};
+use ratelimit_core::{Algorithm, ErrorKind, Limits, StoreError};
 
 use crate::codec::Codec;
 use crate::concurrent::all;
@@ -104,7 +104,22 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
             for keys in keys.chunks(AT_ONCE) {
                 let found = keys.iter().map(|key| self.heal_key(limits, key, options.dry_run));
                 for (key, found) in keys.iter().zip(all(found).await) {
-                    healed.add(limits.as_slice(), key, found)?;
+                    let named = |(position, ahead_us): (usize, u64)| {
+                        let limit = limits.as_slice().get(position)?.name().to_owned();
+                        Some(HealedState { key: key.clone(), limit, ahead_us })
+                    };
+                    match found {
+                        Ok(found) => healed.states.extend(found.into_iter().filter_map(named)),
+                        Err(error)
+                            if matches!(
+                                error.kind(),
+                                ErrorKind::Corrupt | ErrorKind::Contended
+                            ) =>
+                        {
+                            healed.skipped += 1;
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
             }
         }
@@ -116,31 +131,6 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 /// The limits by their positions that have a state from the future under a key, and by how much longer each would hold
 /// it than a full limit.
 type FutureStates = Result<Vec<(usize, u64)>, RedisError>;
-
-impl Healed {
-    fn add<A: Algorithm>(
-        &mut self,
-        limits: &[Limit<A>],
-        key: &str,
-        found: FutureStates,
-    ) -> Result<(), RedisError> {
-        match found {
-            Ok(found) => {
-                let named = |(position, ahead_us): (usize, u64)| {
-                    let limit = limits.get(position)?.name().to_owned();
-                    Some(HealedState { key: key.to_owned(), limit, ahead_us })
-                };
-                self.states.extend(found.into_iter().filter_map(named));
-                Ok(())
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Contended) => {
-                self.skipped += 1;
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
-    }
-}
 
 /// A mode that can cut a state from the future.
 pub trait HealKey<A: Algorithm> {

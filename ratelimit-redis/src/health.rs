@@ -11,12 +11,13 @@ use ratelimit_core::{
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::{RedisError, is_denied};
+use crate::lua_mode::states::score_us;
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::store::RedisStore;
 
 mod clock;
 
-use clock::NewestCharge;
+use clock::{leading_number, newest_in};
 
 /// What [`RedisStore::health`] found.
 ///
@@ -120,7 +121,7 @@ const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
 impl<M: Mode, C: Connection> RedisStore<M, C>
 where
-    Self: Trial + NewestCharge,
+    Self: Trial,
 {
     /// Checks every server that stores keys: whether it can do what the mode needs, whether it keeps
     /// what it stores, whether its clock is within a second of the program's, and whether some of its states, a hundred
@@ -147,11 +148,17 @@ where
     }
 }
 
-/// A test decision: one operation of every kind that a mode has.
+/// What a mode can be tried by.
 pub trait Trial {
-    /// Decides for this identifier and leaves nothing behind.
+    /// A test decision: one operation of every kind that the mode has. It decides for this identifier and leaves nothing
+    /// behind.
     #[doc(hidden)]
     fn trial(&self, identifier: &str) -> impl Future<Output = Result<(), RedisError>> + Send;
+
+    /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if the key holds no state
+    /// of the mode, or one of an algorithm that is not built in.
+    #[doc(hidden)]
+    fn newest_us(&self, key: &str) -> impl Future<Output = Result<Option<u64>, RedisError>> + Send;
 }
 
 impl<C: Connection> Trial for RedisStore<Lua, C> {
@@ -165,6 +172,21 @@ impl<C: Connection> Trial for RedisStore<Lua, C> {
         let list = limit("health-list", WindowLog::new("1000/s".parse()?)?)?;
         self.tried(&list, identifier, None).await
     }
+
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        match self.inner.keys.limit_of(key) {
+            Some("") => {
+                let fields = self.items(key, "HGETALL", &[]).await?;
+                Ok(fields.iter().skip(1).step_by(2).filter_map(|field| newest_in(field)).max())
+            }
+            Some(part) if part.ends_with('+') => self.newest_element(key).await,
+            Some(part) if !part.contains(['#', '!', '+']) => {
+                let texts = self.texts(key, "ZRANGE", &["-1", "-1", "WITHSCORES"]).await?;
+                Ok(texts.last().and_then(|score| score_us(score)))
+            }
+            _ => Ok(None),
+        }
+    }
 }
 
 impl<C: Connection> Trial for RedisStore<Cas, C> {
@@ -176,6 +198,16 @@ impl<C: Connection> Trial for RedisStore<Cas, C> {
         let reservation = self.reservation_key(&gcra, identifier, id);
         self.tried(&gcra, identifier, Some((id, reservation))).await
     }
+
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        match self.inner.keys.limit_of(key) {
+            Some(part) if part.ends_with('!') => {
+                let items = self.items(key, "GET", &[]).await?;
+                Ok(items.iter().find_map(|item| newest_in(item)))
+            }
+            _ => Ok(None),
+        }
+    }
 }
 
 impl<C: Connection> Trial for RedisStore<Multi, C> {
@@ -186,6 +218,21 @@ impl<C: Connection> Trial for RedisStore<Multi, C> {
         self.tried(&limit("health-log", log)?, identifier, None).await?;
         let list = Attempts::new(WindowLog::new("1000/s".parse()?)?);
         self.tried(&limit("health-list", list)?, identifier, None).await
+    }
+
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        match self.inner.keys.limit_of(key).and_then(|part| part.split_once('+')) {
+            Some((_, "window-log")) => self.newest_element(key).await,
+            Some((_, "sliding-log")) => {
+                let texts = self.texts(key, "ZRANGE", &["-1", "-1"]).await?;
+                Ok(texts.first().and_then(|text| leading_number(text)))
+            }
+            Some((_, "")) | None => Ok(None),
+            Some(_) => {
+                let texts = self.texts(key, "HGETALL", &[]).await?;
+                Ok(texts.iter().step_by(2).filter_map(|text| leading_number(text)).max())
+            }
+        }
     }
 }
 
@@ -225,9 +272,9 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         for (address, info) in self.infos(health, &["INFO"], unseen).await {
             let version = info.version();
             health.servers.push(Server { address: Arc::clone(&address), version });
-            info.judge::<M>(self.inner.connection.is_cluster(), |severity, message| {
+            for (severity, message) in info.judge::<M>(self.inner.connection.is_cluster()) {
                 health.find(&address, severity, message);
-            });
+            }
         }
     }
 
@@ -277,10 +324,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
     /// What an operator can do about an error.
     fn described(&self, address: Arc<str>, error: RedisError) -> (Arc<str>, String) {
-        let error = match error {
-            RedisError::InPart(error) => *error,
-            error => error,
-        };
+        let error = if let RedisError::InPart(error) = error { *error } else { error };
         let RedisError::Server { address, code, message } = error else {
             return (address, error.to_string());
         };
@@ -332,62 +376,63 @@ impl Info {
         version.map(|version| format!("{name} {version}"))
     }
 
-    fn judge<M: Mode>(&self, as_cluster: bool, mut find: impl FnMut(Severity, String)) {
+    /// What is wrong with the server that says this.
+    fn judge<M: Mode>(&self, as_cluster: bool) -> Vec<(Severity, String)> {
         let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
         // Valkey reports here the Redis version that it is compatible with.
         let version = self.get("redis_version").unwrap_or_default();
-        match major(version) {
-            Some(major) if major < M::OLDEST => {
-                let (mode, oldest) = (M::NAME, M::OLDEST);
-                find(
-                    Severity::Error,
-                    format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
-                );
-            }
-            Some(major) if major < TRIED => find(
+        let (mode, oldest) = (M::NAME, M::OLDEST);
+        let major = major(version).unwrap_or(u32::MAX);
+        let policy = self.get("maxmemory_policy").unwrap_or("noeviction");
+        let evicted = self.number("evicted_keys");
+        let judged = [
+            (
+                major < oldest,
+                Severity::Error,
+                format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
+            ),
+            (
+                (oldest..TRIED).contains(&major),
                 Severity::Warning,
                 format!("it is Redis {version}; nothing before {TRIED}.0 has been tried"),
             ),
-            _ => {}
-        }
-        if self.get("role") == Some("slave") {
-            find(
+            (
+                self.get("role") == Some("slave"),
                 Severity::Error,
                 "it is a replica, which takes no writes and hides what has expired; connect to its \
                  master, by Sentinel or as a cluster, so that a failover is followed"
                     .into(),
-            );
-        }
-        if self.get("loading") == Some("1") {
-            find(Severity::Error, "it is still loading its data; wait until it has started".into());
-        }
-        if self.get("cluster_enabled") == Some("1") && !as_cluster {
-            find(
+            ),
+            (
+                self.get("loading") == Some("1"),
+                Severity::Error,
+                "it is still loading its data; wait until it has started".into(),
+            ),
+            (
+                self.get("cluster_enabled") == Some("1") && !as_cluster,
                 Severity::Error,
                 "it is part of a cluster and keeps a part of the keys only; use redis-cluster://"
                     .into(),
-            );
-        }
-        let policy = self.get("maxmemory_policy").unwrap_or("noeviction");
-        if self.number("maxmemory") > 0 && policy != "noeviction" {
-            find(
+            ),
+            (
+                self.number("maxmemory") > 0 && policy != "noeviction",
                 Severity::Warning,
                 format!(
                     "when its memory is full it removes keys (maxmemory-policy {policy}), and with them \
                      limits that were used up, in silence; give the limits an instance of their own with \
                      maxmemory-policy noeviction, and alarm on evicted_keys"
                 ),
-            );
-        }
-        let evicted = self.number("evicted_keys");
-        if evicted > 0 {
-            find(
+            ),
+            (
+                evicted > 0,
                 Severity::Warning,
                 format!(
                     "it has removed {evicted} keys since it started because its memory was full; \
-                         limits may have been among them"
+                     limits may have been among them"
                 ),
-            );
-        }
+            ),
+        ];
+        let wrong = judged.into_iter().filter(|(is_so, ..)| *is_so);
+        wrong.map(|(_, severity, message)| (severity, message)).collect()
     }
 }

@@ -15,7 +15,7 @@ use crate::store::RedisStore;
 const TRIES: u32 = 200_000;
 
 /// The cursor with which a scan begins, and to which it returns.
-pub(crate) const START: &str = "0";
+const START: &str = "0";
 
 /// The keys of a store, step by step, from one server after the other: [`RedisStore::scan`].
 #[derive(Debug)]
@@ -26,7 +26,8 @@ pub struct Scan<'s, M: Mode, C: Connection> {
     left: u64,
     count: u64,
     pause: Duration,
-    servers: vec::IntoIter<(Arc<str>, String)>,
+    /// An identifier of each server that is still to be scanned.
+    servers: vec::IntoIter<String>,
     /// An identifier of the server being scanned, and the cursor.
     under_way: Option<(String, String)>,
     is_cut: bool,
@@ -48,12 +49,22 @@ impl<M: Mode, C: Connection> Scan<'_, M, C> {
                 under_way
             }
             None => match self.servers.next() {
-                Some((_, identifier)) => (identifier, START.to_owned()),
+                Some(identifier) => (identifier, START.to_owned()),
                 None => return Ok(None),
             },
         };
-        let scanned = self.store.scanned(&identifier, &self.pattern, &cursor, self.count);
-        let (next, mut keys) = scanned.await?;
+        let words = [
+            Argument::Text("SCAN"),
+            Argument::Text(&cursor),
+            Argument::Text("MATCH"),
+            Argument::Text(&self.pattern),
+            Argument::Text("COUNT"),
+            Argument::Number(self.count),
+        ];
+        let inner = &self.store.inner;
+        let via = inner.keys.shared(&identifier);
+        let reply = inner.connection.send(&via, &words, inner.deadline()).await?;
+        let (next, mut keys) = keys(&reply).ok_or_else(|| inner.unexpected(&reply))?;
         let room = usize::try_from(self.left).unwrap_or(usize::MAX);
         self.is_cut |= keys.len() > room;
         keys.truncate(room);
@@ -85,16 +96,28 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         count: u64,
         pause: Duration,
     ) -> Result<Scan<'_, M, C>, RedisError> {
-        Ok(Scan {
+        let identifiers = self.one_of_each().await?.into_iter().map(|(_, of_one)| of_one).collect();
+        Ok(self.scan_servers_of(identifiers, most, count, pause))
+    }
+
+    /// The same on the servers that keep these identifiers.
+    pub(crate) fn scan_servers_of(
+        &self,
+        identifiers: Vec<String>,
+        most: u64,
+        count: u64,
+        pause: Duration,
+    ) -> Scan<'_, M, C> {
+        Scan {
             store: self,
             pattern: self.inner.keys.pattern(),
             left: most,
             count,
             pause,
-            servers: self.one_of_each().await?.into_iter(),
+            servers: identifiers.into_iter(),
             under_way: None,
             is_cut: false,
-        })
+        }
     }
 }
 
@@ -127,37 +150,12 @@ impl<M, C: Connection> RedisStore<M, C> {
         }
         Ok(if found.is_empty() { any() } else { found.into_iter().collect() })
     }
-
-    /// The next cursor and some keys that match the pattern, on the server that keeps this identifier. The server looks at
-    /// about `count` of its keys.
-    pub(crate) async fn scanned(
-        &self,
-        identifier: &str,
-        pattern: &str,
-        cursor: &str,
-        count: u64,
-    ) -> Result<(String, Vec<String>), RedisError> {
-        let words = [
-            Argument::Text("SCAN"),
-            Argument::Text(cursor),
-            Argument::Text("MATCH"),
-            Argument::Text(pattern),
-            Argument::Text("COUNT"),
-            Argument::Number(count),
-        ];
-        let via = self.inner.keys.shared(identifier);
-        let reply = self.inner.connection.send(&via, &words, self.inner.deadline()).await?;
-        keys(&reply).ok_or_else(|| self.inner.unexpected(&reply))
-    }
 }
 
 /// Parses a reply of `SCAN`. The store's own keys are text.
 fn keys(reply: &Reply) -> Option<(String, Vec<String>)> {
     let Reply::Array(parts) = reply else { return None };
-    let [Reply::Text(cursor), Reply::Array(keys)] = &parts[..] else { return None };
-    let text = |reply: &Reply| match reply {
-        Reply::Text(bytes) => String::from_utf8(bytes.clone()).ok(),
-        _ => None,
-    };
-    Some((String::from_utf8(cursor.clone()).ok()?, keys.iter().filter_map(text).collect()))
+    let [cursor, Reply::Array(keys)] = &parts[..] else { return None };
+    let text = |reply: &Reply| reply.as_text().map(str::to_owned);
+    Some((text(cursor)?, keys.iter().filter_map(text).collect()))
 }

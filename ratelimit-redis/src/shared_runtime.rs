@@ -25,6 +25,7 @@ const SHORTEST_PATIENCE: Duration = Duration::from_millis(100);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The runtime of shared work: the one that was given, or that of the first caller, until another takes over.
+#[derive(Default)]
 pub(crate) struct SharedRuntime {
     home: Mutex<Option<Arc<Home>>>,
     patience: Duration,

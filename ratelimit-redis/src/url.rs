@@ -98,15 +98,12 @@ const DEFAULT_SERVICE: &str = "mymaster";
 
 impl Kind {
     fn write(self, scheme: &str) -> String {
-        match self {
-            Self::One => format!("{scheme}://[user:password@]host[:port][/database]"),
-            Self::Sentinels => {
-                format!(
-                    "{scheme}://[user:password@]host[:port][,host[:port]…][/SERVICE][/database]"
-                )
-            }
-            Self::Cluster => format!("{scheme}://[user:password@]host[:port][,host[:port]…]"),
-        }
+        let more = match self {
+            Self::One => "[/database]",
+            Self::Sentinels => "[,host[:port]…][/SERVICE][/database]",
+            Self::Cluster => "[,host[:port]…]",
+        };
+        format!("{scheme}://[user:password@]host[:port]{more}")
     }
 
     const fn port(self) -> u16 {

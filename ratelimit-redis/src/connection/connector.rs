@@ -85,22 +85,10 @@ pub(super) struct Live {
     /// Whether the server has answered a request on it.
     pub(super) has_served: AtomicBool,
     /// Whether the server is known to serve its part of a cluster.
-    #[cfg(feature = "fred")]
     pub(super) is_in_order: AtomicBool,
 }
 
 impl Live {
-    fn new(node: Node, home: Arc<Home>, limit: Duration) -> Self {
-        Self {
-            node,
-            home,
-            watchdog: Watchdog::new(limit),
-            has_served: AtomicBool::new(false),
-            #[cfg(feature = "fred")]
-            is_in_order: AtomicBool::new(false),
-        }
-    }
-
     /// Whether a request may be sent on it, as far as the caller knows without waiting.
     pub(super) fn is_usable(&self) -> bool {
         !self.watchdog.is_silent() && self.home.is_driven()
@@ -135,7 +123,7 @@ impl Link {
         });
         if starts {
             let connector = Connector { link: Arc::downgrade(self), home: Arc::clone(home) };
-            let (endpoint, work) = (self.endpoint().clone(), self.work.subscribe());
+            let (endpoint, work) = (self.endpoint.clone(), self.work.subscribe());
             let mut changes = self.work.subscribe();
             home.spawn(async move {
                 let dropped = async { while changes.changed().await.is_ok() {} };
@@ -170,7 +158,7 @@ impl Link {
         let now = Instant::now();
         let (quick, due) = (now - begun < QUICK, now + jittered(pause_after(failures)));
         // Settings that were right once are so still, as far as this program knows.
-        let is_in_use = self.endpoint().settings.has_served.load(Ordering::Acquire);
+        let is_in_use = self.endpoint.settings.has_served.load(Ordering::Acquire);
         let error = if is_in_use { error.in_use(self.address()) } else { error };
         ConnectBackoff { error: error.of_a_lookup(), quick, due, begun: None }
     }
@@ -240,7 +228,13 @@ async fn run(connector: Connector, endpoint: Endpoint, work: watch::Receiver<Wor
             Ok(node) => {
                 endpoint.settings.has_served.store(true, Ordering::Release);
                 let limit = endpoint.settings.limit.max(SHORTEST_LIMIT);
-                let live = Live::new(node, Arc::clone(&connector.home), limit);
+                let live = Live {
+                    node,
+                    home: Arc::clone(&connector.home),
+                    watchdog: Watchdog::new(limit),
+                    has_served: AtomicBool::new(false),
+                    is_in_order: AtomicBool::new(false),
+                };
                 *work = Work { state: ConnectionState::Up(Arc::new(live)), connector: None };
             }
             Err(error) => work.state = ConnectionState::Down(link.failed(error, begun)),

@@ -10,6 +10,7 @@ use ratelimit_core::{ErrorKind, StoreError as _};
 use tokio::time::sleep;
 
 use super::link::Link;
+use super::request::TryAgain;
 use super::route::{Hint, MAX_REDIRECTIONS, hint};
 use super::servers::ToSlot;
 use crate::deadline::Deadline;
@@ -18,15 +19,6 @@ use crate::error::RedisError;
 /// The first pause while a slot is unavailable. Each next pause is twice as long, up to the last.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
-
-/// What to do while keys of a request lie on two servers, because their slot moves: a server answers `TRYAGAIN`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TryAgain {
-    /// Wait until they lie on one.
-    Wait,
-    /// Return the error: the caller sends the keys apart.
-    Return,
-}
 
 /// The result of a request that `ask` sends to a server, with or without `ASKING` before it.
 pub(crate) async fn follow<T, F>(
@@ -138,7 +130,7 @@ pub(super) async fn in_charge(
         Some(_) => drop(look(deadline.half()).await),
         None => look(deadline).await?,
     }
-    route.known().ok_or_else(|| lookup.nothing(route.unknown()))
+    route.known().ok_or_else(|| lookup.peer.no_server(route.unknown()))
 }
 
 /// The server to ask in place of one that does not serve. `asking`: another server redirected this request there once

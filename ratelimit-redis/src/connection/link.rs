@@ -7,16 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::Reply;
 use super::connector::{ConnectionState, Live, Work, no_answer};
 use super::node::Endpoint;
-#[cfg(feature = "fred")]
-use super::node::Settings;
-#[cfg(feature = "fred")]
-use super::request::Purpose;
-use super::request::Request;
-#[cfg(feature = "fred")]
-use crate::client::Client;
+use super::request::{Commands, Request};
+use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -25,7 +19,7 @@ use crate::error::RedisError;
 /// The clients' own connection managers are not used, because an error must say whether the command had
 /// been sent, and only a connection that this crate opens can tell.
 pub(crate) struct Link {
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     pub(super) work: watch::Sender<Work>,
     /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
     /// It determines the next pause.
@@ -45,10 +39,6 @@ impl Link {
 
     pub(crate) fn address(&self) -> &Arc<str> {
         self.endpoint.address()
-    }
-
-    pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
     }
 
     /// Whether there is a connection.
@@ -90,9 +80,8 @@ impl Link {
         asking: bool,
         request: Request<'_>,
     ) -> Result<Reply, RedisError> {
-        #[cfg(feature = "fred")]
-        if request.purpose != Purpose::Owners {
-            self.is_in_order(live, deadline).await?;
+        if !request.asks_owners {
+            self.serves(live, deadline).await?;
         }
         if deadline.is_over() {
             return Err(self.endpoint.peer.too_late(deadline));
@@ -181,27 +170,28 @@ impl Link {
         self.leave(live, &self.endpoint.peer.unreachable(reason));
     }
 
-    /// Checks once per connection what has to be known before requests are sent on it.
-    #[cfg(feature = "fred")]
-    async fn is_in_order(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
-        let Settings { client, in_cluster, .. } = &*self.endpoint.settings;
-        if !in_cluster || *client != Client::Fred || live.is_in_order.load(Ordering::Acquire) {
+    /// Checks once per connection whether the node accepts requests, if [`Settings`](super::node::Settings) say so.
+    async fn serves(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
+        if !self.endpoint.settings.asks_first || live.is_in_order.load(Ordering::Acquire) {
             return Ok(());
         }
-        let asked = Box::pin(timeout_at(deadline.at(), live.node.serves(&self.endpoint.peer)));
-        let serves =
-            asked.await.unwrap_or_else(|_| Err(no_answer(&self.endpoint, deadline.given())));
-        match &serves {
-            Ok(()) => live.is_in_order.store(true, Ordering::Release),
-            Err(RedisError::Server { .. }) => {}
-            Err(error) => self.leave(live, error),
-        }
-        serves
+        let words = ["CLUSTER", "INFO"].map(Argument::Text);
+        let asked = live.node.send(false, Commands::One(&words));
+        let error = match Box::pin(timeout_at(deadline.at(), asked)).await {
+            Ok(Ok(Reply::Text(info)))
+                if info.windows(18).any(|part| part == b"cluster_state:fail") =>
+            {
+                return Err(self.endpoint.peer.error("CLUSTERDOWN", "The cluster is down"));
+            }
+            // A user without permission for it goes without.
+            Ok(Ok(_) | Err(RedisError::Server { .. })) => {
+                live.is_in_order.store(true, Ordering::Release);
+                return Ok(());
+            }
+            Ok(Err(error)) => error.of_a_lookup(),
+            Err(_) => no_answer(&self.endpoint, deadline.given()),
+        };
+        self.leave(live, &error);
+        Err(error)
     }
-}
-
-/// The addresses of several servers, for messages.
-pub(crate) fn addresses(links: &[Arc<Link>]) -> Arc<str> {
-    let addresses: Vec<&str> = links.iter().map(|link| &**link.address()).collect();
-    addresses.join(",").into()
 }

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::link::Link;
+use super::peer::Peer;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::shared_runtime::{Home, SharedRuntime};
@@ -22,7 +23,7 @@ use crate::shared_runtime::{Home, SharedRuntime};
 const REST: Duration = Duration::from_millis(50);
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// How long a look-up may take.
-const LONGEST: Duration = Duration::from_secs(3);
+pub(crate) const LONGEST: Duration = Duration::from_secs(3);
 /// How long to wait for one server before the next is asked as well.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 
@@ -30,7 +31,7 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 /// time, and may wait for it. Callers that give up or do not wait neither delay it nor are delayed.
 pub(crate) struct Lookup {
     /// The servers that are asked, for messages.
-    address: Arc<str>,
+    pub(crate) peer: Peer,
     runtime: Arc<SharedRuntime>,
     look: Box<Look>,
     state: Arc<Mutex<LookupState>>,
@@ -49,23 +50,23 @@ struct LookupState {
     /// The home of the look-up that is running, and its task.
     running: Option<(Arc<Home>, Option<AbortHandle>)>,
     /// No look-up starts before this time.
-    rest_until: Option<Instant>,
+    rest_until: Instant,
     /// The result of the last look-up.
     last: Result<(), RedisError>,
 }
 
 impl Lookup {
     pub(crate) fn new<F>(
-        address: &Arc<str>,
+        peer: Peer,
         runtime: &Arc<SharedRuntime>,
         look: impl Fn(u64, Option<&Arc<Link>>) -> F + Send + Sync + 'static,
     ) -> Self
     where
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
     {
-        let state = LookupState { running: None, rest_until: None, last: Ok(()) };
+        let state = LookupState { running: None, rest_until: Instant::now(), last: Ok(()) };
         Self {
-            address: Arc::clone(address),
+            peer,
             runtime: Arc::clone(runtime),
             look: Box::new(move |round, doubted| look(round, doubted).boxed()),
             state: Arc::new(Mutex::new(state)),
@@ -73,10 +74,6 @@ impl Lookup {
             doubts: AtomicU64::new(0),
             settled: Arc::default(),
         }
-    }
-
-    pub(crate) fn address(&self) -> &Arc<str> {
-        &self.address
     }
 
     /// The argument for [`look`](Self::look), to be read before a request is sent.
@@ -113,7 +110,7 @@ impl Lookup {
             Some((_, task)) => {
                 task.iter().for_each(AbortHandle::abort);
             }
-            None if !state.has_rested() => return None,
+            None if Instant::now() < state.rest_until => return None,
             None => {}
         }
         state.running = Some((Arc::clone(&home), None));
@@ -162,16 +159,10 @@ impl Lookup {
         let is_late = timeout_at(deadline.at(), ended).await.is_err();
         if is_late {
             let given = deadline.given();
-            return Err(
-                self.nothing(format!("no server said within {given:?} which one is in charge"))
-            );
+            let reason = format!("no server said within {given:?} which one is in charge");
+            return Err(self.peer.no_server(reason));
         }
         self.state().last.clone()
-    }
-
-    /// The error when no server is in charge.
-    pub(crate) fn nothing(&self, reason: String) -> RedisError {
-        RedisError::NoServer { address: Arc::clone(&self.address), reason }
     }
 
     fn state(&self) -> MutexGuard<'_, LookupState> {
@@ -179,21 +170,10 @@ impl Lookup {
     }
 }
 
-impl LookupState {
-    fn has_rested(&self) -> bool {
-        self.rest_until.is_none_or(|until| Instant::now() >= until)
-    }
-}
-
 /// The servers in another order each round: the first may be away, or know less than the others.
 pub(crate) fn rotate(servers: &mut [Arc<Link>], round: u64) {
     let begin = round % servers.len().max(1) as u64;
     servers.rotate_left(usize::try_from(begin).unwrap_or(0));
-}
-
-/// The deadline of a look-up that begins now.
-pub(crate) fn deadline() -> Deadline {
-    Deadline::within(LONGEST)
 }
 
 /// A running look-up. It ends when this is dropped, even with its runtime: then callers start another.
@@ -222,7 +202,7 @@ impl Drop for Running {
         let has_ended = self.came_to.is_some();
         if let Some(came_to) = self.came_to.take() {
             let rest = (self.begun.elapsed() * 2).clamp(REST, LONGEST_REST);
-            (state.rest_until, state.last) = (Some(Instant::now() + rest), came_to);
+            (state.rest_until, state.last) = (Instant::now() + rest, came_to);
         }
         drop(state);
         self.rounds.send_modify(|rounds| *rounds += u64::from(has_ended));
@@ -272,7 +252,6 @@ fn tells_more(error: &RedisError, than: &RedisError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     fn unreachable() -> RedisError {
         RedisError::Unreachable { address: "h:1".into(), reason: "away".into() }
@@ -283,7 +262,7 @@ mod tests {
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
     {
         let runtime = SharedRuntime::new(None, Duration::from_secs(1));
-        Lookup::new(&"h:1".into(), &Arc::new(runtime), move |_, _| look())
+        Lookup::new(Peer::new("h:1"), &Arc::new(runtime), move |_, _| look())
     }
 
     fn patience() -> Deadline {
@@ -332,22 +311,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_hangs_or_is_down_does_not_block_the_next() {
-        type Asked = std::pin::Pin<Box<dyn Future<Output = Result<u8, RedisError>> + Send>>;
-        let hangs = || -> Asked { Box::pin(std::future::pending()) };
-        let away = || -> Asked { Box::pin(async { Err(unreachable()) }) };
-        let answers = |n| -> Asked { Box::pin(async move { Ok(n) }) };
-        assert_eq!(
-            first([hangs(), away(), answers(3), answers(4)].into_iter(), HEAD_START)
-                .await
-                .expect("one"),
-            3
-        );
-        assert_eq!(first([away(), answers(2)].into_iter(), HEAD_START).await.expect("one"), 2);
-
-        let config = || -> Asked { Box::pin(async { Err(RedisError::Config("no".into())) }) };
-        let error =
-            first([away(), config(), away()].into_iter(), HEAD_START).await.expect_err("none");
+    async fn of_several_errors_the_one_that_tells_most_is_returned() {
+        let away = || Err::<(), _>(unreachable());
+        let answers = [away(), Err(RedisError::Config("no".into())), away()];
+        let asked = answers.into_iter().map(std::future::ready);
+        let error = first(asked, HEAD_START).await.expect_err("none");
         assert!(matches!(error, RedisError::Config(_)), "{error}");
     }
 }

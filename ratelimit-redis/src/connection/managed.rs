@@ -22,9 +22,7 @@ use crate::url::{Kind, RedisUrl};
 ///
 /// It follows a cluster's slots and a service's master wherever they move. It repeats only requests that
 /// a server has said it did not execute, or that were never sent.
-pub struct RedisConnection {
-    topology: Topology,
-}
+pub struct RedisConnection(Topology);
 
 /// Where the keys lie.
 enum Topology {
@@ -41,7 +39,9 @@ impl RedisConnection {
     /// The URL is invalid, no server can be reached within the deadline, or the servers require another
     /// login.
     pub async fn open(url: &str, deadline: Duration) -> Result<Self, RedisError> {
-        Self::at(&RedisUrl::parse(url)?, None, deadline, None).await
+        let connection = Self::lazy(url, deadline)?;
+        connection.connect(deadline).await?;
+        Ok(connection)
     }
 
     /// Builds the connection without connecting. The first request connects. As long as that fails, each
@@ -50,56 +50,11 @@ impl RedisConnection {
     /// # Errors
     /// The URL is invalid, or files for encryption cannot be read.
     pub fn lazy(url: &str, deadline: Duration) -> Result<Self, RedisError> {
-        Self::lazily_at(&RedisUrl::parse(url)?, None, deadline, None)
+        Self::at(&RedisUrl::parse(url)?, None, deadline, None)
     }
 
     /// The same with this client, or else with the one in the URL, on this runtime.
-    pub(crate) fn lazily_at(
-        url: &RedisUrl,
-        client: Option<Client>,
-        limit: Duration,
-        runtime: Option<Handle>,
-    ) -> Result<Self, RedisError> {
-        Ok(Self { topology: Topology::of(url, client, limit, runtime)? })
-    }
-
-    /// Connects with this client, or else with the one in the URL, on this runtime.
-    pub(crate) async fn at(
-        url: &RedisUrl,
-        client: Option<Client>,
-        limit: Duration,
-        runtime: Option<Handle>,
-    ) -> Result<Self, RedisError> {
-        let deadline = Deadline::within(limit);
-        let connection = Self::lazily_at(url, client, limit, runtime)?;
-        match &connection.topology {
-            Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await?,
-            // A server that requires a password accepts the connection and refuses the first command.
-            Topology::Single(_) | Topology::Several(_) => {
-                let ping =
-                    connection.ask(deadline, "", Request::command(&[Argument::Text("PING")])).await;
-                drop(ping.map_err(RedisError::of_a_lookup)?);
-            }
-        }
-        Ok(connection)
-    }
-
-    async fn ask(
-        &self,
-        deadline: Deadline,
-        key: &str,
-        request: Request<'_>,
-    ) -> Result<Reply, RedisError> {
-        match &self.topology {
-            Topology::Single(link) => link.ask(deadline, false, request).await,
-            Topology::Several(servers) => servers.ask(deadline, key, request).await,
-        }
-    }
-}
-
-impl Topology {
-    /// Sends nothing yet.
-    fn of(
+    pub(crate) fn at(
         url: &RedisUrl,
         client: Option<Client>,
         limit: Duration,
@@ -109,14 +64,14 @@ impl Topology {
         let tls = url.tls().map(super::tls::Tls::new).transpose()?;
         #[cfg(not(feature = "tls"))]
         let tls = url.tls().and(None);
+        let client = client.or(url.client()).unwrap_or_default();
         let settings = Settings {
-            client: client.or(url.client()).unwrap_or_default(),
+            client,
             user: url.user.clone(),
             password: url.password.clone(),
             database: url.database,
             resp3: url.options.resp3,
-            #[cfg(feature = "fred")]
-            in_cluster: url.kind == Kind::Cluster,
+            asks_first: url.kind == Kind::Cluster && client.name() == "fred",
             tls,
             limit,
             runtime: Arc::new(SharedRuntime::new(runtime, limit)),
@@ -127,22 +82,51 @@ impl Topology {
             let settings = Arc::clone(settings);
             url.places.iter().map(move |(host, port)| Endpoint::new(host, *port, &settings))
         };
-        Ok(match url.kind {
+        Ok(Self(match url.kind {
             Kind::One => {
-                let endpoint =
-                    at(&shared).next().ok_or_else(|| url.refused("it names no server"))?;
-                Self::Single(Link::new(endpoint))
+                let endpoint = at(&shared).next();
+                let endpoint = endpoint.ok_or_else(|| url.refused("it names no server"))?;
+                Topology::Single(Link::new(endpoint))
             }
-            Kind::Cluster => Self::Several(Servers::new(at(&shared), None, &shared)),
+            Kind::Cluster => Topology::Several(Servers::new(at(&shared), None, &shared)),
             Kind::Sentinels => {
-                let (user, password) =
-                    (url.options.sentinel_user.clone(), url.options.sentinel_password.clone());
-                let (database, has_served) = (0, Arc::default());
-                let login = Settings { user, password, database, has_served, ..settings };
-                let login = Arc::new(login);
-                Self::Several(Servers::new(at(&login), Some(&url.service), &shared))
+                let login = Settings {
+                    user: url.options.sentinel_user.clone(),
+                    password: url.options.sentinel_password.clone(),
+                    database: 0,
+                    has_served: Arc::default(),
+                    ..settings
+                };
+                let seeds = at(&Arc::new(login));
+                Topology::Several(Servers::new(seeds, Some(&url.service), &shared))
             }
-        })
+        }))
+    }
+
+    /// Connects within this time.
+    pub(crate) async fn connect(&self, within: Duration) -> Result<(), RedisError> {
+        let deadline = Deadline::within(within);
+        match &self.0 {
+            Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await,
+            // A server that requires a password accepts the connection and refuses the first command.
+            Topology::Single(_) | Topology::Several(_) => {
+                let ping = [Argument::Text("PING")];
+                let answer = self.ask(deadline, "", Request::command(&ping)).await;
+                answer.map(drop).map_err(RedisError::of_a_lookup)
+            }
+        }
+    }
+
+    async fn ask(
+        &self,
+        deadline: Deadline,
+        key: &str,
+        request: Request<'_>,
+    ) -> Result<Reply, RedisError> {
+        match &self.0 {
+            Topology::Single(link) => link.ask(deadline, false, request).await,
+            Topology::Several(servers) => servers.ask(deadline, key, request).await,
+        }
     }
 }
 
@@ -180,7 +164,7 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        match &self.topology {
+        match &self.0 {
             Topology::Several(servers) => servers.ask_each(deadline, words).await,
             Topology::Single(link) => {
                 let answer = link.ask(deadline, false, Request::command(words)).await;
@@ -190,11 +174,11 @@ impl Connection for RedisConnection {
     }
 
     fn is_cluster(&self) -> bool {
-        matches!(&self.topology, Topology::Several(servers) if servers.is_cluster())
+        matches!(&self.0, Topology::Several(servers) if servers.is_cluster())
     }
 
     fn address(&self) -> &Arc<str> {
-        match &self.topology {
+        match &self.0 {
             Topology::Single(link) => link.address(),
             Topology::Several(servers) => servers.address(),
         }

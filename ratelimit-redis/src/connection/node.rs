@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use socket2::TcpKeepalive;
 
-#[cfg(feature = "fred")]
-use super::Argument;
 use super::Reply;
 use super::peer::Peer;
 use super::request::Commands;
@@ -26,16 +24,19 @@ pub(super) mod redis_rs;
 mod tests;
 
 /// How to log in to a server; the same for all servers of a cluster.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) client: Client,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
     pub(crate) resp3: bool,
-    /// Whether the server has to be part of a cluster.
-    #[cfg(feature = "fred")]
-    pub(crate) in_cluster: bool,
+    /// Whether a node of a cluster is asked if it serves before anything else is sent.
+    ///
+    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
+    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
+    /// this node knows.
+    pub(crate) asks_first: bool,
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     /// A connection that owes replies and gives none for so long is replaced.
@@ -44,24 +45,6 @@ pub(crate) struct Settings {
     pub(crate) runtime: Arc<SharedRuntime>,
     /// Whether one of the servers has accepted all of this once.
     pub(crate) has_served: Arc<AtomicBool>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            client: Client::default(),
-            user: None,
-            password: None,
-            database: 0,
-            resp3: false,
-            #[cfg(feature = "fred")]
-            in_cluster: false,
-            tls: None,
-            limit: Duration::MAX,
-            runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
-            has_served: Arc::default(),
-        }
-    }
 }
 
 impl Settings {
@@ -121,8 +104,7 @@ fn keepalive() -> TcpKeepalive {
     keepalive
 }
 
-/// One connection to one server. Cheap to clone; clones share it.
-#[derive(Clone)]
+/// One connection to one server.
 pub(crate) enum Node {
     #[cfg(feature = "redis")]
     Redis(redis_rs::Node),
@@ -145,23 +127,6 @@ impl Node {
             Client::Redis => redis_rs::Node::connect(endpoint, address).await.map(Self::Redis),
             #[cfg(feature = "fred")]
             Client::Fred => fred::Node::connect(endpoint, address).await.map(Self::Fred),
-        }
-    }
-
-    /// Whether this node of a cluster accepts requests.
-    ///
-    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
-    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
-    /// this node knows.
-    #[cfg(feature = "fred")]
-    pub(crate) async fn serves(&self, peer: &Peer) -> Result<(), RedisError> {
-        match self.send(false, Commands::One(&["CLUSTER", "INFO"].map(Argument::Text))).await {
-            Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
-                Err(peer.error("CLUSTERDOWN", "The cluster is down"))
-            }
-            // A user without permission for it goes without.
-            Ok(_) | Err(RedisError::Server { .. }) => Ok(()),
-            Err(error) => Err(error.of_a_lookup()),
         }
     }
 

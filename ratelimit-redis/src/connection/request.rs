@@ -1,7 +1,6 @@
 //! [`Request`]: a command or a transaction, so that each way to send them is written once.
 
 use super::Argument;
-use super::follow::TryAgain;
 
 /// What is sent to a server at once. The reply to a transaction is an array of its commands' replies.
 #[derive(Clone, Copy)]
@@ -10,45 +9,42 @@ pub(crate) enum Commands<'a> {
     Transaction(&'a [Vec<Argument<'a>>]),
 }
 
-/// What a request is about.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// Keys that stay together.
-    Keys,
-    /// Keys that the caller can send apart.
-    SplittableKeys,
-    /// Which server is in charge.
-    Owners,
+/// What to do while keys of a request lie on two servers, because their slot moves: a server answers `TRYAGAIN`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TryAgain {
+    /// Wait until they lie on one.
+    Wait,
+    /// Return the error: the caller sends the keys apart.
+    Return,
 }
 
 /// A request to a server.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) commands: Commands<'a>,
-    pub(crate) purpose: Purpose,
+    pub(crate) try_again: TryAgain,
+    /// Whether it asks which server is in charge.
+    pub(crate) asks_owners: bool,
 }
 
 impl<'a> Request<'a> {
+    const fn of(commands: Commands<'a>) -> Self {
+        Self { commands, try_again: TryAgain::Wait, asks_owners: false }
+    }
+
     pub(crate) const fn command(words: &'a [Argument<'a>]) -> Self {
-        Self { commands: Commands::One(words), purpose: Purpose::Keys }
+        Self::of(Commands::One(words))
     }
 
     pub(crate) const fn splittable(words: &'a [Argument<'a>]) -> Self {
-        Self { purpose: Purpose::SplittableKeys, ..Self::command(words) }
+        Self { try_again: TryAgain::Return, ..Self::command(words) }
     }
 
     pub(crate) const fn question(words: &'a [Argument<'a>]) -> Self {
-        Self { purpose: Purpose::Owners, ..Self::command(words) }
+        Self { asks_owners: true, ..Self::command(words) }
     }
 
     pub(crate) const fn transaction(commands: &'a [Vec<Argument<'a>>]) -> Self {
-        Self { commands: Commands::Transaction(commands), purpose: Purpose::Keys }
-    }
-
-    pub(crate) fn try_again(self) -> TryAgain {
-        match self.purpose {
-            Purpose::SplittableKeys => TryAgain::Return,
-            Purpose::Keys | Purpose::Owners => TryAgain::Wait,
-        }
+        Self::of(Commands::Transaction(commands))
     }
 }

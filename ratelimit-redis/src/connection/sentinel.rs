@@ -30,15 +30,11 @@ impl SharedServers {
             // A user without permission for it goes without.
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
             Ok(_) => {
-                let replica = format!(
-                    "the sentinel at {} names {}, which is not a master yet",
-                    sentinel.address(),
-                    link.address()
-                );
-                return Err(RedisError::NoServer {
-                    address: Arc::clone(sentinel.address()),
-                    reason: replica,
-                });
+                let (sentinel, named) = (&sentinel.endpoint.peer, link.address());
+                return Err(sentinel.no_server(format!(
+                    "the sentinel at {} names {named}, which is not a master yet",
+                    sentinel.address()
+                )));
             }
             Err(error) => return Err(error),
         }
@@ -53,13 +49,7 @@ async fn place_by(
     deadline: Deadline,
 ) -> Result<(String, u16), RedisError> {
     let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
-    let reply = match sentinel.ask(deadline, false, Request::question(&words)).await {
-        Ok(reply) => reply,
-        Err(RedisError::Server { address, code, message }) => {
-            return Err(refused(&address, &code, &message));
-        }
-        Err(error) => return Err(error),
-    };
+    let reply = sentinel.ask(deadline, false, Request::question(&words)).await.map_err(refused)?;
     if reply == Reply::Nil {
         return Err(RedisError::Config(format!(
             "the sentinel at {} watches no service {service:?}; name one that it does (SENTINEL \
@@ -67,19 +57,19 @@ async fn place_by(
             sentinel.address()
         )));
     }
-    place(&reply).ok_or_else(|| sentinel.endpoint().peer.unexpected(&reply))
+    place(&reply).ok_or_else(|| sentinel.endpoint.peer.unexpected(&reply))
 }
 
 fn place(reply: &Reply) -> Option<(String, u16)> {
     let Reply::Array(parts) = reply else { return None };
-    let [Reply::Text(host), Reply::Text(port)] = &parts[..] else { return None };
-    let port = std::str::from_utf8(port).ok()?.parse().ok()?;
-    Some((String::from_utf8(host.clone()).ok()?, port))
+    let [host, port] = &parts[..] else { return None };
+    Some((host.as_text()?.to_owned(), port.as_text()?.parse().ok()?))
 }
 
 /// The error for a Sentinel's error reply, with the remedy if there is one.
-fn refused(address: &Arc<str>, code: &str, message: &str) -> RedisError {
-    match code {
+fn refused(error: RedisError) -> RedisError {
+    let RedisError::Server { address, code, message } = &error else { return error };
+    match &**code {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => RedisError::Config(format!(
             "the sentinel at {address} refuses this login ({code}); give its own by \
              ?sentinel-user=…&sentinel-password=… in the URL"
@@ -88,11 +78,7 @@ fn refused(address: &Arc<str>, code: &str, message: &str) -> RedisError {
             "Redis at {address} is no sentinel; name the sentinels (their port is 26379 unless set \
              otherwise), or use redis://{address}"
         )),
-        _ => RedisError::Server {
-            address: Arc::clone(address),
-            code: code.to_owned(),
-            message: message.to_owned(),
-        },
+        _ => error,
     }
 }
 

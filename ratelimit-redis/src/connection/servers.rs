@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use tokio::time::Instant;
 
 use super::follow::follow;
-use super::link::{self, Link};
+use super::link::Link;
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
+use super::peer::Peer;
 use super::request::Request;
 use super::route::{Hint, Place, hint};
 use super::slot::{self, Range};
@@ -79,13 +80,14 @@ impl Servers {
         settings: &Arc<Settings>,
     ) -> Self {
         let seeds: Vec<_> = seeds.map(Link::new).collect();
-        let address = link::addresses(&seeds);
+        let addresses: Vec<_> = seeds.iter().map(|seed| &**seed.address()).collect();
+        let peer = Peer::new(&addresses.join(","));
         let (service, settings) = (service.map(str::to_owned), Arc::clone(settings));
         let slots = if service.is_some() { 1 } else { usize::from(slot::SLOTS) };
         let table = RwLock::new(SlotTable::new(slots));
         let inner = Arc::new(SharedServers { seeds, service, settings, table });
         let looks = Arc::clone(&inner);
-        let lookup = Lookup::new(&address, &inner.settings.runtime, move |round, doubted| {
+        let lookup = Lookup::new(peer, &inner.settings.runtime, move |round, doubted| {
             Arc::clone(&looks).look(looks.candidates(round, doubted))
         });
         Self { inner, lookup, down: Mutex::default() }
@@ -96,7 +98,7 @@ impl Servers {
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        self.lookup.address()
+        self.lookup.peer.address()
     }
 
     /// Reads the slot table for the first time.
@@ -113,7 +115,7 @@ impl Servers {
     ) -> Result<Reply, RedisError> {
         let slot = if self.is_cluster() { slot::of(key) } else { 0 };
         let route = ToSlot { servers: self, slot };
-        follow(&route, request.try_again(), deadline, |link: Arc<Link>, asking| async move {
+        follow(&route, request.try_again, deadline, |link: Arc<Link>, asking| async move {
             link.ask(deadline, asking, request).await
         })
         .await
@@ -219,7 +221,7 @@ impl ToSlot<'_> {
             return last;
         }
         let slot = self.slot;
-        self.lookup().nothing(format!(
+        self.lookup().peer.no_server(format!(
             "slot {slot} is on its way, and one server sends to the next; the last said: {last}"
         ))
     }
@@ -244,7 +246,7 @@ impl SharedServers {
 
     /// The server at an address that the asked server named; it owns this slot from now on.
     pub(super) fn met(&self, to: &Place<'_>, asked: &Link, keeps: Option<u16>) -> Arc<Link> {
-        let host = if matches!(to.host, "" | "?") { &asked.endpoint().host } else { to.host };
+        let host = if matches!(to.host, "" | "?") { &asked.endpoint.host } else { to.host };
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let link = table.node_or(|| self.link(host, to.port), host, to.port);
         if let Some(slot) = keeps {
@@ -268,7 +270,7 @@ impl SharedServers {
         let mut candidates = self.masters();
         lookup::rotate(&mut candidates, round);
         for seed in &self.seeds {
-            let Endpoint { host, port, .. } = seed.endpoint();
+            let Endpoint { host, port, .. } = &seed.endpoint;
             if !candidates.iter().any(|known| known.is_at(host, *port)) {
                 candidates.push(Arc::clone(seed));
             }
@@ -282,7 +284,7 @@ impl SharedServers {
 
     /// Reads the slot table of one of these, or the master's place.
     async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<(), RedisError> {
-        let (deadline, servers) = (lookup::deadline(), &*self);
+        let (deadline, servers) = (Deadline::within(lookup::LONGEST), &*self);
         let asked = asked.into_iter().map(|link| async move {
             match &servers.service {
                 None => slot_table(link, deadline).await,
@@ -309,7 +311,7 @@ impl SharedServers {
         }
         for (slot, known) in table.owners.iter().enumerate() {
             if let (None, Some(link)) = (&new.owners[slot], known) {
-                let Endpoint { host, port, .. } = link.endpoint();
+                let Endpoint { host, port, .. } = &link.endpoint;
                 new.owners[slot] = Some(new.node_or(|| Arc::clone(link), host, *port));
             }
         }
@@ -319,27 +321,22 @@ impl SharedServers {
 
 /// The slot table of a node.
 async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
-    let words = [Argument::Text("CLUSTER"), Argument::Text("SLOTS")];
-    let reply = match link.ask(deadline, false, Request::question(&words)).await {
-        Ok(reply) => reply,
-        Err(RedisError::Server { address, code, message })
-            if code == "ERR" && message.contains("cluster support disabled") =>
+    let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
+    let asked = link.ask(deadline, false, Request::question(&words)).await;
+    let reply = asked.map_err(|error| match error {
+        RedisError::Server { address, message, .. }
+            if message.contains("cluster support disabled") =>
         {
-            return Err(RedisError::Config(format!(
-                "Redis at {address} is no cluster; use redis://{address}"
-            )));
+            RedisError::Config(format!("Redis at {address} is no cluster; use redis://{address}"))
         }
-        Err(error) => return Err(error),
-    };
-    let unexpected = || link.endpoint().peer.unexpected(&reply);
-    let ranges = slot::ranges(&reply, &link.endpoint().host).ok_or_else(unexpected)?;
+        error => error,
+    })?;
+    let Endpoint { host, peer, .. } = &link.endpoint;
+    let ranges = slot::ranges(&reply, host).ok_or_else(|| peer.unexpected(&reply))?;
     if ranges.is_empty() {
         // A node that was reset, or that the others have forgotten.
-        return Err(RedisError::NoServer {
-            address: Arc::clone(link.address()),
-            reason: "it knows no owner of any slot; is it part of the cluster (CLUSTER MEET)?"
-                .into(),
-        });
+        let reason = "it knows no owner of any slot; is it part of the cluster (CLUSTER MEET)?";
+        return Err(peer.no_server(reason));
     }
     Ok(ranges)
 }
@@ -354,23 +351,39 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::connection::follow::{FIRST_PAUSE, TryAgain, in_charge, owner};
+    use crate::connection::follow::{FIRST_PAUSE, in_charge, owner};
+    use crate::connection::request::TryAgain;
+
+    /// Servers with these seeds.
+    fn servers(ports: &[u16], service: Option<&str>) -> Servers {
+        let settings = Arc::new(Settings { limit: Duration::MAX, ..Settings::default() });
+        let seeds = ports.iter().map(|port| Endpoint::new("127.0.0.1", *port, &settings));
+        Servers::new(seeds, service, &settings)
+    }
 
     /// A cluster in which look-ups find nothing new, and take so long.
-    fn cluster(settings: &Arc<Settings>, look_ms: u64) -> Servers {
-        let seeds = [Endpoint::new("node", 1, settings)].into_iter();
-        let lookup = Lookup::new(&"node".into(), &settings.runtime, move |_, _| async move {
+    fn cluster(look_ms: u64) -> Servers {
+        let servers = servers(&[1], None);
+        let runtime = &servers.inner.settings.runtime;
+        let lookup = Lookup::new(Peer::new("node"), runtime, move |_, _| async move {
             sleep(Duration::from_millis(look_ms)).await;
             Ok(())
         });
-        Servers { lookup, ..Servers::new(seeds, None, settings) }
+        Servers { lookup, ..servers }
+    }
+
+    fn range(first: u16, last: u16, port: u16) -> Range {
+        Range { first, last, host: "127.0.0.1".into(), port }
+    }
+
+    fn says(code: &str, message: String) -> RedisError {
+        RedisError::Server { address: "node".into(), code: code.into(), message }
     }
 
     #[tokio::test(start_paused = true)]
     async fn when_time_runs_out_in_a_look_up_the_error_is_the_one_before() {
-        let settings = Arc::new(Settings::default());
         for within_ms in 40..400 {
-            let cluster = cluster(&settings, 30);
+            let cluster = cluster(30);
             let deadline = Deadline::within(Duration::from_millis(within_ms));
             let route = ToSlot { servers: &cluster, slot: 7 };
             let owner = owner(&route, &mut FIRST_PAUSE.clone(), deadline).await;
@@ -381,22 +394,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn when_time_runs_out_the_error_is_the_servers_last_word() {
-        let address: Arc<str> = "node".into();
-        let settings = Arc::new(Settings::default());
-        let cluster = cluster(&settings, 0);
-        cluster.inner.learn(&[Range { first: 0, last: 0, host: "node".into(), port: 1 }]);
+        let cluster = cluster(0);
+        cluster.inner.learn(&[range(0, 0, 1)]);
         let route = ToSlot { servers: &cluster, slot: 0 };
         // Wherever in an attempt the time runs out.
         for within_ms in 2..200 {
             let deadline = Deadline::within(Duration::from_millis(within_ms));
             let asked = follow(&route, TryAgain::Wait, deadline, async |_, _| {
                 sleep(Duration::from_micros(700)).await;
-                if deadline.is_over() {
-                    let reason = "no time was left".to_owned();
-                    return Err(RedisError::Unreachable { address: Arc::clone(&address), reason });
-                }
-                let (code, message) = ("CLUSTERDOWN".to_owned(), String::new());
-                Err::<(), _>(RedisError::Server { address: Arc::clone(&address), code, message })
+                let down = says("CLUSTERDOWN", String::new());
+                let late = cluster.lookup.peer.too_late(deadline);
+                Err::<(), _>(if deadline.is_over() { late } else { down })
             });
             let error = asked.await.expect_err("it is down");
             assert!(matches!(error, RedisError::Server { .. }), "{within_ms}: {error}");
@@ -405,17 +413,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn servers_that_send_in_a_circle_end_a_request_after_a_few_redirections() {
-        let settings = Arc::new(Settings::default());
-        let cluster = cluster(&settings, 0);
+        let cluster = cluster(0);
         let route = ToSlot { servers: &cluster, slot: 0 };
-        cluster.inner.learn(&[Range { first: 0, last: 0, host: "node".into(), port: 1 }]);
+        cluster.inner.learn(&[range(0, 0, 1)]);
         let asked = std::sync::atomic::AtomicUsize::new(0);
         let deadline = Deadline::within(Duration::from_secs(9));
         let sent = follow(&route, TryAgain::Wait, deadline, async |link, _| {
             asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let message = format!("0 node:{}", 3 - link.endpoint().port);
-            let (address, code) = (Arc::clone(link.address()), "MOVED".to_owned());
-            Err::<(), _>(RedisError::Server { address, code, message })
+            let other = 3 - link.endpoint.port;
+            Err::<(), _>(says("MOVED", format!("0 127.0.0.1:{other}")))
         });
         let error = sent.await.expect_err("no server keeps it").to_string();
         assert!(error.contains("one server sends to the next"), "{error}");
@@ -424,23 +430,18 @@ mod tests {
 
     #[test]
     fn another_sentinel_is_asked_first_each_round() {
-        let settings = Arc::new(Settings::default());
-        let seeds = [1, 2, 3].map(|port| Endpoint::new("h", port, &settings)).into_iter();
-        let inner = Servers::new(seeds, Some("service"), &settings).inner;
-        let asked = |round| inner.candidates(round, None)[0].endpoint().port;
+        let inner = servers(&[1, 2, 3], Some("service")).inner;
+        let asked = |round| inner.candidates(round, None)[0].endpoint.port;
         assert_eq!([0, 1, 2, 3].map(asked), [1, 2, 3, 1]);
     }
 
     #[tokio::test]
     async fn a_slot_that_a_table_does_not_name_keeps_its_owner() {
-        let settings = Arc::new(Settings::default());
-        let seeds = [Endpoint::new("h", 1, &settings)].into_iter();
-        let inner = Servers::new(seeds, None, &settings).inner;
-        let range = |first, last, port| Range { first, last, host: "h".into(), port };
+        let inner = servers(&[1], None).inner;
         inner.learn(&[range(0, 99, 1), range(100, 199, 2), range(200, 299, 3)]);
         // As a node sees it for a moment that has heard of the demotion of a master and not of its successor.
         inner.learn(&[range(0, 149, 1), range(250, 299, 3)]);
-        let owner = |slot| inner.owner(slot).map(|link| link.endpoint().port);
+        let owner = |slot| inner.owner(slot).map(|link| link.endpoint.port);
         assert_eq!(
             [0, 149, 150, 200, 299, 300].map(owner),
             [Some(1), Some(1), Some(2), Some(3), Some(3), None]
@@ -453,28 +454,20 @@ mod tests {
         let server = RedisServer::start().expect("redis-server");
         let hangs = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let hung = hangs.local_addr().expect("bound").port();
-        let limit = Duration::from_secs(20);
-        let settings = Arc::new(Settings { limit, ..Settings::default() });
-        let seeds = [Endpoint::new("127.0.0.1", hung, &settings)].into_iter();
-        let cluster = Servers::new(seeds, None, &settings);
-        let range = |first, last, port| Range { first, last, host: "127.0.0.1".into(), port };
+        let cluster = servers(&[hung], None);
         cluster.inner.learn(&[range(0, 8_191, server.port()), range(8_192, 16_383, hung)]);
-        let (first, last) = (0, slot::SLOTS - 1);
-        let deadline = Deadline::within(limit);
-        let link = cluster.inner.owner(first).expect("known");
-        link.ask(deadline, false, Request::command(&[Argument::Text("PING")]))
-            .await
-            .expect("it is up");
+        let [first, last] = [0, slot::SLOTS - 1].map(|slot| ToSlot { servers: &cluster, slot });
+        let deadline = Deadline::within(Duration::from_secs(20));
+        let (link, ping) = (first.known().expect("known"), [Argument::Text("PING")]);
+        link.ask(deadline, false, Request::command(&ping)).await.expect("it is up");
 
         cluster.lookup.doubt();
         for _ in 0..100 {
-            let route = ToSlot { servers: &cluster, slot: first };
-            let owner = in_charge(&route, deadline).now_or_never().expect("at once");
+            let owner = in_charge(&first, deadline).now_or_never().expect("at once");
             assert!(Arc::ptr_eq(&owner.expect("known"), &link));
         }
         // Requests to the other server wait for the look-up: it may have a new owner.
-        let route = ToSlot { servers: &cluster, slot: last };
-        assert!(in_charge(&route, deadline).now_or_never().is_none());
+        assert!(in_charge(&last, deadline).now_or_never().is_none());
         assert_eq!(cluster.lookup.rounds(), 0, "it is still under way");
     }
 }

@@ -46,16 +46,14 @@ pub(crate) fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
             return None;
         }
         let host = match host {
-            Reply::Text(host) => std::str::from_utf8(host).ok()?,
-            Reply::Nil => "",
-            _ => return None,
-        };
-        let host = match host {
-            // A node that should be addressed by name and has none.
-            "?" => address_in(master).unwrap_or(asked),
             // The host that was asked.
-            "" => asked,
-            host => host,
+            Reply::Nil => asked,
+            host => match host.as_text()? {
+                // A node that should be addressed by name and has none.
+                "?" => address_in(master).unwrap_or(asked),
+                "" => asked,
+                host => host,
+            },
         };
         ranges.push(Range { first, last, host: host.to_owned(), port: u16::try_from(*port).ok()? });
     }
@@ -65,11 +63,7 @@ pub(crate) fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
 /// A node's address, from the details that newer servers send after its id.
 fn address_in(master: &[Reply]) -> Option<&str> {
     let Some(Reply::Array(pairs)) = master.get(3) else { return None };
-    let ip = pairs.chunks_exact(2).find_map(|pair| match pair {
-        [Reply::Text(name), Reply::Text(value)] if name == b"ip" => Some(value),
-        _ => None,
-    });
-    std::str::from_utf8(ip?).ok()
+    pairs.chunks_exact(2).find(|pair| pair[0].as_text() == Some("ip"))?[1].as_text()
 }
 
 #[cfg(test)]
@@ -99,23 +93,27 @@ mod tests {
         Reply::Text(text.into())
     }
 
-    fn entry(first: i64, last: i64, node: Vec<Reply>) -> Reply {
-        Reply::Array(vec![Reply::Integer(first), Reply::Integer(last), Reply::Array(node)])
+    /// The table of one range.
+    fn table(first: i64, last: i64, host: Reply, port: i64, more: Vec<Reply>) -> Reply {
+        let node = [vec![host, Reply::Integer(port), text("id")], more].concat();
+        let entry = vec![Reply::Integer(first), Reply::Integer(last), Reply::Array(node)];
+        Reply::Array(vec![Reply::Array(entry)])
     }
 
     #[test]
     fn hosts_are_parsed_in_every_form_a_server_sends() {
-        let ip = Reply::Array(vec![text("ip"), text("10.0.0.7")]);
-        for (node, host) in [
-            (vec![text("127.0.0.1"), Reply::Integer(1), text("id")], "127.0.0.1"),
-            (vec![text("::1"), Reply::Integer(1), text("id"), Reply::Array(vec![])], "::1"),
-            (vec![text("one.example"), Reply::Integer(1), text("id")], "one.example"),
-            (vec![text(""), Reply::Integer(1), text("id")], "asked"),
-            (vec![Reply::Nil, Reply::Integer(1), text("id")], "asked"),
-            (vec![text("?"), Reply::Integer(1), text("id"), ip], "10.0.0.7"),
-            (vec![text("?"), Reply::Integer(1), text("id"), Reply::Array(vec![])], "asked"),
+        let details =
+            |details: &[&str]| vec![Reply::Array(details.iter().map(|it| text(it)).collect())];
+        for (said, more, host) in [
+            (text("127.0.0.1"), vec![], "127.0.0.1"),
+            (text("::1"), details(&[]), "::1"),
+            (text("one.example"), vec![], "one.example"),
+            (text(""), vec![], "asked"),
+            (Reply::Nil, vec![], "asked"),
+            (text("?"), details(&["ip", "10.0.0.7"]), "10.0.0.7"),
+            (text("?"), details(&[]), "asked"),
         ] {
-            let reply = Reply::Array(vec![entry(0, 16_383, node)]);
+            let reply = table(0, 16_383, said, 1, more);
             let due = Range { first: 0, last: 16_383, host: host.into(), port: 1 };
             assert_eq!(ranges(&reply, "asked"), Some(vec![due]));
         }
@@ -123,16 +121,15 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_no_slot_table_is_refused() {
-        let node = || vec![text("h"), Reply::Integer(1)];
         assert_eq!(ranges(&Reply::Array(vec![]), "asked"), Some(vec![]));
         for reply in [
             Reply::Nil,
             Reply::Array(vec![Reply::Nil]),
-            Reply::Array(vec![entry(0, 16_384, node())]),
-            Reply::Array(vec![entry(-1, 5, node())]),
-            Reply::Array(vec![entry(6, 5, node())]),
-            Reply::Array(vec![entry(0, 5, vec![text("h"), Reply::Integer(65_536)])]),
-            Reply::Array(vec![entry(0, 5, vec![])]),
+            table(0, 16_384, text("h"), 1, vec![]),
+            table(-1, 5, text("h"), 1, vec![]),
+            table(6, 5, text("h"), 1, vec![]),
+            table(0, 5, text("h"), 65_536, vec![]),
+            table(0, 5, Reply::Integer(1), 1, vec![]),
         ] {
             assert_eq!(ranges(&reply, "asked"), None, "{reply:?}");
         }

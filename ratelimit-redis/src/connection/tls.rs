@@ -154,20 +154,17 @@ fn secret(file: &Path) -> Result<PrivateKeyDer<'static>, RedisError> {
 }
 
 fn unreadable(file: &Path, error: &PemError) -> RedisError {
-    if let PemError::Io(error) = error {
-        return refused(&format!(
-            "cannot read {} of tls-ca, tls-cert or tls-key in the URL: {error}",
-            file.display()
-        ));
-    }
     let file = file.display();
-    match error {
-        PemError::NoItemsFound => refused(&format!(
+    refused(&match error {
+        PemError::Io(error) => {
+            format!("cannot read {file} of tls-ca, tls-cert or tls-key in the URL: {error}")
+        }
+        PemError::NoItemsFound => format!(
             "{file} holds none of what it is to hold; it has to be PEM, with BEGIN CERTIFICATE for \
              tls-ca and tls-cert and BEGIN PRIVATE KEY for tls-key"
-        )),
-        error => refused(&format!("{file} is no PEM: {error}")),
-    }
+        ),
+        error => format!("{file} is no PEM: {error}"),
+    })
 }
 
 #[cfg(test)]

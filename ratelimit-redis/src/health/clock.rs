@@ -1,19 +1,17 @@
 //! Looks at a server's clock, and for states from its future.
 
-use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ratelimit_core::store::Now;
 use ratelimit_core::{Clock, SystemClock, Timestamp};
 
-use super::{Health, Severity};
+use super::{Health, Severity, Trial};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::RedisError;
-use crate::lua_mode::states::score_us;
-use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::mode::{Lua, Mode};
 use crate::program::Stored;
-use crate::scan::START;
 use crate::store::RedisStore;
 
 /// How far a server's clock may be from the program's, and a state ahead of the server's clock, in microseconds.
@@ -23,69 +21,16 @@ const EARLIEST_US: u64 = 1_577_836_800_000_000;
 const LATEST_US: u64 = 4_102_444_800_000_000;
 
 /// How many keys of each server are looked at, and in how many steps of as many of the server's keys.
-const SAMPLED: usize = 100;
+const SAMPLED: u64 = 100;
 const STEPS: usize = 10;
 
-/// Reads when the newest charge of a state was made, whatever its limit.
-pub trait NewestCharge {
-    /// In microseconds; `None` if the key holds no state of the mode, or one of an algorithm that is not built in.
-    #[doc(hidden)]
-    fn newest_us(&self, key: &str) -> impl Future<Output = Result<Option<u64>, RedisError>> + Send;
-}
-
-impl<C: Connection> NewestCharge for RedisStore<Lua, C> {
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        match self.inner.keys.limit_of(key) {
-            Some("") => {
-                let fields = self.items(key, &["HGETALL"], &[]).await?;
-                Ok(fields.iter().skip(1).step_by(2).filter_map(|field| newest_in(field)).max())
-            }
-            Some(part) if part.ends_with('+') => self.newest_element(key).await,
-            Some(part) if !part.contains(['#', '!', '+']) => {
-                let texts = self.texts(key, &["ZRANGE"], &["-1", "-1", "WITHSCORES"]).await?;
-                Ok(texts.last().and_then(|score| score_us(score)))
-            }
-            _ => Ok(None),
-        }
-    }
-}
-
-impl<C: Connection> NewestCharge for RedisStore<Cas, C> {
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        match self.inner.keys.limit_of(key) {
-            Some(part) if part.ends_with('!') => {
-                let items = self.items(key, &["GET"], &[]).await?;
-                Ok(items.iter().find_map(|item| newest_in(item)))
-            }
-            _ => Ok(None),
-        }
-    }
-}
-
-impl<C: Connection> NewestCharge for RedisStore<Multi, C> {
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        match self.inner.keys.limit_of(key).and_then(|part| part.split_once('+')) {
-            Some((_, "window-log")) => self.newest_element(key).await,
-            Some((_, "sliding-log")) => {
-                let texts = self.texts(key, &["ZRANGE"], &["-1", "-1"]).await?;
-                Ok(texts.first().and_then(|text| leading_number(text)))
-            }
-            Some((_, "")) | None => Ok(None),
-            Some(_) => {
-                let texts = self.texts(key, &["HGETALL"], &[]).await?;
-                Ok(texts.iter().step_by(2).filter_map(|text| leading_number(text)).max())
-            }
-        }
-    }
-}
-
 /// The number that a text begins with.
-fn leading_number(text: &str) -> Option<u64> {
+pub(super) fn leading_number(text: &str) -> Option<u64> {
     text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
 }
 
 /// When the newest charge of a state was made that is stored as a name and numbers.
-fn newest_in(field: &[u8]) -> Option<u64> {
+pub(super) fn newest_in(field: &[u8]) -> Option<u64> {
     if let Some(metadata) = field.strip_prefix(b"window-log ") {
         return leading_number(&String::from_utf8_lossy(metadata));
     }
@@ -102,7 +47,7 @@ fn newest_in(field: &[u8]) -> Option<u64> {
 
 impl<M: Mode, C: Connection> RedisStore<M, C>
 where
-    Self: NewestCharge,
+    Self: Trial,
 {
     /// Compares the clock of the server that keeps this identifier with the program's, and with a sample of states.
     pub(super) async fn look_at_clock(
@@ -139,52 +84,47 @@ where
 
     /// When the newest charges were made of a bounded number of states.
     async fn sample(&self, identifier: &str) -> Result<Vec<u64>, RedisError> {
-        let pattern = self.inner.keys.pattern();
-        let (mut sampled, mut cursor) = (Vec::new(), START.to_owned());
+        let on = vec![identifier.to_owned()];
+        let mut scan = self.scan_servers_of(on, SAMPLED, SAMPLED, Duration::ZERO);
+        let mut sampled = Vec::new();
         for _ in 0..STEPS {
-            let scanned = self.scanned(identifier, &pattern, &cursor, SAMPLED as u64);
-            let (next, mut keys) = scanned.await?;
-            keys.truncate(SAMPLED - sampled.len());
+            let Some(keys) = scan.next().await? else { break };
             for newest in all(keys.iter().map(|key| self.newest_us(key))).await {
                 match newest {
-                    Ok(newest) => sampled.push(newest),
-                    Err(error) if error.is_wrong_type() => sampled.push(None),
+                    Ok(newest) => sampled.extend(newest),
+                    Err(error) if error.is_wrong_type() => {}
                     Err(error) => return Err(error),
                 }
             }
-            if next == START || sampled.len() >= SAMPLED {
-                break;
-            }
-            cursor = next;
         }
-        Ok(sampled.into_iter().flatten().collect())
+        Ok(sampled)
     }
 
     /// When the newest element of a list was made.
-    async fn newest_element(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        let texts = self.texts(key, &["LRANGE"], &["-1", "-1"]).await?;
+    pub(super) async fn newest_element(&self, key: &str) -> Result<Option<u64>, RedisError> {
+        let texts = self.texts(key, "LRANGE", &["-1", "-1"]).await?;
         Ok(texts.first().and_then(|text| leading_number(text)))
     }
 
     /// The texts that a command about a key answers, without what is no text.
-    async fn texts(
+    pub(super) async fn texts(
         &self,
         key: &str,
-        command: &[&str],
+        command: &str,
         more: &[&str],
     ) -> Result<Vec<String>, RedisError> {
         let items = self.items(key, command, more).await?;
         Ok(items.iter().map(|item| String::from_utf8_lossy(item).into_owned()).collect())
     }
 
-    async fn items(
+    pub(super) async fn items(
         &self,
         key: &str,
-        command: &[&str],
+        command: &str,
         more: &[&str],
     ) -> Result<Vec<Vec<u8>>, RedisError> {
-        let words: Vec<_> =
-            [command, &[key], more].concat().into_iter().map(Argument::Text).collect();
+        let words = [&[command, key], more].concat();
+        let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
         let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;
         let mut items = Vec::new();
         push_items(reply, &mut items);

@@ -55,9 +55,21 @@ impl Options {
         let is_empty = value.is_empty();
         match name {
             "client" => return client(&value).map(|client| self.client = Some(client)),
-            "mode" => return mode(&value).map(|mode| self.mode = Some(mode)),
-            "protocol" => return is_resp3(&value).map(|resp3| self.resp3 = resp3),
-            "merge" => return merges(&value).map(|merges| self.merge = Some(merges)),
+            "mode" => {
+                let modes = [Lua::NAME, Cas::NAME, Multi::NAME].map(|mode| (mode, mode));
+                let none = "this mode is not known; accepted are mode=lua, mode=cas and mode=multi";
+                self.mode = Some(one_of(&modes, &value, none)?);
+            }
+            "protocol" => {
+                let known = [("2", false), ("resp2", false), ("3", true), ("resp3", true)];
+                let none =
+                    "this protocol is not known; accepted are protocol=resp2 and protocol=resp3";
+                self.resp3 = one_of(&known, &value, none)?;
+            }
+            "merge" => {
+                let none = "merge is neither on nor off; accepted are merge=on and merge=off";
+                self.merge = Some(one_of(&[("on", true), ("off", false)], &value, none)?);
+            }
             "tls-ca" => self.tls.ca = Some(PathBuf::from(value)),
             "tls-cert" => self.tls.certificate = Some(PathBuf::from(value)),
             "tls-key" => self.tls.key = Some(PathBuf::from(value)),
@@ -74,33 +86,22 @@ impl Options {
 
     /// Whether the options fit the scheme.
     pub(super) fn fit(&self, asks_sentinels: bool, encrypted: bool) -> Result<(), String> {
-        if encrypted && !cfg!(feature = "tls") {
-            return Err(
-                "an encrypted connection needs the feature tls of ratelimit-redis, which this \
-                        program was built without"
-                    .into(),
-            );
-        }
-        if !encrypted && self.tls != TlsFiles::default() {
-            return Err(
-                "tls-ca, tls-cert and tls-key are for encrypted connections; use rediss://, \
-                        rediss-sentinel:// or rediss-cluster://"
-                    .into(),
-            );
-        }
-        if self.tls.certificate.is_some() != self.tls.key.is_some() {
-            return Err("give both tls-cert and tls-key, or neither".into());
-        }
         let of_sentinels = [&self.service, &self.sentinel_user, &self.sentinel_password];
-        if !asks_sentinels && of_sentinels.into_iter().any(Option::is_some) {
-            return Err(
-                "service, sentinel-user and sentinel-password are for redis-sentinel://".into()
-            );
-        }
-        if self.sentinel_user.is_some() && self.sentinel_password.is_none() {
-            return Err("sentinel-user without sentinel-password; give both".into());
-        }
-        Ok(())
+        let refusal = if encrypted && !cfg!(feature = "tls") {
+            "an encrypted connection needs the feature tls of ratelimit-redis, which this program was built without"
+        } else if !encrypted && self.tls != TlsFiles::default() {
+            "tls-ca, tls-cert and tls-key are for encrypted connections; use rediss://, rediss-sentinel:// or \
+             rediss-cluster://"
+        } else if self.tls.certificate.is_some() != self.tls.key.is_some() {
+            "give both tls-cert and tls-key, or neither"
+        } else if !asks_sentinels && of_sentinels.into_iter().any(Option::is_some) {
+            "service, sentinel-user and sentinel-password are for redis-sentinel://"
+        } else if self.sentinel_user.is_some() && self.sentinel_password.is_none() {
+            "sentinel-user without sentinel-password; give both"
+        } else {
+            return Ok(());
+        };
+        Err(refusal.into())
     }
 }
 
@@ -118,27 +119,8 @@ fn client(value: &str) -> Result<Client, String> {
     }
 }
 
-fn mode(value: &str) -> Result<&'static str, String> {
-    let modes = [Lua::NAME, Cas::NAME, Multi::NAME];
-    modes.into_iter().find(|mode| *mode == value).ok_or_else(|| {
-        "this mode is not known; accepted are mode=lua, mode=cas and mode=multi".into()
-    })
-}
-
-fn merges(value: &str) -> Result<bool, String> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err("merge is neither on nor off; accepted are merge=on and merge=off".into()),
-    }
-}
-
-fn is_resp3(value: &str) -> Result<bool, String> {
-    match value {
-        "2" | "resp2" => Ok(false),
-        "3" | "resp3" => Ok(true),
-        _ => {
-            Err("this protocol is not known; accepted are protocol=resp2 and protocol=resp3".into())
-        }
-    }
+/// The meaning of a value, by those that are known.
+fn one_of<T: Copy>(known: &[(&str, T)], value: &str, none: &str) -> Result<T, String> {
+    let found = known.iter().find(|(name, _)| *name == value);
+    found.map(|(_, meaning)| *meaning).ok_or_else(|| none.into())
 }

@@ -1,5 +1,7 @@
 //! Splits a URL into parts, and renders it without its login.
 
+use std::str::FromStr;
+
 /// The parts of a URL, each unambiguous.
 pub(super) struct Parts<'u> {
     /// User and password, escaped.
@@ -46,22 +48,16 @@ impl<'u> Parts<'u> {
 
 /// A host and its port.
 fn place_of(address: &str) -> Option<(&str, Option<u16>)> {
-    let (host, port) = match address.strip_prefix('[').and_then(|host| host.split_once(']')) {
-        Some((host, "")) => (host, None),
-        Some((host, port)) => (host, Some(port.strip_prefix(':')?)),
-        None => match address.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (address, None),
-        },
-    };
-    let is_host = if address.starts_with('[') {
-        host.parse::<std::net::Ipv6Addr>().is_ok()
-    } else {
-        is_word(host)
+    let bracketed = address.strip_prefix('[').and_then(|host| host.split_once(']'));
+    let (host, port) =
+        bracketed.unwrap_or_else(|| address.split_at(address.find(':').unwrap_or(address.len())));
+    let is_host = match bracketed {
+        Some(_) => host.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => is_word(host),
     };
     let port = match port {
-        None => None,
-        Some(port) => Some(port.parse().ok().filter(|_| is_number(port))?),
+        "" => None,
+        port => Some(number(port.strip_prefix(':')?)?),
     };
     is_host.then_some((host, port))
 }
@@ -76,15 +72,17 @@ fn service_and_database(path: &str, names_service: bool) -> Option<(Option<&str>
         None => (Some(path), ""),
     };
     let is_service = service.is_none_or(|service| names_service && is_word(service));
-    let database = match database {
-        "" => 0,
-        number => number.parse().ok().filter(|_| is_number(number))?,
-    };
+    let database = if database.is_empty() { 0 } else { number(database)? };
     is_service.then_some((service, database))
 }
 
 fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// The number that digits alone write.
+fn number<N: FromStr>(text: &str) -> Option<N> {
+    text.parse().ok().filter(|_| is_number(text))
 }
 
 fn is_word(text: &str) -> bool {

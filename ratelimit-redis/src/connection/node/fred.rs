@@ -6,7 +6,6 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -18,7 +17,6 @@ use fred::interfaces::{ClientLike, EventInterface, Resp3Frame};
 use fred::types::config::TlsConnector;
 use fred::types::config::{
     Config, ConnectionConfig, Options, PerformanceConfig, Server, ServerConfig, TcpConfig,
-    UnresponsiveConfig,
 };
 use fred::types::{ClusterHash, CustomCommand, RespVersion, Value};
 use futures_util::FutureExt;
@@ -32,15 +30,10 @@ use crate::connection::request::Commands;
 use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
 
-#[derive(Clone)]
 pub(crate) struct Node {
     client: Client,
-    driver: Arc<FredDriver>,
     peer: Peer,
-}
-
-/// The task that drives the connection, as long as a node uses it.
-struct FredDriver {
+    /// The task that drives the connection, as long as the node lives.
     _task: AbortOnDropHandle<()>,
     /// Whether the client ended the connection; closed without that if its runtime has ended.
     ended: watch::Receiver<bool>,
@@ -77,21 +70,22 @@ impl Node {
                 sender.send_replace(true);
             }
         });
-        let (task, traffic) = (AbortOnDropHandle::new(task), Traffic::default());
-        let driver = FredDriver { _task: task, ended, traffic, _listens: listens };
-        let node = Self { client, driver: Arc::new(driver), peer: endpoint.peer.clone() };
-        // The client reports a connection that was closed at once as connected.
-        let answer = {
-            let ping = pin!(node.client.custom_raw(command("PING"), Vec::<Value>::new()));
-            node.answered(ping).await
+        let node = Self {
+            client,
+            peer: endpoint.peer.clone(),
+            _task: AbortOnDropHandle::new(task),
+            ended,
+            traffic: Traffic::default(),
+            _listens: listens,
         };
-        match answer {
-            Ok(_) => Ok(node),
-            Err(FredFailure::Answered { error, .. }) => Err(not_connected(endpoint, &error)),
-            Err(FredFailure::NotSent | FredFailure::Aborted) => {
-                Err(not_connected(endpoint, &Error::new_canceled()))
-            }
-        }
+        // The client reports a connection that was closed at once as connected.
+        let ping = node.client.custom_raw(command("PING"), Vec::<Value>::new());
+        let error = match node.answered(pin!(ping)).await {
+            Ok(_) => None,
+            Err(FredFailure::Answered { error, .. }) => Some(error),
+            Err(FredFailure::NotSent | FredFailure::Aborted) => Some(Error::new_canceled()),
+        };
+        error.map_or(Ok(node), |error| Err(not_connected(endpoint, &error)))
     }
 
     pub(crate) async fn send(
@@ -119,12 +113,12 @@ impl Node {
         &self,
         mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
     ) -> Result<T, FredFailure> {
-        let mut ended = self.driver.ended.clone();
+        let mut ended = self.ended.clone();
         // Nothing is sent any more.
         if ended.has_changed().is_err() {
             return Err(FredFailure::NotSent);
         }
-        let mut passage = self.driver.traffic.begin();
+        let mut passage = self.traffic.begin();
         let answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
@@ -278,8 +272,6 @@ fn connection() -> ConnectionConfig {
         connection_timeout: Duration::ZERO,
         internal_command_timeout: Duration::ZERO,
         max_command_attempts: 1,
-        unresponsive: UnresponsiveConfig::default(),
-        reconnect_on_auth_error: false,
         tcp: TcpConfig {
             // The client writes each script separately, whatever waits behind it: with Nagle's algorithm
             // the scripts of concurrent callers share a segment. A single caller's next script never

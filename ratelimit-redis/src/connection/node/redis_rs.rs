@@ -22,11 +22,10 @@ use crate::error::RedisError;
 /// How many requests the client takes at once: more than any program sends.
 const BUFFER: usize = 1 << 24;
 
-#[derive(Clone)]
 pub(crate) struct Node {
     connection: MultiplexedConnection,
-    /// The task that reads and writes. It ends with the connection or with its last user.
-    driver: Arc<AbortOnDropHandle<()>>,
+    /// The task that reads and writes. It ends with the connection or with the node.
+    driver: AbortOnDropHandle<()>,
     peer: Peer,
 }
 
@@ -82,7 +81,7 @@ impl Node {
         let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
         let connected = MultiplexedConnection::new_with_config(&nothing, stream, config).await;
         let (connection, driver) = connected.map_err(|error| refused(endpoint, &error))?;
-        let driver = Arc::new(AbortOnDropHandle::new(tokio::spawn(driver)));
+        let driver = AbortOnDropHandle::new(tokio::spawn(driver));
         Ok(Self { connection, driver, peer: endpoint.peer.clone() })
     }
 
@@ -91,7 +90,10 @@ impl Node {
         asking: bool,
         commands: Commands<'_>,
     ) -> Result<Reply, RedisError> {
-        let mut connection = self.usable()?;
+        if self.driver.is_finished() {
+            return Err(self.peer.unreachable("the connection has ended"));
+        }
+        let mut connection = self.connection.clone();
         if let (false, Commands::One(words)) = (asking, commands) {
             let value = connection.send_packed_command(&command(words)).await;
             return reply(&self.peer, value.map_err(|error| self.failed(&error))?);
@@ -100,14 +102,6 @@ impl Node {
         let (pipeline, count) = pipeline(asking, commands);
         let values = connection.send_packed_commands(&pipeline, 0, count).await;
         executed(&self.peer, values.map_err(|error| self.failed(&error))?)
-    }
-
-    /// The connection, unless it has ended.
-    fn usable(&self) -> Result<MultiplexedConnection, RedisError> {
-        if self.driver.is_finished() {
-            return Err(self.peer.unreachable("the connection has ended"));
-        }
-        Ok(self.connection.clone())
     }
 
     fn failed(&self, error: &redis::RedisError) -> RedisError {
