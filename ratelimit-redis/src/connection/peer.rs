@@ -208,6 +208,11 @@ mod tests {
             ("ERR", "unauthenticated length", &format!("ERR: unauthenticated length ({LOG_IN})")),
             ("AUTH", "bob x", &format!("ERR: {WITHHELD}")),
             ("s3cret", "y", "ERR: y"),
+            (
+                "BUSY",
+                "x",
+                "BUSY: x (a script does not end; SCRIPT KILL ends one that has not written)",
+            ),
             ("OTHER", "y", "OTHER: y"),
             ("NOAUTH", "Authentication!", &format!("NOAUTH: Authentication! ({LOG_IN})")),
             (

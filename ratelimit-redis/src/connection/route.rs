@@ -14,6 +14,7 @@ pub(crate) struct Place<'e> {
 }
 
 /// What an error says about the next step.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Hint<'e> {
     /// The slot lies there from now on.
     Moved(Place<'e>),
@@ -45,7 +46,7 @@ pub(crate) fn hint(error: &RedisError) -> Hint<'_> {
 }
 
 /// Parses the server in a MOVED or ASK message, which names the slot and its owner.
-fn place(message: &str) -> Option<Place<'_>> {
+pub(crate) fn place(message: &str) -> Option<Place<'_>> {
     let (host, port) = message.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
     Some(Place { host, port: port.parse().ok()? })
 }
@@ -55,18 +56,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redirection_names_a_slot_and_a_place() {
-        for (message, due) in [
-            ("3999 127.0.0.1:6381", Some(("127.0.0.1", 6_381))),
-            ("3999 127.0.0.1:6381 (and more)", Some(("127.0.0.1", 6_381))),
-            ("3999 fe80::1:6381", Some(("fe80::1", 6_381))),
-            ("3999 :6381", Some(("", 6_381))),
-            ("3999 node-1.example:6381", Some(("node-1.example", 6_381))),
-            ("3999", None),
-            ("3999 h:x", None),
+    fn redirections_are_parsed_from_server_errors() {
+        let place = |host, port| Place { host, port };
+        for (code, message, due) in [
+            ("MOVED", "3999 127.0.0.1:6381", Hint::Moved(place("127.0.0.1", 6381))),
+            ("MOVED", "3999 127.0.0.1:6381 (and more)", Hint::Moved(place("127.0.0.1", 6381))),
+            ("MOVED", "3999 fe80::1:6381", Hint::Moved(place("fe80::1", 6381))),
+            ("MOVED", "3999 :6381", Hint::Moved(place("", 6381))),
+            ("ASK", "3999 node-1.example:6381", Hint::Ask(place("node-1.example", 6381))),
+            ("MOVED", "3999", Hint::Final),
+            ("MOVED", "3999 h:x", Hint::Final),
+            ("TRYAGAIN", "Multiple keys request during rehashing of slot", Hint::Again),
+            ("CLUSTERDOWN", "The cluster is down", Hint::Elsewhere),
+            ("LOADING", "Redis is loading the dataset in memory", Hint::Elsewhere),
+            ("NOPERM", "", Hint::Final),
         ] {
-            let due = due.map(|(host, port)| Place { host, port });
-            assert_eq!(place(message), due, "{message}");
+            let error = RedisError::Server {
+                address: "h:1".into(),
+                code: code.into(),
+                message: message.into(),
+            };
+            assert_eq!(hint(&error), due, "{code} {message}");
         }
     }
 }

@@ -144,25 +144,33 @@ fn a_client_that_was_not_built_in_is_refused_with_the_remedy() {
     }
 }
 
-/// More URLs that are wrong in some way are in the tests of logins.
 #[test]
 fn no_user_and_no_password_is_ever_shown() {
     for (url, shown) in [
         ("redis://user:s3cret@h:1/2", "redis://h:1/2"),
         ("redis://:s3cret@h:1", "redis://h:1"),
+        ("redis://s3cret@h:1", "redis://h:1"),
         ("redis://user:s3c@ret@h:1", "redis://h:1"),
         ("redis://user:s3cret@[::1]:1?mode=cas", "redis://[::1]:1"),
         ("redis-cluster://user:s3cret@h:1,h:2", "redis-cluster://h:1,h:2"),
         ("redis-cluster://user:1,s3cret@h:1", "redis-cluster://h:1"),
+        ("redis-cluster://user:s3cret@h:1/1", "redis-cluster://h:1/1"),
         ("redis-sentinel://user:s3cret@h:1,[::1]:2/a/0", "redis-sentinel://h:1,[::1]:2/a/0"),
         ("redis-sentinel://h?sentinel-user=user&sentinel-password=s3cret", "redis-sentinel://h"),
         ("redis-sentinel://h:1?sentinel-password=s3cret@x", "redis-sentinel://***"),
         ("redis-sentinel://user:1/s3cret@h:1", "redis-sentinel://***"),
         ("redis-sentinel://user:1,x:s3cret", "redis-sentinel://***"),
         ("rediss://user:s3cret@h:1?tls-ca=x", "rediss://h:1"),
+        ("redis://h?password=s3cret", "redis://h"),
         // Not a URL, or not the intended one.
+        ("user:s3cret@h", "***"),
         ("s3cret://h:1", "***"),
         ("redis://:s3cret", "redis://***"),
+        ("redis://user:s3cret", "redis://***"),
+        ("redis://user:s3cret%40127.0.0.1:1", "redis://***"),
+        ("redis://user:1/s3cret@h:1", "redis://***"),
+        ("redis://user:1?s3cret@h:1", "redis://***"),
+        ("redis://user:1#s3cret@h:1", "redis://***"),
         ("redis://h:1?password=x@s3cret", "redis://***"),
     ] {
         let (said, debug) = match RedisUrl::parse(url) {
