@@ -46,8 +46,12 @@ async fn agree(stores: &[Arc<dyn DynStore<Policy>>], limits: &[Limit<Policy>]) {
 
 #[tokio::test]
 async fn whatever_client_has_stored_a_state_any_other_goes_on_from_it() {
-    let (server, cluster) = (server(), RedisCluster::start().expect("a cluster"));
-    for url in [server.url(), cluster.url()] {
+    let servers = RedisServer::binaries().into_iter().map(|binary| {
+        let server = RedisServer::start_with(&binary, &[]).expect("a server");
+        (server, RedisCluster::start_with(&binary, 0, &[]).expect("a cluster"))
+    });
+    let servers: Vec<_> = servers.collect();
+    for url in servers.iter().flat_map(|(server, cluster)| [server.url(), cluster.url()]) {
         let mut modes = [const { Vec::new() }; 3];
         for client in ["redis", "redis&protocol=resp3", "fred", "fred&protocol=resp3"] {
             let url = format!("{url}?client={client}");
