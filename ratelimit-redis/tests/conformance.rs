@@ -3,19 +3,10 @@
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
-use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::OnceLock;
 
 use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::{Limit, Limits, Policy};
-use ratelimit_redis::{
-    Argument, Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore,
-    Reply,
-};
-use ratelimit_servers::{RedisCluster, RedisServer};
 use ratelimit_testkit::{Capability, Harness, conformance, regression};
-use tokio::runtime::Runtime;
 
 #[path = "common/mod.rs"]
 #[macro_use]
@@ -23,81 +14,43 @@ mod common;
 #[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
 mod failed_once;
 
-use common::{OUTLIVING, PATIENCE, kept_longer, prefix};
+use common::prelude::*;
 
 /// How much longer than its state matters a key may live. The time between the decision and the look at
 /// the key does not count: it only shortens what remains.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// Where the keys lie.
-trait Servers: Sync {
-    /// A URL for a client, with the protocol that it speaks there.
-    fn url(client: &str) -> String;
-}
-
-fn speaking(url: &str, client: &str, resp3: bool) -> String {
-    format!("{url}?client={client}&protocol={}", if resp3 { "resp3" } else { "resp2" })
-}
-
-/// On one server that all tests share.
-struct Standalone;
-
-impl Servers for Standalone {
-    fn url(client: &str) -> String {
-        let server = RedisServer::shared().expect("a server to test on");
-        speaking(&server.url(), client, client == "fred")
-    }
-}
-
-/// On three masters that all tests share.
-struct Cluster;
-
-impl Servers for Cluster {
-    fn url(client: &str) -> String {
+/// One server that all tests share, or three masters: their URL, and each of them.
+fn place(is_cluster: bool) -> (String, &'static [RedisServer]) {
+    if is_cluster {
         let cluster = RedisCluster::shared().expect("a cluster to test on");
-        speaking(&cluster.url(), client, client == "redis")
+        (cluster.url(), cluster.nodes())
+    } else {
+        let server = RedisServer::shared().expect("a server to test on");
+        (server.url(), std::slice::from_ref(server))
     }
 }
+
+type Shared = (Runtime, Arc<RedisConnection>);
 
 /// A runtime and a connection that all tests of one place share. Each store has its own prefix.
-struct OnServers<S> {
-    shared: &'static (Runtime, Arc<RedisConnection>),
-    servers: PhantomData<S>,
-}
+struct OnServers(&'static Shared);
 
-impl<S: Servers> OnServers<S> {
-    fn new(client: &str, shared: &'static OnceLock<(Runtime, Arc<RedisConnection>)>) -> Self {
-        let shared = shared.get_or_init(|| {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build()
-                .expect("a runtime");
-            let connection = runtime.block_on(RedisConnection::open(&S::url(client), PATIENCE));
+impl OnServers {
+    fn new(client: &str, is_cluster: bool, shared: &'static OnceLock<Shared>) -> Self {
+        Self(shared.get_or_init(|| {
+            let is_resp3 = (client == "fred") != is_cluster;
+            let protocol = if is_resp3 { "resp3" } else { "resp2" };
+            let url = format!("{}?client={client}&protocol={protocol}", place(is_cluster).0);
+            let runtime = driven_runtime();
+            let connection = runtime.block_on(RedisConnection::open(&url, PATIENCE));
             (runtime, Arc::new(connection.expect("the servers are up")))
-        });
-        Self { shared, servers: PhantomData }
+        }))
     }
 
     fn store<M: Mode>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
         let builder = builder.prefix(&prefix()).deadline(PATIENCE);
-        builder.over(Arc::clone(&self.shared.1)).expect("a plain prefix")
-    }
-
-    /// The keys that live for too long, on each server.
-    async fn leaks(&self, prefix: &str, within: Duration) -> Vec<String> {
-        let within_ms = (within + SLACK).as_millis().to_string();
-        let words = ["EVAL", OUTLIVING, "0", prefix, &within_ms].map(Argument::Text);
-        let answers = self.shared.1.send_to_each(&words, Deadline::within(PATIENCE)).await;
-        let kept = |answer| match answer {
-            Ok(Reply::Array(kept)) => kept,
-            other => panic!("{other:?}"),
-        };
-        answers
-            .into_iter()
-            .flat_map(|(_, answer)| kept(answer))
-            .map(|key| format!("{key:?}"))
-            .collect()
+        builder.over(Arc::clone(&self.0.1)).expect("a plain prefix")
     }
 }
 
@@ -108,9 +61,9 @@ const FEW: u32 = 6;
 
 /// Writes the harness of a mode with one client on these servers, and its tests.
 macro_rules! conformance_on {
-    ($name:ident, $harness:ident, $client:literal, $servers:ty, $cases:expr, $mode:ty, $builder:expr,
+    ($name:ident, $harness:ident, $client:literal, $is_cluster:literal, $cases:expr, $mode:ty, $builder:expr,
      $lacks:expr $(, $only:ident)?) => {
-        pub(super) struct $harness(OnServers<$servers>);
+        pub(super) struct $harness(OnServers);
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, Arc<RedisConnection>>;
@@ -119,8 +72,8 @@ macro_rules! conformance_on {
             const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
-                static SHARED: OnceLock<(Runtime, Arc<RedisConnection>)> = OnceLock::new();
-                Self(OnServers::new($client, &SHARED))
+                static SHARED: OnceLock<Shared> = OnceLock::new();
+                Self(OnServers::new($client, $is_cluster, &SHARED))
             }
 
             fn store(&self) -> Self::Store {
@@ -128,7 +81,7 @@ macro_rules! conformance_on {
             }
 
             fn block_on<F: Future>(&self, future: F) -> F::Output {
-                self.0.shared.0.block_on(future)
+                self.0.0.0.block_on(future)
             }
 
             async fn state(
@@ -141,7 +94,9 @@ macro_rules! conformance_on {
             }
 
             async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
-                self.0.leaks(store.prefix(), within + kept_longer::<$mode>()).await
+                let within_ms = (within + SLACK + kept_longer::<$mode>()).as_millis();
+                let on = |server| outliving(server, store.prefix(), within_ms);
+                place($is_cluster).1.iter().flat_map(on).collect()
             }
         }
 
@@ -154,12 +109,12 @@ macro_rules! conformance_on {
 mod by_redis {
     use super::*;
 
-    conformance_on!(redis_standalone_lua, StandaloneLua, "redis", Standalone, MANY, Lua, RedisStore::builder(), &[]);
-    conformance_on!(redis_standalone_cas, StandaloneCas, "redis", Standalone, MANY, Cas, RedisStore::builder().cas(), &[]);
-    conformance_on!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, MANY, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST);
-    conformance_on!(redis_cluster_lua, ClusterLua, "redis", Cluster, FEW, Lua, RedisStore::builder(), &[], batches);
-    conformance_on!(redis_cluster_cas, ClusterCas, "redis", Cluster, FEW, Cas, RedisStore::builder().cas(), &[], batches);
-    conformance_on!(redis_cluster_multi, ClusterMulti, "redis", Cluster, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
+    conformance_on!(redis_standalone_lua, StandaloneLua, "redis", false, MANY, Lua, RedisStore::builder(), &[]);
+    conformance_on!(redis_standalone_cas, StandaloneCas, "redis", false, MANY, Cas, RedisStore::builder().cas(), &[]);
+    conformance_on!(redis_standalone_multi, StandaloneMulti, "redis", false, MANY, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST);
+    conformance_on!(redis_cluster_lua, ClusterLua, "redis", true, FEW, Lua, RedisStore::builder(), &[], batches);
+    conformance_on!(redis_cluster_cas, ClusterCas, "redis", true, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    conformance_on!(redis_cluster_multi, ClusterMulti, "redis", true, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
 }
 
 #[cfg(feature = "fred")]
@@ -167,12 +122,12 @@ mod by_redis {
 mod by_fred {
     use super::*;
 
-    conformance_on!(fred_standalone_lua, StandaloneLua, "fred", Standalone, FEW, Lua, RedisStore::builder(), &[], batches);
-    conformance_on!(fred_standalone_cas, StandaloneCas, "fred", Standalone, FEW, Cas, RedisStore::builder().cas(), &[], batches);
-    conformance_on!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
-    conformance_on!(fred_cluster_lua, ClusterLua, "fred", Cluster, FEW, Lua, RedisStore::builder(), &[], batches);
-    conformance_on!(fred_cluster_cas, ClusterCas, "fred", Cluster, FEW, Cas, RedisStore::builder().cas(), &[], batches);
-    conformance_on!(fred_cluster_multi, ClusterMulti, "fred", Cluster, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
+    conformance_on!(fred_standalone_lua, StandaloneLua, "fred", false, FEW, Lua, RedisStore::builder(), &[], batches);
+    conformance_on!(fred_standalone_cas, StandaloneCas, "fred", false, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    conformance_on!(fred_standalone_multi, StandaloneMulti, "fred", false, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
+    conformance_on!(fred_cluster_lua, ClusterLua, "fred", true, FEW, Lua, RedisStore::builder(), &[], batches);
+    conformance_on!(fred_cluster_cas, ClusterCas, "fred", true, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    conformance_on!(fred_cluster_multi, ClusterMulti, "fred", true, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
 }
 
 #[cfg(feature = "redis")]

@@ -1,15 +1,11 @@
 //! Connections that cause what no server can be made to do at a given moment.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use ratelimit_redis::{Argument, Connection, Deadline, RedisConnection, RedisError, Reply};
 use tokio::time::{sleep, timeout_at};
 
-use super::PATIENCE;
+use super::prelude::*;
 
 /// What happens to a command or a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +65,6 @@ pub(crate) struct Meddled {
     before: Before,
     is_cluster: bool,
     holds: bool,
-    /// By how many seconds the clock that it reports is ahead.
-    ahead_s: i64,
     rewrite: Option<fn(&str) -> String>,
 }
 
@@ -78,7 +72,7 @@ impl Meddled {
     pub(crate) fn new(connection: RedisConnection) -> Self {
         let before: Before = Box::new(|_| Box::pin(async { Fate::Sent }));
         let (is_cluster, holds) = (false, false);
-        Self { connection, before, is_cluster, holds, ahead_s: 0, rewrite: None }
+        Self { connection, before, is_cluster, holds, rewrite: None }
     }
 
     /// Runs this before each command, and does with the command what it says.
@@ -88,6 +82,18 @@ impl Meddled {
     ) -> Self {
         self.before = Box::new(move |words| Box::pin(before(words)));
         self
+    }
+
+    /// The same, with a clone of what it needs.
+    pub(crate) fn before_with<C, F: Future<Output = Fate> + Send + 'static>(
+        self,
+        needed: C,
+        before: impl Fn(C, Words) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        C: Clone + Send + Sync + 'static,
+    {
+        self.before(move |words| before(needed.clone(), words))
     }
 
     /// The same, without waiting for anything.
@@ -107,45 +113,10 @@ impl Meddled {
         self
     }
 
-    /// Reports a clock that is so far ahead of the server's.
-    pub(crate) fn clock_ahead(mut self, seconds: i64) -> Self {
-        self.ahead_s = seconds;
-        self
-    }
-
     /// Changes the text of every script.
     pub(crate) fn rewriting(mut self, rewrite: fn(&str) -> String) -> Self {
         self.rewrite = Some(rewrite);
         self
-    }
-
-    /// A script as it is sent, if not as it was given.
-    fn script(&self, words: &[Argument<'_>]) -> Option<String> {
-        let [Argument::Text("EVAL"), Argument::Text(script), ..] = words else { return None };
-        if let Some(rewrite) = self.rewrite {
-            return Some(rewrite(script));
-        }
-        let ahead_s = self.ahead_s;
-        let time = format!(
-            "(function(t) t[1] = string.format('%d', t[1] + {ahead_s}) return t end)(TIME)"
-        );
-        let plain = script.replace("redis.call('TIME')", "call('TIME')");
-        let ahead = plain.replace("call('TIME')", &time.replace("TIME", "redis.call('TIME')"));
-        (ahead_s != 0).then_some(ahead)
-    }
-
-    /// The reply to TIME by the clock that is ahead.
-    fn told(&self, words: &[Argument<'_>], reply: Reply) -> Reply {
-        let is_time = matches!(words, [Argument::Text("TIME") | Argument::Bytes(b"TIME"), ..]);
-        match &reply {
-            Reply::Array(parts) if is_time => {
-                let Reply::Text(seconds) = &parts[0] else { panic!("{parts:?}") };
-                let seconds: i64 = String::from_utf8_lossy(seconds).parse().expect("a number");
-                let seconds = (seconds + self.ahead_s).to_string();
-                Reply::Array(vec![Reply::Text(seconds.into()), parts[1].clone()])
-            }
-            _ => reply,
-        }
     }
 
     async fn meddle<T, F: Future<Output = Result<T, RedisError>>>(
@@ -154,12 +125,12 @@ impl Meddled {
         deadline: Deadline,
         send: impl Fn(Deadline) -> F,
     ) -> Result<T, RedisError> {
-        let address = || Arc::clone(self.connection.address());
-        let reason = || "by the test".to_owned();
+        let (address, reason) = (Arc::clone(self.connection.address()), "by the test".to_owned());
         let (patient, before) = (Deadline::within(PATIENCE), (self.before)(words));
         let fate = if self.holds {
-            let late = |_| RedisError::TimedOut { address: address(), deadline: deadline.given() };
-            timeout_at(deadline.at(), before).await.map_err(late)?
+            let late =
+                RedisError::TimedOut { address: address.clone(), deadline: deadline.given() };
+            timeout_at(deadline.at(), before).await.map_err(|_| late)?
         } else {
             before.await
         };
@@ -167,14 +138,11 @@ impl Meddled {
             Fate::Sent => send(patient).await,
             Fate::AnswerLost => {
                 send(patient).await?;
-                Err(RedisError::Lost { address: address(), reason: reason() })
+                Err(RedisError::Lost { address, reason })
             }
-            Fate::NeverSent => {
-                Err(RedisError::Unreachable { address: address(), reason: reason() })
-            }
+            Fate::NeverSent => Err(RedisError::Unreachable { address, reason }),
             Fate::Refused => {
-                let code = "OOM".to_owned();
-                Err(RedisError::Server { address: address(), code, message: reason() })
+                Err(RedisError::Server { address, code: "OOM".into(), message: reason })
             }
         }
     }
@@ -187,13 +155,18 @@ impl Connection for Meddled {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        let script = self.script(words);
         let mut changed = words.to_vec();
-        if let Some(script) = &script {
-            changed[1] = Argument::Text(script);
+        let script = match (self.rewrite, words) {
+            (Some(rewrite), [Argument::Text("EVAL"), Argument::Text(script), ..]) => {
+                rewrite(script)
+            }
+            _ => String::new(),
+        };
+        if !script.is_empty() {
+            changed[1] = Argument::Text(&script);
         }
         let send = |patient| self.connection.send(key, &changed, patient);
-        Ok(self.told(words, self.meddle(Words::of(words), deadline, send).await?))
+        self.meddle(Words::of(words), deadline, send).await
     }
 
     async fn transaction(
@@ -203,8 +176,7 @@ impl Connection for Meddled {
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let send = |patient| self.connection.transaction(key, commands, patient);
-        let replies = self.meddle(Words::of(&commands.concat()), deadline, send).await?;
-        Ok(commands.iter().zip(replies).map(|(words, reply)| self.told(words, reply)).collect())
+        self.meddle(Words::of(&commands.concat()), deadline, send).await
     }
 
     async fn send_to_each(

@@ -7,21 +7,38 @@ mod meddled;
 
 pub(crate) use meddled::{Fate, Meddled, Slow, Words};
 
+/// All of it, and the types that most tests name.
+pub(crate) mod prelude {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::{Arc, Mutex};
+    pub(crate) use std::time::{Duration, Instant};
+
+    pub(crate) use ratelimit_core::store::{Batch, Check, Now, Op};
+    pub(crate) use ratelimit_core::{
+        Algorithm, DynStore, ErrorKind, Limit, Limits, Policy, ReservationId, Store, StoreError,
+        Timestamp, Verdict,
+    };
+    pub(crate) use ratelimit_redis::{
+        Argument, Builder, Cas, Client, Connection, Deadline, Lua, Mode, Multi, RedisConnection,
+        RedisError, RedisStore, Reply,
+    };
+    pub(crate) use ratelimit_servers::{
+        FaultProxy, RedisCluster, RedisSentinels, RedisServer, RespValue,
+    };
+    pub(crate) use tokio::runtime::Runtime;
+    pub(crate) use tokio::task::{JoinHandle, JoinSet, yield_now};
+    pub(crate) use tokio::time::timeout;
+
+    pub(crate) use super::*;
+}
+
 use std::fmt::Display;
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{
-    Algorithm, DynStore, ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Verdict,
-};
-use ratelimit_redis::{
-    Builder, Cas, Client, Connection, Health, Lua, Mode, Multi, RedisConnection, RedisError,
-    RedisStore,
-};
-use ratelimit_servers::{RedisServer, RespValue};
+use ratelimit_redis::Health;
+
+use prelude::*;
 
 /// Longer than any step takes, unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -60,6 +77,11 @@ pub(crate) fn now_us() -> u64 {
     u64::try_from(since.as_micros()).expect("before the year 500,000")
 }
 
+/// A time in microseconds, given with a request.
+pub(crate) fn at(us: u64) -> Now {
+    Now::At(Timestamp::from_us(us).expect("a time"))
+}
+
 /// What a store says of its servers, a line per finding.
 pub(crate) fn told(health: &Health) -> String {
     health.findings().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
@@ -96,6 +118,45 @@ pub(crate) fn server() -> RedisServer {
 
 pub(crate) fn server_with(args: &[&str]) -> RedisServer {
     RedisServer::start_with(&RedisServer::binaries()[0], args).expect("redis-server")
+}
+
+/// A proxy before what listens on a port.
+pub(crate) fn proxy_of(port: u16) -> FaultProxy {
+    FaultProxy::start(port).expect("a proxy")
+}
+
+/// A server, and a proxy before it.
+pub(crate) fn proxied() -> (RedisServer, FaultProxy) {
+    let server = server();
+    let proxy = proxy_of(server.port());
+    (server, proxy)
+}
+
+/// A runtime of one thread, which runs its tasks only while a thread drives it.
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// A runtime that runs its tasks by itself.
+pub(crate) fn driven_runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// Gives a user these permissions on some servers.
+pub(crate) fn permit(servers: &[RedisServer], user: &str, password: &str, rights: &str) {
+    let password = format!(">{password}");
+    let mut words = vec!["ACL", "SETUSER", user, "reset", "on", &password];
+    words.extend(rights.split_whitespace());
+    for server in servers {
+        tell(server, &words);
+    }
+}
+
+/// The URL by which a user with these permissions comes in.
+pub(crate) fn login(servers: &[RedisServer], url: &str, rights: &str) -> String {
+    permit(servers, "limiter", "s3cret", rights);
+    url.replace("://", "://limiter:s3cret@")
 }
 
 /// Sends a command beside the store, which succeeds.
@@ -196,10 +257,34 @@ pub(crate) async fn apply<A: Algorithm, S: Store<A>>(
     op: Op,
     id: Option<u128>,
 ) -> Result<Verdict, S::Error> {
+    apply_at(store, checks, op, id, Now::Store).await
+}
+
+/// The same, at a time.
+pub(crate) async fn apply_at<A: Algorithm, S: Store<A>>(
+    store: &S,
+    checks: &[(&Limit<A>, &str, u64)],
+    op: Op,
+    id: Option<u128>,
+    now: Now,
+) -> Result<Verdict, S::Error> {
     let checks: Vec<_> =
         checks.iter().map(|(limit, key, cost)| Check { limit, key, cost: *cost }).collect();
-    let batch = Batch::new(&checks).expect("distinct").op(op);
+    let batch = Batch::new(&checks).expect("distinct").op(op).now(now);
     store.apply(&id.map_or(batch, |id| batch.id(ReservationId::new(id)))).await
+}
+
+/// Applies an operation that has to be admitted.
+pub(crate) async fn admitted<A: Algorithm, S: Store<A>>(
+    store: &S,
+    checks: &[(&Limit<A>, &str, u64)],
+    op: Op,
+    id: Option<u128>,
+) -> Verdict {
+    let verdict = apply(store, checks, op, id).await;
+    let verdict = verdict.unwrap_or_else(|error| panic!("{op} {}: {error}", checks[0].1));
+    assert!(verdict.allowed(), "{op} {}", checks[0].1);
+    verdict
 }
 
 pub(crate) async fn acquire<A: Algorithm, S: Store<A>>(

@@ -5,24 +5,17 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::mem::discriminant;
-use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, ReservationGroup};
-use ratelimit_core::{
-    Algorithm, Limit, Limits, Policy, Refusal, ReservationId, Stack, Store, Timestamp,
-};
-use ratelimit_redis::{
-    Builder, Cas, Codec, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore,
-};
-use ratelimit_servers::RedisServer;
+use ratelimit_core::store::{Reservation, ReservationGroup};
+use ratelimit_core::{Refusal, Stack};
+use ratelimit_redis::Codec;
 use ratelimit_testkit::PureStore;
-use tokio::runtime::Runtime;
 
-use crate::common::{Meddled, PATIENCE, limit, named, outliving, prefix, tell};
+use crate::common::prelude::*;
 
 /// How requests come to the server, which changes no decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -353,8 +346,7 @@ async fn follow<A, S: Readable<A>>(
         let checks: Vec<_> = (request.asks.iter().zip(&limits))
             .map(|((_, _, key, cost), limit)| Check { limit, key, cost: *cost })
             .collect();
-        let now = Now::At(Timestamp::from_us(request.at_us).expect("a time"));
-        let batch = Batch::new(&checks).expect("distinct").op(request.op).now(now);
+        let batch = Batch::new(&checks).expect("distinct").op(request.op).now(at(request.at_us));
         let batch = batch.metadata(&request.metadata);
         let id = request.id.map(ReservationId::new);
         let batch = id.map_or(batch, |id| batch.id(id));
@@ -450,11 +442,9 @@ fn the_permissions_that_a_mode_names_suffice() {
     let server = RedisServer::shared().expect("a server to test on");
     let user = |name: &str, commands: &str| {
         // The test reads more than the store does, to see what is stored.
-        let rights = format!("{commands} +hget +zrange +lrange");
-        let mut words = vec!["ACL", "SETUSER", name, "on", ">secret", "~*", "-@all"];
-        words.extend(rights.split_whitespace());
-        tell(server, &words);
-        OnServer::by(&server.url().replace("://", &format!("://{name}:secret@")))
+        let rights = format!("~* -@all {commands} +hget +zrange +lrange");
+        permit(std::slice::from_ref(server), name, "s3cret", &rights);
+        OnServer::by(&server.url().replace("://", &format!("://{name}:s3cret@")))
     };
     let (lua, cas) = (user("lua", Lua::COMMANDS), user("cas", Cas::COMMANDS));
     let (multi, ops) = (user("multi", Multi::COMMANDS), [Op::Peek, Op::Reset]);

@@ -1,21 +1,9 @@
 //! The compare-and-set mode against other clients: what is contention and what is not, and what it sends.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
-use ratelimit_core::store::Op;
-use ratelimit_core::{ErrorKind, Limit, Policy, Store};
-use ratelimit_redis::{Cas, RedisError, RedisStore};
-use ratelimit_servers::{RedisServer, RespClient, RespValue};
+use ratelimit_servers::RespClient;
 use tokio::sync::Barrier;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-use crate::common::{
-    Fate, Meddled, PATIENCE, Words, acquire, apply, fails, left, limit, meddled, over, peek, plain,
-    prefix, seldom, server, tell, three_and_no_more,
-};
+use crate::common::prelude::*;
 
 /// The key of an identifier's state under the limit that never refills.
 fn key(identifier: &str) -> String {
@@ -123,8 +111,7 @@ async fn an_empty_value_is_none() {
             tell(&server, &["SET", &key(name), ""]);
         }
         let checks: Vec<_> = names.iter().map(|name| (&limit, *name, 1)).collect();
-        let verdict = apply(&store, &checks, Op::Acquire, None).await.expect("decides");
-        assert_eq!((verdict.allowed(), verdict.remaining()), (true, 2));
+        assert_eq!(admitted(&store, &checks, Op::Acquire, None).await.remaining(), 2);
     }
 }
 
@@ -135,22 +122,18 @@ async fn a_state_that_came_and_went_does_not_look_unchanged() {
     let (server, window) = (server(), limit("short", "fixed-window 1/1ms"));
     let first = plain(&server).await.in_mode::<Cas>();
     let writes = Arc::new(AtomicU64::new(0));
-    let held = meddled(&server).await.before({
-        let (writes, window) = (Arc::clone(&writes), window.clone());
-        move |words: Words| {
-            let (writes, first, window) = (Arc::clone(&writes), first.clone(), window.clone());
-            async move {
-                if words.name() == "SET" && writes.fetch_add(1, Ordering::Relaxed) == 0 {
-                    assert!(acquire(&first, &window, "a").await.expect("decides").allowed());
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                Fate::Sent
-            }
+    let needed = (Arc::clone(&writes), window.clone(), first);
+    let held = meddled(&server).await;
+    let held = held.before_with(needed, |(writes, window, first), words| async move {
+        if words.name() == "SET" && writes.fetch_add(1, Ordering::Relaxed) == 0 {
+            let _ = admitted(&first, &[(&window, "a", 1)], Op::Acquire, None).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
+        Fate::Sent
     });
     let second = over(RedisStore::builder().cas().deadline(PATIENCE), held);
     // A window has begun since, so it admits the second as well; but not before it has read again.
-    assert!(acquire(&second, &window, "a").await.expect("decides").allowed());
+    let _ = admitted(&second, &[(&window, "a", 1)], Op::Acquire, None).await;
     assert!(writes.load(Ordering::Relaxed) > 1 || server.calls("evalsha").expect("it is up") > 0);
 }
 
@@ -160,20 +143,17 @@ async fn a_batch_reads_everything_in_one_round_trip() {
     let both = [(&limit, "a", 1), (&limit, "b", 1)];
     // A state and the time. Several keys, with the reservations under an id, are one script.
     for (checks, id, reads) in [(&both[..1], None, 2), (&both, None, 0), (&both, Some(7), 0)] {
+        let all_at_once = meddled(&server).await;
         let all = Arc::new(Barrier::new(reads));
-        let all_at_once = meddled(&server).await.before(move |words: Words| {
-            let all = Arc::clone(&all);
-            async move {
-                if ["GET", "TIME"].contains(&words.name()) {
-                    assert!(reads > 0, "a script reads all");
-                    timeout(PATIENCE, all.wait()).await.expect("all are sent at once");
-                }
-                Fate::Sent
+        let all_at_once = all_at_once.before_with(all, move |all, words| async move {
+            if ["GET", "TIME"].contains(&words.name()) {
+                assert!(reads > 0, "a script reads all");
+                timeout(PATIENCE, all.wait()).await.expect("all are sent at once");
             }
+            Fate::Sent
         });
         let store = over(RedisStore::builder().cas().deadline(PATIENCE), all_at_once);
-        let verdict = apply(&store, checks, Op::Acquire, id).await;
-        assert!(verdict.expect("decides").allowed(), "{reads}");
+        let _ = admitted(&store, checks, Op::Acquire, id).await;
     }
 }
 
@@ -190,7 +170,20 @@ async fn many_callers_of_one_key_are_rarely_contended() {
         for _ in 0..stores {
             let store = connect().await.expect("it is up");
             for _ in 0..tasks {
-                asking.spawn(contended(store.clone(), many.clone(), TIMES));
+                let (store, many) = (store.clone(), many.clone());
+                asking.spawn(async move {
+                    let mut contended = 0;
+                    for _ in 0..TIMES {
+                        match acquire(&store, &many, "one").await {
+                            Ok(verdict) => assert!(verdict.allowed()),
+                            error => {
+                                fails(error, ErrorKind::Contended, "");
+                                contended += 1;
+                            }
+                        }
+                    }
+                    contended
+                });
             }
         }
         let contended: u64 = asking.join_all().await.into_iter().sum();
@@ -199,24 +192,6 @@ async fn many_callers_of_one_key_are_rarely_contended() {
         let store = connect().await.expect("it is up");
         assert_eq!(peek(&store, &many, "one").await, 1_000 - (requests - contended), "once each");
     }
-}
-
-/// How many of so many requests are contended.
-async fn contended<S>(store: S, limit: Limit<Policy>, times: u64) -> u64
-where
-    S: Store<Policy, Error = RedisError>,
-{
-    let mut contended = 0;
-    for _ in 0..times {
-        match acquire(&store, &limit, "one").await {
-            Ok(verdict) => assert!(verdict.allowed()),
-            error => {
-                fails(error, ErrorKind::Contended, "");
-                contended += 1;
-            }
-        }
-    }
-    contended
 }
 
 /// On every configured server. Those without `SET … IFEQ` need the script, and support it.
@@ -248,7 +223,7 @@ async fn a_check_that_costs_nothing_is_not_written() {
     for cost in [0, 1, 0] {
         let before = server.calls("set").expect("it is up");
         let both = [(&limit, "alice", 1), (&limit, "bob", cost)];
-        assert!(apply(&store, &both, Op::Acquire, None).await.expect("decides").allowed());
+        let _ = admitted(&store, &both, Op::Acquire, None).await;
         // A server that does not know IFEQ is asked once.
         let written = server.calls("set").expect("it is up") - before;
         assert!(cost > 0 || written == 1, "{written}");

@@ -3,23 +3,14 @@
 
 #![cfg(all(feature = "connection-manager", feature = "fred"))]
 
-use std::time::{Duration, Instant};
-
 use fred::clients::{Client, Pool};
 use fred::interfaces::ClientLike;
 use fred::types::Builder;
 use fred::types::config::{ClusterDiscoveryPolicy, Config, ReconnectPolicy, Server, ServerConfig};
-use ratelimit_core::{ErrorKind, StoreError};
-use ratelimit_redis::{
-    Argument, Cas, Connection, Deadline, IntoConnection, Multi, RedisError, RedisStore, Reply,
-};
-use ratelimit_servers::{FaultProxy, RedisSentinels, RedisServer};
+use ratelimit_redis::IntoConnection;
 use redis::aio::{ConnectionManager, MultiplexedConnection};
 
-use crate::common::{
-    PATIENCE, acquire, attempts, fails, left, number, peek, plain, prefix, seldom, server,
-    three_and_no_more, until,
-};
+use crate::common::prelude::*;
 
 async fn multiplexed(port: u16) -> MultiplexedConnection {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
@@ -59,48 +50,46 @@ async fn pool(server: ServerConfig) -> Pool {
     pool
 }
 
-macro_rules! serves {
-    ($contract:ident: $($name:ident by $connect:expr),+ $(,)?) => {
-        mod $contract {
-            use super::*;
-            $(
-                #[tokio::test]
-                async fn $name() {
-                    super::$contract($connect).await;
-                }
-            )+
-        }
-    };
+#[tokio::test]
+async fn a_multiplexed_connection_serves() {
+    one_server(multiplexed).await;
 }
 
-serves! {
-    one_server:
-    multiplexed_connection by multiplexed,
-    connection_manager by manager,
-    fred_client by async |port| client(one(port)).await,
-    fred_pool by async |port| pool(one(port)).await,
+#[tokio::test]
+async fn a_connection_manager_serves() {
+    one_server(manager).await;
+}
+
+#[tokio::test]
+async fn a_fred_client_serves() {
+    one_server(async |port| client(one(port)).await).await;
+}
+
+#[tokio::test]
+async fn a_fred_pool_serves() {
+    one_server(async |port| pool(one(port)).await).await;
 }
 
 async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
-    let mut server = server();
-    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let (mut server, proxy) = proxied();
     decides(connect(server.port()).await).await;
     let client = connect(proxy.port()).await.into_connection().expect("one server");
     assert!(!client.is_cluster());
     errors(&client).await;
     drop(client);
-    for pattern in ["INCR", "EXEC"] {
-        // A client of its own, since the proxy cuts the connection.
-        let client = connect(proxy.port()).await;
-        executed_once_when_lost(client, pattern, &proxy, &server).await;
-    }
-    // One more, which may have ended with its connection: another one looks.
+    let counts = connect(proxy.port()).await.into_connection().expect("one server");
+    proxy.swallow_matching("EXEC", 1);
+    let counted = counts.transaction("n", &[words(["INCR", "n"])], patient()).await;
+    fails(counted, ErrorKind::Indeterminate, "");
+    assert_eq!(server.calls("incr").expect("it is up"), 1, "executed, and once");
+    // A client of its own, since the proxy cuts the connection, and another one looks.
     let store = RedisStore::builder().deadline(PATIENCE).over(connect(proxy.port()).await);
     let store = store.expect("a prefix");
     assert_eq!(left(&store, &seldom(), "lost").await, 2);
     proxy.swallow_matching("EVALSHA", 1);
     fails(acquire(&store, &seldom(), "lost").await, ErrorKind::Indeterminate, "");
     assert_eq!(peek(&plain(&server).await, &seldom(), "lost").await, 1, "charged, and once");
+    assert_eq!(proxy.swallowed(), 2);
     hangs(connect(proxy.port()).await, &proxy).await;
 
     let builder = RedisStore::builder().deadline(Duration::from_secs(1));
@@ -176,46 +165,18 @@ fn words<const N: usize>(words: [&'static str; N]) -> Vec<Argument<'static>> {
     words.map(Argument::Text).into()
 }
 
-async fn incr<C: Connection>(
-    client: &C,
-    key: &'static str,
-    deadline: Deadline,
-) -> Result<Reply, RedisError> {
-    client.send(key, &words(["INCR", key]), deadline).await
-}
-
-/// A command, or a transaction of one, is executed once when its reply is lost.
-async fn executed_once_when_lost<I: IntoConnection>(
-    client: I,
-    pattern: &'static str,
-    proxy: &FaultProxy,
-    node: &RedisServer,
-) {
-    let client = client.into_connection().expect("one server");
-    let before = node.calls("incr").expect("it is up");
-    let lost = proxy.swallowed();
-    proxy.swallow_matching(pattern, 1);
-    let answer = match pattern {
-        "EXEC" => client.transaction("n", &[words(["INCR", "n"])], patient()).await.map(drop),
-        _ => incr(&client, "n", patient()).await.map(drop),
-    };
-    fails(answer, ErrorKind::Indeterminate, "");
-    assert_eq!(proxy.swallowed(), lost + 1);
-    assert!(number(node, &["EXISTS", "n"]) == 1);
-    assert_eq!(node.calls("incr").expect("it is up") - before, 1);
-}
-
 /// No reply arrives, and a request ends at the store's deadline.
 async fn hangs<I: IntoConnection>(client: I, proxy: &FaultProxy) {
     let deadline = Duration::from_millis(300);
     let client = client.into_connection().expect("one server");
-    incr(&client, "n", patient()).await.expect("executed");
+    let increment = [words(["INCR", "n"])];
+    client.send("n", &increment[0], patient()).await.expect("executed");
     proxy.hang(true);
     let begun = Instant::now();
-    let error = incr(&client, "n", Deadline::within(deadline)).await.expect_err("it hangs");
+    let error = client.send("n", &increment[0], Deadline::within(deadline)).await;
+    let error = error.expect_err("it hangs");
     assert!((deadline / 2..PATIENCE).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert!(matches!(error, RedisError::TimedOut { .. }), "{error:?}");
-    let increment = [words(["INCR", "n"])];
     let error = client.transaction("n", &increment, Deadline::within(deadline)).await;
     let error = error.expect_err("it hangs");
     assert!(is_gone(&error) && begun.elapsed() < PATIENCE, "{error:?}");

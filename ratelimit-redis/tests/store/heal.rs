@@ -1,20 +1,19 @@
 //! States from the future of a server's clock: they are reported, and healed.
 
-use std::time::Duration;
+use ratelimit_core::Decision;
+use ratelimit_redis::HealOptions;
 
-use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Algorithm, Decision, Limits, Policy, Store, Timestamp};
-use ratelimit_redis::{Cas, HealOptions, Multi, RedisError, RedisStore};
-use ratelimit_servers::RedisCluster;
-
-use crate::common::{
-    Fate, PATIENCE, keys, limit, meddled, now_us, over, plain, server, tell, told,
-};
+use crate::common::prelude::*;
 
 const HOUR_US: u64 = 3_600_000_000;
 const DRY: HealOptions =
     HealOptions { dry_run: true, max_keys: 1_000, count: 10, pause: Duration::ZERO };
 const CALLERS: [&str; 5] = ["alice", "bob", "carol", "a b}%", ""];
+
+/// A time so many hours from now.
+fn later(hours: u64) -> Now {
+    at(now_us() + HOUR_US * hours)
+}
 
 /// Limits of these algorithms. None recovers within the test.
 fn limits(names: &[&str], counting: &str) -> Limits<Policy> {
@@ -29,19 +28,14 @@ fn every() -> Limits<Policy> {
     limits(Policy::NAMES, "")
 }
 
-fn now() -> Timestamp {
-    Timestamp::saturating_from_us(now_us())
-}
-
 async fn apply<S: Store<Policy, Error = RedisError>>(
     store: &S,
     limits: &Limits<Policy>,
     key: &str,
     (op, cost, time): (Op, u64, Now),
 ) -> Vec<Decision> {
-    let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key, cost }).collect();
-    let batch = Batch::new(&checks).expect("distinct").op(op).now(time);
-    store.apply(&batch).await.expect("it answers").decisions().to_vec()
+    let checks: Vec<_> = limits.iter().map(|limit| (limit, key, cost)).collect();
+    apply_at(store, &checks, op, None, time).await.expect("it answers").decisions().to_vec()
 }
 
 /// Whether each key recovers as from empty, and not later.
@@ -50,7 +44,12 @@ async fn is_full<S: Store<Policy, Error = RedisError>>(store: &S, limits: &Limit
         let decisions = apply(store, limits, key, (Op::Peek, 0, Now::Store)).await;
         for (limit, decision) in limits.iter().zip(decisions) {
             // A moment may have passed, and with it the end of a window.
-            let most_us = limit.algorithm().filled(now()).decision.reset_after_us + 60_000_000;
+            let most_us = limit
+                .algorithm()
+                .filled(Timestamp::saturating_from_us(now_us()))
+                .decision
+                .reset_after_us
+                + 60_000_000;
             assert!(decision.reset_after_us <= most_us, "{limit:?} {decision:?}");
             let is_used = decision.remaining == 0 || limit.algorithm().name() == "fixed-window";
             assert!(is_used, "{limit:?} {decision:?}");
@@ -65,9 +64,8 @@ macro_rules! heals {
         let heal = async |options| store.heal(&limits, options).await.expect("it answers");
         let peek = async || apply(&store, &limits, "in time", (Op::Peek, 0, Now::Store)).await;
         assert!(store.health().await.findings().is_empty());
-        let later = Now::At(Timestamp::saturating_from_us(now().as_us() + HOUR_US * 24));
         for key in CALLERS {
-            let _ = apply(&store, &limits, key, (Op::Acquire, 7, later)).await;
+            let _ = apply(&store, &limits, key, (Op::Acquire, 7, later(24))).await;
         }
         let _ = apply(&store, &limits, "in time", (Op::Acquire, 7, Now::Store)).await;
         let in_time = peek().await;
@@ -101,7 +99,7 @@ async fn states_from_the_future_are_reported_and_cut_to_a_full_limit_in_every_mo
         let store = builder.connect(&url).await.expect("it is up");
         heals!(store.clone(), every());
         heals!(store.in_mode::<Cas>(), every());
-        heals!(store.in_mode::<Multi>(), limits(&crate::common::NATIVE, " count attempts"));
+        heals!(store.in_mode::<Multi>(), limits(&NATIVE, " count attempts"));
     }
 }
 
@@ -110,8 +108,7 @@ async fn requests_during_the_healing_are_admitted_by_the_old_state_or_by_the_new
     let server = server();
     let (store, limits) = (plain(&server).await, every());
     for round in 1..=3 {
-        let later = Now::At(Timestamp::saturating_from_us(now().as_us() + 3 * HOUR_US * round));
-        let _ = apply(&store, &limits, "alice", (Op::Force, 10, later)).await;
+        let _ = apply(&store, &limits, "alice", (Op::Force, 10, later(3 * round))).await;
         let asking = async {
             for _ in 0..50 {
                 let decisions = apply(&store, &limits, "alice", (Op::Acquire, 1, Now::Store)).await;
@@ -140,20 +137,17 @@ async fn a_value_that_no_limit_wrote_is_skipped_and_left() {
 #[tokio::test]
 async fn a_key_that_others_always_change_is_skipped() {
     let (server, limits) = (server(), limits(&["gcra"], ""));
-    let later = || Now::At(Timestamp::saturating_from_us(now_us() + HOUR_US * 24));
     let quiet = plain(&server).await.in_mode::<Cas>();
     for key in ["alice", "bob"] {
-        let _ = apply(&quiet, &limits, key, (Op::Acquire, 7, later())).await;
+        let _ = apply(&quiet, &limits, key, (Op::Acquire, 7, later(24))).await;
     }
-    let (aside, limit) = (quiet.clone(), limits.clone());
-    let connection = meddled(&server).await.before(move |words| {
-        let (aside, limits) = (aside.clone(), limit.clone());
-        async move {
-            if words.about("alice") && words.has_any(&["SET", "put"]) {
-                let _ = apply(&aside, &limits, "alice", (Op::Force, 10, later())).await;
-            }
-            Fate::Sent
+    let connection = meddled(&server).await;
+    let needed = (quiet, limits.clone());
+    let connection = connection.before_with(needed, |(aside, limits), words| async move {
+        if words.about("alice") && words.has_any(&["SET", "put"]) {
+            let _ = apply(&aside, &limits, "alice", (Op::Force, 10, later(24))).await;
         }
+        Fate::Sent
     });
     let store = over(RedisStore::builder().cas().deadline(PATIENCE), connection);
     let healed = store.heal(&limits, HealOptions::default()).await.expect("it answers");
@@ -162,15 +156,15 @@ async fn a_key_that_others_always_change_is_skipped() {
 
 #[tokio::test]
 async fn a_clock_that_differs_from_the_programs_or_cannot_be_is_reported() {
-    let server = server();
+    let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");
     for (ahead_s, is_ready, says) in [
         (0, true, ""),
         (7_200, true, " s ahead of"),
         (-7_200, true, " s behind"),
         (-1_700_000_000, false, "cannot be"),
     ] {
-        let store = over(RedisStore::builder(), meddled(&server).await.clock_ahead(ahead_s));
-        let health = store.health().await;
+        clock.set_ahead(ahead_s).expect("its directory is there");
+        let health = plain(&server).await.health().await;
         let told = told(&health);
         assert_eq!((health.is_ready(), told.contains(says)), (is_ready, true), "{told}");
         assert_eq!(health.findings().len(), usize::from(ahead_s != 0), "{told}");

@@ -4,21 +4,10 @@
 //! No check depends on timing: the bounds hold whatever the times are, and a machine that is too slow to
 //! hit the end of a window only shows less.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use ratelimit_core::algorithm::BucketWindow;
-use ratelimit_core::store::{Batch, Check, Now};
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Store, StoreError, Timestamp, Verdict};
-use ratelimit_redis::{Connection, Multi, RedisError, RedisStore};
-use ratelimit_servers::RedisServer;
-use tokio::task::JoinHandle;
 
-use crate::common::{
-    Fate, Meddled, NATIVE, PATIENCE, Words, apply, limit, meddled, now_us, over, peek, server, tell,
-};
+use crate::common::prelude::*;
 
 const WINDOW_US: u64 = 1_000_000;
 const LIMIT: u64 = 20;
@@ -101,15 +90,12 @@ struct Scene {
 impl Scene {
     async fn new(server: &RedisServer, limit: Limit<Policy>) -> Self {
         let late = Arc::<Late>::default();
-        let delay = Arc::clone(&late);
-        let connection = meddled(server).await.before(move |words| {
-            let delay = Arc::clone(&delay);
-            async move {
-                if is_charge(&words) {
-                    wait_until(delay.next_us()).await;
-                }
-                Fate::Sent
+        let connection = meddled(server).await;
+        let connection = connection.before_with(Arc::clone(&late), |late, words| async move {
+            if is_charge(&words) {
+                wait_until(late.next_us()).await;
             }
+            Fate::Sent
         });
         let store = over(RedisStore::builder().multi().deadline(PATIENCE), connection);
         Self { late, store, limit: Arc::new(limit), admitted: Vec::new() }
@@ -121,7 +107,7 @@ impl Scene {
         tokio::spawn(async move {
             let asked_us = now_us();
             let checks = [(&*limit, "a", cost)];
-            let verdict = apply(&store, &checks, ratelimit_core::store::Op::Acquire, None).await;
+            let verdict = apply(&store, &checks, Op::Acquire, None).await;
             let admitted = Admitted { cost, asked_us, told_us: now_us() };
             match verdict {
                 Ok(verdict) => verdict.allowed().then_some(admitted),
@@ -245,17 +231,15 @@ async fn an_overtaken_charge_is_decided_as_of_its_own_time() {
         let later_us = if slides(policy) { WINDOW_US / 2 } else { WINDOW_US + 20_000 };
         let charges = Arc::new(AtomicU64::new(0));
         let quicker = Arc::new(meddled(&server).await);
-        let (counted, other) = (Arc::clone(&charges), limit.clone());
-        let connection = meddled(&server).await.before(move |words| {
-            let (counted, quicker, limit) =
-                (Arc::clone(&counted), Arc::clone(&quicker), other.clone());
-            async move {
+        let needed = (Arc::clone(&charges), quicker, limit.clone());
+        let connection = meddled(&server).await;
+        let connection =
+            connection.before_with(needed, move |(counted, quicker, limit), words| async move {
                 if is_charge(&words) && counted.fetch_add(1, Ordering::SeqCst) == 0 {
                     assert!(acquire(quicker, &limit, 3, later_us).await.allowed());
                 }
                 Fate::Sent
-            }
-        });
+            });
         let verdict = acquire(Arc::new(connection), &limit, 2, 10_000).await;
         assert!(verdict.allowed(), "{policy}: {verdict:?}");
         assert_eq!(charges.load(Ordering::SeqCst), 1, "{policy}");
@@ -275,7 +259,6 @@ async fn acquire(
 ) -> Verdict {
     let builder = RedisStore::builder().multi().deadline(PATIENCE);
     let store = builder.over(connection).expect("a prefix");
-    let at = Timestamp::from_us(1_795_218_392 * WINDOW_US + us).expect("a time");
-    let check = Check { limit, key: "a", cost };
-    store.apply(&Batch::one(&check).now(Now::At(at))).await.expect("decides")
+    let now = at(1_795_218_392 * WINDOW_US + us);
+    apply_at(&store, &[(limit, "a", cost)], Op::Acquire, None, now).await.expect("decides")
 }

@@ -29,7 +29,6 @@ mod heal;
 mod health;
 mod late_charges;
 mod merged_drops;
-mod neighbours;
 mod own;
 mod refusals;
 mod repeats;

@@ -1,14 +1,10 @@
 //! Requests that share calls while tasks drop others and the network fails.
 
-use ratelimit_redis::Client;
-use ratelimit_servers::FaultProxy;
-
-use crate::common::{server, store};
+use crate::common::prelude::*;
 use crate::faulty_rounds::{FaultyRounds, MOST_REQUESTS};
 
 async fn an_order_explains_all_answers_while_others_are_dropped(client: Client) {
-    let server = server();
-    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let (server, proxy) = proxied();
     let store = store(&proxy.url(), client).await;
     FaultyRounds::new(store, proxy).are_explained().await;
     // Requests of one key share calls.

@@ -3,24 +3,17 @@
 
 use std::marker::PhantomData;
 use std::sync::OnceLock;
-use std::time::Duration;
 
+use ratelimit_core::Gcra;
 use ratelimit_core::algorithm::{GcraState, InMemory, Step};
-use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
-use ratelimit_core::{Algorithm, ErrorKind, Gcra, Limit, Store, Timestamp};
-use ratelimit_redis::{
-    Cas, Codec, Keeps, Lua, LuaProgram, Parameters, Program, RedisError, RedisStore, Stored, Twin,
-};
-use ratelimit_servers::{RedisServer, RespClient};
+use ratelimit_core::store::Reservation;
+use ratelimit_redis::{Codec, Keeps, LuaProgram, Parameters, Program, Stored, Twin};
+use ratelimit_servers::RespClient;
 use ratelimit_testkit::{
     AlgorithmHarness, Harness, Instance, Property, PureStore, try_same_algorithm_on,
 };
-use tokio::runtime::Runtime;
 
-use crate::common::{
-    Fate, PATIENCE, acquire, apply, fails, kept_longer, keys, limit, meddled, named, outliving,
-    over, plain, prefix, server,
-};
+use crate::common::prelude::*;
 use crate::own_twin::Trial;
 use crate::weekend_budget::WeekendBudget;
 
@@ -207,9 +200,8 @@ async fn agrees<A: Algorithm, S: Store<A, Error = RedisError>>(store: &S, limit:
     for (day, cost) in
         [(0, 60), (0, 60), (0, 0), (1, 60), (1, 50), (1, 1), (0, 1), (3, 100), (3, 101)]
     {
-        let at = Timestamp::from_us(1_773_964_800_000_001 + day * 86_400_000_000);
         let check = Check { limit: &limit, key: "alice", cost };
-        let batch = Batch::one(&check).now(Now::At(at.expect("a time")));
+        let batch = Batch::one(&check).now(at(1_773_964_800_000_001 + day * 86_400_000_000));
         let told = store.apply(&batch).await.expect("decides");
         assert_eq!(pure.decide(&batch), Ok(told), "{cost} on day {day}");
     }

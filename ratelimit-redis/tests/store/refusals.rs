@@ -1,43 +1,20 @@
 //! A store's and a server's refusals: the kind of error, and a message that an operator can act on. The same with each
 //! client, and nothing is charged.
 
-use std::time::Instant;
-
-use ratelimit_core::store::Op;
-use ratelimit_core::{ErrorKind, Limits, RateLimiter};
-use ratelimit_redis::{Client, Multi, RedisError, RedisStore};
-use ratelimit_servers::RedisServer;
+use ratelimit_core::RateLimiter;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
-use crate::common::{
-    PATIENCE, acquire, apply, every, fails, in_every_mode, keys, left, limit, meddled, native,
-    over, seldom, server, server_with, store, tell, until, with_client,
-};
+use crate::common::prelude::*;
 
-/// The next request is refused with this code and these words.
-async fn refused(store: &RedisStore, kind: ErrorKind, code: &str, words: &str) {
-    says(acquire(store, &seldom(), "a").await, kind, code, words);
-}
-
-#[track_caller]
-fn says<T>(answer: Result<T, RedisError>, kind: ErrorKind, code: &str, words: &str) {
-    let error = answer.err().unwrap_or_else(|| panic!("not refused: {code}"));
-    assert!(matches!(&error, RedisError::Server { code: c, .. } if c == code), "{code}: {error}");
-    fails(Err::<(), _>(error), kind, words);
-}
-
-/// Repeats a request until it is refused with this code.
+/// Repeats a request until it is refused with this code and these words.
 async fn until_refused(store: &RedisStore, code: &str, words: &str) {
-    let begin = Instant::now();
-    loop {
-        match acquire(store, &seldom(), "a").await {
-            Err(error @ RedisError::Server { .. }) if error.to_string().contains(words) => {
-                return says(Err::<(), _>(error), ErrorKind::Unavailable, code, words);
-            }
-            other => assert!(begin.elapsed() < PATIENCE, "{code}: still {other:?}"),
-        }
-    }
+    until(async || match acquire(store, &seldom(), "a").await {
+        Err(RedisError::Server { code: said, message, .. }) if said == code => Ok(message),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    fails(acquire(store, &seldom(), "a").await, ErrorKind::Unavailable, words);
 }
 
 async fn until_decided(store: &RedisStore) -> u64 {
@@ -60,7 +37,7 @@ async fn a_server_that_cannot_save_is_unavailable(client: Client) {
         info.contains("rdb_last_bgsave_status:err").then_some(()).ok_or("it saves")
     })
     .await;
-    refused(&store, ErrorKind::Unavailable, "MISCONF", "see to its disk").await;
+    until_refused(&store, "MISCONF", "see to its disk").await;
     tell(&server, &["CONFIG", "SET", "save", ""]);
     assert_eq!(until_decided(&store).await, 1, "nothing was charged meanwhile");
 }
@@ -69,7 +46,7 @@ async fn a_replica_refuses_with_or_without_its_master(client: Client) {
     let mut master = server();
     let replica = RedisServer::replica_of(&master).expect("a replica");
     let store = store(&replica.url(), client).await;
-    refused(&store, ErrorKind::Unavailable, "READONLY", "the server is a replica").await;
+    until_refused(&store, "READONLY", "the server is a replica").await;
     tell(&replica, &["CONFIG", "SET", "replica-serve-stale-data", "no"]);
     master.stop();
     until_refused(&store, "MASTERDOWN", "has lost its master").await;
@@ -130,40 +107,54 @@ async fn a_full_server_charges_nothing_in_any_algorithm() {
     }
 }
 
+/// A store for a user who may do anything but this.
+async fn forbidden(server: &RedisServer, command: &str) -> RedisStore {
+    let rights = format!("~* +@all -{command}");
+    let url = login(std::slice::from_ref(server), &server.url(), &rights);
+    RedisStore::builder().deadline(PATIENCE).connect(&url).await.expect("it is up")
+}
+
 /// The server rejects the whole transaction.
 #[tokio::test]
 async fn a_forbidden_command_of_a_transaction_charges_nothing() {
     let server = server();
-    tell(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~*", "+@all", "-pexpire"]);
-    let url = server.url().replace("//", "//half:secret@");
-    let store = store(&url, Client::default()).await.in_mode::<Multi>();
+    let store = forbidden(&server, "pexpire").await.in_mode::<Multi>();
     for limit in native(3) {
         fails(acquire(&store, &limit, "a").await, ErrorKind::Config, "pexpire");
     }
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// A script has written before the server rejects a command of it.
+/// A script has written before the server rejects a command of it: a flat one, the driver for a request under an id, and the
+/// driver for two limits, of which only the second one needs the command.
 #[tokio::test]
 async fn a_forbidden_command_of_a_script_leaves_the_charge_in_doubt() {
     let server = server();
-    tell(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~*", "+@all", "-pexpire"]);
-    let url = server.url().replace("//", "//half:secret@");
-    let store = store(&url, Client::default()).await;
-    for (id, key) in [(None, "a"), (Some(7), "b")] {
-        let limit = limit("api", "gcra 9/h");
-        let answer = apply(&store, &[(&limit, key, 1)], Op::Acquire, id).await;
-        fails(answer, ErrorKind::Indeterminate, "done in part");
+    let (gcra, log) = (limit("gcra", "gcra 9/h"), limit("log", "sliding-log 5/h"));
+    let both = [(&gcra, "c", 1), (&log, "c", 1)];
+    for (command, checks, id) in [
+        ("pexpire", &[(&gcra, "a", 1)][..], None),
+        ("pexpire", &[(&gcra, "b", 1)], Some(7)),
+        ("zadd", &both, None),
+    ] {
+        let store = forbidden(&server, command).await;
+        let said = apply(&store, checks, Op::Acquire, id).await;
+        let said = fails(said, ErrorKind::Indeterminate, "done in part");
+        assert!(said.contains("ACL SETUSER"), "{said}");
+        assert_eq!(number(&server, &["EXISTS", &store.key(&gcra, checks[0].1)]), 1, "{command}");
     }
-    assert_eq!(keys(&server).len(), 2);
+    // If nothing was written before, it is a configuration error.
+    let store = forbidden(&server, "zadd").await;
+    fails(acquire(&store, &log, "c").await, ErrorKind::Config, "ACL SETUSER");
 }
 
 #[tokio::test]
 async fn a_servers_clock_at_the_end_of_time_is_refused_by_name_in_every_mode() {
     /// Past the end by half the time that is left.
     const AHEAD_S: i64 = 3_000_000_000;
-    let server = server();
-    let store = over(RedisStore::builder(), meddled(&server).await.clock_ahead(AHEAD_S));
+    let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");
+    clock.set_ahead(AHEAD_S).expect("its directory is there");
+    let store = plain(&server).await;
     for words in
         ["gcra 3/s", "fixed-window 3/s", "sliding-log 3/s", "fixed-window 3/s count attempts"]
     {

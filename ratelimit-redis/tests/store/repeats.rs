@@ -1,15 +1,11 @@
 //! Law 13 where a request breaks off: one of its commands is lost, or its reply, or the same request is sent meanwhile. Sent once more
 //! it has been done once, in one slot and across slots. Whole repetitions are tested by the laws.
 
-use std::sync::{Arc, Mutex};
-
 use futures_util::future::BoxFuture;
-use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm as _, Limit, Policy, Store, Verdict};
-use ratelimit_redis::RedisStore;
+use ratelimit_core::Algorithm as _;
 use ratelimit_testkit::PureStore;
 
-use crate::common::{Fate, PATIENCE, apply, every, in_every_mode, meddled, over, peek, server};
+use crate::common::prelude::*;
 
 /// A request: its operation, its cost, and under which id.
 type Asked = (Op, u64, Option<u128>);
@@ -30,17 +26,8 @@ const STORIES: [(&[Asked], Asked); 8] = [
     (&[(Op::Acquire, 3, None), (Op::Acquire, 2, ID)], (Op::Extend, 4, ID)),
 ];
 
-/// What happens to one of a request's commands.
-#[derive(Clone, Copy, Debug)]
-enum Break {
-    NeverSent,
-    AnswerLost,
-    /// The same request is sent meanwhile, and answered before this command goes.
-    Overtaken,
-}
-
 /// After how many commands one breaks, and what runs before it goes.
-type Plan = Option<(usize, Fate, Option<BoxFuture<'static, ()>>)>;
+type Plan = (usize, Fate, BoxFuture<'static, ()>);
 
 async fn apply_all<S: Store<Policy>>(
     store: &S,
@@ -54,7 +41,7 @@ async fn apply_all<S: Store<Policy>>(
 
 #[tokio::test]
 async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
-    let (server, plan) = (server(), Arc::new(Mutex::new(Plan::None)));
+    let (server, plan) = (server(), Arc::new(Mutex::new(None::<Plan>)));
     let limits: Vec<_> = every(9).into_iter().filter(|l| NAMES.contains(&l.name())).collect();
     let (mut cases, mut broken) = (0, 0);
     for is_cluster in [false, true] {
@@ -62,25 +49,16 @@ async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
             let connection = meddled(&server).await;
             if is_cluster { connection.clustered() } else { connection }
         };
-        let planned = Arc::clone(&plan);
-        let breaking = connection().await.before(move |_| {
-            let mut plan = planned.lock().expect("no panic");
-            let is_due = match &mut *plan {
-                Some((0, ..)) => true,
-                Some((left, ..)) => {
-                    *left -= 1;
-                    false
-                }
-                None => false,
-            };
-            let due = if is_due { plan.take() } else { None };
-            async move {
-                let Some((_, fate, before)) = due else { return Fate::Sent };
-                if let Some(before) = before {
-                    before.await;
-                }
-                fate
-            }
+        let breaking = connection().await;
+        let breaking = breaking.before_with(Arc::clone(&plan), |planned, _| async move {
+            let due = planned.lock().expect("no panic").take_if(|(left, ..)| {
+                let is_due = *left == 0;
+                *left = left.saturating_sub(1);
+                is_due
+            });
+            let Some((_, fate, before)) = due else { return Fate::Sent };
+            before.await;
+            fate
         });
         // All keys of one server lie in one slot.
         let quiet = in_every_mode(&over(RedisStore::builder(), connection().await));
@@ -102,9 +80,10 @@ async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
                     let _ = apply_all(&pure, limit, &keys, *asked).await.expect("decides");
                 }
                 let due = peek(&pure, limit, "a").await;
-                for (breaks, nth) in [Break::NeverSent, Break::AnswerLost, Break::Overtaken]
-                    .iter()
-                    .flat_map(|b| (0..64).map(move |n| (b, n)))
+                // Or the same request is sent meanwhile, and answered before this command goes.
+                for (fate, nth) in [Fate::NeverSent, Fate::AnswerLost, Fate::Sent]
+                    .into_iter()
+                    .flat_map(|fate| (0..64).map(move |nth| (fate, nth)))
                 {
                     cases += 1;
                     let keys = ["a", "b"].map(|key| format!("{key}{cases}"));
@@ -114,15 +93,13 @@ async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
                     let (aside, same, asked) =
                         (Arc::clone(quiet), (limit.clone(), keys.clone()), *asked);
                     let again: BoxFuture<'static, ()> = Box::pin(async move {
-                        let _ = apply_all(&aside, &same.0, &same.1, asked).await;
+                        if fate == Fate::Sent {
+                            let _ = apply_all(&aside, &same.0, &same.1, asked).await;
+                        }
                     });
-                    *plan.lock().expect("no panic") = Some(match breaks {
-                        Break::NeverSent => (nth, Fate::NeverSent, None),
-                        Break::AnswerLost => (nth, Fate::AnswerLost, None),
-                        Break::Overtaken => (nth, Fate::Sent, Some(again)),
-                    });
+                    *plan.lock().expect("no panic") = Some((nth, fate, again));
                     let shown = format!(
-                        "{mode}, {is_cluster}: {breaks:?} at {nth}, {} {asked:?}",
+                        "{mode}, {is_cluster}: {fate:?} at {nth}, {} {asked:?}",
                         limit.name()
                     );
                     let first = apply_all(breaking, limit, &keys, asked).await;

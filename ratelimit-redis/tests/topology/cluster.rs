@@ -1,20 +1,8 @@
 //! A healthy cluster whose slots move, one that lacks a slot, and one that grows.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use ratelimit_redis::Tag;
 
-use ratelimit_core::store::Op;
-use ratelimit_core::{ErrorKind, Verdict};
-use ratelimit_redis::{
-    Argument, Client, Connection, Deadline, Multi, RedisConnection, RedisStore, Tag,
-};
-use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer, RespValue};
-use tokio::task::JoinSet;
-
-use crate::common::{
-    PATIENCE, acquire, apply, aside, attempts, fails, left, logged, seldom, server, store,
-    store_within, tell, three_and_no_more, until, with_client,
-};
+use crate::common::prelude::*;
 
 /// How long a call may take while servers are down.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -32,8 +20,7 @@ fn places(identifier: &str) -> (u16, usize, usize) {
 
 async fn one_live_seed_is_enough_to_find_the_cluster(client: Client) {
     let [first, ..] = cluster().client_ports()[..] else { panic!("nodes") };
-    let (away, hangs) = (FaultProxy::start(first), FaultProxy::start(first));
-    let (away, hangs) = (away.expect("a proxy"), hangs.expect("a proxy"));
+    let (away, hangs) = (proxy_of(first), proxy_of(first));
     away.refuse(true);
     hangs.hang(true);
     let begin = Instant::now();

@@ -2,26 +2,11 @@
 //! connector per server, one deadline per decision, and a connection that is replaced when it has gone
 //! silent, not before.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
 use futures_util::future::join_all;
-use ratelimit_core::store::Op;
-use ratelimit_core::{ErrorKind, StoreError};
-use ratelimit_redis::{
-    Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
-};
-use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer};
 use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use crate::common::{
-    PATIENCE, Slow, acquire, apply, aside, every, fails, left, number, seldom, server, until,
-    with_client,
-};
+use crate::common::prelude::*;
 
 fn lazy(url: &str, client: Client, deadline: Duration) -> RedisStore {
     let builder = RedisStore::builder().deadline(deadline);
@@ -30,12 +15,6 @@ fn lazy(url: &str, client: Client, deadline: Duration) -> RedisStore {
 
 async fn is_away(store: &RedisStore) {
     fails(acquire(store, &seldom(), "a").await, ErrorKind::Unavailable, "");
-}
-
-fn behind_proxy() -> (RedisServer, FaultProxy) {
-    let server = server();
-    let proxy = FaultProxy::start(server.port()).expect("a proxy");
-    (server, proxy)
 }
 
 /// A server that accepts connections and never completes a login.
@@ -97,7 +76,7 @@ async fn a_thousand_callers_of_no_server_connect_a_few_times(client: Client) {
 }
 
 async fn short_deadlines_do_not_prevent_a_connection(client: Client) {
-    let (_server, proxy) = behind_proxy();
+    let (_server, proxy) = proxied();
     proxy.hang(true);
     let store = lazy(&proxy.url(), client, Duration::from_millis(50));
     for _ in 0..5 {
@@ -149,7 +128,7 @@ impl Pinging {
 }
 
 async fn one_timeout_does_not_end_the_shared_connection(client: Client) {
-    let (server, proxy) = behind_proxy();
+    let (server, proxy) = proxied();
     let connection = Pinging::to(&proxy, client, PATIENCE).await;
     // A request that has expired is not even sent.
     let words = ["SET", "a", "1"].map(Argument::Text);
@@ -168,7 +147,7 @@ async fn one_timeout_does_not_end_the_shared_connection(client: Client) {
 async fn a_silent_connection_is_replaced(client: Client) {
     let limit = Duration::from_millis(200);
     for waits in [true, false] {
-        let (_server, proxy) = behind_proxy();
+        let (_server, proxy) = proxied();
         let connection = Pinging::to(&proxy, client, limit).await;
         proxy.hang(true);
         let left = async {
@@ -228,11 +207,6 @@ with_each_client! {
     the_given_runtime_connects,
 }
 
-/// A runtime of one thread, which runs its tasks only while a thread drives it.
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
-
 /// What remains for a caller of this runtime.
 fn left_on(runtime: &Runtime, store: &RedisStore) -> u64 {
     runtime.block_on(left(store, &seldom(), "a"))
@@ -241,9 +215,8 @@ fn left_on(runtime: &Runtime, store: &RedisStore) -> u64 {
 /// Shared work starts on the runtime that the builder was given, on whichever runtime the first caller is.
 async fn the_given_runtime_connects(client: Client) {
     aside(move || {
-        let (_server, proxy) = behind_proxy();
-        let mut given = tokio::runtime::Builder::new_multi_thread();
-        let given = given.worker_threads(1).enable_all().build().expect("a runtime");
+        let (_server, proxy) = proxied();
+        let given = driven_runtime();
         let builder = RedisStore::builder().deadline(PATIENCE).runtime(given.handle().clone());
         let url = with_client(&proxy.url(), client);
         let store = runtime().block_on(builder.connect(&url)).expect("it is up");

@@ -8,13 +8,11 @@ mod network;
 mod servers;
 mod traffic;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use ratelimit_redis::Client;
-use ratelimit_servers::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::common::{PATIENCE, aside, server, tell};
+use crate::common::prelude::*;
 use traffic::{Row, Traffic};
 
 /// Servers behind proxies, for one row at a time: a server of its own, or a cluster that the rows of a client share. Each
@@ -29,8 +27,7 @@ struct Place {
 
 impl Place {
     fn one() -> Arc<Self> {
-        let server = server();
-        let proxy = FaultProxy::start(server.port()).expect("a proxy");
+        let (server, proxy) = proxied();
         let (url, one) = (proxy.url(), Some((server, proxy)));
         Arc::new(Self { url, kind: "server", one, cluster: None, _alone: None })
     }

@@ -7,12 +7,9 @@ mod urls;
 
 use std::error::Error;
 use std::fmt::Debug;
-use std::sync::{Mutex, Once, PoisonError};
-use std::time::Duration;
+use std::sync::{Once, PoisonError};
 
-use ratelimit_redis::{Cas, Client, RedisError, RedisStore};
-
-use crate::common::{acquire, seldom, with_client};
+use crate::common::prelude::*;
 
 /// As sent, and as escaped in a URL. The middle part occurs nowhere else.
 const PASSWORD: &str = "pa5/s-w0rd";

@@ -2,20 +2,7 @@
 //! with and without ids, with callers that give up at any moment. No limit admits more than it may, and
 //! other callers only lose what was pending when a caller stopped.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use ratelimit_core::store::Op;
-use ratelimit_core::{DynStore, ErrorKind, Limit, Policy, StoreError};
-use ratelimit_redis::{Client, RedisStore};
-use ratelimit_servers::RedisCluster;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
-
-use crate::common::{
-    PATIENCE, apply, every, fails, in_every_mode, seldom, store, store_within, until,
-};
+use crate::common::prelude::*;
 
 type Any = Arc<dyn DynStore<Policy>>;
 
@@ -200,7 +187,7 @@ async fn no_charge_is_lost_and_none_is_given_back_twice(client: Client) {
 async fn a_reservation_is_made_once_and_returned_once(client: Client) {
     on_the_move(client, async |_, store| {
         for limit in every(CAPACITY) {
-            if ratelimit_core::Algorithm::reservation_us(limit.algorithm()).is_some() {
+            if limit.algorithm().reservation_us().is_some() {
                 reserved(store, &limit).await;
             }
         }

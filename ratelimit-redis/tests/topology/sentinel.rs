@@ -1,20 +1,13 @@
 //! Sentinels that hang, are down, know no such service, or have logins of their own.
 
-use std::time::{Duration, Instant};
-
-use ratelimit_core::ErrorKind;
-use ratelimit_redis::Client;
-use ratelimit_servers::{FaultProxy, RedisSentinels, RedisServer};
-
-use crate::common::{PATIENCE, fails, left, seldom, server, store, store_within, tell};
+use crate::common::prelude::*;
 
 const DEADLINE: Duration = Duration::from_millis(500);
 
 async fn a_sentinel_that_hangs_or_is_down_does_no_harm(client: Client) {
     let sentinels = RedisSentinels::start().expect("sentinels");
     let [first, second, _] = sentinels.ports()[..] else { panic!("three sentinels") };
-    let (hangs, away) = (FaultProxy::start(first), FaultProxy::start(first));
-    let (hangs, away) = (hangs.expect("a proxy"), away.expect("a proxy"));
+    let (hangs, away) = (proxy_of(first), proxy_of(first));
     hangs.hang(true);
     away.refuse(true);
     let places = [hangs.port(), away.port(), second].map(|port| format!("127.0.0.1:{port}"));

@@ -1,16 +1,10 @@
 //! Encrypted connections.
 
 use std::path::Path;
-use std::time::Duration;
 
-use ratelimit_core::ErrorKind;
-use ratelimit_redis::Client;
-use ratelimit_servers::{RedisServer, TlsServer};
+use ratelimit_servers::TlsServer;
 
-use crate::common::{
-    PATIENCE, acquire, fails, seldom, server, store, store_within, tell, three_and_no_more, until,
-    with_option,
-};
+use crate::common::prelude::*;
 
 fn tls(args: &[&str]) -> TlsServer {
     RedisServer::start_tls_with(&RedisServer::binaries()[0], args).expect("a server with TLS")

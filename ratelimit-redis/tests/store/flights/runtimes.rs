@@ -1,15 +1,7 @@
 //! Callers on runtimes of their own, each of which runs its tasks only while a thread drives it.
 
-use std::time::Duration;
-
-use ratelimit_core::{Limit, Policy};
-use ratelimit_servers::RedisServer;
-use tokio::runtime::Runtime;
-use tokio::task::yield_now;
-use tokio::time::timeout;
-
-use super::{Gated, Task, remaining, runtime};
-use crate::common::{PATIENCE, limit, server};
+use super::{Gated, Task, remaining, turns};
+use crate::common::prelude::*;
 
 /// What remains after a request that may be stranded.
 async fn in_time(waits: Task) -> u64 {
@@ -62,8 +54,7 @@ fn flies_from(other: &Runtime, gated: &Gated, limit: &Limit<Policy>) -> [Task; 2
 
 /// A store whose connection no runtime of a caller drives.
 fn gated_apart(server: &RedisServer) -> (Runtime, Gated) {
-    let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let home = home.expect("a runtime");
+    let home = driven_runtime();
     let gated = home.block_on(Gated::new(server, PATIENCE, None));
     (home, gated)
 }
@@ -78,9 +69,7 @@ fn a_flight_goes_from_a_runtime_on_which_one_of_its_callers_waits() {
     gated.gate.open.add_permits(1);
     other.block_on(async {
         remaining(first).await;
-        for _ in 0..100 {
-            yield_now().await;
-        }
+        turns().await;
     });
     // The other runtime stands still from here on.
     gated.gate.opens();

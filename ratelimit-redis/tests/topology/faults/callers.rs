@@ -3,22 +3,13 @@
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
-use ratelimit_core::store::Op;
-use ratelimit_redis::{Cas, Client, Multi, RedisStore};
-use ratelimit_servers::{FaultProxy, RedisSentinels, RedisServer};
-use tokio::runtime::{Handle, Runtime};
-use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::runtime::Handle;
 
 use super::traffic::{Asks, DEADLINE};
 use super::{Row, on_both};
-use crate::common::{
-    acquire, apply, aside, left, prefix, seldom, server, server_with, tell, with_client,
-};
+use crate::common::prelude::*;
 
 type Asked = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -101,9 +92,11 @@ async fn a_request_that_is_kept_at_any_await_costs_no_other_anything(client: Cli
     stopped_at_each_await(client, "future kept", 1, |asked| kept.borrow_mut().push(asked)).await;
 }
 
-/// A runtime of one thread, which runs its tasks only while a thread drives it.
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+/// What begins a task of the store on a runtime: a connection, a connector, or flights.
+type Begins = fn(&Runtime, &RedisStore, &FaultProxy);
+
+fn connects_on(runtime: &Runtime, store: &RedisStore, _: &FaultProxy) {
+    assert_eq!(runtime.block_on(left(store, &seldom(), "a")), 2);
 }
 
 /// Begins a request on this runtime, which hangs, and leaves it there.
@@ -115,88 +108,9 @@ fn begins_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
     proxy.hang(false);
 }
 
-/// A task of the store begins on a runtime that then stands still, or ends: `begin` begins it. The traffic comes from
-/// another runtime, and notices after half of its deadline that the first one stands still.
-async fn begun_elsewhere(
-    client: Client,
-    name: &'static str,
-    url: &str,
-    proxy: &Arc<FaultProxy>,
-    shares: Option<Handle>,
-    begin: fn(&Runtime, &RedisStore, &FaultProxy),
-) {
-    let row = Row::unnoticed(name);
-    for ends in [false, true] {
-        let mut builder = RedisStore::builder().prefix(&prefix()).deadline(row.deadline);
-        if let Some(runtime) = &shares {
-            builder = builder.runtime(runtime.clone());
-        }
-        let store = builder.connect_lazy(&with_client(url, client)).expect("a URL");
-        let (first, proxy) = (store.clone(), Arc::clone(proxy));
-        let elsewhere = aside(move || {
-            let elsewhere = runtime();
-            begin(&elsewhere, &first, &proxy);
-            if ends { None } else { Some(elsewhere) }
-        })
-        .await;
-        let on = if ends { "runtime ends" } else { "runtime stands still" };
-        row.measure_on(client, on, store, async |traffic| traffic.answers(50).await).await;
-        aside(move || drop(elsewhere)).await;
-    }
-}
-
-fn behind_proxy() -> (RedisServer, Arc<FaultProxy>) {
-    let server = server();
-    let proxy = FaultProxy::start(server.port()).expect("a proxy");
-    (server, Arc::new(proxy))
-}
-
-async fn a_connection_of_a_stopped_runtime_is_replaced(client: Client) {
-    let (_server, proxy) = behind_proxy();
-    begun_elsewhere(
-        client,
-        "runtime of a connection",
-        &proxy.url(),
-        &proxy,
-        None,
-        |runtime, store, _| {
-            assert_eq!(runtime.block_on(left(store, &seldom(), "a")), 2);
-        },
-    )
-    .await;
-}
-
-async fn a_connector_of_a_stopped_runtime_is_replaced(client: Client) {
-    let (_server, proxy) = behind_proxy();
-    begun_elsewhere(client, "runtime of the connector", &proxy.url(), &proxy, None, begins_on)
-        .await;
-}
-
-async fn a_look_up_on_a_stopped_runtime_starts_again(client: Client) {
-    let node = server_with(&["--cluster-enabled", "yes"]);
-    tell(&node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    let sentinels = aside(|| RedisSentinels::start().expect("sentinels")).await;
-    for (kind, port) in [("redis-cluster:", node.port()), ("redis-sentinel:", sentinels.ports()[0])]
-    {
-        let proxy = Arc::new(FaultProxy::start(port).expect("a proxy"));
-        let url = proxy.url().replace("redis:", kind);
-        begun_elsewhere(client, "runtime of a look-up", &url, &proxy, None, begins_on).await;
-    }
-}
-
-async fn flights_of_a_stopped_runtime_are_overtaken(client: Client) {
-    let (_server, proxy) = behind_proxy();
-    // With and without its connection on the same runtime.
-    for (name, shares) in
-        [("runtime of a flight", Some(Handle::current())), ("runtime of all", None)]
-    {
-        begun_elsewhere(client, name, &proxy.url(), &proxy, shares, flies_on).await;
-    }
-}
-
 /// Begins requests on this runtime: two in flight, and some that wait for them.
 fn flies_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
-    assert_eq!(runtime.block_on(left(store, &seldom(), "a")), 2);
+    connects_on(runtime, store, proxy);
     proxy.hang(true);
     runtime.block_on(async {
         for n in 0..6 {
@@ -208,11 +122,62 @@ fn flies_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
     proxy.hang(false);
 }
 
+/// A task of the store begins on a runtime that then stands still, or ends. The traffic comes from another runtime, and
+/// notices after half of its deadline that the first one stands still.
+async fn begun_elsewhere(
+    client: Client,
+    name: &'static str,
+    (kind, port): (&str, u16),
+    shares: Option<Handle>,
+    begins: Begins,
+) {
+    let (row, proxy) = (Row::unnoticed(name), Arc::new(proxy_of(port)));
+    let url = with_client(&proxy.url().replace("redis:", kind), client);
+    for ends in [false, true] {
+        let mut builder = RedisStore::builder().prefix(&prefix()).deadline(row.deadline);
+        if let Some(runtime) = &shares {
+            builder = builder.runtime(runtime.clone());
+        }
+        let store = builder.connect_lazy(&url).expect("a URL");
+        let (first, proxy) = (store.clone(), Arc::clone(&proxy));
+        let elsewhere = aside(move || {
+            let elsewhere = runtime();
+            begins(&elsewhere, &first, &proxy);
+            if ends { None } else { Some(elsewhere) }
+        })
+        .await;
+        let on = if ends { "runtime ends" } else { "runtime stands still" };
+        row.measure_on(client, on, store, async |traffic| traffic.answers(50).await).await;
+        aside(move || drop(elsewhere)).await;
+    }
+}
+
+async fn what_begins_on_a_runtime_that_stops_is_replaced_or_overtaken(client: Client) {
+    let server = server();
+    let rows: [(_, _, Begins); 4] = [
+        ("runtime of a connection", None, connects_on),
+        ("runtime of the connector", None, begins_on),
+        // With and without its connection on the same runtime.
+        ("runtime of a flight", Some(Handle::current()), flies_on),
+        ("runtime of all", None, flies_on),
+    ];
+    for (name, shares, begins) in rows {
+        begun_elsewhere(client, name, ("redis:", server.port()), shares, begins).await;
+    }
+}
+
+async fn a_look_up_on_a_stopped_runtime_starts_again(client: Client) {
+    let node = server_with(&["--cluster-enabled", "yes"]);
+    tell(&node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let sentinels = aside(|| RedisSentinels::start().expect("sentinels")).await;
+    for place in [("redis-cluster:", node.port()), ("redis-sentinel:", sentinels.ports()[0])] {
+        begun_elsewhere(client, "runtime of a look-up", place, None, begins_on).await;
+    }
+}
+
 with_each_client! {
     a_request_that_is_dropped_at_any_await_costs_no_other_anything,
     a_request_that_is_kept_at_any_await_costs_no_other_anything,
-    a_connection_of_a_stopped_runtime_is_replaced,
-    a_connector_of_a_stopped_runtime_is_replaced,
+    what_begins_on_a_runtime_that_stops_is_replaced_or_overtaken,
     a_look_up_on_a_stopped_runtime_starts_again,
-    flights_of_a_stopped_runtime_are_overtaken,
 }

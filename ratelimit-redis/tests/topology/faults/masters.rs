@@ -2,17 +2,11 @@
 //! Sentinels name.
 
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
-use ratelimit_core::ErrorKind;
-use ratelimit_redis::{Argument, Client, Connection, Deadline, RedisConnection, Reply};
-use ratelimit_servers::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{Place, Row, Traffic, on};
-use crate::common::{
-    PATIENCE, acquire, aside, fails, left, limit, server, store, tell, until, with_client,
-};
+use crate::common::prelude::*;
 
 /// Masters with replicas, for one test at a time. Each finds them healthy and leaves them healthy.
 #[derive(Clone, Copy)]
@@ -40,15 +34,7 @@ impl Servers {
     /// What a failed test has left behind does not last.
     fn become_well(self) {
         match self {
-            Self::Cluster(cluster) => {
-                for (number, node) in cluster.nodes().iter().enumerate() {
-                    match node.pid() {
-                        Some(_) => node.resume().expect("it runs"),
-                        None => cluster.restart(number).expect("again"),
-                    }
-                }
-                cluster.wait_until_healthy(PATIENCE).expect("well");
-            }
+            Self::Cluster(cluster) => super::become_well(cluster),
             Self::Sentinels(sentinels) => {
                 for server in sentinels.servers().iter().chain(sentinels.sentinels()) {
                     if server.pid().is_some() {
@@ -259,8 +245,7 @@ async fn a_cluster_without_a_majority_is_unavailable(client: Client) {
 
 /// On one server, on a cluster, and on a master that Sentinels name.
 async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
-    let server = server();
-    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let (_server, proxy) = proxied();
     executed_once(&proxy.url(), client, "a", &proxy).await;
     let url = with_client(&proxy.url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the server is up");
@@ -280,7 +265,7 @@ async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
 
     let (servers, _alone) = Servers::alone(false).await;
     let Servers::Sentinels(sentinels) = servers else { unreachable!("they are") };
-    let proxy = FaultProxy::start(servers.master("a").1.port()).expect("a proxy");
+    let proxy = proxy_of(servers.master("a").1.port());
     let (service, port) = (format!("proxied-{client}"), proxy.port().to_string());
     for sentinel in sentinels.sentinels() {
         tell(sentinel, &["SENTINEL", "MONITOR", &service, "127.0.0.1", &port, "2"]);
@@ -293,16 +278,15 @@ async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
 }
 
 async fn executed_once(url: &str, client: Client, key: &str, proxy: &FaultProxy) {
-    let store = store(url, client).await;
-    let limit = limit("four", "gcra 4/3650d");
-    let refused = async || fails(acquire(&store, &limit, key).await, ErrorKind::Indeterminate, "");
+    let (store, limit) = (store(url, client).await, limit("four", "gcra 4/3650d"));
+    let refused = async || acquire(&store, &limit, key).await;
     assert_eq!(left(&store, &limit, key).await, 3);
     proxy.swallow_matching("EVALSHA", 1);
-    let _ = refused().await;
+    fails(refused().await, ErrorKind::Indeterminate, "");
     assert_eq!(left(&store, &limit, key).await, 1, "charged, and once");
     // A request that never arrived is not sent again either: the client cannot know that.
     proxy.cut_matching("EVALSHA", 1);
-    let _ = refused().await;
+    fails(refused().await, ErrorKind::Indeterminate, "");
     assert_eq!((proxy.swallowed(), proxy.requests_cut()), (1, 1));
     assert_eq!(left(&store, &limit, key).await, 0);
 }

@@ -1,11 +1,7 @@
 //! The network between a store and its servers fails, or a server hangs.
 
-use std::time::Duration;
-
-use ratelimit_redis::Client;
-use ratelimit_servers::{FaultProxy, RedisServer};
-
 use super::{Row, on_both};
+use crate::common::prelude::*;
 
 /// Several times, so that each kind of request meets it.
 const TIMES: usize = 5;

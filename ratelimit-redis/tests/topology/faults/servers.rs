@@ -1,14 +1,9 @@
 //! A server restarts, refuses, loses memory, or has another clock; or keys are strange.
 
-use std::sync::Arc;
-
 use futures_util::future::join_all;
-use ratelimit_core::ErrorKind;
-use ratelimit_redis::{Client, RedisStore};
-use ratelimit_servers::RedisServer;
 
-use super::{Row, on_both, on_one};
-use crate::common::{PATIENCE, aside, fails, left, seldom, store_within, tell, told, with_option};
+use super::{Place, Row, Traffic, on_both, on_one};
+use crate::common::prelude::*;
 
 const REFUSED: &[ErrorKind] = &[ErrorKind::Unavailable];
 
@@ -33,33 +28,46 @@ async fn flushed_scripts_are_sent_again(client: Client) {
     .await;
 }
 
-async fn a_server_that_becomes_a_replica_charges_nothing(client: Client) {
-    on_one(client, Row::is_away("READONLY", "is a replica"), async |place, traffic| {
-        // No server listens there.
-        place.tell(&["REPLICAOF", "127.0.0.1", "1"]).await;
-        traffic.errors(20).await;
-        place.tell(&["REPLICAOF", "NO", "ONE"]).await;
-    })
-    .await;
-}
+/// What makes a server refuse, and what ends it.
+type Words = &'static [&'static str];
 
-async fn a_server_without_its_replicas_charges_nothing(client: Client) {
-    let row = Row::refuses("NOREPLICAS", REFUSED, "min-replicas-to-write asks for");
-    on_both(client, row, async |place, traffic| {
-        place.tell(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
-        traffic.errors(20).await;
-        place.tell(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
-    })
-    .await;
-}
-
-async fn a_full_server_charges_nothing(client: Client) {
-    on_both(client, Row::refuses("OOM", REFUSED, "raise maxmemory"), async |place, traffic| {
-        place.tell(&["CONFIG", "SET", "maxmemory", "1"]).await;
-        traffic.errors(20).await;
-        place.tell(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    })
-    .await;
+async fn a_server_that_refuses_charges_nothing(client: Client) {
+    let rows: [(Row, Words, Words); 4] = [
+        (
+            // No server listens there.
+            Row::is_away("READONLY", "is a replica"),
+            &["REPLICAOF", "127.0.0.1", "1"],
+            &["REPLICAOF", "NO", "ONE"],
+        ),
+        (
+            Row::refuses("NOREPLICAS", REFUSED, "min-replicas-to-write asks for"),
+            &["CONFIG", "SET", "min-replicas-to-write", "1"],
+            &["CONFIG", "SET", "min-replicas-to-write", "0"],
+        ),
+        (
+            Row::refuses("OOM", REFUSED, "raise maxmemory"),
+            &["CONFIG", "SET", "maxmemory", "1"],
+            &["CONFIG", "SET", "maxmemory", "0"],
+        ),
+        (
+            Row::refuses("ACL", &[ErrorKind::Config], "ACL SETUSER"),
+            &["ACL", "SETUSER", "default", "-@scripting", "-@write"],
+            &["ACL", "SETUSER", "default", "+@all"],
+        ),
+    ];
+    for (row, begins, ends) in rows {
+        let fault = async |place: &Arc<Place>, traffic: &Traffic| {
+            place.tell(begins).await;
+            traffic.errors(20).await;
+            place.tell(ends).await;
+        };
+        // A node of a cluster cannot be told to become a replica so.
+        if row.name == "READONLY" {
+            on_one(client, row, fault).await;
+        } else {
+            on_both(client, row, fault).await;
+        }
+    }
 }
 
 async fn health_raises_an_alarm_when_limits_may_have_been_evicted(client: Client) {
@@ -129,16 +137,6 @@ async fn a_busy_script_is_waited_for_or_killed(client: Client) {
     .await;
 }
 
-async fn permissions_that_are_taken_away_are_a_config_error(client: Client) {
-    let row = Row::refuses("ACL", &[ErrorKind::Config], "ACL SETUSER");
-    on_both(client, row, async |place, traffic| {
-        place.tell(&["ACL", "SETUSER", "default", "-@scripting", "-@write"]).await;
-        traffic.errors(20).await;
-        place.tell(&["ACL", "SETUSER", "default", "+@all"]).await;
-    })
-    .await;
-}
-
 #[cfg(feature = "tls")]
 async fn an_expired_certificate_is_an_outage_until_it_is_renewed(client: Client) {
     let server = RedisServer::start_tls().expect("a server with TLS");
@@ -187,14 +185,11 @@ async fn strange_keys_share_no_state_and_cost_no_other_key_anything(client: Clie
 with_each_client! {
     a_restart_loses_the_states_and_nothing_else,
     flushed_scripts_are_sent_again,
-    a_server_that_becomes_a_replica_charges_nothing,
-    a_server_without_its_replicas_charges_nothing,
-    a_full_server_charges_nothing,
+    a_server_that_refuses_charges_nothing,
     health_raises_an_alarm_when_limits_may_have_been_evicted,
     a_servers_clock_that_jumps_ends_windows_and_mints_nothing,
     a_key_of_another_type_is_an_error_of_its_callers_only,
     a_busy_script_is_waited_for_or_killed,
-    permissions_that_are_taken_away_are_a_config_error,
     an_expired_certificate_is_an_outage_until_it_is_renewed,
     strange_keys_share_no_state_and_cost_no_other_key_anything,
 }

@@ -3,17 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::MutexGuard;
 
-use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Store, StoreError, Timestamp, Verdict};
-use ratelimit_redis::{Cas, Client, Multi, RedisError, RedisStore};
 use ratelimit_testkit::Admissions;
-use tokio::task::JoinSet;
 
-use crate::common::{apply, limit, now_us, peek, prefix, until, with_client};
+use crate::common::prelude::*;
 
 /// By which a decision ends if the fault may last longer: a store's default.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);

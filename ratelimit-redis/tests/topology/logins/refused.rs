@@ -1,16 +1,12 @@
 //! Servers that refuse a login and explain it in their own words.
 
-use std::time::Duration;
+use std::slice;
 
 use futures_util::future::join_all;
-use ratelimit_core::{ErrorKind, StoreError};
-use ratelimit_redis::{Client, RedisStore};
 
 use super::fake::{self, MANNERS};
 use super::{ESCAPED, Leaks, PASSWORD, Told, USER, told_by};
-use crate::common::{
-    PATIENCE, acquire, seldom, server, server_with, store, store_within, tell, until,
-};
+use crate::common::prelude::*;
 
 /// Every kind of URL that logs in to a server on this port.
 fn ways(port: u16) -> Vec<String> {
@@ -86,10 +82,7 @@ async fn a_refused_login_names_the_server_and_the_remedy(client: Client) {
     for (args, rights, urls, says) in REFUSING {
         let server = server_with(args);
         if !rights.is_empty() {
-            let password = format!(">{PASSWORD}");
-            let mut words = vec!["ACL", "SETUSER", USER, "on", &password, "~*"];
-            words.extend(rights.split(' '));
-            tell(&server, &words);
+            permit(slice::from_ref(&server), USER, PASSWORD, &format!("~* {rights}"));
         }
         // The only connection of a server whose connection limit is one, once the server has noticed that the
         // connection that found it ready is closed.
@@ -129,11 +122,9 @@ async fn a_password_that_the_server_does_not_ask_for_is_accepted(client: Client)
 }
 
 async fn a_missing_permission_is_reported_without_the_user(client: Client) {
-    let (mut leaks, server, password) = (Leaks::default(), server(), format!(">{PASSWORD}"));
+    let (mut leaks, server) = (Leaks::default(), server());
     for (rights, says) in [("+ping", "evalsha"), ("+ping +evalsha +eval", "ACL SETUSER")] {
-        let mut words = vec!["ACL", "SETUSER", USER, "reset", "on", &password, "~*"];
-        words.extend(rights.split(' '));
-        tell(&server, &words);
+        permit(slice::from_ref(&server), USER, PASSWORD, &format!("~* {rights}"));
         let url = format!("redis://{USER}:{ESCAPED}@127.0.0.1:{}", server.port());
         let told = told_by(&url, client, PATIENCE).await;
         told.keeps_secret(rights, &mut leaks);

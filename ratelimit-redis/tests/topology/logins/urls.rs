@@ -1,10 +1,7 @@
 //! What stands before the `@` of a URL and the values of its options never show, whatever else is wrong with it.
 
-use std::time::Duration;
-
-use ratelimit_redis::Client;
-
 use super::{ESCAPED, Leaks, USER, told_by};
+use crate::common::prelude::*;
 
 /// No server listens there.
 const NOWHERE: &str = "127.0.0.1:1";
