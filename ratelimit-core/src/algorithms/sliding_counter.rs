@@ -243,7 +243,7 @@ fn faded_us(start_us: u64, window_us: u64, count: u64, room: u64) -> u64 {
     }
     // count · overlap / window < room + 1 holds up to this overlap.
     let (overlap_us, rest) = multiplied_divided(room + 1, window_us, count);
-    start_us.saturating_add(window_us) - (overlap_us - u64::from(rest == 0))
+    start_us.saturating_add(window_us) - overlap_us.saturating_sub(u64::from(rest == 0))
 }
 
 /// When nothing of these windows will count.
