@@ -1,5 +1,6 @@
 //! The layer in front of axum routes: who is limited, by what, and what clients receive.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,11 +9,10 @@ use axum::body::Body;
 use axum::routing::get;
 use http::header::HeaderValue;
 use http::{Request, Response, StatusCode};
-use ratelimit_core::store::Batch;
 use ratelimit_core::{
-    Decision, DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter, Refusal,
-    Source, Store, StoreError, Verdict,
+    DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter, Store,
 };
+use ratelimit_layers::Fallback;
 use ratelimit_tower::{
     Advice, Choice, ClientAddress, Fields, IdentifyError, OnStoreError, RateLimitLayer, Rejection,
     Unit, XRateLimit, extension, from_async_fn, header, matched_route, method, optional,
@@ -20,11 +20,12 @@ use ratelimit_tower::{
 };
 
 use crate::harness::{
-    API_KEY, BURST, by_ip, hello, layer, limiter, limits, request, send, statuses, store, with_key,
+    API_KEY, BURST, Faulty, Rows, by_ip, hello, layer, limiter, limits, request, send, statuses,
+    store, with_key,
 };
 
 /// Two requests per key.
-const BY_KEY: crate::harness::Rows = &[("burst", "gcra 6/m burst 2", "key")];
+const BY_KEY: Rows = &[("burst", "gcra 6/m burst 2", "key")];
 
 #[tokio::test]
 async fn a_denied_client_is_told_when_to_come_back_and_is_admitted_then() {
@@ -57,7 +58,7 @@ fn finished<S: Store<Policy>>(layer: RateLimitLayer<S>) -> RateLimitLayer<S> {
 
 #[tokio::test]
 async fn both_modes_a_boxed_store_and_a_chosen_limiter_decide_and_tell_alike() {
-    let rows: crate::harness::Rows = &[
+    let rows: Rows = &[
         ("daily", "gcra 9/d", "key"),
         ("burst", "gcra 6/m burst 2", "ip"),
         ("bytes", "gcra 60/m burst 4000", "ip"),
@@ -247,44 +248,6 @@ async fn the_policy_field_is_that_of_the_window_which_the_decision_tells() {
     }
 }
 
-/// A store that answers with an error of this kind, or with the denial of a fallback.
-struct Away(Option<ErrorKind>);
-
-#[derive(Debug, thiserror::Error)]
-#[error("the store is away")]
-struct AwayError(ErrorKind);
-
-impl StoreError for AwayError {
-    fn kind(&self) -> ErrorKind {
-        self.0
-    }
-}
-
-impl From<Refusal> for AwayError {
-    fn from(refusal: Refusal) -> Self {
-        Self(refusal.kind())
-    }
-}
-
-impl Store<Policy> for Away {
-    type Error = AwayError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, AwayError> {
-        let denied = |_| Decision {
-            allowed: false,
-            cost: 1,
-            limit: 2,
-            remaining: 0,
-            retry_after_us: Some(5_000_000),
-            replenish_after_us: 5_000_000,
-            reset_after_us: 5_000_000,
-        };
-        let decisions = batch.checks().iter().map(denied).collect();
-        let verdict = Verdict::several(decisions).with_source(Source::Fallback);
-        self.0.map_or(Ok(verdict), |kind| Err(AwayError(kind)))
-    }
-}
-
 #[tokio::test]
 async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() {
     for (kind, refused, admitted) in [
@@ -296,7 +259,8 @@ async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() 
         (ErrorKind::Invalid, 500, 500),
         (ErrorKind::CrossSlot, 500, 500),
     ] {
-        let layer = by_ip(RateLimiter::new(limits(BURST), Away(Some(kind))));
+        let away = Faulty::new(&ManualClock::default(), move |_, _| Some(kind));
+        let layer = by_ip(RateLimiter::new(limits(BURST), away));
         let answer = send(&hello().layer(layer.clone()), request("/")).await;
         assert_eq!(answer.status, refused);
         if refused == 503 {
@@ -327,10 +291,14 @@ async fn a_shadow_limit_refuses_nothing_and_is_not_told() {
 #[tokio::test]
 async fn a_limit_that_closes_in_an_outage_is_a_503_and_one_that_counts_locally_a_429() {
     for (on_outage, status) in [(OnOutage::Closed, 503), (OnOutage::Local, 429)] {
-        let limits = Limits::builder().limit("burst", "gcra 6/m").by(["ip"]).on_outage(on_outage);
-        let layer = by_ip(RateLimiter::new(limits.build().unwrap(), Away(None)));
-        let answer = send(&hello().layer(layer), request("/")).await;
-        assert_eq!((answer.status, &*answer.field("retry-after")), (status, "5"));
+        let limits = Limits::builder().limit("burst", "gcra 1/d").by(["ip"]).on_outage(on_outage);
+        let limits = limits.build().unwrap();
+        let away = Faulty::new(&ManualClock::default(), |_, _| Some(ErrorKind::Unavailable));
+        let store = Fallback::builder().nodes(NonZeroU64::MIN).build(away, &limits).unwrap();
+        let app = hello().layer(by_ip(RateLimiter::new(limits, store)));
+        send(&app, request("/")).await;
+        let answer = send(&app, request("/")).await;
+        assert_eq!((answer.status, answer.field("retry-after").is_empty()), (status, false));
         assert_eq!(answer.field("ratelimit").is_empty(), status == 503);
         assert_eq!(answer.violated(), ["burst"]);
     }
