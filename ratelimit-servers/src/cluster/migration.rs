@@ -85,13 +85,6 @@ impl RedisCluster {
         })?;
         // No message of the old node may carry a higher epoch than the new one's.
         wait_until(DEADLINE, || self.knows_all_epochs(to))?;
-        // The new node comes first, so that it answers redirected clients.
-        let masters = self.running_masters()?;
-        let others = masters.into_iter().filter(|node| ![from, to].contains(node));
-        let informed: Vec<usize> = [to, from].into_iter().chain(others).collect();
-        informed
-            .into_iter()
-            .try_for_each(|node| self.set_slot(node, slot, &["NODE", self.id(to)]))?;
         self.settle(slot, to)
     }
 
@@ -142,8 +135,10 @@ impl RedisCluster {
     /// Tells the masters that do not know a slot's owner. An old message, such as one of a node elected
     /// meanwhile, may have overwritten what they knew.
     fn insist(&self, slot: u16, to: usize) -> Result<(), String> {
-        let others = self.running_masters()?.into_iter().filter(|node| *node != to);
-        for node in [to].into_iter().chain(others) {
+        // The owner comes first, so that it answers redirected clients.
+        let mut masters = self.running_masters()?;
+        masters.sort_unstable_by_key(|node| *node != to);
+        for node in masters {
             if self.sees(node, slot, to).is_err() {
                 self.move_all_keys(slot, node, to)?;
                 self.set_slot(node, slot, &["NODE", self.id(to)])?;
