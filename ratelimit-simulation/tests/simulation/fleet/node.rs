@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fastrand::Rng;
-use http::{HeaderName, Request, Response, StatusCode};
+use http::{HeaderName, Request, Response};
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
     Clock, ErrorKind, Policy, RateLimiter, Refusal, ReservationId, Store, StoreError, Timestamp,
@@ -27,7 +27,7 @@ use tower::{Layer, ServiceExt};
 
 use super::{DEADLINE, FALLBACK_DEADLINE, MAX_WAIT, TENANT, World, caller};
 use crate::shared::SimulatedClock;
-use crate::{TICK, chance};
+use crate::{TICK, befall, chance};
 
 const PROBE_AFTER: Duration = Duration::from_millis(200);
 const USER: HeaderName = HeaderName::from_static("x-user");
@@ -175,9 +175,7 @@ pub(super) async fn node(world: Arc<World>, mut random: Rng) {
             callers.shutdown().await;
             sleep(Duration::from_millis(random.u64(..200))).await;
         } else {
-            while let Some(ended) = callers.join_next().await {
-                ended.expect("no panic");
-            }
+            callers.join_all().await;
             world.alive.lock().expect("no panic").push(store);
         }
     }
@@ -220,21 +218,14 @@ async fn calls(limiter: Arc<RateLimiter<Recorded>>, world: Arc<World>, mut rando
                     let request =
                         Request::builder().header(USER, &who[0].1).body(()).expect("a request");
                     let response = service.oneshot(request).await.expect("infallible");
-                    let due = [
-                        StatusCode::OK,
-                        StatusCode::TOO_MANY_REQUESTS,
-                        StatusCode::SERVICE_UNAVAILABLE,
-                    ];
-                    if !due.contains(&response.status()) {
-                        world.breaks(format!("answered {}", response.status()));
+                    let status = response.status().as_u16();
+                    if ![200, 429, 503].contains(&status) {
+                        world.breaks(format!("answered {status}"));
                     }
                 }
                 9..11 => {
-                    if limiter
-                        .reserve(&who, id, cost + 2)
-                        .await
-                        .is_ok_and(|verdict| verdict.allowed())
-                    {
+                    let reserved = limiter.reserve(&who, id, cost + 2).await;
+                    if reserved.is_ok_and(|verdict| verdict.allowed()) {
                         sleep(max_wait).await;
                         let _ = limiter.commit(&who, id, cost).await;
                     }
@@ -276,18 +267,7 @@ pub(super) async fn disturb(world: Arc<World>, mut random: Rng) {
         let number = random.usize(..world.plan.servers);
         let server = &world.network.servers()[number];
         match random.u64(..10) {
-            0 | 1 => world.network.hang(number, Duration::from_millis(random.u64(..800))),
-            2 => server.flush_scripts(),
-            3 | 4 => {
-                world.network.set_reachable(number, false);
-                sleep(Duration::from_millis(random.u64(..600))).await;
-                world.network.set_reachable(number, true);
-            }
-            5 => {
-                server.refuse(Some("OOM command not allowed when used memory > 'maxmemory'."));
-                sleep(Duration::from_millis(random.u64(..300))).await;
-                server.refuse(None);
-            }
+            0..6 => befall(&world.network, number, &mut random).await,
             6 | 7 => {
                 server.replicate();
                 replicated[number] = at(number);
