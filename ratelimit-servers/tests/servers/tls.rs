@@ -1,7 +1,5 @@
 //! What no client shows of a server that speaks TLS.
 
-use std::fs;
-
 use ratelimit_servers::{RedisServer, RespClient, RespValue};
 
 #[test]
@@ -16,19 +14,4 @@ fn a_side_door_takes_commands_and_the_port_takes_none_in_plain_text() {
     assert_eq!(server.command(&["PING"]), Ok(RespValue::text("PONG")));
     server.revive().expect("again");
     assert_eq!(server.command(&["PING"]), Ok(RespValue::text("PONG")));
-}
-
-#[test]
-fn certificate_files_are_deleted_with_the_server() {
-    let server = RedisServer::start_tls().expect("a server with TLS");
-    for (path, holds) in [
-        (server.ca_path(), "CERTIFICATE"),
-        (server.client_cert_path(), "CERTIFICATE"),
-        (server.client_key_path(), "PRIVATE KEY"),
-    ] {
-        assert!(fs::read_to_string(path).expect("a file").contains(holds));
-    }
-    let folder = server.ca_path().parent().expect("a folder").to_owned();
-    drop(server);
-    assert!(!folder.exists());
 }
