@@ -136,22 +136,14 @@ impl RedisCluster {
     /// # Errors
     /// No node claims the slot, or none answers.
     pub fn master_of(&self, slot: u16) -> Result<usize, String> {
-        let mut owner = None;
-        let mut errors = Vec::new();
-        for (node, _) in self.running() {
-            match self.view(node) {
-                Ok(view) => {
-                    let Some(myself) = view.node(self.id(node)) else { continue };
-                    let newest = owner.is_none_or(|(epoch, _)| epoch < myself.epoch);
-                    if newest && myself.is_master() && myself.slots.contains(slot) {
-                        owner = Some((myself.epoch, node));
-                    }
-                }
-                Err(error) => errors.push(error),
-            }
-        }
-        let message = || format!("no running node has slot {slot}: {}", errors.join("; "));
-        owner.map(|(_, node)| node).ok_or_else(message)
+        let claims = self.running().filter_map(|(node, _)| {
+            let view = self.view(node).ok()?;
+            let myself = view.node(self.id(node))?;
+            let claims = myself.is_master() && myself.slots.contains(slot);
+            claims.then_some((myself.epoch, node))
+        });
+        let owner = claims.max().map(|(_, node)| node);
+        owner.ok_or_else(|| format!("no running node has slot {slot}"))
     }
 
     /// The master of a replica; `None` if the node is a master.

@@ -158,7 +158,11 @@ impl RedisCluster {
         loop {
             let words = ["CLUSTER", "GETKEYSINSLOT", &slot, KEYS_AT_ONCE];
             let reply = client.command(&words)?.ok()?;
-            let keys: Vec<&[u8]> = reply.as_array().iter().filter_map(bytes).collect();
+            let keys = reply.as_array().iter().filter_map(|key| match key {
+                RespValue::Text(key) => Some(&key[..]),
+                _ => None,
+            });
+            let keys: Vec<&[u8]> = keys.collect();
             if keys.is_empty() {
                 return Ok(());
             }
@@ -209,13 +213,6 @@ impl RedisCluster {
             return Ok(());
         }
         Err(format!("node {node} does not know that slot {slot} is node {to}'s"))
-    }
-}
-
-fn bytes(value: &RespValue) -> Option<&[u8]> {
-    match value {
-        RespValue::Text(text) => Some(text),
-        _ => None,
     }
 }
 
