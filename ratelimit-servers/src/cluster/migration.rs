@@ -85,6 +85,11 @@ impl RedisCluster {
         })?;
         // No message of the old node may carry a higher epoch than the new one's.
         wait_until(DEADLINE, || self.knows_all_epochs(to))?;
+        // The new node comes first, so that it answers redirected clients.
+        let mut masters = self.running_masters()?;
+        masters.sort_by_key(|node| [*node != to, *node != from]);
+        let known_to = |node| self.set_slot(node, slot, &["NODE", self.id(to)]);
+        masters.into_iter().try_for_each(known_to)?;
         self.settle(slot, to)
     }
 
@@ -135,9 +140,8 @@ impl RedisCluster {
     /// Tells the masters that do not know a slot's owner. An old message, such as one of a node elected
     /// meanwhile, may have overwritten what they knew.
     fn insist(&self, slot: u16, to: usize) -> Result<(), String> {
-        // The owner comes first, so that it answers redirected clients.
         let mut masters = self.running_masters()?;
-        masters.sort_unstable_by_key(|node| *node != to);
+        masters.sort_by_key(|node| *node != to);
         for node in masters {
             if self.sees(node, slot, to).is_err() {
                 self.move_all_keys(slot, node, to)?;

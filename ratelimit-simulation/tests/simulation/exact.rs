@@ -173,14 +173,9 @@ impl World {
         patience: Duration,
     ) -> Result<Vec<Event>, String> {
         let is_repeated = Arc::new(AtomicBool::new(false));
-        let checks: Vec<_> = asks
-            .iter()
-            .map(|(limit, key, cost)| Check {
-                limit: &self.limits[*limit],
-                key: KEYS[*key],
-                cost: *cost,
-            })
-            .collect();
+        let limits = &self.limits;
+        let check = |&(limit, key, cost)| Check { limit: &limits[limit], key: KEYS[key], cost };
+        let checks: Vec<_> = asks.iter().map(check).collect();
         let batch = Batch::new(&checks).expect("no pair twice").op(op);
         let batch = id.map_or(batch, |id| batch.id(id));
         let (begin, clock, asked) =
