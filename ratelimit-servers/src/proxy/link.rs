@@ -99,9 +99,10 @@ impl ProxyLink {
                 Ok(None) => return (read.drain(..passes).collect(), false),
                 Ok(Some((message, length))) => {
                     let bytes = &read[passes..passes + length];
-                    let is_cut = match answers {
-                        true => self.swallows(&mut talk, bytes),
-                        false => self.cuts(&mut talk, &message, bytes),
+                    let is_cut = if answers {
+                        self.swallows(&mut talk, bytes)
+                    } else {
+                        self.cuts(&mut talk, &message, bytes)
                     };
                     if is_cut {
                         return (read.drain(..passes).collect(), true);

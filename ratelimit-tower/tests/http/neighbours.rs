@@ -23,7 +23,7 @@ async fn requests_that_are_not_decided_leave_the_log_to_others() {
     let (log, begin) = (Log::default(), Instant::now());
     let _guards = log.listens();
     let never = Faulty::new(&ManualClock::default(), |nth, _| {
-        Some(if nth % 2 == 0 { ErrorKind::Unavailable } else { ErrorKind::Unsupported })
+        Some(if nth.is_multiple_of(2) { ErrorKind::Unavailable } else { ErrorKind::Unsupported })
     });
     let limiter = RateLimiter::new(limits(&[("requests", "gcra 1000/h", "ip")]), never);
     let app = hello().layer(by_ip(limiter));
