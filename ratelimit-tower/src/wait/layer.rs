@@ -167,10 +167,9 @@ where
             }
             if let Some(advice) = shared.adopts.map(|advice_of| advice_of(&response))
                 && let Err(error) = shared.waiter.adopt(&caller, &advice).await
+                && let Some(requests) = shared.log.unadopted.due("")
             {
-                if let Some(requests) = shared.log.unadopted.due("") {
-                    tracing::warn!(%error, requests, "what another service says remains is not adopted");
-                }
+                tracing::warn!(%error, requests, "what another service says remains is not adopted");
             }
             Ok(response)
         })
