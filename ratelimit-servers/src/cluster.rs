@@ -11,7 +11,7 @@ use crc::{CRC_16_XMODEM, Crc};
 
 use crate::port::Port;
 use crate::proxy::FaultProxy;
-use crate::{DEADLINE, RedisServer, on_free_ports, password, wait_until};
+use crate::{RedisServer, START_DEADLINE, on_free_ports, password, wait_until};
 use view::ClusterView;
 
 /// The masters of a new cluster: the fewest that can hold an election.
@@ -19,9 +19,6 @@ const MASTERS: usize = 3;
 /// The first and the last slot of each.
 const SHARES: [[&str; 2]; MASTERS] = [["0", "5460"], ["5461", "10921"], ["10922", "16383"]];
 const SLOTS: u16 = 16_384;
-/// How long a cluster may take to start. The servers themselves take about two seconds of it, during which they
-/// refuse writes.
-const START_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Three masters and their replicas, in processes of their own, which end with the test.
 ///
@@ -100,7 +97,6 @@ impl RedisCluster {
 
     /// The URL of the first three nodes, or of their proxies:
     /// `redis-cluster://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002`.
-    #[must_use]
     pub fn url(&self) -> String {
         let addresses: Vec<String> =
             self.client_ports().iter().take(MASTERS).map(|p| format!("127.0.0.1:{p}")).collect();
@@ -108,7 +104,6 @@ impl RedisCluster {
     }
 
     /// The port of every node, or of its proxy, as clients see it.
-    #[must_use]
     pub fn client_ports(&self) -> Vec<u16> {
         let of_proxies = self.proxies.iter().map(FaultProxy::port);
         let of_nodes = self.nodes.iter().map(RedisServer::port);
@@ -116,26 +111,21 @@ impl RedisCluster {
     }
 
     /// The nodes, reached without a proxy.
-    #[must_use]
     pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes
     }
 
     /// The proxies in front of the nodes, in the same order; empty if the cluster was started without.
-    #[must_use]
     pub fn proxies(&self) -> &[FaultProxy] {
         &self.proxies
     }
 
     /// A node's id, for `CLUSTER` commands.
-    #[must_use]
     pub fn id(&self, node: usize) -> &str {
         &self.ids[node]
     }
 
     /// The slot of a key.
-    #[must_use]
-    #[allow(clippy::unused_self, reason = "reads like a question to the cluster")]
     pub fn slot_of(&self, key: &str) -> u16 {
         slot_of(key.as_bytes())
     }
@@ -146,22 +136,14 @@ impl RedisCluster {
     /// # Errors
     /// No node claims the slot, or none answers.
     pub fn master_of(&self, slot: u16) -> Result<usize, String> {
-        let mut owner = None;
-        let mut errors = Vec::new();
-        for (node, _) in self.running() {
-            match self.view(node) {
-                Ok(view) => {
-                    let Some(myself) = view.node(self.id(node)) else { continue };
-                    let newest = owner.is_none_or(|(epoch, _)| epoch < myself.epoch);
-                    if newest && myself.is_master() && myself.slots.contains(slot) {
-                        owner = Some((myself.epoch, node));
-                    }
-                }
-                Err(error) => errors.push(error),
-            }
-        }
-        let message = || format!("no running node has slot {slot}: {}", errors.join("; "));
-        owner.map(|(_, node)| node).ok_or_else(message)
+        let claims = self.running().filter_map(|(node, _)| {
+            let view = self.view(node).ok()?;
+            let myself = view.node(self.id(node))?;
+            let claims = myself.is_master() && myself.slots.contains(slot);
+            claims.then_some((myself.epoch, node))
+        });
+        let owner = claims.max().map(|(_, node)| node);
+        owner.ok_or_else(|| format!("no running node has slot {slot}"))
     }
 
     /// The master of a replica; `None` if the node is a master.
@@ -196,25 +178,6 @@ impl RedisCluster {
     /// The node did not start.
     pub fn restart(&self, node: usize) -> Result<(), String> {
         self.nodes[node].revive()
-    }
-
-    /// Makes a replica take over from its master, whether that runs or not, and returns when all running nodes
-    /// know.
-    ///
-    /// # Errors
-    /// The node is not a replica, or the others did not accept it as master.
-    pub fn promote(&self, replica: usize) -> Result<(), String> {
-        let _alone = self.alone();
-        // Otherwise it may claim the slots with too low an epoch and yield to its master.
-        wait_until(DEADLINE, || self.knows_all_epochs(replica))?;
-        self.nodes[replica].command(&["CLUSTER", "FAILOVER", "TAKEOVER"])?.ok()?;
-        let took_over = || match self.master_of_replica(replica)? {
-            None => Ok(()),
-            Some(master) => Err(format!("node {replica} is still a replica of node {master}")),
-        };
-        wait_until(DEADLINE, took_over)?;
-        self.wait_until_healthy(START_DEADLINE)?;
-        took_over()
     }
 
     /// Adds a master without slots, and returns its number when all running nodes know it.
@@ -340,10 +303,8 @@ impl RedisCluster {
 
 impl ClusterPlan {
     fn new(binary: &str, args: &[&str], behind_proxies: bool) -> Self {
-        let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        if let Some(password) = password(&args).map(str::to_owned) {
-            args.splice(0..0, ["--masterauth".to_owned(), password]);
-        }
+        let login = password(args).map(|password| ["--masterauth", password]);
+        let args = login.iter().flatten().chain(args).map(|arg| (*arg).to_owned()).collect();
         Self { binary: binary.to_owned(), args, behind_proxies }
     }
 
@@ -372,7 +333,6 @@ fn my_id(node: &RedisServer) -> Result<String, String> {
 }
 
 /// The slot of a key: CRC-16 of the key, or of its hash tag, modulo the number of slots.
-#[must_use]
 pub fn slot_of(key: &[u8]) -> u16 {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')?;

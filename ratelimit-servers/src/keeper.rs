@@ -1,14 +1,13 @@
 //! The shell between a test and its server, which outlives the test just long enough to clean up.
 
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
-/// Creates the directory "$1" unless it exists, waits until its files are written, starts the rest of "$@" and
-/// prints its process id. Then `stop` kills the server; `leave` also ends the shell. At the end of its input,
+/// Creates the directory "$1" unless it exists, and in it the files whose names and contents follow until "--", starts
+/// the rest of "$@" and prints its process id. Then `stop` kills the server; `leave` also ends the shell. At the end of its input,
 /// which comes with the end of the test, the shell also removes the directory. The shell's stdout is the
 /// server's, so it closes when the server ends; the shell's own messages go to stderr.
 const KEEPER: &str = r#"
@@ -16,8 +15,11 @@ trap '' HUP INT TERM
 dir=$1
 shift
 [ -d "$dir" ] || mkdir -m 700 "$dir" || exit 1
-echo made >&2
-read -r word || { rm -rf "$dir"; exit 1; }
+while [ "$1" != -- ]; do
+  [ -e "$dir/$1" ] || printf %s "$2" >"$dir/$1"
+  shift 2
+done
+shift
 "$@" 2>&1 </dev/null &
 server=$!
 echo "$server" >&2
@@ -86,7 +88,8 @@ impl Keeper {
         let mut shell = Command::new("sh")
             .args(["-c", KEEPER, "sh"])
             .arg(&recipe.directory)
-            .arg(&recipe.binary)
+            .args(recipe.files.iter().flat_map(|(name, content)| [*name, content]))
+            .args(["--", &recipe.binary])
             .args(&recipe.words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -97,12 +100,6 @@ impl Keeper {
         let output = shell.stdout.take().ok_or("sh has no output")?;
         let said = BufReader::new(shell.stderr.take().ok_or("sh has no second output")?);
         let mut keeper = Self { shell, input, said, log: None, pid: None };
-        let made = keeper.line()?;
-        if made != "made" {
-            return Err(format!("no directory for the server: {made}"));
-        }
-        write_missing(&recipe.directory, &recipe.files)?;
-        keeper.tell("go")?;
         let line = keeper.line()?;
         let pid = line.parse().map_err(|_| format!("sh said {line:?}, not a process number"))?;
         keeper.pid = Some(pid);
@@ -161,26 +158,12 @@ impl Drop for Keeper {
     }
 }
 
-fn write_missing(directory: &Path, files: &[(&str, String)]) -> Result<(), String> {
-    for (name, content) in files {
-        let path = directory.join(name);
-        if !path.exists() {
-            let message = |error| format!("{} could not be written: {error}", path.display());
-            fs::write(&path, content).map_err(message)?;
-        }
-    }
-    Ok(())
-}
-
 /// Reads the server's output to its end, so that the server never blocks on the pipe, and returns the
 /// beginning.
-fn drain(output: ChildStdout) -> String {
-    let mut beginning = String::new();
-    for line in BufReader::new(output).lines().map_while(Result::ok) {
-        if beginning.len() < 4_000 {
-            beginning.push_str(&line);
-            beginning.push('\n');
-        }
-    }
-    beginning
+fn drain(mut output: ChildStdout) -> String {
+    let mut beginning = Vec::new();
+    // An error ends the output.
+    let _ = output.by_ref().take(4_000).read_to_end(&mut beginning);
+    let _ = io::copy(&mut output, &mut io::sink());
+    String::from_utf8_lossy(&beginning).into_owned()
 }

@@ -16,6 +16,8 @@
     clippy::panic,
     clippy::expect_used,
     clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    clippy::unused_self,
     reason = "this crate runs in tests, where a panic reports a failure"
 )]
 
@@ -52,6 +54,9 @@ pub const SERVERS_VARIABLE: &str = "RATELIMIT_TEST_SERVERS";
 
 /// How long a server may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// How long a cluster or sentinels may take to start or to fail over. A cluster refuses writes for about two seconds, and an election
+/// without a winner is repeated after some.
+const START_DEADLINE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How often another port is tried when another process took the first one.
@@ -78,7 +83,6 @@ pub struct RedisServer {
 impl RedisServer {
     /// The binaries to test on: those named in `RATELIMIT_TEST_SERVERS`, separated by colons or commas, or else
     /// `redis-server`.
-    #[must_use]
     pub fn binaries() -> Vec<String> {
         let named = std::env::var(SERVERS_VARIABLE).unwrap_or_default();
         let binaries = named.split([':', ',']).map(str::trim).filter(|name| !name.is_empty());
@@ -132,20 +136,17 @@ impl RedisServer {
     }
 
     /// The server's URL, for clients.
-    #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.side_door.is_some() { "rediss" } else { "redis" };
         format!("{scheme}://127.0.0.1:{}", self.port())
     }
 
     /// The server's port, which stays the same across restarts.
-    #[must_use]
     pub const fn port(&self) -> u16 {
         self.port.number()
     }
 
     /// The server's process id, for signals; `None` while it is stopped.
-    #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.keeper().as_ref().and_then(Keeper::pid)
     }
@@ -235,7 +236,6 @@ impl RedisServer {
     }
 
     /// Whether the server is neither stopped nor paused.
-    #[must_use]
     pub fn is_running(&self) -> bool {
         self.pid().is_some() && !self.paused.load(Ordering::Relaxed)
     }
@@ -393,7 +393,7 @@ fn wait_until<T>(limit: Duration, mut ask: impl FnMut() -> Result<T, String>) ->
 }
 
 /// The password that these arguments set.
-fn password(args: &[String]) -> Option<&str> {
-    let at = args.iter().rposition(|arg| arg == "--requirepass")?;
-    args.get(at + 1).map(String::as_str)
+fn password(args: &[impl AsRef<str>]) -> Option<&str> {
+    let at = args.iter().rposition(|arg| arg.as_ref() == "--requirepass")?;
+    args.get(at + 1).map(AsRef::as_ref)
 }

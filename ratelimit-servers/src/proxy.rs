@@ -45,31 +45,26 @@ impl FaultProxy {
     }
 
     /// The proxy's port.
-    #[must_use]
     pub const fn port(&self) -> u16 {
         self.port.number()
     }
 
     /// The proxy's URL, for a client of a single server.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port())
     }
 
     /// The number of connections accepted so far.
-    #[must_use]
     pub fn connections(&self) -> usize {
         self.faults.state().accepted
     }
 
     /// The number of replies swallowed so far.
-    #[must_use]
     pub fn swallowed(&self) -> usize {
         self.faults.state().swallow.done
     }
 
     /// The number of requests that cuts have kept from the server so far.
-    #[must_use]
     pub fn requests_cut(&self) -> usize {
         self.faults.state().cut.done
     }

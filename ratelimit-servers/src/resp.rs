@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::DEADLINE;
 
@@ -31,19 +31,19 @@ impl RespValue {
     /// # Errors
     /// The input is not the servers' protocol.
     pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, String> {
-        let mut cursor = Cursor { input, at: 0 };
-        let value = cursor.value()?;
-        Ok(value.map(|value| (value, cursor.at)))
+        let mut rest = input;
+        match take_value(&mut rest) {
+            Ok(value) => Ok(Some((value, input.len() - rest.len()))),
+            Err(wrong) => wrong.map_or(Ok(None), Err),
+        }
     }
 
     /// A text reply, for comparisons.
-    #[must_use]
     pub fn text(text: &str) -> Self {
         Self::Text(text.as_bytes().to_vec())
     }
 
     /// The text, if the reply is one and UTF-8.
-    #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => std::str::from_utf8(text).ok(),
@@ -52,7 +52,6 @@ impl RespValue {
     }
 
     /// The number, if the reply is one.
-    #[must_use]
     pub const fn as_integer(&self) -> Option<i64> {
         match self {
             Self::Integer(integer) => Some(*integer),
@@ -61,20 +60,10 @@ impl RespValue {
     }
 
     /// The elements of an array; empty otherwise.
-    #[must_use]
     pub fn as_array(&self) -> &[Self] {
         match self {
             Self::Array(parts) => parts,
             _ => &[],
-        }
-    }
-
-    /// The text of an error, if the reply is one.
-    #[must_use]
-    pub fn as_error(&self) -> Option<&str> {
-        match self {
-            Self::Error(message) => Some(message),
-            _ => None,
         }
     }
 
@@ -97,11 +86,8 @@ impl fmt::Display for RespValue {
             Self::Integer(integer) => write!(f, "{integer}"),
             Self::Text(text) => f.write_str(&String::from_utf8_lossy(text)),
             Self::Array(parts) => {
-                f.write_str("[")?;
-                for (at, part) in parts.iter().enumerate() {
-                    write!(f, "{}{part}", if at == 0 { "" } else { ", " })?;
-                }
-                f.write_str("]")
+                let parts: Vec<_> = parts.iter().map(ToString::to_string).collect();
+                write!(f, "[{}]", parts.join(", "))
             }
             Self::Error(message) => write!(f, "error: {message}"),
         }
@@ -120,74 +106,42 @@ pub(super) fn encode(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
     request
 }
 
-/// A position in the input. Its methods return `None` at a premature end.
-struct Cursor<'a> {
-    input: &'a [u8],
-    at: usize,
+/// What is wrong with the input; nothing if it is only incomplete.
+type Wrong = Option<String>;
+
+/// Takes the first value off the input.
+fn take_value(input: &mut &[u8]) -> Result<RespValue, Wrong> {
+    let kind = *input.first().ok_or(None)?;
+    // Also of an incomplete line: what is no reply must not be kept until its line ends.
+    if !b"+,(-:#_$=!*~>%".contains(&kind) {
+        return Err(Some(format!("no reply begins with {:?}", char::from(kind))));
+    }
+    let length = input.windows(2).position(|two| two == b"\r\n").ok_or(None)?;
+    let line = &take(input, length)?[1..];
+    let text = String::from_utf8_lossy(line);
+    let number = || text.parse::<i64>().map_err(|_| Some(format!("{text:?} is not a number")));
+    match kind {
+        b'-' => return Ok(RespValue::Error(text.into_owned())),
+        b':' => return Ok(RespValue::Integer(number()?)),
+        b'#' => return Ok(RespValue::Integer(i64::from(line == b"t"))),
+        b'_' => return Ok(RespValue::Nil),
+        b'+' | b',' | b'(' => return Ok(RespValue::Text(line.to_vec())),
+        _ => {}
+    }
+    let Ok(length) = usize::try_from(number()?) else { return Ok(RespValue::Nil) };
+    let count = if kind == b'%' { 2 * length } else { length };
+    Ok(match kind {
+        b'!' => RespValue::Error(String::from_utf8_lossy(take(input, length)?).into_owned()),
+        b'$' | b'=' => RespValue::Text(take(input, length)?.to_vec()),
+        _ => RespValue::Array((0..count).map(|_| take_value(input)).collect::<Result<_, _>>()?),
+    })
 }
 
-impl<'a> Cursor<'a> {
-    fn line(&mut self) -> Option<&'a [u8]> {
-        let rest = &self.input[self.at..];
-        let length = rest.windows(2).position(|two| two == b"\r\n")?;
-        self.at += length + 2;
-        Some(&rest[..length])
-    }
-
-    fn value(&mut self) -> Result<Option<RespValue>, String> {
-        // Also of an incomplete line: what is no reply must not be kept until its line ends.
-        let Some(kind) = self.input.get(self.at) else { return Ok(None) };
-        if !b"+,(-:#_$=!*~>%\r".contains(kind) {
-            return Err(format!("no reply begins with {:?}", char::from(*kind)));
-        }
-        let Some(line) = self.line() else { return Ok(None) };
-        let Some((kind, rest)) = line.split_first() else { return Err("an empty line".into()) };
-        let text = String::from_utf8_lossy(rest);
-        Ok(Some(match kind {
-            b'+' | b',' | b'(' => RespValue::Text(rest.to_vec()),
-            b'-' => RespValue::Error(text.into_owned()),
-            b':' => RespValue::Integer(number(&text)?),
-            b'#' => RespValue::Integer(i64::from(rest == b"t")),
-            b'_' => RespValue::Nil,
-            b'$' | b'=' | b'!' => {
-                let Ok(length) = usize::try_from(number(&text)?) else {
-                    return Ok(Some(RespValue::Nil));
-                };
-                let Some(text) = self.bulk(length) else { return Ok(None) };
-                match kind {
-                    b'!' => RespValue::Error(String::from_utf8_lossy(text).into_owned()),
-                    _ => RespValue::Text(text.to_vec()),
-                }
-            }
-            b'*' | b'~' | b'>' => return self.parts(number(&text)?),
-            b'%' => return self.parts(number(&text)? * 2),
-            _ => return Err(format!("no reply begins with {:?}", String::from_utf8_lossy(line))),
-        }))
-    }
-
-    /// The next `length` bytes.
-    fn bulk(&mut self, length: usize) -> Option<&'a [u8]> {
-        let text = self.input.get(self.at..self.at + length)?;
-        self.input.get(self.at + length + 1)?;
-        self.at += length + 2;
-        Some(text)
-    }
-
-    fn parts(&mut self, count: i64) -> Result<Option<RespValue>, String> {
-        if count < 0 {
-            return Ok(Some(RespValue::Nil));
-        }
-        let mut parts = Vec::new();
-        for _ in 0..count {
-            let Some(part) = self.value()? else { return Ok(None) };
-            parts.push(part);
-        }
-        Ok(Some(RespValue::Array(parts)))
-    }
-}
-
-fn number(text: &str) -> Result<i64, String> {
-    text.parse().map_err(|_| format!("{text:?} is not a number"))
+/// Takes so many bytes and the end of their line off the input.
+fn take<'a>(input: &mut &'a [u8], length: usize) -> Result<&'a [u8], Wrong> {
+    let text = input.get(..length).filter(|text| text.len() + 2 <= input.len()).ok_or(None)?;
+    *input = &input[length + 2..];
+    Ok(text)
 }
 
 /// A blocking connection to a server, for tests that send several commands on one connection, such as `ASKING`
@@ -238,15 +192,7 @@ impl RespClient {
     /// # Errors
     /// The connection broke, or no reply came.
     pub fn receive(&mut self) -> Result<RespValue, String> {
-        self.receive_within(DEADLINE)
-    }
-
-    /// Waits up to `limit` for the next reply.
-    ///
-    /// # Errors
-    /// The connection broke, or no reply came.
-    pub fn receive_within(&mut self, limit: Duration) -> Result<RespValue, String> {
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now() + DEADLINE;
         let mut chunk = [0; 4096];
         loop {
             if let Some((value, length)) = RespValue::parse(&self.received)? {
@@ -255,7 +201,7 @@ impl RespClient {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(format!("no reply within {limit:?}"));
+                return Err(format!("no reply within {DEADLINE:?}"));
             }
             let timed = self.stream.set_read_timeout(Some(left));
             match timed.and_then(|()| self.stream.read(&mut chunk)) {

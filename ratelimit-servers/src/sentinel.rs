@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use crate::keeper::{Recipe, new_directory};
 use crate::port::Port;
-use crate::{RedisServer, RespValue, on_free_ports, password, wait_until};
+use crate::{RedisServer, RespValue, START_DEADLINE, on_free_ports, password, wait_until};
 
 const SERVICE: &str = "mymaster";
-/// How long starting or a failover may take: an election without a winner is repeated after some seconds.
-const START_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The milliseconds after which each sentinel considers a silent server dead. The last one is slow to stand for
 /// election, so that it votes for one of the others: three simultaneous candidates all lose.
@@ -48,9 +46,7 @@ impl RedisSentinels {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_with(binary: &str, args: &[&str]) -> Result<Self, String> {
-        let mut args = args.to_vec();
-        let owned: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let password = password(&owned);
+        let (password, mut args) = (password(args), args.to_vec());
         if let Some(password) = password {
             args.extend(["--masterauth", password]);
         }
@@ -71,7 +67,6 @@ impl RedisSentinels {
 
     /// The URL of the sentinels, with the name of the master:
     /// `redis-sentinel://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002/mymaster`.
-    #[must_use]
     pub fn url(&self) -> String {
         let addresses: Vec<String> =
             self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect();
@@ -79,26 +74,21 @@ impl RedisSentinels {
     }
 
     /// The ports of the sentinels.
-    #[must_use]
     pub fn ports(&self) -> Vec<u16> {
         self.sentinels.iter().map(RedisServer::port).collect()
     }
 
     /// The name under which the sentinels know the master, whichever server it is.
-    #[must_use]
-    #[allow(clippy::unused_self, reason = "reads like a question to the sentinels")]
     pub const fn service(&self) -> &'static str {
         SERVICE
     }
 
     /// The servers that the sentinels watch.
-    #[must_use]
     pub fn servers(&self) -> &[RedisServer] {
         &self.servers
     }
 
     /// The sentinels, which answer commands as well.
-    #[must_use]
     pub fn sentinels(&self) -> &[RedisServer] {
         &self.sentinels
     }

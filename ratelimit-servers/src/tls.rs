@@ -1,11 +1,11 @@
 //! [`TlsServer`]: a server that speaks TLS.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, Error, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, date_time_ymd,
+    KeyPair, date_time_ymd,
 };
 
 use crate::keeper::Recipe;
@@ -47,7 +47,18 @@ impl RedisServer {
     /// without TLS.
     pub fn start_tls_with(binary: &str, args: &[&str]) -> Result<TlsServer, String> {
         let pems = certificates().map_err(|error| format!("no certificates: {error}"))?;
-        let server = on_free_ports(|| start_tls_on(binary, args, pems.clone()))?;
+        let server = on_free_ports(|| {
+            let (port, side_door) = (Port::claim()?, Port::claim()?);
+            let number = port.number().to_string();
+            let mut tls_args = vec!["--tls-port", &number, "--tls-auth-clients", "no"];
+            tls_args.extend(["--tls-ca-cert-file", CA_FILE]);
+            // Relative to the server's own directory.
+            tls_args.extend(["--tls-cert-file", SERVER_FILE, "--tls-key-file", "server.key"]);
+            tls_args.extend(args);
+            let mut recipe = Recipe::of_a_server(side_door.number(), binary, &tls_args);
+            recipe.files.clone_from(&pems);
+            Self::start_recipe(recipe, args, port, Some(side_door))
+        })?;
         let directory = &server.recipe.directory;
         let files = [CA_FILE, CLIENT_FILE, CLIENT_KEY_FILE].map(|name| directory.join(name));
         Ok(TlsServer { server, files })
@@ -73,19 +84,16 @@ impl TlsServer {
 
     /// The certificate of the authority that signed the server's: clients must trust it. A PEM file, as are the
     /// others, that lasts as long as the server.
-    #[must_use]
     pub fn ca_path(&self) -> &Path {
         &self.files[0]
     }
 
     /// A client's certificate, signed by the same authority.
-    #[must_use]
     pub fn client_cert_path(&self) -> &Path {
         &self.files[1]
     }
 
     /// The private key of [`client_cert_path`](Self::client_cert_path).
-    #[must_use]
     pub fn client_key_path(&self) -> &Path {
         &self.files[2]
     }
@@ -99,34 +107,14 @@ impl Deref for TlsServer {
     }
 }
 
-impl DerefMut for TlsServer {
-    fn deref_mut(&mut self) -> &mut RedisServer {
-        &mut self.server
-    }
-}
-
 /// The names and contents of the files in a server's directory.
 type Pems = Vec<(&'static str, String)>;
-
-fn start_tls_on(binary: &str, args: &[&str], pems: Pems) -> Result<RedisServer, String> {
-    let (port, side_door) = (Port::claim()?, Port::claim()?);
-    let number = port.number().to_string();
-    let mut tls_args = vec!["--tls-port", &number, "--tls-auth-clients", "no"];
-    tls_args.extend(["--tls-ca-cert-file", CA_FILE]);
-    // Relative to the server's own directory.
-    tls_args.extend(["--tls-cert-file", SERVER_FILE, "--tls-key-file", "server.key"]);
-    tls_args.extend(args);
-    let mut recipe = Recipe::of_a_server(side_door.number(), binary, &tls_args);
-    recipe.files = pems;
-    RedisServer::start_recipe(recipe, args, port, Some(side_door))
-}
 
 /// An authority, and what it has signed.
 fn certificates() -> Result<Pems, Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
     authority.distinguished_name.push(DnType::CommonName, "ratelimit-testkit");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let key = KeyPair::generate()?;
     let ca = authority.self_signed(&key)?.pem();
     let issuer = Issuer::new(authority, key);
@@ -151,8 +139,6 @@ fn of(purpose: ExtendedKeyUsagePurpose, names: &[&str]) -> Result<CertificatePar
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, "ratelimit-testkit test");
-    params.use_authority_key_identifier_extension = true;
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![purpose];
     Ok(params)
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use derive_where::derive_where;
 use http::Extensions;
-use http::header::{FORWARDED, HeaderMap, HeaderName};
+use http::header::{FORWARDED, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use ipnet::{IpNet, Ipv4Net};
 use ratelimit_core::ConfigError;
 
-use crate::identify::{Identification, Identifier, Identify, IdentifyError};
+use crate::identify::{Identification, Identify, IdentifyError};
 
 mod forwarded;
 mod text;
@@ -170,7 +170,9 @@ impl ClientAddress {
             }
         };
         let mut nearest = peer;
-        for element in forwarded::elements_from_the_right(lines.iter()) {
+        // A list may be split over several lines.
+        let lines = lines.iter().rev().map(HeaderValue::as_bytes);
+        for element in lines.flat_map(|line| forwarded::split_from_the_right(line, b',')) {
             let Some(hop) = address(element) else { break };
             nearest = hop.to_canonical();
             if !self.is_proxy(nearest) {
@@ -182,17 +184,6 @@ impl ClientAddress {
 
     fn is_proxy(&self, address: IpAddr) -> bool {
         self.proxies.iter().any(|network| network.contains(&address))
-    }
-
-    /// The identifier of a client with this address: the address, or its network as `2001:db8::/64`.
-    fn identifier(&self, address: IpAddr) -> Identifier {
-        match address {
-            IpAddr::V4(ip) => text::of_ipv4(ip),
-            IpAddr::V6(ip) => {
-                let network = ip.to_bits() & (u128::MAX << (128 - u32::from(self.ipv6_prefix)));
-                text::of_ipv6(Ipv6Addr::from_bits(network), self.ipv6_prefix)
-            }
-        }
     }
 }
 
@@ -208,7 +199,14 @@ impl Identify for ClientAddress {
         Identification::Now(Ok(Some(match (peer, &self.header) {
             // Most clients. The general way copies the address byte by byte, and stalls when it is read whole.
             (IpAddr::V4(ip), None) => text::of_ipv4(ip),
-            _ => self.identifier(self.resolve(peer, &request.headers)),
+            _ => match self.resolve(peer, &request.headers) {
+                IpAddr::V4(ip) => text::of_ipv4(ip),
+                // Its network, such as `2001:db8::/64`.
+                IpAddr::V6(ip) => {
+                    let network = ip.to_bits() & (u128::MAX << (128 - u32::from(self.ipv6_prefix)));
+                    text::of_ipv6(Ipv6Addr::from_bits(network), self.ipv6_prefix)
+                }
+            },
         })))
     }
 }

@@ -76,7 +76,7 @@ impl Sources {
     }
 }
 
-pub(crate) type Later = BoxFuture<Result<Values, IdentifyError>>;
+pub(crate) type Later = BoxFuture<'static, Result<Values, IdentifyError>>;
 
 /// The identifiers of one request, one for each source.
 pub(crate) type Values = SmallVec<[Option<Identifier>; 2]>;

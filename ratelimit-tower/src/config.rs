@@ -123,7 +123,9 @@ impl<S, A: Quota> Config<S, A> {
             if !limit.is_shadow() {
                 return Some(error);
             }
-            self.log.unwired(limit.name(), &error);
+            if let Some(requests) = self.log.unwired.due(limit.name()) {
+                tracing::warn!(%error, requests, "a shadow limit is never tried");
+            }
             None
         })
     }

@@ -6,6 +6,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response};
 
+/// The names of the fields about a limit, what remains of it and its reset: the words are between this and that.
+macro_rules! three_fields {
+    ($before:literal, $after:literal) => {
+        [
+            HeaderName::from_static(concat!($before, "limit", $after)),
+            HeaderName::from_static(concat!($before, "remaining", $after)),
+            HeaderName::from_static(concat!($before, "reset", $after)),
+        ]
+    };
+}
+
 pub(crate) mod advice;
 mod draft;
 mod entry;
@@ -97,7 +108,7 @@ pub struct Fields {
     x_ratelimit: Option<XRateLimit>,
     of_models: Option<ModelFields>,
     only_denials: bool,
-    busy_wait: BusyWait,
+    pub(crate) busy_wait: BusyWait,
     units: Arc<[(Box<str>, Unit)]>,
     pub(crate) partition_secret: Option<[u8; 32]>,
 }
@@ -139,24 +150,6 @@ impl Fields {
         self
     }
 
-    /// How long a request is to wait for a place, in microseconds, if it is known. `hold_us` is for how long places are held, and
-    /// `places` is of how many the request wants `cost`.
-    pub(crate) fn busy_wait_us(&self, hold_us: Option<u64>, cost: u64, places: u64) -> Option<u64> {
-        match self.busy_wait {
-            BusyWait::Untold => None,
-            BusyWait::Hint(wait) => u64::try_from(wait.as_micros()).ok(),
-            BusyWait::Estimated => {
-                Some(hold_us?.saturating_mul(cost.max(1)).div_ceil(places.max(1)))
-            }
-        }
-    }
-
-    /// Whether answers tell for how long places are held.
-    #[cfg(feature = "tokio")]
-    pub(crate) const fn tells_hold_time(&self) -> bool {
-        matches!(self.busy_wait, BusyWait::Estimated)
-    }
-
     /// The same, where the limit of this name has this unit. Limits of [`Concurrency`](ratelimit_core::Concurrency) have theirs by
     /// themselves.
     pub fn unit(mut self, limit: &str, unit: Unit) -> Self {
@@ -182,17 +175,6 @@ impl Fields {
         // A name holds no NUL, so the pair differs from every other.
         hasher.update(limit.as_bytes()).update(&[0]).update(key.as_bytes());
         hasher.finalize().as_bytes().first_chunk().copied()
-    }
-
-    #[cfg(not(feature = "partition-key"))]
-    #[allow(clippy::unused_self, reason = "as with the feature")]
-    pub(crate) const fn partition_key_of(&self, _limit: &str, _key: &str) -> Option<[u8; 12]> {
-        None
-    }
-
-    /// The unit of the limit of this name, if it was set.
-    pub(crate) fn unit_of(&self, limit: &str) -> Option<&Unit> {
-        self.units.iter().find(|(name, _)| **name == *limit).map(|(_, unit)| unit)
     }
 
     /// Whether an answer has fields other than `Retry-After`.
@@ -245,16 +227,8 @@ struct LimitFields {
     remaining: u64,
 }
 
-static UNPREFIXED: [HeaderName; 3] = [
-    HeaderName::from_static("ratelimit-limit"),
-    HeaderName::from_static("ratelimit-remaining"),
-    HeaderName::from_static("ratelimit-reset"),
-];
-static PREFIXED: [HeaderName; 3] = [
-    HeaderName::from_static("x-ratelimit-limit"),
-    HeaderName::from_static("x-ratelimit-remaining"),
-    HeaderName::from_static("x-ratelimit-reset"),
-];
+static UNPREFIXED: [HeaderName; 3] = three_fields!("ratelimit-", "");
+static PREFIXED: [HeaderName; 3] = three_fields!("x-ratelimit-", "");
 
 impl AnswerFields {
     /// Adds the fields to an answer of the inner service, unless a layer in between denied the request: then the fields are its own.

@@ -20,7 +20,7 @@ use ratelimit_core::{
 
 use crate::caller::{IdentifiedCaller, Later, Values};
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
-use crate::fields::{AnswerFields, FieldEntry, PolicyField, write_retry_after};
+use crate::fields::{AnswerFields, BusyWait, FieldEntry, PolicyField, write_retry_after};
 use crate::identify::IdentifyError;
 use crate::rejection::{Reason, Rejection};
 
@@ -94,13 +94,16 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     /// Where to tell for how long a place was held, if that is of use.
     #[cfg(feature = "tokio")]
     pub(crate) fn hold_time(&self) -> Option<Arc<crate::config::HoldTime>> {
-        self.config.fields.tells_hold_time().then(|| self.config.hold_time.clone())
+        let is_told = self.config.fields.busy_wait == BusyWait::Estimated;
+        is_told.then(|| self.config.hold_time.clone())
     }
 
     /// The service is at fault. The reason is for the log.
     #[cold]
     fn misconfigured(&self, reason: &dyn fmt::Display) -> Box<Rejection> {
-        self.config.log.misconfigured(reason);
+        if let Some(requests) = self.config.log.misconfigured.due("") {
+            tracing::error!(%reason, requests, "a rate limit is configured wrongly; the request is refused");
+        }
         Rejection::new(Reason::Misconfigured)
     }
 
@@ -160,7 +163,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             _ => {
                 let admits = self.config.on_store_error == OnStoreError::Admit;
                 let first = limiter.limits().iter().next().map_or("", |limit| limit.name());
-                self.config.log.undecided(first, error, admits);
+                if let Some(requests) = self.config.log.undecided.due(first) {
+                    tracing::warn!(%error, admits, requests, "the store of a rate limit cannot decide");
+                }
                 if admits {
                     return Ok(None);
                 }
@@ -194,6 +199,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             let position = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
             let policy = position.and_then(|position| self.policies.get(position)?.as_ref());
             entry.policy = policy.and_then(|policy| policy.of(&entry));
+            #[cfg(feature = "partition-key")]
             if fields.partition_secret.is_some() {
                 let key = limit.key_for(&caller);
                 entry.partition_key =
@@ -225,8 +231,14 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         let (reason, wait_us, told) = if closes {
             (Reason::ReducedCapacity, verdict.summary().retry_after_us, None)
         } else {
+            // The longest of the waits; none if that is never, or not known.
+            let longest_us = denied().try_fold(None, |longest_us, decided| {
+                let wait_us = Some(decided.retry_after_us?);
+                let is_busy = decided.configured().algorithm().has_leases();
+                Some(longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { wait_us }))
+            });
             let told = self.tell(limiter, caller, verdict);
-            (Reason::QuotaExceeded, self.wait_us(denied()), told)
+            (Reason::QuotaExceeded, longest_us.flatten(), told)
         };
         let mut rejection = Rejection::new(reason);
         rejection.violated_policies = denied().map(|decided| decided.name().into()).collect();
@@ -244,22 +256,14 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
 
     /// The wait for the place that this limit denied, if it is known.
     fn busy_wait_us(&self, denied: &NamedDecision<'_, A>) -> Option<u64> {
-        self.config.fields.busy_wait_us(self.config.hold_time.us(), denied.cost, denied.limit)
-    }
-
-    /// The longest wait of these denials. `None` if that is never, or not known.
-    fn wait_us<'a>(&self, denied: impl Iterator<Item = NamedDecision<'a, A>>) -> Option<u64>
-    where
-        A: 'a,
-    {
-        let mut longest_us = None;
-        for decided in denied {
-            let wait_us = Some(decided.retry_after_us?);
-            let is_busy = decided.configured().algorithm().has_leases();
-            longest_us =
-                longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { wait_us });
+        match self.config.fields.busy_wait {
+            BusyWait::Untold => None,
+            BusyWait::Hint(wait) => u64::try_from(wait.as_micros()).ok(),
+            BusyWait::Estimated => {
+                let hold_us = self.config.hold_time.us()?;
+                Some(hold_us.saturating_mul(denied.cost.max(1)).div_ceil(denied.limit.max(1)))
+            }
         }
-        longest_us
     }
 
     /// A shadow limit refuses nothing. What it would have denied is for the log.
@@ -267,7 +271,10 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         if verdict.shadow_decisions().any(|decision| !decision.allowed) {
             let shadow = limiter.named(verdict);
             for denied in shadow.shadow().filter(|decided| !decided.allowed) {
-                self.config.log.shadow_denial(denied.name());
+                let limit = denied.name();
+                if let Some(requests) = self.config.log.shadow.due(limit) {
+                    tracing::info!(limit, requests, "a shadow limit would deny a request");
+                }
             }
         }
     }

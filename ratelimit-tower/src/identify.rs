@@ -89,7 +89,7 @@ pub enum Identification {
     /// The identifier is known.
     Now(Identified),
     /// The identifier has to be waited for.
-    Later(#[derive_where(skip)] BoxFuture<Identified>),
+    Later(#[derive_where(skip)] BoxFuture<'static, Identified>),
 }
 
 /// A source of an identifier: one of these, or a function.

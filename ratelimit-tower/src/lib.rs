@@ -7,15 +7,9 @@
 //! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | identifying the caller |
 //! | [`Choice`] | choosing the limits of each request |
 //! | [`Fields`], [`ModelFields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | header fields and rejections |
-#![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | rejections for clients of tonic |")]
-#![cfg_attr(
-    feature = "tokio",
-    doc = "| [`Reserving`], [`Charge`], [`Meter`], [`Hold`], [`CostEstimates`] | costs that are known after the response |"
-)]
-#![cfg_attr(
-    feature = "tokio",
-    doc = "| [`Waiter`], [`WaitLayer`] | waiting instead of refusing; clients of other services |"
-)]
+//! | [`Grpc`] (feature `grpc`) | rejections for clients of tonic |
+//! | [`Reserving`], [`Charge`], [`Meter`], [`Hold`], [`CostEstimates`] | costs that are known after the response |
+//! | [`Waiter`], [`WaitLayer`] | waiting instead of refusing; clients of other services |
 //! | [`Advice`] | reading another service's header fields, as a client |
 //!
 //! # Example
@@ -105,10 +99,8 @@
 //! # Ok(())
 //! # }
 //! ```
-#![cfg_attr(
-    feature = "grpc",
-    doc = "\nFor clients of tonic, `.answer(Grpc)` rejects with a gRPC status and a `RetryInfo`: see [`Grpc`]."
-)]
+//!
+//! For clients of tonic, `.answer(Grpc)` rejects with a gRPC status and a `RetryInfo`: see [`Grpc`].
 //!
 //! # Contract
 //!
@@ -177,7 +169,7 @@ pub use service::{RateLimitService, ResponseFuture};
 pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};
 
 /// A future that is moved into another.
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Takes the service that is ready, and leaves a clone in its place, which has to become ready first.
 fn take_ready<S: Clone>(service: &mut S) -> S {

@@ -1,7 +1,6 @@
 //! [`Log`]: what a layer logs of requests, at most once per second for each limit, so that an attack does not fill the log.
 
 use std::collections::HashMap;
-use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,50 +9,17 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Lines by the name of a limit. Each tells how many requests it stands for: its own, and those since the line before.
 #[derive(Default)]
 pub(crate) struct Log {
-    shadow: LogLines,
-    undecided: LogLines,
-    misconfigured: LogLines,
-    unwired: LogLines,
+    pub(crate) shadow: LogLines,
+    /// The store could not decide by limits of which the named one is the first.
+    pub(crate) undecided: LogLines,
+    pub(crate) misconfigured: LogLines,
+    pub(crate) unwired: LogLines,
     #[cfg(feature = "tokio")]
-    unadopted: LogLines,
-}
-
-impl Log {
-    pub(crate) fn shadow_denial(&self, limit: &str) {
-        if let Some(requests) = self.shadow.due(limit, Instant::now()) {
-            tracing::info!(limit, requests, "a shadow limit would deny a request");
-        }
-    }
-
-    /// The store could not decide by limits of which this is the first.
-    pub(crate) fn undecided(&self, limit: &str, error: &dyn Display, admits: bool) {
-        if let Some(requests) = self.undecided.due(limit, Instant::now()) {
-            tracing::warn!(%error, admits, requests, "the store of a rate limit cannot decide");
-        }
-    }
-
-    pub(crate) fn misconfigured(&self, reason: &dyn Display) {
-        if let Some(requests) = self.misconfigured.due("", Instant::now()) {
-            tracing::error!(%reason, requests, "a rate limit is configured wrongly; the request is refused");
-        }
-    }
-
-    pub(crate) fn unwired(&self, limit: &str, error: &dyn Display) {
-        if let Some(requests) = self.unwired.due(limit, Instant::now()) {
-            tracing::warn!(%error, requests, "a shadow limit is never tried");
-        }
-    }
-
-    #[cfg(feature = "tokio")]
-    pub(crate) fn unadopted(&self, error: &dyn Display) {
-        if let Some(requests) = self.unadopted.due("", Instant::now()) {
-            tracing::warn!(%error, requests, "what another service says remains is not adopted");
-        }
-    }
+    pub(crate) unadopted: LogLines,
 }
 
 #[derive(Default)]
-struct LogLines(Mutex<HashMap<Box<str>, LogLine>>);
+pub(crate) struct LogLines(Mutex<HashMap<Box<str>, LogLine>>);
 
 struct LogLine {
     next: Instant,
@@ -63,7 +29,11 @@ struct LogLine {
 
 impl LogLines {
     /// Counts a request. Returns for how many a line stands, if one is due.
-    fn due(&self, limit: &str, now: Instant) -> Option<u64> {
+    pub(crate) fn due(&self, limit: &str) -> Option<u64> {
+        self.due_at(limit, Instant::now())
+    }
+
+    fn due_at(&self, limit: &str, now: Instant) -> Option<u64> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(line) = lines.get_mut(limit) else {
             lines.insert(limit.into(), LogLine { next: now + EVERY, untold: 0 });
@@ -86,9 +56,9 @@ mod tests {
     fn a_limit_has_one_line_per_second_which_tells_for_how_many_requests_it_stands() {
         let (lines, begin) = (LogLines::default(), Instant::now());
         let told =
-            (0..3_000).filter_map(|ms| lines.due("login", begin + Duration::from_millis(ms)));
+            (0..3_000).filter_map(|ms| lines.due_at("login", begin + Duration::from_millis(ms)));
         assert_eq!(told.collect::<Vec<_>>(), [1, 1_000, 1_000]);
-        assert_eq!(lines.due("search", begin), Some(1));
-        assert_eq!(lines.due("login", begin + Duration::from_secs(60)), Some(1_000));
+        assert_eq!(lines.due_at("search", begin), Some(1));
+        assert_eq!(lines.due_at("login", begin + Duration::from_secs(60)), Some(1_000));
     }
 }

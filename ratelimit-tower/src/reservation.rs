@@ -1,9 +1,9 @@
 //! [`Reserving`]: a layer reserves a cost when a request arrives, and settles it with the response.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use derive_where::derive_where;
 use http::StatusCode;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{LimitCosts, Store};
@@ -91,17 +91,20 @@ impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
 ///
 /// A handler's word goes before all other rules, except after [`unmetered`](Self::unmetered): see [`Meter`].
 #[derive(Clone)]
+#[derive_where(Debug)]
 pub struct Charge {
     by: ChargedBy,
+    #[derive_where(skip)]
     free: Option<Arc<dyn Fn(StatusCode) -> bool + Send + Sync>>,
     unmetered: bool,
 }
 
 #[derive(Clone)]
+#[derive_where(Debug)]
 enum ChargedBy {
     Estimate,
     BodyBytes,
-    Status(Arc<dyn Fn(StatusCode) -> u64 + Send + Sync>),
+    Status(#[derive_where(skip)] Arc<dyn Fn(StatusCode) -> u64 + Send + Sync>),
 }
 
 impl Charge {
@@ -156,16 +159,6 @@ impl Charge {
     }
 }
 
-impl fmt::Debug for Charge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.by {
-            ChargedBy::Estimate => "Charge::estimate",
-            ChargedBy::BodyBytes => "Charge::body_bytes",
-            ChargedBy::Status(_) => "Charge::by_status",
-        })
-    }
-}
-
 /// The cost of a request as its handler counts it: an extension of each request that a layer that [reserves](Reserving) admits.
 ///
 /// Clones count together, so that a stream can count while it is sent. Once a cost is set, it overrides the
@@ -213,10 +206,6 @@ impl Meter {
     }
 
     /// The costs under those limits that have one of their own.
-    pub(crate) fn costs(&self) -> LimitCosts {
-        self.each().clone()
-    }
-
     fn each(&self) -> MutexGuard<'_, LimitCosts> {
         self.0.each.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -98,7 +98,7 @@ where
 }
 
 /// The fields of an admitted request and what it holds, or the answer to one that is refused.
-type Deciding<G, B> = BoxFuture<Result<(Option<AnswerFields>, G), Box<Response<B>>>>;
+type Deciding<G, B> = BoxFuture<'static, Result<(Option<AnswerFields>, G), Box<Response<B>>>>;
 
 pin_project! {
     /// The response of a [`RateLimitService`].

@@ -124,9 +124,10 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         // A maximum beyond what the clock can tell is none.
         let deadline = Instant::now().checked_add(max_wait);
         let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
+        let held_back = |wait| WaitError::HeldBack { max_wait, wait };
         let mut position = self.queues.enter(self.queue_of(caller));
         // Those who would wait for too long need not queue up for it.
-        position.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
+        position.held_until(deadline).map_err(held_back)?;
         let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
         if request.applicable().any(|position| limits[position].algorithm().capacity() < cost) {
             // No wait is long enough. Only the store can say so in a verdict. During an outage it may admit the request in its turn.
@@ -137,26 +138,30 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         }
         let _turn = position.take_turn(deadline).await.ok_or_else(|| too_long(None))?;
         loop {
-            let held = position.held_until(deadline);
-            if let Some(at) = held.map_err(|wait| WaitError::HeldBack { max_wait, wait })? {
-                position.goes_on_by(at.checked_add(self.jitter).unwrap_or(at));
-                self.sleep_until(at, deadline).await;
-                continue;
-            }
-            position.goes_on_by(Instant::now());
-            let verdict = limiter.request(caller).cost(cost).acquire().await?;
-            if verdict.allowed() {
-                return Ok(*verdict.summary());
-            }
-            let Some(wait) = verdict.retry_after() else {
-                return Err(WaitError::Never { verdict });
+            let held = position.held_until(deadline).map_err(held_back)?;
+            let at = if let Some(at) = held {
+                at
+            } else {
+                position.goes_on_by(Instant::now());
+                let verdict = limiter.request(caller).cost(cost).acquire().await?;
+                if verdict.allowed() {
+                    return Ok(*verdict.summary());
+                }
+                let Some(wait) = verdict.retry_after() else {
+                    return Err(WaitError::Never { verdict });
+                };
+                let is_in_time = |at: &Instant| deadline.is_none_or(|deadline| *at <= deadline);
+                let Some(at) = Instant::now().checked_add(wait).filter(is_in_time) else {
+                    return Err(too_long(Some(verdict)));
+                };
+                at
             };
-            let is_in_time = |at: &Instant| deadline.is_none_or(|deadline| *at <= deadline);
-            let Some(at) = Instant::now().checked_add(wait).filter(is_in_time) else {
-                return Err(too_long(Some(verdict)));
-            };
+            // It sleeps until then, longer by the jitter, and no longer than the deadline.
             position.goes_on_by(at.checked_add(self.jitter).unwrap_or(at));
-            self.sleep_until(at, deadline).await;
+            let most_us = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
+            let jitter = Duration::from_micros(fastrand::u64(..=most_us));
+            let jittered = at.checked_add(jitter).unwrap_or(at);
+            sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
         }
     }
 
@@ -224,14 +229,6 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     fn queue_of<C: Identifiers + ?Sized>(&self, caller: &C) -> QueueKey {
         let limits = self.limiter.limits().iter();
         limits.map(|limit| Some(limit.key_for(caller)?.into_owned())).collect()
-    }
-
-    /// Sleeps until then, longer by the jitter, and no longer than the deadline.
-    async fn sleep_until(&self, at: Instant, deadline: Option<Instant>) {
-        let most = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
-        let jitter = Duration::from_micros(fastrand::u64(..=most));
-        let jittered = at.checked_add(jitter).unwrap_or(at);
-        sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
     }
 }
 

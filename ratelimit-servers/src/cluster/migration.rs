@@ -86,12 +86,10 @@ impl RedisCluster {
         // No message of the old node may carry a higher epoch than the new one's.
         wait_until(DEADLINE, || self.knows_all_epochs(to))?;
         // The new node comes first, so that it answers redirected clients.
-        let masters = self.running_masters()?;
-        let others = masters.into_iter().filter(|node| ![from, to].contains(node));
-        let informed: Vec<usize> = [to, from].into_iter().chain(others).collect();
-        informed
-            .into_iter()
-            .try_for_each(|node| self.set_slot(node, slot, &["NODE", self.id(to)]))?;
+        let mut masters = self.running_masters()?;
+        masters.sort_by_key(|node| [*node != to, *node != from]);
+        let known_to = |node| self.set_slot(node, slot, &["NODE", self.id(to)]);
+        masters.into_iter().try_for_each(known_to)?;
         self.settle(slot, to)
     }
 
@@ -142,8 +140,9 @@ impl RedisCluster {
     /// Tells the masters that do not know a slot's owner. An old message, such as one of a node elected
     /// meanwhile, may have overwritten what they knew.
     fn insist(&self, slot: u16, to: usize) -> Result<(), String> {
-        let others = self.running_masters()?.into_iter().filter(|node| *node != to);
-        for node in [to].into_iter().chain(others) {
+        let mut masters = self.running_masters()?;
+        masters.sort_by_key(|node| *node != to);
+        for node in masters {
             if self.sees(node, slot, to).is_err() {
                 self.move_all_keys(slot, node, to)?;
                 self.set_slot(node, slot, &["NODE", self.id(to)])?;
@@ -163,7 +162,11 @@ impl RedisCluster {
         loop {
             let words = ["CLUSTER", "GETKEYSINSLOT", &slot, KEYS_AT_ONCE];
             let reply = client.command(&words)?.ok()?;
-            let keys: Vec<&[u8]> = reply.as_array().iter().filter_map(bytes).collect();
+            let keys = reply.as_array().iter().filter_map(|key| match key {
+                RespValue::Text(key) => Some(&key[..]),
+                _ => None,
+            });
+            let keys: Vec<&[u8]> = keys.collect();
             if keys.is_empty() {
                 return Ok(());
             }
@@ -214,13 +217,6 @@ impl RedisCluster {
             return Ok(());
         }
         Err(format!("node {node} does not know that slot {slot} is node {to}'s"))
-    }
-}
-
-fn bytes(value: &RespValue) -> Option<&[u8]> {
-    match value {
-        RespValue::Text(text) => Some(text),
-        _ => None,
     }
 }
 

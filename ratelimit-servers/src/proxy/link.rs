@@ -27,15 +27,6 @@ struct Talk {
     opaque: bool,
 }
 
-/// The result of parsing what was read.
-struct Sorted {
-    passes: Vec<u8>,
-    /// Whether the bytes are replies.
-    answers: bool,
-    /// Whether to cut the connection once they have passed.
-    then_cut: bool,
-}
-
 /// Commands after which a connection no longer alternates requests and replies.
 const ENDS_THE_TALK: [&str; 6] =
     ["PSYNC", "SYNC", "MONITOR", "SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"];
@@ -63,20 +54,15 @@ impl ProxyLink {
         server.set_nodelay(true)?;
         if self.faults.connected(self.id, server.try_clone()?) {
             thread::scope(|scope| {
-                scope.spawn(|| self.pump(server, client, Self::replies));
-                self.pump(client, server, Self::requests);
+                scope.spawn(|| self.pump(server, client, true));
+                self.pump(client, server, false);
             });
         }
         Ok(())
     }
 
-    /// Forwards what `sort` makes of the bytes read, until either end closes.
-    fn pump(
-        &self,
-        mut from: &TcpStream,
-        mut to: &TcpStream,
-        sort: fn(&Self, &mut Vec<u8>) -> Sorted,
-    ) {
+    /// Forwards replies, or requests, as far as they may pass, until either end closes.
+    fn pump(&self, mut from: &TcpStream, mut to: &TcpStream, answers: bool) {
         let mut read = Vec::new();
         let mut chunk = vec![0; 1 << 16];
         loop {
@@ -86,15 +72,15 @@ impl ProxyLink {
                 break;
             }
             read.extend_from_slice(&chunk[..length]);
-            let sorted = sort(self, &mut read);
-            if to.write_all(&sorted.passes).is_err() {
+            let (passes, then_cut) = self.sort(&mut read, answers);
+            if to.write_all(&passes).is_err() {
                 break;
             }
-            if sorted.answers {
+            if answers {
                 self.talk().handing_on = false;
                 self.answered.notify_all();
             }
-            if sorted.then_cut {
+            if then_cut {
                 self.wait_until_answered();
                 break;
             }
@@ -102,56 +88,52 @@ impl ProxyLink {
         self.faults.cut_one(self.id);
     }
 
-    /// Takes the requests that may pass.
-    fn requests(&self, read: &mut Vec<u8>) -> Sorted {
-        let sorted = |passes, then_cut| Sorted { passes, answers: false, then_cut };
+    /// Takes what may pass, and tells whether to cut the connection once it has passed.
+    fn sort(&self, read: &mut Vec<u8>, answers: bool) -> (Vec<u8>, bool) {
         let mut talk = self.talk();
+        talk.handing_on |= answers;
         let mut passes = 0;
         while !talk.opaque {
-            let Ok(request) = request(&read[passes..]) else {
-                talk.opaque = true;
-                break;
-            };
-            let Some((name, length)) = request else {
-                return sorted(read.drain(..passes).collect(), false);
-            };
-            let fate = self.faults.fate(&read[passes..passes + length]);
-            if fate == Fate::Cut {
-                return sorted(read.drain(..passes).collect(), true);
+            match RespValue::parse(&read[passes..]) {
+                Err(_) => talk.opaque = true,
+                Ok(None) => return (read.drain(..passes).collect(), false),
+                Ok(Some((message, length))) => {
+                    let bytes = &read[passes..passes + length];
+                    let is_cut = if answers {
+                        self.swallows(&mut talk, bytes)
+                    } else {
+                        self.cuts(&mut talk, &message, bytes)
+                    };
+                    if is_cut {
+                        return (read.drain(..passes).collect(), true);
+                    }
+                    passes += length;
+                }
             }
-            talk.due.push_back(fate);
-            talk.opaque = ENDS_THE_TALK.contains(&name.to_ascii_uppercase().as_str());
-            passes += length;
         }
-        sorted(std::mem::take(read), false)
+        (std::mem::take(read), false)
     }
 
-    /// Takes the replies that may pass.
-    fn replies(&self, read: &mut Vec<u8>) -> Sorted {
-        let sorted = |passes, then_cut| Sorted { passes, answers: true, then_cut };
-        let mut talk = self.talk();
-        talk.handing_on = true;
-        let mut passes = 0;
-        while !talk.opaque {
-            let Ok(reply) = RespValue::parse(&read[passes..]) else {
-                talk.opaque = true;
-                break;
-            };
-            let Some((_, length)) = reply else {
-                return sorted(read.drain(..passes).collect(), false);
-            };
-            // A push belongs to no request.
-            let swallowed = read[passes] != b'>'
-                && talk.due.pop_front().is_some_and(|fate| fate == Fate::ReplySwallowed);
-            if swallowed {
-                // No later request is answered either, so the other direction need not wait.
-                talk.due.clear();
-                self.faults.state().swallow.done += 1;
-                return sorted(read.drain(..passes).collect(), true);
-            }
-            passes += length;
+    /// Whether this request is cut; otherwise its reply is due.
+    fn cuts(&self, talk: &mut Talk, request: &RespValue, bytes: &[u8]) -> bool {
+        let fate = self.faults.fate(bytes);
+        if fate != Fate::Cut {
+            let name = request.as_array().first().and_then(RespValue::as_text).unwrap_or_default();
+            talk.opaque = ENDS_THE_TALK.contains(&name.to_ascii_uppercase().as_str());
+            talk.due.push_back(fate);
         }
-        sorted(std::mem::take(read), false)
+        fate == Fate::Cut
+    }
+
+    /// Whether this reply is swallowed. A push belongs to no request.
+    fn swallows(&self, talk: &mut Talk, bytes: &[u8]) -> bool {
+        let swallows = bytes[0] != b'>' && talk.due.pop_front() == Some(Fate::ReplySwallowed);
+        if swallows {
+            // No later request is answered either, so the other direction need not wait.
+            talk.due.clear();
+            self.faults.state().swallow.done += 1;
+        }
+        swallows
     }
 
     /// Waits until the client has the replies to all its requests.
@@ -163,26 +145,5 @@ impl ProxyLink {
 
     fn talk(&self) -> MutexGuard<'_, Talk> {
         self.talk.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The name and length of the first request; `None` if it is incomplete.
-fn request(read: &[u8]) -> Result<Option<(String, usize)>, String> {
-    match read.first() {
-        None => Ok(None),
-        Some(b'*') => {
-            let found = RespValue::parse(read)?;
-            Ok(found.map(|(words, length)| {
-                let name = words.as_array().first().and_then(RespValue::as_text);
-                (name.unwrap_or_default().to_owned(), length)
-            }))
-        }
-        Some(first) if first.is_ascii_graphic() => {
-            let Some(end) = read.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
-            let line = String::from_utf8_lossy(&read[..end]);
-            let name = line.split_whitespace().next().unwrap_or_default().to_owned();
-            Ok(Some((name, end + 1)))
-        }
-        Some(_) => Err("no request".into()),
     }
 }

@@ -82,14 +82,3 @@ fn a_process_leaves_nothing_behind_however_it_ends() {
         }
     });
 }
-
-#[test]
-fn a_dropped_server_is_gone_at_once() {
-    let mut server = RedisServer::start().expect("a server");
-    let pid = server.pid().expect("it runs");
-    server.restart().expect("again");
-    assert!(!runs(pid), "the one before");
-    let pid = server.pid().expect("it runs");
-    drop(server);
-    assert!(!runs(pid));
-}

@@ -1,34 +1,17 @@
 //! What no client shows of a server that speaks TLS.
 
-use std::fs;
-
 use ratelimit_servers::{RedisServer, RespClient, RespValue};
 
 #[test]
 fn a_side_door_takes_commands_and_the_port_takes_none_in_plain_text() {
     let binary = &RedisServer::binaries()[0];
     let args = ["--tls-auth-clients", "yes", "--requirepass", "secret"];
-    let mut server = RedisServer::start_tls_with(binary, &args).expect("a server with TLS");
+    let server = RedisServer::start_tls_with(binary, &args).expect("a server with TLS");
     let port = server.port();
     assert_eq!(server.url(), format!("rediss://127.0.0.1:{port}"));
     let mut plain = RespClient::connect(port).expect("it listens");
     assert!(plain.command(&["PING"]).is_err());
     assert_eq!(server.command(&["PING"]), Ok(RespValue::text("PONG")));
-    server.restart().expect("again");
+    server.revive().expect("again");
     assert_eq!(server.command(&["PING"]), Ok(RespValue::text("PONG")));
-}
-
-#[test]
-fn certificate_files_are_deleted_with_the_server() {
-    let server = RedisServer::start_tls().expect("a server with TLS");
-    for (path, holds) in [
-        (server.ca_path(), "CERTIFICATE"),
-        (server.client_cert_path(), "CERTIFICATE"),
-        (server.client_key_path(), "PRIVATE KEY"),
-    ] {
-        assert!(fs::read_to_string(path).expect("a file").contains(holds));
-    }
-    let folder = server.ca_path().parent().expect("a folder").to_owned();
-    drop(server);
-    assert!(!folder.exists());
 }

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::shared::BEGIN;
-use crate::{Counts, TICK, chance, simulated};
+use crate::{Counts, TICK, befall, chance, simulated};
 
 const KEYS: [&str; 2] = ["hot", "other"];
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -38,7 +38,7 @@ pub(crate) struct Plan {
     /// Whether nodes compare and set, and run no scripts that decide.
     compares: bool,
     /// Whether the server forgets some of what it wrote, as none should.
-    pub(crate) forgets: bool,
+    forgets: bool,
 }
 
 const POLICIES: [&str; 12] = [
@@ -57,6 +57,11 @@ const POLICIES: [&str; 12] = [
 ];
 
 impl Plan {
+    /// The same on servers that forget some of what they wrote.
+    pub(crate) fn forgetting(self) -> Self {
+        Self { forgets: true, ..self }
+    }
+
     pub(crate) fn of(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let mut policy = || POLICIES[random.usize(..POLICIES.len())];
@@ -168,14 +173,9 @@ impl World {
         patience: Duration,
     ) -> Result<Vec<Event>, String> {
         let is_repeated = Arc::new(AtomicBool::new(false));
-        let checks: Vec<_> = asks
-            .iter()
-            .map(|(limit, key, cost)| Check {
-                limit: &self.limits[*limit],
-                key: KEYS[*key],
-                cost: *cost,
-            })
-            .collect();
+        let limits = &self.limits;
+        let check = |&(limit, key, cost)| Check { limit: &limits[limit], key: KEYS[key], cost };
+        let checks: Vec<_> = asks.iter().map(check).collect();
         let batch = Batch::new(&checks).expect("no pair twice").op(op);
         let batch = id.map_or(batch, |id| batch.id(id));
         let (begin, clock, asked) =
@@ -289,26 +289,7 @@ async fn caller(
 async fn disturb(world: Arc<World>, mut random: Rng) -> Result<Vec<Event>, String> {
     for _ in 0..3 {
         sleep(Duration::from_millis(random.u64(..600))).await;
-        let server = random.usize(..world.plan.servers);
-        match random.u64(..4) {
-            0 => world.network.hang(server, Duration::from_millis(random.u64(..500))),
-            1 => world.network.servers()[server].flush_scripts(),
-            2 => {
-                world.network.set_reachable(server, false);
-                sleep(Duration::from_millis(random.u64(..300))).await;
-                world.network.set_reachable(server, true);
-            }
-            _ => {
-                let error = [
-                    "OOM command not allowed",
-                    "READONLY You can't write",
-                    "LOADING Redis is loading",
-                ];
-                world.network.servers()[server].refuse(Some(error[random.usize(..3)]));
-                sleep(Duration::from_millis(random.u64(..300))).await;
-                world.network.servers()[server].refuse(None);
-            }
-        }
+        befall(&world.network, random.usize(..world.plan.servers), &mut random).await;
     }
     Ok(Vec::new())
 }

@@ -47,7 +47,7 @@ pub(crate) struct Plan {
     /// Whether every caller waits for its answer, and none resets.
     is_quiet: bool,
     /// Whether the server forgets some of what it wrote, as none should.
-    pub(crate) forgets: bool,
+    forgets: bool,
 }
 
 const PER_USER: [&str; 7] = [
@@ -67,6 +67,11 @@ const SHARED: [&str; 4] = [
 ];
 
 impl Plan {
+    /// The same on servers that forget some of what they wrote.
+    pub(crate) fn forgetting(self) -> Self {
+        Self { forgets: true, ..self }
+    }
+
     pub(crate) fn of(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let is_large = seed % 100 == 99;

@@ -1,9 +1,11 @@
 //! Budgets whose costs are known late: what limits with a debt bound, and what extensions and adopting must not create.
 
 use proptest::prelude::*;
-use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Algorithm, Limit, Policy, Refusal, ReservationId, Timestamp, Verdict};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, Policy};
 use ratelimit_testkit::PureStore;
+
+use crate::{ask, limit};
 
 /// What may owe, with the units that come back per microsecond as a fraction: `units / us`.
 const OWING: [(&str, u64, u64); 5] = [
@@ -13,23 +15,6 @@ const OWING: [(&str, u64, u64); 5] = [
     ("fixed-window 10/s debt 25", 10, 1_000_000),
     ("fixed-window 3/7us debt 1", 3, 7),
 ];
-
-fn limit(words: &str) -> Limit<Policy> {
-    Limit::new("l", words.parse().expect(words)).expect("a name")
-}
-
-/// An operation on one key, under the id of this number if it has one.
-fn ask(
-    store: &PureStore,
-    limit: &Limit<Policy>,
-    (op, id, cost): (Op, Option<u128>, u64),
-    at_us: u64,
-) -> Result<Verdict, Refusal> {
-    let check = Check { limit, key: "a", cost };
-    let batch = Batch::one(&check).op(op).now(Now::At(Timestamp::saturating_from_us(at_us)));
-    let id = id.map(ReservationId::new);
-    store.decide(&id.map_or(batch, |id| batch.id(id)))
-}
 
 /// Parts of a recovery that pass, operations with the number of an id, and costs in parts of the capacity.
 type Story = Vec<(u64, Op, u128, u64)>;
@@ -46,7 +31,7 @@ proptest! {
     #[test]
     fn what_is_used_and_not_forgiven_is_bounded((limit_of, story) in stories()) {
         let (words, units, us) = limit_of;
-        let (limit, store) = (limit(words), PureStore::new());
+        let (limit, store) = (limit("l", words), PureStore::new());
         let (capacity, debt) = (limit.algorithm().capacity(), limit.algorithm().debt());
         let aligned = matches!(limit.algorithm(), Policy::FixedWindow(_));
         let (mut at_us, mut used) = (5 * us, Vec::<(u64, u64)>::new());
@@ -55,7 +40,7 @@ proptest! {
             at_us += passes * us.div_ceil(units) / 3;
             let cost = parts * capacity / 8;
             let named = (op != Op::Force).then_some(id);
-            let Ok(verdict) = ask(&store, &limit, (op, named, cost), at_us) else { continue };
+            let Ok(verdict) = ask(&store, &[&limit], (op, named, cost), at_us) else { continue };
             let known = &mut reserved[usize::try_from(id).expect("a few")];
             let charged = match op {
                 // The same again is answered, and charges nothing.
@@ -95,19 +80,19 @@ proptest! {
         words in prop::sample::select(&["gcra 10/s burst 20", "fixed-window 20/s", "gcra 10/s burst 20 debt 5"][..]),
         (first, total, settled) in (1..20_u64, 1..30_u64, 0..30_u64),
     ) {
-        let (limit, grown, whole) = (limit(words), PureStore::new(), PureStore::new());
-        let reserved = ask(&grown, &limit, (Op::Acquire, Some(1), first), 0).expect("fits");
-        let extended = ask(&grown, &limit, (Op::Extend, Some(1), total), 0).expect("is known");
-        let again = ask(&grown, &limit, (Op::Extend, Some(1), total), 0).expect("is known");
+        let (limit, grown, whole) = (limit("l", words), PureStore::new(), PureStore::new());
+        let reserved = ask(&grown, &[&limit], (Op::Acquire, Some(1), first), 0).expect("fits");
+        let extended = ask(&grown, &[&limit], (Op::Extend, Some(1), total), 0).expect("is known");
+        let again = ask(&grown, &[&limit], (Op::Extend, Some(1), total), 0).expect("is known");
         prop_assert_eq!(extended.allowed(), total <= 20);
         prop_assert_eq!(again.summary().remaining, extended.summary().remaining);
         let cost = if extended.allowed() { first.max(total) } else { first };
-        let due = ask(&whole, &limit, (Op::Acquire, Some(1), cost), 0).expect("fits");
+        let due = ask(&whole, &[&limit], (Op::Acquire, Some(1), cost), 0).expect("fits");
         prop_assert_eq!(extended.remaining(), due.remaining(), "after {}", reserved.remaining());
         let settle = (Op::Settle, Some(1), settled);
         prop_assert_eq!(
-            ask(&grown, &limit, settle, 0).map(|verdict| (verdict.remaining(), verdict.owed())),
-            ask(&whole, &limit, settle, 0).map(|verdict| (verdict.remaining(), verdict.owed()))
+            ask(&grown, &[&limit], settle, 0).map(|verdict| (verdict.remaining(), verdict.owed())),
+            ask(&whole, &[&limit], settle, 0).map(|verdict| (verdict.remaining(), verdict.owed()))
         );
     }
 
@@ -121,12 +106,12 @@ proptest! {
         ][..]),
         (used, passes_us, charged) in (1..5_u64, 0..7_000_000_000_u64, 1..12_u64),
     ) {
-        let (before, after, store) = (limit(before), limit(after), PureStore::new());
+        let (before, after, store) = (limit("l", before), limit("l", after), PureStore::new());
         let (at_us, then_us) = (1_795_218_392_123_456, 1_795_218_392_123_456 + passes_us);
-        let _ = ask(&store, &before, (Op::Acquire, None, used), at_us).expect("fits");
-        let left = ask(&store, &after, (Op::Peek, None, 0), then_us).expect("decides").remaining();
-        let _ = ask(&store, &after, (Op::Force, None, charged), then_us).expect("it can be forced");
-        let peek = ask(&store, &after, (Op::Peek, None, 0), then_us).expect("decides");
+        let _ = ask(&store, &[&before], (Op::Acquire, None, used), at_us).expect("fits");
+        let left = ask(&store, &[&after], (Op::Peek, None, 0), then_us).expect("decides").remaining();
+        let _ = ask(&store, &[&after], (Op::Force, None, charged), then_us).expect("it can be forced");
+        let peek = ask(&store, &[&after], (Op::Peek, None, 0), then_us).expect("decides");
         prop_assert!(peek.remaining() <= left.saturating_sub(charged), "{} of {left}", peek.remaining());
     }
 
@@ -139,12 +124,12 @@ proptest! {
         ][..]),
         (used, told, at_us) in (0..25_u64, 0..30_u64, 0..1_500_000_u64),
     ) {
-        let (limit, store) = (limit(words), PureStore::new());
-        let _ = ask(&store, &limit, (Op::Force, None, used), 0).expect("it can be forced");
-        let before = ask(&store, &limit, (Op::Peek, None, 0), at_us).expect("decides").remaining();
-        let adopted = ask(&store, &limit, (Op::Adopt, None, told), at_us).expect("it can be forced");
+        let (limit, store) = (limit("l", words), PureStore::new());
+        let _ = ask(&store, &[&limit], (Op::Force, None, used), 0).expect("it can be forced");
+        let before = ask(&store, &[&limit], (Op::Peek, None, 0), at_us).expect("decides").remaining();
+        let adopted = ask(&store, &[&limit], (Op::Adopt, None, told), at_us).expect("it can be forced");
         prop_assert_eq!(adopted.remaining(), before.min(told));
-        let next = ask(&store, &limit, (Op::Acquire, None, before.min(told) + 1), at_us);
+        let next = ask(&store, &[&limit], (Op::Acquire, None, before.min(told) + 1), at_us);
         prop_assert!(!next.expect("decides").allowed());
     }
 }

@@ -2,65 +2,36 @@
 //! claims, or supports what its harness says it lacks. A failure's case can be pasted as a test.
 
 use std::process::Command;
-use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::{Limit, Policy};
 use ratelimit_testkit::{
-    AlgorithmKind, Capability, Harness, Property, Scope, StoreClock, conformance, regression,
-    try_same,
+    AlgorithmKind, Capability, Harness, Property, Scope, conformance, regression, try_same,
 };
 
-use crate::wrong::{Flaw, WrongHarness, WrongStore};
-
-/// Writes harnesses: each of a store with this flaw, or without one, and with these capabilities listed as lacking.
-macro_rules! harnesses {
-    ($($harness:ident has $flaw:expr, lacks $lacks:expr;)+) => { $(
-        struct $harness;
-
-        impl Harness for $harness {
-            type Store = WrongStore;
-            const CASES: u32 = 16;
-            const SMALL_TRACE_REQUESTS: u32 = 2;
-            const LACKS: &'static [Capability] = $lacks;
-
-            fn new() -> Self {
-                Self
-            }
-
-            fn store(&self) -> WrongStore {
-                WrongHarness::of($flaw).store()
-            }
-
-            fn clock(&self, store: &WrongStore) -> StoreClock {
-                WrongHarness::of($flaw).clock(store)
-            }
-
-            async fn state(&self, store: &WrongStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-                WrongHarness::of($flaw).state(store, limit, key).await
-            }
-
-            async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
-                WrongHarness::of($flaw).leaks(store, within).await
-            }
-        }
-    )+ };
-}
+use crate::wrong::{Flaw, WrongHarness};
 
 const GCRA: Capability = Capability::Algorithm(AlgorithmKind::Gcra);
 const ONE_BY_ONE: &[Capability] =
     &[Capability::Attempts, Capability::Batches, Capability::SeveralKeys, Capability::States];
 
-harnesses! {
-    IncrementFirst has Some(Flaw::Cannot(Capability::INCREMENT_FIRST)), lacks Capability::INCREMENT_FIRST;
-    OneByOne has Some(Flaw::Cannot(ONE_BY_ONE)), lacks ONE_BY_ONE;
-    // This store supports what its harness says it lacks.
-    Modest has None, lacks &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA];
-    Sound has None, lacks &[];
-    WaitsOneShort has Some(Flaw::WaitsOneShort), lacks &[];
-    KeepsTheOldLimit has Some(Flaw::KeepsTheOldLimit), lacks &[];
-    ChargesAgain has Some(Flaw::ChargesAgain), lacks &[];
-}
+type IncrementFirst = WrongHarness<1>;
+type OneByOne = WrongHarness<2>;
+/// Its store supports what it says that the store lacks.
+type Modest = WrongHarness<3>;
+type Sound = WrongHarness;
+type WaitsOneShort = WrongHarness<4>;
+type KeepsTheOldLimit = WrongHarness<5>;
+type ChargesAgain = WrongHarness<6>;
+
+/// By the number of a harness: the flaw of its stores by default, and what it says that they lack.
+pub(crate) const CLAIMS: [(Option<Flaw>, &[Capability]); 7] = [
+    (None, &[]),
+    (Some(Flaw::Cannot(Capability::INCREMENT_FIRST)), Capability::INCREMENT_FIRST),
+    (Some(Flaw::Cannot(ONE_BY_ONE)), ONE_BY_ONE),
+    (None, &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA]),
+    (Some(Flaw::WaitsOneShort), &[]),
+    (Some(Flaw::KeepsTheOldLimit), &[]),
+    (Some(Flaw::ChargesAgain), &[]),
+];
 
 conformance!(increment_first, IncrementFirst);
 conformance!(one_by_one, OneByOne);
@@ -88,7 +59,7 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
         (&[GCRA], gcra, "under gcra 3/h burst 3"),
         (&[Capability::Metadata], log, "lacks metadata"),
     ] {
-        let message = claims_failure(&WrongHarness::of(Some(Flaw::Cannot(lacks))), scope);
+        let message = claims_failure(&Sound::of(Some(Flaw::Cannot(lacks))), scope);
         assert!(message.contains(says), "{lacks:?}: {message}");
     }
 }
@@ -98,7 +69,7 @@ fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
     for (kind, says) in
         [(AlgorithmKind::Gcra, "lacks gcra"), (AlgorithmKind::FixedWindow, "lacks refund")]
     {
-        let message = claims_failure(&Modest, Scope::One(kind));
+        let message = claims_failure(&Modest::new(), Scope::One(kind));
         assert!(message.contains(says) && message.contains("lacks it no more"), "{message}");
     }
 }

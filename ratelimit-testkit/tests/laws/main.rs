@@ -13,3 +13,24 @@ mod reservations;
 mod wrong;
 mod wrong_algorithms;
 mod wrong_stores;
+
+use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::{Limit, Policy, Refusal, ReservationId, Timestamp, Verdict};
+use ratelimit_testkit::PureStore;
+
+fn limit(name: &str, words: &str) -> Limit<Policy> {
+    Limit::new(name, words.parse().expect(words)).expect("a name")
+}
+
+/// An operation on one key of these limits, under the id of this number if it has one, at the same cost for all.
+fn ask(
+    store: &PureStore,
+    limits: &[&Limit<Policy>],
+    (op, id, cost): (Op, Option<u128>, u64),
+    at_us: u64,
+) -> Result<Verdict, Refusal> {
+    let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: "a", cost }).collect();
+    let now = Now::At(Timestamp::saturating_from_us(at_us));
+    let batch = Batch::new(&checks).expect("different limits").op(op).now(now);
+    store.decide(&id.map_or(batch, |id| batch.id(ReservationId::new(id))))
+}

@@ -1,34 +1,16 @@
 //! Ids in `decide`: each is charged once and settled once, and frees no other client's charge.
 
-use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
-use ratelimit_core::{
-    Decision, ErrorKind, Limit, Policy, Refusal, ReservationId, Timestamp, WindowLog,
-};
+use ratelimit_core::store::{Batch, Check, Op, Reservation};
+use ratelimit_core::{ErrorKind, Limit, Policy, Refusal, ReservationId, WindowLog};
 use ratelimit_testkit::PureStore;
 
-const ID: ReservationId = ReservationId::new(7);
-const SECOND_US: u64 = 1_000_000;
+use crate::{ask, limit};
 
-fn limit(name: &str, words: &str) -> Limit<Policy> {
-    Limit::new(name, words.parse().expect(words)).expect("a name")
-}
+const ID: u128 = 7;
+const SECOND_US: u64 = 1_000_000;
 
 fn fixed() -> Limit<Policy> {
     limit("fixed", "fixed-window 10/m")
-}
-
-/// Applies an operation to one key of these limits, at the same cost for all.
-fn apply(
-    store: &PureStore,
-    limits: &[&Limit<Policy>],
-    (op, id, cost): (Op, Option<ReservationId>, u64),
-    at_us: u64,
-) -> Result<Vec<Decision>, Refusal> {
-    let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: "a", cost }).collect();
-    let now = Now::At(Timestamp::saturating_from_us(at_us));
-    let batch = Batch::new(&checks).expect("different limits").op(op).now(now);
-    let batch = id.map_or(batch, |id| batch.id(id));
-    store.decide(&batch).map(|verdict| verdict.decisions().to_vec())
 }
 
 /// What a refused request runs into.
@@ -153,8 +135,10 @@ fn reservations_are_settled_with_what_they_were_made_with_and_return_what_still_
                 .flat_map(|c| all.iter().filter(move |l| l.name().starts_with(c)))
                 .collect();
             let asked = (op, has_id.then_some(ID), cost);
-            let got = apply(&store, &limits, asked, at_s * SECOND_US);
-            let left = got.as_ref().map(|all| all.iter().map(|d| d.remaining).collect::<Vec<_>>());
+            let got = ask(&store, &limits, asked, at_s * SECOND_US);
+            let left = got.as_ref().map(|verdict| {
+                verdict.decisions().iter().map(|one| one.remaining).collect::<Vec<_>>()
+            });
             assert_eq!(left.map_err(named), due.map(<[u64]>::to_vec), "{request:?}: {got:?}");
         }
     }
@@ -174,11 +158,11 @@ fn an_impossible_operation_is_refused_and_writes_nothing() {
         (vec![&fixed, &log], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
         (vec![&fixed, &attempts], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
     ] {
-        let refusal = apply(&store, &limits, asked, 0).expect_err("cannot be");
+        let refusal = ask(&store, &limits, asked, 0).expect_err("cannot be");
         assert_eq!(refusal.kind(), kind, "{asked:?}: {refusal}");
         for limit in limits {
             assert_eq!(store.state(limit, "a"), None);
-            assert_eq!(store.reservation(limit, "a", ID), None);
+            assert_eq!(store.reservation(limit, "a", ReservationId::new(ID)), None);
         }
     }
 }

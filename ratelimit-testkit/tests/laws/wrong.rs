@@ -19,6 +19,8 @@ use ratelimit_core::{
 };
 use ratelimit_testkit::{AlgorithmKind, Capability, Harness, Refused, StoreClock};
 
+use crate::capabilities::CLAIMS;
+
 /// The flaw of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Flaw {
@@ -499,29 +501,31 @@ async fn let_others_run() {
     .await;
 }
 
-/// The harness of wrong stores.
+/// The harness of wrong stores, which makes the claims of this number.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WrongHarness {
+pub(crate) struct WrongHarness<const CLAIMED: usize = 0> {
     /// The flaw of its stores, or none.
     pub(crate) flaw: Option<Flaw>,
     /// Whether their clocks run, or are set.
     pub(crate) in_real_time: bool,
 }
 
-impl WrongHarness {
+impl<const CLAIMED: usize> WrongHarness<CLAIMED> {
     /// Of stores with this flaw, whose clocks are set.
     pub(crate) const fn of(flaw: Option<Flaw>) -> Self {
         Self { flaw, in_real_time: false }
     }
 }
 
-impl Harness for WrongHarness {
+impl<const CLAIMED: usize> Harness for WrongHarness<CLAIMED> {
     type Store = WrongStore;
 
-    const SMALL_TRACE_REQUESTS: u32 = 3;
+    const CASES: u32 = 16;
+    const SMALL_TRACE_REQUESTS: u32 = if CLAIMED == 0 { 3 } else { 2 };
+    const LACKS: &'static [Capability] = CLAIMS[CLAIMED].1;
 
     fn new() -> Self {
-        Self::default()
+        Self::of(CLAIMS[CLAIMED].0)
     }
 
     fn store(&self) -> WrongStore {

@@ -104,7 +104,7 @@ fn the_sound_store_passes_on_the_same_cases_and_by_a_clock_that_runs() {
     {
         for property in properties {
             for scope in Scope::all() {
-                let sound = WrongHarness { in_real_time, flaw: None };
+                let sound = WrongHarness::<0> { in_real_time, flaw: None };
                 let outcome = try_same(&sound, *property, scope, cases);
                 outcome.unwrap_or_else(|failure| panic!("{property:?} on {scope:?}: {failure}"));
             }

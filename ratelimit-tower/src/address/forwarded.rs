@@ -6,17 +6,8 @@
 
 use std::net::IpAddr;
 
-use http::header::HeaderValue;
-
-/// The elements of a list that may be split over several header lines, from the right. Empty elements are left out.
-pub(super) fn elements_from_the_right<'a>(
-    lines: impl DoubleEndedIterator<Item = &'a HeaderValue>,
-) -> impl Iterator<Item = &'a [u8]> {
-    lines.rev().flat_map(|line| split_from_the_right(line.as_bytes(), b','))
-}
-
 /// The parts of a text between separators outside of quoted strings, from the right, trimmed. Empty ones are left out.
-fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+pub(super) fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest?;
@@ -31,18 +22,15 @@ fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8
 fn last_outside_of_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
-        if *byte == b'"' && !(quoted && is_escaped(&text[..at])) {
+        // An odd number of backslashes before a quote escapes it.
+        let backslashes = || text[..at].iter().rev().take_while(|byte| **byte == b'\\').count();
+        if *byte == b'"' && !(quoted && backslashes() % 2 == 1) {
             quoted = !quoted;
         } else if *byte == separator && !quoted {
             return Some(at);
         }
     }
     None
-}
-
-/// Whether what follows this text is escaped: an odd number of backslashes precedes it.
-fn is_escaped(before: &[u8]) -> bool {
-    before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
 /// The address of the `for` parameter of an element of `Forwarded`. `None` if there is none, if it is `unknown` or

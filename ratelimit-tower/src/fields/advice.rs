@@ -91,17 +91,7 @@ impl Advice {
             limits: items(headers, &RATELIMIT, AdvisedLimit::read),
             policies: items(headers, &RATELIMIT_POLICY, AdvisedPolicy::read),
         };
-        for told in ModelFields::read(headers, now) {
-            let (unit, name) = (told.unit(), told.name.to_owned());
-            if let Some(quota) = told.limit {
-                let (name, window, partition_key) = (name.clone(), None, None);
-                advice.policies.push(AdvisedPolicy { name, quota, window, unit, partition_key });
-            }
-            if let Some(remaining) = told.remaining {
-                let (more_after, partition_key) = (told.reset_after, None);
-                advice.limits.push(AdvisedLimit { name, remaining, more_after, partition_key });
-            }
-        }
+        ModelFields::read(headers, now, &mut advice);
         advice
     }
 
@@ -118,9 +108,9 @@ impl AdvisedLimit {
     fn read(name: String, parameters: &Parameters) -> Option<Self> {
         Some(Self {
             name,
-            remaining: required(parameters, "r")?,
-            more_after: seconds(parameters, "t", 0)?,
-            partition_key: bytes(parameters, "pk")?,
+            remaining: integer(parameters.get("r")?)?,
+            more_after: optional(parameters, "t", |t| integer(t).map(Duration::from_secs))?,
+            partition_key: optional(parameters, "pk", bytes)?,
         })
     }
 }
@@ -136,12 +126,13 @@ impl AdvisedPolicy {
                 other => Unit::Other(other.into()),
             },
         };
+        let seconds = |w: &_| integer(w).filter(|w| *w > 0).map(Duration::from_secs);
         Some(Self {
             name,
-            quota: required(parameters, "q")?,
-            window: seconds(parameters, "w", 1)?,
+            quota: integer(parameters.get("q")?)?,
+            window: optional(parameters, "w", seconds)?,
             unit,
-            partition_key: bytes(parameters, "pk")?,
+            partition_key: optional(parameters, "pk", bytes)?,
         })
     }
 }
@@ -165,25 +156,23 @@ fn items<T>(
     list.iter().map(read).collect::<Option<_>>().unwrap_or_default()
 }
 
-/// A required integer, of 0 or more.
-fn required(parameters: &Parameters, key: &str) -> Option<u64> {
-    u64::try_from(i64::from(parameters.get(key)?.as_integer()?)).ok()
+/// An integer of 0 or more.
+fn integer(value: &BareItem) -> Option<u64> {
+    u64::try_from(i64::from(value.as_integer()?)).ok()
 }
 
-/// An optional number of seconds, of at least this many. The outer `None` is a malformed one.
+fn bytes(value: &BareItem) -> Option<Vec<u8>> {
+    Some(value.as_byte_sequence()?.to_vec())
+}
+
+/// An optional parameter. The outer `None` is a malformed one.
 #[allow(clippy::option_option, reason = "malformed, absent and there are three things")]
-fn seconds(parameters: &Parameters, key: &str, least: u64) -> Option<Option<Duration>> {
-    if !parameters.contains_key(key) {
-        return Some(None);
-    }
-    let seconds = required(parameters, key).filter(|seconds| *seconds >= least)?;
-    Some(Some(Duration::from_secs(seconds)))
-}
-
-#[allow(clippy::option_option, reason = "as `seconds`")]
-fn bytes(parameters: &Parameters, key: &str) -> Option<Option<Vec<u8>>> {
-    let Some(value) = parameters.get(key) else { return Some(None) };
-    Some(Some(value.as_byte_sequence()?.to_vec()))
+fn optional<T>(
+    parameters: &Parameters,
+    key: &str,
+    read: impl Fn(&BareItem) -> Option<T>,
+) -> Option<Option<T>> {
+    parameters.get(key).map_or(Some(None), |value| read(value).map(Some))
 }
 
 /// Whole seconds, or a date (RFC 9110, section 10.2.3). Several lines are malformed.

@@ -60,7 +60,8 @@ impl<'a> FieldEntry<'a> {
         let own = || {
             if limit.algorithm().has_leases() { &Unit::ConcurrentRequests } else { &Unit::Requests }
         };
-        let unit = fields.unit_of(limit.name()).unwrap_or_else(own);
+        let set = fields.units.iter().find(|(name, _)| **name == *limit.name());
+        let unit = set.map_or_else(own, |(_, unit)| unit);
         // A window that is not a whole number of seconds is rounded up: the quota over a longer time promises no more. One
         // below a second cannot be said.
         let is_told = |us: &u64| *us >= 1_000_000 && *unit != Unit::ConcurrentRequests;

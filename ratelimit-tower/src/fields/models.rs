@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
+use super::advice::{Advice, AdvisedLimit, AdvisedPolicy};
 use super::{FieldEntry, LimitFields, Unit, saturated};
 
 /// The fields in which providers of language models describe their limits. Their clients read them.
@@ -25,72 +26,15 @@ pub enum ModelFields {
 type NamedFields = (&'static str, [HeaderName; 3]);
 
 static ANTHROPIC: [NamedFields; 4] = [
-    (
-        "requests",
-        [
-            HeaderName::from_static("anthropic-ratelimit-requests-limit"),
-            HeaderName::from_static("anthropic-ratelimit-requests-remaining"),
-            HeaderName::from_static("anthropic-ratelimit-requests-reset"),
-        ],
-    ),
-    (
-        "tokens",
-        [
-            HeaderName::from_static("anthropic-ratelimit-tokens-limit"),
-            HeaderName::from_static("anthropic-ratelimit-tokens-remaining"),
-            HeaderName::from_static("anthropic-ratelimit-tokens-reset"),
-        ],
-    ),
-    (
-        "input-tokens",
-        [
-            HeaderName::from_static("anthropic-ratelimit-input-tokens-limit"),
-            HeaderName::from_static("anthropic-ratelimit-input-tokens-remaining"),
-            HeaderName::from_static("anthropic-ratelimit-input-tokens-reset"),
-        ],
-    ),
-    (
-        "output-tokens",
-        [
-            HeaderName::from_static("anthropic-ratelimit-output-tokens-limit"),
-            HeaderName::from_static("anthropic-ratelimit-output-tokens-remaining"),
-            HeaderName::from_static("anthropic-ratelimit-output-tokens-reset"),
-        ],
-    ),
+    ("requests", three_fields!("anthropic-ratelimit-requests-", "")),
+    ("tokens", three_fields!("anthropic-ratelimit-tokens-", "")),
+    ("input-tokens", three_fields!("anthropic-ratelimit-input-tokens-", "")),
+    ("output-tokens", three_fields!("anthropic-ratelimit-output-tokens-", "")),
 ];
 static OPEN_AI: [NamedFields; 2] = [
-    (
-        "requests",
-        [
-            HeaderName::from_static("x-ratelimit-limit-requests"),
-            HeaderName::from_static("x-ratelimit-remaining-requests"),
-            HeaderName::from_static("x-ratelimit-reset-requests"),
-        ],
-    ),
-    (
-        "tokens",
-        [
-            HeaderName::from_static("x-ratelimit-limit-tokens"),
-            HeaderName::from_static("x-ratelimit-remaining-tokens"),
-            HeaderName::from_static("x-ratelimit-reset-tokens"),
-        ],
-    ),
+    ("requests", three_fields!("x-ratelimit-", "-requests")),
+    ("tokens", three_fields!("x-ratelimit-", "-tokens")),
 ];
-
-/// What the fields say of a limit.
-pub(super) struct ModelLimit {
-    pub(super) name: &'static str,
-    pub(super) limit: Option<u64>,
-    pub(super) remaining: Option<u64>,
-    pub(super) reset_after: Option<Duration>,
-}
-
-impl ModelLimit {
-    /// What the limit counts.
-    pub(super) fn unit(&self) -> Unit {
-        if self.name == "requests" { Unit::Requests } else { Unit::Other("tokens".into()) }
-    }
-}
 
 impl ModelFields {
     fn fields(self) -> &'static [NamedFields] {
@@ -100,17 +44,28 @@ impl ModelFields {
         }
     }
 
-    /// The limits of which these fields tell.
-    pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> impl Iterator<Item = ModelLimit> {
-        let all = [Self::Anthropic, Self::OpenAi].into_iter();
-        all.flat_map(|dialect| dialect.fields().iter().map(move |fields| (dialect, fields))).map(
-            move |(dialect, (name, [limit, remaining, reset]))| {
-                let text = |field| headers.get(field)?.to_str().ok().map(str::trim);
-                let number = |field| text(field).and_then(|digits| digits.parse().ok());
-                let reset_after = text(reset).and_then(|reset| dialect.reset_after(reset, now));
-                ModelLimit { name, limit: number(limit), remaining: number(remaining), reset_after }
-            },
-        )
+    /// Adds the limits of which these fields tell.
+    pub(super) fn read(headers: &HeaderMap, now: SystemTime, advice: &mut Advice) {
+        let text = |field| headers.get(field)?.to_str().ok().map(str::trim);
+        let number = |field| text(field).and_then(|digits| digits.parse().ok());
+        for dialect in [Self::Anthropic, Self::OpenAi] {
+            for (name, [limit, remaining, reset]) in dialect.fields() {
+                let (name, partition_key) = ((*name).to_owned(), None);
+                if let Some(remaining) = number(remaining) {
+                    let more_after = text(reset).and_then(|reset| dialect.reset_after(reset, now));
+                    let name = name.clone();
+                    let limit = AdvisedLimit { name, remaining, more_after, partition_key: None };
+                    advice.limits.push(limit);
+                }
+                if let Some(quota) = number(limit) {
+                    let tokens = || Unit::Other("tokens".into());
+                    let unit = if name == "requests" { Unit::Requests } else { tokens() };
+                    let window = None;
+                    let policy = AdvisedPolicy { name, quota, window, unit, partition_key };
+                    advice.policies.push(policy);
+                }
+            }
+        }
     }
 
     /// The time until a reset; zero if it is past.
@@ -157,21 +112,13 @@ impl ModelFields {
 
 /// Writes a duration as Go does: `820ms`, `6m0s`, `1m26.4s`.
 fn write_duration(text: &mut String, ms: u64) {
-    let (seconds, rest_ms) = (ms / 1_000, ms % 1_000);
-    let (hours, minutes, seconds) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    let (hours, minutes) = (ms / 3_600_000, ms / 60_000 % 60);
+    let seconds = f64::from(u16::try_from(ms % 60_000).unwrap_or_default()) / 1_000.0;
     // A `String` takes everything.
-    let _ = match (hours, minutes, seconds) {
-        (0, 0, 0) if rest_ms > 0 => {
-            let _ = write!(text, "{rest_ms}ms");
-            return;
-        }
-        (0, 0, _) => write!(text, "{seconds}"),
-        (0, ..) => write!(text, "{minutes}m{seconds}"),
-        _ => write!(text, "{hours}h{minutes}m{seconds}"),
+    let _ = match (hours, minutes) {
+        _ if (1..1_000).contains(&ms) => write!(text, "{ms}ms"),
+        (0, 0) => write!(text, "{seconds}s"),
+        (0, _) => write!(text, "{minutes}m{seconds}s"),
+        _ => write!(text, "{hours}h{minutes}m{seconds}s"),
     };
-    if rest_ms > 0 {
-        let fraction = format!(".{rest_ms:03}");
-        text.push_str(fraction.trim_end_matches('0'));
-    }
-    text.push('s');
 }

@@ -91,18 +91,17 @@ impl Grant for Underway {
             Err(_) if !mode.charge.is_free(status) => (None, false),
             _ => mode.charge.of(status),
         };
-        if let (Some(reservation), Some(cost)) = (&reservation, cost) {
-            reservation.by_response.set(cost);
-        }
-        if let Some(reservation) = &reservation
-            && status == StatusCode::SWITCHING_PROTOCOLS
-            && reservation.is_lease
-            && Arc::strong_count(reservation) == 1
-            && !mode.said_unheld.swap(true, Ordering::Relaxed)
-        {
-            tracing::warn!(
-                "a connection is upgraded and its place given back; keep the place by the extension `Hold`"
-            );
+        if let Some(reservation) = &reservation {
+            cost.inspect(|cost| reservation.by_response.set(*cost));
+            if status == StatusCode::SWITCHING_PROTOCOLS
+                && reservation.is_lease
+                && Arc::strong_count(reservation) == 1
+                && !mode.said_unheld.swap(true, Ordering::Relaxed)
+            {
+                tracing::warn!(
+                    "a connection is upgraded and its place given back; keep the place by the extension `Hold`"
+                );
+            }
         }
         Ok(response?.map(|body| SettledBody { body, reservation, counts_bytes }))
     }

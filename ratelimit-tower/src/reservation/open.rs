@@ -1,8 +1,6 @@
 //! [`OpenReservation`]: what a request has reserved, until the last of its holders is dropped.
 
 use std::borrow::Cow;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,6 +14,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Meter;
+use crate::BoxFuture;
 use crate::caller::{IdentifiedCaller, Sources, Values};
 use crate::config::HoldTime;
 
@@ -54,13 +53,10 @@ pub(super) trait Settle: Send + Sync {
     fn knows(&self, limit: &str) -> bool;
 
     /// Grows it to this total, if that fits.
-    fn extend(
-        &mut self,
-        total: LimitCosts,
-    ) -> Pin<Box<dyn Future<Output = Result<Verdict, BoxError>> + Send + '_>>;
+    fn extend(&mut self, total: LimitCosts) -> BoxFuture<'_, Result<Verdict, BoxError>>;
 
     /// Keeps it from expiring. Returns whether it had not.
-    fn renew(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>>;
+    fn renew(&self) -> BoxFuture<'_, bool>;
 }
 
 impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A, Counted> {
@@ -76,14 +72,11 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
         self.limits().has(limit)
     }
 
-    fn extend(
-        &mut self,
-        total: LimitCosts,
-    ) -> Pin<Box<dyn Future<Output = Result<Verdict, BoxError>> + Send + '_>> {
+    fn extend(&mut self, total: LimitCosts) -> BoxFuture<'_, Result<Verdict, BoxError>> {
         Box::pin(async { self.extend(total).await.map_err(BoxError::from) })
     }
 
-    fn renew(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+    fn renew(&self) -> BoxFuture<'_, bool> {
         Box::pin(async {
             match self.renew().await {
                 Err(error) if error.kind() == ErrorKind::Invalid => {
@@ -133,6 +126,7 @@ impl Drop for OpenReservation {
         }
         let by_handler = self.by_handler.as_ref();
         let all = by_handler.and_then(Meter::cost).or_else(|| self.by_response.cost());
-        self.settles.get_mut().set_costs(all, &by_handler.map(Meter::costs).unwrap_or_default());
+        let each = by_handler.map(|meter| meter.each().clone()).unwrap_or_default();
+        self.settles.get_mut().set_costs(all, &each);
     }
 }

@@ -147,7 +147,7 @@ where
 {
     type Response = Res;
     type Error = WaitServiceError<Svc::Error, S::Error>;
-    type Future = BoxFuture<Result<Res, Self::Error>>;
+    type Future = BoxFuture<'static, Result<Res, Self::Error>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx).map_err(WaitServiceError::Inner)
@@ -167,8 +167,9 @@ where
             }
             if let Some(advice) = shared.adopts.map(|advice_of| advice_of(&response))
                 && let Err(error) = shared.waiter.adopt(&caller, &advice).await
+                && let Some(requests) = shared.log.unadopted.due("")
             {
-                shared.log.unadopted(&error);
+                tracing::warn!(%error, requests, "what another service says remains is not adopted");
             }
             Ok(response)
         })

@@ -1,21 +1,17 @@
 //! gRPC statuses, read by tonic's own types.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::body::Body;
 use http::header::HeaderValue;
-use http::{Request, Response};
 use ratelimit_tower::{Grpc, RateLimitLayer, header, unauthorized};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
-use tower::{Layer, service_fn};
 
-use crate::harness::{API_KEY, layer, limiter, request, send};
+use crate::harness::{API_KEY, Rows, hello, layer, limiter, request, send};
 
 #[tokio::test]
 async fn a_denial_tells_the_exact_wait_and_other_rejections_are_their_own_codes() {
-    let rows: crate::harness::Rows = &[("burst", "gcra 40/m burst 1", "ip")];
+    let rows: Rows = &[("burst", "gcra 40/m burst 1", "ip")];
     let unwired = || RateLimitLayer::new(limiter(rows));
     let bearer = HeaderValue::from_static("Bearer");
     let wait = Duration::from_millis(1_500);
@@ -30,13 +26,11 @@ async fn a_denial_tells_the_exact_wait_and_other_rejections_are_their_own_codes(
             None,
         ),
     ] {
-        let service = layer.answer(Grpc).layer(service_fn(|_: Request<Body>| async {
-            Ok::<_, Infallible>(Response::new(Body::empty()))
-        }));
+        let app = hello().layer(layer.answer(Grpc));
         if wait.is_some() {
-            send(&service, request("/")).await;
+            send(&app, request("/")).await;
         }
-        let answer = send(&service, request("/")).await;
+        let answer = send(&app, request("/")).await;
         assert_eq!(answer.status, 200);
         let status = Status::from_header_map(&answer.headers);
         assert_eq!(status.as_ref().map(Status::code), code);

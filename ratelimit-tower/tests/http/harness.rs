@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -11,9 +12,12 @@ use axum::routing::get;
 use http::header::HeaderName;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Collected};
-use ratelimit_core::store::Batch;
-use ratelimit_core::{Limits, LimitsBuilder, ManualClock, Policy, RateLimiter, Store, Verdict};
-use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::{
+    ErrorKind, Limits, LimitsBuilder, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError,
+    Verdict,
+};
+use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{ClientAddress, PeerAddress, RateLimitLayer};
 use tower::{Service, ServiceExt};
 
@@ -23,21 +27,57 @@ pub(crate) fn store(clock: &ManualClock) -> Manual {
     MemoryStore::builder().clock(clock.clone()).build()
 }
 
-/// A store that decides a second later.
-pub(crate) struct Slow(Manual);
+/// A store in memory that takes its time, and fails where it is to.
+pub(crate) struct Faulty {
+    store: Manual,
+    takes: Duration,
+    calls: AtomicU64,
+    fails: Box<dyn Fn(u64, Op) -> Option<ErrorKind> + Send + Sync>,
+}
 
-impl Default for Slow {
-    fn default() -> Self {
-        Self(store(&ManualClock::default()))
+impl Faulty {
+    /// A store that fails where this function of the number of the call and the operation says so.
+    pub(crate) fn new(
+        clock: &ManualClock,
+        fails: impl Fn(u64, Op) -> Option<ErrorKind> + Send + Sync + 'static,
+    ) -> Self {
+        let (takes, calls) = (Duration::ZERO, AtomicU64::new(0));
+        Self { store: store(clock), takes, calls, fails: Box::new(fails) }
+    }
+
+    /// A store that decides a second later.
+    pub(crate) fn slow() -> Self {
+        Self { takes: Duration::from_secs(1), ..Self::new(&ManualClock::default(), |_, _| None) }
     }
 }
 
-impl Store<Policy> for Slow {
-    type Error = MemoryError;
+/// The failure of a call. Each reads differently.
+#[derive(Debug, thiserror::Error)]
+#[error("call {0} failed: {1:?}")]
+pub(crate) struct Failed(u64, ErrorKind);
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        self.0.apply(batch).await
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Self(0, refusal.kind())
+    }
+}
+
+impl StoreError for Failed {
+    fn kind(&self) -> ErrorKind {
+        self.1
+    }
+}
+
+impl Store<Policy> for Faulty {
+    type Error = Failed;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Failed> {
+        tokio::time::sleep(self.takes).await;
+        let nth = self.calls.fetch_add(1, Ordering::Relaxed);
+        match (self.fails)(nth, batch.operation()) {
+            Some(kind) => Err(Failed(nth, kind)),
+            None => self.store.apply(batch).await.map_err(|error| Failed(nth, error.kind())),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The layer in front of axum routes: who is limited, by what, and what clients receive.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,11 +9,10 @@ use axum::body::Body;
 use axum::routing::get;
 use http::header::HeaderValue;
 use http::{Request, Response, StatusCode};
-use ratelimit_core::store::Batch;
 use ratelimit_core::{
-    Decision, DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter, Refusal,
-    Source, Store, StoreError, Verdict,
+    DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter, Store,
 };
+use ratelimit_layers::Fallback;
 use ratelimit_tower::{
     Advice, Choice, ClientAddress, Fields, IdentifyError, OnStoreError, RateLimitLayer, Rejection,
     Unit, XRateLimit, extension, from_async_fn, header, matched_route, method, optional,
@@ -20,11 +20,12 @@ use ratelimit_tower::{
 };
 
 use crate::harness::{
-    API_KEY, BURST, by_ip, hello, layer, limiter, limits, request, send, statuses, store, with_key,
+    API_KEY, BURST, Faulty, Rows, by_ip, hello, layer, limiter, limits, request, send, statuses,
+    store, with_key,
 };
 
 /// Two requests per key.
-const BY_KEY: crate::harness::Rows = &[("burst", "gcra 6/m burst 2", "key")];
+const BY_KEY: Rows = &[("burst", "gcra 6/m burst 2", "key")];
 
 #[tokio::test]
 async fn a_denied_client_is_told_when_to_come_back_and_is_admitted_then() {
@@ -56,18 +57,18 @@ fn finished<S: Store<Policy>>(layer: RateLimitLayer<S>) -> RateLimitLayer<S> {
 }
 
 #[tokio::test]
-async fn both_modes_a_boxed_store_and_a_chosen_limiter_decide_and_tell_alike() {
-    let rows: crate::harness::Rows = &[
-        ("daily", "gcra 9/d", "key"),
-        ("burst", "gcra 6/m burst 2", "ip"),
-        ("bytes", "gcra 60/m burst 4000", "ip"),
-    ];
+async fn all_modes_and_stores_decide_and_tell_alike_and_do_not_tell_of_a_shadow_limit() {
+    let limits = Limits::builder().limit("stricter", "gcra 6/m burst 1").by(["ip"]).shadow();
+    let limits = limits.limit("daily", "gcra 9/d").by(["key"]);
+    let limits = limits.limit("burst", "gcra 6/m burst 2").by(["ip"]);
+    let limits = limits.limit("bytes", "gcra 60/m burst 4000").by(["ip"]).build().unwrap();
+    let limiter = || RateLimiter::new(limits.clone(), store(&ManualClock::default()));
     let boxed: Arc<dyn DynStore<Policy>> = Arc::new(store(&ManualClock::default()));
-    let chosen = Arc::new(limiter(rows));
+    let chosen = Arc::new(limiter());
     for app in [
-        hello().layer(finished(RateLimitLayer::new(limiter(rows)))),
-        hello().layer(finished(RateLimitLayer::new(limiter(rows))).immediate()),
-        hello().layer(finished(RateLimitLayer::new(RateLimiter::new(limits(rows), boxed)))),
+        hello().layer(finished(RateLimitLayer::new(limiter()))),
+        hello().layer(finished(RateLimitLayer::new(limiter())).immediate()),
+        hello().layer(finished(RateLimitLayer::new(RateLimiter::new(limits.clone(), boxed)))),
         hello().layer(finished(RateLimitLayer::choosing(move |_| Choice::Limited(chosen.clone())))),
     ] {
         let some = send(&app, request("/")).await;
@@ -76,7 +77,9 @@ async fn both_modes_a_boxed_store_and_a_chosen_limiter_decide_and_tell_alike() {
         assert_eq!(some.field("ratelimit"), r#""burst";r=1;t=10, "bytes";r=3999;t=1"#);
         let all = send(&app, with_key("alice")).await;
         assert_eq!(all.field("ratelimit-policy"), format!(r#""daily";q=9;w=86400, {told}"#));
-        assert_eq!(statuses(&app, [request("/"), with_key("alice")]).await, [429; 2]);
+        let denied = send(&app, request("/")).await;
+        assert_eq!((denied.status, denied.violated()), (429, vec!["burst".to_owned()]));
+        assert_eq!(statuses(&app, [with_key("alice")]).await, [429]);
     }
 }
 
@@ -247,44 +250,6 @@ async fn the_policy_field_is_that_of_the_window_which_the_decision_tells() {
     }
 }
 
-/// A store that answers with an error of this kind, or with the denial of a fallback.
-struct Away(Option<ErrorKind>);
-
-#[derive(Debug, thiserror::Error)]
-#[error("the store is away")]
-struct AwayError(ErrorKind);
-
-impl StoreError for AwayError {
-    fn kind(&self) -> ErrorKind {
-        self.0
-    }
-}
-
-impl From<Refusal> for AwayError {
-    fn from(refusal: Refusal) -> Self {
-        Self(refusal.kind())
-    }
-}
-
-impl Store<Policy> for Away {
-    type Error = AwayError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, AwayError> {
-        let denied = |_| Decision {
-            allowed: false,
-            cost: 1,
-            limit: 2,
-            remaining: 0,
-            retry_after_us: Some(5_000_000),
-            replenish_after_us: 5_000_000,
-            reset_after_us: 5_000_000,
-        };
-        let decisions = batch.checks().iter().map(denied).collect();
-        let verdict = Verdict::several(decisions).with_source(Source::Fallback);
-        self.0.map_or(Ok(verdict), |kind| Err(AwayError(kind)))
-    }
-}
-
 #[tokio::test]
 async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() {
     for (kind, refused, admitted) in [
@@ -296,7 +261,8 @@ async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() 
         (ErrorKind::Invalid, 500, 500),
         (ErrorKind::CrossSlot, 500, 500),
     ] {
-        let layer = by_ip(RateLimiter::new(limits(BURST), Away(Some(kind))));
+        let away = Faulty::new(&ManualClock::default(), move |_, _| Some(kind));
+        let layer = by_ip(RateLimiter::new(limits(BURST), away));
         let answer = send(&hello().layer(layer.clone()), request("/")).await;
         assert_eq!(answer.status, refused);
         if refused == 503 {
@@ -311,26 +277,16 @@ async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() 
 }
 
 #[tokio::test]
-async fn a_shadow_limit_refuses_nothing_and_is_not_told() {
-    let limits = Limits::builder().limit("stricter", "gcra 6/m burst 1").by(["ip"]).shadow();
-    let limits = limits.limit("burst", "gcra 6/m burst 2").by(["ip"]).build().unwrap();
-    let layer = || by_ip(RateLimiter::new(limits.clone(), store(&ManualClock::default())));
-    for app in [hello().layer(layer().immediate()), hello().layer(layer())] {
-        let first = send(&app, request("/")).await;
-        assert_eq!((first.status, &*first.field("ratelimit-policy")), (200, r#""burst";q=2;w=20"#));
-        assert_eq!(statuses(&app, [request("/")]).await, [200]);
-        let third = send(&app, request("/")).await;
-        assert_eq!((third.status, third.violated()), (429, vec!["burst".to_owned()]));
-    }
-}
-
-#[tokio::test]
 async fn a_limit_that_closes_in_an_outage_is_a_503_and_one_that_counts_locally_a_429() {
     for (on_outage, status) in [(OnOutage::Closed, 503), (OnOutage::Local, 429)] {
-        let limits = Limits::builder().limit("burst", "gcra 6/m").by(["ip"]).on_outage(on_outage);
-        let layer = by_ip(RateLimiter::new(limits.build().unwrap(), Away(None)));
-        let answer = send(&hello().layer(layer), request("/")).await;
-        assert_eq!((answer.status, &*answer.field("retry-after")), (status, "5"));
+        let limits = Limits::builder().limit("burst", "gcra 1/d").by(["ip"]).on_outage(on_outage);
+        let limits = limits.build().unwrap();
+        let away = Faulty::new(&ManualClock::default(), |_, _| Some(ErrorKind::Unavailable));
+        let store = Fallback::builder().nodes(NonZeroU64::MIN).build(away, &limits).unwrap();
+        let app = hello().layer(by_ip(RateLimiter::new(limits, store)));
+        send(&app, request("/")).await;
+        let answer = send(&app, request("/")).await;
+        assert_eq!((answer.status, answer.field("retry-after").is_empty()), (status, false));
         assert_eq!(answer.field("ratelimit").is_empty(), status == 503);
         assert_eq!(answer.violated(), ["burst"]);
     }

@@ -12,7 +12,7 @@ use ratelimit_core::RateLimiter;
 use ratelimit_tower::Charge;
 use tower::{Layer, Service, ServiceExt};
 
-use crate::harness::{Rows, Slow, by_ip, layer, limits, request};
+use crate::harness::{Faulty, Rows, by_ip, layer, limits, request};
 
 /// A service that must be ready before each call, and whose clones are not. They count their calls together.
 #[derive(Default)]
@@ -75,7 +75,7 @@ where
 
 #[tokio::test(start_paused = true)]
 async fn the_service_that_was_ready_is_called_in_every_mode() {
-    let slow = || by_ip(RateLimiter::new(limits(TWENTY), Slow::default()));
+    let slow = || by_ip(RateLimiter::new(limits(TWENTY), Faulty::slow()));
     twenty_of_25_are_admitted(slow()).await;
     twenty_of_25_are_admitted(layer(TWENTY).immediate()).await;
     twenty_of_25_are_admitted(slow().reserve(Charge::estimate())).await;

@@ -1,7 +1,6 @@
 //! Costs that are known after the response: reserved, settled by status, bytes or the handler's word, however the request ends.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,10 +11,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use http::{Extensions, Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{
-    ErrorKind, LimitCosts, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError, Verdict,
-};
+use ratelimit_core::{ErrorKind, LimitCosts, ManualClock, Policy, RateLimiter};
 use ratelimit_tower::{
     BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
     XRateLimit,
@@ -23,9 +19,7 @@ use ratelimit_tower::{
 use tower::util::BoxCloneService;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::harness::{
-    App, Manual, Rows, Slow, by_ip, layer, limiter, limits, request, send, store,
-};
+use crate::harness::{Faulty, Manual, Rows, by_ip, layer, limiter, limits, request, send};
 
 /// A hundred per caller; the clock stands still.
 const BUDGET: Rows = &[("budget", "gcra 100/m burst 100", "ip")];
@@ -204,11 +198,6 @@ async fn a_handler_that_fails_panics_or_is_abandoned_is_settled() {
 /// One at a time, each for half a minute.
 const BUSY: Rows = &[("busy", "concurrency 1/30s", "ip")];
 
-fn at(clock: &ManualClock, rows: Rows, fields: Fields) -> Reserves {
-    let layer = by_ip(RateLimiter::new(limits(rows), store(clock)));
-    layer.fields(fields).reserve(Charge::estimate())
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the_end_of_a_lease() {
     let x = || Fields::new().x_ratelimit(XRateLimit::Seconds);
@@ -218,7 +207,7 @@ async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the
         (x().busy_wait(hint), Some("2")),
         (x().busy_wait(BusyWait::Estimated), Some("4")),
     ] {
-        let layer = at(&ManualClock::default(), BUSY, fields);
+        let layer = layer(BUSY).fields(fields).reserve(Charge::estimate());
         let service = layer.layer(answers(200, Then::Hangs));
         let first = service.clone().oneshot(request("/")).await.unwrap();
         assert_eq!(first.headers()["ratelimit-policy"], r#""busy";q=1;qu="concurrent-requests""#);
@@ -236,7 +225,7 @@ async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the
 
     // The wait for another limit that denies as well is known.
     let rows: Rows = &[BUSY[0], ("burst", "gcra 6/m burst 1", "ip")];
-    let layer = at(&ManualClock::default(), rows, Fields::new());
+    let layer = layer(rows).reserve(Charge::estimate());
     let service = layer.layer(answers(200, Then::Hangs));
     let _first = service.clone().oneshot(request("/")).await.unwrap();
     let denied = service.oneshot(request("/")).await.unwrap();
@@ -244,73 +233,28 @@ async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the
     assert_eq!(denied.headers()["ratelimit"], r#""busy";r=0, "burst";r=0;t=10"#);
 }
 
-/// For longer than a lease, no other request is admitted.
-async fn stays_held<B: http_body::Body>(clock: &ManualClock, service: &impl App<B>) {
+#[tokio::test(start_paused = true)]
+async fn what_is_held_is_renewed_until_it_is_let_go_also_after_the_store_was_away() {
+    let clock = ManualClock::default();
+    // The second call is the first renewal.
+    let away_once = |nth, _| (nth == 1).then_some(ErrorKind::Unavailable);
+    let limiter = RateLimiter::new(limits(BUSY), Faulty::new(&clock, away_once));
+    let layer = by_ip(limiter).reserve(Charge::estimate());
+    let held: Arc<Mutex<Option<Held>>> = Arc::default();
+    let keeps = held.clone();
+    let service = layer.layer(handles(200, Then::Ends, move |extensions| {
+        *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
+    }));
+    send(&service, request("/")).await;
+    // For longer than a lease, no other request is admitted.
     for _ in 0..10 {
         clock.advance(Duration::from_secs(10));
         tokio::time::sleep(Duration::from_millis(10_001)).await;
-        assert_eq!(send(service, request("/")).await.status, 429);
+        assert_eq!(send(&service, request("/")).await.status, 429);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_held_is_renewed_until_it_is_let_go() {
-    let clock = ManualClock::default();
-    let layer = at(&clock, BUSY, Fields::new());
-    let held: Arc<Mutex<Option<Held>>> = Arc::default();
-    let keeps = held.clone();
-    let service = layer.layer(handles(200, Then::Ends, move |extensions| {
-        *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
-    }));
-    send(&service, request("/")).await;
-    stays_held(&clock, &service).await;
     held.lock().unwrap().take();
     layer.settlements().wait().await;
     assert_eq!(send(&service, request("/")).await.status, 200);
-}
-
-/// A store that fails the first renewal.
-struct AwayOnce(Manual, AtomicBool);
-
-#[derive(Debug, thiserror::Error)]
-#[error("{0:?}")]
-struct Away(ErrorKind);
-
-impl From<Refusal> for Away {
-    fn from(refusal: Refusal) -> Self {
-        Self(refusal.kind())
-    }
-}
-
-impl StoreError for Away {
-    fn kind(&self) -> ErrorKind {
-        self.0
-    }
-}
-
-impl Store<Policy> for AwayOnce {
-    type Error = Away;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Away> {
-        if batch.operation() == Op::Renew && !self.1.swap(true, Ordering::Relaxed) {
-            return Err(Away(ErrorKind::Unavailable));
-        }
-        self.0.apply(batch).await.map_err(|error| Away(error.kind()))
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_held_is_renewed_again_after_a_store_was_away() {
-    let clock = ManualClock::default();
-    let limiter = RateLimiter::new(limits(BUSY), AwayOnce(store(&clock), AtomicBool::new(false)));
-    let held: Arc<Mutex<Option<Held>>> = Arc::default();
-    let keeps = held.clone();
-    let layer = by_ip(limiter).reserve(Charge::estimate());
-    let service = layer.layer(handles(200, Then::Ends, move |extensions| {
-        *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
-    }));
-    send(&service, request("/")).await;
-    stays_held(&clock, &service).await;
 }
 
 #[tokio::test]
@@ -343,7 +287,7 @@ async fn layers_inside_each_other_share_a_meter_unless_one_is_unmetered() {
 
 #[tokio::test(start_paused = true)]
 async fn the_settlements_of_a_store_that_is_waited_for_can_be_waited_for() {
-    let limiter = Arc::new(RateLimiter::new(limits(BUDGET), Slow::default()));
+    let limiter = Arc::new(RateLimiter::new(limits(BUDGET), Faulty::slow()));
     let layer = by_ip(limiter.clone()).cost(10).reserve(Charge::by_status(|_| 3));
     let service = layer.layer(answers(200, Then::Ends));
     let response = service.oneshot(request("/")).await.unwrap();

@@ -32,20 +32,13 @@ impl World {
         let mut random = Rng::with_seed(self.plan.seed);
         let store = self.store(ModelConnection::new(&self.network), &mut random);
         let limiter = RateLimiter::new(self.plan.limits(), store);
-        let recoveries = self
-            .plan
-            .limits()
-            .iter()
-            .map(|limit| {
-                limit
-                    .algorithm()
-                    .step(None, Timestamp::ZERO, limit.algorithm().capacity())
-                    .decision
-                    .reset_after_us
-            })
-            .max();
+        let recovery_us = |policy: &Policy| {
+            policy.step(None, Timestamp::ZERO, policy.capacity()).decision.reset_after_us
+        };
+        let limits = self.plan.limits();
+        let longest_us = limits.iter().map(|limit| recovery_us(limit.algorithm())).max();
         // A sliding counter forgets at the end of the window after the last.
-        sleep(Duration::from_micros(2 * recoveries.unwrap_or_default())).await;
+        sleep(Duration::from_micros(2 * longest_us.unwrap_or_default())).await;
         for user in 0..self.plan.users {
             match limiter.check(&caller(user)).await {
                 Ok(verdict) if verdict.allowed() && verdict.source() != Source::Fallback => {}
@@ -69,27 +62,20 @@ impl World {
                 let settled = self.settled.lock().expect("no panic");
                 for record in self.records.lock().expect("no panic").iter() {
                     let is_admitted = record.answer.as_ref().is_ok_and(Verdict::allowed);
-                    for (_, key, cost) in
-                        record.asked.iter().filter(|(name, ..)| *name == limit.name())
-                    {
-                        if record.op == Op::Acquire && is_admitted {
-                            *admitted.entry(key.clone()).or_default() +=
-                                kept(record, *cost, &settled);
+                    for (name, key, cost) in &record.asked {
+                        if *name == limit.name() && record.op == Op::Acquire && is_admitted {
+                            let kept = kept(record, *cost, &settled);
+                            *admitted.entry(key.clone()).or_default() += kept;
                         }
                     }
                 }
             }
             for (key, admitted) in admitted {
                 let check = Check { limit, key: &key, cost: 0 };
-                let left = redis
-                    .apply(&Batch::one(&check).op(Op::Peek))
-                    .await
-                    .map(|verdict| verdict.remaining());
-                if left.as_ref().ok() != Some(&(limit.algorithm().capacity() - admitted)) {
-                    self.breaks(format!(
-                        "{left:?} are left of {} after {admitted} of {key}",
-                        limit.algorithm()
-                    ));
+                let peeked = redis.apply(&Batch::one(&check).op(Op::Peek)).await;
+                let (left, policy) = (peeked.map(|verdict| verdict.remaining()), limit.algorithm());
+                if left.as_ref().ok() != Some(&(policy.capacity() - admitted)) {
+                    self.breaks(format!("{left:?} left of {policy} after {admitted} of {key}"));
                 }
             }
         }

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fastrand::Rng;
-use http::{HeaderName, Request, Response, StatusCode};
+use http::{HeaderName, Request, Response};
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    Clock, ErrorKind, Policy, RateLimiter, Refusal, ReservationId, Store, StoreError, Timestamp,
-    Verdict,
+    Clock, DynError, DynStore, ErrorKind, Policy, RateLimiter, ReservationId, Store, StoreError,
+    Timestamp, Verdict,
 };
-use ratelimit_layers::{Allotments, DenialCache, Fallback, FallbackError, OnRecovery};
-use ratelimit_redis::{Lua, RedisError, RedisStore};
+use ratelimit_layers::{Allotments, DenialCache, Fallback, OnRecovery};
+use ratelimit_redis::RedisStore;
 use ratelimit_simulation::ModelConnection;
 use ratelimit_tower::{RateLimitLayer, Waiter, header};
 use tokio::task::JoinSet;
@@ -27,42 +27,10 @@ use tower::{Layer, ServiceExt};
 
 use super::{DEADLINE, FALLBACK_DEADLINE, MAX_WAIT, TENANT, World, caller};
 use crate::shared::SimulatedClock;
-use crate::{TICK, chance};
+use crate::{TICK, befall, chance};
 
 const PROBE_AFTER: Duration = Duration::from_millis(200);
 const USER: HeaderName = HeaderName::from_static("x-user");
-
-type Redis = RedisStore<Lua, ModelConnection>;
-type Saving = Allotments<DenialCache<Redis, Policy, SimulatedClock>, Policy, SimulatedClock>;
-
-/// The store of a node, with the layers that it has.
-#[derive(Clone)]
-enum Layers {
-    Saving(Saving),
-    Fallback(Fallback<Saving, Policy, SimulatedClock>),
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub(super) enum NodeError {
-    Redis(#[from] RedisError),
-    Fallback(#[from] FallbackError<RedisError>),
-}
-
-impl From<Refusal> for NodeError {
-    fn from(refusal: Refusal) -> Self {
-        RedisError::from(refusal).into()
-    }
-}
-
-impl StoreError for NodeError {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Redis(error) => error.kind(),
-            Self::Fallback(error) => error.kind(),
-        }
-    }
-}
 
 /// What a request asked of a limit for a key, when, by the clock of the key's server and by that of the node, and what came of it.
 pub(super) struct Record {
@@ -79,15 +47,16 @@ pub(super) struct Record {
 #[derive(Clone)]
 pub(super) struct Recorded {
     node: u64,
-    layers: Layers,
+    /// The store of the node, with the layers that it has.
+    layers: Arc<dyn DynStore<Policy>>,
     clock: SimulatedClock,
     world: Arc<World>,
 }
 
 impl Store<Policy> for Recorded {
-    type Error = NodeError;
+    type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, NodeError> {
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
         let world = &self.world;
         let server_us = || -> Vec<_> {
             batch.checks().iter().map(|check| world.server_us(check.key)).collect()
@@ -109,10 +78,7 @@ impl Store<Policy> for Recorded {
             }
             _ => {}
         }
-        let answer = match &self.layers {
-            Layers::Saving(store) => store.apply(batch).await.map_err(NodeError::from),
-            Layers::Fallback(store) => store.apply(batch).await.map_err(NodeError::from),
-        };
+        let answer = self.layers.apply(batch).await;
         let took = begin.elapsed();
         if took > world.plan.patience() + 2 * TICK {
             world.breaks(format!("{} took {took:?}", batch.operation()));
@@ -175,9 +141,7 @@ pub(super) async fn node(world: Arc<World>, mut random: Rng) {
             callers.shutdown().await;
             sleep(Duration::from_millis(random.u64(..200))).await;
         } else {
-            while let Some(ended) = callers.join_next().await {
-                ended.expect("no panic");
-            }
+            callers.join_all().await;
             world.alive.lock().expect("no panic").push(store);
         }
     }
@@ -220,21 +184,14 @@ async fn calls(limiter: Arc<RateLimiter<Recorded>>, world: Arc<World>, mut rando
                     let request =
                         Request::builder().header(USER, &who[0].1).body(()).expect("a request");
                     let response = service.oneshot(request).await.expect("infallible");
-                    let due = [
-                        StatusCode::OK,
-                        StatusCode::TOO_MANY_REQUESTS,
-                        StatusCode::SERVICE_UNAVAILABLE,
-                    ];
-                    if !due.contains(&response.status()) {
-                        world.breaks(format!("answered {}", response.status()));
+                    let status = response.status().as_u16();
+                    if ![200, 429, 503].contains(&status) {
+                        world.breaks(format!("answered {status}"));
                     }
                 }
                 9..11 => {
-                    if limiter
-                        .reserve(&who, id, cost + 2)
-                        .await
-                        .is_ok_and(|verdict| verdict.allowed())
-                    {
+                    let reserved = limiter.reserve(&who, id, cost + 2).await;
+                    if reserved.is_ok_and(|verdict| verdict.allowed()) {
                         sleep(max_wait).await;
                         let _ = limiter.commit(&who, id, cost).await;
                     }
@@ -276,18 +233,7 @@ pub(super) async fn disturb(world: Arc<World>, mut random: Rng) {
         let number = random.usize(..world.plan.servers);
         let server = &world.network.servers()[number];
         match random.u64(..10) {
-            0 | 1 => world.network.hang(number, Duration::from_millis(random.u64(..800))),
-            2 => server.flush_scripts(),
-            3 | 4 => {
-                world.network.set_reachable(number, false);
-                sleep(Duration::from_millis(random.u64(..600))).await;
-                world.network.set_reachable(number, true);
-            }
-            5 => {
-                server.refuse(Some("OOM command not allowed when used memory > 'maxmemory'."));
-                sleep(Duration::from_millis(random.u64(..300))).await;
-                server.refuse(None);
-            }
+            0..6 => befall(&world.network, number, &mut random).await,
             6 | 7 => {
                 server.replicate();
                 replicated[number] = at(number);
@@ -333,19 +279,16 @@ impl World {
         let allotments = Allotments::builder().clock(clock).capacity(64).divisor(divisor);
         let saving =
             allotments.lifetime(Duration::from_micros(lifetime_us)).build(cache.build(redis));
-        let layers = if self.plan.has_fallback {
+        let layers: Arc<dyn DynStore<Policy>> = if self.plan.has_fallback {
             let on_recovery =
                 if self.plan.charges_on_recovery { OnRecovery::Charge } else { OnRecovery::Forget };
             let nodes = NonZeroU64::new(self.plan.nodes as u64).expect("some");
             let settings = Fallback::builder().deadline(FALLBACK_DEADLINE).failures(3).nodes(nodes);
-            let settings = settings
-                .capacity(64)
-                .probe_after(PROBE_AFTER)
-                .on_recovery(on_recovery)
-                .clock(clock);
-            Layers::Fallback(settings.build(saving, &self.plan.limits()).expect("choices"))
+            let settings = settings.capacity(64).probe_after(PROBE_AFTER);
+            let settings = settings.on_recovery(on_recovery).clock(clock);
+            Arc::new(settings.build(saving, &self.plan.limits()).expect("choices"))
         } else {
-            Layers::Saving(saving)
+            Arc::new(saving)
         };
         Recorded { node, layers, clock, world: self.clone() }
     }
