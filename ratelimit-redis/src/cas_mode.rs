@@ -190,10 +190,7 @@ impl<S: Codec> States<S> for Reads<S> {
     }
 }
 
-impl<A: Algorithm, C: Connection> SingleSlot<A> for RedisStore<Cas, C>
-where
-    A::State: Codec,
-{
+impl<A: Algorithm<State: Codec>, C: Connection> SingleSlot<A> for RedisStore<Cas, C> {
     async fn apply_in_slot(
         &self,
         batch: &Batch<'_, A>,
@@ -226,10 +223,7 @@ where
     }
 }
 
-impl<A: KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Cas, C>
-where
-    A::State: Codec,
-{
+impl<A: KeepsEntries<State: Codec>, C: Connection> EntryStore<A> for RedisStore<Cas, C> {
     async fn entries(
         &self,
         limit: &Limit<A>,
@@ -264,26 +258,20 @@ impl<C: Connection> RedisStore<Cas, C> {
     ///
     /// # Errors
     /// The server does not answer, or the value is no state.
-    pub async fn state<A: Algorithm>(
+    pub async fn state<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
         key: &str,
-    ) -> Result<Option<A::State>, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<Option<A::State>, RedisError> {
         self.state_within(limit, key, self.inner.deadline()).await
     }
 
-    async fn state_within<A: Algorithm>(
+    async fn state_within<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<Option<A::State>, RedisError> {
         let key = self.key(limit, key);
         match self.inner.get(limit, &key, deadline).await? {
             None => Ok(None),
@@ -311,15 +299,12 @@ impl<C: Connection> RedisStore<Cas, C> {
 
     /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
     /// would hold its key than a full limit; 0 if it is not.
-    pub(crate) async fn heal_at<A: Algorithm>(
+    pub(crate) async fn heal_at<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
         key: &str,
         dry_run: bool,
-    ) -> Result<u64, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<u64, RedisError> {
         let deadline = self.inner.deadline();
         let mut attempts = self.attempts(deadline, &[]);
         loop {
@@ -362,16 +347,13 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// Decides on the stored states: the verdict, its time, and the writes that it requires. New
     /// reservations are marked `reserved` if they may have to be taken back. Nothing is charged yet. If
     /// the batch `writes`, values that no limit wrote are removed.
-    pub(crate) async fn decided<A: Algorithm>(
+    pub(crate) async fn decided<A: Algorithm<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         reserved: bool,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Verdict, Timestamp, Reads<A::State>), RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<(Verdict, Timestamp, Reads<A::State>), RedisError> {
         let read = self.read(batch, writes, deadline).await;
         let (mut reads, now) = read.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut reads)?;
@@ -382,15 +364,12 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Reads all that a batch needs, and the time: at one moment if one server has all of it.
-    async fn read<A: Algorithm>(
+    async fn read<A: Algorithm<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Reads<A::State>, Timestamp), RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<(Reads<A::State>, Timestamp), RedisError> {
         let checks = batch.checks();
         let mut keys: Vec<_> =
             checks.iter().map(|check| self.key(check.limit, check.key)).collect();

@@ -31,15 +31,12 @@ struct UndoableCharge<'b, 'a, A: Algorithm> {
 
 impl<C: Connection> RedisStore<Cas, C> {
     /// Acquires in several slots, all or nothing.
-    pub(crate) async fn acquire_cross_slot<A: Algorithm>(
+    pub(crate) async fn acquire_cross_slot<A: Algorithm<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<Verdict, RedisError> {
         let charging = deadline.to_charge();
         let turn = self.turn(batch, charging).await;
         // Whether a charge of an earlier round may remain.
@@ -91,15 +88,12 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// algorithm subtracts the charge. If it cannot, or if another caller learned meanwhile that the id has
     /// the reservation, the charge stays and the limit admits less. Returns whether the charge was
     /// taken back.
-    async fn take_back<A: Algorithm>(
+    async fn take_back<A: Algorithm<State: Codec>>(
         &self,
         charged: UndoableCharge<'_, '_, A>,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<bool, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<bool, RedisError> {
         let UndoableCharge { check, cost, before, slot, reservation, now } = charged;
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
         // Together with the reservation: a caller that stops before this still has the charge under its

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{MAX_INTEGER, WindowEntry};
 
+use crate::codec::number;
 use crate::connection::Reply;
 use crate::native::{Entry, EntryStorage};
 
@@ -206,10 +207,6 @@ fn text(reply: &Reply) -> Option<Vec<u8>> {
         Reply::Text(text) => Some(text.clone()),
         _ => None,
     }
-}
-
-fn number(digits: &[u8]) -> Option<u64> {
-    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 #[cfg(test)]
