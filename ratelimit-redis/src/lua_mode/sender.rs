@@ -174,7 +174,7 @@ impl ScriptPart<'_> {
         words.extend(counts.map(|count| Argument::Number(count as u64)));
         for check in &self.limits.0 {
             let cost = first[check.position];
-            push_check(words, &check.field, &check.twin, check.shape.role, cost);
+            push_check(words, check, cost);
         }
         let charged = || self.limits.0.iter().filter(|check| check.shape.role != Role::Look);
         for sent in &self.groups[single..] {
