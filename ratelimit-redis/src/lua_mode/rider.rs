@@ -66,7 +66,12 @@ impl<C: Connection> RedisStore<Lua, C> {
                     return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
                 }
                 Joined::Goes(number) => {
-                    let _alone = LoneRequest::new(&self.inner, &queue, number, &runtime);
+                    let _alone = LoneRequest {
+                        inner: &self.inner,
+                        queue: &queue,
+                        number,
+                        runtime: &runtime,
+                    };
                     return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
                 }
                 Joined::Waits(seat, departure) => {
