@@ -272,15 +272,21 @@ impl<C: Connection> RedisStore<Cas, C> {
         key: &str,
         deadline: Deadline,
     ) -> Result<Option<A::State>, RedisError> {
-        let key = self.key(limit, key);
-        match self.inner.get(limit, &key, deadline).await? {
-            None => Ok(None),
-            Some(bytes) if bytes.is_empty() => Ok(None),
-            Some(bytes) => match A::State::decode(&bytes) {
-                Some(state) => Ok(Some(state)),
-                None => Err(RedisError::corrupt(limit, &key, LEFT)),
-            },
-        }
+        self.found(limit, self.key(limit, key), deadline).await.map(|(_, state)| state)
+    }
+
+    /// The value under a key, and the state that it is.
+    async fn found<A: Algorithm<State: Codec>>(
+        &self,
+        limit: &Limit<A>,
+        key: String,
+        deadline: Deadline,
+    ) -> Result<(CasValue, Option<A::State>), RedisError> {
+        let read = self.inner.get(limit, &key, deadline).await?;
+        let mut slot = CasValue { key, read, change: Write::Keep };
+        let (foreign, decode) = (Foreign::Leave, A::State::decode);
+        let state = self.decoded(limit, &mut slot, foreign, decode, deadline).await?;
+        Ok((slot, state))
     }
 
     /// The reservation of a limit for a key under an id, if the server still has it.
@@ -308,10 +314,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let deadline = self.inner.deadline();
         let mut attempts = self.attempts(deadline, &[]);
         loop {
-            let read = self.inner.get(limit, key, deadline).await?;
-            let mut slot = CasValue { key: key.to_owned(), read, change: Write::Keep };
-            let decoded =
-                self.decoded(limit, &mut slot, Foreign::Leave, A::State::decode, deadline).await?;
+            let (mut slot, decoded) = self.found(limit, key.to_owned(), deadline).await?;
             let now = self.inner.now(key, Now::Store, deadline).await?;
             let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
                 return Ok(0);
@@ -392,10 +395,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         // A reset does not have to understand the state.
         let of_states = if batch.operation() == Op::Reset { Foreign::Ignore } else { foreign };
         let (slots, states) = (Vec::with_capacity(keys.len()), Vec::with_capacity(checks.len()));
-        let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint: 0 };
-        if batch.reservation_id().is_some() {
-            reads.fingerprint = reservation::fingerprint(&self.inner.keys, batch);
-        }
+        let id = batch.reservation_id();
+        let fingerprint = id.map_or(0, |_| reservation::fingerprint(&self.inner.keys, batch));
+        let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint };
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
             let mut slot = CasValue { key, read, change: Write::Keep };

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Reservation, ReservationGroup};
-use ratelimit_core::{ReservationId, Timestamp};
+use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use crate::key::Keys;
 
@@ -29,18 +29,15 @@ pub(crate) fn confirmed(bytes: &[u8]) -> Option<Vec<u8>> {
 
 /// The group of a batch with an id and several checks. It reveals no more of identifiers than the keys
 /// do.
-pub(crate) fn group<A>(keys: &Keys, batch: &Batch<'_, A>) -> Option<Arc<ReservationGroup>>
-where
-    A: ratelimit_core::Algorithm,
-{
+pub(crate) fn group<A: Algorithm>(
+    keys: &Keys,
+    batch: &Batch<'_, A>,
+) -> Option<Arc<ReservationGroup>> {
     batch.reservation_group(|| fingerprint(keys, batch))
 }
 
 /// A hash of the keys of a batch, independent of their order.
-pub(crate) fn fingerprint<A>(keys: &Keys, batch: &Batch<'_, A>) -> u64
-where
-    A: ratelimit_core::Algorithm,
-{
+pub(crate) fn fingerprint<A: Algorithm>(keys: &Keys, batch: &Batch<'_, A>) -> u64 {
     let id = batch.reservation_id().unwrap_or(ReservationId::new(0));
     let all =
         batch.checks().iter().map(|check| keys.of_reservation(check.limit.name(), id, check.key));

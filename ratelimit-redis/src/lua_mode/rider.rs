@@ -39,10 +39,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>, RedisError> {
+        let alone = |left| Box::pin(self.apply_flat(batch, call, deadline, left));
         // The task that sends for others runs there.
         let queues = self.inner.queues.as_ref().filter(|_| rides(batch, call));
         let Some((queues, runtime)) = queues.zip(Handle::try_current().ok()) else {
-            return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+            return alone(left).await;
         };
         let queue = queues.of(&call.keys[0]);
         loop {
@@ -62,9 +63,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 ))
             });
             let mut seat = match joined.await {
-                Joined::Alone => {
-                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
-                }
+                Joined::Alone => return alone(left).await,
                 Joined::Goes(number) => {
                     let _alone = LoneRequest {
                         inner: &self.inner,
@@ -72,7 +71,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                         number,
                         runtime: &runtime,
                     };
-                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+                    return alone(left).await;
                 }
                 Joined::Waits(seat, departure) => {
                     if let Some(departure) = departure {
@@ -96,7 +95,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             };
             return match of_group {
                 GroupOutcome::Failed(error) => Err(error.clone()),
-                GroupOutcome::Apart => Box::pin(self.apply_flat(batch, call, deadline, left)).await,
+                GroupOutcome::Apart => alone(left).await,
                 GroupOutcome::Charged(charged) => {
                     self.part(batch, call, charged, seat.number(), left).map(Some)
                 }
