@@ -251,7 +251,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         key: &str,
         id: ReservationId,
     ) -> String {
-        self.inner.keys.of_cas_reservation(limit.name(), id, key)
+        self.inner.keys.of_reservation(&format!("{}!", limit.name()), id, key)
     }
 
     /// The stored state of a limit for a key.
