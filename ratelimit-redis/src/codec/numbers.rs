@@ -45,7 +45,9 @@ impl Numbers for Timestamp {
 /// All that follow, at least one.
 impl<T: Numbers> Numbers for Vec<T> {
     fn put(&self, text: &mut String) {
-        self.iter().for_each(|each| each.put(text));
+        for each in self {
+            each.put(text);
+        }
     }
 
     fn take(numbers: &mut &[u64]) -> Option<Self> {

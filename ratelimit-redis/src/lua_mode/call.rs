@@ -65,7 +65,9 @@ impl<'a> Call<'a> {
     ) -> Result<Self, RedisError> {
         let Self { keys: of_batch, mut twins, .. } = Self::of(keys, batch)?;
         twins.retain(|twin| keys.lie_alike(&of_batch[twin.shape.key - 1], key));
-        twins.iter_mut().for_each(|twin| twin.shape.key = 1);
+        for twin in &mut twins {
+            twin.shape.key = 1;
+        }
         let keys = SmallVec::from_iter([key.to_owned()]);
         Ok(Self { keys, twins, group: String::new(), fingerprint: 0 })
     }
