@@ -68,10 +68,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 }
 
-impl<A: Algorithm, C: Connection> Store<A> for RedisStore<Cas, C>
-where
-    A::State: Codec,
-{
+impl<A: Algorithm<State: Codec>, C: Connection> Store<A> for RedisStore<Cas, C> {
     type Error = RedisError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {

@@ -190,10 +190,7 @@ impl<S: Codec> States<S> for Reads<S> {
     }
 }
 
-impl<A: Algorithm, C: Connection> SingleSlot<A> for RedisStore<Cas, C>
-where
-    A::State: Codec,
-{
+impl<A: Algorithm<State: Codec>, C: Connection> SingleSlot<A> for RedisStore<Cas, C> {
     async fn apply_in_slot(
         &self,
         batch: &Batch<'_, A>,
@@ -226,10 +223,7 @@ where
     }
 }
 
-impl<A: KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Cas, C>
-where
-    A::State: Codec,
-{
+impl<A: KeepsEntries<State: Codec>, C: Connection> EntryStore<A> for RedisStore<Cas, C> {
     async fn entries(
         &self,
         limit: &Limit<A>,
@@ -257,42 +251,42 @@ impl<C: Connection> RedisStore<Cas, C> {
         key: &str,
         id: ReservationId,
     ) -> String {
-        self.inner.keys.of_cas_reservation(limit.name(), id, key)
+        self.inner.keys.of_reservation(&format!("{}!", limit.name()), id, key)
     }
 
     /// The stored state of a limit for a key.
     ///
     /// # Errors
     /// The server does not answer, or the value is no state.
-    pub async fn state<A: Algorithm>(
+    pub async fn state<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
         key: &str,
-    ) -> Result<Option<A::State>, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<Option<A::State>, RedisError> {
         self.state_within(limit, key, self.inner.deadline()).await
     }
 
-    async fn state_within<A: Algorithm>(
+    async fn state_within<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError>
-    where
-        A::State: Codec,
-    {
-        let key = self.key(limit, key);
-        match self.inner.get(limit, &key, deadline).await? {
-            None => Ok(None),
-            Some(bytes) if bytes.is_empty() => Ok(None),
-            Some(bytes) => match A::State::decode(&bytes) {
-                Some(state) => Ok(Some(state)),
-                None => Err(RedisError::corrupt(limit, &key, LEFT)),
-            },
-        }
+    ) -> Result<Option<A::State>, RedisError> {
+        self.found(limit, self.key(limit, key), deadline).await.map(|(_, state)| state)
+    }
+
+    /// The value under a key, and the state that it is.
+    async fn found<A: Algorithm<State: Codec>>(
+        &self,
+        limit: &Limit<A>,
+        key: String,
+        deadline: Deadline,
+    ) -> Result<(CasValue, Option<A::State>), RedisError> {
+        let read = self.inner.get(limit, &key, deadline).await?;
+        let mut slot = CasValue { key, read, change: Write::Keep };
+        let (foreign, decode) = (Foreign::Leave, A::State::decode);
+        let state = self.decoded(limit, &mut slot, foreign, decode, deadline).await?;
+        Ok((slot, state))
     }
 
     /// The reservation of a limit for a key under an id, if the server still has it.
@@ -311,22 +305,16 @@ impl<C: Connection> RedisStore<Cas, C> {
 
     /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
     /// would hold its key than a full limit; 0 if it is not.
-    pub(crate) async fn heal_at<A: Algorithm>(
+    pub(crate) async fn heal_at<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
         key: &str,
         dry_run: bool,
-    ) -> Result<u64, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<u64, RedisError> {
         let deadline = self.inner.deadline();
         let mut attempts = self.attempts(deadline, &[]);
         loop {
-            let read = self.inner.get(limit, key, deadline).await?;
-            let mut slot = CasValue { key: key.to_owned(), read, change: Write::Keep };
-            let decoded =
-                self.decoded(limit, &mut slot, Foreign::Leave, A::State::decode, deadline).await?;
+            let (mut slot, decoded) = self.found(limit, key.to_owned(), deadline).await?;
             let now = self.inner.now(key, Now::Store, deadline).await?;
             let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
                 return Ok(0);
@@ -362,16 +350,13 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// Decides on the stored states: the verdict, its time, and the writes that it requires. New
     /// reservations are marked `reserved` if they may have to be taken back. Nothing is charged yet. If
     /// the batch `writes`, values that no limit wrote are removed.
-    pub(crate) async fn decided<A: Algorithm>(
+    pub(crate) async fn decided<A: Algorithm<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         reserved: bool,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Verdict, Timestamp, Reads<A::State>), RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<(Verdict, Timestamp, Reads<A::State>), RedisError> {
         let read = self.read(batch, writes, deadline).await;
         let (mut reads, now) = read.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut reads)?;
@@ -382,15 +367,12 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Reads all that a batch needs, and the time: at one moment if one server has all of it.
-    async fn read<A: Algorithm>(
+    async fn read<A: Algorithm<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Reads<A::State>, Timestamp), RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<(Reads<A::State>, Timestamp), RedisError> {
         let checks = batch.checks();
         let mut keys: Vec<_> =
             checks.iter().map(|check| self.key(check.limit, check.key)).collect();
@@ -413,10 +395,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         // A reset does not have to understand the state.
         let of_states = if batch.operation() == Op::Reset { Foreign::Ignore } else { foreign };
         let (slots, states) = (Vec::with_capacity(keys.len()), Vec::with_capacity(checks.len()));
-        let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint: 0 };
-        if batch.reservation_id().is_some() {
-            reads.fingerprint = reservation::fingerprint(&self.inner.keys, batch);
-        }
+        let id = batch.reservation_id();
+        let fingerprint = id.map_or(0, |_| reservation::fingerprint(&self.inner.keys, batch));
+        let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint };
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
             let mut slot = CasValue { key, read, change: Write::Keep };

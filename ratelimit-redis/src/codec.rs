@@ -1,13 +1,15 @@
 //! [`Codec`]: a state as bytes, for the compare-and-set mode.
 
-use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{
-    BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
-    GcraState, LogEntry, PolicyState, SlidingCounterState, SlidingLogState, WindowLogState,
+    BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
+    PolicyState, SlidingCounterState, SlidingLogState, WindowLogState,
 };
 
+mod numbers;
 mod stack;
 mod window_log;
+
+pub(crate) use numbers::{Numbers, parsed};
 
 /// A state that can be stored as bytes.
 ///
@@ -38,121 +40,48 @@ pub trait Codec: Sized {
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// Encodes each built-in state as in a [`PolicyState`].
+/// A built-in state is text: the algorithm's name and its [`Numbers`]; in a window log, metadata as well.
 macro_rules! built_in {
-    ($($variant:ident of $state:ty),+ $(,)?) => { $(
-        impl Codec for $state {
+    ($($variant:ident of $state:ty as $name:literal),+ $(,)?) => {
+        $(
+            impl Codec for $state {
+                fn encode(&self) -> Vec<u8> {
+                    numbers::encode($name, self)
+                }
+
+                fn decode(bytes: &[u8]) -> Option<Self> {
+                    numbers::decode($name, bytes)
+                }
+            }
+        )+
+
+        impl Codec for PolicyState {
             fn encode(&self) -> Vec<u8> {
-                PolicyState::from(self.clone()).encode()
+                match self {
+                    $( Self::$variant(state) => state.encode(), )+
+                    Self::WindowLog(state) => state.encode(),
+                }
             }
 
             fn decode(bytes: &[u8]) -> Option<Self> {
-                match PolicyState::decode(bytes)? {
-                    PolicyState::$variant(state) => Some(state),
-                    _ => None,
-                }
+                let log = WindowLogState::decode(bytes).map(Self::WindowLog);
+                log$( .or_else(|| <$state>::decode(bytes).map(Self::$variant)) )+
             }
         }
-    )+ };
+    };
 }
 
 built_in!(
-    Gcra of GcraState,
-    FixedWindow of FixedWindowState,
-    FirstRequestWindow of FirstRequestState,
-    WindowLog of WindowLogState,
-    BucketedWindow of BucketedWindowState,
-    SlidingCounter of SlidingCounterState,
-    SlidingLog of SlidingLogState,
-    Concurrency of ConcurrencyState,
+    Gcra of GcraState as "gcra",
+    FixedWindow of FixedWindowState as "fixed-window",
+    FirstRequestWindow of FirstRequestState as "first-request-window",
+    BucketedWindow of BucketedWindowState as "bucketed-window",
+    SlidingCounter of SlidingCounterState as "sliding-counter",
+    SlidingLog of SlidingLogState as "sliding-log",
+    Concurrency of ConcurrencyState as "concurrency",
 );
 
-/// Text: the algorithm's name and its numbers; in a window log, metadata as well.
-impl Codec for PolicyState {
-    fn encode(&self) -> Vec<u8> {
-        let (name, numbers) = match self {
-            Self::Gcra(GcraState { tat_us, surplus, timestamp }) => {
-                ("gcra", vec![*tat_us, *surplus, timestamp.as_us()])
-            }
-            Self::FixedWindow(FixedWindowState { start, count, ends_us }) => {
-                ("fixed-window", vec![start.as_us(), *count, *ends_us])
-            }
-            Self::FirstRequestWindow(FirstRequestState { start, count, ends_us }) => {
-                ("first-request-window", vec![start.as_us(), *count, *ends_us])
-            }
-            Self::BucketedWindow(BucketedWindowState { buckets }) => {
-                let numbers =
-                    buckets.iter().flat_map(|bucket| [bucket.start.as_us(), bucket.count]);
-                ("bucketed-window", numbers.collect())
-            }
-            Self::SlidingCounter(SlidingCounterState { start, previous, current, window_us }) => {
-                ("sliding-counter", vec![start.as_us(), *previous, *current, *window_us])
-            }
-            Self::SlidingLog(SlidingLogState { entries }) => ("sliding-log", of_entries(entries)),
-            Self::Concurrency(ConcurrencyState { leases }) => ("concurrency", of_entries(leases)),
-            Self::WindowLog(state) => return window_log::encode(state),
-        };
-        let mut text = String::from(name);
-        for number in numbers {
-            text.push(' ');
-            text.push_str(&number.to_string());
-        }
-        text.into_bytes()
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        if let Some(rest) = bytes.strip_prefix(window_log::NAME) {
-            return window_log::decode(rest).map(Self::WindowLog);
-        }
-        let mut words = std::str::from_utf8(bytes).ok()?.split(' ');
-        let name = words.next()?;
-        let numbers = words.map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?;
-        let timestamp = |us: &u64| Timestamp::from_us(*us);
-        Some(match (name, &*numbers) {
-            ("gcra", [tat_us, surplus, at]) => {
-                GcraState { tat_us: *tat_us, surplus: *surplus, timestamp: timestamp(at)? }.into()
-            }
-            ("fixed-window", [start, count, ends_us]) => {
-                let (count, ends_us) = (*count, *ends_us);
-                FixedWindowState { start: timestamp(start)?, count, ends_us }.into()
-            }
-            ("first-request-window", [start, count, ends_us]) => {
-                let (count, ends_us) = (*count, *ends_us);
-                FirstRequestState { start: timestamp(start)?, count, ends_us }.into()
-            }
-            ("bucketed-window", pairs @ [_, ..]) => {
-                let bucket =
-                    |(start, count)| Some(BucketCount { start: timestamp(&start)?, count });
-                let buckets = in_pairs(pairs)?.map(bucket).collect::<Option<_>>()?;
-                BucketedWindowState { buckets }.into()
-            }
-            ("sliding-counter", [start, previous, current, window_us]) => {
-                let (previous, current, window_us) = (*previous, *current, *window_us);
-                let start = timestamp(start)?;
-                SlidingCounterState { start, previous, current, window_us }.into()
-            }
-            ("sliding-log", pairs @ [_, ..]) => SlidingLogState { entries: entries(pairs)? }.into(),
-            ("concurrency", pairs @ [_, ..]) => ConcurrencyState { leases: entries(pairs)? }.into(),
-            _ => return None,
-        })
-    }
-}
-
-fn of_entries(entries: &[LogEntry]) -> Vec<u64> {
-    entries.iter().flat_map(|entry| [entry.timestamp.as_us(), entry.cost]).collect()
-}
-
-fn entries(pairs: &[u64]) -> Option<Vec<LogEntry>> {
-    let entry = |(at, cost)| Some(LogEntry { timestamp: Timestamp::from_us(at)?, cost });
-    in_pairs(pairs)?.map(entry).collect()
-}
-
-fn in_pairs(numbers: &[u64]) -> Option<impl Iterator<Item = (u64, u64)>> {
-    let pairs = numbers.chunks_exact(2);
-    pairs.remainder().is_empty().then(|| pairs.map(|pair| (pair[0], pair[1])))
-}
-
-fn number(digits: &[u8]) -> Option<u64> {
+pub(crate) fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
@@ -167,7 +96,8 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use ratelimit_core::algorithm::{StackState, StackedState, WindowEntry, WindowLogState};
+    use ratelimit_core::Timestamp;
+    use ratelimit_core::algorithm::{LogEntry, StackState, StackedState, WindowEntry};
 
     fn timestamps() -> impl Strategy<Value = Timestamp> {
         (0..=Timestamp::MAX.as_us()).prop_map(Timestamp::saturating_from_us)

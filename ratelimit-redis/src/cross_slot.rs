@@ -78,11 +78,9 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     }
 
     /// All checks of these parts, for [`join`].
-    fn of_all(parts: Vec<Self>) -> Self {
-        let all = parts.into_iter().flat_map(|part| part.positions.into_iter().zip(part.checks));
-        let mut all: Vec<_> = all.collect();
-        all.sort_unstable_by_key(|(position, _)| *position);
-        let (positions, checks) = all.into_iter().unzip();
+    fn of_all(parts: &[Self]) -> Self {
+        let checks = in_order(parts, parts.iter().map(|part| part.checks.iter().copied()));
+        let positions = in_order(parts, parts.iter().map(|part| part.positions.iter().copied()));
         Self { checks, positions, group: None }
     }
 
@@ -208,18 +206,26 @@ async fn knows_id<A: Algorithm>(
     all(trying).await.into_iter().collect()
 }
 
+/// What the parts have for each of their checks, in the order of the batch.
+fn in_order<A, T>(
+    parts: &[InSlot<'_, A>],
+    of_parts: impl IntoIterator<Item = impl IntoIterator<Item = T>>,
+) -> Vec<T> {
+    let of_parts = parts.iter().zip(of_parts);
+    let all = of_parts.flat_map(|(part, of_part)| part.positions.iter().zip(of_part));
+    let mut all: Vec<_> = all.collect();
+    all.sort_by_key(|(position, _)| **position);
+    all.into_iter().map(|(_, of_check)| of_check).collect()
+}
+
 /// Joins the verdicts of the parts into the batch's.
 fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
-    let mut all: Vec<(usize, Decision)> = Vec::new();
-    let mut accounts = Vec::new();
-    for (part, verdict) in parts.iter().zip(verdicts) {
-        all.extend(part.positions.iter().copied().zip(verdict.decisions().iter().copied()));
-        accounts.extend(verdict.accounts().map(|(nth, account)| (part.positions[nth], account)));
-    }
-    all.sort_unstable_by_key(|(position, _)| *position);
-    accounts.sort_unstable_by_key(|(position, _)| *position);
-    let decisions = all.into_iter().map(|(_, decision)| decision).collect();
-    Verdict::several(decisions).with_accounts(accounts)
+    let decided = verdicts.iter().map(|verdict| {
+        let decisions = verdict.decisions().iter().enumerate();
+        decisions.map(|(nth, decision)| (*decision, verdict.account(nth)))
+    });
+    let (decisions, accounts): (_, Vec<_>) = in_order(parts, decided).into_iter().unzip();
+    Verdict::several(decisions).with_accounts(accounts.into_iter().enumerate())
 }
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.

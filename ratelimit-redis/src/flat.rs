@@ -13,7 +13,9 @@
 //! | `?` ⏎ | it did not understand a state or may not write one, and wrote nothing |
 //! | `!` ERROR ⏎ | the server refused a command after one that wrote |
 
-use crate::program::Program;
+use std::borrow::Cow;
+
+use crate::program::{Program, Twin};
 
 mod generator;
 
@@ -43,6 +45,39 @@ impl Shape {
     /// Whether a script decides both in the same way.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.program.is(other.program) && self.role == other.role && self.key == other.key
+    }
+}
+
+/// One twin of a check.
+#[derive(Clone, Debug)]
+pub(crate) struct TwinCheck<'a> {
+    /// The check's position in the batch.
+    pub(crate) position: usize,
+    pub(crate) twin: Twin,
+    /// The name of its field.
+    pub(crate) field: Cow<'a, str>,
+    pub(crate) shape: Shape,
+    /// The index of its reservation's key; 0 for none.
+    pub(crate) reservation: usize,
+    pub(crate) life_us: u64,
+}
+
+impl TwinCheck<'_> {
+    /// The same for longer than the batch is there.
+    pub(crate) fn to_owned(&self) -> TwinCheck<'static> {
+        let Self { position, twin, field, shape, reservation, life_us } = self.clone();
+        let field = field.into_owned().into();
+        TwinCheck { position, twin, field, shape, reservation, life_us }
+    }
+
+    /// Whether both charge the same limit under the same key.
+    pub(crate) fn is_like(&self, other: &TwinCheck<'_>) -> bool {
+        self.shape.is(&other.shape)
+            && self.position == other.position
+            && self.field == other.field
+            && self.twin.capacity == other.twin.capacity
+            && self.twin.unit == other.twin.unit
+            && self.twin.parameters.as_slice() == other.twin.parameters.as_slice()
     }
 }
 

@@ -26,8 +26,7 @@ mod sync {
 
 pub(crate) use flight::{Flight, News, Seat};
 pub(crate) use load::{
-    Boarding, Charged, FlightOutcome, Group, GroupOutcome, LimitSet, Load, RiderVerdict,
-    RiderVerdicts,
+    Charged, FlightOutcome, Group, GroupOutcome, LimitSet, Load, RiderVerdict, RiderVerdicts,
 };
 pub(crate) use queue::{Departure, Joined, Queue};
 

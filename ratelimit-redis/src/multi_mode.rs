@@ -39,8 +39,7 @@ use crate::store::RedisStore;
 mod pending;
 mod stored;
 
-pub(crate) use pending::CheckOutcome;
-use pending::PendingCheck;
+use pending::{CheckOutcome, PendingCheck};
 use stored::{CommandWords, StoredEntries, command};
 
 /// How many times a charge is corrected before the batch fails as contended.
@@ -93,8 +92,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         deadline: Deadline,
     ) -> Result<Option<A::State>, RedisError> {
         let check = Check { limit, key, cost: 0 };
-        let native = native(limit)?;
-        let mut pending = [PendingCheck::new(&check, self.native_key(limit, native, key), native)];
+        let mut pending = [self.pending_check(&check)?];
         self.read(Now::At(Timestamp::ZERO), &mut pending, false, deadline).await?;
         Ok(limit.algorithm().state(&pending[0].found.entries()))
     }
@@ -130,10 +128,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        match batch.operation() {
-            Op::Reset => self.reset(batch, deadline).await,
-            _ => self.outcomes(batch, deadline).await.map(verdict),
-        }
+        self.outcomes(batch, deadline).await.map(verdict)
     }
 
     /// The outcome of each check of a batch.
@@ -142,7 +137,14 @@ impl<C: Connection> RedisStore<Multi, C> {
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> Result<Vec<CheckOutcome>, RedisError> {
-        let mut pending = self.pending(batch)?;
+        let pending = batch.checks().iter().map(|check| self.pending_check(check));
+        let mut pending = pending.collect::<Result<Vec<_>, _>>()?;
+        if batch.operation() == Op::Reset {
+            let delete = |pending: &PendingCheck<'_, A>| command(["DEL", &pending.key]);
+            let commands: Vec<_> = pending.iter().map(delete).collect();
+            self.send_all(&pending[0].key, &commands, deadline).await?;
+            return Ok(pending.iter().map(PendingCheck::full).collect());
+        }
         let writes = batch.operation() != Op::Peek;
         let read = self.read(batch.time(), &mut pending, writes, deadline).await;
         let mut now = read.map_err(RedisError::of_a_lookup)?;
@@ -179,36 +181,17 @@ impl<C: Connection> RedisStore<Multi, C> {
         Err(rounds.contended().after(stays))
     }
 
-    /// The checks of a batch, before anything was read.
-    fn pending<'b, A: MultiProgram>(
+    /// A check before anything was read.
+    fn pending_check<'b, A: MultiProgram>(
         &self,
-        batch: &'b Batch<'_, A>,
-    ) -> Result<Vec<PendingCheck<'b, A>>, RedisError> {
-        let pending = batch.checks().iter().map(|check| {
-            let native = native(check.limit)?;
-            Ok(PendingCheck::new(check, self.native_key(check.limit, native, check.key), native))
-        });
-        pending.collect()
+        check: &'b Check<'b, A>,
+    ) -> Result<PendingCheck<'b, A>, RedisError> {
+        let native = native(check.limit)?;
+        Ok(PendingCheck::new(check, self.native_key(check.limit, native, check.key), native))
     }
 
     fn native_key<A: MultiProgram>(&self, limit: &Limit<A>, native: Native, key: &str) -> String {
         self.inner.keys.of_multi(limit.name(), native.name, key)
-    }
-
-    pub(crate) async fn reset<A: MultiProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
-        let pending = self.pending(batch)?;
-        let commands: Vec<_> =
-            pending.iter().map(|pending| command(["DEL", &pending.key])).collect();
-        self.send_all(&pending[0].key, &commands, deadline).await?;
-        let full = |pending: &PendingCheck<'_, A>| {
-            let step = pending.check.limit.algorithm().step(None, Timestamp::ZERO, 0);
-            step.costing(pending.check.cost).decision
-        };
-        Ok(Verdict::several(pending.iter().map(full).collect()))
     }
 
     /// Reads the entries of each check, and the time. If the batch `writes`, values that no limit wrote

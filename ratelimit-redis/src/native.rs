@@ -216,11 +216,8 @@ fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
 
 impl NativeState for FixedWindow {
     fn native(&self) -> Native {
-        Native {
-            name: "fixed-window",
-            storage: EntryStorage::Counters,
-            windows: Windows::Aligned { window_us: self.window_us() },
-        }
+        let windows = Windows::Aligned { window_us: self.window_us() };
+        Native { name: "fixed-window", storage: EntryStorage::Counters, windows }
     }
 
     fn entries(&self, state: &FixedWindowState) -> Vec<Entry> {
@@ -245,11 +242,8 @@ fn aligned(timestamp: Timestamp, length_us: u64) -> Timestamp {
 
 impl NativeState for FirstRequestWindow {
     fn native(&self) -> Native {
-        Native {
-            name: "first-request-window",
-            storage: EntryStorage::Counters,
-            windows: Windows::SinceFirst { window_us: self.window_us() },
-        }
+        let windows = Windows::SinceFirst { window_us: self.window_us() };
+        Native { name: "first-request-window", storage: EntryStorage::Counters, windows }
     }
 
     fn entries(&self, state: &FirstRequestState) -> Vec<Entry> {
@@ -267,11 +261,8 @@ impl NativeState for BucketedWindow {
     fn native(&self) -> Native {
         let window_us =
             self.windows().iter().map(|window| window.span_us).max().unwrap_or_default();
-        Native {
-            name: "bucketed-window",
-            storage: EntryStorage::Counters,
-            windows: Windows::Sliding { window_us, bucket_us: self.bucket_us() },
-        }
+        let windows = Windows::Sliding { window_us, bucket_us: self.bucket_us() };
+        Native { name: "bucketed-window", storage: EntryStorage::Counters, windows }
     }
 
     fn entries(&self, state: &BucketedWindowState) -> Vec<Entry> {
@@ -287,11 +278,8 @@ impl NativeState for BucketedWindow {
 
 impl NativeState for WindowLog {
     fn native(&self) -> Native {
-        Native {
-            name: "window-log",
-            storage: EntryStorage::List,
-            windows: Windows::SinceFirst { window_us: self.window_us() },
-        }
+        let windows = Windows::SinceFirst { window_us: self.window_us() };
+        Native { name: "window-log", storage: EntryStorage::List, windows }
     }
 
     fn entries(&self, state: &WindowLogState) -> Vec<Entry> {
@@ -308,11 +296,8 @@ impl NativeState for WindowLog {
 
 impl NativeState for SlidingLog {
     fn native(&self) -> Native {
-        Native {
-            name: "sliding-log",
-            storage: EntryStorage::SortedSet,
-            windows: Windows::Sliding { window_us: self.window_us(), bucket_us: 1 },
-        }
+        let windows = Windows::Sliding { window_us: self.window_us(), bucket_us: 1 };
+        Native { name: "sliding-log", storage: EntryStorage::SortedSet, windows }
     }
 
     fn entries(&self, state: &SlidingLogState) -> Vec<Entry> {

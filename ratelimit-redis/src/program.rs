@@ -2,6 +2,8 @@
 
 use ratelimit_core::Algorithm;
 
+use crate::codec::parsed;
+
 mod built_in;
 mod composed;
 
@@ -351,8 +353,7 @@ impl Stored {
         let (name, rest) = (std::str::from_utf8(&field[..space]).ok()?, &field[space + 1..]);
         let is_text = rest.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
         let numbers = if is_text {
-            let words = std::str::from_utf8(rest).ok()?.split(' ');
-            words.map(|word| word.parse().ok()).collect::<Option<_>>()?
+            parsed(rest)?
         } else {
             let (packed, rest) = rest.as_chunks::<PACKED_BYTES>();
             // The last one says until when the key is kept.

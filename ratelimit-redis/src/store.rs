@@ -156,11 +156,7 @@ impl<C: Connection> Inner<C> {
         key: &str,
         deadline: Deadline,
     ) -> Result<Option<Vec<u8>>, RedisError> {
-        match self
-            .connection
-            .send(key, &[Argument::Text("GET"), Argument::Text(key)], deadline)
-            .await
-        {
+        match self.connection.send(key, &["GET", key].map(Argument::Text), deadline).await {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.unexpected(&other)),

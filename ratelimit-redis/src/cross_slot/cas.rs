@@ -6,7 +6,7 @@
 
 use futures_util::future::try_join3;
 use ratelimit_core::algorithm::Write;
-use ratelimit_core::store::{Batch, Check, Reservation};
+use ratelimit_core::store::{Batch, Reservation};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
 use super::{InSlot, charge_attempts, worst};
@@ -19,27 +19,14 @@ use crate::error::RedisError;
 use crate::mode::Cas;
 use crate::store::RedisStore;
 
-/// A check's charge, with what is needed to take it back.
-struct UndoableCharge<'b, 'a, A: Algorithm> {
-    check: &'b Check<'a, A>,
-    cost: u64,
-    before: Option<&'b A::State>,
-    slot: &'b CasValue,
-    reservation: Option<&'b CasValue>,
-    now: Timestamp,
-}
-
 impl<C: Connection> RedisStore<Cas, C> {
     /// Acquires in several slots, all or nothing.
-    pub(crate) async fn acquire_cross_slot<A: Algorithm>(
+    pub(crate) async fn acquire_cross_slot<A: Algorithm<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError>
-    where
-        A::State: Codec,
-    {
+    ) -> Result<Verdict, RedisError> {
         let charging = deadline.to_charge();
         let turn = self.turn(batch, charging).await;
         // Whether a charge of an earlier round may remain.
@@ -66,16 +53,10 @@ impl<C: Connection> RedisStore<Cas, C> {
                 return Ok(verdict);
             }
             let done = parts.iter().zip(&written).filter(|(_, done)| matches!(done, Ok(true)));
-            let done = done.flat_map(|(part, _)| &part.positions).map(|position| UndoableCharge {
-                check: &batch.checks()[*position],
-                cost: batch.checks()[*position].cost.saturating_sub(reads.reserved_cost(*position)),
-                before: reads.states[*position].as_ref(),
-                slot: &reads.slots[*position],
-                reservation: reads.slots.get(reads.states.len() + position),
-                now,
-            });
+            let done = done.flat_map(|(part, _)| &part.positions);
             let back = deadline.to_give_back();
-            let undone = all(done.map(|charged| self.take_back(charged, batch, back))).await;
+            let undoing = done.map(|position| self.take_back(*position, &reads, now, batch, back));
+            let undone = all(undoing).await;
             charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
             if let Some(error) = worst(&written) {
                 return Err(attempts.rounds.explain(error).after(charged));
@@ -87,24 +68,24 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
     }
 
-    /// Takes a charge back. If the state is unchanged since, the old state is restored; otherwise the
+    /// Takes the charge of the check at this position back. If the state is unchanged since, the old state is restored; otherwise the
     /// algorithm subtracts the charge. If it cannot, or if another caller learned meanwhile that the id has
     /// the reservation, the charge stays and the limit admits less. Returns whether the charge was
     /// taken back.
-    async fn take_back<A: Algorithm>(
+    async fn take_back<A: Algorithm<State: Codec>>(
         &self,
-        charged: UndoableCharge<'_, '_, A>,
+        position: usize,
+        reads: &Reads<A::State>,
+        now: Timestamp,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<bool, RedisError>
-    where
-        A::State: Codec,
-    {
-        let UndoableCharge { check, cost, before, slot, reservation, now } = charged;
+    ) -> Result<bool, RedisError> {
+        let (check, slot) = (&batch.checks()[position], &reads.slots[position]);
+        let before = reads.states[position].as_ref();
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
         // Together with the reservation: a caller that stops before this still has the charge under its
         // id.
-        let own = reservation.map(CasValue::undone);
+        let own = reads.slots.get(reads.states.len() + position).map(CasValue::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
         if self.write(&both(slot.undone()), now, batch.time(), deadline).await? {
             return Ok(true);
@@ -112,6 +93,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
+        let cost = check.cost.saturating_sub(reads.reserved_cost(position));
         let reservation = Reservation::new(at, cost);
         let mut attempts = self.attempts(deadline, &[]);
         loop {

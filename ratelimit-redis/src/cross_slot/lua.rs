@@ -67,7 +67,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 let shown = parts.iter().map(|part| part.untouched(self, whole, deadline));
                 let mut verdicts = all_of_lookups(shown).await?;
                 verdicts.push(extended);
-                parts.push(InSlot::of_all(known));
+                parts.push(InSlot::of_all(&known));
                 Ok(join(&parts, &verdicts))
             }
             _ => each(self, whole, parts, deadline).await,

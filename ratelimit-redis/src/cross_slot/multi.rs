@@ -4,12 +4,12 @@
 use ratelimit_core::Verdict;
 use ratelimit_core::store::{Batch, Op};
 
-use super::{InSlot, all_of_lookups, all_of_requests, join};
+use super::{InSlot, all_of_lookups, all_of_requests, in_order};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::mode::Multi;
-use crate::multi_mode::{CheckOutcome, verdict};
+use crate::multi_mode::verdict;
 use crate::native::MultiProgram;
 use crate::store::RedisStore;
 
@@ -21,11 +21,6 @@ impl<C: Connection> RedisStore<Multi, C> {
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        if whole.operation() == Op::Reset {
-            let resetting =
-                parts.iter().map(async |part| self.reset(&part.batch(whole)?, deadline).await);
-            return Ok(join(parts, &all_of_requests(resetting).await?));
-        }
         let of_part =
             async |part: &InSlot<'_, A>| self.outcomes(&part.batch(whole)?, deadline).await;
         let doing = parts.iter().map(of_part);
@@ -33,11 +28,6 @@ impl<C: Connection> RedisStore<Multi, C> {
             Op::Peek => all_of_lookups(doing).await?,
             _ => all_of_requests(doing).await?,
         };
-        let mut all: Vec<(usize, CheckOutcome)> = Vec::with_capacity(whole.checks().len());
-        for (part, outcomes) in parts.iter().zip(outcomes) {
-            all.extend(part.positions.iter().copied().zip(outcomes));
-        }
-        all.sort_unstable_by_key(|(position, _)| *position);
-        Ok(verdict(all.into_iter().map(|(_, outcome)| outcome).collect()))
+        Ok(verdict(in_order(parts, outcomes)))
     }
 }

@@ -380,10 +380,8 @@ impl ScriptCheck {
 
 /// Emits the reads of a key's fields.
 fn read(text: &mut String, key: usize, checks: &[ScriptCheck]) {
-    let of_key: Vec<_> = checks.iter().filter(|check| check.shape.key == key).collect();
-    let fields: Vec<_> = of_key.iter().map(|check| format!("field{}", check.n)).collect();
-    let names: Vec<_> = of_key.iter().map(|check| format!("seen{}", check.n)).collect();
-    let (fields, names) = (fields.join(", "), names.join(", "));
+    let of_key: Vec<_> = checks.iter().filter(|check| check.shape.key == key).copied().collect();
+    let (fields, names) = (names(&of_key, "field"), names(&of_key, "seen"));
     let _ = if of_key.len() == 1 {
         writeln!(
             text,

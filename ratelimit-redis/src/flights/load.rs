@@ -10,8 +10,7 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
 use crate::error::RedisError;
-use crate::flat::Shape;
-use crate::program::Twin;
+use crate::flat::{Shape, TwinCheck};
 
 /// The most keys in a flight: the server needs a quarter of a millisecond for them.
 pub(crate) const MOST_KEYS: usize = 64;
@@ -19,7 +18,7 @@ pub(crate) const MOST_KEYS: usize = 64;
 const MOST_STATES: usize = 2 * MOST_KEYS;
 /// The most requests. If each had another cost, the server would need half a millisecond.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
-/// The most checks or costs of a request that need no allocation.
+/// The most states or costs of a request that need no allocation.
 const FEW: usize = 2;
 
 /// The requests of a flight: sets of limits, and the groups that are charged by them.
@@ -41,17 +40,7 @@ pub(crate) struct Load {
 
 /// The limits of a request, with what the script needs to know of them.
 #[derive(Debug)]
-pub(crate) struct LimitSet(pub(crate) Vec<LimitCheck>);
-
-/// One of them.
-#[derive(Debug)]
-pub(crate) struct LimitCheck {
-    pub(crate) shape: Shape,
-    /// The position of its cost among those of the request.
-    pub(crate) position: usize,
-    pub(crate) field: String,
-    pub(crate) twin: Twin,
-}
+pub(crate) struct LimitSet(pub(crate) Vec<TwinCheck<'static>>);
 
 /// Requests of the same limits for the same keys. The script charges them in order, first come, first served.
 #[derive(Debug)]
@@ -63,15 +52,6 @@ pub(crate) struct Group {
     /// The hashes of its states.
     states: SmallVec<[u64; FEW]>,
     pub(crate) requests: SmallVec<[FlightRequest; 1]>,
-}
-
-/// A check of a request that wants to ride.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Boarding<'a> {
-    pub(crate) shape: Shape,
-    pub(crate) position: usize,
-    pub(crate) field: &'a str,
-    pub(crate) twin: &'a Twin,
 }
 
 /// A request: the cost of each check.
@@ -88,7 +68,7 @@ impl Load {
         &mut self,
         seat: usize,
         keys: &SmallVec<[String; 1]>,
-        checks: &[Boarding<'_>],
+        checks: &[TwinCheck<'_>],
         costs: impl Iterator<Item = u64>,
         runtime: &Handle,
     ) -> Option<(usize, bool)> {
@@ -97,8 +77,9 @@ impl Load {
             return None;
         }
         let known = self.limits.iter().position(|limits| limits.are_of(checks));
-        let state =
-            |check: &Boarding<'_>| self.hasher.hash_one((&keys[check.shape.key - 1], check.field));
+        let state = |check: &TwinCheck<'_>| {
+            self.hasher.hash_one((&keys[check.shape.key - 1], &check.field))
+        };
         let states: SmallVec<[u64; FEW]> = checks.iter().map(state).collect();
         // Requests that share a state are decided in the order in which they came.
         let last = states.iter().filter_map(|state| self.last_of(*state)).max();
@@ -115,7 +96,7 @@ impl Load {
             }
             (self.keys, self.states) = all;
             let limits = known.unwrap_or_else(|| {
-                self.limits.push(LimitSet::of(checks));
+                self.limits.push(LimitSet(checks.iter().map(TwinCheck::to_owned).collect()));
                 self.limits.len() - 1
             });
             self.open(Group { limits, keys: keys.clone(), states, requests: SmallVec::new() })
@@ -157,27 +138,10 @@ impl Load {
 }
 
 impl LimitSet {
-    fn of(checks: &[Boarding<'_>]) -> Self {
-        let owned = |check: &Boarding<'_>| LimitCheck {
-            shape: check.shape,
-            position: check.position,
-            field: check.field.to_owned(),
-            twin: check.twin.clone(),
-        };
-        Self(checks.iter().map(owned).collect())
-    }
-
     /// Whether these are the limits of the checks.
-    fn are_of(&self, checks: &[Boarding<'_>]) -> bool {
-        let is_same = |(one, check): (&LimitCheck, &Boarding<'_>)| {
-            one.shape.is(&check.shape)
-                && one.position == check.position
-                && one.field == check.field
-                && one.twin.capacity == check.twin.capacity
-                && one.twin.unit == check.twin.unit
-                && one.twin.parameters.as_slice() == check.twin.parameters.as_slice()
-        };
-        self.0.len() == checks.len() && self.0.iter().zip(checks).all(is_same)
+    fn are_of(&self, checks: &[TwinCheck<'_>]) -> bool {
+        self.0.len() == checks.len()
+            && self.0.iter().zip(checks).all(|(one, check)| one.is_like(check))
     }
 
     /// The shapes of its checks.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::connection::refused_in_part;
 use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
-use crate::flat::{Role, Shape};
+use crate::flat::{Role, Shape, TwinCheck};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Twin};
 use crate::reservation;
@@ -22,27 +22,6 @@ pub(crate) struct Call<'a> {
     pub(super) fingerprint: u64,
 }
 
-/// One twin of a check.
-#[derive(Clone)]
-pub(crate) struct TwinCheck<'a> {
-    /// The check's position in the batch.
-    pub(crate) position: usize,
-    pub(crate) twin: Twin,
-    /// The name of its field.
-    pub(super) field: Cow<'a, str>,
-    /// The index of its key, from 1 as in Lua.
-    pub(crate) key: usize,
-    /// The index of its reservation's key; 0 for none.
-    pub(crate) reservation: usize,
-    pub(crate) life_us: u64,
-}
-
-impl TwinCheck<'_> {
-    pub(super) fn cost<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> u64 {
-        batch.checks()[self.position].cost
-    }
-}
-
 impl<'a> Call<'a> {
     /// # Errors
     /// A twin has another number of parameters than its program names.
@@ -54,7 +33,7 @@ impl<'a> Call<'a> {
             fingerprint: group.as_ref().map_or(0, |group| group.fingerprint),
             group: reservation::group_text(group.as_ref()),
         };
-        for (position, &Check { limit, key, .. }) in batch.checks().iter().enumerate() {
+        for (position, &Check { limit, key, cost }) in batch.checks().iter().enumerate() {
             let reservation_key = |id| keys.of_reservation(limit.name(), id, key);
             let reservation =
                 batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
@@ -62,7 +41,13 @@ impl<'a> Call<'a> {
                 let key = call.index(key_of(keys, limit, &twin, key));
                 let life_us = limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
                 let field = field_of(limit, &twin);
-                call.twins.push(TwinCheck { position, twin, field, key, reservation, life_us });
+                let role = match (cost, twin.attempts) {
+                    (0, _) => Role::Look,
+                    (_, true) => Role::Attempt,
+                    (_, false) => Role::Charge,
+                };
+                let shape = Shape { program: twin.program, role, key };
+                call.twins.push(TwinCheck { position, twin, field, shape, reservation, life_us });
             }
         }
         call.validate(batch)?;
@@ -78,10 +63,11 @@ impl<'a> Call<'a> {
         batch: &Batch<'a, A>,
         key: &str,
     ) -> Result<Self, RedisError> {
-        let Self { keys: of_batch, twins, .. } = Self::of(keys, batch)?;
-        let lies_there = |twin: &TwinCheck<'_>| keys.lie_alike(&of_batch[twin.key - 1], key);
-        let twins = twins.into_iter().filter(lies_there);
-        let twins = twins.map(|twin| TwinCheck { key: 1, ..twin }).collect();
+        let Self { keys: of_batch, mut twins, .. } = Self::of(keys, batch)?;
+        twins.retain(|twin| keys.lie_alike(&of_batch[twin.shape.key - 1], key));
+        for twin in &mut twins {
+            twin.shape.key = 1;
+        }
         let keys = SmallVec::from_iter([key.to_owned()]);
         Ok(Self { keys, twins, group: String::new(), fingerprint: 0 })
     }
@@ -99,20 +85,6 @@ impl<'a> Call<'a> {
             self.keys.push(key);
             self.keys.len() - 1
         }) + 1
-    }
-
-    /// How each of the checks takes part.
-    pub(super) fn shapes<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> SmallVec<[Shape; 2]> {
-        let shape = |check: &TwinCheck<'_>| Shape {
-            program: check.twin.program,
-            role: match (check.cost(batch), check.twin.attempts) {
-                (0, _) => Role::Look,
-                (_, true) => Role::Attempt,
-                (_, false) => Role::Charge,
-            },
-            key: check.key,
-        };
-        self.twins.iter().map(shape).collect()
     }
 
     /// Whether each state is a few numbers, so that a script answers all of it.

@@ -4,11 +4,12 @@ use ratelimit_core::store::{Batch, Check, Op, decide};
 use ratelimit_core::{Limit, Timestamp, Verdict};
 
 use super::answer::{Seen, next_state, of_one, state, stored};
-use super::call::{Call, TwinCheck};
+use super::call::Call;
 use super::flat_call::given;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
+use crate::flat::TwinCheck;
 use crate::mode::Lua;
 use crate::program::{LuaProgram, Twin};
 use crate::store::{RedisStore, cut, evalsha};
@@ -220,7 +221,7 @@ fn arguments<'w, A: LuaProgram>(
         let Twin { program, parameters, capacity, unit, attempts, .. } = &check.twin;
         words.extend([
             Argument::Text(program.name),
-            Argument::Number(check.key as u64),
+            Argument::Number(check.shape.key as u64),
             Argument::Text(&check.field),
             Argument::Number(batch.checks()[check.position].cost),
             Argument::Number(if *attempts { *capacity } else { 0 }),

@@ -6,15 +6,16 @@ use std::sync::{Arc, LazyLock};
 
 use ratelimit_core::Verdict;
 use ratelimit_core::store::{Batch, Now, Op, Snapshot};
+use smallvec::SmallVec;
 
 use super::answer::{Seen, of_one};
 use super::call::Call;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::flat::{MOST_CHECKS, READ, Role};
+use crate::flat::{MOST_CHECKS, READ, Role, TwinCheck};
 use crate::mode::Lua;
-use crate::program::{LuaProgram, Twin};
+use crate::program::LuaProgram;
 use crate::script::Script;
 use crate::store::{RedisStore, evalsha};
 
@@ -77,8 +78,10 @@ impl<C: Connection> RedisStore<Lua, C> {
             return Ok(None);
         }
         let given = given(batch.time());
-        let shapes = call.shapes(batch);
-        let never_fits = || call.twins.iter().any(|check| check.cost(batch) > check.twin.capacity);
+        let shapes: SmallVec<[_; 2]> = call.twins.iter().map(|check| check.shape).collect();
+        let never_fits = || {
+            call.twins.iter().any(|check| batch.checks()[check.position].cost > check.twin.capacity)
+        };
         let attempts = || shapes.iter().any(|shape| shape.role == Role::Attempt);
         let reads_only = peeks
             || shapes.iter().all(|shape| shape.role == Role::Look)
@@ -87,7 +90,8 @@ impl<C: Connection> RedisStore<Lua, C> {
             let registered = self.inner.scripts.register(call.twins.iter().map(|c| c.twin.program));
             registered.map_err(|program| call.misnamed(batch, program))?;
             // One key per field.
-            let mut words = evalsha(call.twins.iter().map(|check| &*call.keys[check.key - 1]));
+            let mut words =
+                evalsha(call.twins.iter().map(|check| &*call.keys[check.shape.key - 1]));
             words.extend(call.twins.iter().map(|check| Argument::Text(&check.field)));
             return Ok(Some(FlatCall { script: Arc::clone(&READING), words, reads_only }));
         }
@@ -100,10 +104,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         let mut words = evalsha(call.keys.iter().map(String::as_str));
         words.extend(given.iter().flatten().copied().map(Argument::Number));
         words.extend([kinds[0] as u64, 1, 1].map(Argument::Number));
-        for (check, shape) in call.twins.iter().zip(&shapes) {
+        for check in &call.twins {
             // Any charge above the capacity fails; the cap prevents an overflow.
-            let cost = check.cost(batch).min(check.twin.capacity + 1);
-            push_check(&mut words, &check.field, &check.twin, shape.role, cost);
+            let cost = batch.checks()[check.position].cost.min(check.twin.capacity + 1);
+            push_check(&mut words, check, cost);
         }
         Ok(Some(FlatCall { script, words, reads_only }))
     }
@@ -112,13 +116,11 @@ impl<C: Connection> RedisStore<Lua, C> {
 /// Adds the arguments about a check: its field and, unless it costs nothing, the numbers of its limit and its charge.
 pub(super) fn push_check<'w>(
     words: &mut Vec<Argument<'w>>,
-    field: &'w str,
-    twin: &'w Twin,
-    role: Role,
+    TwinCheck { field, twin, shape, .. }: &'w TwinCheck<'_>,
     cost: u64,
 ) {
     words.push(Argument::Text(field));
-    if role != Role::Look {
+    if shape.role != Role::Look {
         words.push(Argument::Number(twin.capacity * twin.unit));
         words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
         words.push(Argument::Number(cost * twin.unit));

@@ -8,27 +8,24 @@ use std::task::Poll;
 
 use ratelimit_core::Verdict;
 use ratelimit_core::store::{Batch, Now, Op, Snapshot, decide};
-use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::answer::Seen;
-use super::call::{Call, TwinCheck};
+use super::call::Call;
 use super::sender::{LoneRequest, send};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::flat::{MOST_CHECKS, Shape};
+use crate::flat::{MOST_CHECKS, Role, TwinCheck};
 use crate::flights::{
-    Boarding, Charged, FlightOutcome, GroupOutcome, Joined, Load, News, Queued, RiderVerdict,
-    RiderVerdicts, Seat,
+    Charged, FlightOutcome, GroupOutcome, Joined, Load, News, Queued, RiderVerdict, RiderVerdicts,
+    Seat,
 };
 use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::store::{Inner, RedisStore};
 
-/// The checks of a batch that need no allocation.
-const FEW: usize = 2;
 /// How often a task looks at the clock for the requests that wait, in parts of their time.
 const LOOKS: u32 = 8;
 
@@ -42,20 +39,18 @@ impl<C: Connection> RedisStore<Lua, C> {
         deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>, RedisError> {
+        let alone = |left| Box::pin(self.apply_flat(batch, call, deadline, left));
         // The task that sends for others runs there.
-        let Some((queues, runtime)) = self.inner.queues.as_ref().zip(Handle::try_current().ok())
-        else {
-            return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
-        };
-        let Some(checks) = boarding(batch, call) else {
-            return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+        let queues = self.inner.queues.as_ref().filter(|_| rides(batch, call));
+        let Some((queues, runtime)) = queues.zip(Handle::try_current().ok()) else {
+            return alone(left).await;
         };
         let queue = queues.of(&call.keys[0]);
         loop {
             let (mut place, mut is_first) = (0, false);
             let costs = || batch.checks().iter().map(|check| check.cost);
             let mut board = |load: &mut Load, seat| {
-                let boarded = load.add(seat, &call.keys, &checks, costs(), &runtime);
+                let boarded = load.add(seat, &call.keys, &call.twins, costs(), &runtime);
                 (place, is_first) = boarded.unwrap_or_default();
                 boarded.is_some()
             };
@@ -68,12 +63,15 @@ impl<C: Connection> RedisStore<Lua, C> {
                 ))
             });
             let mut seat = match joined.await {
-                Joined::Alone => {
-                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
-                }
+                Joined::Alone => return alone(left).await,
                 Joined::Goes(number) => {
-                    let _alone = LoneRequest::new(&self.inner, &queue, number, &runtime);
-                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+                    let _alone = LoneRequest {
+                        inner: &self.inner,
+                        queue: &queue,
+                        number,
+                        runtime: &runtime,
+                    };
+                    return alone(left).await;
                 }
                 Joined::Waits(seat, departure) => {
                     if let Some(departure) = departure {
@@ -97,7 +95,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             };
             return match of_group {
                 GroupOutcome::Failed(error) => Err(error.clone()),
-                GroupOutcome::Apart => Box::pin(self.apply_flat(batch, call, deadline, left)).await,
+                GroupOutcome::Apart => alone(left).await,
                 GroupOutcome::Charged(charged) => {
                     self.part(batch, call, charged, seat.number(), left).map(Some)
                 }
@@ -220,27 +218,18 @@ async fn watch<C: Connection>(inner: Weak<Inner<C>>, queue: Arc<Queued>, deadlin
     }
 }
 
-/// The checks of a batch that rides with others. `None` if it goes alone: it does not charge, it has an id, metadata or a
-/// given time, it counts attempts, or a state has variable length.
-fn boarding<'c, A: LuaProgram>(
-    batch: &Batch<'_, A>,
-    call: &'c Call<'_>,
-) -> Option<SmallVec<[Boarding<'c>; FEW]>> {
+/// Whether a batch rides with others. It goes alone if it does not charge, has an id, metadata or a given time, counts
+/// attempts, or if a state has variable length.
+fn rides<A: LuaProgram>(batch: &Batch<'_, A>, call: &Call<'_>) -> bool {
     let is_plain = batch.operation() == Op::Acquire
         && batch.time() == Now::Store
         && batch.is_plain()
         && call.twins.len() <= MOST_CHECKS;
     let fits = |check: &TwinCheck<'_>| {
         let twin = &check.twin;
-        twin.program.numbers.is_some() && !twin.attempts && check.cost(batch) <= twin.capacity
+        twin.program.numbers.is_some()
+            && !twin.attempts
+            && batch.checks()[check.position].cost <= twin.capacity
     };
-    let rides =
-        is_plain && call.twins.iter().all(fits) && call.twins.iter().any(|c| c.cost(batch) > 0);
-    let check = |(check, shape): (&'c TwinCheck<'_>, Shape)| Boarding {
-        shape,
-        position: check.position,
-        field: &check.field,
-        twin: &check.twin,
-    };
-    rides.then(|| call.twins.iter().zip(call.shapes(batch)).map(check).collect())
+    is_plain && call.twins.iter().all(fits) && call.twins.iter().any(|c| c.shape.role != Role::Look)
 }

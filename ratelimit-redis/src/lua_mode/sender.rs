@@ -32,22 +32,11 @@ use crate::store::{Inner, evalsha};
 
 /// A request that goes alone. When it has its answer or is dropped, the next flight departs.
 pub(super) struct LoneRequest<'s, C: Connection> {
-    inner: &'s Arc<Inner<C>>,
-    queue: &'s Arc<Queued>,
-    number: u64,
+    pub(super) inner: &'s Arc<Inner<C>>,
+    pub(super) queue: &'s Arc<Queued>,
+    pub(super) number: u64,
     /// Of the caller: this may be dropped elsewhere.
-    runtime: &'s Handle,
-}
-
-impl<'s, C: Connection> LoneRequest<'s, C> {
-    pub(super) fn new(
-        inner: &'s Arc<Inner<C>>,
-        queue: &'s Arc<Queued>,
-        number: u64,
-        runtime: &'s Handle,
-    ) -> Self {
-        Self { inner, queue, number, runtime }
-    }
+    pub(super) runtime: &'s Handle,
 }
 
 impl<C: Connection> Drop for LoneRequest<'_, C> {
@@ -121,41 +110,12 @@ impl<C: Connection> Sender<C> {
     }
 }
 
-/// A group whose requests are sent now.
-struct Sent {
-    /// Its place in the flight.
-    place: usize,
-    group: Group,
-    runs: Vec<CostRun>,
-}
+/// A group whose requests are sent now, and its place in the flight.
+type Sent = (usize, Group);
 
-/// Requests of the same costs, one after the other: the place of the first, and how many there are.
-struct CostRun {
-    first: usize,
-    count: u64,
-}
-
-impl Sent {
-    fn new(place: usize, group: Group) -> Self {
-        let mut runs: Vec<CostRun> = Vec::new();
-        for (first, request) in group.requests.iter().enumerate() {
-            match runs.last_mut() {
-                Some(run) if group.requests[run.first].costs == request.costs => run.count += 1,
-                _ => runs.push(CostRun { first, count: 1 }),
-            }
-        }
-        Self { place, group, runs }
-    }
-
-    /// Whether it is one request.
-    fn is_single(&self) -> bool {
-        self.group.requests.len() == 1
-    }
-
-    /// The costs of a run's requests.
-    fn costs(&self, run: &CostRun) -> &[u64] {
-        &self.group.requests[run.first].costs
-    }
+/// Whether a group is one request.
+fn is_single((_, group): &Sent) -> bool {
+    group.requests.len() == 1
 }
 
 /// Groups of the same limits.
@@ -167,21 +127,23 @@ struct ScriptPart<'f> {
 impl ScriptPart<'_> {
     /// Adds the arguments of its groups.
     fn add<'w>(&'w self, kind: usize, words: &mut Vec<Argument<'w>>) {
-        let first = self.groups[0].costs(&self.groups[0].runs[0]);
-        let is_like_first = |sent: &&Sent| sent.is_single() && sent.costs(&sent.runs[0]) == first;
+        let first = &self.groups[0].1.requests[0].costs;
+        let is_like_first = |sent: &&Sent| is_single(sent) && sent.1.requests[0].costs == *first;
         let single = self.groups.iter().take_while(is_like_first).count();
         let counts = [kind, single, self.groups.len()];
         words.extend(counts.map(|count| Argument::Number(count as u64)));
         for check in &self.limits.0 {
             let cost = first[check.position];
-            push_check(words, &check.field, &check.twin, check.shape.role, cost);
+            push_check(words, check, cost);
         }
         let charged = || self.limits.0.iter().filter(|check| check.shape.role != Role::Look);
-        for sent in &self.groups[single..] {
-            words.push(Argument::Number(sent.runs.len() as u64));
-            for run in &sent.runs {
-                let costs = sent.costs(run);
-                words.push(Argument::Number(run.count));
+        for (_, group) in &self.groups[single..] {
+            // Requests of the same costs, one after the other.
+            let runs = || group.requests.chunk_by(|one, next| one.costs == next.costs);
+            words.push(Argument::Number(runs().count() as u64));
+            for run in runs() {
+                let costs = &run[0].costs;
+                words.push(Argument::Number(run.len() as u64));
                 words.extend(
                     charged()
                         .map(|check| Argument::Number(costs[check.position] * check.twin.unit)),
@@ -197,9 +159,9 @@ fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> {
     let mut parts: Vec<ScriptPart<'_>> = Vec::new();
     for (place, group) in groups.into_iter().enumerate().filter(|(_, g)| !g.requests.is_empty()) {
         let limits = &limits[group.limits];
-        let (sent, mut part) = (Sent::new(place, group), None);
+        let mut part = None;
         for (number, earlier) in parts.iter().enumerate().rev() {
-            if earlier.groups.iter().any(|other| other.group.shares_with(&sent.group)) {
+            if earlier.groups.iter().any(|(_, other)| other.shares_with(&group)) {
                 break;
             }
             if std::ptr::eq(earlier.limits, limits) && !limits.can_fail() {
@@ -208,14 +170,14 @@ fn calls(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> {
             }
         }
         match part {
-            Some(part) => parts[part].groups.push(sent),
-            None => parts.push(ScriptPart { limits, groups: vec![sent] }),
+            Some(part) => parts[part].groups.push((place, group)),
+            None => parts.push(ScriptPart { limits, groups: vec![(place, group)] }),
         }
     }
     let mut calls: Vec<Vec<ScriptPart<'_>>> = Vec::new();
     for mut part in parts {
         // Single requests of one cost share its arguments; no two of these groups share a state.
-        part.groups.sort_by_key(|s| (!s.is_single(), s.group.requests[0].costs[0]));
+        part.groups.sort_by_key(|sent| (!is_single(sent), sent.1.requests[0].costs[0]));
         // Code of others may fail, after groups before it were written.
         let joins = |call: &&mut Vec<ScriptPart<'_>>| {
             let mut kinds: Vec<*const LimitSet> =
@@ -267,7 +229,7 @@ impl<C: Connection> Inner<C> {
         };
         let outcome = || failed.clone().map_or(GroupOutcome::Apart, GroupOutcome::Failed);
         let groups = call.into_iter().flat_map(|part| part.groups);
-        groups.map(|sent| (sent.place, outcome())).collect()
+        groups.map(|(place, _)| (place, outcome())).collect()
     }
 
     /// What the script answers. `None` if there is no such script, with nothing sent.
@@ -281,7 +243,7 @@ impl<C: Connection> Inner<C> {
         let deciding = self.scripts.deciding(&kinds, false);
         let Ok(Some((script, kinds))) = deciding else { return Ok(None) };
         let groups = call.iter().flat_map(|part| &part.groups);
-        let keys: Vec<_> = groups.flat_map(|sent| &sent.group.keys).collect();
+        let keys: Vec<_> = groups.flat_map(|(_, group)| &group.keys).collect();
         let mut words = evalsha(keys.iter().map(|key| key.as_str()));
         for (part, kind) in call.iter().zip(kinds) {
             part.add(kind, &mut words);
@@ -303,9 +265,9 @@ impl<C: Connection> Inner<C> {
         let mut outcomes = Vec::new();
         for part in call {
             let states = part.limits.0.len();
-            for sent in part.groups {
-                let outcome = now.and_then(|now| self.outcome(now, &mut rest, states, sent.group));
-                outcomes.push((sent.place, outcome.unwrap_or_else(unread)));
+            for (place, group) in part.groups {
+                let outcome = now.and_then(|now| self.outcome(now, &mut rest, states, group));
+                outcomes.push((place, outcome.unwrap_or_else(unread)));
             }
         }
         outcomes

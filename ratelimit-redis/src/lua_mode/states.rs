@@ -87,21 +87,12 @@ impl<C: Connection> RedisStore<Lua, C> {
         let key = key_of(&self.inner.keys, limit, twin, key);
         let field = field_of(limit, twin);
         let keeps = twin.program.keeps;
-        let all = |command| {
-            vec![
-                Argument::Text(command),
-                Argument::Text(&key),
-                Argument::Text("0"),
-                Argument::Text("-1"),
-            ]
-        };
         let words = match keeps {
-            Keeps::Numbers => {
-                vec![Argument::Text("HGET"), Argument::Text(&key), Argument::Text(&field)]
-            }
-            Keeps::SortedSet => [all("ZRANGE"), vec![Argument::Text("WITHSCORES")]].concat(),
-            Keeps::List => all("LRANGE"),
+            Keeps::Numbers => vec!["HGET", &key, &field],
+            Keeps::SortedSet => vec!["ZRANGE", &key, "0", "-1", "WITHSCORES"],
+            Keeps::List => vec!["LRANGE", &key, "0", "-1"],
         };
+        let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
         let reply = self.inner.connection.send(&key, &words, deadline).await;
         let reply = reply.map_err(|error| match error {
             error if error.is_wrong_type() => RedisError::corrupt(limit, &key, WRONG_TYPE),
@@ -154,21 +145,16 @@ fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
         }
         _ => None,
     };
-    if items.iter().all(|item| matches!(item, Reply::Array(_))) {
-        let paired = items.iter().map(|item| match item {
-            Reply::Array(parts) => match &parts[..] {
-                [member, score] => pair(member, score),
-                _ => None,
-            },
-            _ => None,
-        });
-        return paired.collect();
-    }
-    let alternating = items.chunks(2).map(|parts| match parts {
+    let flat = items.iter().flat_map(|item| match item {
+        Reply::Array(pair) => pair,
+        alternating => std::slice::from_ref(alternating),
+    });
+    let flat: Vec<_> = flat.collect();
+    let parsed = flat.chunks(2).map(|parts| match parts {
         [member, score] => pair(member, score),
         _ => None,
     });
-    alternating.collect()
+    parsed.collect()
 }
 
 /// Parses a score. Servers write large ones as `1.7e+15`.

@@ -5,7 +5,9 @@ use ratelimit_core::algorithm::{WindowEntry, Write};
 use ratelimit_core::store::{Batch, Check, Now};
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
-use super::stored::{CommandWords, Cut, StoredEntries, StoredEntry, addition, command, removal};
+use super::stored::{
+    CommandWords, Cut, StoredEntries, StoredEntry, addition, command, removal, with,
+};
 use crate::native::{Entry, EntryStorage, MultiProgram, Native, Windows};
 use crate::store::{cut, ttl_ms};
 
@@ -26,9 +28,7 @@ pub(crate) struct CheckOutcome {
 
 /// What a check adds.
 struct PendingCharge {
-    since: Timestamp,
-    timestamp: Timestamp,
-    cost: u64,
+    entry: Entry,
     expires: Timestamp,
 }
 
@@ -88,9 +88,7 @@ impl Changes {
             self.commands.push(removal(EntryStorage::Counters, key, &before.field()));
             self.replaced.push(*before);
         }
-        let mut set = command(["HINCRBY", key]);
-        set.extend([cut.field(), b"1".to_vec()]);
-        self.commands.push(set);
+        self.commands.push(with(with(command(["HINCRBY", key]), cut.field()), b"1".to_vec()));
         self.cuts.push(cut);
     }
 
@@ -143,6 +141,13 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         self.due(&self.found.entries(), now).outcome
     }
 
+    /// The result of a reset.
+    pub(super) fn full(&self) -> CheckOutcome {
+        let step = self.check.limit.algorithm().step(None, Timestamp::ZERO, 0);
+        let decision = step.costing(self.check.cost).decision;
+        CheckOutcome { decision, denied_wait_us: None }
+    }
+
     pub(super) fn reading(&self) -> CommandWords {
         match self.storage {
             EntryStorage::Counters => command(["HGETALL", &self.key]),
@@ -176,14 +181,9 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             EntryStorage::List => 0,
             EntryStorage::Counters | EntryStorage::SortedSet => cost_in(&before, newest.since),
         };
-        let cost = newest.charged.cost.saturating_sub(there);
-        let charge = PendingCharge {
-            since: newest.since,
-            timestamp: newest.charged.timestamp,
-            cost,
-            expires,
-        };
-        let charge = Some(charge).filter(|charge| charge.cost > 0);
+        let mut entry = newest.clone();
+        entry.charged.cost = entry.charged.cost.saturating_sub(there);
+        let charge = (entry.charged.cost > 0).then_some(PendingCharge { entry, expires });
         if !self.windows.displaces() {
             return Due { charge, ..nothing };
         }
@@ -213,22 +213,22 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         }
         let Due { outcome, charge, less } = self.due(&self.found.entries(), now);
         let changes = self.changes(&less);
-        let Some(charge) = charge else {
+        let Some(PendingCharge { entry, expires }) = charge else {
             // If the limit was made smaller, more counts than fits into it.
             commands.extend(changes.commands);
             self.outcome = Some(outcome);
             return commands;
         };
-        commands.extend(self.clearing(batch.time(), now.max(charge.since)));
-        commands.push(self.adding(&charge, now, batch.metadata_given()));
+        commands.extend(self.clearing(batch.time(), now.max(entry.since)));
+        commands.push(self.adding(&entry, now, batch.metadata_given()));
         commands.extend(changes.commands.iter().cloned());
         let late_ms = if batch.time() == Now::Store { LATENESS_US / 1_000 } else { 0 };
-        let ttl_ms = (ttl_ms(charge.expires, now, batch.time()) + late_ms).to_string();
+        let ttl_ms = (ttl_ms(expires, now, batch.time()) + late_ms).to_string();
         // NX for a key without a time to live, GT for one with a shorter one.
         commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
         commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
         commands.push(self.reading());
-        self.own = Some(Own { since: charge.since, cost: charge.cost, changes });
+        self.own = Some(Own { since: entry.since, cost: entry.charged.cost, changes });
         commands
     }
 
@@ -242,14 +242,8 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             return (0, Vec::new());
         };
         let mut commands = vec![command(["DEL", &self.key])];
-        for Entry { since, charged } in algorithm.entries(&state) {
-            let WindowEntry { timestamp, cost, .. } = charged;
-            commands.push(self.adding(
-                &PendingCharge { since, timestamp, cost, expires },
-                since,
-                &[],
-            ));
-        }
+        let entries = algorithm.entries(&state);
+        commands.extend(entries.iter().map(|entry| self.adding(entry, entry.since, &[])));
         let ttl_ms = (ttl_ms(expires, now, Now::Store) + LATENESS_US / 1_000).to_string();
         commands.push(command(["PEXPIRE", &self.key, &ttl_ms]));
         (ahead_us, commands)
@@ -261,33 +255,25 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let at = Timestamp::saturating_from_us(at.as_us().saturating_sub(late_us));
         let oldest = self.windows.oldest(&self.found.entries(), at);
         let past = self.found.0.iter().filter(|stored| stored.entry.since < oldest);
-        let texts = past.flat_map(|stored| match self.storage {
-            EntryStorage::Counters => stored.fields(),
-            EntryStorage::List | EntryStorage::SortedSet => vec![stored.text.clone()],
-        });
-        texts.map(|text| removal(self.storage, &self.key, &text)).collect()
+        past.flat_map(StoredEntry::fields)
+            .map(|text| removal(self.storage, &self.key, &text))
+            .collect()
     }
 
-    fn adding(&self, charge: &PendingCharge, now: Timestamp, metadata: &[u8]) -> CommandWords {
-        let (since, cost) = (charge.since.as_us().to_string(), charge.cost);
+    fn adding(&self, entry: &Entry, now: Timestamp, metadata: &[u8]) -> CommandWords {
+        let (since, cost) = (entry.since.as_us().to_string(), entry.charged.cost);
         let element = |metadata: &[u8]| {
-            let charged =
-                WindowEntry { timestamp: charge.timestamp, cost, metadata: metadata.into() };
-            StoredEntry::text_of(&Entry { since: charge.since, charged }, &self.id)
+            let charged = WindowEntry { metadata: metadata.into(), ..entry.charged.clone() };
+            StoredEntry::text_of(&Entry { charged, ..*entry }, &self.id)
         };
         match self.storage {
             EntryStorage::Counters => command(["HINCRBY", &self.key, &since, &cost.to_string()]),
-            EntryStorage::SortedSet => {
-                let mut add = command(["ZADD", &self.key, &since]);
-                add.push(element(&[]));
-                add
-            }
+            EntryStorage::SortedSet => with(command(["ZADD", &self.key, &since]), element(&[])),
             EntryStorage::List => {
                 // An existing window continues; if its list has expired meanwhile, nothing is pushed.
-                let begins = charge.since == now;
-                let mut push = command([if begins { "RPUSH" } else { "RPUSHX" }, &self.key]);
-                push.push(element(metadata));
-                push
+                let begins = entry.since == now;
+                let push = command([if begins { "RPUSH" } else { "RPUSHX" }, &self.key]);
+                with(push, element(metadata))
             }
         }
     }
@@ -324,11 +310,12 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let view = self.windows.as_of(&others, own.since);
         let Due { outcome, charge, less } = self.due(&view, now);
         let due = match &charge {
-            Some(charge) if !self.windows.is_same(charge.since, own.since) => {
-                return Vec::new();
+            Some(PendingCharge { entry: Entry { since, charged }, .. }) => {
+                if !self.windows.is_same(*since, own.since) || charged.cost > own.cost {
+                    return Vec::new();
+                }
+                charged.cost
             }
-            Some(charge) if charge.cost > own.cost => return Vec::new(),
-            Some(charge) => charge.cost,
             None => 0,
         };
         self.outcome = Some(outcome);
@@ -350,12 +337,8 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// Whether the charge is stored: a list that expired meanwhile takes none.
     fn is_there(&self) -> bool {
-        match self.storage {
-            EntryStorage::Counters => true,
-            EntryStorage::List | EntryStorage::SortedSet => {
-                self.found.0.iter().any(|stored| self.is_own(stored))
-            }
-        }
+        self.storage == EntryStorage::Counters
+            || self.found.0.iter().any(|stored| self.is_own(stored))
     }
 
     fn is_own(&self, stored: &StoredEntry) -> bool {
@@ -411,8 +394,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let whole = self.found.0.remove(place);
         let gone = removal(self.storage, &self.key, &whole.text);
         let Some(part) = whole.part(due) else { return vec![gone] };
-        let mut push = command(["RPUSHX", &self.key]);
-        push.push(part.text.clone());
+        let push = with(command(["RPUSHX", &self.key]), part.text.clone());
         self.found.0.push(part);
         vec![push, gone]
     }

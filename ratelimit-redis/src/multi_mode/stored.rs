@@ -11,6 +11,7 @@ use std::sync::Arc;
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{MAX_INTEGER, WindowEntry};
 
+use crate::codec::number;
 use crate::connection::Reply;
 use crate::native::{Entry, EntryStorage};
 
@@ -171,7 +172,7 @@ impl StoredEntry {
         &self.cuts
     }
 
-    /// All fields of a counter.
+    /// All fields of a counter, or the element.
     pub(super) fn fields(&self) -> Vec<Vec<u8>> {
         let cuts = self.cuts.iter().map(Cut::field);
         std::iter::once(self.text.clone()).chain(cuts).collect()
@@ -183,22 +184,26 @@ pub(super) fn command<const N: usize>(arguments: [&str; N]) -> CommandWords {
     arguments.iter().map(|argument| argument.as_bytes().to_vec()).collect()
 }
 
+/// The command with this as its last argument.
+pub(super) fn with(mut command: CommandWords, last: Vec<u8>) -> CommandWords {
+    command.push(last);
+    command
+}
+
 /// The command that removes a field or an element.
 pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> CommandWords {
-    let mut removal = match storage {
+    let removal = match storage {
         EntryStorage::Counters => command(["HDEL", key]),
         EntryStorage::List => command(["LREM", key, "1"]),
         EntryStorage::SortedSet => command(["ZREM", key]),
     };
-    removal.push(text.to_vec());
-    removal
+    with(removal, text.to_vec())
 }
 
 /// The command that adds a member to a sorted set.
 pub(super) fn addition(key: &str, stored: &StoredEntry) -> CommandWords {
-    let mut addition = command(["ZADD", key, &stored.entry.since.as_us().to_string()]);
-    addition.push(stored.text.clone());
-    addition
+    let since = stored.entry.since.as_us().to_string();
+    with(command(["ZADD", key, &since]), stored.text.clone())
 }
 
 fn text(reply: &Reply) -> Option<Vec<u8>> {
@@ -206,10 +211,6 @@ fn text(reply: &Reply) -> Option<Vec<u8>> {
         Reply::Text(text) => Some(text.clone()),
         _ => None,
     }
-}
-
-fn number(digits: &[u8]) -> Option<u64> {
-    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use ratelimit_core::{
 };
 
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
+use crate::codec::{Numbers, number};
 
 macro_rules! program {
     ($name:literal, $file:literal, $keeps:ident) => {
@@ -74,18 +75,9 @@ fn only(stored: &[Option<Stored>]) -> Option<&Stored> {
     }
 }
 
-/// The numbers that the only twin stored, if it is this program and there are `N`.
-fn numbers<const N: usize>(stored: &[Option<Stored>], program: &Program) -> Option<[u64; N]> {
-    only(stored)?.numbers(program)?.try_into().ok()
-}
-
-/// The pairs that the only twin stored: a time and a number each.
-fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Timestamp, u64)>> {
-    let pairs = only(stored)?.numbers(program)?.chunks(2).map(|pair| match *pair {
-        [us, number] => Some((Timestamp::from_us(us)?, number)),
-        _ => None,
-    });
-    pairs.collect()
+/// The state whose numbers the only twin stored, if it is this program.
+fn state_of<S: Numbers>(stored: &[Option<Stored>], program: &Program) -> Option<S> {
+    S::of(only(stored)?.numbers(program)?)
 }
 
 /// [`Gcra`](ratelimit_core::Gcra) and [`TokenBucket`](ratelimit_core::TokenBucket): a limit that changes from one name to the
@@ -98,8 +90,7 @@ impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
-        let [tat_us, surplus, timestamp] = numbers(stored, &GCRA)?;
-        Some(GcraState { tat_us, surplus, timestamp: Timestamp::from_us(timestamp)? })
+        state_of(stored, &GCRA)
     }
 }
 
@@ -111,8 +102,7 @@ impl LuaProgram for FixedWindow {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FixedWindowState> {
-        let [start, count, ends_us] = numbers(stored, &FIXED_WINDOW)?;
-        Some(FixedWindowState { start: Timestamp::from_us(start)?, count, ends_us })
+        state_of(stored, &FIXED_WINDOW)
     }
 }
 
@@ -123,8 +113,7 @@ impl LuaProgram for FirstRequestWindow {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FirstRequestState> {
-        let [start, count, ends_us] = numbers(stored, &FIRST_REQUEST_WINDOW)?;
-        Some(FirstRequestState { start: Timestamp::from_us(start)?, count, ends_us })
+        state_of(stored, &FIRST_REQUEST_WINDOW)
     }
 }
 
@@ -156,7 +145,7 @@ impl LuaProgram for WindowLog {
 /// Parses an element and the start of its window: `TIMESTAMP COST TOTAL START METADATA`.
 fn window_entry(element: &[u8]) -> Option<(WindowEntry, Timestamp)> {
     let mut parts = element.splitn(5, |byte| *byte == b' ');
-    let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
+    let mut number = || number(parts.next()?);
     let (timestamp, cost, _total, start) = (number()?, number()?, number()?, number()?);
     let metadata = parts.next()?.into();
     Some((
@@ -178,16 +167,14 @@ impl LuaProgram for BucketedWindow {
     /// Decodes the total before all buckets, and per bucket its start and the total including it.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<BucketedWindowState> {
         let (before, pairs) = only(stored)?.numbers(&BUCKETED_WINDOW)?.split_first()?;
-        let mut before = *before;
-        let bucket = |pair: &[u64]| {
-            let [start_us, total] = *pair else { return None };
+        let (mut before, mut buckets) = (*before, Vec::<BucketCount>::of(pairs)?);
+        for BucketCount { count, .. } in &mut buckets {
             // Totals wrap around at 2^52.
-            let count = total.wrapping_sub(before) & MAX_INTEGER;
+            let total = *count;
+            *count = total.wrapping_sub(before) & MAX_INTEGER;
             before = total;
-            Some(BucketCount { start: Timestamp::from_us(start_us)?, count })
-        };
-        let buckets = pairs.chunks(2).map(bucket).collect::<Option<Vec<_>>>()?;
-        (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
+        }
+        Some(BucketedWindowState { buckets })
     }
 }
 
@@ -198,9 +185,7 @@ impl LuaProgram for SlidingCounter {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingCounterState> {
-        let [start, previous, current, window_us] = numbers(stored, &SLIDING_COUNTER)?;
-        let start = Timestamp::from_us(start)?;
-        Some(SlidingCounterState { start, previous, current, window_us })
+        state_of(stored, &SLIDING_COUNTER)
     }
 }
 
@@ -213,12 +198,9 @@ impl LuaProgram for SlidingLog {
     /// Leaves out the entries that were already past when the newest was made: the script removes only a
     /// bounded number at a time. A script answers pairs, and only the entries that the step needs.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
-        if let Stored::Numbers(..) = only(stored)? {
-            let entries = pairs(stored, &SLIDING_LOG)?.into_iter();
-            let entries = entries.map(|(timestamp, cost)| LogEntry { timestamp, cost }).collect();
-            return Some(SlidingLogState { entries });
-        }
-        let Stored::SortedSet(members) = only(stored)? else { return None };
+        let Stored::SortedSet(members) = only(stored)? else {
+            return state_of(stored, &SLIDING_LOG);
+        };
         let newest = members.last()?.1;
         let entry = |(member, score): &(String, u64)| {
             let (cost, _total) = member.split_once(' ')?;
@@ -237,8 +219,6 @@ impl LuaProgram for Concurrency {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<ConcurrencyState> {
-        let leases = pairs(stored, &CONCURRENCY)?.into_iter();
-        let leases = leases.map(|(timestamp, cost)| LogEntry { timestamp, cost }).collect();
-        Some(ConcurrencyState { leases })
+        state_of(stored, &CONCURRENCY)
     }
 }
