@@ -183,6 +183,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     fn tell<'a>(
         &'a self,
         limiter: &'a RateLimiter<S, A>,
+        #[cfg_attr(not(feature = "partition-key"), allow(unused, reason = "for the partition"))]
         caller: IdentifiedCaller<'_>,
         verdict: &'a Verdict,
     ) -> Option<AnswerFields> {
