@@ -4,6 +4,7 @@
 
 use ratelimit_core::algorithm::{PolicyState, Write};
 use ratelimit_core::store::Reservation;
+use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{CrossSlot, Tag};
 use ratelimit_testkit::AlgorithmKind;
 use tokio::time::sleep;
@@ -134,6 +135,34 @@ async fn a_caller_stopped_between_the_waves_never_raises_a_limit() {
         }
         let admitted: u64 = tasks.join_all().await.into_iter().sum();
         assert!(admitted <= 20, "{}: {admitted} of 20", limit.name());
+    }
+}
+
+/// A lease has ended in one slot when what was reserved with it is extended in the others.
+#[tokio::test]
+async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {
+    let begin_us = 1_000_000_000;
+    let limits = ["concurrency 9/1s", "fixed-window 9/h debt 3", "gcra 9/h"];
+    let [busy, window, usual] = limits.map(|text| limit(&text.replace([' ', '/'], "-"), text));
+    for (orders, costs) in
+        [[0, 1, 2], [1, 0, 2], [2, 1, 0]].into_iter().zip([[1, 5, 5], [1, 99, 5], [1, 5, 99]])
+    {
+        let (server, memory) = (server(), MemoryStore::new());
+        let store = split(&server, |_| Fate::Sent).await;
+        let all = |costs: [u64; 3]| {
+            let all = [(&busy, "a", costs[0]), (&window, "b", costs[1]), (&usual, "c", costs[2])];
+            orders.map(|place: usize| all[place])
+        };
+        for (op, costs, us) in [
+            (Op::Acquire, [1, 1, 1], 0),
+            (Op::Extend, costs, 2_000_000),
+            (Op::Peek, [1, 1, 1], 2_000_000),
+        ] {
+            let (id, now) = ((op != Op::Peek).then_some(7), at(begin_us + us));
+            let due = apply_at(&memory, &all(costs), op, id, now).await.expect("decides");
+            let told = apply_at(&store, &all(costs), op, id, now).await.expect("decides");
+            assert_eq!(told, due, "{op} {costs:?} {orders:?}");
+        }
     }
 }
 
