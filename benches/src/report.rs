@@ -100,15 +100,6 @@ impl Serialize for Cell {
     }
 }
 
-/// A line of JSON, whose fields keep their order.
-struct JsonLine<'a>(&'a [NamedCell]);
-
-impl Serialize for JsonLine<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().copied())
-    }
-}
-
 /// Prints tables, and writes the JSON lines if they are wanted.
 pub(crate) struct BenchReport {
     file: Option<File>,
@@ -139,7 +130,9 @@ impl BenchReport {
         }
         line(|(_, cell)| cell.text());
         if let Some(file) = &mut self.file {
-            writeln!(file, "{}", serde_json::to_string(&JsonLine(cells))?)?;
+            // The fields keep their order.
+            serde_json::Serializer::new(&mut *file).collect_map(cells.iter().copied())?;
+            writeln!(file)?;
         }
         Ok(())
     }

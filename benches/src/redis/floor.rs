@@ -1,31 +1,32 @@
 //! The floor of merging: what it costs to wait for a call and to be woken by it, with as little around it as can be.
 //!
-//! It counts the callers who wait for the call in flight, and charges that many by one call of the plain loop's script.
-//! It knows one key, one limit and one cost, answers all callers of a call alike, derives no `remaining` and no wait,
-//! has no deadline, and charges a caller that has gone.
+//! While two calls are in flight, callers wait, and the next call charges all of them by one script: the keys of all, each the
+//! same cost, all or nothing. It knows one limit, answers all callers of a call alike, derives no `remaining` and no wait, has
+//! no deadline, no bound of keys, and charges a caller that has gone.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use redis::aio::ConnectionManager;
 use tokio::sync::Notify;
 
 use crate::measure::Fallible;
 
-use super::plain::{Decides, RedisRs};
+use super::plain::{CallsScript, Decides, key};
 
-/// Callers of one key who share calls of the plain loop.
-pub(super) struct Floor(Arc<FloorState>);
+const MOST_IN_FLIGHT: usize = 2;
 
-struct FloorState {
-    plain: RedisRs<ConnectionManager>,
+/// Callers who share calls of a script.
+pub(super) struct Floor<P>(Arc<FloorState<P>>);
+
+struct FloorState<P> {
+    plain: P,
     next: Mutex<NextCall>,
 }
 
 /// The call that the callers join who come now.
 #[derive(Default)]
 struct NextCall {
-    is_under_way: bool,
-    cost: u64,
+    in_flight: usize,
+    keys: Vec<String>,
     call: Arc<FloorCall>,
 }
 
@@ -35,30 +36,34 @@ struct FloorCall {
     news: Notify,
 }
 
-impl Floor {
-    pub(super) fn new(plain: RedisRs<ConnectionManager>) -> Self {
+impl<P: CallsScript> Floor<P> {
+    /// The script of `plain` charges each of its keys.
+    pub(super) fn new(plain: P) -> Self {
         Self(Arc::new(FloorState { plain, next: Mutex::default() }))
     }
 }
 
-impl FloorState {
+impl<P: CallsScript> FloorState<P> {
     fn next(&self) -> MutexGuard<'_, NextCall> {
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends one call after the other, until no caller waits.
-    async fn fly(&self, caller: String) {
+    async fn fly(&self) {
         loop {
-            let (cost, call) = {
+            let (mut keys, call) = {
                 let mut next = self.next();
-                let NextCall { cost, call, .. } = std::mem::take(&mut *next);
-                next.is_under_way = cost > 0;
-                (cost, call)
+                if next.keys.is_empty() {
+                    next.in_flight -= 1;
+                    return;
+                }
+                (std::mem::take(&mut next.keys), std::mem::take(&mut next.call))
             };
-            if cost == 0 {
-                return;
-            }
-            let answer = self.plain.charge(&caller, cost).await;
+            // The callers of one key are charged at once.
+            let callers = keys.len();
+            keys.dedup();
+            let cost = callers.div_ceil(keys.len());
+            let answer = self.plain.call(keys, cost as u64).await;
             let _ = call.answer.set(answer.map_err(|error| error.to_string()));
             call.news.notify_waiters();
             tokio::task::yield_now().await;
@@ -66,15 +71,15 @@ impl FloorState {
     }
 }
 
-impl Decides for Floor {
-    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
+impl<P: CallsScript> Decides for Floor<P> {
+    async fn charge(&self, caller: &str, _cost: u64) -> Fallible<bool> {
         let call = {
             let mut next = self.0.next();
-            next.cost += cost;
-            if !next.is_under_way {
-                next.is_under_way = true;
-                let (shared, caller) = (Arc::clone(&self.0), caller.to_owned());
-                tokio::spawn(async move { shared.fly(caller).await });
+            next.keys.push(key(P::PREFIX, caller));
+            if next.in_flight < MOST_IN_FLIGHT {
+                next.in_flight += 1;
+                let shared = Arc::clone(&self.0);
+                tokio::spawn(async move { shared.fly().await });
             }
             Arc::clone(&next.call)
         };

@@ -112,6 +112,25 @@ pub(super) trait Decides: Send + Sync + 'static {
     fn charge(&self, caller: &str, cost: u64) -> impl Future<Output = Fallible<bool>> + Send;
 }
 
+/// A client that calls a script.
+pub(super) trait CallsScript: Send + Sync + 'static {
+    /// The prefix of its keys.
+    const PREFIX: &'static str;
+
+    /// By how many limits a request is decided.
+    fn limits(&self) -> usize;
+
+    /// Whether so much is admitted for all of these keys.
+    fn call(&self, keys: Vec<String>, cost: u64) -> impl Future<Output = Fallible<bool>> + Send;
+}
+
+/// One call per request.
+impl<P: CallsScript> Decides for P {
+    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
+        self.call(keys(P::PREFIX, caller, self.limits()).collect(), cost).await
+    }
+}
+
 /// The prefixes of the keys of the loops.
 pub(super) const REDIS_RS: &str = "redis-rs";
 pub(super) const FRED: &str = "fred";
@@ -148,13 +167,17 @@ impl RedisRs<ClusterConnection> {
     }
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
-    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
-        let PlainScript { sha, numbers, limits } = &self.script;
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> CallsScript for RedisRs<C> {
+    const PREFIX: &'static str = REDIS_RS;
+
+    fn limits(&self) -> usize {
+        self.script.limits
+    }
+
+    async fn call(&self, keys: Vec<String>, cost: u64) -> Fallible<bool> {
+        let PlainScript { sha, numbers, .. } = &self.script;
         let mut call = redis::cmd("EVALSHA");
-        call.arg(sha).arg(limits);
-        keys(REDIS_RS, caller, *limits).for_each(|key| _ = call.arg(key));
-        call.arg(&numbers.arguments(cost));
+        call.arg(sha).arg(keys.len()).arg(keys).arg(&numbers.arguments(cost));
         let answer: (i64, i64, i64) = call.query_async(&mut self.connection.clone()).await?;
         Ok(answer.0 == 1)
     }
@@ -175,12 +198,17 @@ impl Fred {
     }
 }
 
-impl Decides for Fred {
-    async fn charge(&self, caller: &str, cost: u64) -> Fallible<bool> {
-        let PlainScript { sha, numbers, limits } = &self.script;
+impl CallsScript for Fred {
+    const PREFIX: &'static str = FRED;
+
+    fn limits(&self) -> usize {
+        self.script.limits
+    }
+
+    async fn call(&self, keys: Vec<String>, cost: u64) -> Fallible<bool> {
+        let PlainScript { sha, numbers, .. } = &self.script;
         let numbers =
             numbers.arguments(cost).map(|number| i64::try_from(number).unwrap_or(i64::MAX));
-        let keys: Vec<_> = keys(FRED, caller, *limits).collect();
         let answer: (i64, i64, i64) =
             self.client.evalsha(sha.as_str(), keys, numbers.to_vec()).await?;
         Ok(answer.0 == 1)

@@ -99,7 +99,10 @@ async fn of_limits(
     let script = PlainScript { sha, numbers: WIDE, limits: limits.len() };
     let loop_by_redis = Arc::new(RedisRs::connect(&url, &script).await?);
     let loop_by_fred = Arc::new(Fred::connect(&url, &script).await?);
-    let floor = Arc::new(Floor::new(RedisRs::connect(&url, &script).await?));
+    // It charges all of its keys.
+    let gathers = PlainScript { sha: lab.load(LIMITS_SCRIPT)?, ..script };
+    let floor_by_redis = Arc::new(Floor::new(RedisRs::connect(&url, &gathers).await?));
+    let floor_by_fred = Arc::new(Floor::new(Fred::connect(&url, &gathers).await?));
     let callers: Vec<_> = (0..KEYS[2].0).map(CallerKey::new).collect();
     charge(&by_redis, &callers).await?;
     charge(&loop_by_redis, &callers).await?;
@@ -122,8 +125,9 @@ async fn of_limits(
                 .measure(quick, report, &by_redis, &loop_by_redis)
                 .await?;
             load("fred", "fred loop").measure(quick, report, &by_fred, &loop_by_fred).await?;
-            if keys == 1 {
-                load("redis", "floor").measure(quick, report, &by_redis, &floor).await?;
+            if limits.len() == ONE.len() {
+                load("redis", "floor").measure(quick, report, &by_redis, &floor_by_redis).await?;
+                load("fred", "floor").measure(quick, report, &by_fred, &floor_by_fred).await?;
             }
         }
     }
