@@ -354,14 +354,15 @@ fn script_and_step_agree_on_any_stored_numbers() {
     let aside = RefCell::new(server.client().expect("it is up"));
     let costs = prop_oneof![1..5_u64, numbers()];
     let stored = proptest::collection::vec(numbers(), 5);
-    // How many states were decided by.
-    let decided = Cell::new(0);
+    // How many states there were, and how many were decided by.
+    let (tried, decided) = (Cell::new(0), Cell::new(0));
     let config =
         ProptestConfig { cases: 3_000, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |((policy, count) in select(of_numbers()), stored in stored, cost in costs)| {
         // No limit writes a window without a charge: a script takes it for none.
         let is_window = ["fixed-window", "first-request-window"].contains(&policy.name());
         prop_assume!(!is_window || stored[1] << 8 != 0);
+        tried.set(tried.get() + 1);
         let limit = named("l", policy);
         let key = store.key(&limit, "a\r\nb");
         let mut packed = format!("{} ", limit.algorithm().name()).into_bytes();
@@ -390,7 +391,7 @@ fn script_and_step_agree_on_any_stored_numbers() {
             }
         });
     });
-    assert!(decided.get() > 300, "{} were decided by", decided.get());
+    assert!(decided.get() >= tried.get() / 10, "{} of {}", decided.get(), tried.get());
 }
 
 /// What a key of a limit contains.
