@@ -145,7 +145,7 @@ async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {
     let limits = ["concurrency 9/1s", "fixed-window 9/h debt 3", "gcra 9/h"];
     let [busy, window, usual] = limits.map(|text| limit(&text.replace([' ', '/'], "-"), text));
     for (orders, costs) in
-        [[0, 1, 2], [1, 0, 2], [2, 1, 0]].into_iter().zip([[1, 5, 5], [1, 99, 5], [1, 5, 99]])
+        [[0, 1, 2], [1, 0, 2], [2, 1, 0]].into_iter().zip([[1, 1, 5], [1, 5, 5], [1, 5, 99]])
     {
         let (server, memory) = (server(), MemoryStore::new());
         let store = split(&server, |_| Fate::Sent).await;
@@ -155,10 +155,13 @@ async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {
         };
         for (op, costs, us) in [
             (Op::Acquire, [1, 1, 1], 0),
+            // Its answer then says what is owed.
+            (Op::Force, [1, costs[1] * 2, 1], 0),
             (Op::Extend, costs, 2_000_000),
             (Op::Peek, [1, 1, 1], 2_000_000),
         ] {
-            let (id, now) = ((op != Op::Peek).then_some(7), at(begin_us + us));
+            let (id, now) =
+                (matches!(op, Op::Acquire | Op::Extend).then_some(7), at(begin_us + us));
             let due = apply_at(&memory, &all(costs), op, id, now).await.expect("decides");
             let told = apply_at(&store, &all(costs), op, id, now).await.expect("decides");
             assert_eq!(told, due, "{op} {costs:?} {orders:?}");
