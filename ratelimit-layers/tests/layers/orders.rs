@@ -99,7 +99,7 @@ fn what_a_store_counts_is_reported_by_all_around_it_also_if_it_is_chosen_at_run_
     assert_eq!(told.iter().filter(|name| own.contains(name)).count(), 2 * own.len());
 }
 
-/// Also where a draw is under way already, whose answer is then the fallback's.
+/// The fallback also answers a draw that is in flight when the store fails.
 #[tokio::test(start_paused = true)]
 async fn around_a_fallback_nothing_is_spent_that_the_store_has_not_charged() {
     let clock = ManualClock::new(BEGIN);
