@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use ratelimit_core::{Account, Decision, Limit, LimitCosts};
+use ratelimit_core::{Account, Decision, Limit, LimitCosts, NamedDecision, Policy};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::caller::Caller;
 use crate::input::OTHERS;
-use crate::tally::{Decided, Placed};
+use crate::tally::Decided;
 
 /// The fields of a decision line, in their order.
 #[derive(Serialize)]
@@ -83,7 +83,7 @@ impl<'d> DecisionLine<'d> {
             (summary.limit, summary.remaining) = (None, None);
         }
         let has_shadow = limits.iter().any(Limit::is_shadow);
-        let of_limit = |(_, one): Placed<'d>| OfLimit {
+        let of_limit = |one: NamedDecision<'d, Policy>| OfLimit {
             name: one.name(),
             told: (one.decision(), one.account()).into(),
         };
@@ -92,8 +92,9 @@ impl<'d> DecisionLine<'d> {
             caller: &entry.caller,
             costs: &entry.costs,
             verdict: summary,
-            limits: (limits.iter().len() > 1).then(|| decided.enforced().map(of_limit).collect()),
-            shadow: has_shadow.then(|| decided.shadow().map(of_limit).collect()),
+            limits: (limits.iter().len() > 1)
+                .then(|| decided.named.clone().map(of_limit).collect()),
+            shadow: has_shadow.then(|| decided.named.shadow().map(of_limit).collect()),
         }
     }
 }

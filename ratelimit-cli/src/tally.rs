@@ -64,7 +64,7 @@ pub(crate) struct Decided<'d> {
     pub(crate) entry: &'d InputEntry,
     pub(crate) limits: &'d Limits<Policy>,
     pub(crate) verdict: &'d Verdict,
-    named: NamedDecisions<'d, Policy>,
+    pub(crate) named: NamedDecisions<'d, Policy>,
 }
 
 /// A limit's decision, and the place of the limit in the policy.
@@ -79,32 +79,16 @@ impl<'d> Decided<'d> {
         Self { entry, limits: limiter.limits(), verdict, named: limiter.named(verdict) }
     }
 
-    fn placed(
-        &self,
-        decisions: impl Iterator<Item = NamedDecision<'d, Policy>>,
-    ) -> impl Iterator<Item = Placed<'d>> {
-        let place = |name: &str| self.limits.iter().position(|limit| limit.name() == name);
-        decisions.filter_map(move |one| Some((place(one.name())?, one)))
-    }
-
-    /// What the enforced limits that apply decided.
-    pub(crate) fn enforced(&self) -> impl Iterator<Item = Placed<'d>> {
-        self.placed(self.named.clone())
-    }
-
-    /// What the shadow limits that apply would have decided.
-    pub(crate) fn shadow(&self) -> impl Iterator<Item = Placed<'d>> {
-        self.placed(self.named.shadow())
-    }
-
-    /// All of these.
+    /// What each limit that applies decided, shadow limits last.
     pub(crate) fn each(&self) -> impl Iterator<Item = Placed<'d>> {
-        self.enforced().chain(self.shadow())
+        let place = |name: &str| self.limits.iter().position(|limit| limit.name() == name);
+        let all = self.named.clone().chain(self.named.shadow());
+        all.filter_map(move |one| Some((place(one.name())?, one)))
     }
 
     /// The enforced ones that denied.
     fn denying(&self) -> impl Iterator<Item = Placed<'d>> {
-        self.enforced().filter(|(_, one)| !one.allowed)
+        self.each().filter(|(_, one)| !one.allowed && !one.configured().is_shadow())
     }
 }
 
