@@ -1,18 +1,20 @@
 //! The replay: decides every request of the input at its own time, strictly in sequence.
 
 use std::io::{self, BufWriter, Write};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use ratelimit_core::store::Op;
-use ratelimit_core::{Policy, RateLimiter, Store};
+use ratelimit_core::{Policy, Store};
 
 use crate::args::FormatArg;
 use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::{BadLine, Before};
+use crate::interrupt::Interrupt;
 use crate::suggest::Needs;
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
@@ -21,26 +23,22 @@ mod judge;
 mod leases;
 mod requests;
 
-use judge::Judge;
+pub(crate) use judge::Judge;
 use requests::ReplayedRequest;
-pub(crate) use requests::{Order, ReplayedRequests};
+pub(crate) use requests::{Order, Reading, ReplayedRequests};
 
 /// The number of bad lines that are reported one by one; the rest are only counted.
 const NAMED_BAD_LINES: u64 = 20;
 
-/// The input of a replay and its options.
+/// Who decides the requests of a replay, and what is written of their decisions.
 pub(crate) struct Replay<'r, S> {
-    pub(crate) limiter: &'r RateLimiter<S>,
-    /// The limits to compare with.
-    pub(crate) other: Option<&'r RateLimiter<S>>,
+    pub(crate) this: Judge<'r, S>,
+    /// The policy to compare with.
+    pub(crate) other: Option<Judge<'r, S>>,
     /// The limits without a bound, if what callers need is to be observed.
-    pub(crate) needs: Option<&'r RateLimiter<S>>,
+    pub(crate) needs: Option<Judge<'r, S>>,
     pub(crate) requests: ReplayedRequests,
     pub(crate) decisions: Option<Decisions>,
-    /// Whether the keys are to be reset at the end.
-    pub(crate) forgets: bool,
-    /// Of how many callers to count how near they came to each limit.
-    pub(crate) nearness: Option<usize>,
 }
 
 /// The destination of decision lines.
@@ -64,34 +62,24 @@ pub(crate) struct ReplayOutcome {
     pub(crate) comparison: Option<Comparison>,
 }
 
-impl<'r, S: Store<Policy>> Replay<'r, S> {
-    /// A replay that only counts.
-    pub(crate) const fn new(limiter: &'r RateLimiter<S>, requests: ReplayedRequests) -> Self {
-        let (other, needs, decisions, forgets, nearness) = (None, None, None, false, None);
-        Self { limiter, other, needs, requests, decisions, forgets, nearness }
-    }
-
+impl<S: Store<Policy>> Replay<'_, S> {
     /// Decides every request until the input ends or something stops the replay.
     pub(crate) async fn run(mut self) -> ReplayOutcome {
-        let started = Instant::now();
-        let mut this = Judge::new(self.limiter, self.nearness, self.forgets);
-        let other = self.other.map(|other| Judge::new(other, None, self.forgets));
-        let mut other = other.map(|judge| (judge, Comparison::default()));
-        let mut needs = self.needs.map(|needs| Judge::new(needs, Some(usize::MAX), false));
-        let decided = self.decide_all(&mut this, other.as_mut(), needs.as_mut());
-        let mut ended = decided.await;
-        let needs = needs.iter().flat_map(|judge| Needs::of(self.limiter.limits(), &judge.tally));
+        let (started, mut comparison) = (Instant::now(), Comparison::default());
+        let mut ended = self.decide_all(&mut comparison).await;
+        let Self { mut this, other, needs, requests, decisions } = self;
+        let needs = needs.iter().flat_map(|judge| Needs::of(this.limiter.limits(), &judge.tally));
         for (counts, needs) in this.tally.limits.iter_mut().zip(needs) {
             counts.needs = Some(needs);
         }
         let elapsed = started.elapsed();
-        let (format, order) = (self.requests.format(), self.requests.order());
-        let trouble = &self.requests.trouble;
+        let (format, order) = (requests.format(), requests.order());
+        let trouble = &requests.trouble;
         (this.tally.bad_lines, this.tally.refused_operations) =
             (trouble.bad_lines, trouble.refused);
         let skipped = trouble.skipped();
         if ended.is_ok() && this.tally.decisions() == 0 && skipped > 0 {
-            let (name, asked) = (&self.requests.names, self.requests.asked);
+            let (name, asked) = (&requests.names, requests.asked);
             ended = Err(match trouble.refused {
                 0 => no_request(name, asked, format, trouble.bad_lines),
                 refused => all_refused(name, refused, trouble.bad_lines),
@@ -106,40 +94,34 @@ impl<'r, S: Store<Policy>> Replay<'r, S> {
             let more = plural(skipped - NAMED_BAD_LINES, one, many);
             trouble.say(&format!("… and {more} more"));
         }
-        if let Some(decisions) = &mut self.decisions
+        if let Some(mut decisions) = decisions
             && let Err(error) = decisions.out.flush()
         {
             ended = Err(Failure::writing(&decisions.name, &error));
         }
         let mut left_behind = None;
-        for judge in [Some(&this), other.as_ref().map(|(judge, _)| judge)].into_iter().flatten() {
+        for judge in iter::once(&this).chain(&other) {
             left_behind = left_behind.or(match &ended {
                 // A store that has just failed would only time out again.
                 Err(Failure::Store(_)) => judge.has_touched().then(String::new),
                 _ => judge.forget().await.err().map(|error| format!(": {error}")),
             });
         }
-        let comparison = other.map(|(Judge { tally, .. }, more)| Comparison { tally, ..more });
+        let comparison = other.map(|other| Comparison { tally: other.tally, ..comparison });
         ReplayOutcome { tally: this.tally, format, order, ended, elapsed, left_behind, comparison }
     }
 
     /// Decides all requests, one after the other.
-    async fn decide_all(
-        &mut self,
-        this: &mut Judge<'_, S>,
-        mut other: Option<&mut (Judge<'_, S>, Comparison)>,
-        mut needs: Option<&mut Judge<'_, S>>,
-    ) -> Result<(), Failure> {
-        while let Some(ReplayedRequest { input, number, entry }) = self.requests.next()? {
-            let (name, trouble) = self.requests.reported(input);
+    async fn decide_all(&mut self, comparison: &mut Comparison) -> Result<(), Failure> {
+        let Self { this, other, needs, requests, decisions } = self;
+        while let Some(ReplayedRequest { input, number, entry }) = requests.next()? {
+            let (name, trouble) = requests.reported(input);
             let failed = |error: S::Error| {
                 let what = format!("{}: line {number}: the store failed", name.display());
                 Failure::store(&what, &error)
             };
-            let valid = this.validate(&entry).and_then(|()| match &other {
-                Some((other, _)) => {
-                    other.validate(&entry).map_err(|bad| format!("--compare: {bad}"))
-                }
+            let valid = this.validate(&entry).and_then(|()| match other {
+                Some(other) => other.validate(&entry).map_err(|bad| format!("--compare: {bad}")),
                 None => Ok(()),
             });
             if let Err(bad) = valid {
@@ -154,19 +136,19 @@ impl<'r, S: Store<Policy>> Replay<'r, S> {
                     continue;
                 }
             };
-            if let Some(needs) = &mut needs {
+            if let Some(needs) = needs {
                 let _ = needs.decide(&entry).await.map_err(failed)?;
             }
-            let decided = Decided::new(self.limiter, &entry, &verdict);
+            let decided = Decided::new(this.limiter, &entry, &verdict);
             // An operation that the algorithms of the other policy lack has no effect there.
-            if let Some((other, comparison)) = &mut other
+            if let Some(other) = other
                 && let Ok(verdict) = other.decide(&entry).await.map_err(failed)?
                 && entry.op == Op::Acquire
             {
                 let by_other = Decided::new(other.limiter, &entry, &verdict);
                 comparison.count((&this.tally, &decided), (&other.tally, &by_other));
             }
-            if let Some(Decisions { name, out }) = &mut self.decisions {
+            if let Some(Decisions { name, out }) = decisions {
                 let line = json_line(&DecisionLine::new(&decided));
                 out.write_all(line.as_bytes()).map_err(|error| Failure::writing(name, &error))?;
             }
@@ -208,9 +190,8 @@ fn all_refused(name: &str, refused: u64, bad_lines: u64) -> Failure {
 pub(crate) struct Trouble {
     /// How far the inputs have been read, on standard error; hidden where that is no terminal.
     bar: ProgressBar,
-    /// Whether nothing is said.
-    silent: bool,
-    strict: bool,
+    how: Reading,
+    interrupt: Interrupt,
     /// Whether a line is named together with its input.
     several: bool,
     bad_lines: u64,
@@ -226,7 +207,7 @@ impl Trouble {
 
     /// Writes a line to standard error, above the bar.
     fn say(&self, line: &str) {
-        if !self.silent {
+        if !self.how.silent {
             // With standard error closed, the line has nowhere to go.
             self.bar.suspend(|| drop(writeln!(io::stderr(), "{line}")));
         }
@@ -235,7 +216,7 @@ impl Trouble {
     /// Reports a line that is skipped; with `--strict` the replay ends.
     fn report(&self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
         let name = name.display();
-        if self.strict {
+        if self.how.strict {
             return Err(Failure::input(format!(
                 "{name}: line {number}: {bad} (without --strict it would be skipped)",
             )));
@@ -267,11 +248,11 @@ impl Trouble {
 
 #[cfg(test)]
 mod tests {
+    use ratelimit_core::RateLimiter;
     use ratelimit_memory::MemoryStore;
 
     use super::*;
     use crate::args::LogArgs;
-    use crate::interrupt::Interrupt;
 
     #[test]
     fn a_store_that_fails_ends_the_replay_with_the_line_and_what_was_decided() {
@@ -285,12 +266,13 @@ mod tests {
         std::fs::write(&input, (0..100).map(line).collect::<String>()).expect("writes");
         let (policy, inputs) = (name.clone(), vec![input]);
         let log = LogArgs { policy, format: FormatArg::Auto, duration_unit: None, inputs };
-        let opened = ReplayedRequests::open(&log, &Interrupt::default(), false);
+        let opened = ReplayedRequests::open(&log, &Interrupt::default(), Reading::default());
         let requests = opened.unwrap_or_else(|failure| panic!("{failure}"));
         let file = Box::new(std::fs::File::create(&name).expect("creates"));
         let out = BufWriter::new(file as Box<dyn Write>);
         let decisions = Some(Decisions { name: name.clone(), out });
-        let replay = Replay { decisions, ..Replay::new(limiter, requests) };
+        let this = Judge::new(limiter, None, false);
+        let replay = Replay { this, other: None, needs: None, requests, decisions };
         let outcome = pollster::block_on(replay.run());
         let written = std::fs::read_to_string(&name).expect("reads");
         assert_eq!(written.lines().count(), 41);

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::files::{self, is_dash};
 use crate::interrupt::Interrupt;
 use crate::nearness::MAX_CALLERS;
-use crate::replay::{Replay, ReplayOutcome, ReplayedRequests};
+use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::report::Report;
 use crate::store::{self, StoreUrl};
 use crate::summary::{self, WARNING};
@@ -26,8 +26,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let other = args.compare.as_deref().map(policy::read).transpose()?;
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
-    let requests = ReplayedRequests::open(&args.log, &Interrupt::catch()?, args.strict)?;
-    let mut requests = requests.keeping_lines(is_detailed);
+    let how = Reading { strict: args.strict, silent: false, keeps_lines: is_detailed };
+    let mut requests = ReplayedRequests::open(&args.log, &Interrupt::catch()?, how)?;
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     let prefix = own_prefix();
@@ -46,13 +46,18 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         let unbounded = suggest::unbounded(&limits);
         let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
         let needs = limiter(&StoreUrl::Memory, &unbounded, "").await?;
-        let needs = Some(&needs).filter(|_| is_detailed);
         let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed.then_some(MAX_CALLERS));
-        let (other, replay) = (other.as_ref(), Replay::new(&this, requests));
-        let replay = Replay { other, needs, decisions, forgets, nearness, ..replay };
+        let replay = Replay {
+            this: Judge::new(&this, nearness, forgets),
+            other: other.as_ref().map(|other| Judge::new(other, None, forgets)),
+            needs: is_detailed.then(|| Judge::new(&needs, Some(usize::MAX), false)),
+            requests,
+            decisions,
+        };
         let mut outcome = replay.run().await;
-        let overflowed = other.map_or(0, |other| other.store().overflowed());
-        let overflowed = this.store().overflowed() + overflowed;
+        let overflowed =
+            iter::once(&this).chain(&other).map(|limiter| limiter.store().overflowed());
+        let overflowed = overflowed.sum();
         if overflowed > 0 {
             outcome.ended = Err(Failure::input(format!(
                 "{} were decided on a bucket shared with others, because the memory store was \

@@ -12,7 +12,7 @@ use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::files::is_dash;
 use crate::interrupt::Interrupt;
-use crate::replay::{Replay, ReplayOutcome, ReplayedRequests};
+use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::suggest::{Needs, setting, unbounded, with_policy};
 use crate::table::TextTable;
 use crate::text::{count, share};
@@ -36,7 +36,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     let limits = policy::parse(&name, &text)?;
     let interrupt = Interrupt::catch()?;
     pollster::block_on(async {
-        let mut requests = ReplayedRequests::open(&args.log, &interrupt, false)?;
+        let mut requests = ReplayedRequests::open(&args.log, &interrupt, Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;
         let wrong = |error| Failure::input(format!("no proposal: {error}"));
         let first = replay(unbounded(&limits).map_err(wrong)?, requests).await?;
@@ -53,7 +53,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             Row { limit, needs, proposed, denied_together: 0 }
         });
         let mut rows: Vec<_> = rows.collect();
-        let again = ReplayedRequests::open(&args.log, &interrupt, false)?.silent();
+        let again = Reading { silent: true, ..Reading::default() };
+        let again = ReplayedRequests::open(&args.log, &interrupt, again)?;
         let second = replay(proposal(&limits, &rows).map_err(wrong)?, again).await?;
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
             let nearness = counts.nearness.as_ref();
@@ -87,7 +88,8 @@ async fn replay(
     requests: ReplayedRequests,
 ) -> Result<ReplayOutcome, Failure> {
     let limiter = RateLimiter::new(limits, store::memory()).allow_unlimited();
-    let replay = Replay { nearness: Some(usize::MAX), ..Replay::new(&limiter, requests) };
+    let this = Judge::new(&limiter, Some(usize::MAX), false);
+    let replay = Replay { this, other: None, needs: None, requests, decisions: None };
     let mut outcome = replay.run().await;
     std::mem::replace(&mut outcome.ended, Ok(())).map(|()| outcome)
 }

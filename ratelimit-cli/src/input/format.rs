@@ -11,8 +11,8 @@ pub(crate) const LINES: u64 = 1_000;
 
 /// Searches for the first line of a known format.
 pub(crate) struct Detector {
-    /// Whether the input is declared as CSV, which still needs a header.
-    csv_only: bool,
+    /// What the user declared. Even an input declared as CSV needs a header.
+    pub(crate) format: FormatArg,
     /// The unit of an access log's durations.
     unit: Option<UnitArg>,
     /// The format that the lines so far resemble.
@@ -36,25 +36,25 @@ pub(crate) struct Before {
 impl Detector {
     /// A detector that keeps this many bad lines.
     pub(crate) fn new(format: FormatArg, unit: Option<UnitArg>, named: u64) -> Self {
-        let csv_only = format == FormatArg::Csv;
-        let likely = if csv_only { FormatArg::Csv } else { FormatArg::Combined };
-        Self { csv_only, unit, likely, bad: Vec::new(), bad_lines: 0, named }
+        let is_csv = format == FormatArg::Csv;
+        let likely = if is_csv { FormatArg::Csv } else { FormatArg::Combined };
+        Self { format, unit, likely, bad: Vec::new(), bad_lines: 0, named }
     }
 
     /// Examines a line that is not blank: the parser of its format, and the bad lines before it. Of a CSV trace it is the
     /// header, which is consumed. A header that cannot be used is an error.
     pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<(Parser, Before)>, BadLine> {
-        let bytes = line.bytes.unwrap_or_default();
+        let (bytes, is_csv) = (line.bytes.unwrap_or_default(), self.format == FormatArg::Csv);
         // The order matters: a request in a log may contain commas, and so may text in JSON.
-        let found = if !self.csv_only && AccessLog::new(self.unit).parse(bytes).is_ok() {
+        let found = if !is_csv && AccessLog::new(self.unit).parse(bytes).is_ok() {
             (FormatArg::Combined, Parser::AccessLog(AccessLog::new(self.unit)))
-        } else if !self.csv_only && jsonl::is_record(bytes) {
+        } else if !is_csv && jsonl::is_record(bytes) {
             // A record with errors belongs to a trace, too.
             (FormatArg::Jsonl, Parser::Jsonl)
         } else if let Some(csv) = Csv::under(bytes)? {
             (FormatArg::Csv, Parser::Csv(csv))
         } else {
-            if bytes.trim_ascii_start().starts_with(b"{") && !self.csv_only {
+            if bytes.trim_ascii_start().starts_with(b"{") && !is_csv {
                 self.likely = FormatArg::Jsonl;
             } else if bytes.windows(5).any(|five| five == b"at_us") {
                 self.likely = FormatArg::Csv;

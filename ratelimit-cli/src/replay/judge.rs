@@ -13,7 +13,7 @@ use crate::tally::{Decided, Tally};
 const FORGOTTEN_AT_ONCE: usize = 32;
 
 /// Decides requests by one policy.
-pub(super) struct Judge<'r, S> {
+pub(crate) struct Judge<'r, S> {
     pub(super) limiter: &'r RateLimiter<S>,
     pub(super) tally: Tally,
     /// The keys used so far, if they are to be reset at the end: limits by position, each with a key for which it may have
@@ -24,7 +24,9 @@ pub(super) struct Judge<'r, S> {
 }
 
 impl<'r, S: Store<Policy>> Judge<'r, S> {
-    pub(super) fn new(limiter: &'r RateLimiter<S>, nearness: Option<usize>, forgets: bool) -> Self {
+    /// `nearness`: of how many callers to count how near they came to each limit. `forgets`: whether the keys are to be
+    /// reset at the end.
+    pub(crate) fn new(limiter: &'r RateLimiter<S>, nearness: Option<usize>, forgets: bool) -> Self {
         let has_leases = limiter.limits().iter().any(|limit| limit.algorithm().has_leases());
         Self {
             limiter,

@@ -26,6 +26,17 @@ const WINDOW_LINES: usize = 1_000_000;
 /// The most characters of a line that are kept.
 const LINE_CHARS: usize = 400;
 
+/// How inputs are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reading {
+    /// Whether the first bad line ends the replay.
+    pub(crate) strict: bool,
+    /// Whether no complaint about a line is made, as in a second pass.
+    pub(crate) silent: bool,
+    /// Whether a request keeps the text of its line.
+    pub(crate) keeps_lines: bool,
+}
+
 /// One request, and where it stands.
 pub(super) struct ReplayedRequest {
     /// The position of its input.
@@ -83,7 +94,6 @@ pub(crate) struct ReplayedRequests {
     /// The names of all inputs, and the format that the user asked for.
     pub(super) names: String,
     pub(super) asked: FormatArg,
-    pub(super) interrupt: Interrupt,
     pub(super) trouble: Trouble,
 }
 
@@ -92,7 +102,7 @@ impl ReplayedRequests {
     pub(crate) fn open(
         log: &LogArgs,
         interrupt: &Interrupt,
-        strict: bool,
+        how: Reading,
     ) -> Result<Self, Failure> {
         let bar = ProgressBar::no_length();
         let mut inputs = Vec::with_capacity(log.inputs.len());
@@ -103,14 +113,11 @@ impl ReplayedRequests {
             inputs.push(Input {
                 name: path.clone(),
                 lines: Lines::new(source),
-                interrupt: interrupt.clone(),
-                format: log.format,
                 parser: Parser::of(log.format, log.duration_unit),
                 detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
                 has_durations: false,
                 window: BTreeMap::new(),
                 most_lines: WINDOW_LINES / log.inputs.len().max(1),
-                keeps_lines: false,
                 latest: Timestamp::ZERO,
                 left: Timestamp::ZERO,
                 ended: false,
@@ -126,22 +133,10 @@ impl ReplayedRequests {
             bar.set_style(style);
         }
         bar.set_length(total.unwrap_or_default());
-        let (silent, several, order) = (false, inputs.len() > 1, Order::default());
-        let trouble = Trouble { bar, silent, strict, several, bad_lines: 0, refused: 0, order };
-        let (names, asked, interrupt) = (log.names(), log.format, interrupt.clone());
-        Ok(Self { inputs, names, asked, failed: None, has_leases: false, interrupt, trouble })
-    }
-
-    /// The same for a second pass, which repeats no complaint about a line.
-    pub(crate) fn silent(mut self) -> Self {
-        self.trouble.silent = true;
-        self
-    }
-
-    /// The same, with or without the text of its line in each request.
-    pub(crate) fn keeping_lines(mut self, keeps_lines: bool) -> Self {
-        self.inputs.iter_mut().for_each(|input| input.keeps_lines = keeps_lines);
-        self
+        let (interrupt, several, order) = (interrupt.clone(), inputs.len() > 1, Order::default());
+        let trouble = Trouble { bar, how, interrupt, several, bad_lines: 0, refused: 0, order };
+        let (names, asked) = (log.names(), log.format);
+        Ok(Self { inputs, names, asked, failed: None, has_leases: false, trouble })
     }
 
     /// The name of an input, and where its bad lines are reported.
@@ -207,7 +202,7 @@ impl ReplayedRequests {
         let mut earliest = None;
         for (place, input) in self.inputs.iter_mut().enumerate() {
             let at = input.peek(&mut self.trouble)?;
-            self.interrupt.check()?;
+            self.trouble.interrupt.check()?;
             if let Some(at) = at
                 && earliest.is_none_or(|(least, _): (Timestamp, _)| at < least)
             {
@@ -225,8 +220,6 @@ impl ReplayedRequests {
 struct Input {
     name: PathBuf,
     lines: Lines,
-    interrupt: Interrupt,
-    format: FormatArg,
     /// `None` until a line tells the format.
     parser: Option<Parser>,
     detector: Detector,
@@ -235,7 +228,6 @@ struct Input {
     /// What was read: of an access log by time, of a trace by line.
     window: BTreeMap<(Timestamp, u64), InputEntry>,
     most_lines: usize,
-    keeps_lines: bool,
     /// The latest time that was read.
     latest: Timestamp,
     /// The time of the last request that left the window.
@@ -285,7 +277,7 @@ impl Input {
         loop {
             let line = match self.lines.next() {
                 // An interrupted input may end within a line.
-                _ if self.interrupt.is_raised() => break,
+                _ if trouble.interrupt.is_raised() => break,
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(error) => {
@@ -321,7 +313,8 @@ impl Input {
             };
             match line.bytes.ok_or(TOO_LONG.to_owned()).and_then(|bytes| parser.parse(bytes)) {
                 Ok(mut entry) => {
-                    let text = line.bytes.filter(|_| self.keeps_lines).map(String::from_utf8_lossy);
+                    let text = line.bytes.filter(|_| trouble.how.keeps_lines);
+                    let text = text.map(String::from_utf8_lossy);
                     entry.line = text.map(|text| printable(&text, LINE_CHARS));
                     if entry.op == Op::Acquire {
                         self.has_durations |= entry.duration_us.is_some();
@@ -336,7 +329,7 @@ impl Input {
         trouble.before(name, self.detector.give_up())?;
         if gave_up {
             let lines = plural(DETECTED_LINES, "line", "lines");
-            let remedy = match self.format {
+            let remedy = match self.detector.format {
                 FormatArg::Csv => "is a CSV header; begin it with one such as at_us,key,cost,op",
                 _ => "tells its format; name it with --format combined, jsonl or csv",
             };
