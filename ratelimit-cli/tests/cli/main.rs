@@ -7,7 +7,6 @@ mod commands;
 mod common;
 mod contrast;
 mod decisions;
-mod documents;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod json;
 #[path = "../../examples/make_access_log.rs"]

@@ -1,6 +1,8 @@
 //! The schema of policies accepts what the parser accepts, and refuses what it refuses, up to [`UNSAYABLE`].
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
 
 use jsonschema::Validator;
 use proptest::prelude::*;
@@ -8,8 +10,7 @@ use ratelimit_core::{Limits, OnOutage, Policy};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::common::Scene;
-use crate::documents;
+use crate::common::{Scene, workspace};
 
 /// What a schema cannot say: a document that it accepts, and a part of the error by which the parser refuses it.
 const UNSAYABLE: [(&str, &str); 9] = [
@@ -122,11 +123,38 @@ fn what_the_schema_cannot_say_the_parser_refuses() {
     }
 }
 
+/// The texts in documents that have a `[[limit]]`, each with the path of its file.
+fn in_the_workspace() -> Vec<(String, String)> {
+    let (mut found, mut folders) = (Vec::new(), vec![workspace(".")]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            if path.is_dir() && !name.starts_with('.') && name != "target" && name != "book" {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let texts: Vec<&str> = match path.extension().and_then(OsStr::to_str) {
+                Some("toml") => vec![&text],
+                Some("md") => {
+                    let blocks = text.split("```toml\n").skip(1);
+                    blocks.filter_map(|rest| rest.split("```").next()).collect()
+                }
+                _ => continue,
+            };
+            let policies = texts.into_iter().filter(|text| text.contains("[[limit]]"));
+            found.extend(policies.map(|text| (path.display().to_string(), text.to_owned())));
+        }
+    }
+    found
+}
+
 #[test]
 fn every_policy_of_the_repository_validates() {
     let validator = validator();
     let (mut policies, mut files) = (0, BTreeSet::new());
-    for (path, text) in documents::in_the_workspace() {
+    for (path, text) in in_the_workspace() {
         let Ok(document) = toml::from_str::<Value>(&text) else { continue };
         let is_policy = agree(&validator, &document).expect(&path);
         assert_eq!(toml::from_str::<Limits<Policy>>(&text).is_ok(), is_policy, "{path}: {text}");
@@ -141,94 +169,113 @@ fn every_policy_of_the_repository_validates() {
     assert!(policies >= 10 && files.len() >= 10, "{policies} policies in {files:?}");
 }
 
+/// Values of each field that some limit may have, and values that none may. `null` stands for a field that is missing.
+fn values() -> [Value; 2] {
+    let long = |length: usize| "a".repeat(length);
+    let rates = |number: usize| ["1/s", "2/s", "3/s", "4/s", "5/s"][..number].to_vec();
+    let accepted = json!({
+        "name": ["a", "A.b_c-9", long(64)],
+        "algorithm": Policy::NAMES,
+        "key": [null, [], ["ip"], ["ip", "path"], [long(64)]],
+        "rate": [null, "1/s", "4096/2us", " 01 / 05 ms "],
+        "burst": [null, 1, 1_000],
+        "debt": [null, 0, 2],
+        "count": [null, "admitted", "attempts"],
+        "required": [null, true, false],
+        "shadow": [null, true, false],
+        "on_outage": [null, "open", "closed", "local"],
+        "bucket": [null, "1s", " 05 ms "],
+        "rates": [null, rates(1), rates(4)],
+    });
+    let refused = json!({
+        "name": [null, "", "a b", "é", long(65), 1],
+        "algorithm": [null, "", "leaky", "GCRA", 1],
+        "key": ["ip", ["ip", "ip"], [""], ["a b"], [long(65)], [1]],
+        "rate": ["", "0/s", "1/0s", "1", "1/w", "+1/s", "1.5/s", 1, ["1/s"]],
+        "burst": [0, -1, 1.5, "1", 1_u64 << 52, u64::MAX],
+        "debt": [-1, 1.5, "1", 1_u64 << 52],
+        "count": ["all", "", true],
+        "required": ["true", 1],
+        "shadow": ["true", 1],
+        "on_outage": ["shut", "", true],
+        "bucket": ["", "0s", "1", 1],
+        "rates": [[], rates(5), ["1/s", "0/s"], ["1/s", 1], "1/s"],
+        "brust": [1],
+        "Name": ["a"],
+    });
+    [accepted, refused]
+}
+
+/// Each field with each of its values.
+fn fields(values: &Value) -> Vec<(&str, &Value)> {
+    let fields = values.as_object().expect("fields").iter();
+    let each = fields.map(|(field, values)| (field, values.as_array().expect("values")));
+    each.flat_map(|(field, values)| values.iter().map(|value| (field.as_str(), value))).collect()
+}
+
 #[test]
-fn both_draw_each_boundary_in_the_same_place() {
-    let validator = validator();
-    let gcra = json!({ "name": "a", "algorithm": "gcra", "rate": "1/s" });
-    let steps =
-        json!({ "name": "a", "algorithm": "bucketed-window", "bucket": "1s", "rates": ["1/s"] });
-    // A limit with this field, or with null without it.
-    let with = |limit: &Value, field: &str, value: Value| {
-        let mut limit = limit.clone();
-        limit[field] = value;
-        limit.as_object_mut().expect("fields").retain(|_, value| !value.is_null());
-        limit
-    };
-    let mut cases = vec![
-        (with(&gcra, "name", json!("a".repeat(64))), true),
-        (with(&gcra, "name", json!("a".repeat(65))), false),
-        (with(&gcra, "name", json!("")), false),
-        (with(&gcra, "name", Value::Null), false),
-        (with(&gcra, "algorithm", Value::Null), false),
-        (with(&gcra, "key", json!([])), true),
-        (with(&gcra, "key", json!(["ip", "path"])), true),
-        (with(&gcra, "key", json!(["ip", "ip"])), false),
-        (with(&gcra, "key", json!(["a".repeat(65)])), false),
-        (with(&gcra, "burst", json!(0)), false),
-        (with(&gcra, "burst", json!(1)), true),
-        (with(&gcra, "bucket", json!("1s")), false),
-        (with(&gcra, "rates", json!(["1/s"])), false),
-        (with(&gcra, "rate", Value::Null), false),
-        (with(&gcra, "rate", json!("0/s")), false),
-        (with(&gcra, "rate", json!("1/0s")), false),
-        (with(&gcra, "rate", json!(" 01 / 05 ms ")), true),
-        (with(&gcra, "debt", json!("1")), false),
-        (with(&steps, "bucket", Value::Null), false),
-        (with(&steps, "rate", json!("1/s")), false),
-        (with(&steps, "burst", json!(1)), false),
-        (with(&steps, "debt", json!(1)), false),
-        (with(&steps, "rates", Value::Null), false),
-        (with(&steps, "rates", json!([])), false),
-        (with(&steps, "rates", json!(["1/s", "2/s", "3/s", "4/s"])), true),
-        (with(&steps, "rates", json!(["1/s", "2/s", "3/s", "4/s", "5/s"])), false),
-    ];
-    for name in Policy::NAMES.iter().filter(|name| **name != "bucketed-window") {
-        let limit = with(&gcra, "algorithm", json!(name));
-        let in_debt = with(&limit, "debt", json!(2));
-        let has_burst = ["gcra", "token-bucket"].contains(name);
-        let owes = has_burst || *name == "fixed-window";
-        cases.extend([
-            (with(&limit, "burst", json!(2)), has_burst),
-            (with(&limit, "debt", json!(0)), owes),
-            (with(&in_debt, "count", json!("attempts")), false),
-            (in_debt, owes),
-            (with(&limit, "count", json!("admitted")), true),
-            (with(&limit, "count", json!("attempts")), *name != "concurrency"),
-            (limit, true),
-        ]);
+fn both_refuse_each_mistake_and_agree_on_any_two_options_of_each_algorithm() {
+    let (validator, [accepted, refused], object) = (validator(), values(), json!({ "a": 1 }));
+    let accepted = fields(&accepted);
+    let mut refused = fields(&refused);
+    refused.extend(accepted.iter().map(|(field, _)| (*field, &object)));
+    let mut found = BTreeSet::new();
+    for name in Policy::NAMES {
+        let with = |changes: &[(&str, &Value)]| {
+            let mut limit = match *name {
+                "bucketed-window" => json!({ "bucket": "1s", "rates": ["1/s"] }),
+                _ => json!({ "rate": "1/s" }),
+            };
+            (limit["name"], limit["algorithm"]) = (json!("a"), json!(name));
+            changes.iter().for_each(|(field, value)| limit[field] = (*value).clone());
+            limit.as_object_mut().expect("fields").retain(|_, value| !value.is_null());
+            json!({ "limit": [limit] })
+        };
+        for mistake in &refused {
+            let document = with(&[*mistake]);
+            let taken = (validator.is_valid(&document), parsed(&document).is_ok());
+            assert_eq!(taken, (false, false), "{document}");
+        }
+        for (place, one) in accepted.iter().enumerate() {
+            let others = accepted[place..].iter().filter(|other| other == &one || other.0 != one.0);
+            for other in others {
+                let document = with(&[*one, *other]);
+                if agree(&validator, &document).expect("one opinion") {
+                    found.extend([one, other].map(|(field, value)| format!("{field} = {value}")));
+                    let text = toml::to_string(&document).expect("TOML");
+                    assert_eq!(toml::from_str(&text).ok(), parsed(&document).ok(), "{document}");
+                }
+            }
+        }
     }
-    let of_one = |(limit, is_policy)| (json!({ "limit": [limit] }), is_policy);
-    let documents = [
-        (json!({ "limit": gcra }), false),
-        (json!({ "limit": [gcra], "limits": [] }), false),
+    let due = accepted.iter().map(|(field, value)| format!("{field} = {value}"));
+    assert_eq!(found, due.collect(), "each value is in a policy");
+}
+
+#[test]
+fn both_refuse_a_document_without_a_list_of_limits() {
+    let limit = |name: &str| json!({ "name": name, "algorithm": "gcra", "rate": "1/s" });
+    for (document, is_policy) in [
+        (json!({ "limit": [limit("a"), limit("b")], "$schema": "ratelimit.schema.json" }), true),
+        (json!({ "limit": limit("a") }), false),
+        (json!({ "limit": [limit("a")], "limits": [] }), false),
         (json!({ "limit": [] }), false),
         (json!({}), false),
-    ];
-    for (document, is_policy) in cases.into_iter().map(of_one).chain(documents) {
-        let told = (validator.is_valid(&document), parsed(&document).is_ok());
-        assert_eq!(told, (is_policy, is_policy), "{document}");
+    ] {
+        assert_eq!(agree(&validator(), &document), Ok(is_policy), "{document}");
     }
+}
+
+/// Texts that are nearly rates, and rates.
+fn rate_like() -> impl Strategy<Value = String> {
+    let rate = (" ?0?[1-9][0-9]{0,16} ?/ ?(0?[1-9][0-9]{0,16})? ?(us|ms|s|m|h|d) ?")
+        .prop_map(String::from);
+    prop_oneof![rate, "[ 0-9/usmhd+.-]{0,9}"]
 }
 
 proptest! {
     #[test]
-    fn every_policy_that_can_be_built_validates(document in documents::built()) {
-        let validator = validator();
-        prop_assert_eq!(agree(&validator, &document), Ok(true));
-        let text = toml::to_string(&document).expect("TOML");
-        prop_assert_eq!(toml::from_str::<Limits<Policy>>(&text).ok(), parsed(&document).ok());
-    }
-
-    #[test]
-    fn schema_and_parser_agree_on_documents_with_mistakes(document in documents::with_mistakes()) {
-        agree(&validator(), &document).map_err(TestCaseError::fail)?;
-    }
-
-    #[test]
-    fn schema_and_parser_agree_on_the_text_of_rates(
-        rate in documents::rate_like(),
-        bucket in "[ 0-9usmhd]{0,6}",
-    ) {
+    fn both_agree_on_the_text_of_rates(rate in rate_like(), bucket in "[ 0-9usmhd]{0,6}") {
         let validator = validator();
         let gcra = json!({ "name": "a", "algorithm": "gcra", "rate": rate });
         let steps = json!({ "name": "a", "algorithm": "bucketed-window", "bucket": bucket, "rates": ["4096/s"] });
