@@ -1,7 +1,5 @@
 //! Runs the tool, and prepares its inputs.
 
-#![allow(dead_code)] // each test binary uses a part
-
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -60,18 +60,6 @@ fn with_several_limits_the_line_carries_those_that_apply() {
 }
 
 #[test]
-fn csv_and_jsonl_give_the_same_decisions() {
-    let scene = Scene::new(&TWO);
-    let jsonl = scene.decisions(concat!(
-        "{\"at_us\": 5, \"key\": \"k\", \"keys\": {\"ip\": \"a,b\", \"user\": \"u\"}, \"cost\": 2}\n",
-        "{\"at_us\": 6, \"keys\": {\"user\": \"u\"}, \"op\": \"peek\"}\n",
-    ));
-    let csv = scene.decisions("at_us,key,ip,user,cost,op\n5,k,\"a,b\",u,2,\r\n6,,,u,,peek\n");
-    assert_eq!(csv, jsonl);
-    assert_eq!(csv.lines().count(), 2);
-}
-
-#[test]
 fn plain_gzipped_and_standard_input_give_the_same_bytes() {
     let scene = Scene::new(BUCKET);
     let lines: Vec<String> =

@@ -1,5 +1,6 @@
 //! The report page: its numbers are those of the decisions file.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -89,35 +90,28 @@ fn totals_and_charts_are_those_of_the_decisions() {
 
     let width = number(&data, "bucket_us");
     let names = ["per-ip", "stricter", "page"];
-    let mut due: BTreeMap<u64, Vec<[u64; 2]>> = BTreeMap::new();
-    let mut totals = [[0; 2]; 3];
+    // Of each bucket what each limit admitted and denied, and then all together.
+    let mut due: BTreeMap<u64, [[u64; 2]; 4]> = BTreeMap::new();
     for line in &lines {
-        let bucket = due.entry(at(line) / width * width).or_insert_with(|| vec![[0; 2]; 4]);
-        bucket[3][usize::from(!allowed(line))] += 1;
-        for (place, name) in names.iter().enumerate() {
-            if let Some(decision) = of_limit(line, name) {
-                bucket[place][usize::from(!allowed(decision))] += 1;
-                totals[place][usize::from(!allowed(decision))] += 1;
-            }
+        let bucket = due.entry(at(line) / width * width).or_default();
+        let by_limit = names.map(|name| of_limit(line, name));
+        for (counts, decision) in bucket.iter_mut().zip(by_limit.into_iter().chain([Some(line)])) {
+            counts[0] += u64::from(decision.is_some_and(allowed));
+            counts[1] += u64::from(decision.is_some_and(|decision| !allowed(decision)));
         }
     }
-    let mut shown = BTreeMap::new();
-    for bucket in data["buckets"].as_array().expect("buckets") {
-        let mut counts: Vec<[u64; 2]> =
-            serde_json::from_value(bucket["limits"].clone()).expect("pairs");
-        counts.push([number(bucket, "admitted"), number(bucket, "denied")]);
-        if counts[3] != [0, 0] {
-            shown.insert(number(bucket, "at_us"), counts);
-        }
-    }
-    assert_eq!(shown, due);
+    let bucket = |(at, counts): (&u64, &[[u64; 2]; 4])| {
+        let [limits @ .., [admitted, denied]] = counts;
+        json!({ "at_us": at, "admitted": admitted, "denied": denied, "limits": limits })
+    };
+    let shown = data["buckets"].as_array().expect("buckets").iter();
+    let shown = shown.filter(|bucket| bucket["admitted"] != 0 || bucket["denied"] != 0);
+    assert_eq!(shown.cloned().collect::<Vec<_>>(), due.iter().map(bucket).collect::<Vec<_>>());
     for (place, limit) in data["limits"].as_array().expect("limits").iter().enumerate() {
-        let [admitted, denied] = totals[place];
-        assert_eq!(limit["name"], names[place]);
-        assert_eq!(
-            (number(limit, "applied"), number(limit, "denied")),
-            (admitted + denied, denied)
-        );
+        let [admitted, denied] =
+            [0, 1].map(|of| due.values().map(|counts| counts[place][of]).sum());
+        let numbers = ["applied", "denied"].map(|field| number(limit, field));
+        assert_eq!((&limit["name"], numbers), (&json!(names[place]), [admitted + denied, denied]));
         assert_eq!(limit["shadow"], json!(place == 1));
         assert!(denied > 0, "{limit}");
     }
@@ -151,34 +145,23 @@ fn callers_are_those_of_the_decisions() {
     }
 
     // Both enforced limits name the address first.
-    let mut due: BTreeMap<String, [u64; 3]> = BTreeMap::new();
-    for line in lines.iter().filter(|line| !allowed(line)) {
-        let at_us = number(line, "at_us");
-        let [denied, _, last] = due.entry(key(line, "per-ip")).or_insert([0, at_us, 0]);
-        *denied += 1;
-        *last = at_us;
-    }
+    let mut seen: BTreeMap<String, Vec<&Value>> = BTreeMap::new();
+    lines.iter().for_each(|line| seen.entry(key(line, "per-ip")).or_default().push(line));
     let callers = data["denied_callers"].as_array().expect("callers");
-    let shown = callers.iter().map(|caller| {
-        assert_eq!(caller["identifier"], "ip");
-        let value = caller["value"].as_str().expect("a value").to_owned();
-        (value, ["denied", "first_us", "last_us"].map(|field| number(caller, field)))
-    });
-    let shown: BTreeMap<_, _> = shown.collect();
-    assert_eq!(shown, due);
-    assert!(shown.len() > 2, "{shown:?}");
     for caller in callers {
-        let of_caller = lines.iter().filter(|line| key(line, "per-ip") == caller["value"]);
-        assert_eq!(number(caller, "requests"), of_caller.clone().count() as u64, "{caller}");
-        let (path, most) = (&caller["paths"][0][0], &caller["paths"][0][1]);
-        let on_path = of_caller.filter(|line| !allowed(line) && line["keys"]["path"] == *path);
-        assert_eq!(*most, on_path.count(), "{caller}");
+        assert_eq!(caller["identifier"], "ip");
+        let of_caller = &seen[caller["value"].as_str().expect("a value")];
+        let denied: Vec<_> = of_caller.iter().filter(|line| !allowed(line)).collect();
+        let on_path = denied.iter().filter(|line| line["keys"]["path"] == caller["paths"][0][0]);
+        assert_eq!(caller["paths"][0][1], on_path.count(), "{caller}");
+        let told = ["requests", "denied", "first_us", "last_us"].map(|field| number(caller, field));
+        let [first, last] = [0, denied.len() - 1].map(|place| number(denied[place], "at_us"));
+        assert_eq!(told, [of_caller.len() as u64, denied.len() as u64, first, last], "{caller}");
     }
-    let seen: BTreeSet<_> = lines.iter().map(|line| key(line, "per-ip")).collect();
-    assert_eq!(
-        data["identifiers"][0],
-        json!({ "name": "ip", "callers": seen.len(), "callers_denied": due.len() })
-    );
+    let denied = seen.values().filter(|of_caller| !of_caller.iter().all(|line| allowed(line)));
+    assert!(callers.len() > 2 && callers.len() == denied.count(), "{callers:?}");
+    let due = json!({ "name": "ip", "callers": seen.len(), "callers_denied": callers.len() });
+    assert_eq!(data["identifiers"][0], due);
 }
 
 #[test]
@@ -231,25 +214,22 @@ fn a_comparison_is_that_of_two_decisions_files() {
         }
     }
     assert!(both > 0 && only[0] > 0 && only[1] > 0, "{both} {only:?}");
-    let comparison = &data["comparison"];
-    assert_eq!(comparison["policy_file"], "other.toml");
-    assert_eq!(number(comparison, "denied_by_both"), both);
-    assert_eq!(number(comparison, "denied_only_by_this"), only[0]);
-    assert_eq!(number(comparison, "denied_only_by_other"), only[1]);
-    let there = other.iter().filter(|line| !allowed(line)).count() as u64;
-    assert_eq!(number(comparison, "denied"), there);
-    let shown: BTreeMap<(String, String), [u64; 2]> = comparison["differing_callers"]
-        .as_array()
-        .expect("callers")
-        .iter()
-        .map(|caller| {
-            let text = |field: &str| caller[field].as_str().expect(field).to_owned();
-            let counts = ["denied_only_by_this", "denied_only_by_other"];
-            ((text("identifier"), text("value")), counts.map(|field| number(caller, field)))
+    let mut callers: Vec<_> = callers.into_iter().collect();
+    callers.sort_by_key(|(_, [this, other])| Reverse(this + other));
+    let caller = |((name, value), [this, other]): &((String, String), [u64; 2])| {
+        json!({
+            "identifier": name, "value": value,
+            "denied_only_by_this": this, "denied_only_by_other": other,
         })
-        .collect();
-    assert_eq!(shown, callers);
-    assert_eq!(number(comparison, "callers_that_differ"), callers.len() as u64);
+    };
+    let due = json!({
+        "policy_file": "other.toml", "limits": data["comparison"]["limits"],
+        "denied": other.iter().filter(|line| !allowed(line)).count(),
+        "denied_by_both": both, "denied_only_by_this": only[0], "denied_only_by_other": only[1],
+        "callers_that_differ": callers.len(),
+        "differing_callers": callers.iter().map(caller).collect::<Vec<_>>(),
+    });
+    assert_eq!(data["comparison"], due);
 }
 
 #[test]
