@@ -13,8 +13,6 @@ use crate::failure::Failure;
 
 #[cfg(feature = "_servers")]
 mod servers;
-#[cfg(feature = "_servers")]
-mod stored_key;
 
 #[cfg(not(feature = "_servers"))]
 pub(crate) use pollster::block_on;
@@ -22,8 +20,6 @@ pub(crate) use pollster::block_on;
 pub(crate) use servers::{
     Redis, Remote, apply_to, block_on, connect, in_each_mode, may_scan, of_caller,
 };
-#[cfg(feature = "_servers")]
-pub(crate) use stored_key::StoredKey;
 
 /// The environment variable that holds the secret by which a store hides identifiers.
 const SECRET: &str = "RATELIMIT_SECRET";

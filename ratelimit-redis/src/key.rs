@@ -43,7 +43,18 @@ pub enum Tag {
     Fixed(String),
 }
 
-/// Builds the keys of a store.
+/// What a key on the server tells: [`RedisStore::read_key`](crate::RedisStore::read_key).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoredKey {
+    /// It has states of this identifier.
+    Identifier(String),
+    /// It has states of an identifier that a secret hides, or that is so long that a hash stands for it.
+    Hidden,
+    /// It is a reservation, a cached reply, or no key of the store.
+    Other,
+}
+
+/// Builds and reads the keys of a store.
 #[derive(Clone)]
 pub(crate) struct Keys {
     prefix: String,
@@ -116,9 +127,29 @@ impl Keys {
     /// What the key says about its limit: the part between the version and the tag; `None` if the store has no such
     /// key.
     pub(crate) fn limit_of<'k>(&self, key: &'k str) -> Option<&'k str> {
+        Some(self.parts(key)?.0)
+    }
+
+    /// The limit's part of a key, and what begins with the tag.
+    fn parts<'k>(&self, key: &'k str) -> Option<(&'k str, &'k str)> {
         let rest = key.strip_prefix(&self.prefix)?.strip_prefix(':')?;
-        let rest = rest.strip_prefix(VERSION)?.strip_prefix(':')?;
-        Some(rest.split_once(":{")?.0)
+        rest.strip_prefix(VERSION)?.strip_prefix(':')?.split_once(":{")
+    }
+
+    /// Reads the identifier from a key, as [`of_limit`](Self::of_limit) wrote it.
+    pub(crate) fn read(&self, key: &str) -> StoredKey {
+        let parts = self.parts(key).and_then(|(limit, rest)| Some((limit, rest.split_once('}')?)));
+        let Some((limit, (tag, rest))) = parts else { return StoredKey::Other };
+        // In the limit's part `#` announces a reservation's id, and behind an identifier a reply's.
+        if limit.contains('#') || (self.tag == Tag::Identifier && !rest.is_empty()) {
+            return StoredKey::Other;
+        }
+        let identifier = match self.tag {
+            Tag::Fixed(_) => unescape(rest),
+            _ if rest.is_empty() => unescape(tag),
+            _ => unescape(tag).zip(unescape(rest)).map(|(tag, rest)| tag + &rest),
+        };
+        identifier.map_or(StoredKey::Hidden, StoredKey::Identifier)
     }
 
     /// Whether these keys are of the same limits, and differ in the identifier only.
@@ -214,6 +245,24 @@ impl Keys {
             }
         }
     }
+}
+
+/// The text behind `%XX`; `None` for a hash.
+fn unescape(text: &str) -> Option<String> {
+    if text.starts_with('#') {
+        return None;
+    }
+    if text == "%" {
+        return Some(String::new());
+    }
+    let mut parts = text.split('%');
+    let mut plain = parts.next()?.to_owned();
+    for part in parts {
+        let code = u8::from_str_radix(part.get(..2)?, 16).ok()?;
+        plain.push(char::from(code));
+        plain.push_str(&part[2..]);
+    }
+    Some(plain)
 }
 
 /// Whether a character stands for itself wherever it is. Nearly all identifiers have only such characters.
@@ -317,14 +366,35 @@ mod tests {
         assert_eq!(fixed.of_limit("login", ""), "rl:1:login:{acme}%");
     }
 
+    #[test]
+    fn keys_of_no_state_tell_no_identifier() {
+        let (keys, id) = (Keys::default(), ReservationId::new(17));
+        let [jobs, bob] = [keys.of_reservation("jobs", id, "bob"), keys.shared("bob")];
+        for key in [&*jobs, &(bob + "#17"), "rl:replay-1", "rl:x:y:{z}", "other:1::{bob}"] {
+            assert_eq!(keys.read(key), StoredKey::Other, "{key}");
+        }
+        for key in [keys.of_list("jobs", "bob"), keys.of_cas("jobs", "bob")] {
+            assert_eq!(keys.read(&key), StoredKey::Identifier("bob".into()), "{key}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn two_identifiers_never_share_a_key(
+        fn two_identifiers_never_share_a_key_and_each_is_read_from_its_own(
             a in ".{0,200}", b in "[/%#{}0-9A-F]{0,5}", c in "[/%#{}0-9A-F]{0,5}", end in prop::sample::select(vec!['/', '#', '%', 'A']),
         ) {
             for keys in [Keys::default(), tagged(Tag::UpTo(end)), tagged(Tag::Fixed("acme".into()))] {
                 prop_assert_eq!(a == b, keys.shared(&a) == keys.shared(&b));
                 prop_assert_eq!(b == c, keys.shared(&b) == keys.shared(&c));
+                for identifier in [&a, &b, &c] {
+                    let key = keys.shared(identifier);
+                    // Only a long one is hashed.
+                    let has_hash = ["{#", "}#"].iter().any(|hash| key.contains(hash));
+                    let is_hashed = has_hash && identifier.len() > 42;
+                    let due = StoredKey::Identifier(identifier.clone());
+                    let due = if is_hashed { StoredKey::Hidden } else { due };
+                    prop_assert_eq!(keys.read(&key), due, "{}", key);
+                }
             }
         }
     }

@@ -172,7 +172,7 @@ pub use deadline::Deadline;
 pub use error::RedisError;
 pub use heal::{HealOptions, Healed, HealedState};
 pub use health::{Finding, Health, Server, Severity};
-pub use key::Tag;
+pub use key::{StoredKey, Tag};
 pub use mode::{Cas, Lua, Mode, Multi};
 pub use native::{Entry, EntryStorage, MultiProgram, Native, NativeState, Windows};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};

@@ -8,6 +8,7 @@ use std::vec;
 use crate::connection::slot::{self, Range};
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::RedisError;
+use crate::key::StoredKey;
 use crate::mode::Mode;
 use crate::store::RedisStore;
 
@@ -122,6 +123,12 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 }
 
 impl<M, C: Connection> RedisStore<M, C> {
+    /// What a key of a [`scan`](Self::scan) tells about its identifier.
+    #[must_use]
+    pub fn read_key(&self, key: &str) -> StoredKey {
+        self.inner.keys.read(key)
+    }
+
     /// Each server that keeps keys of this store, and an identifier whose keys it keeps.
     pub(crate) async fn one_of_each(&self) -> Result<Vec<(Arc<str>, String)>, RedisError> {
         const ANY: &str = "health-check";

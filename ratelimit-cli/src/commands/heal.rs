@@ -1,13 +1,13 @@
 //! `ratelimit heal`: frees keys whose states are from the future.
 
-use ratelimit_redis::{HealOptions, Healed, HealedState};
+use ratelimit_redis::{HealOptions, Healed, HealedState, StoredKey};
 use serde_json::json;
 
 use crate::args::HealArgs;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::policy;
-use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
+use crate::store::{self, Redis, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
 use crate::table::{TextTable, listed};
 use crate::text::{count, duration, plural, printable};
@@ -21,16 +21,17 @@ pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
     let scan = &args.scan;
     let options =
         HealOptions { dry_run: args.dry_run, max_keys: scan.max_keys, ..HealOptions::default() };
-    let mut healed = store::block_on(async {
+    let (store, mut healed) = store::block_on(async {
         // Keys are read as they are, so that those of a store with a secret are healed without it.
         let store = store::connect(&redis, &scan.prefix, None, &limits).await?;
         let healed = in_each_mode!(&store, store => store.heal(&limits, options).await);
-        healed.map_err(|error| Failure::store(&may_scan(&redis, &scan.prefix), &error))
+        let failed = |error| Failure::store(&may_scan(&redis, &scan.prefix), &error);
+        healed.map(|healed| (store, healed)).map_err(failed)
     })?;
     healed.states.sort_unstable_by(|a, b| {
         (b.ahead_us, &a.key, &a.limit).cmp(&(a.ahead_us, &b.key, &b.limit))
     });
-    let caller = |key: &str| match StoredKey::read(key, &scan.prefix, &redis.tag) {
+    let caller = |key: &str| match in_each_mode!(&store, store => store.read_key(key)) {
         StoredKey::Identifier(name) => Some(name),
         StoredKey::Hidden | StoredKey::Other => None,
     };

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use futures_util::future::join_all;
 use ratelimit_core::store::Op;
 use ratelimit_core::{Decision, Limit, Limits, Policy, Store};
-use ratelimit_redis::{Mode, RedisError, RedisStore};
+use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
 use crate::args::TopArgs;
@@ -13,7 +13,7 @@ use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::policy;
-use crate::store::{self, Redis, StoredKey, in_each_mode, may_scan};
+use crate::store::{self, Redis, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
 use crate::table::{TextTable, listed};
 use crate::text::{count, duration, plural, printable, quoted};
@@ -77,7 +77,7 @@ where
         found.keys += keys.len() as u64;
         let mut fresh = Vec::new();
         for key in &keys {
-            match StoredKey::read(key, &args.scan.prefix, &redis.tag) {
+            match store.read_key(key) {
                 StoredKey::Identifier(name) => {
                     fresh.extend(found.callers.insert(name.clone()).then_some(name));
                 }
