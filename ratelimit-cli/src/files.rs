@@ -32,12 +32,10 @@ pub(crate) fn outputs(args: &ReplayArgs) -> Result<(Option<Decisions>, Option<Fi
         taken.push(id);
         Ok(file)
     };
-    let (path, is_file) = match args.decisions.as_deref() {
-        Some(path) if !is_dash(path) => (path, true),
-        _ => (Path::new("standard output"), false),
-    };
-    let file = if is_file { Some(open("--decisions", path)?) } else { None };
+    let path = args.decisions.as_deref().filter(|path| !is_dash(path));
+    let file = path.map(|path| open("--decisions", path)).transpose()?;
     let report = args.report.as_deref().map(|path| open("--report", path)).transpose()?;
+    let path = path.unwrap_or(Path::new("standard output"));
     let out: Box<dyn Write> = match file {
         Some(file) => {
             empty(&file).map_err(|error| Failure::writing(path, &error))?;

@@ -146,7 +146,9 @@ fn callers_are_those_of_the_decisions() {
 
     // Both enforced limits name the address first.
     let mut seen: BTreeMap<String, Vec<&Value>> = BTreeMap::new();
-    lines.iter().for_each(|line| seen.entry(key(line, "per-ip")).or_default().push(line));
+    for line in &lines {
+        seen.entry(key(line, "per-ip")).or_default().push(line);
+    }
     let callers = data["denied_callers"].as_array().expect("callers");
     for caller in callers {
         assert_eq!(caller["identifier"], "ip");

@@ -227,7 +227,9 @@ fn both_refuse_each_mistake_and_agree_on_any_two_options_of_each_algorithm() {
                 _ => json!({ "rate": "1/s" }),
             };
             (limit["name"], limit["algorithm"]) = (json!("a"), json!(name));
-            changes.iter().for_each(|(field, value)| limit[field] = (*value).clone());
+            for (field, value) in changes {
+                limit[field] = (*value).clone();
+            }
             limit.as_object_mut().expect("fields").retain(|_, value| !value.is_null());
             json!({ "limit": [limit] })
         };
