@@ -1,12 +1,17 @@
 //! What the testkit's own limits leave out keeps its laws as well: limits at the ends of the range, stacks of limits, and users with
 //! no more permissions than a mode names. On one server, and where each identifier has a slot of its own.
 
+use std::fmt::Debug;
 use std::marker::PhantomData;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
 use ratelimit_core::Stack;
+use ratelimit_core::store::Reservation;
 use ratelimit_redis::{Codec, LuaProgram, MultiProgram};
 use ratelimit_testkit::{
-    AlgorithmHarness, Capability, Harness, Instance, Property, Scope, try_same,
+    AlgorithmHarness, Capability, Harness, Instance, Property, PureStore, Scope, try_same,
     try_same_algorithm_on,
 };
 
@@ -213,19 +218,66 @@ fn the_permissions_that_a_mode_names_suffice() {
     suffice::<Multi>();
 }
 
-/// What was reserved, and at what it was settled, can be read.
-#[tokio::test]
-async fn a_reservation_is_read_as_it_was_made_and_settled() {
-    let (server, limit, id) = (server(), seldom(), ReservationId::new(7));
-    let lua = plain(&server).await;
-    let cas = lua.in_mode::<Cas>();
-    for (op, cost, settled) in [(Op::Acquire, 3, None), (Op::Settle, 1, Some(1))] {
-        let _ = admitted(&lua, &[(&limit, "a", cost)], op, Some(7)).await;
-        let _ = admitted(&cas, &[(&limit, "a", cost)], op, Some(7)).await;
-        for read in [lua.reservation(&limit, "a", id).await, cas.reservation(&limit, "a", id).await]
-        {
-            let read = read.expect("reads").expect("it is known");
-            assert_eq!((read.cost, read.settled), (3, settled), "{op}");
+/// What is kept of a reservation.
+fn kept(reservation: Result<Option<Reservation>, RedisError>) -> impl PartialEq + Debug {
+    let reservation = reservation.expect("reads");
+    // The fingerprint of a group is each store's own.
+    reservation.map(|kept| {
+        (kept.group.map(|group| group.limits.clone()), Reservation { group: None, ..kept })
+    })
+}
+
+/// No law reads them.
+#[test]
+fn reservations_are_kept_as_the_pure_step_keeps_them() {
+    let limits = [
+        "gcra 3/s burst 4 debt 5",
+        "fixed-window 5/s debt 12",
+        "token-bucket 1/2h burst 9",
+        "concurrency 3/2s",
+        "gcra 3/s burst 4 count attempts",
+        "window-log 3/s",
+    ];
+    let limits: Vec<_> = (0..).zip(limits).map(|(n, text)| limit(&format!("l{n}"), text)).collect();
+    let servers = [|connection| connection, Meddled::clustered].map(OnServer::<Lua>::shared);
+    let ops = select(vec![
+        Op::Acquire,
+        Op::Acquire,
+        Op::Settle,
+        Op::Settle,
+        Op::Renew,
+        Op::Extend,
+        Op::Force,
+        Op::Adopt,
+        Op::Refund,
+    ]);
+    let asks = vec((0..limits.len(), select(vec!["a", "b"]), 0..6_u64), 1..3);
+    let requests = vec((-2_000_000..3_000_000_i64, ops, 0..3_u128, asks), 1..40);
+    let config =
+        ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |(requests in requests, is_split in any::<bool>())| {
+        let server = &servers[usize::from(is_split)];
+        let lua = Harness::<Policy>::store(server);
+        let (cas, pure) = (lua.in_mode::<Cas>(), PureStore::new());
+        let mut at_us = 1_795_218_392_123_456_u64;
+        for (advance_us, op, id, mut asks) in requests {
+            at_us = at_us.saturating_add_signed(advance_us);
+            asks.sort_unstable();
+            asks.dedup_by_key(|(place, key, _)| (*place, *key));
+            let checks: Vec<_> = asks.iter().map(|(place, key, cost)| (&limits[*place], *key, *cost)).collect();
+            server.runtime.block_on(async {
+                // What one refuses, the others refuse: the laws say so.
+                let _ = apply_at(&pure, &checks, op, Some(id), at(at_us)).await;
+                let _ = apply_at(&lua, &checks, op, Some(id), at(at_us)).await;
+                let _ = apply_at(&cas, &checks, op, Some(id), at(at_us)).await;
+                for (limit, key, _) in &checks {
+                    let id = ReservationId::new(id);
+                    let due = kept(Ok(pure.reservation(limit, key, id)));
+                    prop_assert_eq!(&kept(lua.reservation(limit, key, id).await), &due);
+                    prop_assert_eq!(&kept(cas.reservation(limit, key, id).await), &due);
+                }
+                Ok(())
+            })?;
         }
-    }
+    });
 }
