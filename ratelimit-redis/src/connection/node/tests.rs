@@ -116,6 +116,9 @@ impl Heard {
     }
 }
 
+/// What a server notes when a client closes its connection.
+const END: &str = "the end";
+
 /// Starts a server that accepts a client's login and answers anything else by `answer`, or closes the connection.
 async fn server(
     answer: impl Fn(&[String]) -> Option<&'static str> + Send + Sync + 'static,
@@ -158,6 +161,7 @@ async fn serve(
             }
         }
     }
+    heard.0.lock().expect("no panic").push(vec![END.to_owned()]);
 }
 
 /// So a fleet can change its client or protocol, and keeps its limits.
@@ -413,28 +417,12 @@ async fn an_error_is_a_reply_again_once_abandoned_requests_are_answered() {
 }
 
 async fn dropping_a_node_closes_its_connection(client: Client) {
-    let redis = RedisServer::start().expect("redis-server");
-    let watching = node(client, redis.port()).await;
-    let connections = async || {
-        let Ok(Reply::Text(list)) = send(&watching, &["CLIENT", "LIST"]).await else {
-            panic!("a list");
-        };
-        String::from_utf8_lossy(&list).lines().count()
-    };
-    let alone = async || {
-        let alone = async {
-            while connections().await > 1 {
-                tokio::task::yield_now().await;
-            }
-        };
-        timeout(PATIENCE, alone).await.expect("the others end");
-    };
-    // The server may not have noticed yet that the connection has ended which found it ready.
-    alone().await;
-    let dropped = node(client, redis.port()).await;
-    assert_eq!(connections().await, 2);
-    drop(dropped);
-    alone().await;
+    let (port, heard) = server(|_| Some("+OK\r\n")).await;
+    let node = node(client, port).await;
+    send(&node, &["ANY"]).await.expect("answered");
+    assert_eq!(heard.of(END), 0);
+    drop(node);
+    timeout(PATIENCE, heard.until(1, END)).await.expect("it ends");
 }
 
 async fn an_abandoned_connection_attempt_closes_its_socket(client: Client) {
