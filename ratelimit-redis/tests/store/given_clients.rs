@@ -80,6 +80,9 @@ async fn a_fred_pool_serves() {
     one_server(async |port| pool(one(port)).await).await;
 }
 
+/// What a proxy does to so many requests of a kind.
+type Loses = fn(&FaultProxy, &str, usize);
+
 async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
     let (mut server, proxy) = proxied();
     decides(connect(server.port()).await).await;
@@ -93,14 +96,14 @@ async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
     fails(counted, ErrorKind::Indeterminate, "");
     assert_eq!(server.calls("incr").expect("it is up"), 1, "executed, and once");
     // A request that never arrived is not sent again either: the client cannot know that.
-    let faults: [(fn(&FaultProxy, &str, usize), _, _); 2] =
+    let faults: [(Loses, _, _); 2] =
         [(FaultProxy::swallow_matching, "lost", 1), (FaultProxy::cut_matching, "cut", 2)];
-    for (fails_at, key, due) in faults {
+    for (loses, key, due) in faults {
         // A client of its own, since the proxy cuts the connection, and another one looks.
         let store = RedisStore::builder().deadline(PATIENCE).over(connect(proxy.port()).await);
         let store = store.expect("a prefix");
         assert_eq!(left(&store, &seldom(), key).await, 2);
-        fails_at(&proxy, "EVALSHA", 1);
+        loses(&proxy, "EVALSHA", 1);
         fails(acquire(&store, &seldom(), key).await, ErrorKind::Indeterminate, "");
         assert_eq!(peek(&plain(&server).await, &seldom(), key).await, due, "{key}: once, or never");
     }

@@ -65,10 +65,13 @@ async fn agrees<A: Algorithm, S: Store<A, Error = RedisError>>(store: &S, limit:
     }
 }
 
+/// What may be wrong in a script.
+type Wrong = fn(&str) -> String;
+
 /// Of the bucket, in whatever script it stands.
 #[test]
 fn a_twin_that_is_a_little_wrong_is_caught() {
-    let faults: [(Property, fn(&str) -> String, &str); 2] = [
+    let faults: [(Property, Wrong, &str); 2] = [
         (
             Property::KeepsWhatMatters,
             |script| {
