@@ -90,6 +90,11 @@ local function ends(reservation, life_us)
   return reservation.since + life_us
 end
 
+-- Whether digits are a number of more than 64 bits. A cost may have as many: Rust reads it.
+local function is_too_long(digits)
+  return #digits > 20 or #digits == 20 and digits > '18446744073709551615'
+end
+
 -- The reservation under the batch's id; nil if there is none or it has ended.
 local function live_reservation(check)
   local stored = call('GET', check.reservation_key)
@@ -109,6 +114,10 @@ local function live_reservation(check)
     reserved = reserved,
     group = its_group or '',
   }
+  local is_wrong = math.max(reservation.timestamp, reservation.since) > MOST
+    or is_too_long(cost) or is_too_long(settled)
+    or its_group and #match(its_group, '%x+') > 16
+  if is_wrong then error(CORRUPT) end
   if now < ends(reservation, check.life_us) then return reservation end
 end
 

@@ -105,39 +105,6 @@ async fn a_denied_batch_writes_nothing_in_any_slot() {
     assert_eq!(writes.load(Ordering::Relaxed), 0);
 }
 
-/// Callers that stop anywhere: dropped between any two commands, or cut off from a server.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_stopped_between_the_waves_never_raises_a_limit() {
-    let (server, sent) = (server(), AtomicU64::new(0));
-    let store = split(&server, move |_| match sent.fetch_add(1, Ordering::Relaxed) % 7 {
-        3 => Fate::NeverSent,
-        5 => Fate::AnswerLost,
-        _ => Fate::Sent,
-    });
-    let store = store.await;
-    for limit in every(20) {
-        let mut tasks = JoinSet::new();
-        for task in 0..24 {
-            let (store, limit) = (store.clone(), limit.clone());
-            tasks.spawn(async move {
-                let mut admitted = 0;
-                for request in 0..6 {
-                    // Some callers give up after a time that ends between any two commands.
-                    let patience = Duration::from_micros(300 + 150 * (task * 6 + request) % 3_000);
-                    let both = [(&limit, "a", 1), (&limit, "b", 1)];
-                    let asking = apply(&store, &both, Op::Acquire, None);
-                    if let Ok(Ok(verdict)) = timeout(patience, asking).await {
-                        admitted += u64::from(verdict.allowed());
-                    }
-                }
-                admitted
-            });
-        }
-        let admitted: u64 = tasks.join_all().await.into_iter().sum();
-        assert!(admitted <= 20, "{}: {admitted} of 20", limit.name());
-    }
-}
-
 /// A lease has ended in one slot when what was reserved with it is extended in the others.
 #[tokio::test]
 async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {

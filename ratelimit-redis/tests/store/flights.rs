@@ -15,8 +15,6 @@ use tokio::sync::Semaphore;
 
 use crate::common::prelude::*;
 
-mod runtimes;
-
 /// What holds each command back until the test lets it go.
 struct Gate {
     open: Semaphore,
@@ -439,29 +437,6 @@ async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
     }
 }
 
-/// Requests of runtimes that end, one after the other and at the same time, are charged once.
-async fn requests_of_runtimes_that_end_are_charged_at_most_once(client: Client) {
-    const REQUESTS: u64 = 20;
-    let (server, limit) = (server(), limit("api", "gcra 1000/3650d"));
-    for round in 0..20 {
-        let builder = RedisStore::builder().client(client).deadline(PATIENCE).merge(round % 2 == 0);
-        let store = builder.prefix(&prefix()).connect_lazy(&server.url()).expect("a URL");
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    runtime().block_on(async {
-                        for _ in 0..REQUESTS {
-                            // One that a runtime's end leaves in doubt may be charged or not.
-                            let _ = acquire(&store, &limit, "alice").await;
-                        }
-                    });
-                });
-            }
-        });
-        assert!(left(&store, &limit, "alice").await >= 1000 - 2 * REQUESTS - 1, "{round}");
-    }
-}
-
 /// A network that fails under requests that share calls. Only those that rode in the failed one learn that their outcome
 /// is unknown, and it charged all of them, or none.
 async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) {
@@ -510,7 +485,4 @@ async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) 
     }
 }
 
-with_each_client!(
-    a_lost_call_is_indeterminate_for_those_that_rode_in_it,
-    requests_of_runtimes_that_end_are_charged_at_most_once,
-);
+with_each_client!(a_lost_call_is_indeterminate_for_those_that_rode_in_it,);

@@ -176,7 +176,22 @@ async fn a_foreign_reservation_is_left_by_a_peek_and_removed_by_a_write() {
     ];
     for (key, (_, store)) in keys.iter().zip(in_every_mode(&lua)) {
         let lease = [(&limit, "a", 2)];
-        for garbage in ["nonsense", "1 2", "1 2 3 4 5", "1 99999999999999999999 1", "1 2 -3"] {
+        for garbage in [
+            "nonsense",
+            "1 2",
+            "1 2 ",
+            "1 2 3 4 5",
+            "1 99999999999999999999 1",
+            "4503599627370496 1 1",
+            "1 4503599627370496 1",
+            "1 2 18446744073709551616 3",
+            "1 2 3 18446744073709551616",
+            "1 2 3 @11111111111111111 a",
+            "1 2 -3",
+            "-1 2 3",
+            "1 2 3 @",
+            "1 2 3 @xyz a",
+        ] {
             tell(&server, &["SET", key, garbage]);
             let before = dump(&server, key);
             corrupt(&store, &lease, (Op::Peek, ID), LEFT).await;

@@ -1,5 +1,5 @@
-//! Stores over clients that a program has already: they decide in every mode, and report a lost reply, a deadline and
-//! a server's error as connections of the store's own do.
+//! Every kind of connection decides in every mode, executes a request once, and reports a lost reply, a deadline and a server's
+//! error: those of the store's own, and clients that a program has already.
 
 #![cfg(all(feature = "connection-manager", feature = "fred"))]
 
@@ -50,6 +50,16 @@ async fn pool(server: ServerConfig) -> Pool {
     pool
 }
 
+async fn the_stores_own_connection_serves(client: ratelimit_redis::Client) {
+    one_server(async |port| {
+        let url = with_client(&format!("redis://127.0.0.1:{port}"), client);
+        RedisConnection::open(&url, PATIENCE).await.expect("the server is up")
+    })
+    .await;
+}
+
+with_each_client!(the_stores_own_connection_serves);
+
 #[tokio::test]
 async fn a_multiplexed_connection_serves() {
     one_server(multiplexed).await;
@@ -70,6 +80,9 @@ async fn a_fred_pool_serves() {
     one_server(async |port| pool(one(port)).await).await;
 }
 
+/// What a proxy does to so many requests of a kind.
+type Loses = fn(&FaultProxy, &str, usize);
+
 async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
     let (mut server, proxy) = proxied();
     decides(connect(server.port()).await).await;
@@ -82,14 +95,19 @@ async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
     let counted = counts.transaction("n", &[words(["INCR", "n"])], patient()).await;
     fails(counted, ErrorKind::Indeterminate, "");
     assert_eq!(server.calls("incr").expect("it is up"), 1, "executed, and once");
-    // A client of its own, since the proxy cuts the connection, and another one looks.
-    let store = RedisStore::builder().deadline(PATIENCE).over(connect(proxy.port()).await);
-    let store = store.expect("a prefix");
-    assert_eq!(left(&store, &seldom(), "lost").await, 2);
-    proxy.swallow_matching("EVALSHA", 1);
-    fails(acquire(&store, &seldom(), "lost").await, ErrorKind::Indeterminate, "");
-    assert_eq!(peek(&plain(&server).await, &seldom(), "lost").await, 1, "charged, and once");
-    assert_eq!(proxy.swallowed(), 2);
+    // A request that never arrived is not sent again either: the client cannot know that.
+    let faults: [(Loses, _, _); 2] =
+        [(FaultProxy::swallow_matching, "lost", 1), (FaultProxy::cut_matching, "cut", 2)];
+    for (loses, key, due) in faults {
+        // A client of its own, since the proxy cuts the connection, and another one looks.
+        let store = RedisStore::builder().deadline(PATIENCE).over(connect(proxy.port()).await);
+        let store = store.expect("a prefix");
+        assert_eq!(left(&store, &seldom(), key).await, 2);
+        loses(&proxy, "EVALSHA", 1);
+        fails(acquire(&store, &seldom(), key).await, ErrorKind::Indeterminate, "");
+        assert_eq!(peek(&plain(&server).await, &seldom(), key).await, due, "{key}: once, or never");
+    }
+    assert_eq!((proxy.swallowed(), proxy.requests_cut()), (2, 1));
     hangs(connect(proxy.port()).await, &proxy).await;
 
     let builder = RedisStore::builder().deadline(Duration::from_secs(1));

@@ -32,5 +32,4 @@ mod merged_drops;
 mod own;
 mod refusals;
 mod repeats;
-mod same_state;
 mod scripts;

@@ -1,64 +1,17 @@
 //! A user's own algorithm in the compare-and-set mode, and with a twin of its own: those of the examples keep the
 //! laws, a twin that is a little wrong is caught, and names and operations that cannot be are refused.
 
-use std::marker::PhantomData;
-use std::sync::OnceLock;
-
-use ratelimit_core::Gcra;
-use ratelimit_core::algorithm::{GcraState, InMemory, Step};
-use ratelimit_core::store::Reservation;
-use ratelimit_redis::{Codec, Keeps, LuaProgram, Parameters, Program, Stored, Twin};
+use ratelimit_core::algorithm::Step;
+use ratelimit_redis::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
 use ratelimit_servers::RespClient;
 use ratelimit_testkit::{
-    AlgorithmHarness, Harness, Instance, Property, PureStore, try_same_algorithm_on,
+    AlgorithmHarness, AlgorithmKind, Instance, Property, PureStore, Scope, try_same,
 };
 
+use crate::agreement::{OnServer, broken};
 use crate::common::prelude::*;
 use crate::own_twin::Trial;
 use crate::weekend_budget::WeekendBudget;
-
-/// The laws' harness for stores of a mode, each with a prefix of its own on the server that all tests share.
-struct OnServer<M>(Runtime, PhantomData<M>);
-
-macro_rules! harness {
-    ($mode:ty, $algorithm:ident: $($bound:tt)+) => {
-        impl<$algorithm: $($bound)+> Harness<$algorithm> for OnServer<$mode> {
-            type Store = RedisStore<$mode>;
-            const CASES: u32 = 32;
-
-            fn new() -> Self {
-                Self(Runtime::new().expect("a runtime"), PhantomData)
-            }
-
-            fn store(&self) -> Self::Store {
-                let builder = RedisStore::builder().prefix(&prefix()).deadline(PATIENCE);
-                let server = RedisServer::shared().expect("a server to test on");
-                self.0.block_on(builder.connect(&server.url())).expect("it is up").in_mode()
-            }
-
-            fn block_on<F: Future>(&self, future: F) -> F::Output {
-                self.0.block_on(future)
-            }
-
-            async fn state(
-                &self,
-                store: &Self::Store,
-                limit: &Limit<$algorithm>,
-                key: &str,
-            ) -> Option<$algorithm::State> {
-                store.state(limit, key).await.expect("a state, or none")
-            }
-
-            async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
-                let server = RedisServer::shared().expect("a server to test on");
-                outliving(server, store.prefix(), (within + kept_longer::<$mode>()).as_millis())
-            }
-        }
-    };
-}
-
-harness!(Lua, A: LuaProgram);
-harness!(Cas, A: Algorithm<State: Codec>);
 
 struct Budgets;
 
@@ -80,110 +33,15 @@ impl AlgorithmHarness for Trials {
     }
 }
 
-const GCRA: &str = include_str!("../../src/lua/gcra.lua");
-
-/// GCRA by a copy of its twin.
-#[derive(Clone, Copy, Debug)]
-struct By(Gcra, &'static Program);
-
-/// Methods that are those of the algorithm inside.
-macro_rules! inner {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $returned:ty;)+) => {
-        $(fn $name(&self $(, $argument: $type)*) -> $returned {
-            self.0.$name($($argument),*)
-        })+
-    };
-}
-
-type State<'s> = Option<&'s GcraState>;
-
-impl Algorithm for By {
-    type State = GcraState;
-
-    inner! {
-        capacity() -> u64;
-        step(state: State<'_>, now: Timestamp, cost: u64) -> Step<GcraState>;
-        force(state: State<'_>, now: Timestamp, cost: u64) -> Option<Step<GcraState>>;
-        refund(state: State<'_>, now: Timestamp, cost: u64) -> Option<Step<GcraState>>;
-        reservation_us() -> Option<u64>;
-        charged_at(state: State<'_>, now: Timestamp) -> Timestamp;
-        settle(state: State<'_>, now: Timestamp, of: &Reservation, cost: u64) -> Option<Step<GcraState>>;
-    }
-}
-
-impl InMemory for By {}
-
-impl LuaProgram for By {
-    fn twins(&self) -> Vec<Twin> {
-        let refill = self.0.refill();
-        let parameters = Parameters::new([refill.tick_units, refill.tick_us, refill.most_units()]);
-        vec![Twin::new(self.1, self.capacity(), parameters).in_units(refill.token_units)]
-    }
-
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
-        let [Some(stored)] = stored else { return None };
-        let [tat_us, surplus, timestamp] = *stored.numbers(self.1)? else { return None };
-        Some(GcraState { tat_us, surplus, timestamp: Timestamp::from_us(timestamp)? })
-    }
-}
-
-/// Limits by a copy of the twin in which a line is changed.
-macro_rules! copies {
-    ($($copy:ident, $name:literal, $line:literal => $wrong:literal;)+) => { $(
-        struct $copy;
-
-        impl AlgorithmHarness for $copy {
-            type Algorithm = By;
-
-            fn limits() -> Vec<Instance<By>> {
-                static PROGRAM: OnceLock<Program> = OnceLock::new();
-                let program = PROGRAM.get_or_init(|| {
-                    assert!(GCRA.contains($line), "gcra.lua has changed");
-                    let (state, parameters) = (
-                        &["tat_us", "surplus", "timestamp"],
-                        &["tick_units", "tick_us", "most"],
-                    );
-                    let source = GCRA.replace($line, $wrong).leak();
-                    Program::of_numbers($name, state, parameters, source)
-                });
-                let limit = |(rate, burst): (&str, u64)| {
-                    let gcra = Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit");
-                    Instance::new(format!("{rate} burst {burst}"), By(gcra, program))
-                };
-                [("3/s", 5), ("7/5m", 7)].map(limit).into()
-            }
-        }
-    )+ };
-}
-
-copies! {
-    Right, "right", "expires = tat_us" => "expires = tat_us";
-    ExpiresEarly, "early", "expires = tat_us" => "expires = now + floor((tat_us - now) * 4 / 5)";
-    ArrivesLater, "later", "tat_us = tat_us + (" => "tat_us = 5 + tat_us + (";
-}
-
-/// What the law says that the algorithm breaks in such a store.
-fn broken<T: AlgorithmHarness, M>(property: Property) -> Option<String>
-where
-    OnServer<M>: Harness<T::Algorithm>,
-{
-    let harness = OnServer::<M>::new();
-    let outcome = try_same_algorithm_on::<T, _>(&harness, property, 16);
-    outcome.err().map(|failure| {
-        assert_eq!(failure.violation.law, property.law(), "{failure}");
-        failure.to_string()
-    })
-}
-
 #[test]
 fn an_own_algorithm_keeps_the_laws_without_a_twin_and_with_one() {
-    for property in Property::ALL {
-        assert_eq!(broken::<Right, Lua>(property), None);
-    }
+    use Property::{KeepsWhatMatters, ManyTasksAreAdmittedExactlyTheLimit};
+
+    let (lua, cas) = (OnServer::<Lua>::shared(|c| c), OnServer::<Cas>::shared(|c| c));
     // A trial is kept for ever; a store may refuse a refund that neither has for another reason than the step.
-    assert_eq!(broken::<Budgets, Cas>(Property::KeepsWhatMatters), None);
-    assert_eq!(broken::<Budgets, Cas>(Property::ManyTasksAreAdmittedExactlyTheLimit), None);
-    assert_eq!(broken::<Trials, Lua>(Property::ManyTasksAreAdmittedExactlyTheLimit), None);
+    assert_eq!(broken::<Budgets, _>(&cas, KeepsWhatMatters), None);
+    assert_eq!(broken::<Budgets, _>(&cas, ManyTasksAreAdmittedExactlyTheLimit), None);
+    assert_eq!(broken::<Trials, _>(&lua, ManyTasksAreAdmittedExactlyTheLimit), None);
 }
 
 #[tokio::test]
@@ -207,15 +65,35 @@ async fn agrees<A: Algorithm, S: Store<A, Error = RedisError>>(store: &S, limit:
     }
 }
 
-#[test]
-fn a_twin_that_expires_a_fifth_too_early_is_caught_by_law_9() {
-    let said = broken::<ExpiresEarly, Lua>(Property::KeepsWhatMatters);
-    assert!(said.as_deref().is_some_and(|said| said.contains("vanishes too early")), "{said:?}");
-}
+/// What may be wrong in a script.
+type Wrong = fn(&str) -> String;
 
+/// Of the bucket, in whatever script it stands.
 #[test]
-fn a_twin_whose_state_is_five_microseconds_off_is_caught_by_law_10() {
-    assert!(broken::<ArrivesLater, Lua>(Property::Agrees).is_some());
+fn a_twin_that_is_a_little_wrong_is_caught() {
+    let faults: [(Property, Wrong, &str); 2] = [
+        (
+            Property::KeepsWhatMatters,
+            |script| {
+                script.replace("expires = tat_us", "expires = now + floor((tat_us - now) * 4 / 5)")
+            },
+            "vanishes too early",
+        ),
+        (
+            Property::Agrees,
+            |script| script.replace("tat_us = tat_us + (", "tat_us = 5 + tat_us + ("),
+            "",
+        ),
+    ];
+    for (property, wrong, says) in faults {
+        let server = server();
+        let wrong =
+            OnServer::<Lua>::by(&server, &server.url(), |connection| connection.rewriting(wrong));
+        let caught =
+            try_same(&wrong, property, Scope::One(AlgorithmKind::Gcra), 16).expect_err("wrong");
+        assert_eq!(caught.violation.law, property.law(), "{caught}");
+        assert!(caught.to_string().contains(says), "{caught}");
+    }
 }
 
 #[tokio::test]

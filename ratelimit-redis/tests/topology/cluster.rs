@@ -45,29 +45,39 @@ async fn one_live_seed_is_enough_to_find_the_cluster(client: Client) {
 }
 
 async fn during_a_migration_each_key_is_decided_where_it_lies(client: Client) {
-    let store = store(&cluster().url(), client).await;
-    let stays = format!("half-way-for-{client}");
-    let (slot, owner, other) = places(&stays);
+    // A master without slots, which no slot table names.
+    let (cluster, fourth) = aside(|| {
+        let mut cluster = RedisCluster::start().expect("a cluster");
+        let fourth = cluster.add_empty_master().expect("a fourth");
+        (Arc::new(cluster), fourth)
+    })
+    .await;
+    let moving = |act: fn(&RedisCluster, u16, usize) -> Result<(), String>, to| {
+        let (cluster, slot) = (Arc::clone(&cluster), cluster.slot_of("{a}"));
+        async move { aside(move || act(&cluster, slot, to)).await.expect("moved") }
+    };
+    let owner = cluster.master_of(cluster.slot_of("{a}")).expect("an owner");
+    let store = store(&cluster.url(), client).await;
     // Another limit's key in the same slot, so one key is there and the other is not.
-    assert_eq!(left(&store, &seldom(), &stays).await, 2);
-    aside(move || cluster().begin_migration(slot, other)).await.expect("begun");
+    assert_eq!(left(&store, &seldom(), "a").await, 2);
+    moving(RedisCluster::begin_migration, fourth).await;
     // The server that gets the request does not know the script.
-    cluster().flush_scripts().expect("flushed");
-    assert_eq!(left(&store, &seldom(), &stays).await, 1);
-    let new = store.key(&logged(), &stays);
+    cluster.flush_scripts().expect("flushed");
+    assert_eq!(left(&store, &seldom(), "a").await, 1);
+    let new = store.key(&logged(), "a");
     for due in [2, 1] {
-        assert_eq!(left(&store, &logged(), &stays).await, due, "by ASK");
+        assert_eq!(left(&store, &logged(), "a").await, due, "by ASK");
     }
-    let mut there = cluster().nodes()[other].client().expect("it is up");
+    let mut there = cluster.nodes()[fourth].client().expect("it is up");
     there.command(&["ASKING"]).expect("asking").ok().expect("asking");
     assert_eq!(there.command(&["EXISTS", &new]), Ok(RespValue::Integer(1)));
     // Each step of a transaction goes through ASK too.
-    three_and_no_more(&store.in_mode::<Multi>(), &attempts(), &stays).await;
-    aside(move || cluster().finish_migration(slot, other)).await.expect("moved");
-    assert_eq!(left(&store, &seldom(), &stays).await, 0);
-    assert_eq!(left(&store, &logged(), &stays).await, 0);
-    aside(move || cluster().migrate(slot, owner)).await.expect("back");
-    assert!(!acquire(&store, &logged(), &stays).await.expect("decided").allowed());
+    three_and_no_more(&store.in_mode::<Multi>(), &attempts(), "a").await;
+    moving(RedisCluster::finish_migration, fourth).await;
+    assert_eq!(left(&store, &seldom(), "a").await, 0);
+    assert_eq!(left(&store, &logged(), "a").await, 0);
+    moving(RedisCluster::migrate, owner).await;
+    assert!(!acquire(&store, &logged(), "a").await.expect("decided").allowed());
 }
 
 async fn keys_split_by_a_migration_are_waited_for_and_charged_once(client: Client) {
@@ -185,7 +195,6 @@ with_each_client! {
     gathered_requests_of_a_slot_on_its_way_are_each_decided_once,
     what_a_cluster_cannot_do_is_refused_with_the_remedy,
     a_hundred_redirected_callers_share_one_look_up,
-    an_ask_redirection_reaches_a_master_without_slots,
     a_slot_that_has_no_owner_for_a_moment_is_waited_for_and_then_refused,
 }
 
@@ -231,26 +240,6 @@ async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {
         left(&store, &seldom(), "a").await;
     }
     assert_eq!((looks(&cluster), errors(&cluster, "MOVED")), (looked, moved));
-}
-
-async fn an_ask_redirection_reaches_a_master_without_slots(client: Client) {
-    let mut cluster = aside(RedisCluster::start).await.expect("a cluster");
-    let (cluster, fourth) = aside(move || {
-        let fourth = cluster.add_empty_master().expect("a fourth");
-        (Arc::new(cluster), fourth)
-    })
-    .await;
-    let store = store(&cluster.url(), client).await;
-    let slot = cluster.slot_of("{a}");
-    cluster.begin_migration(slot, fourth).expect("begun");
-    assert_eq!(left(&store, &seldom(), "a").await, 2);
-    assert_eq!(left(&store, &logged(), "a").await, 2);
-    let moving = Arc::clone(&cluster);
-    aside(move || moving.finish_migration(slot, fourth)).await.expect("moved");
-    assert_eq!(left(&store, &seldom(), "a").await, 1);
-    for key in ["b", "c", "d", "e"] {
-        three_and_no_more(&store, &seldom(), key).await;
-    }
 }
 
 async fn a_slot_that_has_no_owner_for_a_moment_is_waited_for_and_then_refused(client: Client) {

@@ -3,7 +3,6 @@
 
 mod fake;
 mod refused;
-mod urls;
 
 use std::error::Error;
 use std::fmt::Debug;

@@ -195,29 +195,7 @@ async fn a_reservation_is_made_once_and_returned_once(client: Client) {
     .await;
 }
 
-/// The store waits once for a server that does not answer: nothing has been charged by then.
-async fn the_store_waits_once_for_a_hanging_server(client: Client) {
-    const DEADLINE: Duration = Duration::from_secs(1);
-    let cluster = RedisCluster::start().expect("a cluster");
-    let store = store_within(DEADLINE, &cluster.url(), client).await.expect("it is up");
-    let limit = seldom();
-    let checks = KEYS.map(|key| (&limit, key, 1));
-    // From then on all keys' servers are known.
-    let _ = until(async || apply(&store, &checks, Op::Acquire, None).await).await;
-    let hung = cluster.master_of(cluster.slot_of(&format!("{{{}}}", KEYS[0]))).expect("an owner");
-    cluster.nodes()[hung].pause().expect("paused");
-    for op in [Op::Acquire, Op::Peek] {
-        for (mode, store) in &in_every_mode(&store)[..2] {
-            let begin = Instant::now();
-            fails(apply(store, &checks, op, None).await, ErrorKind::Unavailable, "");
-            assert!(begin.elapsed() < 3 * DEADLINE, "{mode} {op}: {:?}", begin.elapsed());
-        }
-    }
-    cluster.nodes()[hung].resume().expect("resumed");
-}
-
 with_each_client!(
-    the_store_waits_once_for_a_hanging_server,
     no_charge_is_lost_and_none_is_given_back_twice,
     a_reservation_is_made_once_and_returned_once,
 );

@@ -8,8 +8,6 @@ mod ends;
 mod proxy;
 mod sentinel;
 mod server;
-#[cfg(feature = "tls")]
-mod tls;
 
 use std::time::Duration;
 

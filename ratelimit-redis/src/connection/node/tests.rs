@@ -45,7 +45,7 @@ macro_rules! by_each_client {
 by_each_client! {
     bytes_survive_unchanged,
     a_servers_error_keeps_its_code,
-    a_transaction_returns_its_replies_or_the_first_error,
+    a_transaction_is_sent_once_and_returns_the_first_error,
     no_other_request_runs_inside_a_transaction,
     a_request_on_an_ended_connection_fails_at_once,
     a_request_whose_runtime_ends_may_have_been_done,
@@ -116,6 +116,9 @@ impl Heard {
     }
 }
 
+/// What a server notes when a client closes its connection.
+const END: &str = "the end";
+
 /// Starts a server that accepts a client's login and answers anything else by `answer`, or closes the connection.
 async fn server(
     answer: impl Fn(&[String]) -> Option<&'static str> + Send + Sync + 'static,
@@ -158,27 +161,33 @@ async fn serve(
             }
         }
     }
+    heard.0.lock().expect("no panic").push(vec![END.to_owned()]);
 }
 
+/// So a fleet can change its client or protocol, and keeps its limits.
 async fn bytes_survive_unchanged(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
-    let node = node(client, redis.port()).await;
     let all: Vec<u8> = (0..=255).collect();
     let set = [Argument::Text("SET"), Argument::Bytes(&all), Argument::Bytes(&all)];
     let get = [Argument::Bytes(b"GET"), Argument::Bytes(&all)];
     let echo = |word| [Argument::Text("ECHO"), word];
-    for (words, due) in [
-        (&set[..], b"OK".to_vec()),
-        (&get, all.clone()),
-        (&echo(Argument::Number(u64::MAX)), u64::MAX.to_string().into()),
-        (&echo(Argument::Integer(i64::MIN)), i64::MIN.to_string().into()),
-        (&echo(Argument::Text("")), Vec::new()),
-    ] {
-        let reply = node.send(false, Commands::One(words)).await.expect("answered");
-        assert_eq!(reply, Reply::Text(due));
+    for resp3 in [false, true] {
+        let settings = Arc::new(Settings { client, resp3, ..Settings::default() });
+        let node =
+            attempt(&Endpoint::new("127.0.0.1", redis.port(), &settings)).await.expect("it is up");
+        for (words, due) in [
+            (&set[..], b"OK".to_vec()),
+            (&get, all.clone()),
+            (&echo(Argument::Number(u64::MAX)), u64::MAX.to_string().into()),
+            (&echo(Argument::Integer(i64::MIN)), i64::MIN.to_string().into()),
+            (&echo(Argument::Text("")), Vec::new()),
+        ] {
+            let reply = node.send(false, Commands::One(words)).await.expect("answered");
+            assert_eq!(reply, Reply::Text(due));
+        }
+        let reply = node.send(false, Commands::Transaction(&[get.to_vec()])).await.expect("read");
+        assert_eq!(reply, Reply::Array(vec![Reply::Text(all.clone())]));
     }
-    let reply = node.send(false, Commands::Transaction(&[get.to_vec()])).await.expect("read");
-    assert_eq!(reply, Reply::Array(vec![Reply::Text(all)]));
 }
 
 async fn a_servers_error_keeps_its_code(client: Client) {
@@ -210,23 +219,7 @@ async fn a_servers_error_keeps_its_code(client: Client) {
     }
 }
 
-async fn a_transaction_returns_its_replies_or_the_first_error(client: Client) {
-    let redis = RedisServer::start().expect("redis-server");
-    let real = node(client, redis.port()).await;
-    let commands = [&["INCR", "n"], &["GET", "n"], &["GET", "nothing"]].map(|words| &words[..]);
-    let replies = transaction(&real, false, &commands).await;
-    let expected = [Reply::Integer(1), Reply::Text(b"1".to_vec()), Reply::Nil];
-    assert_eq!(replies.expect("answers"), expected);
-    // A command that fails during execution does not stop the others.
-    let commands: [&[&str]; 3] = [&["INCR", "n"], &["LPUSH", "n", "x"], &["INCR", "n"]];
-    let failed = transaction(&real, false, &commands).await;
-    assert_eq!(code(&failed.expect_err("a number is no list")), "WRONGTYPE");
-    // A command that is rejected stops them all.
-    let refused = transaction(&real, false, &[&["INCR", "n"], &["NONSENSE"], &["GET"]]).await;
-    let refused = refused.expect_err("no such command");
-    assert!(code(&refused) == "ERR" && refused.to_string().contains("NONSENSE"), "{refused}");
-    assert_eq!(send(&real, &["GET", "n"]).await.expect("read"), Reply::Text(b"3".to_vec()));
-
+async fn a_transaction_is_sent_once_and_returns_the_first_error(client: Client) {
     for (said, expected) in
         [("-MOVED 5 127.0.0.1:1\r\n", "MOVED"), ("-ASK 5 127.0.0.1:1\r\n", "ASK")]
     {
@@ -424,28 +417,12 @@ async fn an_error_is_a_reply_again_once_abandoned_requests_are_answered() {
 }
 
 async fn dropping_a_node_closes_its_connection(client: Client) {
-    let redis = RedisServer::start().expect("redis-server");
-    let watching = node(client, redis.port()).await;
-    let connections = async || {
-        let Ok(Reply::Text(list)) = send(&watching, &["CLIENT", "LIST"]).await else {
-            panic!("a list");
-        };
-        String::from_utf8_lossy(&list).lines().count()
-    };
-    let alone = async || {
-        let alone = async {
-            while connections().await > 1 {
-                tokio::task::yield_now().await;
-            }
-        };
-        timeout(PATIENCE, alone).await.expect("the others end");
-    };
-    // The server may not have noticed yet that the connection has ended which found it ready.
-    alone().await;
-    let dropped = node(client, redis.port()).await;
-    assert_eq!(connections().await, 2);
-    drop(dropped);
-    alone().await;
+    let (port, heard) = server(|_| Some("+OK\r\n")).await;
+    let node = node(client, port).await;
+    send(&node, &["ANY"]).await.expect("answered");
+    assert_eq!(heard.of(END), 0);
+    drop(node);
+    timeout(PATIENCE, heard.until(1, END)).await.expect("it ends");
 }
 
 async fn an_abandoned_connection_attempt_closes_its_socket(client: Client) {

@@ -248,54 +248,6 @@ async fn a_cluster_without_a_majority_is_unavailable(client: Client) {
     .await;
 }
 
-/// On one server, on a cluster, and on a master that Sentinels name.
-async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
-    let (_server, proxy) = proxied();
-    executed_once(&proxy.url(), client, "a", &proxy).await;
-    let url = with_client(&proxy.url(), client);
-    let connection = RedisConnection::open(&url, PATIENCE).await.expect("the server is up");
-    let count = async || {
-        let count = [["INCR", "n"].map(Argument::Text).to_vec()];
-        connection.transaction("n", &count, Deadline::within(PATIENCE)).await
-    };
-    proxy.swallow_matching("EXEC", 1);
-    fails(count().await, ErrorKind::Indeterminate, "");
-    assert_eq!(count().await.expect("counted"), [Reply::Integer(2)]);
-
-    let cluster = aside(RedisCluster::start_behind_proxies).await.expect("a cluster");
-    for key in ["a", "b"] {
-        let owner = cluster.master_of(cluster.slot_of(&format!("{{{key}}}"))).expect("an owner");
-        executed_once(&cluster.url(), client, key, &cluster.proxies()[owner]).await;
-    }
-
-    let (servers, _alone) = Servers::alone(false).await;
-    let Servers::Sentinels(sentinels) = servers else { unreachable!("they are") };
-    let proxy = proxy_of(servers.master("a").1.port());
-    let (service, port) = (format!("proxied-{client}"), proxy.port().to_string());
-    for sentinel in sentinels.sentinels() {
-        tell(sentinel, &["SENTINEL", "MONITOR", &service, "127.0.0.1", &port, "2"]);
-    }
-    let url = servers.url().replace("mymaster", &service);
-    executed_once(&url, client, &service, &proxy).await;
-    for sentinel in sentinels.sentinels() {
-        tell(sentinel, &["SENTINEL", "REMOVE", &service]);
-    }
-}
-
-async fn executed_once(url: &str, client: Client, key: &str, proxy: &FaultProxy) {
-    let (store, limit) = (store(url, client).await, limit("four", "gcra 4/3650d"));
-    let refused = async || acquire(&store, &limit, key).await;
-    assert_eq!(left(&store, &limit, key).await, 3);
-    proxy.swallow_matching("EVALSHA", 1);
-    fails(refused().await, ErrorKind::Indeterminate, "");
-    assert_eq!(left(&store, &limit, key).await, 1, "charged, and once");
-    // A request that never arrived is not sent again either: the client cannot know that.
-    proxy.cut_matching("EVALSHA", 1);
-    fails(refused().await, ErrorKind::Indeterminate, "");
-    assert_eq!((proxy.swallowed(), proxy.requests_cut()), (1, 1));
-    assert_eq!(left(&store, &limit, key).await, 0);
-}
-
 with_each_client! {
     a_killed_master_admits_at_most_its_limit_once_more,
     a_master_that_hangs_is_replaced,
@@ -303,5 +255,4 @@ with_each_client! {
     a_master_without_its_replica_admits_at_most_twice_the_limit,
     slots_move_and_no_caller_sees_it,
     a_cluster_without_a_majority_is_unavailable,
-    a_request_with_a_lost_reply_was_executed_once,
 }

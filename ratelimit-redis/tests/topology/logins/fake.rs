@@ -15,9 +15,11 @@ pub(crate) enum Manner {
     Echoes,
     /// Not at all: it closes the connection at the first command.
     Closes,
+    /// Not at all: it is not there.
+    Away,
 }
 
-pub(crate) const MANNERS: [Manner; 24] = [
+pub(crate) const MANNERS: [Manner; 25] = [
     Manner::Quotes("-ERR unknown command '{}', with args beginning with: {}\r\n"),
     Manner::Quotes("-ERR {}\r\n"),
     Manner::Quotes("-{}\r\n"),
@@ -42,10 +44,14 @@ pub(crate) const MANNERS: [Manner; 24] = [
     Manner::QuotesLater("*2\r\n+{}\r\n:1\r\n"),
     Manner::Echoes,
     Manner::Closes,
+    Manner::Away,
 ];
 
 /// Starts a server and returns its port.
 pub(crate) async fn start(manner: Manner) -> u16 {
+    if matches!(manner, Manner::Away) {
+        return 1;
+    }
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     tokio::spawn(async move {
@@ -88,6 +94,6 @@ fn answer(manner: Manner, words: &[String], heard: &mut String) -> Option<String
         (Manner::QuotesLater(_), "PING") => Some("+PONG\r\n".into()),
         (Manner::QuotesLater(_), "INFO") => Some("$0\r\n\r\n".into()),
         (Manner::Quotes(said) | Manner::QuotesLater(said), _) => quoted(said),
-        (Manner::Echoes | Manner::Closes, _) => None,
+        (Manner::Echoes | Manner::Closes | Manner::Away, _) => None,
     }
 }
