@@ -266,7 +266,7 @@ fn a_denial_ends_no_later_than_in_the_store() {
             assert!(requests < 2_000 * REQUESTS_PER_DENIAL, "{words}: {:?}", store.counts());
             clock.advance(Duration::from_micros(random.u64(..30_000)));
             let trip = [(); 2].map(|()| Duration::from_micros(random.u64(..MOST_TRIP_US)));
-            store.store().takes(trip);
+            store.store().set(Mode::Far(trip));
             let cost = random.u64(1..5);
             let memory = &store.store().memory;
             let due = block_on(operate(memory, Op::Peek, &limit, "alice", cost));

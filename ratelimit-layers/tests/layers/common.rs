@@ -38,6 +38,8 @@ pub(crate) enum Mode {
     Silent,
     /// It decides, and answers after so long.
     Late(Duration),
+    /// It is so far away, there and back, by its clock.
+    Far([Duration; 2]),
     Hangs,
     /// It does what it was asked, and never says so.
     ChargesAndHangs,
@@ -79,8 +81,6 @@ pub(crate) struct Fake {
     next: Mutex<Option<Mode>>,
     /// Calls begin at once, and go on when it is open.
     is_open: watch::Sender<bool>,
-    /// How far it moves the clock on the way there and back.
-    trip: Mutex<[Duration; 2]>,
     calls: AtomicU64,
 }
 
@@ -92,7 +92,6 @@ impl Fake {
             mode: Mutex::new(Mode::Answers),
             next: Mutex::default(),
             is_open: watch::Sender::new(true),
-            trip: Mutex::default(),
             calls: AtomicU64::new(0),
         }
     }
@@ -107,10 +106,6 @@ impl Fake {
 
     pub(crate) fn open(&self, is_open: bool) {
         self.is_open.send_replace(is_open);
-    }
-
-    pub(crate) fn takes(&self, trip: [Duration; 2]) {
-        *self.trip.lock().expect("no panic") = trip;
     }
 
     /// How many calls began since the last look.
@@ -145,7 +140,6 @@ impl SnapshotStore<Policy> for Fake {
         let _ = self.is_open.subscribe().wait_for(|is_open| *is_open).await;
         let next = self.next.lock().expect("no panic").take();
         let mode = next.unwrap_or_else(|| self.mode());
-        let [there, back] = *self.trip.lock().expect("no panic");
         match mode {
             Mode::Hangs => pending().await,
             Mode::Fails(kind) => return Err(FakeError::Fails(kind)),
@@ -153,11 +147,12 @@ impl SnapshotStore<Policy> for Fake {
             Mode::RefusesIds if batch.reservation_id().is_some() => {
                 return Err(Refusal::CannotReserve { limit: "daily".to_owned() }.into());
             }
-            _ => self.clock.advance(there),
+            Mode::Far([there, _]) => self.clock.advance(there),
+            _ => {}
         }
         let (verdict, seen) = self.memory.apply_with_snapshot(batch).await?;
-        self.clock.advance(back);
         match mode {
+            Mode::Far([_, back]) => self.clock.advance(back),
             Mode::ChargesAndHangs => pending().await,
             Mode::Late(by) if by.is_zero() => yield_now().await,
             Mode::Late(by) => tokio::time::sleep(by).await,
