@@ -106,7 +106,6 @@ impl Breaker {
     /// Changes the state. If it is not closed then, a call may probe in so long.
     fn turn(&self, state: &mut (BreakerState, Option<Instant>), to: BreakerState, wait: Duration) {
         *state = (to, Instant::now().checked_add(wait));
-        self.failures.store(0, Ordering::Relaxed);
         let odd = (self.generation.load(Ordering::Acquire) + 1) | 1;
         self.generation.store(odd + u64::from(to == BreakerState::Closed), Ordering::Release);
         self.report.state(to);
