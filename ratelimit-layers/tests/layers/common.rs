@@ -13,10 +13,10 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use ratelimit_core::algorithm::{PolicyState, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
-    ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store, StoreError,
-    Verdict,
+    Clock, ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store,
+    StoreError, Verdict,
 };
-use ratelimit_layers::{Allotments, DenialCache, Fallback};
+use ratelimit_layers::{Allotments, Builder, DenialCache, Fallback};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -26,7 +26,8 @@ pub(crate) type Memory = MemoryStore<Policy, ManualClock>;
 
 pub(crate) use crate::simulation::shared::BEGIN;
 pub(crate) const ID: ReservationId = ReservationId::new(42);
-/// How long an open breaker waits before it probes.
+pub(crate) const NODES: NonZeroU64 = NonZeroU64::new(3).expect("some");
+/// How long an open breaker waits before it probes, unless that is set.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
 
@@ -233,18 +234,15 @@ pub(crate) fn left<S: Store<Policy>>(store: &S, limit: &Limit<Policy>, key: &str
     ratelimit_testkit::block_on(operate(store, Op::Peek, limit, key, 0)).remaining()
 }
 
-pub(crate) fn nodes(count: u64) -> NonZeroU64 {
-    NonZeroU64::new(count).expect("at least one")
-}
-
-/// A fallback whose breaker opens after two failures.
-pub(crate) fn fallback<S>(
+/// A fallback on one of three nodes.
+pub(crate) fn fallback<S, C: Clock + Clone>(
+    settings: Builder,
     store: S,
-    clock: &ManualClock,
+    clock: &C,
     all: &[Limit<Policy>],
-) -> Fallback<S, Policy, ManualClock> {
-    let settings = Fallback::builder().failures(2).probe_after(PAUSE).nodes(nodes(3));
-    settings.clock(clock.clone()).build(store, &limits(all)).expect("choices")
+) -> Fallback<S, Policy, C> {
+    let settings = settings.nodes(NODES).clock(clock.clone());
+    settings.build(store, &limits(all)).expect("choices")
 }
 
 pub(crate) fn cache<S>(store: S, clock: &ManualClock) -> DenialCache<S, Policy, ManualClock> {
