@@ -99,8 +99,8 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// # What it does not see
 ///
-/// Refunds, resets, settlements and forced charges through this cache drop the keys that they name, and changed
-/// parameters of a limit drop its states. What other processes charge cannot end a wait, but `remaining` may lag
+/// Refunds, resets, settlements and forced charges through this cache drop the keys that they name. Changed
+/// parameters of a limit hold for its states at once, as in the store. What other processes charge cannot end a wait, but `remaining` may lag
 /// behind it. What another process refunds, resets or settles, and what a server loses by a failover, shows
 /// after the maximum age at the latest. The same holds for a clock of the server that jumps, and for one that runs faster
 /// than the clock of this process: a wait is longer by no more than that difference within the maximum age.

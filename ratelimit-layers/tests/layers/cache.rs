@@ -257,6 +257,8 @@ fn a_denial_ends_no_later_than_in_the_store() {
         ["gcra 10/s burst 4"; 2],
         ["gcra 10/s burst 4", "gcra 7/s burst 6"],
         ["sliding-counter 5/s", "sliding-counter 7/s"],
+        ["fixed-window 5/s", "fixed-window 16/4s"],
+        ["token-bucket 5/s burst 8", "token-bucket 9/s burst 4"],
         ["sliding-log 5/s"; 2],
         ["sliding-log 5/s", "gcra 10/s burst 4"],
     ] {
