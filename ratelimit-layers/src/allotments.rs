@@ -15,8 +15,6 @@ use tokio::time::timeout;
 
 mod builder;
 mod ledger;
-#[cfg(test)]
-mod model;
 mod slot;
 mod spending;
 

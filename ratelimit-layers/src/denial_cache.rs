@@ -99,8 +99,8 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// # What it does not see
 ///
-/// Refunds, resets, settlements and forced charges through this cache drop the keys that they name, and changed
-/// parameters of a limit drop its states. What other processes charge cannot end a wait, but `remaining` may lag
+/// Refunds, resets, settlements and forced charges through this cache drop the keys that they name. Changed
+/// parameters of a limit hold for its states at once, as in the store. What other processes charge cannot end a wait, but `remaining` may lag
 /// behind it. What another process refunds, resets or settles, and what a server loses by a failover, shows
 /// after the maximum age at the latest. The same holds for a clock of the server that jumps, and for one that runs faster
 /// than the clock of this process: a wait is longer by no more than that difference within the maximum age.
@@ -268,7 +268,7 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         loop {
             // The keys first: if the clock has gone back by then, they are of an earlier generation.
             let (keys, now) = (self.kept.keys(batch), self.now());
-            let decided = self.kept.known(batch, &keys, now).and_then(|(mut left, is_fresh)| {
+            let decided = self.kept.known(&keys, now).and_then(|(mut left, is_fresh)| {
                 Some((decide(batch, left.now, &mut left).ok()?, left, is_fresh))
             });
             let (left, is_fresh) = match decided {
@@ -317,8 +317,8 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         let allowed = verdict.allowed();
         let is_wanted = !allowed || under_way.is_some_and(RoundMember::is_waited_for);
         for ((check, key), state) in batch.checks().iter().zip(keys).zip(states) {
-            let algorithm = check.limit.algorithm().clone();
-            self.kept.note(*key, KeptState { algorithm, state, now, sent }, allowed, is_wanted);
+            let (algorithm, kept) = (check.limit.algorithm(), KeptState { state, now, sent });
+            self.kept.note(algorithm, *key, kept, allowed, is_wanted);
         }
     }
 }

@@ -29,7 +29,6 @@ mod error;
 mod journal;
 mod known_ids;
 mod outage;
-mod report;
 
 use crate::{LocalAlgorithm, OnDrop, lock};
 use breaker::Breaker;

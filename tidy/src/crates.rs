@@ -9,7 +9,7 @@ const OF_CORE: [&str; 5] = ["async-trait", "derive-where", "serde", "thiserror",
 
 /// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock files of its
 /// users, and its dev-dependencies are not.
-const FOR_TESTS: [&str; 5] = ["loom", "proptest", "stateright", "tempfile", "log"];
+const FOR_TESTS: [&str; 4] = ["loom", "proptest", "tempfile", "log"];
 
 /// What a crate takes from the workspace, so that it is said once.
 fn inherited() -> [String; 6] {

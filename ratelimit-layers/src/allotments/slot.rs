@@ -1,5 +1,5 @@
 //! [`AllotmentSlot`]: what a process knows of the requests that ask the same limits about the same keys. A pure state machine, without
-//! I/O and without a clock: the store, the model checker and the property tests run the same code.
+//! I/O and without a clock.
 //!
 //! An *allotment* is a reservation that is spent locally. Drawing one charges the store for `m` requests at once, under an id.
 //! The process serves requests from it until it is spent or ends, and gives back what is left: it settles the id at the cost
@@ -39,7 +39,7 @@ impl Terms {
 }
 
 /// The allotment and the size of the next draw for requests of the same limits and keys.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct AllotmentSlot {
     /// For how many requests the next draw is, before it is capped; 0 before the first request.
     size: u64,
@@ -56,7 +56,7 @@ pub(super) struct AllotmentSlot {
 }
 
 /// A draw whose answer is awaited.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 struct PendingDraw {
     id: ReservationId,
     since: Timestamp,
@@ -73,7 +73,7 @@ impl PendingDraw {
 }
 
 /// What becomes of the unused part of an allotment that ends early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EarlyEnd {
     /// It is given back.
     GivenBack,
@@ -83,8 +83,8 @@ pub(super) enum EarlyEnd {
 }
 
 /// Budget that the store has charged and this process spends.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Allotment {
+#[derive(Clone, Debug)]
+struct Allotment {
     id: ReservationId,
     sent: Timestamp,
     until: Timestamp,
@@ -94,7 +94,7 @@ pub(super) struct Allotment {
 }
 
 /// What an allotment has of one limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 struct AllotmentPart {
     drawn: u64,
     used: u64,
@@ -103,7 +103,7 @@ struct AllotmentPart {
 }
 
 /// What to do about a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum SlotDecision {
     /// It is admitted; these are the decisions.
     Serve(Vec<Decision>),
@@ -113,7 +113,7 @@ pub(super) enum SlotDecision {
 }
 
 /// An allotment that has ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Debug)]
 pub(super) struct Ended {
     pub(super) id: ReservationId,
     /// The cost at which the id is to be settled, by check.
@@ -124,7 +124,7 @@ pub(super) struct Ended {
 }
 
 /// A draw to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Draw {
     pub(super) id: ReservationId,
     /// For how many requests.

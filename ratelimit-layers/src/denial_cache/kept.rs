@@ -29,8 +29,6 @@ pub(super) struct KeyGeneration {
 
 /// The state of a key as the store saw it.
 pub(super) struct KeptState<A: Algorithm> {
-    /// The limit's, when the state was kept.
-    pub(super) algorithm: A,
     /// `None` for a new key.
     pub(super) state: Option<A::State>,
     /// The time of the store when it saw the state.
@@ -40,8 +38,8 @@ pub(super) struct KeptState<A: Algorithm> {
 }
 
 impl<A: Algorithm> KeptState<A> {
-    fn remaining(&self) -> u64 {
-        self.algorithm.step(self.state.as_ref(), self.now, 0).decision.remaining
+    fn remaining(&self, algorithm: &A) -> u64 {
+        algorithm.step(self.state.as_ref(), self.now, 0).decision.remaining
     }
 
     /// The time of the store at a local time, or up to a round trip later. It is never before the store saw the state.
@@ -112,24 +110,17 @@ impl<A: Algorithm> DenialStates<A> {
         }
     }
 
-    /// What is known of a batch at this local time, if all of its states are kept and of limits with these parameters; and whether
-    /// all are fresh, so that they count as an answer.
+    /// What is known of a batch at this local time, if all of its states are kept; and whether all are fresh, so that they count
+    /// as an answer. Where a limit has changed since, its step takes the kept state for the same as the store's step does.
     pub(super) fn known(
         &self,
-        batch: &Batch<'_, A>,
         keys: &[KeyGeneration],
         local: Timestamp,
-    ) -> Option<(Snapshot<A::State>, bool)>
-    where
-        A: PartialEq,
-    {
+    ) -> Option<(Snapshot<A::State>, bool)> {
         let states = Vec::with_capacity(keys.len());
         let (mut known, mut is_fresh) = (Snapshot { now: Timestamp::ZERO, states }, true);
-        for (check, key) in batch.checks().iter().zip(keys) {
+        for key in keys {
             let kept = self.states.values.get(&key.hash)?;
-            if kept.algorithm != *check.limit.algorithm() {
-                return None;
-            }
             // None that is fresh is before its server's time of now, because the server read its clock after the request was
             // sent. The latest is before no server's: states of a batch across slots may come from several.
             known.now = known.now.max(kept.now_at(local));
@@ -143,6 +134,7 @@ impl<A: Algorithm> DenialStates<A> {
     /// are to be answered by it.
     pub(super) fn note(
         &self,
+        algorithm: &A,
         key: KeyGeneration,
         kept: KeptState<A>,
         allowed: bool,
@@ -150,7 +142,7 @@ impl<A: Algorithm> DenialStates<A> {
     ) {
         let sent = kept.sent;
         match self.states.values.entry(key.hash) {
-            Entry::Occupied(mut entry) if self.is_newer(key, entry.get(), &kept) => {
+            Entry::Occupied(mut entry) if self.is_newer(algorithm, key, entry.get(), &kept) => {
                 entry.insert(kept);
             }
             Entry::Occupied(entry) => {
@@ -187,11 +179,17 @@ impl<A: Algorithm> DenialStates<A> {
 
     /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
     /// the later one, as no refund lies between them.
-    fn is_newer(&self, key: KeyGeneration, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
+    fn is_newer(
+        &self,
+        algorithm: &A,
+        key: KeyGeneration,
+        before: &KeptState<A>,
+        kept: &KeptState<A>,
+    ) -> bool {
         let age = kept.sent.checked_since(before.sent);
         let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);
         let is_later = before.now < kept.now
-            || (before.now == kept.now && kept.remaining() <= before.remaining());
+            || (before.now == kept.now && kept.remaining(algorithm) <= before.remaining(algorithm));
         (is_later || is_too_old) && self.is_current(key)
     }
 

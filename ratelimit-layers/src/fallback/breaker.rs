@@ -10,9 +10,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelimit_core::OnOutage;
 use tokio::time::Instant;
 
-use super::report::BreakerReport;
+use super::counts::OutageOutcome;
 use crate::lock;
 
 /// The state of the circuit breaker of a [`Fallback`](crate::Fallback).
@@ -54,7 +55,12 @@ pub(super) struct Breaker {
     generation: AtomicU64,
     /// How many calls in a row have failed while it is closed. A success after a success needs no lock.
     failures: AtomicU32,
-    pub(super) report: BreakerReport,
+    /// The name of the store, which tells several in one process apart.
+    #[allow(dead_code, reason = "nothing is reported without a feature")]
+    name: Box<str>,
+    /// When a line about each state is due: a store that fails again and again fills no log.
+    #[cfg(feature = "tracing")]
+    paces: [crate::pace::Pace; 3],
 }
 
 /// A call that may be sent to the store. It must be told how the call ended; dropping a probe counts as a failure, so that
@@ -68,17 +74,19 @@ pub(super) struct CallPermit<'b> {
 impl Breaker {
     /// The breaker of the store of this name.
     pub(super) fn new(failures: u32, pause: Duration, probe_time: Duration, name: &str) -> Self {
-        let report = BreakerReport::new(name);
-        report.state(BreakerState::Closed);
-        Self {
+        let breaker = Self {
             most_failures: failures,
             pause,
             probe_time,
             state: Mutex::new((BreakerState::Closed, None)),
             generation: AtomicU64::new(0),
             failures: AtomicU32::new(0),
-            report,
-        }
+            name: name.into(),
+            #[cfg(feature = "tracing")]
+            paces: std::array::from_fn(|_| crate::pace::Pace::new()),
+        };
+        breaker.report_state(BreakerState::Closed);
+        breaker
     }
 
     pub(super) fn state(&self) -> BreakerState {
@@ -106,10 +114,34 @@ impl Breaker {
     /// Changes the state. If it is not closed then, a call may probe in so long.
     fn turn(&self, state: &mut (BreakerState, Option<Instant>), to: BreakerState, wait: Duration) {
         *state = (to, Instant::now().checked_add(wait));
-        self.failures.store(0, Ordering::Relaxed);
         let odd = (self.generation.load(Ordering::Acquire) + 1) | 1;
         self.generation.store(odd + u64::from(to == BreakerState::Closed), Ordering::Release);
-        self.report.state(to);
+        self.report_state(to);
+    }
+
+    #[allow(
+        clippy::unused_self,
+        unused_variables,
+        reason = "nothing is reported without a feature"
+    )]
+    fn report_state(&self, state: BreakerState) {
+        #[cfg(feature = "metrics")]
+        crate::metrics::breaker(&self.name, state);
+        #[cfg(feature = "tracing")]
+        if self.paces[state as usize].is_due(std::time::Instant::now()) {
+            crate::traced::breaker(&self.name, state);
+        }
+    }
+
+    /// Reports that a limit was decided without the store.
+    #[allow(
+        clippy::unused_self,
+        unused_variables,
+        reason = "nothing is reported without a feature"
+    )]
+    pub(super) fn report_decided(&self, limit: &str, choice: OnOutage, outcome: OutageOutcome) {
+        #[cfg(feature = "metrics")]
+        crate::metrics::outage(&self.name, limit, choice, outcome);
     }
 }
 

@@ -1,6 +1,5 @@
 //! [`OutageCounts`]: how many decisions were made without the store, by limit and choice.
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage};
@@ -61,11 +60,9 @@ impl OutageOutcome {
     }
 }
 
-const CHOICES: [OnOutage; 3] = [OnOutage::Open, OnOutage::Closed, OnOutage::Local];
-
-/// The counts of all limits that were ever decided without the store, by limit and choice.
+/// The counts of all limits that were ever decided without the store, ordered by limit and choice.
 #[derive(Debug, Default)]
-pub(super) struct OutageCounts(Mutex<BTreeMap<Box<str>, [OutageCount; CHOICES.len()]>>);
+pub(super) struct OutageCounts(Mutex<Vec<OutageCount>>);
 
 impl OutageCounts {
     pub(super) fn count(
@@ -75,16 +72,17 @@ impl OutageCounts {
         outcome: OutageOutcome,
         undetermined: bool,
     ) {
-        let none = |choice| {
-            let (limit, [allowed, denied, spared, undetermined]) = (limit.into(), [0; 4]);
-            OutageCount { limit, choice, allowed, denied, spared, undetermined }
-        };
         let mut all = lock(&self.0);
-        if !all.contains_key(limit) {
-            all.insert(limit.into(), CHOICES.map(none));
-        }
-        let mut counts = all.get_mut(limit).into_iter().flatten();
-        let Some(count) = counts.find(|count| count.choice == choice) else { return };
+        let known = all.binary_search_by(|count| {
+            (*count.limit).cmp(limit).then((count.choice as u8).cmp(&(choice as u8)))
+        });
+        let at = known.unwrap_or_else(|at| {
+            let (limit, [allowed, denied, spared, undetermined]) = (limit.into(), [0; 4]);
+            let none = OutageCount { limit, choice, allowed, denied, spared, undetermined };
+            all.insert(at, none);
+            at
+        });
+        let count = &mut all[at];
         *match outcome {
             OutageOutcome::Allowed => &mut count.allowed,
             OutageOutcome::Denied | OutageOutcome::ShadowDenied => &mut count.denied,
@@ -93,10 +91,7 @@ impl OutageCounts {
         count.undetermined += u64::from(undetermined);
     }
 
-    /// All counts that are not zero, by limit and choice.
     pub(super) fn read(&self) -> Vec<OutageCount> {
-        let all = lock(&self.0);
-        let is_counted = |count: &&OutageCount| count.allowed + count.denied + count.spared > 0;
-        all.values().flatten().filter(is_counted).cloned().collect()
+        lock(&self.0).clone()
     }
 }

@@ -13,10 +13,10 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use ratelimit_core::algorithm::{PolicyState, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
-    ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store, StoreError,
-    Verdict,
+    Clock, ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store,
+    StoreError, Verdict,
 };
-use ratelimit_layers::{Allotments, DenialCache, Fallback};
+use ratelimit_layers::{Allotments, Builder, DenialCache, Fallback};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -26,7 +26,8 @@ pub(crate) type Memory = MemoryStore<Policy, ManualClock>;
 
 pub(crate) use crate::simulation::shared::BEGIN;
 pub(crate) const ID: ReservationId = ReservationId::new(42);
-/// How long an open breaker waits before it probes.
+pub(crate) const NODES: NonZeroU64 = NonZeroU64::new(3).expect("some");
+/// How long an open breaker waits before it probes, unless that is set.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
 
@@ -38,6 +39,8 @@ pub(crate) enum Mode {
     Silent,
     /// It decides, and answers after so long.
     Late(Duration),
+    /// It is so far away, there and back, by its clock.
+    Far([Duration; 2]),
     Hangs,
     /// It does what it was asked, and never says so.
     ChargesAndHangs,
@@ -79,8 +82,6 @@ pub(crate) struct Fake {
     next: Mutex<Option<Mode>>,
     /// Calls begin at once, and go on when it is open.
     is_open: watch::Sender<bool>,
-    /// How far it moves the clock on the way there and back.
-    trip: Mutex<[Duration; 2]>,
     calls: AtomicU64,
 }
 
@@ -92,7 +93,6 @@ impl Fake {
             mode: Mutex::new(Mode::Answers),
             next: Mutex::default(),
             is_open: watch::Sender::new(true),
-            trip: Mutex::default(),
             calls: AtomicU64::new(0),
         }
     }
@@ -107,10 +107,6 @@ impl Fake {
 
     pub(crate) fn open(&self, is_open: bool) {
         self.is_open.send_replace(is_open);
-    }
-
-    pub(crate) fn takes(&self, trip: [Duration; 2]) {
-        *self.trip.lock().expect("no panic") = trip;
     }
 
     /// How many calls began since the last look.
@@ -145,7 +141,6 @@ impl SnapshotStore<Policy> for Fake {
         let _ = self.is_open.subscribe().wait_for(|is_open| *is_open).await;
         let next = self.next.lock().expect("no panic").take();
         let mode = next.unwrap_or_else(|| self.mode());
-        let [there, back] = *self.trip.lock().expect("no panic");
         match mode {
             Mode::Hangs => pending().await,
             Mode::Fails(kind) => return Err(FakeError::Fails(kind)),
@@ -153,11 +148,12 @@ impl SnapshotStore<Policy> for Fake {
             Mode::RefusesIds if batch.reservation_id().is_some() => {
                 return Err(Refusal::CannotReserve { limit: "daily".to_owned() }.into());
             }
-            _ => self.clock.advance(there),
+            Mode::Far([there, _]) => self.clock.advance(there),
+            _ => {}
         }
         let (verdict, seen) = self.memory.apply_with_snapshot(batch).await?;
-        self.clock.advance(back);
         match mode {
+            Mode::Far([_, back]) => self.clock.advance(back),
             Mode::ChargesAndHangs => pending().await,
             Mode::Late(by) if by.is_zero() => yield_now().await,
             Mode::Late(by) => tokio::time::sleep(by).await,
@@ -238,18 +234,15 @@ pub(crate) fn left<S: Store<Policy>>(store: &S, limit: &Limit<Policy>, key: &str
     ratelimit_testkit::block_on(operate(store, Op::Peek, limit, key, 0)).remaining()
 }
 
-pub(crate) fn nodes(count: u64) -> NonZeroU64 {
-    NonZeroU64::new(count).expect("at least one")
-}
-
-/// A fallback whose breaker opens after two failures.
-pub(crate) fn fallback<S>(
+/// A fallback on one of three nodes.
+pub(crate) fn fallback<S, C: Clock + Clone>(
+    settings: Builder,
     store: S,
-    clock: &ManualClock,
+    clock: &C,
     all: &[Limit<Policy>],
-) -> Fallback<S, Policy, ManualClock> {
-    let settings = Fallback::builder().failures(2).probe_after(PAUSE).nodes(nodes(3));
-    settings.clock(clock.clone()).build(store, &limits(all)).expect("choices")
+) -> Fallback<S, Policy, C> {
+    let settings = settings.nodes(NODES).clock(clock.clone());
+    settings.build(store, &limits(all)).expect("choices")
 }
 
 pub(crate) fn cache<S>(store: S, clock: &ManualClock) -> DenialCache<S, Policy, ManualClock> {

@@ -11,7 +11,8 @@ use ratelimit_layers::{BreakerState, Builder, Fallback, FallbackError, OnRecover
 use tokio::time::{Instant, advance};
 
 use crate::common::{
-    BEGIN, Fake, FakeError, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, limit, limits, nodes,
+    BEGIN, Fake, FakeError, ID, Mode, NODES, PAUSE, UNAVAILABLE, ask_all, checks, fallback, limit,
+    limits,
 };
 
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -24,8 +25,7 @@ pub(crate) fn layered_with(
     settings: impl FnOnce(Builder) -> Builder,
 ) -> (Layered, ManualClock) {
     let clock = ManualClock::new(BEGIN);
-    let settings = settings(Fallback::builder().nodes(nodes(3))).clock(clock.clone());
-    (settings.build(Fake::new(&clock), &limits(all)).expect("choices"), clock)
+    (fallback(settings(Fallback::builder()), Fake::new(&clock), &clock, all), clock)
 }
 
 fn layered(limits: &[Limit<Policy>]) -> Layered {
@@ -350,15 +350,11 @@ async fn limits_without_a_choice_or_a_share_are_refused_by_name() {
     let silent = limit("silent", "gcra 60/m burst 60");
     let small = limit("small", "fixed-window 2/m").on_outage(OnOutage::Local);
     for (refused, count, told) in [
-        (silent.clone(), Some(3), "on_outage"),
+        (silent.clone(), Some(NODES), "on_outage"),
         (burst(OnOutage::Local), None, "nodes(n)"),
-        (small, Some(3), "share"),
+        (small, Some(NODES), "share"),
     ] {
-        let settings = Fallback::builder();
-        let settings = match count {
-            Some(count) => settings.nodes(nodes(count)),
-            None => settings,
-        };
+        let settings = count.into_iter().fold(Fallback::builder(), Builder::nodes);
         let built = settings.build(Fake::new(&clock), &limits(std::slice::from_ref(&refused)));
         let error = built.expect_err("refused");
         assert_eq!(error.limit(), Some(refused.name()));

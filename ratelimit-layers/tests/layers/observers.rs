@@ -9,14 +9,15 @@ use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore};
 use ratelimit_core::{
     ErrorKind, Limit, ManualClock, OnOutage, Policy, RateLimiter, Store, SyncStore,
 };
-use ratelimit_layers::{Metrics, TopDenied, Traced};
+use ratelimit_layers::{Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::block_on;
 use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, Level};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::common::{
-    BEGIN, Fake, Memory, Mode, UNAVAILABLE, checks, limit, limits, memory, paused, recorded,
+    BEGIN, Fake, Memory, Mode, UNAVAILABLE, checks, fallback, limit, limits, memory, paused,
+    recorded,
 };
 
 type Counting = TopDenied<Memory>;
@@ -154,7 +155,8 @@ fn each_decision_is_a_span_and_each_error_an_event_at_most_once_per_second() {
             limit("narrow", "fixed-window 1/d").on_outage(OnOutage::Closed),
             limit("wide", "fixed-window 9/d").on_outage(OnOutage::Local),
         ];
-        let within = crate::common::fallback(Fake::new(&clock), &clock, &both);
+        let settings = Fallback::builder().failures(2);
+        let within = fallback(settings, Fake::new(&clock), &clock, &both);
         let store = Traced::new(within);
         let checks = checks(&both, "alice", 1);
         let batch = Batch::new(&checks).expect("distinct");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ratelimit_core::store::DynSnapshotStore;
 use ratelimit_core::{DynStore, Limit, ManualClock, OnOutage, Policy, Source, Store};
-use ratelimit_layers::{BreakerState, Metrics, TopDenied, Traced};
+use ratelimit_layers::{BreakerState, Fallback, Metrics, TopDenied, Traced};
 
 use crate::common::{
     BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, ask, cache, fallback, limit, memory, paused,
@@ -48,7 +48,7 @@ async fn each_layer_does_its_part_wherever_it_stands() {
     drains("allotments", &allotments(within(), &clock), [100, 907, 0, 93]).await;
     let (saving, due) = (|| allotments(cache(within(), &clock), &clock), [100, 8, 899, 93]);
     drains("allotments of a cache", &saving(), due).await;
-    let around = TopDenied::new(fallback(saving(), &clock, &[daily()]), 16);
+    let around = TopDenied::new(fallback(Fallback::builder(), saving(), &clock, &[daily()]), 16);
     drains("all", &Metrics::new(Traced::new(around)), due).await;
 }
 
@@ -92,7 +92,8 @@ fn what_a_store_counts_is_reported_by_all_around_it_also_if_it_is_chosen_at_run_
     let own = names(&memory(&clock));
     let seen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(memory(&clock));
     let layers = allotments(cache(TopDenied::new(seen, 16), &clock), &clock);
-    let chosen: Arc<dyn DynStore<Policy>> = Arc::new(fallback(layers, &clock, &all));
+    let chosen: Arc<dyn DynStore<Policy>> =
+        Arc::new(fallback(Fallback::builder(), layers, &clock, &all));
     let told = names(&Metrics::new(Traced::new(chosen)));
     assert!(!own.is_empty());
     // A fallback has a store of its own in memory.
@@ -104,7 +105,8 @@ fn what_a_store_counts_is_reported_by_all_around_it_also_if_it_is_chosen_at_run_
 async fn around_a_fallback_nothing_is_spent_that_the_store_has_not_charged() {
     let clock = ManualClock::new(BEGIN);
     let limit = limit("daily", "fixed-window 900/d").on_outage(OnOutage::Local);
-    let within = fallback(Fake::new(&clock), &clock, std::slice::from_ref(&limit));
+    let within =
+        fallback(Fallback::builder(), Fake::new(&clock), &clock, std::slice::from_ref(&limit));
     let store = allotments(within, &clock);
     assert_eq!(ask(&store, &limit, "alice", 1).await.source(), Source::Store);
     store.store().store().set(UNAVAILABLE);
@@ -122,7 +124,7 @@ async fn within_a_fallback_what_a_layer_decides_says_nothing_of_the_store() {
     let few = [limit("daily", "fixed-window 8/d").on_outage(OnOutage::Open)];
     for (source, requests) in [(Source::Allotment, 5), (Source::Cache, 10)] {
         let store = allotments(cache(Fake::new(&clock), &clock), &clock);
-        let store = fallback(store, &clock, &few);
+        let store = fallback(Fallback::builder().failures(2), store, &clock, &few);
         let ask = async |key| ask(&store, &few[0], key, 1).await.source();
         for _ in 0..requests {
             let _ = ask("alice").await;

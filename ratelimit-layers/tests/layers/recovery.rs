@@ -13,7 +13,7 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 
 use crate::common::{
-    Fake, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, nodes, operate, paused, settled,
+    Fake, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, fallback, operate, paused, settled,
 };
 use crate::fallback::{Layered, ask, burst, down, layered_with, up};
 
@@ -155,10 +155,8 @@ impl Clock for PanicsOnce {
 /// A fallback with such a clock, that charges on recovery.
 fn panicking() -> (Fallback<Fake, Policy, PanicsOnce>, PanicsOnce, [Limit<Policy>; 1]) {
     let (clock, limits) = (PanicsOnce::default(), [burst(OnOutage::Local)]);
-    let settings = Fallback::builder().failures(1).nodes(nodes(3));
-    let settings = settings.on_recovery(OnRecovery::Charge).clock(clock.clone());
-    let store = settings.build(Fake::new(&clock.0), &crate::common::limits(&limits));
-    (store.expect("choices"), clock, limits)
+    let settings = Fallback::builder().failures(1).on_recovery(OnRecovery::Charge);
+    (fallback(settings, Fake::new(&clock.0), &clock, &limits), clock, limits)
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,87 +2,22 @@
 
 mod faults;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op, Snapshot, SnapshotStore};
-use ratelimit_core::{Algorithm as _, Limit, ManualClock, OnOutage, Policy, Source};
+use ratelimit_core::{Algorithm as _, OnOutage, Policy};
 use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::{RedisCluster, RedisServer};
 use tokio::task::JoinSet;
 
-use crate::common::{BEGIN, ask, limit, limits, operate};
+use crate::common::{ask, limit, limits, operate};
 
 /// How long a state may take to be reached. Only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn redis(url: &str) -> RedisStore {
     RedisStore::builder().deadline(PATIENCE).connect(url).await.expect("a store")
-}
-
-type Cached = Arc<DenialCache<RedisStore, Policy, ManualClock>>;
-
-async fn denied(store: &Cached, limit: &Limit<Policy>) -> Source {
-    let verdict = ask(&**store, limit, "mallory", 1).await;
-    assert!(!verdict.allowed());
-    verdict.source()
-}
-
-/// Denies many requests at once. Returns how many the store denied.
-async fn burst(store: &Cached, limit: &Limit<Policy>) -> u64 {
-    let mut tasks = JoinSet::new();
-    for _ in 0..500 {
-        let (store, limit) = (store.clone(), limit.clone());
-        tasks.spawn(async move { u64::from(denied(&store, &limit).await == Source::Store) });
-    }
-    tasks.join_all().await.into_iter().sum()
-}
-
-/// The cache's clock stands, and moves to the end of the wait when the test says so; the server's runs on.
-async fn attacked(url: &str, servers: &[RedisServer]) {
-    let scripts = || -> u64 {
-        let calls = |server: &RedisServer| {
-            ["evalsha", "eval"].map(|command| server.calls(command).expect("it is up"))
-        };
-        servers.iter().flat_map(calls).sum()
-    };
-    let clock = ManualClock::new(BEGIN);
-    let cache = DenialCache::builder().clock(clock.clone()).max_age(Duration::MAX);
-    let store: Cached = cache.max_wait(PATIENCE).build(redis(url).await).into();
-    let limit = limit("login", "gcra 3/d burst 3");
-    for _ in 0..3 {
-        assert!(ask(&*store, &limit, "mallory", 1).await.allowed());
-    }
-    assert_eq!(denied(&store, &limit).await, Source::Store);
-    // From here on the server knows the scripts, and no call is repeated by its text.
-    store.forget();
-    assert_eq!(burst(&store, &limit).await, 4);
-
-    // During the wait, no call reaches the server.
-    let before = scripts();
-    assert_eq!((burst(&store, &limit).await, scripts()), (0, before));
-
-    // When it ends, one of those that come at once makes a call, and its answer is that of all others.
-    for _ in 0..3 {
-        let before = scripts();
-        let verdict = ask(&*store, &limit, "mallory", 1).await;
-        clock.advance(verdict.retry_after().expect("a wait"));
-        assert_eq!((burst(&store, &limit).await, scripts() - before), (1, 1));
-        assert_eq!((burst(&store, &limit).await, scripts() - before), (0, 1));
-    }
-
-    // What the server forgets by a reset here is asked again.
-    assert!(operate(&*store, Op::Reset, &limit, "mallory", 1).await.allowed());
-    assert!(ask(&*store, &limit, "mallory", 1).await.allowed());
-}
-
-#[tokio::test]
-async fn during_an_attack_no_call_reaches_the_servers_and_at_its_end_one_does() {
-    let server = RedisServer::start().expect("redis-server");
-    attacked(&server.url(), std::slice::from_ref(&server)).await;
-    let cluster = RedisCluster::start().expect("a cluster");
-    attacked(&cluster.url(), cluster.nodes()).await;
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use ratelimit_layers::{Fallback, Metrics, OnRecovery, TopDenied, Traced};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::common::{
-    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, cache, limit, limits, nodes, paused,
+    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, cache, fallback, limit, paused,
 };
 
 /// Of both choices that decide something, and one that counts leases.
@@ -31,25 +31,18 @@ fn all() -> [Limit<Policy>; 4] {
 type Stack = Arc<dyn DynStore<Policy>>;
 type MakeStack = fn(&Arc<Fake>, &ManualClock) -> Stack;
 
-fn fallback<S>(
-    store: S,
-    clock: &ManualClock,
-    on_recovery: OnRecovery,
-) -> Fallback<S, Policy, ManualClock> {
-    let settings = Fallback::builder().failures(1).probe_after(PAUSE).nodes(nodes(1));
-    let settings = settings.on_recovery(on_recovery).clock(clock.clone());
-    settings.build(store, &limits(&all())).expect("choices")
-}
-
 /// A layer of every kind around the store, and all of them in the order of the guide.
 const STACKS: [(&str, MakeStack); 5] = [
     ("none", |fake, _| Arc::clone(fake) as Stack),
     ("cache", |fake, clock| Arc::new(cache(Arc::clone(fake), clock))),
     ("allotments", |fake, clock| Arc::new(allotments(Arc::clone(fake), clock))),
-    ("fallback", |fake, clock| Arc::new(fallback(Arc::clone(fake), clock, OnRecovery::Charge))),
+    ("fallback", |fake, clock| {
+        let settings = Fallback::builder().failures(1).on_recovery(OnRecovery::Charge);
+        Arc::new(fallback(settings, Arc::clone(fake), clock, &all()))
+    }),
     ("all", |fake, clock| {
         let saving = allotments(cache(Arc::clone(fake), clock), clock);
-        let around = fallback(saving, clock, OnRecovery::Forget);
+        let around = fallback(Fallback::builder().failures(1), saving, clock, &all());
         Arc::new(Metrics::new(Traced::new(TopDenied::new(around, 16))))
     }),
 ];

@@ -1,4 +1,4 @@
-//! The sizes of draws, and the end of an allotment. The model and the simulation try the rest.
+//! The sizes of draws, and the end of an allotment. The simulation tries the rest.
 
 use ratelimit_core::algorithm::Recovery;
 use ratelimit_core::{Decision, ReservationId, Timestamp};
@@ -85,14 +85,24 @@ fn an_allotment_is_not_spent_before_the_time_at_which_it_was_drawn() {
     assert!(counted.slot.spend(at(2), &[1]).is_some());
 }
 
+/// A caller may keep the future of a draw, and poll it when its slot is gone or awaits another draw.
 #[test]
-fn what_was_drawn_for_a_slot_that_is_gone_stays_charged() {
+fn what_comes_for_a_draw_that_is_not_awaited_stays_charged_and_ends_no_other() {
+    let mut counted = CountingIds::default();
+    assert_eq!(counted.asks(1, 400), 1);
+    let asked = counted.slot.request(&TERMS, at(2), &[1], || ReservationId::new(8));
+    let SlotDecision::Ask { draw: Some(awaited), .. } = asked else { panic!("{asked:?}") };
     let draw = Draw { id: ReservationId::new(7), times: 3 };
     let told = [(told(97, 10_000), Recovery::Gradual)];
-    let mut slot = AllotmentSlot::default();
-    let (_, ended) = slot.drawn(&TERMS, (draw, at(1)), &[1], &told);
-    let ended = ended.expect("it is spent no more");
-    // A reset may have come meanwhile: to give it back would create capacity.
-    assert_eq!((ended.ending, ended.unused), (EarlyEnd::Forfeited, 2));
-    assert!(slot.is_empty());
+    for mut slot in [AllotmentSlot::default(), counted.slot] {
+        let is_gone = slot.is_empty();
+        let (_, ended) = slot.drawn(&TERMS, (draw, at(3)), &[1], &told);
+        let ended = ended.expect("it is spent no more");
+        // A reset may have come meanwhile: to give it back would create capacity.
+        assert_eq!((ended.ending, ended.unused), (EarlyEnd::Forfeited, 2));
+        slot.not_drawn(&TERMS, draw.id, None);
+        assert_eq!(slot.is_empty(), is_gone);
+        let (_, ended) = slot.drawn(&TERMS, (awaited, at(2)), &[1], &told);
+        assert_eq!(ended.is_some(), is_gone);
+    }
 }

@@ -144,7 +144,10 @@ async fn where_a_limit_refills_about_as_fast_as_the_store_answers_the_calls_stay
         // Before a state is known, four go.
         assert!(seen.at_once <= at_once + 4, "{what}");
         assert!(seen.early <= seen.denied / 10, "{what}");
-        // The longest wait, a call, and up to a millisecond by which tokio's timer is late.
-        assert!(seen.slowest <= Duration::from_millis(50 + 2 * way_ms.1 + 1), "{what}");
+        // Two waits, each for a call, of 50 ms in all; a call; and up to a millisecond by which tokio's timer is late. No wait ends
+        // with a denial where a limit refills faster than the store answers, so without that bound more would follow.
+        let call_ms = 2 * way_ms.1;
+        let slowest = Duration::from_millis((2 * call_ms).min(50) + call_ms + 1);
+        assert!(seen.slowest <= slowest, "{what}");
     }
 }

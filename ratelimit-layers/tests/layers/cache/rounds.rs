@@ -224,46 +224,6 @@ async fn when_an_answer_is_too_old_one_request_asks_again() {
     assert_eq!(lab.burst("mallory").await, (1, 0, 0));
 }
 
-/// No wait ends with a denial where a limit refills faster than the store answers, or where the store says nothing, so a request
-/// that waited as often as it could would wait for all of its time.
-#[tokio::test(start_paused = true)]
-async fn a_request_waits_twice() {
-    for (words, mode) in
-        [("gcra 1000/s burst 8", Mode::Answers), ("gcra 1/s burst 8", Mode::Silent)]
-    {
-        let lab = Arc::new(Lab { limit: limit("l", words), ..Lab::new() });
-        lab.exhaust("mallory").await;
-        if mode == Mode::Silent {
-            lab.clock.advance(Duration::from_secs(1));
-            lab.spend("mallory", 1).await;
-        }
-        lab.fake().set(mode);
-        lab.fake().open(false);
-        let mut tasks = tokio::task::JoinSet::new();
-        // Ten requests come in each millisecond, and the store takes two.
-        for millisecond in 0..400 {
-            lab.clock.advance(Duration::from_millis(1));
-            for _ in 0..10 {
-                let lab = Arc::clone(&lab);
-                tasks.spawn(async move {
-                    let begin = Instant::now();
-                    let _ = lab.decide("mallory", 1).await;
-                    begin.elapsed()
-                });
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            if millisecond % 2 == 1 {
-                lab.fake().open(true);
-                settled().await;
-                lab.fake().open(false);
-            }
-        }
-        lab.fake().open(true);
-        let slowest = tasks.join_all().await.into_iter().max().expect("some");
-        assert!(slowest <= Duration::from_millis(10), "{words}: {slowest:?}");
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn batches_of_the_same_checks_wait_for_each_other() {
     let lab = Lab::new();
