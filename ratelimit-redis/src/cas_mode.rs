@@ -29,7 +29,7 @@ use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, slot};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, REMOVED, RedisError};
+use crate::error::{LEFT, REMOVED, RedisError, Result};
 use crate::mode::Cas;
 use crate::reservation;
 use crate::rounds::Rounds;
@@ -113,7 +113,7 @@ impl BatchAttempts {
     ///
     /// # Errors
     /// [`RedisError::Contended`] if no attempt is left.
-    pub(crate) fn next(&mut self, slots: &[CasValue]) -> Result<(), RedisError> {
+    pub(crate) fn next(&mut self, slots: &[CasValue]) -> Result<()> {
         let read: Vec<_> =
             slots.iter().map(CasValue::written).map(|read| read.map(<[u8]>::to_vec)).collect();
         let again = match &self.read {
@@ -191,11 +191,7 @@ impl<S: Codec> States<S> for Reads<S> {
 }
 
 impl<A: Algorithm<State: Codec>, C: Connection> SingleSlot<A> for RedisStore<Cas, C> {
-    async fn apply_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    async fn apply_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<Verdict> {
         let writes = batch.operation() != Op::Peek;
         let turn = if writes { self.turn(batch, deadline).await } else { Vec::new() };
         let mut attempts = self.attempts(deadline, &turn);
@@ -214,22 +210,13 @@ impl<A: Algorithm<State: Codec>, C: Connection> SingleSlot<A> for RedisStore<Cas
         }
     }
 
-    async fn try_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<(), RedisError> {
+    async fn try_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<()> {
         self.decided(batch, false, false, deadline).await.map(drop)
     }
 }
 
 impl<A: KeepsEntries<State: Codec>, C: Connection> EntryStore<A> for RedisStore<Cas, C> {
-    async fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
+    async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
         let deadline = self.inner.deadline();
         let state = self.state_within(limit, key, deadline).await?;
         self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await
@@ -262,7 +249,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         &self,
         limit: &Limit<A>,
         key: &str,
-    ) -> Result<Option<A::State>, RedisError> {
+    ) -> Result<Option<A::State>> {
         self.state_within(limit, key, self.inner.deadline()).await
     }
 
@@ -271,7 +258,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError> {
+    ) -> Result<Option<A::State>> {
         self.found(limit, self.key(limit, key), deadline).await.map(|(_, state)| state)
     }
 
@@ -281,7 +268,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         limit: &Limit<A>,
         key: String,
         deadline: Deadline,
-    ) -> Result<(CasValue, Option<A::State>), RedisError> {
+    ) -> Result<(CasValue, Option<A::State>)> {
         let read = self.inner.get(limit, &key, deadline).await?;
         let mut slot = CasValue { key, read, change: Write::Keep };
         let (foreign, decode) = (Foreign::Leave, A::State::decode);
@@ -298,7 +285,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         limit: &Limit<A>,
         key: &str,
         id: ReservationId,
-    ) -> Result<Option<Reservation>, RedisError> {
+    ) -> Result<Option<Reservation>> {
         let deadline = self.inner.deadline();
         self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
@@ -310,7 +297,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         limit: &Limit<A>,
         key: &str,
         dry_run: bool,
-    ) -> Result<u64, RedisError> {
+    ) -> Result<u64> {
         let deadline = self.inner.deadline();
         let mut attempts = self.attempts(deadline, &[]);
         loop {
@@ -356,7 +343,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         reserved: bool,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Verdict, Timestamp, Reads<A::State>), RedisError> {
+    ) -> Result<(Verdict, Timestamp, Reads<A::State>)> {
         let read = self.read(batch, writes, deadline).await;
         let (mut reads, now) = read.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut reads)?;
@@ -372,7 +359,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         batch: &Batch<'_, A>,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Reads<A::State>, Timestamp), RedisError> {
+    ) -> Result<(Reads<A::State>, Timestamp)> {
         let checks = batch.checks();
         let mut keys: Vec<_> =
             checks.iter().map(|check| self.key(check.limit, check.key)).collect();
@@ -422,7 +409,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         keys: &[String],
         time: Now,
         deadline: Deadline,
-    ) -> Result<Option<(Vec<Option<Vec<u8>>>, Timestamp)>, RedisError> {
+    ) -> Result<Option<(Vec<Option<Vec<u8>>>, Timestamp)>> {
         let [first, others @ ..] = keys else { return Ok(None) };
         let is_cluster = self.inner.connection.is_cluster();
         let is_elsewhere = |key: &String| is_cluster && slot::of(key) != slot::of(first);
@@ -463,7 +450,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         foreign: Foreign,
         decode: impl Fn(&[u8]) -> Option<T>,
         deadline: Deadline,
-    ) -> Result<Option<T>, RedisError> {
+    ) -> Result<Option<T>> {
         let found = slot.written().and_then(decode);
         if found.is_some() || slot.written().is_none() {
             return Ok(found);
@@ -489,7 +476,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         now: Timestamp,
         time: Now,
         deadline: Deadline,
-    ) -> Result<bool, RedisError> {
+    ) -> Result<bool> {
         if !slots.iter().any(CasValue::changes) {
             return Ok(true);
         }
@@ -525,7 +512,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         now: Timestamp,
         time: Now,
         deadline: Deadline,
-    ) -> Result<Option<bool>, RedisError> {
+    ) -> Result<Option<bool>> {
         // SET cannot only compare, as a batch of several keys may require.
         if matches!(slot.change, Write::Keep) {
             return Ok(None);

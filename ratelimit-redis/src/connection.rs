@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ratelimit_core::Timestamp;
 
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 mod connector;
 mod external;
@@ -53,7 +53,7 @@ pub trait Connection: Send + Sync + 'static {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send;
+    ) -> impl Future<Output = Result<Reply>> + Send;
 
     /// Sends a command whose keys the caller can send apart. While some of them lie on another server of a cluster,
     /// because their slot moves, it returns `TRYAGAIN` where [`send`](Self::send) waits.
@@ -62,7 +62,7 @@ pub trait Connection: Send + Sync + 'static {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Reply>> + Send {
         self.send(key, words, deadline)
     }
 
@@ -76,7 +76,7 @@ pub trait Connection: Send + Sync + 'static {
         key: &str,
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Reply>>> + Send;
 
     /// Sends a command to every server that stores keys: one, or all masters of a cluster. Each reply
     /// comes with the server's address.
@@ -84,7 +84,7 @@ pub trait Connection: Send + Sync + 'static {
         &self,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send;
+    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply>)>> + Send;
 
     /// Whether keys of different slots may lie on different servers.
     fn is_cluster(&self) -> bool;
@@ -100,7 +100,7 @@ impl<C: Connection> Connection for Arc<C> {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Reply>> + Send {
         (**self).send(key, words, deadline)
     }
 
@@ -109,7 +109,7 @@ impl<C: Connection> Connection for Arc<C> {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Reply>> + Send {
         (**self).send_splittable(key, words, deadline)
     }
 
@@ -118,7 +118,7 @@ impl<C: Connection> Connection for Arc<C> {
         key: &str,
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Vec<Reply>>> + Send {
         (**self).transaction(key, commands, deadline)
     }
 
@@ -126,7 +126,7 @@ impl<C: Connection> Connection for Arc<C> {
         &self,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send {
+    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply>)>> + Send {
         (**self).send_to_each(words, deadline)
     }
 
@@ -197,7 +197,7 @@ impl Reply {
     }
 
     /// The replies in an array.
-    pub(crate) fn into_array(self, address: &Arc<str>) -> Result<Vec<Self>, RedisError> {
+    pub(crate) fn into_array(self, address: &Arc<str>) -> Result<Vec<Self>> {
         match self {
             Self::Array(replies) => Ok(replies),
             other => {

@@ -14,7 +14,7 @@ use ratelimit_core::{Algorithm, Decision, ErrorKind, Refusal, StoreError, Timest
 use crate::concurrent::all;
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::reservation;
 use crate::store::{CrossSlot, Inner, SingleSlot};
 
@@ -35,7 +35,7 @@ pub(crate) struct InSlot<'a, A> {
 pub(crate) fn split<'a, A: Algorithm, C: Connection>(
     inner: &Inner<C>,
     batch: &Batch<'a, A>,
-) -> Result<Option<Vec<InSlot<'a, A>>>, RedisError> {
+) -> Result<Option<Vec<InSlot<'a, A>>>> {
     let checks = batch.checks();
     if checks.len() < 2 || !inner.connection.is_cluster() {
         return Ok(None);
@@ -66,7 +66,7 @@ pub(crate) fn split<'a, A: Algorithm, C: Connection>(
 
 impl<'a, A: Algorithm> InSlot<'a, A> {
     /// The batch reduced to these checks.
-    fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
+    fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>> {
         // A subset of distinct checks is distinct.
         let part = Batch::new(&self.checks)?
             .op(whole.operation())
@@ -98,7 +98,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         store: &impl SingleSlot<A>,
         whole: &Batch<'a, A>,
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
@@ -117,7 +117,7 @@ pub(crate) async fn each<A: Algorithm>(
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
-) -> Result<Verdict, RedisError> {
+) -> Result<Verdict> {
     let settles = whole.operation().needs_id();
     if !settles {
         // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
@@ -162,7 +162,7 @@ async fn charge_attempts<A: Algorithm>(
     parts: &[InSlot<'_, A>],
     verdict: Verdict,
     deadline: Deadline,
-) -> Result<Verdict, RedisError> {
+) -> Result<Verdict> {
     let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
     let parts: Vec<_> = parts.iter().filter_map(|part| part.only(attempts)).collect();
     if parts.is_empty() {
@@ -187,7 +187,7 @@ async fn knows_id<A: Algorithm>(
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
-) -> Result<Vec<bool>, RedisError> {
+) -> Result<Vec<bool>> {
     let trying = parts.iter().map(async |part| {
         let part = part.batch(whole)?;
         match store.try_in_slot(&part, deadline).await {
@@ -230,16 +230,16 @@ fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.
 async fn all_of_lookups<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>> + Send>,
-) -> Result<Vec<T>, RedisError> {
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
+) -> Result<Vec<T>> {
     let answers = all(futures).await.into_iter();
     answers.collect::<Result<_, _>>().map_err(RedisError::of_a_lookup)
 }
 
 /// Runs requests concurrently. The error says whether any of them may have been done.
 async fn all_of_requests<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>> + Send>,
-) -> Result<Vec<T>, RedisError> {
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
+) -> Result<Vec<T>> {
     let results = all(futures).await;
     match worst(&results) {
         Some(error) if results.iter().any(Result::is_ok) => Err(error.in_part()),
@@ -249,7 +249,7 @@ async fn all_of_requests<T>(
 }
 
 /// The error that matters most: one after which a request may have been done, otherwise the first.
-fn worst<T>(results: &[Result<T, RedisError>]) -> Option<RedisError> {
+fn worst<T>(results: &[Result<T>]) -> Option<RedisError> {
     let errors = || results.iter().filter_map(|result| result.as_ref().err());
     let in_doubt = errors().find(|error| error.kind() == ErrorKind::Indeterminate);
     in_doubt.or_else(|| errors().next()).cloned()

@@ -7,7 +7,7 @@ use ratelimit_core::{Algorithm, ErrorKind, Limits, StoreError};
 use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::Connection;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::native::MultiProgram;
 use crate::program::LuaProgram;
@@ -93,7 +93,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         &self,
         limits: &Limits<A>,
         options: HealOptions,
-    ) -> Result<Healed, RedisError>
+    ) -> Result<Healed>
     where
         Self: HealKey<A>,
     {
@@ -130,7 +130,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
 /// The limits by their positions that have a state from the future under a key, and by how much longer each would hold
 /// it than a full limit.
-type FutureStates = Result<Vec<(usize, u64)>, RedisError>;
+type FutureStates = Result<Vec<(usize, u64)>>;
 
 /// A mode that can cut a state from the future.
 pub trait HealKey<A: Algorithm> {

@@ -10,7 +10,7 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Argument, Connection, Reply};
-use crate::error::{RedisError, is_denied};
+use crate::error::{RedisError, Result, is_denied};
 use crate::lua_mode::states::score_us;
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::store::RedisStore;
@@ -153,16 +153,16 @@ pub trait Trial {
     /// A test decision: one operation of every kind that the mode has. It decides for this identifier and leaves nothing
     /// behind.
     #[doc(hidden)]
-    fn trial(&self, identifier: &str) -> impl Future<Output = Result<(), RedisError>> + Send;
+    fn trial(&self, identifier: &str) -> impl Future<Output = Result<()>> + Send;
 
     /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if the key holds no state
     /// of the mode, or one of an algorithm that is not built in.
     #[doc(hidden)]
-    fn newest_us(&self, key: &str) -> impl Future<Output = Result<Option<u64>, RedisError>> + Send;
+    fn newest_us(&self, key: &str) -> impl Future<Output = Result<Option<u64>>> + Send;
 }
 
 impl<C: Connection> Trial for RedisStore<Lua, C> {
-    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+    async fn trial(&self, identifier: &str) -> Result<()> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         let id = ReservationId::random();
         let reservation = self.reservation_key(&gcra, identifier, id);
@@ -173,7 +173,7 @@ impl<C: Connection> Trial for RedisStore<Lua, C> {
         self.tried(&list, identifier, None).await
     }
 
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
         match self.inner.keys.limit_of(key) {
             Some("") => {
                 let fields = self.items(key, "HGETALL", &[]).await?;
@@ -190,7 +190,7 @@ impl<C: Connection> Trial for RedisStore<Lua, C> {
 }
 
 impl<C: Connection> Trial for RedisStore<Cas, C> {
-    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+    async fn trial(&self, identifier: &str) -> Result<()> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         self.tried(&gcra, identifier, None).await?;
         // An id makes the mode use a script.
@@ -199,7 +199,7 @@ impl<C: Connection> Trial for RedisStore<Cas, C> {
         self.tried(&gcra, identifier, Some((id, reservation))).await
     }
 
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
         match self.inner.keys.limit_of(key) {
             Some(part) if part.ends_with('!') => {
                 let items = self.items(key, "GET", &[]).await?;
@@ -211,7 +211,7 @@ impl<C: Connection> Trial for RedisStore<Cas, C> {
 }
 
 impl<C: Connection> Trial for RedisStore<Multi, C> {
-    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+    async fn trial(&self, identifier: &str) -> Result<()> {
         let counter = Attempts::new(FixedWindow::new("1000/s".parse()?)?);
         self.tried(&limit("health", counter)?, identifier, None).await?;
         let log = Attempts::new(SlidingLog::new("1000/s".parse()?)?);
@@ -220,7 +220,7 @@ impl<C: Connection> Trial for RedisStore<Multi, C> {
         self.tried(&limit("health-list", list)?, identifier, None).await
     }
 
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
         match self.inner.keys.limit_of(key).and_then(|part| part.split_once('+')) {
             Some((_, "window-log")) => self.newest_element(key).await,
             Some((_, "sliding-log")) => {
@@ -236,7 +236,7 @@ impl<C: Connection> Trial for RedisStore<Multi, C> {
     }
 }
 
-fn limit<A: Algorithm>(name: &str, algorithm: A) -> Result<Limit<A>, RedisError> {
+fn limit<A: Algorithm>(name: &str, algorithm: A) -> Result<Limit<A>> {
     Ok(Limit::new(name, algorithm)?)
 }
 
@@ -247,7 +247,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         limit: &Limit<A>,
         identifier: &str,
         reservation: Option<(ReservationId, String)>,
-    ) -> Result<(), RedisError>
+    ) -> Result<()>
     where
         Self: Store<A, Error = RedisError>,
     {

@@ -30,7 +30,7 @@ use ratelimit_core::{Limit, Limits, Refusal, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::mode::Multi;
 use crate::native::{MultiProgram, Native};
 use crate::rounds::Rounds;
@@ -62,7 +62,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     ///
     /// # Errors
     /// The first limit that it cannot decide, by name, with the remedy.
-    pub fn supports<A: MultiProgram>(limits: &Limits<A>) -> Result<(), RedisError> {
+    pub fn supports<A: MultiProgram>(limits: &Limits<A>) -> Result<()> {
         limits.iter().try_for_each(|limit| native(limit).map(drop))
     }
 
@@ -81,7 +81,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         &self,
         limit: &Limit<A>,
         key: &str,
-    ) -> Result<Option<A::State>, RedisError> {
+    ) -> Result<Option<A::State>> {
         self.state_within(limit, key, self.inner.deadline()).await
     }
 
@@ -90,7 +90,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError> {
+    ) -> Result<Option<A::State>> {
         let check = Check { limit, key, cost: 0 };
         let mut pending = [self.pending_check(&check)?];
         self.read(Now::At(Timestamp::ZERO), &mut pending, false, deadline).await?;
@@ -104,7 +104,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         limit: &Limit<A>,
         key: &str,
         dry_run: bool,
-    ) -> Result<u64, RedisError> {
+    ) -> Result<u64> {
         let deadline = self.inner.deadline();
         let check = Check { limit, key: "", cost: 0 };
         let mut pending = [PendingCheck::new(&check, key.to_owned(), native(limit)?)];
@@ -127,7 +127,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         self.outcomes(batch, deadline).await.map(verdict)
     }
 
@@ -136,7 +136,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<Vec<CheckOutcome>, RedisError> {
+    ) -> Result<Vec<CheckOutcome>> {
         let pending = batch.checks().iter().map(|check| self.pending_check(check));
         let mut pending = pending.collect::<Result<Vec<_>, _>>()?;
         if batch.operation() == Op::Reset {
@@ -185,7 +185,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     fn pending_check<'b, A: MultiProgram>(
         &self,
         check: &'b Check<'b, A>,
-    ) -> Result<PendingCheck<'b, A>, RedisError> {
+    ) -> Result<PendingCheck<'b, A>> {
         let native = native(check.limit)?;
         Ok(PendingCheck::new(check, self.native_key(check.limit, native, check.key), native))
     }
@@ -202,7 +202,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         pending: &mut [PendingCheck<'_, A>],
         writes: bool,
         deadline: Deadline,
-    ) -> Result<Timestamp, RedisError> {
+    ) -> Result<Timestamp> {
         let mut commands: Vec<_> = pending.iter().map(PendingCheck::reading).collect();
         if time == Now::Store {
             commands.push(command(["TIME"]));
@@ -219,7 +219,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     }
 
     /// The time of the transaction, from its last command, unless a time was given.
-    fn time(&self, time: Now, replies: &[Reply]) -> Result<Timestamp, RedisError> {
+    fn time(&self, time: Now, replies: &[Reply]) -> Result<Timestamp> {
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
             (Now::Store, Some(reply)) => {
@@ -260,7 +260,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         reply: &Reply,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<StoredEntries, RedisError> {
+    ) -> Result<StoredEntries> {
         let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
         if let Some(found) = StoredEntries::of(pending.storage, items) {
             return Ok(found);
@@ -279,7 +279,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         batch: &Batch<'_, A>,
         now: Timestamp,
         deadline: Deadline,
-    ) -> Result<Timestamp, RedisError> {
+    ) -> Result<Timestamp> {
         let mut all = Vec::new();
         // The index among the replies of each check's last command, which reads its entries.
         let mut readings = Vec::with_capacity(pending.len());
@@ -311,7 +311,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         key: &str,
         commands: &[CommandWords],
         deadline: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
+    ) -> Result<Vec<Reply>> {
         let commands: Vec<Vec<Argument<'_>>> =
             commands.iter().map(|c| c.iter().map(|word| Argument::Bytes(word)).collect()).collect();
         self.inner.connection.transaction(key, &commands, deadline).await
@@ -319,12 +319,7 @@ impl<C: Connection> RedisStore<Multi, C> {
 }
 
 impl<A: MultiProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Multi, C> {
-    async fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
+    async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
         let deadline = self.inner.deadline();
         let state = self.state_within(limit, key, deadline).await?;
         let key = self.key(limit, key).unwrap_or_default();
@@ -332,13 +327,13 @@ impl<A: MultiProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore
     }
 }
 
-fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native, RedisError> {
+fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native> {
     let native = limit.algorithm().native();
     native.ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
 }
 
 /// Refuses what a transaction cannot decide: a limit, an operation, or an id.
-pub(crate) fn refuse_unsupported<A: MultiProgram>(batch: &Batch<'_, A>) -> Result<(), RedisError> {
+pub(crate) fn refuse_unsupported<A: MultiProgram>(batch: &Batch<'_, A>) -> Result<()> {
     for check in batch.checks() {
         native(check.limit)?;
         let limit = || check.limit.name().into();

@@ -7,7 +7,7 @@ use std::vec;
 
 use crate::connection::slot::{self, Range};
 use crate::connection::{Argument, Connection, Reply};
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::Mode;
 use crate::store::RedisStore;
 
@@ -38,7 +38,7 @@ impl<M: Mode, C: Connection> Scan<'_, M, C> {
     ///
     /// # Errors
     /// As of every command.
-    pub async fn next(&mut self) -> Result<Option<Vec<String>>, RedisError> {
+    pub async fn next(&mut self) -> Result<Option<Vec<String>>> {
         let (identifier, cursor) = match self.under_way.take() {
             Some(_) if self.left == 0 => {
                 (self.is_cut, self.servers) = (true, Vec::new().into_iter());
@@ -90,12 +90,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     ///
     /// # Errors
     /// As of every command.
-    pub async fn scan(
-        &self,
-        most: u64,
-        count: u64,
-        pause: Duration,
-    ) -> Result<Scan<'_, M, C>, RedisError> {
+    pub async fn scan(&self, most: u64, count: u64, pause: Duration) -> Result<Scan<'_, M, C>> {
         let identifiers = self.one_of_each().await?.into_iter().map(|(_, of_one)| of_one).collect();
         Ok(self.scan_servers_of(identifiers, most, count, pause))
     }
@@ -123,7 +118,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
 impl<M, C: Connection> RedisStore<M, C> {
     /// Each server that keeps keys of this store, and an identifier whose keys it keeps.
-    pub(crate) async fn one_of_each(&self) -> Result<Vec<(Arc<str>, String)>, RedisError> {
+    pub(crate) async fn one_of_each(&self) -> Result<Vec<(Arc<str>, String)>> {
         const ANY: &str = "health-check";
         let connection = &self.inner.connection;
         let any = || vec![(Arc::clone(connection.address()), ANY.to_owned())];

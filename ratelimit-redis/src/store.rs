@@ -13,7 +13,7 @@ use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::flights::Queues;
 use crate::key::Keys;
 use crate::mode::{Lua, Mode};
@@ -96,7 +96,7 @@ impl<C: Connection> Inner<C> {
         words: &mut [Argument<'w>],
         try_again: TryAgain,
         deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         words[1] = Argument::Text(&script.sha);
         let answer = self.send(key, words, try_again, deadline).await;
         if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
@@ -114,7 +114,7 @@ impl<C: Connection> Inner<C> {
         words: &[Argument<'_>],
         try_again: TryAgain,
         deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         match try_again {
             TryAgain::Wait => self.connection.send(key, words, deadline).await,
             TryAgain::Return => self.connection.send_splittable(key, words, deadline).await,
@@ -122,12 +122,7 @@ impl<C: Connection> Inner<C> {
     }
 
     /// The time of a request: the one that it was given, or that of the server which keeps `key`.
-    pub(crate) async fn now(
-        &self,
-        key: &str,
-        now: Now,
-        deadline: Deadline,
-    ) -> Result<Timestamp, RedisError> {
+    pub(crate) async fn now(&self, key: &str, now: Now, deadline: Deadline) -> Result<Timestamp> {
         if let Now::At(now) = now {
             return Ok(now);
         }
@@ -143,7 +138,7 @@ impl<C: Connection> Inner<C> {
         state: Option<A::State>,
         now: Now,
         deadline: Deadline,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
+    ) -> Result<Vec<WindowEntry>> {
         let Some(state) = state else { return Ok(Vec::new()) };
         let now = self.now(key, now, deadline).await?;
         Ok(limit.algorithm().entries_of(&state, now).to_vec())
@@ -155,7 +150,7 @@ impl<C: Connection> Inner<C> {
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<Vec<u8>>, RedisError> {
+    ) -> Result<Option<Vec<u8>>> {
         match self.connection.send(key, &["GET", key].map(Argument::Text), deadline).await {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
@@ -171,7 +166,7 @@ impl<C: Connection> Inner<C> {
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<Reservation>, RedisError> {
+    ) -> Result<Option<Reservation>> {
         let Some(bytes) = self.get(limit, key, deadline).await? else { return Ok(None) };
         let reservation = reservation::decode(&bytes);
         reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, LEFT))
@@ -230,14 +225,14 @@ pub(crate) trait SingleSlot<A: Algorithm>: Sync {
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
+    ) -> impl Future<Output = Result<Verdict>> + Send;
 
     /// Checks whether that would be refused, and writes nothing.
     fn try_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> impl Future<Output = Result<(), RedisError>> + Send;
+    ) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// The time to live of a key whose state stops mattering at `expires`.

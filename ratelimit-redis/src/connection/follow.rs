@@ -14,7 +14,7 @@ use super::request::TryAgain;
 use super::route::{Hint, MAX_REDIRECTIONS, hint};
 use super::servers::ToSlot;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 /// The first pause while a slot is unavailable. Each next pause is twice as long, up to the last.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -26,9 +26,9 @@ pub(crate) async fn follow<T, F>(
     try_again: TryAgain,
     deadline: Deadline,
     ask: impl Fn(Arc<Link>, bool) -> F + Sync,
-) -> Result<T, RedisError>
+) -> Result<T>
 where
-    F: Future<Output = Result<T, RedisError>> + Send,
+    F: Future<Output = Result<T>> + Send,
 {
     let (mut asking, mut redirections, mut pause) = (false, 0, FIRST_PAUSE);
     let mut to = owner(route, &mut pause, deadline).await?;
@@ -97,7 +97,7 @@ pub(super) async fn owner(
     route: &ToSlot<'_>,
     pause: &mut Duration,
     deadline: Deadline,
-) -> Result<Arc<Link>, RedisError> {
+) -> Result<Arc<Link>> {
     // Why there was none so far: that a look-up ran out of time says less.
     let mut missing: Option<RedisError> = None;
     loop {
@@ -115,10 +115,7 @@ pub(super) async fn owner(
 }
 
 /// The server in charge, looked up if none is known or the known one is in doubt and away.
-pub(super) async fn in_charge(
-    route: &ToSlot<'_>,
-    deadline: Deadline,
-) -> Result<Arc<Link>, RedisError> {
+pub(super) async fn in_charge(route: &ToSlot<'_>, deadline: Deadline) -> Result<Arc<Link>> {
     let lookup = route.lookup();
     let is_due = lookup.begin_if_due();
     let seen = lookup.rounds();

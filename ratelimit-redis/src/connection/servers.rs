@@ -17,7 +17,7 @@ use super::slot::{self, Range};
 use super::{Argument, Reply};
 use crate::concurrent::all;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 /// A cluster, and the known owner of each slot; or a service, which is one slot to its master.
 pub(crate) struct Servers {
@@ -102,7 +102,7 @@ impl Servers {
     }
 
     /// Reads the slot table for the first time.
-    pub(crate) async fn open(&self, deadline: Deadline) -> Result<(), RedisError> {
+    pub(crate) async fn open(&self, deadline: Deadline) -> Result<()> {
         self.lookup.look(self.lookup.rounds(), deadline, None).await
     }
 
@@ -112,7 +112,7 @@ impl Servers {
         deadline: Deadline,
         key: &str,
         request: Request<'_>,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         let slot = if self.is_cluster() { slot::of(key) } else { 0 };
         let route = ToSlot { servers: self, slot };
         follow(&route, request.try_again, deadline, |link: Arc<Link>, asking| async move {
@@ -126,7 +126,7 @@ impl Servers {
         &self,
         deadline: Deadline,
         words: &[Argument<'_>],
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    ) -> Vec<(Arc<str>, Result<Reply>)> {
         if !self.is_cluster() {
             let answer = self.ask(deadline, "", Request::command(words)).await;
             let master = self.inner.owner(0);
@@ -283,7 +283,7 @@ impl SharedServers {
     }
 
     /// Reads the slot table of one of these, or the master's place.
-    async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<(), RedisError> {
+    async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<()> {
         let (deadline, servers) = (Deadline::within(lookup::LONGEST), &*self);
         let asked = asked.into_iter().map(|link| async move {
             match &servers.service {
@@ -320,7 +320,7 @@ impl SharedServers {
 }
 
 /// The slot table of a node.
-async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
+async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>> {
     let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
     let asked = link.ask(deadline, false, Request::question(&words)).await;
     let reply = asked.map_err(|error| match error {

@@ -15,7 +15,7 @@ use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::Cas;
 use crate::store::RedisStore;
 
@@ -26,7 +26,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         batch: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let charging = deadline.to_charge();
         let turn = self.turn(batch, charging).await;
         // Whether a charge of an earlier round may remain.
@@ -79,7 +79,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         now: Timestamp,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<bool, RedisError> {
+    ) -> Result<bool> {
         let (check, slot) = (&batch.checks()[position], &reads.slots[position]);
         let before = reads.states[position].as_ref();
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };

@@ -14,7 +14,7 @@ use super::{InSlot, all_of_lookups, charge_attempts, each, join, knows_id, worst
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::lua_mode::call::Call;
 use crate::lua_mode::driver_call::DriverAnswer;
 use crate::mode::Lua;
@@ -50,7 +50,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         whole: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         match whole.operation() {
             Op::Acquire | Op::Peek => self.in_waves(whole, parts, deadline).await,
             Op::Extend => {
@@ -80,13 +80,13 @@ impl<C: Connection> RedisStore<Lua, C> {
         whole: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let slot = |part| {
             let batch = InSlot::batch(part, whole)?;
             let call = Call::of(&self.inner.keys, &batch)?;
             Ok(SlotPart { batch, call })
         };
-        let slots = parts.iter().map(slot).collect::<Result<Vec<_>, RedisError>>()?;
+        let slots = parts.iter().map(slot).collect::<Result<Vec<_>>>()?;
         if whole.operation() == Op::Peek {
             let shown = self.ask_all(&slots, "peek", deadline).await?;
             return self.joined(parts, &slots, &shown);
@@ -144,7 +144,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         slots: &[SlotPart<'_, A>],
         operation: &str,
         deadline: Deadline,
-    ) -> Result<Vec<SlotDecision>, RedisError> {
+    ) -> Result<Vec<SlotDecision>> {
         all_of_lookups(slots.iter().map(|slot| self.decide_in(slot, operation, deadline))).await
     }
 
@@ -154,7 +154,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         SlotPart { batch, call }: &SlotPart<'_, A>,
         operation: &str,
         deadline: Deadline,
-    ) -> Result<SlotDecision, RedisError> {
+    ) -> Result<SlotDecision> {
         let answer = self.run(batch, call, operation, &[], deadline).await?;
         let verdict = match operation {
             "reserve" | "grow" => self.decided(batch, call, &answer)?,
@@ -167,9 +167,9 @@ impl<C: Connection> RedisStore<Lua, C> {
     async fn undo<A: LuaProgram>(
         &self,
         SlotPart { batch, call }: &SlotPart<'_, A>,
-        reserved: &Result<SlotDecision, RedisError>,
+        reserved: &Result<SlotDecision>,
         deadline: Deadline,
-    ) -> Result<bool, RedisError> {
+    ) -> Result<bool> {
         let Ok(SlotDecision { answer, .. }) = reserved else { return Ok(true) };
         let written = call.twins.iter().zip(&answer.notes);
         let written = written.filter(|(_, made)| *made != "-");
@@ -191,7 +191,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         parts: &[InSlot<'_, A>],
         slots: &[SlotPart<'_, A>],
         decided: &[SlotDecision],
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let is_denied = !decided.iter().all(SlotDecision::allowed);
         let verdicts = slots.iter().zip(decided).map(|(SlotPart { batch, call }, slot)| {
             if is_denied && slot.allowed() {
@@ -199,6 +199,6 @@ impl<C: Connection> RedisStore<Lua, C> {
             }
             Ok(slot.verdict.clone())
         });
-        Ok(join(parts, &verdicts.collect::<Result<Vec<_>, RedisError>>()?))
+        Ok(join(parts, &verdicts.collect::<Result<Vec<_>>>()?))
     }
 }

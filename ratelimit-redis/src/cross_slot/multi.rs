@@ -7,7 +7,7 @@ use ratelimit_core::store::{Batch, Op};
 use super::{InSlot, all_of_lookups, all_of_requests, in_order};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::Multi;
 use crate::multi_mode::verdict;
 use crate::native::MultiProgram;
@@ -20,7 +20,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         whole: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let of_part =
             async |part: &InSlot<'_, A>| self.outcomes(&part.batch(whole)?, deadline).await;
         let doing = parts.iter().map(of_part);

@@ -9,7 +9,7 @@ use ratelimit_core::{Clock, SystemClock, Timestamp};
 use super::{Health, Severity, Trial};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply};
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::mode::{Lua, Mode};
 use crate::program::Stored;
 use crate::store::RedisStore;
@@ -83,7 +83,7 @@ where
     }
 
     /// When the newest charges were made of a bounded number of states.
-    async fn sample(&self, identifier: &str) -> Result<Vec<u64>, RedisError> {
+    async fn sample(&self, identifier: &str) -> Result<Vec<u64>> {
         let on = vec![identifier.to_owned()];
         let mut scan = self.scan_servers_of(on, SAMPLED, SAMPLED, Duration::ZERO);
         let mut sampled = Vec::new();
@@ -101,7 +101,7 @@ where
     }
 
     /// When the newest element of a list was made.
-    pub(super) async fn newest_element(&self, key: &str) -> Result<Option<u64>, RedisError> {
+    pub(super) async fn newest_element(&self, key: &str) -> Result<Option<u64>> {
         let texts = self.texts(key, "LRANGE", &["-1", "-1"]).await?;
         Ok(texts.first().and_then(|text| leading_number(text)))
     }
@@ -112,7 +112,7 @@ where
         key: &str,
         command: &str,
         more: &[&str],
-    ) -> Result<Vec<String>, RedisError> {
+    ) -> Result<Vec<String>> {
         let items = self.items(key, command, more).await?;
         Ok(items.iter().map(|item| String::from_utf8_lossy(item).into_owned()).collect())
     }
@@ -122,7 +122,7 @@ where
         key: &str,
         command: &str,
         more: &[&str],
-    ) -> Result<Vec<Vec<u8>>, RedisError> {
+    ) -> Result<Vec<Vec<u8>>> {
         let words = [&[command, key], more].concat();
         let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
         let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;

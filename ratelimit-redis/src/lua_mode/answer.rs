@@ -6,7 +6,7 @@ use ratelimit_core::{Timestamp, Verdict};
 
 use super::call::Call;
 use crate::connection::Connection;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::Lua;
 use crate::program::{LuaProgram, Stored, Twin};
 use crate::reservation;
@@ -76,7 +76,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         line: &str,
         seen: &mut Seen<A::State>,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let decided = decide(batch, seen.snapshot.now, seen);
         let agrees = match (&decided, line) {
             // Each attempt is charged whatever the others are.

@@ -7,7 +7,7 @@ use ratelimit_core::{Limit, Refusal};
 use smallvec::SmallVec;
 
 use crate::connection::refused_in_part;
-use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::flat::{Role, Shape, TwinCheck};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Twin};
@@ -25,7 +25,7 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     /// # Errors
     /// A twin has another number of parameters than its program names.
-    pub(crate) fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Result<Self, RedisError> {
+    pub(crate) fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Result<Self> {
         let group = reservation::group(keys, batch);
         let mut call = Self {
             keys: SmallVec::new(),
@@ -62,7 +62,7 @@ impl<'a> Call<'a> {
         keys: &Keys,
         batch: &Batch<'a, A>,
         key: &str,
-    ) -> Result<Self, RedisError> {
+    ) -> Result<Self> {
         let Self { keys: of_batch, mut twins, .. } = Self::of(keys, batch)?;
         twins.retain(|twin| keys.lie_alike(&of_batch[twin.shape.key - 1], key));
         for twin in &mut twins {
@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
     }
 
     /// Refuses a twin whose number of parameters differs from its program's.
-    fn validate<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
+    fn validate<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<()> {
         for TwinCheck { twin, position, .. } in &self.twins {
             let named = twin.program.parameters().len();
             let given = twin.parameters.as_slice().len();

@@ -8,7 +8,7 @@ use super::call::Call;
 use super::flat_call::given;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::flat::TwinCheck;
 use crate::mode::Lua;
 use crate::program::{LuaProgram, Twin};
@@ -35,7 +35,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let number = |twin: &TwinCheck<'_>| Argument::Number(twin.position as u64);
         let limits = match batch.operation() {
             Op::Adopt => call.twins.iter().map(number).collect(),
@@ -55,7 +55,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         answer: &DriverAnswer,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         self.verdict(batch, &answer.line, &mut self.seen(batch, call, answer)?)
     }
 
@@ -65,7 +65,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         answer: &DriverAnswer,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         Ok(decide(batch, answer.now, &mut self.seen(batch, call, answer)?)?)
     }
 
@@ -74,7 +74,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         answer: &DriverAnswer,
-    ) -> Result<Seen<A::State>, RedisError> {
+    ) -> Result<Seen<A::State>> {
         Seen::of(batch, call, answer.now, &answer.seen)
             .ok_or_else(|| self.inner.unexpected(&Reply::Text(answer.seen.clone())))
     }
@@ -87,7 +87,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         operation: &str,
         given_each: &[Argument<'_>],
         deadline: Deadline,
-    ) -> Result<DriverAnswer, RedisError> {
+    ) -> Result<DriverAnswer> {
         let given = given(batch.time());
         let programs = call.twins.iter().map(|check| check.twin.program);
         let script = self.inner.scripts.driver(programs.collect(), given.is_some());
@@ -115,7 +115,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         limits: &[Limit<A>],
         key: &str,
         dry_run: bool,
-    ) -> Result<Vec<(usize, u64)>, RedisError> {
+    ) -> Result<Vec<(usize, u64)>> {
         let full = limits.iter().map(|limit| (limit, limit.algorithm().capacity()));
         let checks: Vec<_> = full.map(|(limit, cost)| Check { limit, key: "", cost }).collect();
         let batch = Batch::new(&checks)?.op(Op::Peek);

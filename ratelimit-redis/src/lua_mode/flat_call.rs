@@ -12,7 +12,7 @@ use super::answer::{Seen, of_one};
 use super::call::Call;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::flat::{MOST_CHECKS, READ, Role, TwinCheck};
 use crate::mode::Lua;
 use crate::program::LuaProgram;
@@ -31,7 +31,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Option<Verdict>, RedisError> {
+    ) -> Result<Option<Verdict>> {
         let Some(flat) = self.flat_call(batch, call)? else { return Ok(None) };
         let FlatCall { script, mut words, reads_only } = flat;
         let answer = match self
@@ -70,7 +70,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         batch: &Batch<'_, A>,
         call: &'w Call<'_>,
-    ) -> Result<Option<FlatCall<'w>>, RedisError> {
+    ) -> Result<Option<FlatCall<'w>>> {
         let peeks = batch.operation() == Op::Peek;
         let plain = peeks || batch.operation() == Op::Acquire;
         let has_id = batch.reservation_id().is_some();

@@ -16,7 +16,7 @@ use super::call::Call;
 use super::sender::{LoneRequest, send};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::flat::{MOST_CHECKS, Role, TwinCheck};
 use crate::flights::{
     Charged, FlightOutcome, GroupOutcome, Joined, Load, News, Queued, RiderVerdict, RiderVerdicts,
@@ -38,7 +38,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Option<Verdict>, RedisError> {
+    ) -> Result<Option<Verdict>> {
         let alone = |left| Box::pin(self.apply_flat(batch, call, deadline, left));
         // The task that sends for others runs there.
         let queues = self.inner.queues.as_ref().filter(|_| rides(batch, call));
@@ -111,7 +111,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         charged: &Charged,
         seat: usize,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let is_noted = left.is_some();
         let parts = charged.verdicts.get_or_init(|| self.parts(batch, call, charged, is_noted));
         let (parts, states) = parts.as_ref().map_err(Clone::clone)?;

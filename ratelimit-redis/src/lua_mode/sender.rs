@@ -23,7 +23,7 @@ use super::flat_call::push_check;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::flat::{MOST_KINDS, Role};
 use crate::flights::{
     Charged, Departure, Flight, FlightOutcome, Group, GroupOutcome, LimitSet, Load, Queued,
@@ -233,11 +233,7 @@ impl<C: Connection> Inner<C> {
     }
 
     /// What the script answers. `None` if there is no such script, with nothing sent.
-    async fn call(
-        &self,
-        call: &[ScriptPart<'_>],
-        deadline: Deadline,
-    ) -> Result<Option<Vec<u8>>, RedisError> {
+    async fn call(&self, call: &[ScriptPart<'_>], deadline: Deadline) -> Result<Option<Vec<u8>>> {
         let kinds: Vec<Vec<_>> = call.iter().map(|part| part.limits.shapes().collect()).collect();
         let kinds: Vec<&[_]> = kinds.iter().map(Vec::as_slice).collect();
         let deciding = self.scripts.deciding(&kinds, false);

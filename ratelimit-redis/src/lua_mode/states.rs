@@ -8,7 +8,7 @@ use super::answer::{self, NoState};
 use super::call::{field_of, key_of};
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::mode::Lua;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
 use crate::store::RedisStore;
@@ -43,7 +43,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         limit: &Limit<A>,
         key: &str,
-    ) -> Result<Option<A::State>, RedisError> {
+    ) -> Result<Option<A::State>> {
         self.state_within(limit, key, self.inner.deadline()).await
     }
 
@@ -52,7 +52,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError> {
+    ) -> Result<Option<A::State>> {
         let twins = limit.algorithm().twins();
         let mut found = Vec::with_capacity(twins.len());
         for twin in &twins {
@@ -71,7 +71,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         limit: &Limit<A>,
         key: &str,
         id: ReservationId,
-    ) -> Result<Option<Reservation>, RedisError> {
+    ) -> Result<Option<Reservation>> {
         let deadline = self.inner.deadline();
         self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
@@ -83,7 +83,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         twin: &Twin,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<Stored>, RedisError> {
+    ) -> Result<Option<Stored>> {
         let key = key_of(&self.inner.keys, limit, twin, key);
         let field = field_of(limit, twin);
         let keeps = twin.program.keeps;
@@ -115,12 +115,7 @@ impl<C: Connection> RedisStore<Lua, C> {
 }
 
 impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Lua, C> {
-    async fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
+    async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
         let deadline = self.inner.deadline();
         let state = self.state_within(limit, key, deadline).await?;
         self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await

@@ -13,12 +13,12 @@ use crate::connection::node::fred::{custom, executed, in_one, reason, reply};
 use crate::connection::peer::Peer;
 use crate::connection::request::Commands;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 impl IntoConnection for Client {
     type Connection = External;
 
-    fn into_connection(self) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External> {
         let address = address(&self)?;
         Ok(External::new(Given::Fred(self), &address))
     }
@@ -27,14 +27,14 @@ impl IntoConnection for Client {
 impl IntoConnection for Pool {
     type Connection = External;
 
-    fn into_connection(self) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External> {
         let address = address(self.next())?;
         Ok(External::new(Given::Pool(self), &address))
     }
 }
 
 /// The servers in a client's configuration, which are no cluster.
-fn address(client: &Client) -> Result<String, RedisError> {
+fn address(client: &Client) -> Result<String> {
     if client.is_clustered() {
         return Err(RedisError::Config(
             "a client of a cluster sends a request again whose reply was lost, which would charge it twice; give a \
@@ -75,7 +75,7 @@ pub(super) async fn ask(
     peer: &Peer,
     commands: Commands<'_>,
     deadline: Deadline,
-) -> Result<Reply, RedisError> {
+) -> Result<Reply> {
     let options = options(deadline);
     let answer = match commands {
         Commands::One(words) => {

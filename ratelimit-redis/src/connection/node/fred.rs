@@ -28,7 +28,7 @@ use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
 use crate::connection::request::Commands;
 use crate::connection::{Argument, Reply};
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 pub(crate) struct Node {
     client: Client,
@@ -43,10 +43,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) async fn connect(
-        endpoint: &Endpoint,
-        address: SocketAddr,
-    ) -> Result<Self, RedisError> {
+    pub(crate) async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Self> {
         let config = config(endpoint, address)?;
         let client = Client::new(config, Some(performance()), Some(connection()), None);
         let listens = client.error_rx();
@@ -88,11 +85,7 @@ impl Node {
         error.map_or(Ok(node), |error| Err(not_connected(endpoint, &error)))
     }
 
-    pub(crate) async fn send(
-        &self,
-        asking: bool,
-        commands: Commands<'_>,
-    ) -> Result<Reply, RedisError> {
+    pub(crate) async fn send(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
         if let (false, Commands::One(words)) = (asking, commands) {
             let (name, arguments) = custom(words);
             let sent = pin!(self.client.custom_raw(name, arguments));
@@ -224,7 +217,7 @@ enum FredFailure {
     Answered { error: Error, alone: bool },
 }
 
-fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config, RedisError> {
+fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config> {
     let server = ServerConfig::Centralized { server: server(endpoint, address) };
     let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
     let Ok(numbered) = u8::try_from(*database) else {
@@ -359,7 +352,7 @@ pub(in crate::connection) async fn in_one(
 pub(in crate::connection) fn executed(
     peer: &Peer,
     mut answers: Vec<Result<Value, Error>>,
-) -> Result<Reply, RedisError> {
+) -> Result<Reply> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
     executed.map(reply_of).map_err(|error| {
         let first = answers.into_iter().find_map(Result::err);
@@ -435,7 +428,7 @@ fn server_answer(peer: &Peer, error: &Error) -> RedisError {
 }
 
 /// Converts a frame to its RESP2 form.
-pub(in crate::connection) fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Reply> {
     Value::try_from(frame).map(reply_of).map_err(|error| match error.kind() {
         // Neither a value nor an error.
         ErrorKind::Protocol => peer.unexpected(&Reply::Other("a reply of another kind".into())),

@@ -16,7 +16,7 @@ use crate::client::Client;
 use crate::connection::connector::attempt;
 use crate::connection::request::Commands;
 use crate::connection::{Argument, Reply};
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 macro_rules! by_each_client {
     ($($case:ident),* $(,)?) => {
@@ -70,22 +70,18 @@ fn texts<'w>(words: &[&'w str]) -> Vec<Argument<'w>> {
     words.iter().map(|word| Argument::Text(word)).collect()
 }
 
-async fn send(node: &Node, words: &[&str]) -> Result<Reply, RedisError> {
+async fn send(node: &Node, words: &[&str]) -> Result<Reply> {
     let words = texts(words);
     timeout(PATIENCE, node.send(false, Commands::One(&words))).await.expect("in time")
 }
 
 /// A request on a task of its own.
-fn sending(node: &Arc<Node>, word: &'static str) -> JoinHandle<Result<Reply, RedisError>> {
+fn sending(node: &Arc<Node>, word: &'static str) -> JoinHandle<Result<Reply>> {
     let node = Arc::clone(node);
     tokio::spawn(async move { send(&node, &[word]).await })
 }
 
-async fn transaction(
-    node: &Node,
-    asking: bool,
-    commands: &[&[&str]],
-) -> Result<Vec<Reply>, RedisError> {
+async fn transaction(node: &Node, asking: bool, commands: &[&[&str]]) -> Result<Vec<Reply>> {
     let commands: Vec<_> = commands.iter().map(|words| texts(words)).collect();
     let sent = timeout(PATIENCE, node.send(asking, Commands::Transaction(&commands))).await;
     sent.expect("in time")?.into_array(&"a node".into())
