@@ -8,7 +8,7 @@ use ratelimit_core::{Algorithm, Refusal, Store, Verdict};
 
 use crate::codec::Codec;
 use crate::connection::Connection;
-use crate::cross_slot::{each, split};
+use crate::cross_slot::split;
 use crate::error::{RedisError, Result};
 use crate::mode::{Cas, Lua, Multi};
 use crate::multi_mode;
@@ -54,10 +54,10 @@ impl<C: Connection> RedisStore<Lua, C> {
             return of_no_checks(batch);
         }
         let deadline = self.inner.deadline();
-        match split(&self.inner, batch)? {
+        match split(self, batch, deadline)? {
             None => self.apply_in_one_slot(batch, deadline, left).await,
             // Boxed, so the future of all other batches stays small.
-            Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
+            Some(across) => Box::pin(across.apply()).await,
         }
     }
 }
@@ -71,13 +71,11 @@ impl<A: Algorithm<State: Codec>, C: Connection> Store<A> for RedisStore<Cas, C> 
             return of_no_checks(batch);
         }
         let deadline = self.inner.deadline();
-        match (split(&self.inner, batch)?, batch.operation()) {
-            (Some(parts), Op::Acquire | Op::Extend) => {
-                Box::pin(self.acquire_cross_slot(batch, &parts, deadline)).await
-            }
+        match (split(self, batch, deadline)?, batch.operation()) {
+            (Some(across), Op::Acquire | Op::Extend) => Box::pin(across.acquire()).await,
             // A read-only batch may span slots.
             (None, _) | (_, Op::Peek) => self.apply_in_slot(batch, deadline).await,
-            (Some(parts), _) => Box::pin(each(self, batch, &parts, deadline)).await,
+            (Some(across), _) => Box::pin(across.each()).await,
         }
     }
 }
@@ -92,9 +90,9 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
             return of_no_checks(batch);
         }
         let deadline = self.inner.deadline();
-        match split(&self.inner, batch)? {
+        match split(self, batch, deadline)? {
             None => self.apply_in_slot(batch, deadline).await,
-            Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
+            Some(across) => Box::pin(across.apply()).await,
         }
     }
 }

@@ -30,9 +30,9 @@ impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
     }
 
     async fn try_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<()> {
-        let call = Call::of(&self.inner.keys, batch)?;
-        let answer = self.run(batch, &call, "peek", &[], deadline).await?;
-        self.would_decide(batch, &call, &answer).map(drop)
+        let call = Call::of(&self.inner, batch, deadline)?;
+        let answer = call.run("peek", &[]).await?;
+        call.would_decide(batch, &answer).map(drop)
     }
 }
 
@@ -45,11 +45,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict> {
         refuse_unsupported(batch)?;
-        let call = Call::of(&self.inner.keys, batch)?;
-        match self.apply_riding(batch, &call, deadline, left).await? {
+        let call = Call::of(&self.inner, batch, deadline)?;
+        match call.apply_riding(left).await? {
             Some(verdict) => Ok(verdict),
             // Rare and large: unboxed, it would enlarge every request's future.
-            None => Box::pin(self.apply_driver(batch, &call, deadline)).await,
+            None => Box::pin(call.apply_driver()).await,
         }
     }
 }

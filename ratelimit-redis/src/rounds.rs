@@ -47,7 +47,12 @@ impl Rounds {
     /// long as there is time.
     pub(crate) fn is_in_time(&self) -> bool {
         let needed = if self.is_slow() { Duration::ZERO } else { self.slowest() * 3 / 2 };
-        self.deadline.remaining() > needed
+        self.remaining() > needed
+    }
+
+    /// How much time is left.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.deadline.remaining()
     }
 
     /// The longest exchange, with the one that is in flight.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
-use ratelimit_core::store::{Batch, Now, Reservation};
-use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
+use ratelimit_core::store::{Batch, EntryStore, Now, Reservation};
+use ratelimit_core::{Algorithm, Limit, Store, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
@@ -130,20 +130,6 @@ impl<C: Connection> Inner<C> {
         reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
-    /// The admitted entries in a state that still count.
-    pub(crate) async fn entries<A: KeepsEntries>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        state: Option<A::State>,
-        now: Now,
-        deadline: Deadline,
-    ) -> Result<Vec<WindowEntry>> {
-        let Some(state) = state else { return Ok(Vec::new()) };
-        let now = self.now(key, now, deadline).await?;
-        Ok(limit.algorithm().entries_of(&state, now).to_vec())
-    }
-
     /// The bytes of a limit's state under a key.
     pub(crate) async fn get<A: Algorithm>(
         &self,
@@ -233,6 +219,45 @@ pub(crate) trait SingleSlot<A: Algorithm>: Sync {
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// A mode that keeps the states of this algorithm.
+pub trait KeepsState<A: Algorithm> {
+    /// The stored state of a limit for a key.
+    #[doc(hidden)]
+    fn state_within(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<Option<A::State>>> + Send;
+}
+
+impl<M: Mode, C: Connection> RedisStore<M, C> {
+    /// The stored state of a limit for a key; `None` also if the mode `Lua` finds the value of another algorithm that a
+    /// limit of this name had before.
+    ///
+    /// # Errors
+    /// The server does not answer, no limit wrote the value, or the mode cannot decide the limit.
+    pub async fn state<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> Result<Option<A::State>>
+    where
+        Self: KeepsState<A>,
+    {
+        self.state_within(limit, key, self.inner.deadline()).await
+    }
+}
+
+impl<A: KeepsEntries, M: Mode, C: Connection> EntryStore<A> for RedisStore<M, C>
+where
+    Self: KeepsState<A> + Store<A, Error = RedisError>,
+{
+    async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
+        let deadline = self.inner.deadline();
+        let state = self.state_within(limit, key, deadline).await?;
+        let Some(state) = state else { return Ok(Vec::new()) };
+        let now = self.inner.now(&self.inner.keys.shared(key), now, deadline).await?;
+        Ok(limit.algorithm().entries_of(&state, now).to_vec())
+    }
 }
 
 /// The time to live of a key whose state stops mattering at `expires`.

@@ -1,7 +1,6 @@
 //! Look-ups: the stored states and reservations of a limit, and its keys on the server.
 
-use ratelimit_core::algorithm::{KeepsEntries, WindowEntry};
-use ratelimit_core::store::{EntryStore, Now, Reservation};
+use ratelimit_core::store::Reservation;
 use ratelimit_core::{Limit, ReservationId};
 
 use super::answer::{self, NoState};
@@ -11,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::mode::Lua;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
-use crate::store::RedisStore;
+use crate::store::{KeepsState, RedisStore};
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
@@ -32,34 +31,6 @@ impl<C: Connection> RedisStore<Lua, C> {
         id: ReservationId,
     ) -> String {
         self.inner.keys.of_reservation(limit.name(), id, key)
-    }
-
-    /// The stored state of a limit for a key; `None` also if a limit of this name with another algorithm
-    /// wrote the value.
-    ///
-    /// # Errors
-    /// The server does not answer, or no limit wrote the value.
-    pub async fn state<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-    ) -> Result<Option<A::State>> {
-        self.state_within(limit, key, self.inner.deadline()).await
-    }
-
-    async fn state_within<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> Result<Option<A::State>> {
-        let twins = limit.algorithm().twins();
-        let mut found = Vec::with_capacity(twins.len());
-        for twin in &twins {
-            found.push(self.stored(limit, twin, key, deadline).await?);
-        }
-        let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, key), LEFT);
-        answer::state(limit.algorithm(), &found).map_err(corrupt)
     }
 
     /// The reservation of a limit for a key under an id, if the server still has it.
@@ -114,11 +85,20 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 }
 
-impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Lua, C> {
-    async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
-        let deadline = self.inner.deadline();
-        let state = self.state_within(limit, key, deadline).await?;
-        self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await
+impl<A: LuaProgram, C: Connection> KeepsState<A> for RedisStore<Lua, C> {
+    async fn state_within(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        deadline: Deadline,
+    ) -> Result<Option<A::State>> {
+        let twins = limit.algorithm().twins();
+        let mut found = Vec::with_capacity(twins.len());
+        for twin in &twins {
+            found.push(self.stored(limit, twin, key, deadline).await?);
+        }
+        let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, key), LEFT);
+        answer::state(limit.algorithm(), &found).map_err(corrupt)
     }
 }
 
