@@ -11,13 +11,10 @@ use ratelimit_core::{
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::{RedisError, Result, is_denied};
-use crate::lua_mode::states::score_us;
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::store::RedisStore;
 
 mod clock;
-
-use clock::{leading_number, newest_in};
 
 /// What [`RedisStore::health`] found.
 ///
@@ -154,11 +151,6 @@ pub trait Trial {
     /// behind.
     #[doc(hidden)]
     fn trial(&self, identifier: &str) -> impl Future<Output = Result<()>> + Send;
-
-    /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if the key holds no state
-    /// of the mode, or one of an algorithm that is not built in.
-    #[doc(hidden)]
-    fn newest_us(&self, key: &str) -> impl Future<Output = Result<Option<u64>>> + Send;
 }
 
 impl<C: Connection> Trial for RedisStore<Lua, C> {
@@ -172,21 +164,6 @@ impl<C: Connection> Trial for RedisStore<Lua, C> {
         let list = limit("health-list", WindowLog::new("1000/s".parse()?)?)?;
         self.tried(&list, identifier, None).await
     }
-
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
-        match self.inner.keys.limit_of(key) {
-            Some("") => {
-                let fields = self.items(key, "HGETALL", &[]).await?;
-                Ok(fields.iter().skip(1).step_by(2).filter_map(|field| newest_in(field)).max())
-            }
-            Some(part) if part.ends_with('+') => self.newest_element(key).await,
-            Some(part) if !part.contains(['#', '!', '+']) => {
-                let texts = self.texts(key, "ZRANGE", &["-1", "-1", "WITHSCORES"]).await?;
-                Ok(texts.last().and_then(|score| score_us(score)))
-            }
-            _ => Ok(None),
-        }
-    }
 }
 
 impl<C: Connection> Trial for RedisStore<Cas, C> {
@@ -198,16 +175,6 @@ impl<C: Connection> Trial for RedisStore<Cas, C> {
         let reservation = self.reservation_key(&gcra, identifier, id);
         self.tried(&gcra, identifier, Some((id, reservation))).await
     }
-
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
-        match self.inner.keys.limit_of(key) {
-            Some(part) if part.ends_with('!') => {
-                let items = self.items(key, "GET", &[]).await?;
-                Ok(items.iter().find_map(|item| newest_in(item)))
-            }
-            _ => Ok(None),
-        }
-    }
 }
 
 impl<C: Connection> Trial for RedisStore<Multi, C> {
@@ -218,21 +185,6 @@ impl<C: Connection> Trial for RedisStore<Multi, C> {
         self.tried(&limit("health-log", log)?, identifier, None).await?;
         let list = Attempts::new(WindowLog::new("1000/s".parse()?)?);
         self.tried(&limit("health-list", list)?, identifier, None).await
-    }
-
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
-        match self.inner.keys.limit_of(key).and_then(|part| part.split_once('+')) {
-            Some((_, "window-log")) => self.newest_element(key).await,
-            Some((_, "sliding-log")) => {
-                let texts = self.texts(key, "ZRANGE", &["-1", "-1"]).await?;
-                Ok(texts.first().and_then(|text| leading_number(text)))
-            }
-            Some((_, "")) | None => Ok(None),
-            Some(_) => {
-                let texts = self.texts(key, "HGETALL", &[]).await?;
-                Ok(texts.iter().step_by(2).filter_map(|text| leading_number(text)).max())
-            }
-        }
     }
 }
 

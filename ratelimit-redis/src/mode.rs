@@ -99,7 +99,7 @@ impl Mode for Multi {
 }
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait Sealed: Sync {}
     impl Sealed for super::Multi {}
     impl Sealed for super::Lua {}
     impl Sealed for super::Cas {}
