@@ -23,7 +23,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
-use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Timestamp, Verdict};
 
 use crate::codec::Codec;
 use crate::concurrent::all;
@@ -226,6 +226,33 @@ impl<A: Algorithm<State: Codec>, C: Connection> KeepsState<A> for RedisStore<Cas
         let request = self.request(Now::Store, deadline);
         request.found(limit, self.key(limit, key)).await.map(|(_, state)| state)
     }
+
+    async fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>> {
+        let lies_there = |limit: &Limit<A>| self.inner.keys.lie_alike(&self.key(limit, ""), key);
+        let Some(position) = limits.iter().position(lies_there) else { return Ok(Vec::new()) };
+        let limit = &limits.as_slice()[position];
+        let request = self.request(Now::Store, self.inner.deadline());
+        let mut attempts = request.attempts(&[]);
+        loop {
+            let (mut slot, decoded) = request.found(limit, key.to_owned()).await?;
+            let now = request.now(key).await?;
+            let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
+                return Ok(Vec::new());
+            };
+            slot.change = write.map(|state| state.encode());
+            let slots = [slot];
+            attempts.next(&slots)?;
+            if dry_run || request.write(&slots, now).await? {
+                return Ok(vec![(position, ahead_us)]);
+            }
+            attempts.pause().await;
+        }
+    }
 }
 
 impl<C: Connection> RedisStore<Cas, C> {
@@ -260,32 +287,6 @@ impl<C: Connection> RedisStore<Cas, C> {
         self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
 
-    /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
-    /// would hold its key than a full limit; 0 if it is not.
-    pub(crate) async fn heal_at<A: Algorithm<State: Codec>>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        dry_run: bool,
-    ) -> Result<u64> {
-        let request = self.request(Now::Store, self.inner.deadline());
-        let mut attempts = request.attempts(&[]);
-        loop {
-            let (mut slot, decoded) = request.found(limit, key.to_owned()).await?;
-            let now = request.now(key).await?;
-            let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
-                return Ok(0);
-            };
-            slot.change = write.map(|state| state.encode());
-            let slots = [slot];
-            attempts.next(&slots)?;
-            if dry_run || request.write(&slots, now).await? {
-                return Ok(ahead_us);
-            }
-            attempts.pause().await;
-        }
-    }
-
     /// A request that is decided as of this time, and ends by this deadline.
     pub(crate) fn request(&self, time: Now, deadline: Deadline) -> CasRequest<'_, C> {
         CasRequest { store: self, time, deadline }
@@ -303,8 +304,8 @@ impl<C: Connection> CasRequest<'_, C> {
     /// The attempts at a batch whose callers took these turns.
     pub(crate) fn attempts(&self, turn: &[Taken<'_>]) -> BatchAttempts {
         let has_waited = turn.iter().any(Taken::has_waited);
-        let address = self.store.inner.connection.address();
-        let rounds = Rounds::new(ATTEMPTS, self.deadline, address).after_others(has_waited);
+        let peer = &self.store.inner.peer;
+        let rounds = Rounds::new(ATTEMPTS, self.deadline, peer).after_others(has_waited);
         BatchAttempts { rounds, read: None, pause: FIRST_PAUSE }
     }
 
@@ -419,24 +420,24 @@ impl<C: Connection> CasRequest<'_, C> {
             inner.eval(first, &READ_VALUES, &mut words, TryAgain::Wait, self.deadline).await;
         let mut parts = match reading {
             Err(error) if error.is_wrong_type() => return Ok(None),
-            reply => reply?.into_array(inner.connection.address())?,
+            reply => reply?.into_array(&inner.peer)?,
         };
         let values = parts.split_off(parts.len().min(2));
         let told = Reply::Array(parts);
         let now = match self.time {
             Now::At(now) => now,
-            Now::Store => told.as_time().ok_or_else(|| inner.unexpected(&told))?,
+            Now::Store => told.as_time().ok_or_else(|| inner.peer.unexpected(&told))?,
         };
         let value = |value| match value {
             Reply::Nil => Ok(None),
             Reply::Text(bytes) => Ok(Some(bytes)),
-            other => Err(inner.unexpected(&other)),
+            other => Err(inner.peer.unexpected(&other)),
         };
         let values = values.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
         if values.len() == keys.len() {
             Ok(Some((values, now)))
         } else {
-            Err(inner.unexpected(&told))
+            Err(inner.peer.unexpected(&told))
         }
     }
 
@@ -491,7 +492,7 @@ impl<C: Connection> CasRequest<'_, C> {
             .await?
         {
             Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
-            other => Err(self.store.inner.unexpected(&other)),
+            other => Err(self.store.inner.peer.unexpected(&other)),
         }
     }
 
@@ -515,7 +516,7 @@ impl<C: Connection> CasRequest<'_, C> {
         match self.store.inner.connection.send(&slot.key, &words, self.deadline).await {
             Ok(Reply::Text(_)) => Ok(Some(true)),
             Ok(Reply::Nil) => Ok(Some(false)),
-            Ok(other) => Err(self.store.inner.unexpected(&other)),
+            Ok(other) => Err(self.store.inner.peer.unexpected(&other)),
             // "ERR syntax error": the server does not know IFEQ and has written nothing.
             Err(RedisError::Server { code, message, .. })
                 if code == "ERR" && message.contains("syntax") && slot.read.is_some() =>

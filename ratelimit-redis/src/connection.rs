@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ratelimit_core::Timestamp;
 
 use crate::deadline::Deadline;
-use crate::error::{RedisError, Result};
+use crate::error::Result;
 
 mod connector;
 mod external;
@@ -32,7 +32,7 @@ mod watchdog;
 
 pub use external::{External, IntoConnection};
 pub use managed::RedisConnection;
-pub(crate) use peer::refused_in_part;
+pub(crate) use peer::{Peer, refused_in_part};
 pub(crate) use request::TryAgain;
 
 /// Sends commands to the server, or to the server of several that stores a key.
@@ -45,6 +45,11 @@ pub(crate) use request::TryAgain;
 /// - The error says whether the command may have been executed: after [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] it was not, after [`RedisError::Lost`] and [`RedisError::TimedOut`] it may
 ///   have been.
+///
+/// [`RedisError::Unreachable`]: crate::RedisError::Unreachable
+/// [`RedisError::Server`]: crate::RedisError::Server
+/// [`RedisError::Lost`]: crate::RedisError::Lost
+/// [`RedisError::TimedOut`]: crate::RedisError::TimedOut
 pub trait Connection: Send + Sync + 'static {
     /// Sends a command to the server that stores this key. The first argument is the command's name. All
     /// keys among the arguments lie on that server: on a cluster, in one slot.
@@ -196,14 +201,11 @@ impl Reply {
         }
     }
 
-    /// The replies in an array.
-    pub(crate) fn into_array(self, address: &Arc<str>) -> Result<Vec<Self>> {
+    /// The replies in an array, from this server.
+    pub(crate) fn into_array(self, peer: &Peer) -> Result<Vec<Self>> {
         match self {
             Self::Array(replies) => Ok(replies),
-            other => {
-                let (address, answer) = (Arc::clone(address), other.shape());
-                Err(RedisError::Protocol { address, answer })
-            }
+            other => Err(peer.unexpected(&other)),
         }
     }
 

@@ -131,7 +131,7 @@ where
             self.look_at_cluster(&mut health).await;
         }
         let each = self.one_of_each().await.unwrap_or_else(|error| {
-            health.find(self.inner.connection.address(), Severity::Error, error.to_string());
+            health.find(self.inner.peer.address(), Severity::Error, error.to_string());
             Vec::new()
         });
         for (address, identifier) in each {

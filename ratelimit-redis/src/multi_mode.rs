@@ -73,32 +73,6 @@ impl<C: Connection> RedisStore<Multi, C> {
         Some(self.inner.keys.of_multi(limit.name(), native.name, key))
     }
 
-    /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
-    /// would hold its key than a full limit; 0 if it is not.
-    pub(crate) async fn heal_at<A: MultiProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        dry_run: bool,
-    ) -> Result<u64> {
-        let check = Check { limit, key: "", cost: 0 };
-        let batch = Batch::one(&check).op(Op::Peek);
-        let mut request = MultiRequest::of(&self.inner, &batch, self.inner.deadline())?;
-        key.clone_into(&mut request.checks[0].key);
-        let mut longest_us = 0;
-        // A charge in flight may bring back the entry that it was made in.
-        for _ in 0..ATTEMPTS {
-            let now = request.read().await?;
-            let (ahead_us, commands) = request.checks[0].healing(now);
-            longest_us = ahead_us.max(longest_us);
-            if ahead_us == 0 || dry_run {
-                return Ok(longest_us);
-            }
-            request.send(&commands, request.deadline).await?;
-        }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
-    }
-
     /// Runs a batch whose keys all lie on one server.
     pub(crate) async fn apply_in_slot<A: MultiProgram>(
         &self,
@@ -126,8 +100,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             return Ok(request.checks.iter().map(|check| check.peeked(now)).collect());
         }
         request.deadline = deadline.to_charge();
-        let address = self.inner.connection.address();
-        let mut rounds = Rounds::new(ATTEMPTS, request.deadline, address);
+        let mut rounds = Rounds::new(ATTEMPTS, request.deadline, &self.inner.peer);
         loop {
             let charged = request.checks.iter().any(PendingCheck::is_charged);
             let exec = request.charge(now).await.map_err(|error| error.after(charged))?;
@@ -169,6 +142,35 @@ impl<A: MultiProgram, C: Connection> KeepsState<A> for RedisStore<Multi, C> {
         let mut request = MultiRequest::of(&self.inner, &batch, deadline)?;
         request.read().await?;
         Ok(limit.algorithm().state(&request.checks[0].found.entries()))
+    }
+
+    async fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>> {
+        let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
+        let position = limits.iter().position(|limit| self.key(limit, "").is_some_and(lies_there));
+        let Some(position) = position else { return Ok(Vec::new()) };
+        let limit = &limits.as_slice()[position];
+        let check = Check { limit, key: "", cost: 0 };
+        let batch = Batch::one(&check).op(Op::Peek);
+        let mut request = MultiRequest::of(&self.inner, &batch, self.inner.deadline())?;
+        key.clone_into(&mut request.checks[0].key);
+        let mut longest_us = 0;
+        // A charge in flight may bring back the entry that it was made in.
+        for _ in 0..ATTEMPTS {
+            let now = request.read().await?;
+            let (ahead_us, commands) = request.checks[0].healing(now);
+            longest_us = ahead_us.max(longest_us);
+            if ahead_us == 0 || dry_run {
+                let healed = (longest_us > 0).then_some((position, longest_us));
+                return Ok(Vec::from_iter(healed));
+            }
+            request.send(&commands, request.deadline).await?;
+        }
+        Err(RedisError::Contended { attempts: ATTEMPTS })
     }
 }
 
@@ -214,7 +216,7 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
             return Ok(now);
         }
         let reply = replies.last().unwrap_or(&Reply::Nil);
-        match reply.as_time().ok_or_else(|| self.inner.unexpected(reply))? {
+        match reply.as_time().ok_or_else(|| self.inner.peer.unexpected(reply))? {
             Timestamp::MAX => Err(Refusal::EndOfTime { now_us: Timestamp::MAX.as_us() }.into()),
             now => Ok(now),
         }
@@ -238,7 +240,7 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
     /// the limit recovers and the error is reported once.
     async fn found(&self, place: usize, reply: &Reply) -> Result<StoredEntries> {
         let pending = &self.checks[place];
-        let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
+        let Reply::Array(items) = reply else { return Err(self.inner.peer.unexpected(reply)) };
         if let Some(found) = StoredEntries::of(pending.storage, items) {
             return Ok(found);
         }

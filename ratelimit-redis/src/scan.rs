@@ -64,7 +64,7 @@ impl<M: Mode, C: Connection> Scan<'_, M, C> {
         let inner = &self.store.inner;
         let via = inner.keys.shared(&identifier);
         let reply = inner.connection.send(&via, &words, inner.deadline()).await?;
-        let (next, mut keys) = keys(&reply).ok_or_else(|| inner.unexpected(&reply))?;
+        let (next, mut keys) = keys(&reply).ok_or_else(|| inner.peer.unexpected(&reply))?;
         let room = usize::try_from(self.left).unwrap_or(usize::MAX);
         self.is_cut |= keys.len() > room;
         keys.truncate(room);
@@ -121,13 +121,13 @@ impl<M, C: Connection> RedisStore<M, C> {
     pub(crate) async fn one_of_each(&self) -> Result<Vec<(Arc<str>, String)>> {
         const ANY: &str = "health-check";
         let connection = &self.inner.connection;
-        let any = || vec![(Arc::clone(connection.address()), ANY.to_owned())];
+        let any = || vec![(Arc::clone(self.inner.peer.address()), ANY.to_owned())];
         if !connection.is_cluster() || !self.inner.keys.are_spread() {
             return Ok(any());
         }
         let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
         let reply = connection.send("", &words, self.inner.deadline()).await?;
-        let ranges = slot::ranges(&reply, "").ok_or_else(|| self.inner.unexpected(&reply))?;
+        let ranges = slot::ranges(&reply, "").ok_or_else(|| self.inner.peer.unexpected(&reply))?;
         let mut found = BTreeMap::new();
         let master = |range: &Range| format!("{}:{}", range.host, range.port);
         let masters: BTreeSet<_> = ranges.iter().map(master).collect();

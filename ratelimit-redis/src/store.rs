@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, EntryStore, Now, Reservation};
-use ratelimit_core::{Algorithm, Limit, Store, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, Limit, Limits, Store, Timestamp, Verdict};
 
-use crate::connection::{Argument, Connection, RedisConnection, Reply, TryAgain};
+use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::flights::Queues;
@@ -58,6 +58,8 @@ pub struct RedisStore<M = Lua, C = RedisConnection> {
 /// What the clones of a store share.
 pub(crate) struct Inner<C> {
     pub(crate) connection: C,
+    /// The servers, as messages name them.
+    pub(crate) peer: Peer,
     pub(crate) keys: Keys,
     pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
@@ -127,7 +129,7 @@ impl<C: Connection> Inner<C> {
             return Ok(now);
         }
         let reply = self.connection.send(key, &[Argument::Text("TIME")], deadline).await?;
-        reply.as_time().ok_or_else(|| self.unexpected(&reply))
+        reply.as_time().ok_or_else(|| self.peer.unexpected(&reply))
     }
 
     /// The bytes of a limit's state under a key.
@@ -140,7 +142,7 @@ impl<C: Connection> Inner<C> {
         match self.connection.send(key, &["GET", key].map(Argument::Text), deadline).await {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
-            Ok(other) => Err(self.unexpected(&other)),
+            Ok(other) => Err(self.peer.unexpected(&other)),
             Err(error) if error.is_wrong_type() => Err(RedisError::corrupt(limit, key, WRONG_TYPE)),
             Err(error) => Err(error),
         }
@@ -156,41 +158,6 @@ impl<C: Connection> Inner<C> {
         let Some(bytes) = self.get(limit, key, deadline).await? else { return Ok(None) };
         let reservation = reservation::decode(&bytes);
         reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, LEFT))
-    }
-
-    pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
-        self.protocol(reply.shape())
-    }
-
-    /// The error for a reply that is no answer of a script.
-    pub(crate) fn protocol(&self, answer: String) -> RedisError {
-        RedisError::Protocol { address: self.address(), answer }
-    }
-
-    /// The error for a script that decided otherwise than the step.
-    pub(crate) fn disagrees(&self, limit: &str) -> RedisError {
-        RedisError::Disagrees { limit: limit.into(), address: self.address() }
-    }
-
-    /// The error for a request whose deadline ended while it waited for others.
-    pub(crate) fn overdue(&self, was_sent: bool, deadline: Deadline) -> RedisError {
-        let (address, deadline) = (self.address(), deadline.given());
-        if was_sent {
-            return RedisError::TimedOut { address, deadline };
-        }
-        let reason = format!(
-            "within {deadline:?} the server did not answer the call before it, and nothing was sent"
-        );
-        RedisError::Unreachable { address, reason }
-    }
-
-    /// The error for a request whose reply can no longer come.
-    pub(crate) fn lost(&self, reason: &str) -> RedisError {
-        RedisError::Lost { address: self.address(), reason: reason.into() }
-    }
-
-    fn address(&self) -> Arc<str> {
-        Arc::clone(self.connection.address())
     }
 }
 
@@ -231,6 +198,16 @@ pub trait KeepsState<A: Algorithm> {
         key: &str,
         deadline: Deadline,
     ) -> impl Future<Output = Result<Option<A::State>>> + Send;
+
+    /// Cuts the states of these limits under a key that are from the future, or only finds them: the position of each
+    /// limit that has one, and by how much longer the state would hold its key than a full limit.
+    #[doc(hidden)]
+    fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> impl Future<Output = Result<Vec<(usize, u64)>>> + Send;
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
@@ -305,6 +282,7 @@ impl<M, C: Connection> RedisStore<M, C> {
     ) -> Self {
         let inner = Inner {
             queues: merges.then(|| Queues::new(connection.is_cluster(), deadline)),
+            peer: Peer::new(Arc::clone(connection.address())),
             connection,
             keys,
             cross_slot,

@@ -173,7 +173,7 @@ impl Connection for External {
         deadline: Deadline,
     ) -> Result<Vec<Reply>> {
         let reply = self.ask(Commands::Transaction(commands), deadline).await?;
-        reply.into_array(self.address())
+        reply.into_array(&self.peer)
     }
 
     async fn send_to_each(

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use super::link::Link;
 use super::node::{Endpoint, Settings};
+use super::peer::Peer;
 use super::request::Request;
 use super::servers::Servers;
 use super::{Argument, Connection, Reply};
@@ -117,6 +118,13 @@ impl RedisConnection {
         }
     }
 
+    fn peer(&self) -> &Peer {
+        match &self.0 {
+            Topology::Single(link) => &link.endpoint.peer,
+            Topology::Several(servers) => servers.peer(),
+        }
+    }
+
     async fn ask(&self, deadline: Deadline, key: &str, request: Request<'_>) -> Result<Reply> {
         match &self.0 {
             Topology::Single(link) => link.ask(deadline, false, request).await,
@@ -146,7 +154,7 @@ impl Connection for RedisConnection {
         deadline: Deadline,
     ) -> Result<Vec<Reply>> {
         let reply = self.ask(deadline, key, Request::transaction(commands)).await?;
-        reply.into_array(self.address())
+        reply.into_array(self.peer())
     }
 
     async fn send_to_each(
@@ -168,10 +176,7 @@ impl Connection for RedisConnection {
     }
 
     fn address(&self) -> &Arc<str> {
-        match &self.0 {
-            Topology::Single(link) => link.address(),
-            Topology::Several(servers) => servers.address(),
-        }
+        self.peer().address()
     }
 }
 

@@ -75,7 +75,7 @@ impl Endpoint {
         let address =
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let (host, settings) = (host.to_owned(), Arc::clone(settings));
-        Self { host, port, peer: Peer::new(&address), settings }
+        Self { host, port, peer: Peer::new(address), settings }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {

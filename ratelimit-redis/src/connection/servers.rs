@@ -81,7 +81,7 @@ impl Servers {
     ) -> Self {
         let seeds: Vec<_> = seeds.map(Link::new).collect();
         let addresses: Vec<_> = seeds.iter().map(|seed| &**seed.address()).collect();
-        let peer = Peer::new(&addresses.join(","));
+        let peer = Peer::new(addresses.join(","));
         let (service, settings) = (service.map(str::to_owned), Arc::clone(settings));
         let slots = if service.is_some() { 1 } else { usize::from(slot::SLOTS) };
         let table = RwLock::new(SlotTable::new(slots));
@@ -97,8 +97,8 @@ impl Servers {
         self.inner.service.is_none()
     }
 
-    pub(crate) fn address(&self) -> &Arc<str> {
-        self.lookup.peer.address()
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.lookup.peer
     }
 
     /// Reads the slot table for the first time.
@@ -131,14 +131,14 @@ impl Servers {
         if !self.is_cluster() {
             let answer = self.ask(deadline, "", Request::command(words)).await;
             let master = self.inner.owner(0);
-            let address = master.as_deref().map_or(self.address(), Link::address);
+            let address = master.as_deref().map_or(self.peer().address(), Link::address);
             return vec![(Arc::clone(address), answer)];
         }
         self.lookup.begin_if_due();
         if self.inner.masters().is_empty()
             && let Err(error) = self.open(deadline).await
         {
-            return vec![(Arc::clone(self.address()), Err(error))];
+            return vec![(Arc::clone(self.peer().address()), Err(error))];
         }
         let asked = self.inner.masters().into_iter().map(|link| async move {
             let answer = link.ask(deadline, false, Request::command(words)).await;

@@ -77,7 +77,7 @@ impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
         // An attempt counts once, so there is no second round.
         let attempts = slots.iter().flat_map(|slot| &slot.twins).any(|check| check.twin.attempts);
         let most = if attempts { 1 } else { ROUNDS };
-        let mut rounds = Rounds::new(most, asking, store.inner.connection.address());
+        let mut rounds = Rounds::new(most, asking, &store.inner.peer);
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
         // What each slot decided in the last round, of which one denied.

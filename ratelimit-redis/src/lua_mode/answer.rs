@@ -84,7 +84,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             return Ok(decided?);
         }
         let denied = decided.ok().and_then(|verdict| verdict.denied_by().next());
-        Err(self.inner.disagrees(self.batch.checks()[denied.unwrap_or_default()].limit.name()))
+        Err(self.inner.peer.disagrees(self.batch.checks()[denied.unwrap_or_default()].limit.name()))
     }
 }
 

@@ -1,20 +1,16 @@
 //! Calls the driver (`driver.lua`), which runs what no [flat script](super::flat_call) does.
 
-use ratelimit_core::store::{Batch, Check, Op, decide};
-use ratelimit_core::{Limit, Timestamp, Verdict};
+use ratelimit_core::store::{Batch, Op, decide};
+use ratelimit_core::{Timestamp, Verdict};
 
 use super::answer::{Seen, next_state, of_one, state, stored};
 use super::call::Call;
 use super::flat_call::given;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
-use crate::error::{RedisError, Result};
+use crate::error::Result;
 use crate::flat::TwinCheck;
-use crate::mode::Lua;
 use crate::program::{LuaProgram, Twin};
-use crate::store::{RedisStore, cut, evalsha};
-
-/// How often a state from the future is looked at again, if it changes meanwhile.
-const HEALS: usize = 4;
+use crate::store::{cut, evalsha};
 
 /// What the driver answered.
 pub(crate) struct DriverAnswer {
@@ -24,7 +20,7 @@ pub(crate) struct DriverAnswer {
     /// What it says of each twin, for an operation that says something.
     pub(crate) notes: Vec<String>,
     /// What it read.
-    seen: Vec<u8>,
+    pub(super) seen: Vec<u8>,
 }
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
@@ -59,7 +55,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
 
     fn seen_in(&self, answer: &DriverAnswer) -> Result<Seen<A::State>> {
         self.seen(answer.now, &answer.seen)
-            .ok_or_else(|| self.inner.unexpected(&Reply::Text(answer.seen.clone())))
+            .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer.seen.clone())))
     }
 
     /// Runs an operation of the driver for the twins of a call, each with what the operation needs besides.
@@ -79,7 +75,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             .await;
         let answer = match answer.map_err(|error| self.explain(error))? {
             Reply::Text(answer) => answer,
-            other => return Err(self.inner.unexpected(&other)),
+            other => return Err(self.inner.peer.unexpected(&other)),
         };
         let parsed = of_one(self.batch.time(), &answer).map(|(now, line, seen)| {
             let mut words = line.split(' ');
@@ -87,11 +83,11 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let notes = words.map(str::to_owned).collect();
             DriverAnswer { now, line, notes, seen: seen.to_vec() }
         });
-        parsed.ok_or_else(|| self.inner.unexpected(&Reply::Text(answer)))
+        parsed.ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer)))
     }
 
     /// Finds the states from the future in an answer about the twins at one key.
-    fn ahead<'s>(&self, answer: &'s DriverAnswer) -> Option<Ahead<'s>> {
+    pub(super) fn ahead<'s>(&self, answer: &'s DriverAnswer) -> Option<Ahead<'s>> {
         let (mut rest, mut found, mut texts) = (&answer.seen[..], Vec::new(), Vec::new());
         for here in self.twins.chunk_by(|one, next| one.position == next.position) {
             let position = here[0].position;
@@ -174,54 +170,4 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
 
 /// What looking for states from the future finds: the position of each limit that has one, with by how much it is ahead; and
 /// what each twin stored.
-type Ahead<'a> = (Vec<(usize, u64)>, Vec<&'a [u8]>);
-
-impl<C: Connection> RedisStore<Lua, C> {
-    /// Cuts the states from the future under a key, or only finds them: the position of each limit that has one,
-    /// and by how much longer the state would hold its key than a full limit.
-    pub(crate) async fn heal_at<A: LuaProgram>(
-        &self,
-        limits: &[Limit<A>],
-        key: &str,
-        dry_run: bool,
-    ) -> Result<Vec<(usize, u64)>> {
-        let full = limits.iter().map(|limit| (limit, limit.algorithm().capacity()));
-        let checks: Vec<_> = full.map(|(limit, cost)| Check { limit, key: "", cost }).collect();
-        let batch = Batch::new(&checks)?.op(Op::Peek);
-        let mut call = Call::of(&self.inner, &batch, self.inner.deadline())?;
-        call.narrow_to(key);
-        let mut healed = Vec::new();
-        for _ in 0..HEALS {
-            if call.twins.is_empty() {
-                return Ok(healed);
-            }
-            call.deadline = self.inner.deadline();
-            let answer = call.run("peek", &[]).await?;
-            let ahead = call.ahead(&answer);
-            let (found, texts) =
-                ahead.ok_or_else(|| self.inner.unexpected(&Reply::Text(answer.seen.clone())))?;
-            if dry_run {
-                return Ok(found);
-            }
-            let is_found = |position| found.iter().any(|(found, _)| *found == position);
-            let mut texts = texts.into_iter();
-            let mut given = Vec::new();
-            call.twins.retain(|check| {
-                let text = texts.next().unwrap_or_default();
-                let heals = is_found(check.position) && !text.is_empty();
-                given.extend(heals.then_some(Argument::Bytes(text)));
-                heals
-            });
-            if call.twins.is_empty() {
-                return Ok(healed);
-            }
-            let cut = call.run("heal", &given).await?;
-            // What others changed meanwhile is looked at again.
-            let mut is_cut = cut.notes.iter().map(|note| note == "1");
-            call.twins.retain(|_| !is_cut.next().unwrap_or_default());
-            let is_left = |position| call.twins.iter().any(|check| check.position == position);
-            healed.extend(found.into_iter().filter(|(position, _)| !is_left(*position)));
-        }
-        Err(RedisError::Contended { attempts: HEALS })
-    }
-}
+pub(super) type Ahead<'a> = (Vec<(usize, u64)>, Vec<&'a [u8]>);

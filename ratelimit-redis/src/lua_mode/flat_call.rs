@@ -35,7 +35,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             .await
         {
             Ok(Reply::Text(answer)) => answer,
-            Ok(other) => return Err(self.inner.unexpected(&other)),
+            Ok(other) => return Err(self.inner.peer.unexpected(&other)),
             // The driver reports which key it is.
             Err(error) if error.is_wrong_type() => return Ok(None),
             Err(error) if reads_only => return Err(error.of_a_lookup()),
@@ -44,12 +44,12 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         // The driver decides on what the script did not understand.
         let Some((now, line, seen)) = of_one(self.batch.time(), &answer) else { return Ok(None) };
         if let Some(refused) = line.strip_prefix('!') {
-            return Err(refused_in_part(self.inner.connection.address(), refused));
+            return Err(refused_in_part(self.inner.peer.address(), refused));
         }
         let Some(mut seen) = self.seen(now, seen).filter(|_| line != "?") else {
             // The script understood every state that it admitted.
             if line == "1" {
-                return Err(self.inner.unexpected(&Reply::Text(answer)));
+                return Err(self.inner.peer.unexpected(&Reply::Text(answer)));
             }
             return Ok(None);
         };

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::call::Call;
 use super::sender::{LoneRequest, send};
-use crate::connection::Connection;
+use crate::connection::{Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::flat::{MOST_CHECKS, Role, TwinCheck};
@@ -77,7 +77,13 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 runtime.spawn(watch(inner, Arc::clone(&queue), self.deadline));
             }
             let Some(outcome) = outcome(&mut seat, self.deadline).await else {
-                return Err(self.inner.overdue(!seat.take_back(), self.deadline));
+                if !seat.take_back() {
+                    return Err(self.inner.peer.timed_out(self.deadline));
+                }
+                let given = self.deadline.given();
+                return Err(self.inner.peer.unreachable(format!(
+                    "within {given:?} the server did not answer the call before it, and nothing was sent"
+                )));
             };
             let of_group = match &*outcome {
                 FlightOutcome::NotSent => continue,
@@ -115,16 +121,18 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 let panic = panic.lock().unwrap_or_else(PoisonError::into_inner).take();
                 resume_unwind(panic.unwrap_or_else(|| Box::new("a step panicked")))
             }
-            None => Err(self.inner.protocol("no part for this request".into())),
+            None => {
+                Err(self.inner.peer.unexpected(&Reply::Other("no part for this request".into())))
+            }
         }
     }
 
     /// The parts of a group's requests: the steps in Rust on the states that the script read, one after the other. With
     /// them, if `is_noted`, the states that the last of these steps left.
     fn parts(&self, charged: &Charged, is_noted: bool) -> RiderVerdicts {
-        let seen = self.seen(charged.now, &charged.seen).ok_or_else(|| {
-            self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
-        })?;
+        let seen = self
+            .seen(charged.now, &charged.seen)
+            .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(charged.seen.to_vec())))?;
         let mut states = seen.snapshot;
         let mut checks = self.batch.checks().to_vec();
         let (mut admitted, mut has_panicked) = (0, false);
@@ -150,7 +158,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let states = is_noted.then(|| -> Box<dyn Any + Send + Sync> { Box::new(states) });
             return Ok((parts, states));
         }
-        Err(self.inner.disagrees(self.batch.checks()[0].limit.name()))
+        Err(self.inner.peer.disagrees(self.batch.checks()[0].limit.name()))
     }
 
     /// Whether the batch rides with others. It goes alone if it does not charge, has an id, metadata or a given time,

@@ -1,16 +1,20 @@
-//! Look-ups: the stored states and reservations of a limit, and its keys on the server.
+//! Look-ups: the stored states and reservations of a limit, and its keys on the server. And what is done to states from the
+//! future.
 
-use ratelimit_core::store::Reservation;
-use ratelimit_core::{Limit, ReservationId};
+use ratelimit_core::store::{Batch, Check, Op, Reservation};
+use ratelimit_core::{Limit, Limits, ReservationId};
 
 use super::answer::{self, NoState};
-use super::call::{field_of, key_of};
+use super::call::{Call, field_of, key_of};
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::mode::Lua;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
 use crate::store::{KeepsState, RedisStore};
+
+/// How often a state from the future is looked at again, if it changes meanwhile.
+const HEALS: usize = 4;
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
@@ -79,7 +83,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 elements(items).map(Stored::List).map(Some).ok_or(NoState)
             }
             (Reply::Text(field), Keeps::Numbers) => answer::stored(twin, &field),
-            (other, _) => return Err(self.inner.unexpected(&other)),
+            (other, _) => return Err(self.inner.peer.unexpected(&other)),
         };
         found.map_err(|_| RedisError::corrupt(limit, &key, LEFT))
     }
@@ -99,6 +103,52 @@ impl<A: LuaProgram, C: Connection> KeepsState<A> for RedisStore<Lua, C> {
         }
         let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, key), LEFT);
         answer::state(limit.algorithm(), &found).map_err(corrupt)
+    }
+
+    async fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>> {
+        let full = limits.iter().map(|limit| (limit, limit.algorithm().capacity()));
+        let checks: Vec<_> = full.map(|(limit, cost)| Check { limit, key: "", cost }).collect();
+        let batch = Batch::new(&checks)?.op(Op::Peek);
+        let mut call = Call::of(&self.inner, &batch, self.inner.deadline())?;
+        call.narrow_to(key);
+        let mut healed = Vec::new();
+        for _ in 0..HEALS {
+            if call.twins.is_empty() {
+                return Ok(healed);
+            }
+            call.deadline = self.inner.deadline();
+            let answer = call.run("peek", &[]).await?;
+            let ahead = call.ahead(&answer);
+            let (found, texts) = ahead
+                .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer.seen.clone())))?;
+            if dry_run {
+                return Ok(found);
+            }
+            let is_found = |position| found.iter().any(|(found, _)| *found == position);
+            let mut texts = texts.into_iter();
+            let mut given = Vec::new();
+            call.twins.retain(|check| {
+                let text = texts.next().unwrap_or_default();
+                let heals = is_found(check.position) && !text.is_empty();
+                given.extend(heals.then_some(Argument::Bytes(text)));
+                heals
+            });
+            if call.twins.is_empty() {
+                return Ok(healed);
+            }
+            let cut = call.run("heal", &given).await?;
+            // What others changed meanwhile is looked at again.
+            let mut is_cut = cut.notes.iter().map(|note| note == "1");
+            call.twins.retain(|_| !is_cut.next().unwrap_or_default());
+            let is_left = |position| call.twins.iter().any(|check| check.position == position);
+            healed.extend(found.into_iter().filter(|(position, _)| !is_left(*position)));
+        }
+        Err(RedisError::Contended { attempts: HEALS })
     }
 }
 
