@@ -23,7 +23,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
-use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, Limit, Limits, Timestamp, Verdict};
 
 use crate::codec::Codec;
 use crate::concurrent::all;
@@ -260,31 +260,6 @@ impl<C: Connection> RedisStore<Cas, C> {
     #[must_use]
     pub fn key<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> String {
         self.inner.keys.of_cas(limit.name(), key)
-    }
-
-    /// The key on the server of a limit's reservation for a caller's key under an id.
-    #[must_use]
-    pub fn reservation_key<A: Algorithm>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> String {
-        self.inner.keys.of_reservation(&format!("{}!", limit.name()), id, key)
-    }
-
-    /// The reservation of a limit for a key under an id, if the server still has it.
-    ///
-    /// # Errors
-    /// The server does not answer, or the value is no reservation.
-    pub async fn reservation<A: Algorithm>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> Result<Option<Reservation>> {
-        let deadline = self.inner.deadline();
-        self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
 
     /// A request that is decided as of this time, and ends by this deadline.

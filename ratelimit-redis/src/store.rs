@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, EntryStore, Now, Reservation};
-use ratelimit_core::{Algorithm, Limit, Limits, Store, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Store, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::flights::Queues;
 use crate::key::Keys;
-use crate::mode::{Lua, Mode};
+use crate::mode::{KeepsReservations, Lua, Mode};
 use crate::reservation;
 use crate::script::Script;
 use crate::scripts::Scripts;
@@ -147,18 +147,6 @@ impl<C: Connection> Inner<C> {
             Err(error) => Err(error),
         }
     }
-
-    /// The limit's reservation under a key.
-    pub(crate) async fn reservation<A: Algorithm>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> Result<Option<Reservation>> {
-        let Some(bytes) = self.get(limit, key, deadline).await? else { return Ok(None) };
-        let reservation = reservation::decode(&bytes);
-        reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, LEFT))
-    }
 }
 
 /// The arguments of a script's call up to its keys. [`Inner::eval`] sets the hash.
@@ -221,6 +209,37 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         Self: KeepsState<A>,
     {
         self.state_within(limit, key, self.inner.deadline()).await
+    }
+}
+
+impl<M: KeepsReservations, C: Connection> RedisStore<M, C> {
+    /// The key on the server of a limit's reservation for a caller's key under an id.
+    #[must_use]
+    pub fn reservation_key<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> String {
+        self.inner.keys.of_reservation(&format!("{}{}", limit.name(), M::MARK), id, key)
+    }
+
+    /// The reservation of a limit for a key under an id, if the server still has it.
+    ///
+    /// # Errors
+    /// The server does not answer, or the value is no reservation.
+    pub async fn reservation<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> Result<Option<Reservation>> {
+        let key = self.reservation_key(limit, key, id);
+        let Some(bytes) = self.inner.get(limit, &key, self.inner.deadline()).await? else {
+            return Ok(None);
+        };
+        let reservation = reservation::decode(&bytes);
+        reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, &key, LEFT))
     }
 }
 

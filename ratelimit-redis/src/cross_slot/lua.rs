@@ -38,25 +38,22 @@ impl SlotDecision {
 
 impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
     /// Runs the batch.
-    pub(crate) async fn apply(&self) -> Result<Verdict> {
+    pub(crate) async fn apply(mut self) -> Result<Verdict> {
         match self.whole.operation() {
             Op::Acquire | Op::Peek => self.in_waves().await,
             Op::Extend => {
-                let known = self.knows_id().await?;
-                let pick = |wanted| {
-                    let picked =
-                        self.parts.iter().zip(&known).filter(|(_, known)| **known == wanted);
-                    picked.filter_map(|(part, _)| part.only(|_| true)).collect::<Vec<_>>()
-                };
-                let (known, mut parts) = (Self { parts: pick(true), ..*self }, pick(false));
-                if let (Some(id), []) = (self.whole.reservation_id(), &known.parts[..]) {
+                let mut known = self.knows_id().await?.into_iter();
+                let parts = std::mem::take(&mut self.parts).into_iter();
+                let (known, mut parts) = parts.partition(|_| known.next().unwrap_or_default());
+                self.parts = known;
+                if let (Some(id), []) = (self.whole.reservation_id(), &self.parts[..]) {
                     return Err(Refusal::UnknownReservation { id }.into());
                 }
-                let extended = known.in_waves().await?;
+                let extended = self.in_waves().await?;
                 let shown = parts.iter().map(|part| self.untouched(part));
                 let mut verdicts = all_of_lookups(shown).await?;
                 verdicts.push(extended);
-                parts.push(InSlot::of_all(&known.parts));
+                parts.push(InSlot::of_all(&self.parts));
                 Ok(join(&parts, &verdicts))
             }
             _ => self.each().await,

@@ -1,8 +1,8 @@
 //! Look-ups: the stored states and reservations of a limit, and its keys on the server. And what is done to states from the
 //! future.
 
-use ratelimit_core::store::{Batch, Check, Op, Reservation};
-use ratelimit_core::{Limit, Limits, ReservationId};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Limit, Limits};
 
 use super::answer::{self, NoState};
 use super::call::{Call, field_of, key_of};
@@ -24,31 +24,6 @@ impl<C: Connection> RedisStore<Lua, C> {
         let twins = limit.algorithm().twins();
         let first = twins.first().map(|twin| key_of(&self.inner.keys, limit, twin, key));
         first.unwrap_or_else(|| self.inner.keys.shared(key))
-    }
-
-    /// The key on the server of a limit's reservation for a caller's key under an id.
-    #[must_use]
-    pub fn reservation_key<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> String {
-        self.inner.keys.of_reservation(limit.name(), id, key)
-    }
-
-    /// The reservation of a limit for a key under an id, if the server still has it.
-    ///
-    /// # Errors
-    /// The server does not answer, or no limit wrote the value.
-    pub async fn reservation<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> Result<Option<Reservation>> {
-        let deadline = self.inner.deadline();
-        self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
 
     /// The value that one twin stored.

@@ -9,7 +9,7 @@ use fred::types::config::Options;
 
 use super::{External, Given, IntoConnection};
 use crate::connection::Reply;
-use crate::connection::node::fred::{custom, executed, in_one, reason, reply};
+use crate::connection::node::fred::{self as node, reason};
 use crate::connection::peer::Peer;
 use crate::connection::request::Commands;
 use crate::deadline::Deadline;
@@ -77,16 +77,8 @@ pub(super) async fn ask(
     deadline: Deadline,
 ) -> Result<Reply> {
     let options = options(deadline);
-    let answer = match commands {
-        Commands::One(words) => {
-            let (name, arguments) = custom(words);
-            let frame = client.with_options(&options).custom_raw(name, arguments).await;
-            frame.map(|frame| reply(peer, frame))
-        }
-        Commands::Transaction(_) => {
-            let pipeline = client.pipeline().with_options(&options);
-            in_one(pipeline, false, commands).await.map(|answers| executed(peer, answers))
-        }
-    };
+    let pipeline = || client.pipeline().with_options(&options);
+    let one = client.with_options(&options);
+    let answer = node::ask(&one, pipeline, peer, false, commands).await;
     answer.unwrap_or_else(|error| Err(failed(peer, &error, deadline)))
 }
