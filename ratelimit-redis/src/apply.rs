@@ -91,7 +91,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         }
         let deadline = self.inner.deadline();
         match split(self, batch, deadline)? {
-            None => self.apply_in_slot(batch, deadline).await,
+            None => self.outcomes(batch, deadline).await.map(multi_mode::verdict),
             Some(across) => Box::pin(across.apply()).await,
         }
     }

@@ -196,10 +196,7 @@ where
     }
 }
 
-impl<A, M, C> Across<'_, A, M, C>
-where
-    A: Algorithm,
-{
+impl<A: Algorithm, M, C> Across<'_, A, M, C> {
     /// Runs the requests of the parts concurrently.
     async fn all_of<T>(
         &self,

@@ -87,11 +87,6 @@ impl Health {
         &self.servers
     }
 
-    fn sorted(mut self) -> Self {
-        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        self
-    }
-
     fn find(&mut self, address: &Arc<str>, severity: Severity, message: impl Into<String>) {
         let finding = Finding { address: Arc::clone(address), severity, message: message.into() };
         if !self.findings.contains(&finding) {
@@ -141,7 +136,8 @@ where
             }
             self.look_at_clock(&mut health, &address, &identifier).await;
         }
-        health.sorted()
+        health.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        health
     }
 }
 

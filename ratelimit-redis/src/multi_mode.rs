@@ -73,16 +73,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         Some(self.inner.keys.of_multi(limit.name(), native.name, key))
     }
 
-    /// Runs a batch whose keys all lie on one server.
-    pub(crate) async fn apply_in_slot<A: MultiProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<Verdict> {
-        self.outcomes(batch, deadline).await.map(verdict)
-    }
-
-    /// The outcome of each check of a batch.
+    /// Runs a batch whose keys all lie on one server. Returns the outcome of each check.
     pub(crate) async fn outcomes<A: MultiProgram>(
         &self,
         batch: &Batch<'_, A>,

@@ -15,7 +15,7 @@ use super::{Endpoint, Node, Settings};
 use crate::client::Client;
 use crate::connection::connector::attempt;
 use crate::connection::request::Commands;
-use crate::connection::{Argument, Reply};
+use crate::connection::{Argument, Peer, Reply};
 use crate::error::{RedisError, Result};
 
 macro_rules! by_each_client {
@@ -84,7 +84,7 @@ fn sending(node: &Arc<Node>, word: &'static str) -> JoinHandle<Result<Reply>> {
 async fn transaction(node: &Node, asking: bool, commands: &[&[&str]]) -> Result<Vec<Reply>> {
     let commands: Vec<_> = commands.iter().map(|words| texts(words)).collect();
     let sent = timeout(PATIENCE, node.send(asking, Commands::Transaction(&commands))).await;
-    sent.expect("in time")?.into_array(&"a node".into())
+    sent.expect("in time")?.into_array(&Peer::new("a node"))
 }
 
 /// The code of a server's error.
