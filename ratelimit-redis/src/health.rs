@@ -122,9 +122,6 @@ where
     pub async fn health(&self) -> Health {
         let mut health = Health::default();
         self.look(&mut health).await;
-        if self.inner.connection.is_cluster() {
-            self.look_at_cluster(&mut health).await;
-        }
         let each = self.one_of_each().await.unwrap_or_else(|error| {
             health.find(self.inner.peer.address(), Severity::Error, error.to_string());
             Vec::new()
@@ -213,61 +210,44 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         self.apply(&batch.op(Op::Reset)).await.map(drop)
     }
 
-    /// Checks what the servers report about themselves.
+    /// Checks what the servers report about themselves, and about their cluster.
     async fn look(&self, health: &mut Health) {
-        let unseen = "its version and its eviction policy were not looked at, because the user may not INFO; allow it: ACL \
-                      SETUSER … +info";
-        for (address, info) in self.infos(health, &["INFO"], unseen).await {
-            let version = info.version();
-            health.servers.push(Server { address: Arc::clone(&address), version });
-            for (severity, message) in info.judge::<M>(self.inner.connection.is_cluster()) {
-                health.find(&address, severity, message);
+        let is_cluster = self.inner.connection.is_cluster();
+        let of_server = (
+            &["INFO"][..],
+            "its version and its eviction policy were not looked at, because the user may not INFO; allow it: ACL \
+             SETUSER … +info",
+        );
+        let of_cluster = (
+            &["CLUSTER", "INFO"][..],
+            "the state of the cluster was not looked at, because the user may not CLUSTER INFO; allow it: ACL \
+             SETUSER … +cluster|info",
+        );
+        let questions = [of_server].into_iter().chain(is_cluster.then_some(of_cluster));
+        for (words, unseen) in questions {
+            let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
+            let answers = self.inner.connection.send_to_each(&words, self.inner.deadline()).await;
+            for (address, answer) in answers {
+                let info = match answer {
+                    Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
+                    Ok(_) => Info::default(),
+                    Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
+                        health.find(&address, Severity::Warning, unseen);
+                        Info::default()
+                    }
+                    Err(error) => {
+                        health.find(&address, Severity::Error, error.to_string());
+                        continue;
+                    }
+                };
+                for (severity, message) in info.judge::<M>(is_cluster) {
+                    health.find(&address, severity, message);
+                }
+                if words.len() == 1 {
+                    health.servers.push(Server { address, version: info.version() });
+                }
             }
         }
-    }
-
-    async fn look_at_cluster(&self, health: &mut Health) {
-        let unseen = "the state of the cluster was not looked at, because the user may not CLUSTER INFO; allow it: ACL \
-                      SETUSER … +cluster|info";
-        for (address, info) in self.infos(health, &["CLUSTER", "INFO"], unseen).await {
-            if info.get("cluster_state").is_some_and(|state| state != "ok") {
-                let assigned = info.get("cluster_slots_assigned").unwrap_or("an unknown number");
-                let message = format!(
-                    "the cluster is down as this node sees it ({assigned} of 16384 slots are assigned); \
-                     look at CLUSTER NODES for masters that have failed, and at CLUSTER SLOTS for slots \
-                     without an owner"
-                );
-                health.find(&address, Severity::Error, message);
-            }
-        }
-    }
-
-    /// What each server answers to this question. `unseen` is the warning for a user who may not ask it.
-    async fn infos(
-        &self,
-        health: &mut Health,
-        words: &[&str],
-        unseen: &str,
-    ) -> Vec<(Arc<str>, Info)> {
-        let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
-        let answers = self.inner.connection.send_to_each(&words, self.inner.deadline()).await;
-        let mut infos = Vec::new();
-        for (address, answer) in answers {
-            let info = match answer {
-                Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
-                Ok(_) => Info::default(),
-                Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                    health.find(&address, Severity::Warning, unseen);
-                    Info::default()
-                }
-                Err(error) => {
-                    health.find(&address, Severity::Error, error.to_string());
-                    continue;
-                }
-            };
-            infos.push((address, info));
-        }
-        infos
     }
 
     /// What an operator can do about an error.
@@ -333,6 +313,7 @@ impl Info {
         let major = major(version).unwrap_or(u32::MAX);
         let policy = self.get("maxmemory_policy").unwrap_or("noeviction");
         let evicted = self.number("evicted_keys");
+        let assigned = self.get("cluster_slots_assigned").unwrap_or("an unknown number");
         let judged = [
             (
                 major < oldest,
@@ -377,6 +358,15 @@ impl Info {
                 format!(
                     "it has removed {evicted} keys since it started because its memory was full; \
                      limits may have been among them"
+                ),
+            ),
+            (
+                self.get("cluster_state").is_some_and(|state| state != "ok"),
+                Severity::Error,
+                format!(
+                    "the cluster is down as this node sees it ({assigned} of 16384 slots are assigned); \
+                     look at CLUSTER NODES for masters that have failed, and at CLUSTER SLOTS for slots \
+                     without an owner"
                 ),
             ),
         ];
