@@ -8,8 +8,8 @@ use ratelimit_core::{Algorithm, Refusal, Store, Verdict};
 
 use crate::codec::Codec;
 use crate::connection::Connection;
-use crate::cross_slot::{each, split};
-use crate::error::RedisError;
+use crate::cross_slot::split;
+use crate::error::{RedisError, Result};
 use crate::mode::{Cas, Lua, Multi};
 use crate::multi_mode;
 use crate::native::MultiProgram;
@@ -17,7 +17,7 @@ use crate::program::LuaProgram;
 use crate::store::{RedisStore, SingleSlot};
 
 /// The verdict on a batch without checks, which needs no server.
-fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Verdict> {
     match (batch.reservation_id(), batch.operation()) {
         (Some(id), op) if op.needs_id() => Err(Refusal::UnknownReservation { id }.into()),
         _ => Ok(Verdict::several(Vec::new())),
@@ -28,20 +28,14 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
     type Error = RedisError;
 
     // Not `async`: a future around the future would move every verdict once more.
-    fn apply(
-        &self,
-        batch: &Batch<'_, A>,
-    ) -> impl Future<Output = Result<Verdict, RedisError>> + Send {
+    fn apply(&self, batch: &Batch<'_, A>) -> impl Future<Output = Result<Verdict>> + Send {
         self.apply_noting(batch, None)
     }
 }
 
 /// For limits whose state is a few numbers, in one slot, unless the request has an id or metadata.
 impl<A: LuaProgram, C: Connection> SnapshotStore<A> for RedisStore<Lua, C> {
-    async fn apply_with_snapshot(
-        &self,
-        batch: &Batch<'_, A>,
-    ) -> Result<WithSnapshot<A::State>, RedisError> {
+    async fn apply_with_snapshot(&self, batch: &Batch<'_, A>) -> Result<WithSnapshot<A::State>> {
         let mut left = None;
         let verdict = self.apply_noting(batch, Some(&mut left)).await?;
         Ok((verdict, left))
@@ -54,16 +48,16 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         batch: &Batch<'_, A>,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         batch.validate()?;
         if batch.checks().is_empty() {
             return of_no_checks(batch);
         }
         let deadline = self.inner.deadline();
-        match split(&self.inner, batch)? {
+        match split(self, batch, deadline)? {
             None => self.apply_in_one_slot(batch, deadline, left).await,
             // Boxed, so the future of all other batches stays small.
-            Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
+            Some(across) => Box::pin(across.apply()).await,
         }
     }
 }
@@ -71,19 +65,17 @@ impl<C: Connection> RedisStore<Lua, C> {
 impl<A: Algorithm<State: Codec>, C: Connection> Store<A> for RedisStore<Cas, C> {
     type Error = RedisError;
 
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict> {
         batch.validate()?;
         if batch.checks().is_empty() {
             return of_no_checks(batch);
         }
         let deadline = self.inner.deadline();
-        match (split(&self.inner, batch)?, batch.operation()) {
-            (Some(parts), Op::Acquire | Op::Extend) => {
-                Box::pin(self.acquire_cross_slot(batch, &parts, deadline)).await
-            }
+        match (split(self, batch, deadline)?, batch.operation()) {
+            (Some(across), Op::Acquire | Op::Extend) => Box::pin(across.acquire()).await,
             // A read-only batch may span slots.
             (None, _) | (_, Op::Peek) => self.apply_in_slot(batch, deadline).await,
-            (Some(parts), _) => Box::pin(each(self, batch, &parts, deadline)).await,
+            (Some(across), _) => Box::pin(across.each()).await,
         }
     }
 }
@@ -91,16 +83,16 @@ impl<A: Algorithm<State: Codec>, C: Connection> Store<A> for RedisStore<Cas, C> 
 impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
     type Error = RedisError;
 
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict> {
         batch.validate()?;
         multi_mode::refuse_unsupported(batch)?;
         if batch.checks().is_empty() {
             return of_no_checks(batch);
         }
         let deadline = self.inner.deadline();
-        match split(&self.inner, batch)? {
-            None => self.apply_in_slot(batch, deadline).await,
-            Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
+        match split(self, batch, deadline)? {
+            None => self.outcomes(batch, deadline).await.map(multi_mode::verdict),
+            Some(across) => Box::pin(across.apply()).await,
         }
     }
 }

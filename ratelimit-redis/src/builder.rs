@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use crate::client::Client;
 use crate::connection::{IntoConnection, RedisConnection};
 use crate::deadline::LONGEST;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::key::{Keys, Tag};
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::store::{CrossSlot, RedisStore};
@@ -146,7 +146,7 @@ impl<M: Mode> Builder<M> {
     /// # Errors
     /// The URL or prefix is invalid, or no server can be reached within the deadline. To start without a
     /// server, use [`connect_lazy`](Self::connect_lazy).
-    pub async fn connect(self, url: &str) -> Result<RedisStore<M>, RedisError> {
+    pub async fn connect(self, url: &str) -> Result<RedisStore<M>> {
         self.connect_to(&RedisUrl::parse(url)?).await
     }
 
@@ -154,7 +154,7 @@ impl<M: Mode> Builder<M> {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
+    pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>> {
         let deadline = self.deadline;
         let store = self.connect_lazy_to(url)?;
         store.inner.connection.connect(deadline).await?;
@@ -181,7 +181,7 @@ impl<M: Mode> Builder<M> {
     ///
     /// # Errors
     /// The URL or prefix is invalid.
-    pub fn connect_lazy(self, url: &str) -> Result<RedisStore<M>, RedisError> {
+    pub fn connect_lazy(self, url: &str) -> Result<RedisStore<M>> {
         self.connect_lazy_to(&RedisUrl::parse(url)?)
     }
 
@@ -189,7 +189,7 @@ impl<M: Mode> Builder<M> {
     ///
     /// # Errors
     /// As [`connect_lazy`](Self::connect_lazy).
-    pub fn connect_lazy_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
+    pub fn connect_lazy_to(self, url: &RedisUrl) -> Result<RedisStore<M>> {
         self.contradicts(url)?;
         let runtime = self.runtime.clone();
         let connection = RedisConnection::at(url, self.client, self.deadline, runtime)?;
@@ -197,7 +197,7 @@ impl<M: Mode> Builder<M> {
     }
 
     /// Refuses a URL that contradicts the builder.
-    fn contradicts(&self, url: &RedisUrl) -> Result<(), RedisError> {
+    fn contradicts(&self, url: &RedisUrl) -> Result<()> {
         let text = |merge| if merge { "on" } else { "off" }.to_owned();
         let client = |client: Client| client.to_string();
         let options = [
@@ -224,10 +224,7 @@ impl<M: Mode> Builder<M> {
     /// # Errors
     /// The prefix contains braces, which would replace the hash tag, the secret is empty, or the client is one of a
     /// cluster.
-    pub fn over<C: IntoConnection>(
-        self,
-        connection: C,
-    ) -> Result<RedisStore<M, C::Connection>, RedisError> {
+    pub fn over<C: IntoConnection>(self, connection: C) -> Result<RedisStore<M, C::Connection>> {
         self.keys.validate()?;
         let Self { keys, cross_slot, deadline, merge, .. } = self;
         let connection = connection.into_connection()?;
@@ -254,7 +251,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// As [`Builder::connect`].
-    pub async fn connect(url: &str) -> Result<Self, RedisError> {
+    pub async fn connect(url: &str) -> Result<Self> {
         Self::builder().connect(url).await
     }
 }

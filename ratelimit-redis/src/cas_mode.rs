@@ -21,20 +21,20 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use futures_util::future::join;
-use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
-use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation, States, decide};
-use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp, Verdict};
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
+use ratelimit_core::{Algorithm, Limit, Limits, Timestamp, Verdict};
 
 use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, slot};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, REMOVED, RedisError};
+use crate::error::{LEFT, REMOVED, RedisError, Result};
 use crate::mode::Cas;
 use crate::reservation;
 use crate::rounds::Rounds;
 use crate::script::Script;
-use crate::store::{RedisStore, SingleSlot, cut, evalsha, ttl_ms};
+use crate::store::{KeepsState, RedisStore, SingleSlot, cut, evalsha, ttl_ms};
 use crate::turns::Taken;
 
 static READ_VALUES: LazyLock<Script> =
@@ -102,8 +102,8 @@ pub(crate) struct BatchAttempts {
 
 impl BatchAttempts {
     /// Pauses for a random time, so that callers which collided do not collide again.
-    pub(crate) async fn pause(&mut self, deadline: Deadline) {
-        let pause = self.pause.mul_f64(fastrand::f64()).min(deadline.remaining());
+    pub(crate) async fn pause(&mut self) {
+        let pause = self.pause.mul_f64(fastrand::f64()).min(self.rounds.remaining());
         self.pause = (self.pause * 2).min(LAST_PAUSE);
         tokio::time::sleep(pause).await;
         self.rounds.begin();
@@ -113,7 +113,7 @@ impl BatchAttempts {
     ///
     /// # Errors
     /// [`RedisError::Contended`] if no attempt is left.
-    pub(crate) fn next(&mut self, slots: &[CasValue]) -> Result<(), RedisError> {
+    pub(crate) fn next(&mut self, slots: &[CasValue]) -> Result<()> {
         let read: Vec<_> =
             slots.iter().map(CasValue::written).map(|read| read.map(<[u8]>::to_vec)).collect();
         let again = match &self.read {
@@ -191,48 +191,67 @@ impl<S: Codec> States<S> for Reads<S> {
 }
 
 impl<A: Algorithm<State: Codec>, C: Connection> SingleSlot<A> for RedisStore<Cas, C> {
-    async fn apply_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    async fn apply_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<Verdict> {
+        let request = self.request(batch.time(), deadline);
         let writes = batch.operation() != Op::Peek;
-        let turn = if writes { self.turn(batch, deadline).await } else { Vec::new() };
-        let mut attempts = self.attempts(deadline, &turn);
+        let turn = if writes { request.turn(batch).await } else { Vec::new() };
+        let mut attempts = request.attempts(&turn);
         loop {
-            let decided = self.decided(batch, false, writes, deadline).await;
+            let decided = request.decided(batch, false, writes).await;
             let (verdict, now, reads) = decided.map_err(|error| attempts.rounds.explain(error))?;
             if !reads.changes() {
                 return Ok(verdict);
             }
             attempts.next(&reads.slots)?;
-            let written = self.write(&reads.slots, now, batch.time(), deadline).await;
+            let written = request.write(&reads.slots, now).await;
             if written.map_err(|error| attempts.rounds.explain(error))? {
                 return Ok(verdict);
             }
-            attempts.pause(deadline).await;
+            attempts.pause().await;
         }
     }
 
-    async fn try_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<(), RedisError> {
-        self.decided(batch, false, false, deadline).await.map(drop)
+    async fn try_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<()> {
+        self.request(batch.time(), deadline).decided(batch, false, false).await.map(drop)
     }
 }
 
-impl<A: KeepsEntries<State: Codec>, C: Connection> EntryStore<A> for RedisStore<Cas, C> {
-    async fn entries(
+impl<A: Algorithm<State: Codec>, C: Connection> KeepsState<A> for RedisStore<Cas, C> {
+    async fn state_within(
         &self,
         limit: &Limit<A>,
         key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
-        let deadline = self.inner.deadline();
-        let state = self.state_within(limit, key, deadline).await?;
-        self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await
+        deadline: Deadline,
+    ) -> Result<Option<A::State>> {
+        let request = self.request(Now::Store, deadline);
+        request.found(limit, self.key(limit, key)).await.map(|(_, state)| state)
+    }
+
+    async fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>> {
+        let lies_there = |limit: &Limit<A>| self.inner.keys.lie_alike(&self.key(limit, ""), key);
+        let Some(position) = limits.iter().position(lies_there) else { return Ok(Vec::new()) };
+        let limit = &limits.as_slice()[position];
+        let request = self.request(Now::Store, self.inner.deadline());
+        let mut attempts = request.attempts(&[]);
+        loop {
+            let (mut slot, decoded) = request.found(limit, key.to_owned()).await?;
+            let now = request.now(key).await?;
+            let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
+                return Ok(Vec::new());
+            };
+            slot.change = write.map(|state| state.encode());
+            let slots = [slot];
+            attempts.next(&slots)?;
+            if dry_run || request.write(&slots, now).await? {
+                return Ok(vec![(position, ahead_us)]);
+            }
+            attempts.pause().await;
+        }
     }
 }
 
@@ -243,36 +262,46 @@ impl<C: Connection> RedisStore<Cas, C> {
         self.inner.keys.of_cas(limit.name(), key)
     }
 
-    /// The key on the server of a limit's reservation for a caller's key under an id.
-    #[must_use]
-    pub fn reservation_key<A: Algorithm>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> String {
-        self.inner.keys.of_reservation(&format!("{}!", limit.name()), id, key)
+    /// A request that is decided as of this time, and ends by this deadline.
+    pub(crate) fn request(&self, time: Now, deadline: Deadline) -> CasRequest<'_, C> {
+        CasRequest { store: self, time, deadline }
+    }
+}
+
+/// What all exchanges of a request with the servers have in common.
+pub(crate) struct CasRequest<'s, C> {
+    store: &'s RedisStore<Cas, C>,
+    time: Now,
+    deadline: Deadline,
+}
+
+impl<C: Connection> CasRequest<'_, C> {
+    /// The attempts at a batch whose callers took these turns.
+    pub(crate) fn attempts(&self, turn: &[Taken<'_>]) -> BatchAttempts {
+        let has_waited = turn.iter().any(Taken::has_waited);
+        let peer = &self.store.inner.peer;
+        let rounds = Rounds::new(ATTEMPTS, self.deadline, peer).after_others(has_waited);
+        BatchAttempts { rounds, read: None, pause: FIRST_PAUSE }
     }
 
-    /// The stored state of a limit for a key.
-    ///
-    /// # Errors
-    /// The server does not answer, or the value is no state.
-    pub async fn state<A: Algorithm<State: Codec>>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-    ) -> Result<Option<A::State>, RedisError> {
-        self.state_within(limit, key, self.inner.deadline()).await
+    /// Waits until no other caller of this store works on the keys of a batch, or a quarter of the time is over.
+    pub(crate) async fn turn<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Vec<Taken<'_>> {
+        let keys = batch.checks().iter().map(|check| self.store.key(check.limit, check.key).into());
+        self.store.inner.turns.take(keys.collect(), self.deadline).await
     }
 
-    async fn state_within<A: Algorithm<State: Codec>>(
+    /// The time of the request, on the server that keeps this key.
+    pub(crate) async fn now(&self, key: &str) -> Result<Timestamp> {
+        self.store.inner.now(key, self.time, self.deadline).await
+    }
+
+    /// The value of a limit under a key.
+    pub(crate) async fn get<A: Algorithm>(
         &self,
         limit: &Limit<A>,
         key: &str,
-        deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError> {
-        self.found(limit, self.key(limit, key), deadline).await.map(|(_, state)| state)
+    ) -> Result<Option<Vec<u8>>> {
+        self.store.inner.get(limit, key, self.deadline).await
     }
 
     /// The value under a key, and the state that it is.
@@ -280,71 +309,11 @@ impl<C: Connection> RedisStore<Cas, C> {
         &self,
         limit: &Limit<A>,
         key: String,
-        deadline: Deadline,
-    ) -> Result<(CasValue, Option<A::State>), RedisError> {
-        let read = self.inner.get(limit, &key, deadline).await?;
+    ) -> Result<(CasValue, Option<A::State>)> {
+        let read = self.get(limit, &key).await?;
         let mut slot = CasValue { key, read, change: Write::Keep };
-        let (foreign, decode) = (Foreign::Leave, A::State::decode);
-        let state = self.decoded(limit, &mut slot, foreign, decode, deadline).await?;
+        let state = self.decoded(limit, &mut slot, Foreign::Leave, A::State::decode).await?;
         Ok((slot, state))
-    }
-
-    /// The reservation of a limit for a key under an id, if the server still has it.
-    ///
-    /// # Errors
-    /// The server does not answer, or the value is no reservation.
-    pub async fn reservation<A: Algorithm>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> Result<Option<Reservation>, RedisError> {
-        let deadline = self.inner.deadline();
-        self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
-    }
-
-    /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
-    /// would hold its key than a full limit; 0 if it is not.
-    pub(crate) async fn heal_at<A: Algorithm<State: Codec>>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        dry_run: bool,
-    ) -> Result<u64, RedisError> {
-        let deadline = self.inner.deadline();
-        let mut attempts = self.attempts(deadline, &[]);
-        loop {
-            let (mut slot, decoded) = self.found(limit, key.to_owned(), deadline).await?;
-            let now = self.inner.now(key, Now::Store, deadline).await?;
-            let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
-                return Ok(0);
-            };
-            slot.change = write.map(|state| state.encode());
-            let slots = [slot];
-            attempts.next(&slots)?;
-            if dry_run || self.write(&slots, now, Now::Store, deadline).await? {
-                return Ok(ahead_us);
-            }
-            attempts.pause(deadline).await;
-        }
-    }
-
-    /// The attempts at a batch whose callers took these turns.
-    pub(crate) fn attempts(&self, deadline: Deadline, turn: &[Taken<'_>]) -> BatchAttempts {
-        let has_waited = turn.iter().any(Taken::has_waited);
-        let address = self.inner.connection.address();
-        let rounds = Rounds::new(ATTEMPTS, deadline, address).after_others(has_waited);
-        BatchAttempts { rounds, read: None, pause: FIRST_PAUSE }
-    }
-
-    /// Waits until no other caller of this store works on the keys of a batch, or a quarter of the time is over.
-    pub(crate) async fn turn<A: Algorithm>(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Vec<Taken<'_>> {
-        let keys = batch.checks().iter().map(|check| self.key(check.limit, check.key).into());
-        self.inner.turns.take(keys.collect(), deadline).await
     }
 
     /// Decides on the stored states: the verdict, its time, and the writes that it requires. New
@@ -355,9 +324,8 @@ impl<C: Connection> RedisStore<Cas, C> {
         batch: &Batch<'_, A>,
         reserved: bool,
         writes: bool,
-        deadline: Deadline,
-    ) -> Result<(Verdict, Timestamp, Reads<A::State>), RedisError> {
-        let read = self.read(batch, writes, deadline).await;
+    ) -> Result<(Verdict, Timestamp, Reads<A::State>)> {
+        let read = self.read(batch, writes).await;
         let (mut reads, now) = read.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut reads)?;
         if matches!(batch.operation(), Op::Acquire | Op::Extend) && verdict.allowed() {
@@ -371,43 +339,37 @@ impl<C: Connection> RedisStore<Cas, C> {
         &self,
         batch: &Batch<'_, A>,
         writes: bool,
-        deadline: Deadline,
-    ) -> Result<(Reads<A::State>, Timestamp), RedisError> {
-        let checks = batch.checks();
+    ) -> Result<(Reads<A::State>, Timestamp)> {
+        let (store, checks, id) = (self.store, batch.checks(), batch.reservation_id());
         let mut keys: Vec<_> =
-            checks.iter().map(|check| self.key(check.limit, check.key)).collect();
-        if let Some(id) = batch.reservation_id() {
-            let reserved = |check: &Check<'_, A>| self.reservation_key(check.limit, check.key, id);
+            checks.iter().map(|check| store.key(check.limit, check.key)).collect();
+        if let Some(id) = id {
+            let reserved = |check: &Check<'_, A>| store.reservation_key(check.limit, check.key, id);
             keys.extend(checks.iter().map(reserved));
         }
         let first = keys.first().map_or("", String::as_str);
-        let at_once = self.read_at_once(&keys, batch.time(), deadline).await?;
-        let (read, now) = if let Some(read) = at_once {
+        let (read, now) = if let Some(read) = self.read_at_once(&keys).await? {
             read
         } else {
             let reading = keys.iter().zip(checks.iter().cycle());
-            let reading = reading.map(|(key, check)| self.inner.get(check.limit, key, deadline));
-            let now = self.inner.now(first, batch.time(), deadline);
-            let (read, now) = join(all(reading), now).await;
-            (read.into_iter().collect::<Result<Vec<_>, _>>()?, now?)
+            let reading = reading.map(|(key, check)| self.get(check.limit, key));
+            let (read, now) = join(all(reading), self.now(first)).await;
+            (read.into_iter().collect::<Result<Vec<_>>>()?, now?)
         };
         let foreign = if writes { Foreign::Remove } else { Foreign::Leave };
         // A reset does not have to understand the state.
         let of_states = if batch.operation() == Op::Reset { Foreign::Ignore } else { foreign };
         let (slots, states) = (Vec::with_capacity(keys.len()), Vec::with_capacity(checks.len()));
-        let id = batch.reservation_id();
-        let fingerprint = id.map_or(0, |_| reservation::fingerprint(&self.inner.keys, batch));
+        let fingerprint = id.map_or(0, |_| reservation::fingerprint(&store.inner.keys, batch));
         let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint };
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
             let mut slot = CasValue { key, read, change: Write::Keep };
             if place < checks.len() {
-                let decoded =
-                    self.decoded(limit, &mut slot, of_states, A::State::decode, deadline).await?;
+                let decoded = self.decoded(limit, &mut slot, of_states, A::State::decode).await?;
                 reads.states.push(decoded);
             } else {
-                let decoded =
-                    self.decoded(limit, &mut slot, foreign, reservation::decode, deadline).await?;
+                let decoded = self.decoded(limit, &mut slot, foreign, reservation::decode).await?;
                 reads.reservations.push(decoded);
             }
             reads.slots.push(slot);
@@ -420,38 +382,37 @@ impl<C: Connection> RedisStore<Cas, C> {
     async fn read_at_once(
         &self,
         keys: &[String],
-        time: Now,
-        deadline: Deadline,
-    ) -> Result<Option<(Vec<Option<Vec<u8>>>, Timestamp)>, RedisError> {
+    ) -> Result<Option<(Vec<Option<Vec<u8>>>, Timestamp)>> {
         let [first, others @ ..] = keys else { return Ok(None) };
-        let is_cluster = self.inner.connection.is_cluster();
+        let inner = &self.store.inner;
+        let is_cluster = inner.connection.is_cluster();
         let is_elsewhere = |key: &String| is_cluster && slot::of(key) != slot::of(first);
         if others.is_empty() || others.iter().any(is_elsewhere) {
             return Ok(None);
         }
         let mut words = evalsha(keys.iter().map(String::as_str));
         let reading =
-            self.inner.eval(first, &READ_VALUES, &mut words, TryAgain::Wait, deadline).await;
+            inner.eval(first, &READ_VALUES, &mut words, TryAgain::Wait, self.deadline).await;
         let mut parts = match reading {
             Err(error) if error.is_wrong_type() => return Ok(None),
-            reply => reply?.into_array(self.inner.connection.address())?,
+            reply => reply?.into_array(&inner.peer)?,
         };
         let values = parts.split_off(parts.len().min(2));
         let told = Reply::Array(parts);
-        let now = match time {
+        let now = match self.time {
             Now::At(now) => now,
-            Now::Store => told.as_time().ok_or_else(|| self.inner.unexpected(&told))?,
+            Now::Store => told.as_time().ok_or_else(|| inner.peer.unexpected(&told))?,
         };
         let value = |value| match value {
             Reply::Nil => Ok(None),
             Reply::Text(bytes) => Ok(Some(bytes)),
-            other => Err(self.inner.unexpected(&other)),
+            other => Err(inner.peer.unexpected(&other)),
         };
         let values = values.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
         if values.len() == keys.len() {
             Ok(Some((values, now)))
         } else {
-            Err(self.inner.unexpected(&told))
+            Err(inner.peer.unexpected(&told))
         }
     }
 
@@ -462,8 +423,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         slot: &mut CasValue,
         foreign: Foreign,
         decode: impl Fn(&[u8]) -> Option<T>,
-        deadline: Deadline,
-    ) -> Result<Option<T>, RedisError> {
+    ) -> Result<Option<T>> {
         let found = slot.written().and_then(decode);
         if found.is_some() || slot.written().is_none() {
             return Ok(found);
@@ -475,31 +435,23 @@ impl<C: Connection> RedisStore<Cas, C> {
                 // Removes it if it is unchanged, so the limit recovers and the error is reported once.
                 slot.change = Write::Remove;
                 let error = RedisError::corrupt(limit, &slot.key, REMOVED);
-                let slots = std::slice::from_ref(slot);
-                self.write(slots, Timestamp::ZERO, Now::Store, deadline).await?;
+                self.write(std::slice::from_ref(slot), Timestamp::ZERO).await?;
                 Err(error)
             }
         }
     }
 
     /// Makes the recorded changes, if any. Returns whether everything that was read was still unchanged.
-    pub(crate) async fn write(
-        &self,
-        slots: &[CasValue],
-        now: Timestamp,
-        time: Now,
-        deadline: Deadline,
-    ) -> Result<bool, RedisError> {
+    pub(crate) async fn write(&self, slots: &[CasValue], now: Timestamp) -> Result<bool> {
         if !slots.iter().any(CasValue::changes) {
             return Ok(true);
         }
         if let [slot] = slots
-            && let Some(written) = self.write_one(slot, now, time, deadline).await?
+            && let Some(written) = self.write_one(slot, now).await?
         {
             return Ok(written);
         }
-        let changes: Vec<_> =
-            slots.iter().map(|slot| Change::of(&slot.change, now, time, deadline)).collect();
+        let changes: Vec<_> = slots.iter().map(|slot| self.change(&slot.change, now)).collect();
         let mut words = evalsha(slots.iter().map(|slot| &*slot.key));
         for (slot, change) in slots.iter().zip(&changes) {
             let read = slot.read.as_deref();
@@ -509,50 +461,60 @@ impl<C: Connection> RedisStore<Cas, C> {
             words.push(Argument::Number(change.ttl_ms));
         }
         match self
+            .store
             .inner
-            .eval(&slots[0].key, &COMPARE_AND_SET, &mut words, TryAgain::Wait, deadline)
+            .eval(&slots[0].key, &COMPARE_AND_SET, &mut words, TryAgain::Wait, self.deadline)
             .await?
         {
             Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
-            other => Err(self.inner.unexpected(&other)),
+            other => Err(self.store.inner.peer.unexpected(&other)),
         }
     }
 
     /// Writes a single key without scripting; `None` if this server needs a script for it.
-    async fn write_one(
-        &self,
-        slot: &CasValue,
-        now: Timestamp,
-        time: Now,
-        deadline: Deadline,
-    ) -> Result<Option<bool>, RedisError> {
+    async fn write_one(&self, slot: &CasValue, now: Timestamp) -> Result<Option<bool>> {
         // SET cannot only compare, as a batch of several keys may require.
         if matches!(slot.change, Write::Keep) {
             return Ok(None);
         }
-        let change = Change::of(&slot.change, now, time, deadline);
+        let change = self.change(&slot.change, now);
         let mut words =
             vec![Argument::Text("SET"), Argument::Text(&slot.key), Argument::Bytes(change.value)];
         match &slot.read {
             None => words.push(Argument::Text("NX")),
-            Some(read) if self.inner.may_have_ifeq() => {
+            Some(read) if self.store.inner.may_have_ifeq() => {
                 words.extend([Argument::Text("IFEQ"), Argument::Bytes(read)]);
             }
             Some(_) => return Ok(None),
         }
         words.extend([Argument::Text("PX"), Argument::Number(change.ttl_ms)]);
-        match self.inner.connection.send(&slot.key, &words, deadline).await {
+        match self.store.inner.connection.send(&slot.key, &words, self.deadline).await {
             Ok(Reply::Text(_)) => Ok(Some(true)),
             Ok(Reply::Nil) => Ok(Some(false)),
-            Ok(other) => Err(self.inner.unexpected(&other)),
+            Ok(other) => Err(self.store.inner.peer.unexpected(&other)),
             // "ERR syntax error": the server does not know IFEQ and has written nothing.
             Err(RedisError::Server { code, message, .. })
                 if code == "ERR" && message.contains("syntax") && slot.read.is_some() =>
             {
-                self.inner.note_lack_of_ifeq();
+                self.store.inner.note_lack_of_ifeq();
                 Ok(None)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// A change, as the server gets it.
+    fn change<'w>(&self, write: &'w Write<Vec<u8>>, now: Timestamp) -> Change<'w> {
+        match write {
+            Write::Keep => Change { kind: "", value: &[], ttl_ms: 1 },
+            // Without DEL, the value is emptied and expires after a millisecond.
+            Write::Remove => Change { kind: "remove", value: &[], ttl_ms: 1 },
+            Write::Put { state, expires } => {
+                // For as long as another request may be in flight that read no value.
+                let late_ms = u64::try_from(self.deadline.given().as_millis()).unwrap_or(u64::MAX);
+                let ttl_ms = ttl_ms(*expires, now, self.time).saturating_add(late_ms);
+                Change { kind: "put", value: state, ttl_ms }
+            }
         }
     }
 }
@@ -562,20 +524,4 @@ struct Change<'s> {
     kind: &'static str,
     value: &'s [u8],
     ttl_ms: u64,
-}
-
-impl<'s> Change<'s> {
-    fn of(write: &'s Write<Vec<u8>>, now: Timestamp, time: Now, deadline: Deadline) -> Self {
-        match write {
-            Write::Keep => Self { kind: "", value: &[], ttl_ms: 1 },
-            // Without DEL, the value is emptied and expires after a millisecond.
-            Write::Remove => Self { kind: "remove", value: &[], ttl_ms: 1 },
-            Write::Put { state, expires } => {
-                // For as long as another request may be in flight that read no value.
-                let late_ms = u64::try_from(deadline.given().as_millis()).unwrap_or(u64::MAX);
-                let ttl_ms = ttl_ms(*expires, now, time).saturating_add(late_ms);
-                Self { kind: "put", value: state, ttl_ms }
-            }
-        }
-    }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ratelimit_core::Timestamp;
 
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 
 mod connector;
 mod external;
@@ -32,7 +32,7 @@ mod watchdog;
 
 pub use external::{External, IntoConnection};
 pub use managed::RedisConnection;
-pub(crate) use peer::refused_in_part;
+pub(crate) use peer::{Peer, refused_in_part};
 pub(crate) use request::TryAgain;
 
 /// Sends commands to the server, or to the server of several that stores a key.
@@ -45,6 +45,11 @@ pub(crate) use request::TryAgain;
 /// - The error says whether the command may have been executed: after [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] it was not, after [`RedisError::Lost`] and [`RedisError::TimedOut`] it may
 ///   have been.
+///
+/// [`RedisError::Unreachable`]: crate::RedisError::Unreachable
+/// [`RedisError::Server`]: crate::RedisError::Server
+/// [`RedisError::Lost`]: crate::RedisError::Lost
+/// [`RedisError::TimedOut`]: crate::RedisError::TimedOut
 pub trait Connection: Send + Sync + 'static {
     /// Sends a command to the server that stores this key. The first argument is the command's name. All
     /// keys among the arguments lie on that server: on a cluster, in one slot.
@@ -53,7 +58,7 @@ pub trait Connection: Send + Sync + 'static {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send;
+    ) -> impl Future<Output = Result<Reply>> + Send;
 
     /// Sends a command whose keys the caller can send apart. While some of them lie on another server of a cluster,
     /// because their slot moves, it returns `TRYAGAIN` where [`send`](Self::send) waits.
@@ -62,7 +67,7 @@ pub trait Connection: Send + Sync + 'static {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Reply>> + Send {
         self.send(key, words, deadline)
     }
 
@@ -76,7 +81,7 @@ pub trait Connection: Send + Sync + 'static {
         key: &str,
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Reply>>> + Send;
 
     /// Sends a command to every server that stores keys: one, or all masters of a cluster. Each reply
     /// comes with the server's address.
@@ -84,7 +89,7 @@ pub trait Connection: Send + Sync + 'static {
         &self,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send;
+    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply>)>> + Send;
 
     /// Whether keys of different slots may lie on different servers.
     fn is_cluster(&self) -> bool;
@@ -100,7 +105,7 @@ impl<C: Connection> Connection for Arc<C> {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Reply>> + Send {
         (**self).send(key, words, deadline)
     }
 
@@ -109,7 +114,7 @@ impl<C: Connection> Connection for Arc<C> {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Reply>> + Send {
         (**self).send_splittable(key, words, deadline)
     }
 
@@ -118,7 +123,7 @@ impl<C: Connection> Connection for Arc<C> {
         key: &str,
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send {
+    ) -> impl Future<Output = Result<Vec<Reply>>> + Send {
         (**self).transaction(key, commands, deadline)
     }
 
@@ -126,7 +131,7 @@ impl<C: Connection> Connection for Arc<C> {
         &self,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send {
+    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply>)>> + Send {
         (**self).send_to_each(words, deadline)
     }
 
@@ -196,14 +201,11 @@ impl Reply {
         }
     }
 
-    /// The replies in an array.
-    pub(crate) fn into_array(self, address: &Arc<str>) -> Result<Vec<Self>, RedisError> {
+    /// The replies in an array, from this server.
+    pub(crate) fn into_array(self, peer: &Peer) -> Result<Vec<Self>> {
         match self {
             Self::Array(replies) => Ok(replies),
-            other => {
-                let (address, answer) = (Arc::clone(address), other.shape());
-                Err(RedisError::Protocol { address, answer })
-            }
+            other => Err(peer.unexpected(&other)),
         }
     }
 

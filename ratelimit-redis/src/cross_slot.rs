@@ -3,7 +3,7 @@
 //!
 //! [`split`] sorts the checks by slot. An acquire or an extension is all or nothing, so it takes two waves: [`lua`] and
 //! [`cas`] say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
-//! operation [`each`] slot does its part.
+//! operation [each](Across::each) slot does its part.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,16 +14,25 @@ use ratelimit_core::{Algorithm, Decision, ErrorKind, Refusal, StoreError, Timest
 use crate::concurrent::all;
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
+use crate::mode::Mode;
 use crate::reservation;
-use crate::store::{CrossSlot, Inner, SingleSlot};
+use crate::store::{CrossSlot, RedisStore, SingleSlot};
 
 mod cas;
 mod lua;
 mod multi;
 
+/// A batch whose keys lie in several slots, so that no single server decides it.
+pub(crate) struct Across<'b, A, M, C> {
+    store: &'b RedisStore<M, C>,
+    whole: &'b Batch<'b, A>,
+    parts: Vec<InSlot<'b, A>>,
+    deadline: Deadline,
+}
+
 /// The checks of a batch whose keys lie in one slot.
-pub(crate) struct InSlot<'a, A> {
+struct InSlot<'a, A> {
     checks: Vec<Check<'a, A>>,
     /// Their positions in the batch.
     positions: Vec<usize>,
@@ -32,16 +41,17 @@ pub(crate) struct InSlot<'a, A> {
 }
 
 /// The parts of a batch that no single server can decide; `None`, almost always, if one can.
-pub(crate) fn split<'a, A: Algorithm, C: Connection>(
-    inner: &Inner<C>,
-    batch: &Batch<'a, A>,
-) -> Result<Option<Vec<InSlot<'a, A>>>, RedisError> {
-    let checks = batch.checks();
+pub(crate) fn split<'b, A: Algorithm, M, C: Connection>(
+    store: &'b RedisStore<M, C>,
+    whole: &'b Batch<'b, A>,
+    deadline: Deadline,
+) -> Result<Option<Across<'b, A, M, C>>> {
+    let (inner, checks) = (&store.inner, whole.checks());
     if checks.len() < 2 || !inner.connection.is_cluster() {
         return Ok(None);
     }
-    let group = reservation::group(&inner.keys, batch);
-    let mut parts: Vec<(u16, InSlot<'a, A>)> = Vec::new();
+    let group = reservation::group(&inner.keys, whole);
+    let mut parts: Vec<(u16, InSlot<'b, A>)> = Vec::new();
     for (position, check) in checks.iter().enumerate() {
         let slot = slot::of(&inner.keys.shared(check.key));
         if let Some((_, part)) = parts.iter_mut().find(|(of, _)| *of == slot) {
@@ -60,13 +70,13 @@ pub(crate) fn split<'a, A: Algorithm, C: Connection>(
             let key = |part: &InSlot<'_, A>| inner.keys.shared(part.checks[0].key);
             Err(RedisError::CrossSlot { first: key(one), other: key(other) })
         }
-        _ => Ok(Some(parts)),
+        _ => Ok(Some(Across { store, whole, parts, deadline })),
     }
 }
 
 impl<'a, A: Algorithm> InSlot<'a, A> {
     /// The batch reduced to these checks.
-    fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
+    fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>> {
         // A subset of distinct checks is distinct.
         let part = Batch::new(&self.checks)?
             .op(whole.operation())
@@ -91,119 +101,112 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         let (checks, positions) = selected().map(|(check, position)| (*check, *position)).unzip();
         Some(Self { checks, positions, group: self.group.clone() })
     }
+}
 
-    /// The decisions that the checks show if nothing is done.
-    async fn untouched(
-        &self,
-        store: &impl SingleSlot<A>,
-        whole: &Batch<'a, A>,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
-        let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
-        let checks = self.checks.iter().map(free).collect();
-        let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
-        let batch = Batch::new(&peeking.checks)?.op(Op::Peek).now(whole.time());
-        let shown = store.apply_in_slot(&batch, deadline).await?;
-        let decisions = shown.decisions().iter().zip(&self.checks);
+impl<A: Algorithm, M: Mode, C: Connection> Across<'_, A, M, C>
+where
+    RedisStore<M, C>: SingleSlot<A>,
+{
+    /// Runs each slot's part independently: for every operation except an all-or-nothing acquire.
+    pub(crate) async fn each(&self) -> Result<Verdict> {
+        let Self { store, whole, parts, deadline } = self;
+        let settles = whole.operation().needs_id();
+        if !settles {
+            // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
+            let now = Timestamp::ZERO;
+            let _ = decide(whole, now, &mut Snapshot { now, states: Vec::new() })?;
+        }
+        let known = match whole.reservation_id() {
+            None => vec![true; parts.len()],
+            // An earlier request under the id in one slot may refuse the whole batch.
+            Some(id) => {
+                let known = self.knows_id().await?;
+                // As on one server, no lease of a renewal may have ended.
+                let has_lease = |part: &InSlot<'_, A>| {
+                    part.checks.iter().any(|check| check.limit.algorithm().has_leases())
+                };
+                let lease_has_ended = whole.operation() == Op::Renew
+                    && parts.iter().zip(&known).any(|(part, known)| !known && has_lease(part));
+                if settles && (lease_has_ended || !known.contains(&true)) {
+                    return Err(Refusal::UnknownReservation { id }.into());
+                }
+                known
+            }
+        };
+        let of_part = async |(part, known): (&InSlot<'_, A>, &bool)| {
+            if !known {
+                return self.untouched(part).await;
+            }
+            store.apply_in_slot(&part.batch(whole)?, *deadline).await
+        };
+        let verdicts = self.all_of(parts.iter().zip(&known).map(of_part)).await?;
+        Ok(join(parts, &verdicts))
+    }
+
+    /// The decisions that the checks of a part show if nothing is done.
+    async fn untouched(&self, part: &InSlot<'_, A>) -> Result<Verdict> {
+        let free: Vec<_> = part.checks.iter().map(|check| Check { cost: 0, ..*check }).collect();
+        let batch = Batch::new(&free)?.op(Op::Peek).now(self.whole.time());
+        let shown = self.store.apply_in_slot(&batch, self.deadline).await?;
+        let decisions = shown.decisions().iter().zip(&part.checks);
         let decisions =
             decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
         Ok(Verdict::several(decisions).with_accounts(shown.accounts()))
     }
-}
 
-/// Runs each slot's part independently: for every operation except an all-or-nothing acquire.
-pub(crate) async fn each<A: Algorithm>(
-    store: &impl SingleSlot<A>,
-    whole: &Batch<'_, A>,
-    parts: &[InSlot<'_, A>],
-    deadline: Deadline,
-) -> Result<Verdict, RedisError> {
-    let settles = whole.operation().needs_id();
-    if !settles {
-        // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
-        let now = Timestamp::ZERO;
-        let _ = decide(whole, now, &mut Snapshot { now, states: Vec::new() })?;
-    }
-    let known = match whole.reservation_id() {
-        None => vec![true; parts.len()],
-        // An earlier request under the id in one slot may refuse the whole batch.
-        Some(id) => {
-            let known = knows_id(store, whole, parts, deadline).await?;
-            // As on one server, no lease of a renewal may have ended.
-            let has_lease = |part: &InSlot<'_, A>| {
-                part.checks.iter().any(|check| check.limit.algorithm().has_leases())
-            };
-            let lease_has_ended = whole.operation() == Op::Renew
-                && parts.iter().zip(&known).any(|(part, known)| !known && has_lease(part));
-            if settles && (lease_has_ended || !known.contains(&true)) {
-                return Err(Refusal::UnknownReservation { id }.into());
+    /// Charges the attempts of a batch on which this is the verdict, a denial, each slot on its own.
+    async fn charge_attempts(&self, verdict: Verdict) -> Result<Verdict> {
+        let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
+        let parts: Vec<_> = self.parts.iter().filter_map(|part| part.only(attempts)).collect();
+        if parts.is_empty() {
+            return Ok(verdict);
+        }
+        let charging = parts.iter().map(async |part| {
+            let batch = part.batch(self.whole)?.denied_elsewhere();
+            self.store.apply_in_slot(&batch, self.deadline).await
+        });
+        let charged = all_of_requests(charging).await?;
+        let mut decisions = verdict.decisions().to_vec();
+        for (part, charged) in parts.iter().zip(charged) {
+            for (position, decision) in part.positions.iter().zip(charged.decisions()) {
+                decisions[*position] = *decision;
             }
-            known
         }
-    };
-    let of_part = async |(part, known): (&InSlot<'_, A>, &bool)| {
-        if !known {
-            return part.untouched(store, whole, deadline).await;
-        }
-        store.apply_in_slot(&part.batch(whole)?, deadline).await
-    };
-    let doing = parts.iter().zip(&known).map(of_part);
-    let verdicts = match whole.operation() {
-        Op::Peek => all_of_lookups(doing).await?,
-        _ => all_of_requests(doing).await?,
-    };
-    Ok(join(parts, &verdicts))
-}
-
-/// Charges the attempts of a denied batch, each slot on its own.
-async fn charge_attempts<A: Algorithm>(
-    store: &impl SingleSlot<A>,
-    batch: &Batch<'_, A>,
-    parts: &[InSlot<'_, A>],
-    verdict: Verdict,
-    deadline: Deadline,
-) -> Result<Verdict, RedisError> {
-    let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
-    let parts: Vec<_> = parts.iter().filter_map(|part| part.only(attempts)).collect();
-    if parts.is_empty() {
-        return Ok(verdict);
+        Ok(Verdict::several(decisions).with_accounts(verdict.accounts()))
     }
-    let charging = parts.iter().map(async |part| {
-        store.apply_in_slot(&part.batch(batch)?.denied_elsewhere(), deadline).await
-    });
-    let charged = all_of_requests(charging).await?;
-    let mut decisions = verdict.decisions().to_vec();
-    for (part, charged) in parts.iter().zip(charged) {
-        for (position, decision) in part.positions.iter().zip(charged.decisions()) {
-            decisions[*position] = *decision;
-        }
-    }
-    Ok(Verdict::several(decisions).with_accounts(verdict.accounts()))
-}
 
-/// Whether the slot of each part knows the batch's id.
-async fn knows_id<A: Algorithm>(
-    store: &impl SingleSlot<A>,
-    whole: &Batch<'_, A>,
-    parts: &[InSlot<'_, A>],
-    deadline: Deadline,
-) -> Result<Vec<bool>, RedisError> {
-    let trying = parts.iter().map(async |part| {
-        let part = part.batch(whole)?;
-        match store.try_in_slot(&part, deadline).await {
-            Ok(()) => Ok(true),
-            // As on one server: an error only if no slot has a reservation.
-            Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
-            // A read-only question does not remove a corrupt value, and the batch fails as long as the
-            // value is there. Running the part in this slot removes the value and is refused. If the
-            // value has disappeared meanwhile, the part is done as requested, and under an id not twice.
-            Err(RedisError::Corrupt { .. }) if whole.operation() != Op::Peek => {
-                store.apply_in_slot(&part, deadline).await.map(|_| true)
+    /// Whether the slot of each part knows the batch's id.
+    async fn knows_id(&self) -> Result<Vec<bool>> {
+        let trying = self.parts.iter().map(async |part| {
+            let part = part.batch(self.whole)?;
+            match self.store.try_in_slot(&part, self.deadline).await {
+                Ok(()) => Ok(true),
+                // As on one server: an error only if no slot has a reservation.
+                Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
+                // A read-only question does not remove a corrupt value, and the batch fails as long as the
+                // value is there. Running the part in this slot removes the value and is refused. If the
+                // value has disappeared meanwhile, the part is done as requested, and under an id not twice.
+                Err(RedisError::Corrupt { .. }) if self.whole.operation() != Op::Peek => {
+                    self.store.apply_in_slot(&part, self.deadline).await.map(|_| true)
+                }
+                Err(error) => Err(error.of_a_lookup()),
             }
-            Err(error) => Err(error.of_a_lookup()),
+        });
+        all(trying).await.into_iter().collect()
+    }
+}
+
+impl<A: Algorithm, M, C> Across<'_, A, M, C> {
+    /// Runs the requests of the parts concurrently.
+    async fn all_of<T>(
+        &self,
+        futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
+    ) -> Result<Vec<T>> {
+        match self.whole.operation() {
+            Op::Peek => all_of_lookups(futures).await,
+            _ => all_of_requests(futures).await,
         }
-    });
-    all(trying).await.into_iter().collect()
+    }
 }
 
 /// What the parts have for each of their checks, in the order of the batch.
@@ -230,16 +233,16 @@ fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.
 async fn all_of_lookups<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>> + Send>,
-) -> Result<Vec<T>, RedisError> {
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
+) -> Result<Vec<T>> {
     let answers = all(futures).await.into_iter();
     answers.collect::<Result<_, _>>().map_err(RedisError::of_a_lookup)
 }
 
 /// Runs requests concurrently. The error says whether any of them may have been done.
 async fn all_of_requests<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>> + Send>,
-) -> Result<Vec<T>, RedisError> {
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
+) -> Result<Vec<T>> {
     let results = all(futures).await;
     match worst(&results) {
         Some(error) if results.iter().any(Result::is_ok) => Err(error.in_part()),
@@ -249,7 +252,7 @@ async fn all_of_requests<T>(
 }
 
 /// The error that matters most: one after which a request may have been done, otherwise the first.
-fn worst<T>(results: &[Result<T, RedisError>]) -> Option<RedisError> {
+fn worst<T>(results: &[Result<T>]) -> Option<RedisError> {
     let errors = || results.iter().filter_map(|result| result.as_ref().err());
     let in_doubt = errors().find(|error| error.kind() == ErrorKind::Indeterminate);
     in_doubt.or_else(|| errors().next()).cloned()

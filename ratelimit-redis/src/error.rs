@@ -6,6 +6,9 @@ use std::time::Duration;
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, ConfigError, ErrorKind, Limit, Refusal, StoreError};
 
+/// What a function returns that fails with a [`RedisError`].
+pub(crate) type Result<T, E = RedisError> = std::result::Result<T, E>;
+
 /// Why a request failed.
 ///
 /// Messages name the server by its address, never by its URL, so they never contain a password.

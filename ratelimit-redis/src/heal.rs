@@ -4,14 +4,11 @@ use std::time::Duration;
 
 use ratelimit_core::{Algorithm, ErrorKind, Limits, StoreError};
 
-use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::Connection;
-use crate::error::RedisError;
-use crate::mode::{Cas, Lua, Mode, Multi};
-use crate::native::MultiProgram;
-use crate::program::LuaProgram;
-use crate::store::RedisStore;
+use crate::error::Result;
+use crate::mode::Mode;
+use crate::store::{KeepsState, RedisStore};
 
 /// How many keys are looked at concurrently.
 const AT_ONCE: usize = 32;
@@ -93,9 +90,9 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         &self,
         limits: &Limits<A>,
         options: HealOptions,
-    ) -> Result<Healed, RedisError>
+    ) -> Result<Healed>
     where
-        Self: HealKey<A>,
+        Self: KeepsState<A>,
     {
         let mut healed = Healed::default();
         let mut scan = self.scan(options.max_keys, options.count, options.pause).await?;
@@ -125,50 +122,5 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         }
         healed.is_cut = scan.is_cut();
         Ok(healed)
-    }
-}
-
-/// The limits by their positions that have a state from the future under a key, and by how much longer each would hold
-/// it than a full limit.
-type FutureStates = Result<Vec<(usize, u64)>, RedisError>;
-
-/// A mode that can cut a state from the future.
-pub trait HealKey<A: Algorithm> {
-    /// Cuts the states of these limits under a key, or only finds them.
-    #[doc(hidden)]
-    fn heal_key(
-        &self,
-        limits: &Limits<A>,
-        key: &str,
-        dry_run: bool,
-    ) -> impl Future<Output = FutureStates> + Send;
-}
-
-impl<A: LuaProgram, C: Connection> HealKey<A> for RedisStore<Lua, C> {
-    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> FutureStates {
-        self.heal_at(limits.as_slice(), key, dry_run).await
-    }
-}
-
-impl<A: Algorithm, C: Connection> HealKey<A> for RedisStore<Cas, C>
-where
-    A::State: Codec,
-{
-    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> FutureStates {
-        let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
-        let position = limits.iter().position(|limit| lies_there(self.key(limit, "")));
-        let Some(position) = position else { return Ok(Vec::new()) };
-        let ahead_us = self.heal_at(&limits.as_slice()[position], key, dry_run).await?;
-        Ok(Vec::from_iter((ahead_us > 0).then_some((position, ahead_us))))
-    }
-}
-
-impl<A: MultiProgram, C: Connection> HealKey<A> for RedisStore<Multi, C> {
-    async fn heal_key(&self, limits: &Limits<A>, key: &str, dry_run: bool) -> FutureStates {
-        let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
-        let position = limits.iter().position(|limit| self.key(limit, "").is_some_and(lies_there));
-        let Some(position) = position else { return Ok(Vec::new()) };
-        let ahead_us = self.heal_at(&limits.as_slice()[position], key, dry_run).await?;
-        Ok(Vec::from_iter((ahead_us > 0).then_some((position, ahead_us))))
     }
 }

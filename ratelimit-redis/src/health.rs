@@ -10,14 +10,11 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Argument, Connection, Reply};
-use crate::error::{RedisError, is_denied};
-use crate::lua_mode::states::score_us;
+use crate::error::{RedisError, Result, is_denied};
 use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::store::RedisStore;
 
 mod clock;
-
-use clock::{leading_number, newest_in};
 
 /// What [`RedisStore::health`] found.
 ///
@@ -90,11 +87,6 @@ impl Health {
         &self.servers
     }
 
-    fn sorted(mut self) -> Self {
-        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        self
-    }
-
     fn find(&mut self, address: &Arc<str>, severity: Severity, message: impl Into<String>) {
         let finding = Finding { address: Arc::clone(address), severity, message: message.into() };
         if !self.findings.contains(&finding) {
@@ -130,11 +122,8 @@ where
     pub async fn health(&self) -> Health {
         let mut health = Health::default();
         self.look(&mut health).await;
-        if self.inner.connection.is_cluster() {
-            self.look_at_cluster(&mut health).await;
-        }
         let each = self.one_of_each().await.unwrap_or_else(|error| {
-            health.find(self.inner.connection.address(), Severity::Error, error.to_string());
+            health.find(self.inner.peer.address(), Severity::Error, error.to_string());
             Vec::new()
         });
         for (address, identifier) in each {
@@ -144,7 +133,8 @@ where
             }
             self.look_at_clock(&mut health, &address, &identifier).await;
         }
-        health.sorted()
+        health.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        health
     }
 }
 
@@ -153,16 +143,11 @@ pub trait Trial {
     /// A test decision: one operation of every kind that the mode has. It decides for this identifier and leaves nothing
     /// behind.
     #[doc(hidden)]
-    fn trial(&self, identifier: &str) -> impl Future<Output = Result<(), RedisError>> + Send;
-
-    /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if the key holds no state
-    /// of the mode, or one of an algorithm that is not built in.
-    #[doc(hidden)]
-    fn newest_us(&self, key: &str) -> impl Future<Output = Result<Option<u64>, RedisError>> + Send;
+    fn trial(&self, identifier: &str) -> impl Future<Output = Result<()>> + Send;
 }
 
 impl<C: Connection> Trial for RedisStore<Lua, C> {
-    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+    async fn trial(&self, identifier: &str) -> Result<()> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         let id = ReservationId::random();
         let reservation = self.reservation_key(&gcra, identifier, id);
@@ -172,25 +157,10 @@ impl<C: Connection> Trial for RedisStore<Lua, C> {
         let list = limit("health-list", WindowLog::new("1000/s".parse()?)?)?;
         self.tried(&list, identifier, None).await
     }
-
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        match self.inner.keys.limit_of(key) {
-            Some("") => {
-                let fields = self.items(key, "HGETALL", &[]).await?;
-                Ok(fields.iter().skip(1).step_by(2).filter_map(|field| newest_in(field)).max())
-            }
-            Some(part) if part.ends_with('+') => self.newest_element(key).await,
-            Some(part) if !part.contains(['#', '!', '+']) => {
-                let texts = self.texts(key, "ZRANGE", &["-1", "-1", "WITHSCORES"]).await?;
-                Ok(texts.last().and_then(|score| score_us(score)))
-            }
-            _ => Ok(None),
-        }
-    }
 }
 
 impl<C: Connection> Trial for RedisStore<Cas, C> {
-    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+    async fn trial(&self, identifier: &str) -> Result<()> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         self.tried(&gcra, identifier, None).await?;
         // An id makes the mode use a script.
@@ -198,20 +168,10 @@ impl<C: Connection> Trial for RedisStore<Cas, C> {
         let reservation = self.reservation_key(&gcra, identifier, id);
         self.tried(&gcra, identifier, Some((id, reservation))).await
     }
-
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        match self.inner.keys.limit_of(key) {
-            Some(part) if part.ends_with('!') => {
-                let items = self.items(key, "GET", &[]).await?;
-                Ok(items.iter().find_map(|item| newest_in(item)))
-            }
-            _ => Ok(None),
-        }
-    }
 }
 
 impl<C: Connection> Trial for RedisStore<Multi, C> {
-    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+    async fn trial(&self, identifier: &str) -> Result<()> {
         let counter = Attempts::new(FixedWindow::new("1000/s".parse()?)?);
         self.tried(&limit("health", counter)?, identifier, None).await?;
         let log = Attempts::new(SlidingLog::new("1000/s".parse()?)?);
@@ -219,24 +179,9 @@ impl<C: Connection> Trial for RedisStore<Multi, C> {
         let list = Attempts::new(WindowLog::new("1000/s".parse()?)?);
         self.tried(&limit("health-list", list)?, identifier, None).await
     }
-
-    async fn newest_us(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        match self.inner.keys.limit_of(key).and_then(|part| part.split_once('+')) {
-            Some((_, "window-log")) => self.newest_element(key).await,
-            Some((_, "sliding-log")) => {
-                let texts = self.texts(key, "ZRANGE", &["-1", "-1"]).await?;
-                Ok(texts.first().and_then(|text| leading_number(text)))
-            }
-            Some((_, "")) | None => Ok(None),
-            Some(_) => {
-                let texts = self.texts(key, "HGETALL", &[]).await?;
-                Ok(texts.iter().step_by(2).filter_map(|text| leading_number(text)).max())
-            }
-        }
-    }
 }
 
-fn limit<A: Algorithm>(name: &str, algorithm: A) -> Result<Limit<A>, RedisError> {
+fn limit<A: Algorithm>(name: &str, algorithm: A) -> Result<Limit<A>> {
     Ok(Limit::new(name, algorithm)?)
 }
 
@@ -247,7 +192,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         limit: &Limit<A>,
         identifier: &str,
         reservation: Option<(ReservationId, String)>,
-    ) -> Result<(), RedisError>
+    ) -> Result<()>
     where
         Self: Store<A, Error = RedisError>,
     {
@@ -265,61 +210,44 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         self.apply(&batch.op(Op::Reset)).await.map(drop)
     }
 
-    /// Checks what the servers report about themselves.
+    /// Checks what the servers report about themselves, and about their cluster.
     async fn look(&self, health: &mut Health) {
-        let unseen = "its version and its eviction policy were not looked at, because the user may not INFO; allow it: ACL \
-                      SETUSER … +info";
-        for (address, info) in self.infos(health, &["INFO"], unseen).await {
-            let version = info.version();
-            health.servers.push(Server { address: Arc::clone(&address), version });
-            for (severity, message) in info.judge::<M>(self.inner.connection.is_cluster()) {
-                health.find(&address, severity, message);
+        let is_cluster = self.inner.connection.is_cluster();
+        let of_server = (
+            &["INFO"][..],
+            "its version and its eviction policy were not looked at, because the user may not INFO; allow it: ACL \
+             SETUSER … +info",
+        );
+        let of_cluster = (
+            &["CLUSTER", "INFO"][..],
+            "the state of the cluster was not looked at, because the user may not CLUSTER INFO; allow it: ACL \
+             SETUSER … +cluster|info",
+        );
+        let questions = [of_server].into_iter().chain(is_cluster.then_some(of_cluster));
+        for (words, unseen) in questions {
+            let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
+            let answers = self.inner.connection.send_to_each(&words, self.inner.deadline()).await;
+            for (address, answer) in answers {
+                let info = match answer {
+                    Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
+                    Ok(_) => Info::default(),
+                    Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
+                        health.find(&address, Severity::Warning, unseen);
+                        Info::default()
+                    }
+                    Err(error) => {
+                        health.find(&address, Severity::Error, error.to_string());
+                        continue;
+                    }
+                };
+                for (severity, message) in info.judge::<M>(is_cluster) {
+                    health.find(&address, severity, message);
+                }
+                if words.len() == 1 {
+                    health.servers.push(Server { address, version: info.version() });
+                }
             }
         }
-    }
-
-    async fn look_at_cluster(&self, health: &mut Health) {
-        let unseen = "the state of the cluster was not looked at, because the user may not CLUSTER INFO; allow it: ACL \
-                      SETUSER … +cluster|info";
-        for (address, info) in self.infos(health, &["CLUSTER", "INFO"], unseen).await {
-            if info.get("cluster_state").is_some_and(|state| state != "ok") {
-                let assigned = info.get("cluster_slots_assigned").unwrap_or("an unknown number");
-                let message = format!(
-                    "the cluster is down as this node sees it ({assigned} of 16384 slots are assigned); \
-                     look at CLUSTER NODES for masters that have failed, and at CLUSTER SLOTS for slots \
-                     without an owner"
-                );
-                health.find(&address, Severity::Error, message);
-            }
-        }
-    }
-
-    /// What each server answers to this question. `unseen` is the warning for a user who may not ask it.
-    async fn infos(
-        &self,
-        health: &mut Health,
-        words: &[&str],
-        unseen: &str,
-    ) -> Vec<(Arc<str>, Info)> {
-        let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
-        let answers = self.inner.connection.send_to_each(&words, self.inner.deadline()).await;
-        let mut infos = Vec::new();
-        for (address, answer) in answers {
-            let info = match answer {
-                Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
-                Ok(_) => Info::default(),
-                Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                    health.find(&address, Severity::Warning, unseen);
-                    Info::default()
-                }
-                Err(error) => {
-                    health.find(&address, Severity::Error, error.to_string());
-                    continue;
-                }
-            };
-            infos.push((address, info));
-        }
-        infos
     }
 
     /// What an operator can do about an error.
@@ -385,6 +313,7 @@ impl Info {
         let major = major(version).unwrap_or(u32::MAX);
         let policy = self.get("maxmemory_policy").unwrap_or("noeviction");
         let evicted = self.number("evicted_keys");
+        let assigned = self.get("cluster_slots_assigned").unwrap_or("an unknown number");
         let judged = [
             (
                 major < oldest,
@@ -429,6 +358,15 @@ impl Info {
                 format!(
                     "it has removed {evicted} keys since it started because its memory was full; \
                      limits may have been among them"
+                ),
+            ),
+            (
+                self.get("cluster_state").is_some_and(|state| state != "ok"),
+                Severity::Error,
+                format!(
+                    "the cluster is down as this node sees it ({assigned} of 16384 slots are assigned); \
+                     look at CLUSTER NODES for masters that have failed, and at CLUSTER SLOTS for slots \
+                     without an owner"
                 ),
             ),
         ];

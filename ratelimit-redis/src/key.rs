@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use ratelimit_core::ReservationId;
 
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 /// Incremented when stored values change their meaning.
 const VERSION: &str = "1";
@@ -96,7 +96,7 @@ impl Keys {
     }
 
     /// Refuses a prefix or tag that would replace the hash tag, and a secret that hides nothing.
-    pub(crate) fn validate(&self) -> Result<(), RedisError> {
+    pub(crate) fn validate(&self) -> Result<()> {
         let plain = |text: &str| !text.contains(['{', '}']) && !text.chars().any(char::is_control);
         if !plain(&self.prefix) {
             return Err(RedisError::Config(format!(

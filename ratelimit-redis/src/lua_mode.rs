@@ -9,7 +9,7 @@ use ratelimit_core::{Refusal, Timestamp, Verdict};
 
 use crate::connection::Connection;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::store::{RedisStore, SingleSlot};
@@ -25,22 +25,14 @@ pub(crate) mod states;
 use call::Call;
 
 impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
-    async fn apply_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    async fn apply_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<Verdict> {
         self.apply_in_one_slot(batch, deadline, None).await
     }
 
-    async fn try_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<(), RedisError> {
-        let call = Call::of(&self.inner.keys, batch)?;
-        let answer = self.run(batch, &call, "peek", &[], deadline).await?;
-        self.would_decide(batch, &call, &answer).map(drop)
+    async fn try_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<()> {
+        let call = Call::of(&self.inner, batch, deadline)?;
+        let answer = call.run("peek", &[]).await?;
+        call.would_decide(batch, &answer).map(drop)
     }
 }
 
@@ -51,19 +43,19 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         refuse_unsupported(batch)?;
-        let call = Call::of(&self.inner.keys, batch)?;
-        match self.apply_riding(batch, &call, deadline, left).await? {
+        let call = Call::of(&self.inner, batch, deadline)?;
+        match call.apply_riding(left).await? {
             Some(verdict) => Ok(verdict),
             // Rare and large: unboxed, it would enlarge every request's future.
-            None => Box::pin(self.apply_driver(batch, &call, deadline)).await,
+            None => Box::pin(call.apply_driver()).await,
         }
     }
 }
 
 /// Refuses operations that an algorithm lacks, whatever the state.
-fn refuse_unsupported<A: LuaProgram>(batch: &Batch<'_, A>) -> Result<(), RedisError> {
+fn refuse_unsupported<A: LuaProgram>(batch: &Batch<'_, A>) -> Result<()> {
     for check in batch.checks() {
         let (algorithm, op) = (check.limit.algorithm(), batch.operation());
         let step = match op {

@@ -98,8 +98,23 @@ impl Mode for Multi {
     const OLDEST: u32 = 7;
 }
 
+/// A mode that keeps reservations.
+pub trait KeepsReservations: Mode {
+    /// What follows a limit's name in the keys of its reservations, so that no two modes share one.
+    #[doc(hidden)]
+    const MARK: &'static str;
+}
+
+impl KeepsReservations for Lua {
+    const MARK: &'static str = "";
+}
+
+impl KeepsReservations for Cas {
+    const MARK: &'static str = "!";
+}
+
 mod sealed {
-    pub trait Sealed {}
+    pub trait Sealed: Sync {}
     impl Sealed for super::Multi {}
     impl Sealed for super::Lua {}
     impl Sealed for super::Cas {}

@@ -24,17 +24,16 @@
 //! A sliding log takes nothing back, because another client may already have made room for the charge. An amount taken back
 //! from a counter is stored beside its count: see `stored.rs`.
 
-use ratelimit_core::algorithm::{KeepsEntries, WindowEntry};
-use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op};
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Limit, Limits, Refusal, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::mode::Multi;
 use crate::native::{MultiProgram, Native};
 use crate::rounds::Rounds;
-use crate::store::RedisStore;
+use crate::store::{Inner, KeepsState, RedisStore};
 
 mod pending;
 mod stored;
@@ -62,7 +61,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     ///
     /// # Errors
     /// The first limit that it cannot decide, by name, with the remedy.
-    pub fn supports<A: MultiProgram>(limits: &Limits<A>) -> Result<(), RedisError> {
+    pub fn supports<A: MultiProgram>(limits: &Limits<A>) -> Result<()> {
         limits.iter().try_for_each(|limit| native(limit).map(drop))
     }
 
@@ -70,100 +69,40 @@ impl<C: Connection> RedisStore<Multi, C> {
     /// decide the limit.
     #[must_use]
     pub fn key<A: MultiProgram>(&self, limit: &Limit<A>, key: &str) -> Option<String> {
-        Some(self.native_key(limit, limit.algorithm().native()?, key))
+        let native = limit.algorithm().native()?;
+        Some(self.inner.keys.of_multi(limit.name(), native.name, key))
     }
 
-    /// The stored state of a limit for a key.
-    ///
-    /// # Errors
-    /// The server does not answer, no transaction can decide the limit, or no limit wrote the value.
-    pub async fn state<A: MultiProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-    ) -> Result<Option<A::State>, RedisError> {
-        self.state_within(limit, key, self.inner.deadline()).await
-    }
-
-    async fn state_within<A: MultiProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError> {
-        let check = Check { limit, key, cost: 0 };
-        let mut pending = [self.pending_check(&check)?];
-        self.read(Now::At(Timestamp::ZERO), &mut pending, false, deadline).await?;
-        Ok(limit.algorithm().state(&pending[0].found.entries()))
-    }
-
-    /// Cuts the state of a limit under a key if it is from the future, or only looks: by how much longer the state
-    /// would hold its key than a full limit; 0 if it is not.
-    pub(crate) async fn heal_at<A: MultiProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        dry_run: bool,
-    ) -> Result<u64, RedisError> {
-        let deadline = self.inner.deadline();
-        let check = Check { limit, key: "", cost: 0 };
-        let mut pending = [PendingCheck::new(&check, key.to_owned(), native(limit)?)];
-        let mut longest_us = 0;
-        // A charge in flight may bring back the entry that it was made in.
-        for _ in 0..ATTEMPTS {
-            let now = self.read(Now::Store, &mut pending, false, deadline).await?;
-            let (ahead_us, commands) = pending[0].healing(now);
-            longest_us = ahead_us.max(longest_us);
-            if ahead_us == 0 || dry_run {
-                return Ok(longest_us);
-            }
-            self.send_all(key, &commands, deadline).await?;
-        }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
-    }
-
-    /// Runs a batch whose keys all lie on one server.
-    pub(crate) async fn apply_in_slot<A: MultiProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
-        self.outcomes(batch, deadline).await.map(verdict)
-    }
-
-    /// The outcome of each check of a batch.
+    /// Runs a batch whose keys all lie on one server. Returns the outcome of each check.
     pub(crate) async fn outcomes<A: MultiProgram>(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> Result<Vec<CheckOutcome>, RedisError> {
-        let pending = batch.checks().iter().map(|check| self.pending_check(check));
-        let mut pending = pending.collect::<Result<Vec<_>, _>>()?;
+    ) -> Result<Vec<CheckOutcome>> {
+        let mut request = MultiRequest::of(&self.inner, batch, deadline)?;
         if batch.operation() == Op::Reset {
-            let delete = |pending: &PendingCheck<'_, A>| command(["DEL", &pending.key]);
-            let commands: Vec<_> = pending.iter().map(delete).collect();
-            self.send_all(&pending[0].key, &commands, deadline).await?;
-            return Ok(pending.iter().map(PendingCheck::full).collect());
+            let delete = |check: &PendingCheck<'_, A>| command(["DEL", &check.key]);
+            let commands: Vec<_> = request.checks.iter().map(delete).collect();
+            request.send(&commands, deadline).await?;
+            return Ok(request.checks.iter().map(PendingCheck::full).collect());
         }
-        let writes = batch.operation() != Op::Peek;
-        let read = self.read(batch.time(), &mut pending, writes, deadline).await;
-        let mut now = read.map_err(RedisError::of_a_lookup)?;
-        if !writes {
-            return Ok(pending.iter().map(|pending| pending.peeked(now)).collect());
+        let mut now = request.read().await.map_err(RedisError::of_a_lookup)?;
+        if batch.operation() == Op::Peek {
+            return Ok(request.checks.iter().map(|check| check.peeked(now)).collect());
         }
-        let charging = deadline.to_charge();
-        let mut rounds = Rounds::new(ATTEMPTS, charging, self.inner.connection.address());
+        request.deadline = deadline.to_charge();
+        let mut rounds = Rounds::new(ATTEMPTS, request.deadline, &self.inner.peer);
         loop {
-            let charged = pending.iter().any(PendingCheck::is_charged);
-            let exec = self.charge(&mut pending, batch, now, charging).await;
-            let exec = exec.map_err(|error| error.after(charged))?;
-            let left: Vec<_> =
-                pending.iter_mut().flat_map(|pending| pending.judge(now, exec)).collect();
+            let charged = request.checks.iter().any(PendingCheck::is_charged);
+            let exec = request.charge(now).await.map_err(|error| error.after(charged))?;
+            let left = request.checks.iter_mut().flat_map(|check| check.judge(now, exec));
+            let left: Vec<_> = left.collect();
             if !left.is_empty() {
                 // The decision stands. If this fails, more stays charged than the limit has room for.
-                let _ = self.send_all(&pending[0].key, &left, deadline.to_give_back()).await;
+                let _ = request.send(&left, deadline.to_give_back()).await;
             }
-            let outcomes: Option<Vec<_>> = pending.iter().map(|pending| pending.outcome).collect();
+            let outcomes: Option<Vec<_>> =
+                request.checks.iter().map(|check| check.outcome).collect();
             if let Some(outcomes) = outcomes {
                 return Ok(outcomes);
             }
@@ -172,79 +111,115 @@ impl<C: Connection> RedisStore<Multi, C> {
             }
             now = exec;
         }
-        let undo: Vec<_> = pending.iter_mut().flat_map(PendingCheck::undo).collect();
+        let undo: Vec<_> = request.checks.iter_mut().flat_map(PendingCheck::undo).collect();
         if !undo.is_empty() {
-            let undone = self.send_all(&pending[0].key, &undo, deadline.to_give_back()).await;
+            let undone = request.send(&undo, deadline.to_give_back()).await;
             undone.map_err(RedisError::in_part)?;
         }
-        let stays = pending.iter().any(PendingCheck::stays_charged);
+        let stays = request.checks.iter().any(PendingCheck::stays_charged);
         Err(rounds.contended().after(stays))
     }
+}
 
-    /// A check before anything was read.
-    fn pending_check<'b, A: MultiProgram>(
+impl<A: MultiProgram, C: Connection> KeepsState<A> for RedisStore<Multi, C> {
+    async fn state_within(
         &self,
-        check: &'b Check<'b, A>,
-    ) -> Result<PendingCheck<'b, A>, RedisError> {
-        let native = native(check.limit)?;
-        Ok(PendingCheck::new(check, self.native_key(check.limit, native, check.key), native))
-    }
-
-    fn native_key<A: MultiProgram>(&self, limit: &Limit<A>, native: Native, key: &str) -> String {
-        self.inner.keys.of_multi(limit.name(), native.name, key)
-    }
-
-    /// Reads the entries of each check, and the time. If the batch `writes`, values that no limit wrote
-    /// are removed.
-    async fn read<A: MultiProgram>(
-        &self,
-        time: Now,
-        pending: &mut [PendingCheck<'_, A>],
-        writes: bool,
+        limit: &Limit<A>,
+        key: &str,
         deadline: Deadline,
-    ) -> Result<Timestamp, RedisError> {
-        let mut commands: Vec<_> = pending.iter().map(PendingCheck::reading).collect();
-        if time == Now::Store {
+    ) -> Result<Option<A::State>> {
+        let check = Check { limit, key, cost: 0 };
+        let batch = Batch::one(&check).op(Op::Peek).now(Now::At(Timestamp::ZERO));
+        let mut request = MultiRequest::of(&self.inner, &batch, deadline)?;
+        request.read().await?;
+        Ok(limit.algorithm().state(&request.checks[0].found.entries()))
+    }
+
+    async fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>> {
+        let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
+        let position = limits.iter().position(|limit| self.key(limit, "").is_some_and(lies_there));
+        let Some(position) = position else { return Ok(Vec::new()) };
+        let limit = &limits.as_slice()[position];
+        let check = Check { limit, key: "", cost: 0 };
+        let batch = Batch::one(&check).op(Op::Peek);
+        let mut request = MultiRequest::of(&self.inner, &batch, self.inner.deadline())?;
+        key.clone_into(&mut request.checks[0].key);
+        let mut longest_us = 0;
+        // A charge in flight may bring back the entry that it was made in.
+        for _ in 0..ATTEMPTS {
+            let now = request.read().await?;
+            let (ahead_us, commands) = request.checks[0].healing(now);
+            longest_us = ahead_us.max(longest_us);
+            if ahead_us == 0 || dry_run {
+                let healed = (longest_us > 0).then_some((position, longest_us));
+                return Ok(Vec::from_iter(healed));
+            }
+            request.send(&commands, request.deadline).await?;
+        }
+        Err(RedisError::Contended { attempts: ATTEMPTS })
+    }
+}
+
+/// A batch on its way, whose keys all lie on one server.
+struct MultiRequest<'b, A, C> {
+    inner: &'b Inner<C>,
+    batch: &'b Batch<'b, A>,
+    checks: Vec<PendingCheck<'b, A>>,
+    deadline: Deadline,
+}
+
+impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
+    /// A batch before anything was read.
+    fn of(inner: &'b Inner<C>, batch: &'b Batch<'b, A>, deadline: Deadline) -> Result<Self> {
+        let pending = |check: &'b Check<'b, A>| {
+            let native = native(check.limit)?;
+            let key = inner.keys.of_multi(check.limit.name(), native.name, check.key);
+            Ok(PendingCheck::new(check, key, native))
+        };
+        let checks = batch.checks().iter().map(pending).collect::<Result<Vec<_>>>()?;
+        Ok(Self { inner, batch, checks, deadline })
+    }
+
+    /// Reads the entries of each check, and the time.
+    async fn read(&mut self) -> Result<Timestamp> {
+        let mut commands: Vec<_> = self.checks.iter().map(PendingCheck::reading).collect();
+        if self.batch.time() == Now::Store {
             commands.push(command(["TIME"]));
         }
-        let replies = self.send_all(&pending[0].key, &commands, deadline).await;
-        let replies = match replies {
-            Err(error) => return Err(self.wrong_type(pending, error, deadline).await),
+        let replies = match self.send(&commands, self.deadline).await {
+            Err(error) => return Err(self.wrong_type(error).await),
             Ok(replies) => replies,
         };
-        for (pending, reply) in pending.iter_mut().zip(&replies) {
-            pending.found = self.found(pending, reply, writes, deadline).await?;
+        for (place, reply) in replies.iter().enumerate().take(self.checks.len()) {
+            self.checks[place].found = self.found(place, reply).await?;
         }
-        self.time(time, &replies)
+        self.time(&replies)
     }
 
     /// The time of the transaction, from its last command, unless a time was given.
-    fn time(&self, time: Now, replies: &[Reply]) -> Result<Timestamp, RedisError> {
-        match (time, replies.last()) {
-            (Now::At(now), _) => Ok(now),
-            (Now::Store, Some(reply)) => {
-                let now = reply.as_time().ok_or_else(|| self.inner.unexpected(reply))?;
-                if now == Timestamp::MAX {
-                    return Err(Refusal::EndOfTime { now_us: now.as_us() }.into());
-                }
-                Ok(now)
-            }
-            (Now::Store, None) => Err(self.inner.unexpected(&Reply::Nil)),
+    fn time(&self, replies: &[Reply]) -> Result<Timestamp> {
+        if let Now::At(now) = self.batch.time() {
+            return Ok(now);
+        }
+        let reply = replies.last().unwrap_or(&Reply::Nil);
+        match reply.as_time().ok_or_else(|| self.inner.peer.unexpected(reply))? {
+            Timestamp::MAX => Err(Refusal::EndOfTime { now_us: Timestamp::MAX.as_us() }.into()),
+            now => Ok(now),
         }
     }
 
     /// Names the key that has another type; otherwise returns the error unchanged.
-    async fn wrong_type<A: MultiProgram>(
-        &self,
-        pending: &[PendingCheck<'_, A>],
-        error: RedisError,
-        deadline: Deadline,
-    ) -> RedisError {
+    async fn wrong_type(&self, error: RedisError) -> RedisError {
         if !error.is_wrong_type() {
             return error;
         }
-        for pending in pending {
-            let reading = self.send_all(&pending.key, &[pending.reading()], deadline).await;
+        for pending in &self.checks {
+            let reading = self.send(&[pending.reading()], self.deadline).await;
             if reading.is_err_and(|error| error.is_wrong_type()) {
                 return RedisError::corrupt(pending.check.limit, &pending.key, WRONG_TYPE);
             }
@@ -252,93 +227,66 @@ impl<C: Connection> RedisStore<Multi, C> {
         error
     }
 
-    /// Parses the entries in a reply. A value that no limit wrote is removed if the batch `writes`, so
+    /// Parses the entries of a check in a reply. A value that no limit wrote is removed unless the batch only reads, so
     /// the limit recovers and the error is reported once.
-    async fn found<A: MultiProgram>(
-        &self,
-        pending: &PendingCheck<'_, A>,
-        reply: &Reply,
-        writes: bool,
-        deadline: Deadline,
-    ) -> Result<StoredEntries, RedisError> {
-        let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
+    async fn found(&self, place: usize, reply: &Reply) -> Result<StoredEntries> {
+        let pending = &self.checks[place];
+        let Reply::Array(items) = reply else { return Err(self.inner.peer.unexpected(reply)) };
         if let Some(found) = StoredEntries::of(pending.storage, items) {
             return Ok(found);
         }
-        if !writes {
-            return Err(RedisError::corrupt(pending.check.limit, &pending.key, LEFT));
+        let mut detail = LEFT;
+        if self.batch.operation() != Op::Peek {
+            self.send(&[command(["DEL", &pending.key])], self.deadline).await?;
+            detail = REMOVED;
         }
-        self.send_all(&pending.key, &[command(["DEL", &pending.key])], deadline).await?;
-        Err(RedisError::corrupt(pending.check.limit, &pending.key, REMOVED))
+        Err(RedisError::corrupt(pending.check.limit, &pending.key, detail))
     }
 
     /// Charges what is due and reads the entries afterwards. Returns the transaction's time.
-    async fn charge<A: MultiProgram>(
-        &self,
-        pending: &mut [PendingCheck<'_, A>],
-        batch: &Batch<'_, A>,
-        now: Timestamp,
-        deadline: Deadline,
-    ) -> Result<Timestamp, RedisError> {
+    async fn charge(&mut self, now: Timestamp) -> Result<Timestamp> {
         let mut all = Vec::new();
-        // The index among the replies of each check's last command, which reads its entries.
-        let mut readings = Vec::with_capacity(pending.len());
-        for pending in &mut *pending {
+        // The places of the checks that are charged, and the indexes among the replies of their last commands, which read
+        // their entries.
+        let mut readings = Vec::with_capacity(self.checks.len());
+        for (place, pending) in self.checks.iter_mut().enumerate() {
             let decided = pending.outcome.is_some();
-            all.extend(pending.commands(batch, now));
-            readings.push((!decided && pending.is_charged()).then(|| all.len() - 1));
+            all.extend(pending.commands(self.batch, now));
+            if !decided && pending.is_charged() {
+                readings.push((place, all.len() - 1));
+            }
         }
         if all.is_empty() {
             return Ok(now);
         }
-        if batch.time() == Now::Store {
+        if self.batch.time() == Now::Store {
             all.push(command(["TIME"]));
         }
-        let replies = self.send_all(&pending[0].key, &all, deadline).await?;
-        for (pending, reading) in pending.iter_mut().zip(readings) {
-            if let Some(reading) = reading {
-                let reply = replies.get(reading).unwrap_or(&Reply::Nil);
-                // This check and the others are charged by now.
-                let found = self.found(pending, reply, true, deadline).await;
-                pending.found = found.map_err(RedisError::in_part)?;
-            }
+        let replies = self.send(&all, self.deadline).await?;
+        for (place, reading) in readings {
+            let reply = replies.get(reading).unwrap_or(&Reply::Nil);
+            // This check and the others are charged by now.
+            let found = self.found(place, reply).await;
+            self.checks[place].found = found.map_err(RedisError::in_part)?;
         }
-        self.time(batch.time(), &replies).map_err(RedisError::in_part)
+        self.time(&replies).map_err(RedisError::in_part)
     }
 
-    async fn send_all(
-        &self,
-        key: &str,
-        commands: &[CommandWords],
-        deadline: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
+    async fn send(&self, commands: &[CommandWords], deadline: Deadline) -> Result<Vec<Reply>> {
         let commands: Vec<Vec<Argument<'_>>> =
             commands.iter().map(|c| c.iter().map(|word| Argument::Bytes(word)).collect()).collect();
-        self.inner.connection.transaction(key, &commands, deadline).await
+        // All keys lie in the slot of the first.
+        self.inner.connection.transaction(&self.checks[0].key, &commands, deadline).await
     }
 }
 
-impl<A: MultiProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Multi, C> {
-    async fn entries(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
-        let deadline = self.inner.deadline();
-        let state = self.state_within(limit, key, deadline).await?;
-        let key = self.key(limit, key).unwrap_or_default();
-        self.inner.entries(limit, &key, state, now, deadline).await
-    }
-}
-
-fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native, RedisError> {
+fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native> {
     let native = limit.algorithm().native();
     native.ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
 }
 
 /// Refuses what a transaction cannot decide: a limit, an operation, or an id.
-pub(crate) fn refuse_unsupported<A: MultiProgram>(batch: &Batch<'_, A>) -> Result<(), RedisError> {
+pub(crate) fn refuse_unsupported<A: MultiProgram>(batch: &Batch<'_, A>) -> Result<()> {
     for check in batch.checks() {
         native(check.limit)?;
         let limit = || check.limit.name().into();

@@ -1,10 +1,10 @@
 //! [`Rounds`]: bounds how often a decision starts again.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::connection::Peer;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -13,8 +13,8 @@ pub(crate) struct Rounds {
     begun: usize,
     most: usize,
     deadline: Deadline,
-    /// Of the server, for messages.
-    address: Arc<str>,
+    /// The server, for messages.
+    peer: Peer,
     /// When the last exchange with the servers began, and how long the longest before it took.
     began: Instant,
     longest: Duration,
@@ -26,9 +26,9 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     /// Allows `most` rounds, the first included.
-    pub(crate) fn new(most: usize, deadline: Deadline, address: &Arc<str>) -> Self {
-        let (began, longest, address) = (Instant::now(), Duration::ZERO, Arc::clone(address));
-        Self { begun: 1, most, deadline, address, began, longest, has_waited: false, expiries: 0 }
+    pub(crate) fn new(most: usize, deadline: Deadline, peer: &Peer) -> Self {
+        let (began, longest, peer) = (Instant::now(), Duration::ZERO, peer.clone());
+        Self { begun: 1, most, deadline, peer, began, longest, has_waited: false, expiries: 0 }
     }
 
     /// Whether other callers of this store had to go first.
@@ -47,7 +47,12 @@ impl Rounds {
     /// long as there is time.
     pub(crate) fn is_in_time(&self) -> bool {
         let needed = if self.is_slow() { Duration::ZERO } else { self.slowest() * 3 / 2 };
-        self.deadline.remaining() > needed
+        self.remaining() > needed
+    }
+
+    /// How much time is left.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.deadline.remaining()
     }
 
     /// The longest exchange, with the one that is in flight.
@@ -88,7 +93,7 @@ impl Rounds {
             let reason = format!(
                 "it answers so slowly that {given:?} are not enough to decide; nothing was charged"
             );
-            return RedisError::Unreachable { address: Arc::clone(&self.address), reason };
+            return self.peer.unreachable(reason);
         }
         RedisError::Contended { attempts: self.begun }
     }
@@ -115,7 +120,7 @@ mod tests {
     async fn a_round_that_would_end_after_the_deadline_does_not_begin_unless_the_server_is_slow() {
         let ms = Duration::from_millis;
         for (round_ms, due) in [(0, 8), (20, 4), (25, 3), (33, 4), (34, 3), (60, 2)] {
-            let mut rounds = Rounds::new(8, Deadline::within(ms(100)), &"it".into());
+            let mut rounds = Rounds::new(8, Deadline::within(ms(100)), &Peer::new("it"));
             advance(ms(round_ms)).await;
             while rounds.another() {
                 advance(ms(round_ms)).await;
@@ -130,7 +135,7 @@ mod tests {
         for late_ms in 0..5 {
             let deadline = Deadline::within(ms(100));
             advance(ms(25)).await;
-            let rounds = Rounds::new(8, deadline, &"it".into()).after_others(true);
+            let rounds = Rounds::new(8, deadline, &Peer::new("it")).after_others(true);
             advance(ms(25 + late_ms)).await;
             assert!(rounds.may_charge(), "{late_ms}");
         }

@@ -7,7 +7,7 @@ use std::vec;
 
 use crate::connection::slot::{self, Range};
 use crate::connection::{Argument, Connection, Reply};
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::key::StoredKey;
 use crate::mode::Mode;
 use crate::store::RedisStore;
@@ -39,7 +39,7 @@ impl<M: Mode, C: Connection> Scan<'_, M, C> {
     ///
     /// # Errors
     /// As of every command.
-    pub async fn next(&mut self) -> Result<Option<Vec<String>>, RedisError> {
+    pub async fn next(&mut self) -> Result<Option<Vec<String>>> {
         let (identifier, cursor) = match self.under_way.take() {
             Some(_) if self.left == 0 => {
                 (self.is_cut, self.servers) = (true, Vec::new().into_iter());
@@ -65,7 +65,7 @@ impl<M: Mode, C: Connection> Scan<'_, M, C> {
         let inner = &self.store.inner;
         let via = inner.keys.shared(&identifier);
         let reply = inner.connection.send(&via, &words, inner.deadline()).await?;
-        let (next, mut keys) = keys(&reply).ok_or_else(|| inner.unexpected(&reply))?;
+        let (next, mut keys) = keys(&reply).ok_or_else(|| inner.peer.unexpected(&reply))?;
         let room = usize::try_from(self.left).unwrap_or(usize::MAX);
         self.is_cut |= keys.len() > room;
         keys.truncate(room);
@@ -91,12 +91,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     ///
     /// # Errors
     /// As of every command.
-    pub async fn scan(
-        &self,
-        most: u64,
-        count: u64,
-        pause: Duration,
-    ) -> Result<Scan<'_, M, C>, RedisError> {
+    pub async fn scan(&self, most: u64, count: u64, pause: Duration) -> Result<Scan<'_, M, C>> {
         let identifiers = self.one_of_each().await?.into_iter().map(|(_, of_one)| of_one).collect();
         Ok(self.scan_servers_of(identifiers, most, count, pause))
     }
@@ -130,16 +125,16 @@ impl<M, C: Connection> RedisStore<M, C> {
     }
 
     /// Each server that keeps keys of this store, and an identifier whose keys it keeps.
-    pub(crate) async fn one_of_each(&self) -> Result<Vec<(Arc<str>, String)>, RedisError> {
+    pub(crate) async fn one_of_each(&self) -> Result<Vec<(Arc<str>, String)>> {
         const ANY: &str = "health-check";
         let connection = &self.inner.connection;
-        let any = || vec![(Arc::clone(connection.address()), ANY.to_owned())];
+        let any = || vec![(Arc::clone(self.inner.peer.address()), ANY.to_owned())];
         if !connection.is_cluster() || !self.inner.keys.are_spread() {
             return Ok(any());
         }
         let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
         let reply = connection.send("", &words, self.inner.deadline()).await?;
-        let ranges = slot::ranges(&reply, "").ok_or_else(|| self.inner.unexpected(&reply))?;
+        let ranges = slot::ranges(&reply, "").ok_or_else(|| self.inner.peer.unexpected(&reply))?;
         let mut found = BTreeMap::new();
         let master = |range: &Range| format!("{}:{}", range.host, range.port);
         let masters: BTreeSet<_> = ranges.iter().map(master).collect();

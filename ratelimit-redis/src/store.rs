@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
-use ratelimit_core::store::{Batch, Now, Reservation};
-use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
+use ratelimit_core::store::{Batch, EntryStore, Now, Reservation};
+use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Store, Timestamp, Verdict};
 
-use crate::connection::{Argument, Connection, RedisConnection, Reply, TryAgain};
+use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::flights::Queues;
 use crate::key::Keys;
-use crate::mode::{Lua, Mode};
+use crate::mode::{KeepsReservations, Lua, Mode};
 use crate::reservation;
 use crate::script::Script;
 use crate::scripts::Scripts;
@@ -58,6 +58,8 @@ pub struct RedisStore<M = Lua, C = RedisConnection> {
 /// What the clones of a store share.
 pub(crate) struct Inner<C> {
     pub(crate) connection: C,
+    /// The servers, as messages name them.
+    pub(crate) peer: Peer,
     pub(crate) keys: Keys,
     pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
@@ -96,7 +98,7 @@ impl<C: Connection> Inner<C> {
         words: &mut [Argument<'w>],
         try_again: TryAgain,
         deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         words[1] = Argument::Text(&script.sha);
         let answer = self.send(key, words, try_again, deadline).await;
         if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
@@ -114,7 +116,7 @@ impl<C: Connection> Inner<C> {
         words: &[Argument<'_>],
         try_again: TryAgain,
         deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         match try_again {
             TryAgain::Wait => self.connection.send(key, words, deadline).await,
             TryAgain::Return => self.connection.send_splittable(key, words, deadline).await,
@@ -122,31 +124,12 @@ impl<C: Connection> Inner<C> {
     }
 
     /// The time of a request: the one that it was given, or that of the server which keeps `key`.
-    pub(crate) async fn now(
-        &self,
-        key: &str,
-        now: Now,
-        deadline: Deadline,
-    ) -> Result<Timestamp, RedisError> {
+    pub(crate) async fn now(&self, key: &str, now: Now, deadline: Deadline) -> Result<Timestamp> {
         if let Now::At(now) = now {
             return Ok(now);
         }
         let reply = self.connection.send(key, &[Argument::Text("TIME")], deadline).await?;
-        reply.as_time().ok_or_else(|| self.unexpected(&reply))
-    }
-
-    /// The admitted entries in a state that still count.
-    pub(crate) async fn entries<A: KeepsEntries>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        state: Option<A::State>,
-        now: Now,
-        deadline: Deadline,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
-        let Some(state) = state else { return Ok(Vec::new()) };
-        let now = self.now(key, now, deadline).await?;
-        Ok(limit.algorithm().entries_of(&state, now).to_vec())
+        reply.as_time().ok_or_else(|| self.peer.unexpected(&reply))
     }
 
     /// The bytes of a limit's state under a key.
@@ -155,61 +138,14 @@ impl<C: Connection> Inner<C> {
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<Vec<u8>>, RedisError> {
+    ) -> Result<Option<Vec<u8>>> {
         match self.connection.send(key, &["GET", key].map(Argument::Text), deadline).await {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
-            Ok(other) => Err(self.unexpected(&other)),
+            Ok(other) => Err(self.peer.unexpected(&other)),
             Err(error) if error.is_wrong_type() => Err(RedisError::corrupt(limit, key, WRONG_TYPE)),
             Err(error) => Err(error),
         }
-    }
-
-    /// The limit's reservation under a key.
-    pub(crate) async fn reservation<A: Algorithm>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> Result<Option<Reservation>, RedisError> {
-        let Some(bytes) = self.get(limit, key, deadline).await? else { return Ok(None) };
-        let reservation = reservation::decode(&bytes);
-        reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, LEFT))
-    }
-
-    pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
-        self.protocol(reply.shape())
-    }
-
-    /// The error for a reply that is no answer of a script.
-    pub(crate) fn protocol(&self, answer: String) -> RedisError {
-        RedisError::Protocol { address: self.address(), answer }
-    }
-
-    /// The error for a script that decided otherwise than the step.
-    pub(crate) fn disagrees(&self, limit: &str) -> RedisError {
-        RedisError::Disagrees { limit: limit.into(), address: self.address() }
-    }
-
-    /// The error for a request whose deadline ended while it waited for others.
-    pub(crate) fn overdue(&self, was_sent: bool, deadline: Deadline) -> RedisError {
-        let (address, deadline) = (self.address(), deadline.given());
-        if was_sent {
-            return RedisError::TimedOut { address, deadline };
-        }
-        let reason = format!(
-            "within {deadline:?} the server did not answer the call before it, and nothing was sent"
-        );
-        RedisError::Unreachable { address, reason }
-    }
-
-    /// The error for a request whose reply can no longer come.
-    pub(crate) fn lost(&self, reason: &str) -> RedisError {
-        RedisError::Lost { address: self.address(), reason: reason.into() }
-    }
-
-    fn address(&self) -> Arc<str> {
-        Arc::clone(self.connection.address())
     }
 }
 
@@ -230,14 +166,94 @@ pub(crate) trait SingleSlot<A: Algorithm>: Sync {
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
+    ) -> impl Future<Output = Result<Verdict>> + Send;
 
     /// Checks whether that would be refused, and writes nothing.
     fn try_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-    ) -> impl Future<Output = Result<(), RedisError>> + Send;
+    ) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// A mode that keeps the states of this algorithm.
+pub trait KeepsState<A: Algorithm> {
+    /// The stored state of a limit for a key.
+    #[doc(hidden)]
+    fn state_within(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<Option<A::State>>> + Send;
+
+    /// Cuts the states of these limits under a key that are from the future, or only finds them: the position of each
+    /// limit that has one, and by how much longer the state would hold its key than a full limit.
+    #[doc(hidden)]
+    fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> impl Future<Output = Result<Vec<(usize, u64)>>> + Send;
+}
+
+impl<M: Mode, C: Connection> RedisStore<M, C> {
+    /// The stored state of a limit for a key; `None` also if the mode `Lua` finds the value of another algorithm that a
+    /// limit of this name had before.
+    ///
+    /// # Errors
+    /// The server does not answer, no limit wrote the value, or the mode cannot decide the limit.
+    pub async fn state<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> Result<Option<A::State>>
+    where
+        Self: KeepsState<A>,
+    {
+        self.state_within(limit, key, self.inner.deadline()).await
+    }
+}
+
+impl<M: KeepsReservations, C: Connection> RedisStore<M, C> {
+    /// The key on the server of a limit's reservation for a caller's key under an id.
+    #[must_use]
+    pub fn reservation_key<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> String {
+        self.inner.keys.of_reservation(&format!("{}{}", limit.name(), M::MARK), id, key)
+    }
+
+    /// The reservation of a limit for a key under an id, if the server still has it.
+    ///
+    /// # Errors
+    /// The server does not answer, or the value is no reservation.
+    pub async fn reservation<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> Result<Option<Reservation>> {
+        let key = self.reservation_key(limit, key, id);
+        let Some(bytes) = self.inner.get(limit, &key, self.inner.deadline()).await? else {
+            return Ok(None);
+        };
+        let reservation = reservation::decode(&bytes);
+        reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, &key, LEFT))
+    }
+}
+
+impl<A: KeepsEntries, M: Mode, C: Connection> EntryStore<A> for RedisStore<M, C>
+where
+    Self: KeepsState<A> + Store<A, Error = RedisError>,
+{
+    async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
+        let deadline = self.inner.deadline();
+        let state = self.state_within(limit, key, deadline).await?;
+        let Some(state) = state else { return Ok(Vec::new()) };
+        let now = self.inner.now(&self.inner.keys.shared(key), now, deadline).await?;
+        Ok(limit.algorithm().entries_of(&state, now).to_vec())
+    }
 }
 
 /// The time to live of a key whose state stops mattering at `expires`.
@@ -285,6 +301,7 @@ impl<M, C: Connection> RedisStore<M, C> {
     ) -> Self {
         let inner = Inner {
             queues: merges.then(|| Queues::new(connection.is_cluster(), deadline)),
+            peer: Peer::new(Arc::clone(connection.address())),
             connection,
             keys,
             cross_slot,

@@ -1,25 +1,18 @@
 //! [`Turns`]: one writer per key and process at a time.
 
-use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use dashmap::DashMap;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tokio::time::timeout_at;
 
 use crate::deadline::Deadline;
 
-const SHARDS: usize = 16;
-
-type TurnsByKey = HashMap<Arc<str>, Arc<Turn<()>>>;
-
 /// A fair queue per key among the callers of this process. If all of them compare and set at once, all
 /// but one fail; one after the other, they fail only because of other processes.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    hasher: RandomState,
-    shards: [Mutex<TurnsByKey>; SHARDS],
+    by_key: DashMap<Arc<str>, Arc<Turn<()>>>,
 }
 
 impl Turns {
@@ -32,32 +25,24 @@ impl Turns {
         keys.dedup();
         let mut taken = Vec::with_capacity(keys.len());
         for key in keys {
-            let mut next = self.queue(key);
-            if let Ok(guard) = Arc::clone(&next.turn).try_lock_owned() {
+            // Declared first, and so dropped last if the caller gives up.
+            let mut next = Taken { turns: self, key, guard: None, has_waited: false };
+            let turn = Arc::clone(&self.by_key.entry(Arc::clone(&next.key)).or_default());
+            if let Ok(guard) = Arc::clone(&turn).try_lock_owned() {
                 next.guard = Some(guard);
             } else {
                 next.has_waited = true;
-                let turn = Arc::clone(&next.turn).lock_owned();
-                match timeout_at(deadline.quarter_time(), turn).await {
-                    Ok(guard) => next.guard = Some(guard),
-                    Err(_) => next.leave_queue(&mut self.shard(&next.key)),
+                let waiting = Arc::clone(&turn).lock_owned();
+                if let Ok(guard) = timeout_at(deadline.quarter_time(), waiting).await {
+                    next.guard = Some(guard);
+                } else {
+                    // Lets no further caller queue here.
+                    self.by_key.remove_if(&next.key, |_, known| Arc::ptr_eq(known, &turn));
                 }
             }
             taken.push(next);
         }
         taken
-    }
-
-    fn queue(&self, key: Arc<str>) -> Taken<'_> {
-        let turn = Arc::clone(self.shard(&key).entry(Arc::clone(&key)).or_default());
-        Taken { turns: self, key, turn, guard: None, has_waited: false }
-    }
-
-    fn shard(&self, key: &str) -> MutexGuard<'_, TurnsByKey> {
-        // A few bits suffice.
-        #[allow(clippy::cast_possible_truncation, reason = "any of its bits do")]
-        let place = self.hasher.hash_one(key) as usize % SHARDS;
-        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,7 +50,6 @@ impl Turns {
 pub(crate) struct Taken<'t> {
     turns: &'t Turns,
     key: Arc<str>,
-    turn: Arc<Turn<()>>,
     guard: Option<OwnedMutexGuard<()>>,
     has_waited: bool,
 }
@@ -75,23 +59,13 @@ impl Taken<'_> {
     pub(crate) const fn has_waited(&self) -> bool {
         self.has_waited
     }
-
-    /// Lets no further caller queue here.
-    fn leave_queue(&self, shard: &mut TurnsByKey) {
-        if shard.get(&self.key).is_some_and(|turn| Arc::ptr_eq(turn, &self.turn)) {
-            shard.remove(&self.key);
-        }
-    }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        let mut shard = self.turns.shard(&self.key);
         self.guard = None;
-        // The map's reference and this one: no other caller waits, and none can arrive meanwhile.
-        if Arc::strong_count(&self.turn) <= 2 {
-            self.leave_queue(&mut shard);
-        }
+        // The map's reference alone: no other caller waits, and none can arrive meanwhile.
+        self.turns.by_key.remove_if(&self.key, |_, turn| Arc::strong_count(turn) == 1);
     }
 }
 
@@ -115,10 +89,10 @@ mod tests {
     }
 
     fn is_idle(turns: &Turns) -> bool {
-        turns.shards.iter().all(|shard| shard.lock().expect("no panic").is_empty())
+        turns.by_key.is_empty()
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn one_caller_at_a_time_has_a_key_and_none_leaves_a_trace() {
         let turns = Arc::new(Turns::default());
         let at_it = Arc::new(AtomicUsize::new(0));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::client::Client;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 mod options;
 mod parts;
@@ -119,7 +119,7 @@ impl RedisUrl {
     ///
     /// # Errors
     /// [`RedisError::Config`] if the URL is invalid, with what is wrong and what is accepted.
-    pub fn parse(url: &str) -> Result<Self, RedisError> {
+    pub fn parse(url: &str) -> Result<Self> {
         read(url).map_err(|what| RedisError::Config(format!("{}: {what}", redacted(url))))
     }
 
@@ -155,7 +155,7 @@ impl RedisUrl {
 impl FromStr for RedisUrl {
     type Err = RedisError;
 
-    fn from_str(url: &str) -> Result<Self, RedisError> {
+    fn from_str(url: &str) -> Result<Self> {
         Self::parse(url)
     }
 }

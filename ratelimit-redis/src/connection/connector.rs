@@ -28,7 +28,7 @@ use super::link::Link;
 use super::lookup::first;
 use super::node::{Endpoint, Node};
 use super::watchdog::Watchdog;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::shared_runtime::Home;
 
 /// How long an attempt may take, including the name's look-up and the login.
@@ -253,7 +253,7 @@ pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
 }
 
 /// Connects to one of the server's addresses.
-pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
+pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node> {
     let found = lookup_host((&*endpoint.host, endpoint.port)).await;
     let found = found.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
     attempt_at(endpoint, found).await
@@ -264,7 +264,7 @@ pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
 async fn attempt_at(
     endpoint: &Endpoint,
     addresses: impl Iterator<Item = SocketAddr>,
-) -> Result<Node, RedisError> {
+) -> Result<Node> {
     first(addresses.map(|address| Node::connect(endpoint, address)), HEAD_START).await
 }
 

@@ -9,7 +9,7 @@ use super::peer::Peer;
 use super::request::Commands;
 use super::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 
 #[cfg(feature = "fred")]
 mod fred;
@@ -97,15 +97,15 @@ pub trait IntoConnection {
     /// Turns it into a connection.
     ///
     /// # Errors
-    /// [`RedisError::Config`] for a client of a cluster.
-    fn into_connection(self) -> Result<Self::Connection, RedisError>;
+    /// [`RedisError::Config`](crate::RedisError::Config) for a client of a cluster.
+    fn into_connection(self) -> Result<Self::Connection>;
 }
 
 /// A connection needs no conversion.
 impl<C: Connection> IntoConnection for C {
     type Connection = C;
 
-    fn into_connection(self) -> Result<C, RedisError> {
+    fn into_connection(self) -> Result<C> {
         Ok(self)
     }
 }
@@ -136,7 +136,7 @@ impl External {
     }
 
     /// The reply to commands within the deadline.
-    async fn ask(&self, commands: Commands<'_>, deadline: Deadline) -> Result<Reply, RedisError> {
+    async fn ask(&self, commands: Commands<'_>, deadline: Deadline) -> Result<Reply> {
         let peer = &self.peer;
         if deadline.is_over() {
             return Err(peer.too_late(deadline));
@@ -162,12 +162,7 @@ impl External {
 }
 
 impl Connection for External {
-    async fn send(
-        &self,
-        _key: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    async fn send(&self, _key: &str, words: &[Argument<'_>], deadline: Deadline) -> Result<Reply> {
         self.ask(Commands::One(words), deadline).await
     }
 
@@ -176,16 +171,16 @@ impl Connection for External {
         _key: &str,
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
+    ) -> Result<Vec<Reply>> {
         let reply = self.ask(Commands::Transaction(commands), deadline).await?;
-        reply.into_array(self.address())
+        reply.into_array(&self.peer)
     }
 
     async fn send_to_each(
         &self,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    ) -> Vec<(Arc<str>, Result<Reply>)> {
         vec![(Arc::clone(self.address()), self.send("", words, deadline).await)]
     }
 

@@ -12,7 +12,7 @@ use super::node::Endpoint;
 use super::request::{Commands, Request};
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 /// One server, shared by all callers.
 ///
@@ -60,7 +60,7 @@ impl Link {
         deadline: Deadline,
         asking: bool,
         request: Request<'_>,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         let live = self.live(deadline).await?;
         match self.once(&live, deadline, asking, request).await {
             // The connection had ended before this was sent, for example because the server restarted.
@@ -79,7 +79,7 @@ impl Link {
         deadline: Deadline,
         asking: bool,
         request: Request<'_>,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         if !request.asks_owners {
             self.serves(live, deadline).await?;
         }
@@ -114,7 +114,7 @@ impl Link {
     }
 
     /// The current connection, or the next one.
-    async fn live(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
+    async fn live(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>> {
         match self.up() {
             Some(live) if live.is_usable() => Ok(live),
             // Rare and large: unboxed, it would enlarge every request's future.
@@ -123,7 +123,7 @@ impl Link {
     }
 
     /// Waits until there is a connection, or until it is known that there is none.
-    async fn connected(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
+    async fn connected(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>> {
         let mut states = self.work.subscribe();
         loop {
             let home = self.endpoint.settings.runtime.home();
@@ -171,7 +171,7 @@ impl Link {
     }
 
     /// Checks once per connection whether the node accepts requests, if [`Settings`](super::node::Settings) say so.
-    async fn serves(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
+    async fn serves(&self, live: &Arc<Live>, deadline: Deadline) -> Result<()> {
         if !self.endpoint.settings.asks_first || live.is_in_order.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::link::Link;
 use super::peer::Peer;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::shared_runtime::{Home, SharedRuntime};
 
 /// The minimum interval between look-ups: during an outage every request would start one. After a slow
@@ -43,8 +43,7 @@ pub(crate) struct Lookup {
 }
 
 /// Looks, in the round of this number, and asks the doubted server last.
-type Look =
-    dyn Fn(u64, Option<&Arc<Link>>) -> BoxFuture<'static, Result<(), RedisError>> + Send + Sync;
+type Look = dyn Fn(u64, Option<&Arc<Link>>) -> BoxFuture<'static, Result<()>> + Send + Sync;
 
 struct LookupState {
     /// The home of the look-up that is running, and its task.
@@ -52,7 +51,7 @@ struct LookupState {
     /// No look-up starts before this time.
     rest_until: Instant,
     /// The result of the last look-up.
-    last: Result<(), RedisError>,
+    last: Result<()>,
 }
 
 impl Lookup {
@@ -62,7 +61,7 @@ impl Lookup {
         look: impl Fn(u64, Option<&Arc<Link>>) -> F + Send + Sync + 'static,
     ) -> Self
     where
-        F: Future<Output = Result<(), RedisError>> + Send + 'static,
+        F: Future<Output = Result<()>> + Send + 'static,
     {
         let state = LookupState { running: None, rest_until: Instant::now(), last: Ok(()) };
         Self {
@@ -145,7 +144,7 @@ impl Lookup {
         seen: u64,
         deadline: Deadline,
         doubted: Option<&Arc<Link>>,
-    ) -> Result<(), RedisError> {
+    ) -> Result<()> {
         let mut rounds = self.rounds.subscribe();
         if *rounds.borrow_and_update() != seen {
             return Ok(());
@@ -182,11 +181,11 @@ struct Running {
     home: Arc<Home>,
     rounds: watch::Sender<u64>,
     begun: Instant,
-    came_to: Option<Result<(), RedisError>>,
+    came_to: Option<Result<()>>,
 }
 
 impl Running {
-    fn end(mut self, came_to: Result<(), RedisError>) {
+    fn end(mut self, came_to: Result<()>) {
         self.came_to = Some(came_to);
     }
 }
@@ -216,9 +215,9 @@ impl Drop for Running {
 /// # Errors
 /// If none succeeds, one of their errors: a server's reply rather than a failed connection.
 pub(crate) async fn first<T>(
-    mut asked: impl Iterator<Item = impl Future<Output = Result<T, RedisError>>>,
+    mut asked: impl Iterator<Item = impl Future<Output = Result<T>>>,
     head_start: Duration,
-) -> Result<T, RedisError> {
+) -> Result<T> {
     let mut running = FuturesUnordered::new();
     let mut last: Option<RedisError> = None;
     loop {
@@ -259,7 +258,7 @@ mod tests {
 
     fn lookup<F>(look: impl Fn() -> F + Send + Sync + 'static) -> Lookup
     where
-        F: Future<Output = Result<(), RedisError>> + Send + 'static,
+        F: Future<Output = Result<()>> + Send + 'static,
     {
         let runtime = SharedRuntime::new(None, Duration::from_secs(1));
         Lookup::new(Peer::new("h:1"), &Arc::new(runtime), move |_, _| look())

@@ -8,12 +8,13 @@ use tokio::runtime::Handle;
 
 use super::link::Link;
 use super::node::{Endpoint, Settings};
+use super::peer::Peer;
 use super::request::Request;
 use super::servers::Servers;
 use super::{Argument, Connection, Reply};
 use crate::client::Client;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::shared_runtime::SharedRuntime;
 use crate::url::{Kind, RedisUrl};
 
@@ -38,7 +39,7 @@ impl RedisConnection {
     /// # Errors
     /// The URL is invalid, no server can be reached within the deadline, or the servers require another
     /// login.
-    pub async fn open(url: &str, deadline: Duration) -> Result<Self, RedisError> {
+    pub async fn open(url: &str, deadline: Duration) -> Result<Self> {
         let connection = Self::lazy(url, deadline)?;
         connection.connect(deadline).await?;
         Ok(connection)
@@ -49,7 +50,7 @@ impl RedisConnection {
     ///
     /// # Errors
     /// The URL is invalid, or files for encryption cannot be read.
-    pub fn lazy(url: &str, deadline: Duration) -> Result<Self, RedisError> {
+    pub fn lazy(url: &str, deadline: Duration) -> Result<Self> {
         Self::at(&RedisUrl::parse(url)?, None, deadline, None)
     }
 
@@ -59,7 +60,7 @@ impl RedisConnection {
         client: Option<Client>,
         limit: Duration,
         runtime: Option<Handle>,
-    ) -> Result<Self, RedisError> {
+    ) -> Result<Self> {
         #[cfg(feature = "tls")]
         let tls = url.tls().map(super::tls::Tls::new).transpose()?;
         #[cfg(not(feature = "tls"))]
@@ -104,7 +105,7 @@ impl RedisConnection {
     }
 
     /// Connects within this time.
-    pub(crate) async fn connect(&self, within: Duration) -> Result<(), RedisError> {
+    pub(crate) async fn connect(&self, within: Duration) -> Result<()> {
         let deadline = Deadline::within(within);
         match &self.0 {
             Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await,
@@ -117,12 +118,14 @@ impl RedisConnection {
         }
     }
 
-    async fn ask(
-        &self,
-        deadline: Deadline,
-        key: &str,
-        request: Request<'_>,
-    ) -> Result<Reply, RedisError> {
+    fn peer(&self) -> &Peer {
+        match &self.0 {
+            Topology::Single(link) => &link.endpoint.peer,
+            Topology::Several(servers) => servers.peer(),
+        }
+    }
+
+    async fn ask(&self, deadline: Deadline, key: &str, request: Request<'_>) -> Result<Reply> {
         match &self.0 {
             Topology::Single(link) => link.ask(deadline, false, request).await,
             Topology::Several(servers) => servers.ask(deadline, key, request).await,
@@ -131,12 +134,7 @@ impl RedisConnection {
 }
 
 impl Connection for RedisConnection {
-    async fn send(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    async fn send(&self, key: &str, words: &[Argument<'_>], deadline: Deadline) -> Result<Reply> {
         self.ask(deadline, key, Request::command(words)).await
     }
 
@@ -145,7 +143,7 @@ impl Connection for RedisConnection {
         key: &str,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         self.ask(deadline, key, Request::splittable(words)).await
     }
 
@@ -154,16 +152,16 @@ impl Connection for RedisConnection {
         key: &str,
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
-    ) -> Result<Vec<Reply>, RedisError> {
+    ) -> Result<Vec<Reply>> {
         let reply = self.ask(deadline, key, Request::transaction(commands)).await?;
-        reply.into_array(self.address())
+        reply.into_array(self.peer())
     }
 
     async fn send_to_each(
         &self,
         words: &[Argument<'_>],
         deadline: Deadline,
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    ) -> Vec<(Arc<str>, Result<Reply>)> {
         match &self.0 {
             Topology::Several(servers) => servers.ask_each(deadline, words).await,
             Topology::Single(link) => {
@@ -178,10 +176,7 @@ impl Connection for RedisConnection {
     }
 
     fn address(&self) -> &Arc<str> {
-        match &self.0 {
-            Topology::Single(link) => link.address(),
-            Topology::Several(servers) => servers.address(),
-        }
+        self.peer().address()
     }
 }
 

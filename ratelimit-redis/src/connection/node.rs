@@ -13,7 +13,7 @@ use super::peer::Peer;
 use super::request::Commands;
 use super::tls::Tls;
 use crate::client::Client;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::shared_runtime::SharedRuntime;
 
 #[cfg(feature = "fred")]
@@ -75,7 +75,7 @@ impl Endpoint {
         let address =
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let (host, settings) = (host.to_owned(), Arc::clone(settings));
-        Self { host, port, peer: Peer::new(&address), settings }
+        Self { host, port, peer: Peer::new(address), settings }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -118,10 +118,7 @@ impl Node {
     ///
     /// # Errors
     /// [`RedisError::Unreachable`], [`RedisError::Server`] for a refused login, [`RedisError::Config`].
-    pub(crate) async fn connect(
-        endpoint: &Endpoint,
-        address: SocketAddr,
-    ) -> Result<Self, RedisError> {
+    pub(crate) async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Self> {
         match endpoint.settings.client {
             #[cfg(feature = "redis")]
             Client::Redis => redis_rs::Node::connect(endpoint, address).await.map(Self::Redis),
@@ -136,11 +133,7 @@ impl Node {
     /// # Errors
     /// [`RedisError::Server`] for an error reply, [`RedisError::Lost`] when the connection ended,
     /// [`RedisError::Unreachable`] if the commands were certainly not sent.
-    pub(crate) async fn send(
-        &self,
-        asking: bool,
-        commands: Commands<'_>,
-    ) -> Result<Reply, RedisError> {
+    pub(crate) async fn send(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
         match self {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.send(asking, commands).await,

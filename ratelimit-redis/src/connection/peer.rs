@@ -22,7 +22,7 @@ const LOG_IN: &str = "log in: give user and password in the URL, user:password@h
 const WITHHELD: &str = "(its words are not passed on, because they may quote a login)";
 
 impl Peer {
-    pub(crate) fn new(address: &str) -> Self {
+    pub(crate) fn new(address: impl Into<Arc<str>>) -> Self {
         Self { address: address.into() }
     }
 
@@ -58,6 +58,11 @@ impl Peer {
     /// The error when the deadline ends before a reply comes.
     pub(crate) fn timed_out(&self, deadline: Deadline) -> RedisError {
         RedisError::TimedOut { address: Arc::clone(&self.address), deadline: deadline.given() }
+    }
+
+    /// The error for a script that decided otherwise than the step of this limit.
+    pub(crate) fn disagrees(&self, limit: &str) -> RedisError {
+        RedisError::Disagrees { limit: limit.into(), address: Arc::clone(&self.address) }
     }
 
     /// The error when no time is left to send a request.

@@ -9,7 +9,7 @@ use super::servers::SharedServers;
 use super::slot::Range;
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 impl SharedServers {
     /// The master of a service that a Sentinel names, as the owner of the only slot, if that server is a master.
@@ -18,7 +18,7 @@ impl SharedServers {
         sentinel: &Arc<Link>,
         service: &str,
         deadline: Deadline,
-    ) -> Result<Vec<Range>, RedisError> {
+    ) -> Result<Vec<Range>> {
         let (host, port) = place_by(sentinel, service, deadline).await?;
         let named = || vec![Range { first: 0, last: 0, host: host.clone(), port }];
         if self.owner(0).is_some_and(|known| known.is_at(&host, port)) {
@@ -47,7 +47,7 @@ async fn place_by(
     sentinel: &Arc<Link>,
     service: &str,
     deadline: Deadline,
-) -> Result<(String, u16), RedisError> {
+) -> Result<(String, u16)> {
     let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
     let reply = sentinel.ask(deadline, false, Request::question(&words)).await.map_err(refused)?;
     if reply == Reply::Nil {

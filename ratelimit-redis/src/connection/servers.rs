@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use tokio::time::Instant;
 
-use super::follow::follow;
 use super::link::Link;
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
@@ -17,7 +16,7 @@ use super::slot::{self, Range};
 use super::{Argument, Reply};
 use crate::concurrent::all;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 /// A cluster, and the known owner of each slot; or a service, which is one slot to its master.
 pub(crate) struct Servers {
@@ -43,6 +42,7 @@ pub(super) struct SharedServers {
 pub(super) struct ToSlot<'s> {
     servers: &'s Servers,
     slot: u16,
+    pub(super) deadline: Deadline,
 }
 
 /// The owner of each slot.
@@ -81,7 +81,7 @@ impl Servers {
     ) -> Self {
         let seeds: Vec<_> = seeds.map(Link::new).collect();
         let addresses: Vec<_> = seeds.iter().map(|seed| &**seed.address()).collect();
-        let peer = Peer::new(&addresses.join(","));
+        let peer = Peer::new(addresses.join(","));
         let (service, settings) = (service.map(str::to_owned), Arc::clone(settings));
         let slots = if service.is_some() { 1 } else { usize::from(slot::SLOTS) };
         let table = RwLock::new(SlotTable::new(slots));
@@ -97,12 +97,12 @@ impl Servers {
         self.inner.service.is_none()
     }
 
-    pub(crate) fn address(&self) -> &Arc<str> {
-        self.lookup.peer.address()
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.lookup.peer
     }
 
     /// Reads the slot table for the first time.
-    pub(crate) async fn open(&self, deadline: Deadline) -> Result<(), RedisError> {
+    pub(crate) async fn open(&self, deadline: Deadline) -> Result<()> {
         self.lookup.look(self.lookup.rounds(), deadline, None).await
     }
 
@@ -112,13 +112,14 @@ impl Servers {
         deadline: Deadline,
         key: &str,
         request: Request<'_>,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Reply> {
         let slot = if self.is_cluster() { slot::of(key) } else { 0 };
-        let route = ToSlot { servers: self, slot };
-        follow(&route, request.try_again, deadline, |link: Arc<Link>, asking| async move {
-            link.ask(deadline, asking, request).await
-        })
-        .await
+        let route = ToSlot { servers: self, slot, deadline };
+        route
+            .follow(request.try_again, |link: Arc<Link>, asking| async move {
+                link.ask(deadline, asking, request).await
+            })
+            .await
     }
 
     /// Sends a command to every server that keeps keys.
@@ -126,18 +127,18 @@ impl Servers {
         &self,
         deadline: Deadline,
         words: &[Argument<'_>],
-    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    ) -> Vec<(Arc<str>, Result<Reply>)> {
         if !self.is_cluster() {
             let answer = self.ask(deadline, "", Request::command(words)).await;
             let master = self.inner.owner(0);
-            let address = master.as_deref().map_or(self.address(), Link::address);
+            let address = master.as_deref().map_or(self.peer().address(), Link::address);
             return vec![(Arc::clone(address), answer)];
         }
         self.lookup.begin_if_due();
         if self.inner.masters().is_empty()
             && let Err(error) = self.open(deadline).await
         {
-            return vec![(Arc::clone(self.address()), Err(error))];
+            return vec![(Arc::clone(self.peer().address()), Err(error))];
         }
         let asked = self.inner.masters().into_iter().map(|link| async move {
             let answer = link.ask(deadline, false, Request::command(words)).await;
@@ -283,7 +284,7 @@ impl SharedServers {
     }
 
     /// Reads the slot table of one of these, or the master's place.
-    async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<(), RedisError> {
+    async fn look(self: Arc<Self>, asked: Vec<Arc<Link>>) -> Result<()> {
         let (deadline, servers) = (Deadline::within(lookup::LONGEST), &*self);
         let asked = asked.into_iter().map(|link| async move {
             match &servers.service {
@@ -320,7 +321,7 @@ impl SharedServers {
 }
 
 /// The slot table of a node.
-async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
+async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>> {
     let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
     let asked = link.ask(deadline, false, Request::question(&words)).await;
     let reply = asked.map_err(|error| match error {
@@ -351,7 +352,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::connection::follow::{FIRST_PAUSE, in_charge, owner};
+    use crate::connection::follow::FIRST_PAUSE;
     use crate::connection::request::TryAgain;
 
     /// Servers with these seeds.
@@ -385,8 +386,8 @@ mod tests {
         for within_ms in 40..400 {
             let cluster = cluster(30);
             let deadline = Deadline::within(Duration::from_millis(within_ms));
-            let route = ToSlot { servers: &cluster, slot: 7 };
-            let owner = owner(&route, &mut FIRST_PAUSE.clone(), deadline).await;
+            let route = ToSlot { servers: &cluster, slot: 7, deadline };
+            let owner = route.owner(&mut FIRST_PAUSE.clone()).await;
             let error = owner.err().expect("no server keeps it").to_string();
             assert!(error.contains("no server keeps slot 7"), "{within_ms}: {error}");
         }
@@ -396,11 +397,11 @@ mod tests {
     async fn when_time_runs_out_the_error_is_the_servers_last_word() {
         let cluster = cluster(0);
         cluster.inner.learn(&[range(0, 0, 1)]);
-        let route = ToSlot { servers: &cluster, slot: 0 };
         // Wherever in an attempt the time runs out.
         for within_ms in 2..200 {
             let deadline = Deadline::within(Duration::from_millis(within_ms));
-            let asked = follow(&route, TryAgain::Wait, deadline, async |_, _| {
+            let route = ToSlot { servers: &cluster, slot: 0, deadline };
+            let asked = route.follow(TryAgain::Wait, async |_, _| {
                 sleep(Duration::from_micros(700)).await;
                 let down = says("CLUSTERDOWN", String::new());
                 let late = cluster.lookup.peer.too_late(deadline);
@@ -414,11 +415,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn servers_that_send_in_a_circle_end_a_request_after_a_few_redirections() {
         let cluster = cluster(0);
-        let route = ToSlot { servers: &cluster, slot: 0 };
         cluster.inner.learn(&[range(0, 0, 1)]);
         let asked = std::sync::atomic::AtomicUsize::new(0);
         let deadline = Deadline::within(Duration::from_secs(9));
-        let sent = follow(&route, TryAgain::Wait, deadline, async |link, _| {
+        let route = ToSlot { servers: &cluster, slot: 0, deadline };
+        let sent = route.follow(TryAgain::Wait, async |link, _| {
             asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let other = 3 - link.endpoint.port;
             Err::<(), _>(says("MOVED", format!("0 127.0.0.1:{other}")))
@@ -456,18 +457,19 @@ mod tests {
         let hung = hangs.local_addr().expect("bound").port();
         let cluster = servers(&[hung], None);
         cluster.inner.learn(&[range(0, 8_191, server.port()), range(8_192, 16_383, hung)]);
-        let [first, last] = [0, slot::SLOTS - 1].map(|slot| ToSlot { servers: &cluster, slot });
         let deadline = Deadline::within(Duration::from_secs(20));
+        let route = |slot| ToSlot { servers: &cluster, slot, deadline };
+        let [first, last] = [0, slot::SLOTS - 1].map(route);
         let (link, ping) = (first.known().expect("known"), [Argument::Text("PING")]);
         link.ask(deadline, false, Request::command(&ping)).await.expect("it is up");
 
         cluster.lookup.doubt();
         for _ in 0..100 {
-            let owner = in_charge(&first, deadline).now_or_never().expect("at once");
+            let owner = first.in_charge().now_or_never().expect("at once");
             assert!(Arc::ptr_eq(&owner.expect("known"), &link));
         }
         // Requests to the other server wait for the look-up: it may have a new owner.
-        assert!(in_charge(&last, deadline).now_or_never().is_none());
+        assert!(last.in_charge().now_or_never().is_none());
         assert_eq!(cluster.lookup.rounds(), 0, "it is still under way");
     }
 }

@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 #[cfg(feature = "redis")]
 use tokio_rustls::client::TlsStream;
 
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::url::TlsFiles;
 
 /// A TLS configuration.
@@ -34,7 +34,7 @@ impl Tls {
     ///
     /// # Errors
     /// [`RedisError::Config`] if a file cannot be read or does not contain what it should.
-    pub(crate) fn new(files: &TlsFiles) -> Result<Self, RedisError> {
+    pub(crate) fn new(files: &TlsFiles) -> Result<Self> {
         let provider = CryptoProvider::get_default()
             .cloned()
             .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
@@ -122,7 +122,7 @@ fn refused(what: &str) -> RedisError {
     RedisError::Config(what.to_owned())
 }
 
-fn roots(file: Option<&Path>) -> Result<RootCertStore, RedisError> {
+fn roots(file: Option<&Path>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(file) = file else {
         let found = rustls_native_certs::load_native_certs();
@@ -143,13 +143,13 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, RedisError> {
     Ok(roots)
 }
 
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, RedisError> {
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
     let read: Vec<_> = read.map_err(|error| unreadable(file, &error))?;
     if read.is_empty() { Err(unreadable(file, &PemError::NoItemsFound)) } else { Ok(read) }
 }
 
-fn secret(file: &Path) -> Result<PrivateKeyDer<'static>, RedisError> {
+fn secret(file: &Path) -> Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, &error))
 }
 

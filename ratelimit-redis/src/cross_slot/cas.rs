@@ -6,40 +6,34 @@
 
 use futures_util::future::try_join3;
 use ratelimit_core::algorithm::Write;
-use ratelimit_core::store::{Batch, Reservation};
+use ratelimit_core::store::{Check, Reservation};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
-use super::{InSlot, charge_attempts, worst};
-use crate::cas_mode::{CasValue, Foreign, Reads};
+use super::{Across, InSlot, worst};
+use crate::cas_mode::{CasRequest, CasValue, Foreign, Reads};
 use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::Connection;
-use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::Cas;
-use crate::store::RedisStore;
 
-impl<C: Connection> RedisStore<Cas, C> {
-    /// Acquires in several slots, all or nothing.
-    pub(crate) async fn acquire_cross_slot<A: Algorithm<State: Codec>>(
-        &self,
-        batch: &Batch<'_, A>,
-        parts: &[InSlot<'_, A>],
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
-        let charging = deadline.to_charge();
-        let turn = self.turn(batch, charging).await;
+impl<A: Algorithm<State: Codec>, C: Connection> Across<'_, A, Cas, C> {
+    /// Acquires or extends, all or nothing.
+    pub(crate) async fn acquire(&self) -> Result<Verdict> {
+        let Self { store, whole, parts, deadline } = self;
+        let request = store.request(whole.time(), deadline.to_charge());
+        let turn = request.turn(whole).await;
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
-        let mut attempts = self.attempts(charging, &turn);
+        let mut attempts = request.attempts(&turn);
         loop {
-            let decided = self.decided(batch, true, true, charging).await;
+            let decided = request.decided(whole, true, true).await;
             let decided = decided.map_err(|error| attempts.rounds.explain(error).after(charged));
             let (verdict, now, reads) = decided?;
             if !verdict.allowed() {
                 // Charging the attempts takes the turn itself.
                 drop(turn);
-                let denied = charge_attempts(self, batch, parts, verdict, deadline).await;
+                let denied = self.charge_attempts(verdict).await;
                 return denied.map_err(|error| error.after(charged));
             }
             if !reads.changes() {
@@ -47,16 +41,16 @@ impl<C: Connection> RedisStore<Cas, C> {
             }
             attempts.next(&reads.slots).map_err(|error| error.after(charged))?;
             let slots: Vec<_> = parts.iter().map(|part| reads.of(part)).collect();
-            let writing = slots.iter().map(|slots| self.write(slots, now, batch.time(), charging));
-            let written = all(writing).await;
+            let written = all(slots.iter().map(|slots| request.write(slots, now))).await;
             if written.iter().all(|written| matches!(written, Ok(true))) {
                 return Ok(verdict);
             }
             let done = parts.iter().zip(&written).filter(|(_, done)| matches!(done, Ok(true)));
             let done = done.flat_map(|(part, _)| &part.positions);
-            let back = deadline.to_give_back();
-            let undoing = done.map(|position| self.take_back(*position, &reads, now, batch, back));
-            let undone = all(undoing).await;
+            let back = store.request(whole.time(), deadline.to_give_back());
+            let take_back =
+                |place: &usize| back.take_back(&whole.checks()[*place], *place, &reads, now);
+            let undone = all(done.map(take_back)).await;
             charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
             if let Some(error) = worst(&written) {
                 return Err(attempts.rounds.explain(error).after(charged));
@@ -64,30 +58,31 @@ impl<C: Connection> RedisStore<Cas, C> {
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
             }
-            attempts.pause(charging).await;
+            attempts.pause().await;
         }
     }
+}
 
+impl<C: Connection> CasRequest<'_, C> {
     /// Takes the charge of the check at this position back. If the state is unchanged since, the old state is restored; otherwise the
     /// algorithm subtracts the charge. If it cannot, or if another caller learned meanwhile that the id has
     /// the reservation, the charge stays and the limit admits less. Returns whether the charge was
     /// taken back.
     async fn take_back<A: Algorithm<State: Codec>>(
         &self,
+        check: &Check<'_, A>,
         position: usize,
         reads: &Reads<A::State>,
         now: Timestamp,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> Result<bool, RedisError> {
-        let (check, slot) = (&batch.checks()[position], &reads.slots[position]);
+    ) -> Result<bool> {
+        let slot = &reads.slots[position];
         let before = reads.states[position].as_ref();
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
         // Together with the reservation: a caller that stops before this still has the charge under its
         // id.
         let own = reads.slots.get(reads.states.len() + position).map(CasValue::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
-        if self.write(&both(slot.undone()), now, batch.time(), deadline).await? {
+        if self.write(&both(slot.undone()), now).await? {
             return Ok(true);
         }
         let Some(left) = A::State::decode(left) else { return Ok(false) };
@@ -95,34 +90,30 @@ impl<C: Connection> RedisStore<Cas, C> {
         let at = algorithm.charged_at(before, now);
         let cost = check.cost.saturating_sub(reads.reserved_cost(position));
         let reservation = Reservation::new(at, cost);
-        let mut attempts = self.attempts(deadline, &[]);
+        let mut attempts = self.attempts(&[]);
         loop {
             let of_reservation = async {
                 match &own {
                     None => Ok(true),
-                    Some(own) => {
-                        let read = self.inner.get(check.limit, &own.key, deadline).await?;
-                        Ok(read == own.read)
-                    }
+                    Some(own) => Ok(self.get(check.limit, &own.key).await? == own.read),
                 }
             };
-            let of_state = self.inner.get(check.limit, &slot.key, deadline);
-            let time = self.inner.now(&slot.key, batch.time(), deadline);
-            let (is_ours, read, now) = try_join3(of_reservation, of_state, time).await?;
+            let of_state = self.get(check.limit, &slot.key);
+            let (is_ours, read, now) =
+                try_join3(of_reservation, of_state, self.now(&slot.key)).await?;
             if !is_ours {
                 return Ok(false);
             }
             let mut slot = CasValue { key: slot.key.clone(), read, change: Write::Keep };
-            let decode = A::State::decode;
-            let foreign = Foreign::Remove;
-            let state = self.decoded(check.limit, &mut slot, foreign, decode, deadline).await?;
+            let (foreign, decode) = (Foreign::Remove, A::State::decode);
+            let state = self.decoded(check.limit, &mut slot, foreign, decode).await?;
             attempts.next(std::slice::from_ref(&slot))?;
             let Some(step) = algorithm.undo(state.as_ref(), now, &reservation, &left) else {
                 return Ok(false);
             };
             slot.change = step.write.map(|state| state.encode());
             let taken = slot.changes();
-            if self.write(&both(slot), now, batch.time(), deadline).await? {
+            if self.write(&both(slot), now).await? {
                 return Ok(taken);
             }
         }

@@ -7,29 +7,22 @@
 //! Asking first costs an admitted request one round trip more than charging at once and returning the
 //! excess. In return a denied request writes nothing and blocks no capacity meanwhile.
 
-use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::store::Op;
 use ratelimit_core::{Refusal, Verdict};
 
-use super::{InSlot, all_of_lookups, charge_attempts, each, join, knows_id, worst};
+use super::{Across, InSlot, all_of_lookups, join, worst};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::lua_mode::call::Call;
 use crate::lua_mode::driver_call::DriverAnswer;
 use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::rounds::Rounds;
-use crate::store::RedisStore;
 
 /// How many rounds a batch gets when other clients interfere.
 const ROUNDS: usize = 8;
-
-/// The part of a batch in one slot, and the call of its script.
-struct SlotPart<'a, A> {
-    batch: Batch<'a, A>,
-    call: Call<'a>,
-}
 
 /// What a slot decides, and the answer from which that follows.
 struct SlotDecision {
@@ -43,85 +36,67 @@ impl SlotDecision {
     }
 }
 
-impl<C: Connection> RedisStore<Lua, C> {
-    /// Runs a batch whose parts lie in several slots.
-    pub(crate) async fn apply_cross_slot<A: LuaProgram>(
-        &self,
-        whole: &Batch<'_, A>,
-        parts: &[InSlot<'_, A>],
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
-        match whole.operation() {
-            Op::Acquire | Op::Peek => self.in_waves(whole, parts, deadline).await,
+impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
+    /// Runs the batch.
+    pub(crate) async fn apply(mut self) -> Result<Verdict> {
+        match self.whole.operation() {
+            Op::Acquire | Op::Peek => self.in_waves().await,
             Op::Extend => {
-                let known = knows_id(self, whole, parts, deadline).await?;
-                let pick = |wanted| {
-                    let picked = parts.iter().zip(&known).filter(|(_, known)| **known == wanted);
-                    picked.filter_map(|(part, _)| part.only(|_| true)).collect::<Vec<_>>()
-                };
-                let (known, mut parts) = (pick(true), pick(false));
-                if let (Some(id), []) = (whole.reservation_id(), &known[..]) {
+                let mut known = self.knows_id().await?.into_iter();
+                let parts = std::mem::take(&mut self.parts).into_iter();
+                let (known, mut parts) = parts.partition(|_| known.next().unwrap_or_default());
+                self.parts = known;
+                if let (Some(id), []) = (self.whole.reservation_id(), &self.parts[..]) {
                     return Err(Refusal::UnknownReservation { id }.into());
                 }
-                let extended = self.in_waves(whole, &known, deadline).await?;
-                let shown = parts.iter().map(|part| part.untouched(self, whole, deadline));
+                let extended = self.in_waves().await?;
+                let shown = parts.iter().map(|part| self.untouched(part));
                 let mut verdicts = all_of_lookups(shown).await?;
                 verdicts.push(extended);
-                parts.push(InSlot::of_all(&known));
+                parts.push(InSlot::of_all(&self.parts));
                 Ok(join(&parts, &verdicts))
             }
-            _ => each(self, whole, parts, deadline).await,
+            _ => self.each().await,
         }
     }
 
     /// Asks every slot, and then charges every slot.
-    async fn in_waves<A: LuaProgram>(
-        &self,
-        whole: &Batch<'_, A>,
-        parts: &[InSlot<'_, A>],
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
-        let slot = |part| {
-            let batch = InSlot::batch(part, whole)?;
-            let call = Call::of(&self.inner.keys, &batch)?;
-            Ok(SlotPart { batch, call })
-        };
-        let slots = parts.iter().map(slot).collect::<Result<Vec<_>, RedisError>>()?;
+    async fn in_waves(&self) -> Result<Verdict> {
+        let Self { store, whole, parts, deadline } = self;
+        let asking = if whole.operation() == Op::Peek { *deadline } else { deadline.to_charge() };
+        let batches = parts.iter().map(|part| part.batch(whole)).collect::<Result<Vec<_>>>()?;
+        let slots = batches.iter().map(|batch| Call::of(&store.inner, batch, asking));
+        let slots = slots.collect::<Result<Vec<_>>>()?;
         if whole.operation() == Op::Peek {
-            let shown = self.ask_all(&slots, "peek", deadline).await?;
-            return self.joined(parts, &slots, &shown);
+            return self.joined(&slots, &ask_all(&slots, "peek").await?);
         }
-        let charging = deadline.to_charge();
         let reserve = if whole.operation() == Op::Extend { "grow" } else { "reserve" };
         // An attempt counts once, so there is no second round.
-        let attempts =
-            slots.iter().flat_map(|slot| &slot.call.twins).any(|check| check.twin.attempts);
+        let attempts = slots.iter().flat_map(|slot| &slot.twins).any(|check| check.twin.attempts);
         let most = if attempts { 1 } else { ROUNDS };
-        let mut rounds = Rounds::new(most, charging, self.inner.connection.address());
+        let mut rounds = Rounds::new(most, asking, &store.inner.peer);
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
         // What each slot decided in the last round, of which one denied.
         let mut denied: Option<Vec<_>> = None;
         loop {
-            let asked = self.ask_all(&slots, "ask", charging).await;
+            let asked = ask_all(&slots, "ask").await;
             let asked = asked.map_err(|error| rounds.explain(error).after(charged))?;
             if !asked.iter().all(SlotDecision::allowed) {
-                let verdict = self.joined(parts, &slots, &asked)?;
-                let denied = charge_attempts(self, whole, parts, verdict, deadline).await;
+                let denied = self.charge_attempts(self.joined(&slots, &asked)?).await;
                 return denied.map_err(|error| error.after(charged));
             }
             if let Some(denied) = denied.filter(|_| !rounds.is_in_time()) {
-                return self.joined(parts, &slots, &denied);
+                return self.joined(&slots, &denied);
             }
-            let reserving = slots.iter().map(|slot| self.decide_in(slot, reserve, charging));
-            let reserved = all(reserving).await;
+            let reserved = all(slots.iter().map(|slot| decide_in(slot, reserve))).await;
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(SlotDecision::allowed)) {
                 let reserved: Vec<_> = reserved.into_iter().flatten().collect();
-                return self.joined(parts, &slots, &reserved);
+                return self.joined(&slots, &reserved);
             }
             rounds.begin();
             let back = deadline.to_give_back();
-            let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all, back));
+            let undoing = slots.iter().zip(&reserved).map(|(slot, all)| undo(slot, all, back));
             let undone = all(undoing).await;
             charged |= undone.iter().flatten().any(|undone| !undone);
             if let Some(error) = worst(&reserved) {
@@ -133,72 +108,60 @@ impl<C: Connection> RedisStore<Lua, C> {
             }
             let reserved: Vec<_> = reserved.into_iter().flatten().collect();
             if !rounds.another() {
-                return self.joined(parts, &slots, &reserved);
+                return self.joined(&slots, &reserved);
             }
             denied = Some(reserved);
         }
     }
 
-    async fn ask_all<A: LuaProgram>(
-        &self,
-        slots: &[SlotPart<'_, A>],
-        operation: &str,
-        deadline: Deadline,
-    ) -> Result<Vec<SlotDecision>, RedisError> {
-        all_of_lookups(slots.iter().map(|slot| self.decide_in(slot, operation, deadline))).await
-    }
-
-    /// Runs an operation in a slot.
-    async fn decide_in<A: LuaProgram>(
-        &self,
-        SlotPart { batch, call }: &SlotPart<'_, A>,
-        operation: &str,
-        deadline: Deadline,
-    ) -> Result<SlotDecision, RedisError> {
-        let answer = self.run(batch, call, operation, &[], deadline).await?;
-        let verdict = match operation {
-            "reserve" | "grow" => self.decided(batch, call, &answer)?,
-            _ => self.would_decide(batch, call, &answer)?,
-        };
-        Ok(SlotDecision { verdict, answer })
-    }
-
-    /// Returns what a slot charged, if anything. Returns whether no part is still charged.
-    async fn undo<A: LuaProgram>(
-        &self,
-        SlotPart { batch, call }: &SlotPart<'_, A>,
-        reserved: &Result<SlotDecision, RedisError>,
-        deadline: Deadline,
-    ) -> Result<bool, RedisError> {
-        let Ok(SlotDecision { answer, .. }) = reserved else { return Ok(true) };
-        let written = call.twins.iter().zip(&answer.notes);
-        let written = written.filter(|(_, made)| *made != "-");
-        // An attempt stays counted.
-        let (counted, charged): (Vec<_>, Vec<_>) =
-            written.partition(|(check, _)| check.twin.attempts);
-        if charged.is_empty() {
-            return Ok(counted.is_empty());
-        }
-        let (twins, made): (_, Vec<_>) =
-            charged.into_iter().map(|(check, made)| (check.clone(), Argument::Text(made))).unzip();
-        let answer = self.run(batch, &call.with_twins(twins), "undo", &made, deadline).await?;
-        Ok(counted.is_empty() && answer.notes.iter().all(|note| note == "1"))
-    }
-
     /// The verdict of what each slot decides. If one denies, those that allow report what they decide in a denied batch.
-    fn joined<A: LuaProgram>(
-        &self,
-        parts: &[InSlot<'_, A>],
-        slots: &[SlotPart<'_, A>],
-        decided: &[SlotDecision],
-    ) -> Result<Verdict, RedisError> {
+    fn joined(&self, slots: &[Call<'_, A, C>], decided: &[SlotDecision]) -> Result<Verdict> {
         let is_denied = !decided.iter().all(SlotDecision::allowed);
-        let verdicts = slots.iter().zip(decided).map(|(SlotPart { batch, call }, slot)| {
+        let verdicts = slots.iter().zip(decided).map(|(call, slot)| {
             if is_denied && slot.allowed() {
-                return self.would_decide(&batch.denied_elsewhere(), call, &slot.answer);
+                return call.would_decide(&call.batch.denied_elsewhere(), &slot.answer);
             }
             Ok(slot.verdict.clone())
         });
-        Ok(join(parts, &verdicts.collect::<Result<Vec<_>, RedisError>>()?))
+        Ok(join(&self.parts, &verdicts.collect::<Result<Vec<_>>>()?))
     }
+}
+
+async fn ask_all<A: LuaProgram, C: Connection>(
+    slots: &[Call<'_, A, C>],
+    operation: &str,
+) -> Result<Vec<SlotDecision>> {
+    all_of_lookups(slots.iter().map(|slot| decide_in(slot, operation))).await
+}
+
+/// Runs an operation in a slot.
+async fn decide_in<A: LuaProgram, C: Connection>(
+    slot: &Call<'_, A, C>,
+    operation: &str,
+) -> Result<SlotDecision> {
+    let answer = slot.run(operation, &[]).await?;
+    let verdict = match operation {
+        "reserve" | "grow" => slot.decided(&answer)?,
+        _ => slot.would_decide(slot.batch, &answer)?,
+    };
+    Ok(SlotDecision { verdict, answer })
+}
+
+/// Returns what a slot charged, if anything. Returns whether no part is still charged.
+async fn undo<A: LuaProgram, C: Connection>(
+    slot: &Call<'_, A, C>,
+    reserved: &Result<SlotDecision>,
+    deadline: Deadline,
+) -> Result<bool> {
+    let Ok(SlotDecision { answer, .. }) = reserved else { return Ok(true) };
+    let written = slot.twins.iter().zip(&answer.notes).filter(|(_, made)| *made != "-");
+    // An attempt stays counted.
+    let (counted, charged): (Vec<_>, Vec<_>) = written.partition(|(check, _)| check.twin.attempts);
+    if charged.is_empty() {
+        return Ok(counted.is_empty());
+    }
+    let (twins, made): (_, Vec<_>) =
+        charged.into_iter().map(|(check, made)| (check.clone(), Argument::Text(made))).unzip();
+    let answer = slot.with_twins(twins, deadline).run("undo", &made).await?;
+    Ok(counted.is_empty() && answer.notes.iter().all(|note| note == "1"))
 }

@@ -2,32 +2,21 @@
 //! decide, so each slot does its part and there is no second wave.
 
 use ratelimit_core::Verdict;
-use ratelimit_core::store::{Batch, Op};
 
-use super::{InSlot, all_of_lookups, all_of_requests, in_order};
+use super::{Across, InSlot, in_order};
 use crate::connection::Connection;
-use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::mode::Multi;
 use crate::multi_mode::verdict;
 use crate::native::MultiProgram;
-use crate::store::RedisStore;
 
-impl<C: Connection> RedisStore<Multi, C> {
-    /// Runs a batch whose parts lie in several slots.
-    pub(crate) async fn apply_cross_slot<A: MultiProgram>(
-        &self,
-        whole: &Batch<'_, A>,
-        parts: &[InSlot<'_, A>],
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
-        let of_part =
-            async |part: &InSlot<'_, A>| self.outcomes(&part.batch(whole)?, deadline).await;
-        let doing = parts.iter().map(of_part);
-        let outcomes = match whole.operation() {
-            Op::Peek => all_of_lookups(doing).await?,
-            _ => all_of_requests(doing).await?,
+impl<A: MultiProgram, C: Connection> Across<'_, A, Multi, C> {
+    /// Runs the batch.
+    pub(crate) async fn apply(&self) -> Result<Verdict> {
+        let of_part = async |part: &InSlot<'_, A>| {
+            self.store.outcomes(&part.batch(self.whole)?, self.deadline).await
         };
-        Ok(verdict(in_order(parts, outcomes)))
+        let outcomes = self.all_of(self.parts.iter().map(of_part)).await?;
+        Ok(verdict(in_order(&self.parts, outcomes)))
     }
 }

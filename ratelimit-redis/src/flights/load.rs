@@ -9,7 +9,7 @@ use ratelimit_core::{Timestamp, Verdict};
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::flat::{Shape, TwinCheck};
 
 /// The most keys in a flight: the server needs a quarter of a millisecond for them.
@@ -199,12 +199,11 @@ pub(crate) struct Charged {
 }
 
 /// The verdicts of a group's requests.
-pub(crate) type RiderVerdicts =
-    Result<(Vec<RiderVerdict>, Option<Box<dyn Any + Send + Sync>>), RedisError>;
+pub(crate) type RiderVerdicts = Result<(Vec<RiderVerdict>, Option<Box<dyn Any + Send + Sync>>)>;
 
 /// The verdict of one request: a panic of its step is its own.
 #[derive(Debug)]
 pub(crate) enum RiderVerdict {
-    Known(Result<Verdict, RedisError>),
+    Known(Result<Verdict>),
     Panicked(Mutex<Option<Box<dyn Any + Send>>>),
 }

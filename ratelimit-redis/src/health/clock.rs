@@ -7,10 +7,12 @@ use ratelimit_core::store::Now;
 use ratelimit_core::{Clock, SystemClock, Timestamp};
 
 use super::{Health, Severity, Trial};
+use crate::codec::number;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply};
-use crate::error::RedisError;
-use crate::mode::{Lua, Mode};
+use crate::error::{RedisError, Result};
+use crate::lua_mode::states::score_us;
+use crate::mode::{Cas, Lua, Mode, Multi};
 use crate::program::Stored;
 use crate::store::RedisStore;
 
@@ -25,14 +27,15 @@ const SAMPLED: u64 = 100;
 const STEPS: usize = 10;
 
 /// The number that a text begins with.
-pub(super) fn leading_number(text: &str) -> Option<u64> {
-    text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
+fn leading_number(text: &[u8]) -> Option<u64> {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    number(&text[..end])
 }
 
 /// When the newest charge of a state was made that is stored as a name and numbers.
-pub(super) fn newest_in(field: &[u8]) -> Option<u64> {
+fn newest_in(field: &[u8]) -> Option<u64> {
     if let Some(metadata) = field.strip_prefix(b"window-log ") {
-        return leading_number(&String::from_utf8_lossy(metadata));
+        return leading_number(metadata);
     }
     let Stored::Numbers(name, numbers) = Stored::from_field(field)? else { return None };
     let place = match &*name {
@@ -83,7 +86,7 @@ where
     }
 
     /// When the newest charges were made of a bounded number of states.
-    async fn sample(&self, identifier: &str) -> Result<Vec<u64>, RedisError> {
+    async fn sample(&self, identifier: &str) -> Result<Vec<u64>> {
         let on = vec![identifier.to_owned()];
         let mut scan = self.scan_servers_of(on, SAMPLED, SAMPLED, Duration::ZERO);
         let mut sampled = Vec::new();
@@ -100,35 +103,35 @@ where
         Ok(sampled)
     }
 
-    /// When the newest element of a list was made.
-    pub(super) async fn newest_element(&self, key: &str) -> Result<Option<u64>, RedisError> {
-        let texts = self.texts(key, "LRANGE", &["-1", "-1"]).await?;
-        Ok(texts.first().and_then(|text| leading_number(text)))
-    }
-
-    /// The texts that a command about a key answers, without what is no text.
-    pub(super) async fn texts(
-        &self,
-        key: &str,
-        command: &str,
-        more: &[&str],
-    ) -> Result<Vec<String>, RedisError> {
-        let items = self.items(key, command, more).await?;
-        Ok(items.iter().map(|item| String::from_utf8_lossy(item).into_owned()).collect())
-    }
-
-    pub(super) async fn items(
-        &self,
-        key: &str,
-        command: &str,
-        more: &[&str],
-    ) -> Result<Vec<Vec<u8>>, RedisError> {
+    /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if the key holds no state
+    /// of the mode, or one of an algorithm that is not built in.
+    async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
+        const NONE: &[&str] = &[];
+        const LAST: &[&str] = &["-1", "-1"];
+        const SCORED: &[&str] = &["-1", "-1", "WITHSCORES"];
+        let Some(part) = self.inner.keys.limit_of(key) else { return Ok(None) };
+        let score = |item: &[u8]| score_us(std::str::from_utf8(item).ok()?);
+        // The command, which items of its reply say when (the first of them, and the step to the next), and how.
+        let (command, more, first, step, newest): (_, _, _, _, fn(&[u8]) -> _) =
+            match (M::NAME, part.split_once('+')) {
+                (Lua::NAME, None) if part.is_empty() => ("HGETALL", NONE, 1, 2, newest_in),
+                (Lua::NAME, None) if !part.contains(['#', '!']) => ("ZRANGE", SCORED, 1, 2, score),
+                (Lua::NAME, Some((_, ""))) | (Multi::NAME, Some((_, "window-log"))) => {
+                    ("LRANGE", LAST, 0, 1, leading_number)
+                }
+                (Cas::NAME, None) if part.ends_with('!') => ("GET", NONE, 0, 1, newest_in),
+                (Multi::NAME, Some((_, "sliding-log"))) => ("ZRANGE", LAST, 0, 1, leading_number),
+                (Multi::NAME, Some((_, algorithm))) if !algorithm.is_empty() => {
+                    ("HGETALL", NONE, 0, 2, leading_number)
+                }
+                _ => return Ok(None),
+            };
         let words = [&[command, key], more].concat();
         let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
         let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;
         let mut items = Vec::new();
         push_items(reply, &mut items);
-        Ok(items)
+        Ok(items.iter().skip(first).step_by(step).filter_map(|item| newest(item)).max())
     }
 }
 

@@ -1,16 +1,14 @@
 //! What a script answers: its time, a line that says what it did, and what it read. From that, [`decide`] derives the verdict.
 
 use ratelimit_core::algorithm::Write;
-use ratelimit_core::store::{Batch, Now, Op, Reservation, Snapshot, States, decide};
+use ratelimit_core::store::{Now, Op, Reservation, Snapshot, States, decide};
 use ratelimit_core::{Timestamp, Verdict};
 
 use super::call::Call;
 use crate::connection::Connection;
-use crate::error::RedisError;
-use crate::mode::Lua;
+use crate::error::Result;
 use crate::program::{LuaProgram, Stored, Twin};
 use crate::reservation;
-use crate::store::RedisStore;
 
 /// What a script read for a batch. [`decide`] leaves in it the states that the script left.
 pub(crate) struct Seen<S> {
@@ -40,51 +38,45 @@ impl<S> States<S> for Seen<S> {
     fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
-impl<S> Seen<S> {
-    /// Parses the states and reservations of a batch. `None` if its twins did not write them.
-    pub(super) fn of<A>(
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
-        now: Timestamp,
-        mut seen: &[u8],
-    ) -> Option<Self>
-    where
-        A: LuaProgram<State = S>,
-    {
-        let states = states(batch, call, &mut seen)?;
-        let mut reservations = Vec::new();
-        for twins in call.twins.chunk_by(|one, next| one.position == next.position) {
-            for twin in twins.iter().filter(|twin| twin.reservation != 0) {
-                let found = match next_state(&mut seen)? {
-                    [] => None,
-                    stored => Some(reservation::decode(stored)?),
-                };
-                // The twins of a limit share it.
-                reservations.truncate(twin.position);
-                reservations.push(found);
+impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
+    /// Parses the states and reservations that a script read. `None` if its twins did not write them.
+    pub(super) fn seen(&self, now: Timestamp, mut seen: &[u8]) -> Option<Seen<A::State>> {
+        let checks = self.batch.checks();
+        let mut states = Vec::with_capacity(checks.len());
+        for twins in self.twins.chunk_by(|one, next| one.position == next.position) {
+            let mut stored = Vec::with_capacity(twins.len());
+            for check in twins {
+                stored.push(self::stored(&check.twin, next_state(&mut seen)?).ok()?);
             }
+            let algorithm = checks[twins[0].position].limit.algorithm();
+            states.push(state(algorithm, &stored).ok()?);
         }
-        let snapshot = Snapshot { now, states };
-        seen.is_empty().then_some(Self { snapshot, reservations, fingerprint: call.fingerprint })
+        let mut reservations = Vec::new();
+        for twin in self.twins.iter().filter(|twin| twin.reservation != 0) {
+            let found = match next_state(&mut seen)? {
+                [] => None,
+                stored => Some(reservation::decode(stored)?),
+            };
+            // The twins of a limit share it.
+            reservations.truncate(twin.position);
+            reservations.push(found);
+        }
+        let (snapshot, fingerprint) = (Snapshot { now, states }, self.fingerprint);
+        seen.is_empty().then_some(Seen { snapshot, reservations, fingerprint })
     }
-}
 
-impl<C: Connection> RedisStore<Lua, C> {
     /// The verdict on what a script read, if the script did what follows from it.
-    pub(super) fn verdict<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        line: &str,
-        seen: &mut Seen<A::State>,
-    ) -> Result<Verdict, RedisError> {
-        let decided = decide(batch, seen.snapshot.now, seen);
+    pub(super) fn verdict(&self, line: &str, seen: &mut Seen<A::State>) -> Result<Verdict> {
+        let decided = decide(self.batch, seen.snapshot.now, seen);
         let agrees = match (&decided, line) {
             // Each attempt is charged whatever the others are.
-            (Ok(_), "0") if batch.is_denied_elsewhere() => true,
+            (Ok(_), "0") if self.batch.is_denied_elsewhere() => true,
             (Ok(verdict), "1") => verdict.allowed(),
             (Ok(verdict), "0") => !verdict.allowed(),
             // A script charges nothing for what costs nothing or never fits, or for what an id refuses.
-            (Ok(_), "=") => batch.operation() == Op::Peek || batch.reservation_id().is_none(),
+            (Ok(_), "=") => {
+                self.batch.operation() == Op::Peek || self.batch.reservation_id().is_none()
+            }
             (Err(_), line) => line == "=",
             _ => false,
         };
@@ -92,7 +84,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             return Ok(decided?);
         }
         let denied = decided.ok().and_then(|verdict| verdict.denied_by().next());
-        Err(self.inner.disagrees(batch.checks()[denied.unwrap_or_default()].limit.name()))
+        Err(self.inner.peer.disagrees(self.batch.checks()[denied.unwrap_or_default()].limit.name()))
     }
 }
 
@@ -129,24 +121,6 @@ pub(super) fn time(text: &str) -> Option<Timestamp> {
     let us = seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?;
     // The end of time is refused by name.
     Some(Timestamp::saturating_from_us(us))
-}
-
-/// Takes the state of each check. `None` if a twin did not write its state.
-fn states<A: LuaProgram>(
-    batch: &Batch<'_, A>,
-    call: &Call<'_>,
-    seen: &mut &[u8],
-) -> Option<Vec<Option<A::State>>> {
-    let mut states = Vec::with_capacity(batch.checks().len());
-    for twins in call.twins.chunk_by(|one, next| one.position == next.position) {
-        let algorithm = batch.checks()[twins[0].position].limit.algorithm();
-        let mut stored = Vec::with_capacity(twins.len());
-        for check in twins {
-            stored.push(self::stored(&check.twin, next_state(seen)?).ok()?);
-        }
-        states.push(state(algorithm, &stored).ok()?);
-    }
-    Some(states)
 }
 
 /// Parses what a twin stored: nothing, if it is new. An error if that is no state.

@@ -1,20 +1,26 @@
-//! [`Call`]: the keys and twins of a batch, as its script gets them.
+//! [`Call`]: a batch whose keys lie in one slot, and its keys and twins as a script gets them.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Check, Op, Reservation};
 use ratelimit_core::{Limit, Refusal};
 use smallvec::SmallVec;
 
-use crate::connection::refused_in_part;
-use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
+use crate::connection::{Connection, refused_in_part};
+use crate::deadline::Deadline;
+use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::flat::{Role, Shape, TwinCheck};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Twin};
 use crate::reservation;
+use crate::store::Inner;
 
-/// The call of the script for a batch.
-pub(crate) struct Call<'a> {
+/// A batch that scripts decide, with all that they are called with.
+pub(crate) struct Call<'a, A, C> {
+    pub(super) inner: &'a Arc<Inner<C>>,
+    pub(crate) batch: &'a Batch<'a, A>,
+    pub(super) deadline: Deadline,
     pub(crate) keys: SmallVec<[String; 1]>,
     pub(crate) twins: SmallVec<[TwinCheck<'a>; 1]>,
     /// The text of the reservations' group.
@@ -22,12 +28,20 @@ pub(crate) struct Call<'a> {
     pub(super) fingerprint: u64,
 }
 
-impl<'a> Call<'a> {
+impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
     /// # Errors
     /// A twin has another number of parameters than its program names.
-    pub(crate) fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Result<Self, RedisError> {
+    pub(crate) fn of(
+        inner: &'a Arc<Inner<C>>,
+        batch: &'a Batch<'a, A>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let keys = &inner.keys;
         let group = reservation::group(keys, batch);
         let mut call = Self {
+            inner,
+            batch,
+            deadline,
             keys: SmallVec::new(),
             twins: SmallVec::new(),
             fingerprint: group.as_ref().map_or(0, |group| group.fingerprint),
@@ -50,32 +64,28 @@ impl<'a> Call<'a> {
                 call.twins.push(TwinCheck { position, twin, field, shape, reservation, life_us });
             }
         }
-        call.validate(batch)?;
+        call.validate()?;
         Ok(call)
     }
 
-    /// The call for those twins of a batch whose states lie under keys like this one, about this key.
-    ///
-    /// # Errors
-    /// As [`of`](Self::of).
-    pub(super) fn at_key<A: LuaProgram>(
-        keys: &Keys,
-        batch: &Batch<'a, A>,
-        key: &str,
-    ) -> Result<Self, RedisError> {
-        let Self { keys: of_batch, mut twins, .. } = Self::of(keys, batch)?;
-        twins.retain(|twin| keys.lie_alike(&of_batch[twin.shape.key - 1], key));
-        for twin in &mut twins {
+    /// Keeps the twins whose states lie under keys like this one, and asks about this key instead.
+    pub(super) fn narrow_to(&mut self, key: &str) {
+        let lies_there = |own: &str| self.inner.keys.lie_alike(own, key);
+        self.twins.retain(|twin| lies_there(&self.keys[twin.shape.key - 1]));
+        for twin in &mut self.twins {
             twin.shape.key = 1;
         }
-        let keys = SmallVec::from_iter([key.to_owned()]);
-        Ok(Self { keys, twins, group: String::new(), fingerprint: 0 })
+        self.keys = SmallVec::from_iter([key.to_owned()]);
     }
 
-    /// The call for some of its twins.
-    pub(crate) fn with_twins(&self, twins: SmallVec<[TwinCheck<'a>; 1]>) -> Self {
-        let Self { keys, group, fingerprint, .. } = self;
-        Self { keys: keys.clone(), twins, group: group.clone(), fingerprint: *fingerprint }
+    /// The call for some of its twins, by another deadline.
+    pub(crate) fn with_twins(
+        &self,
+        twins: SmallVec<[TwinCheck<'a>; 1]>,
+        deadline: Deadline,
+    ) -> Self {
+        let (keys, group) = (self.keys.clone(), self.group.clone());
+        Self { deadline, keys, twins, group, ..*self }
     }
 
     /// The index of a key, adding it if it is new.
@@ -87,20 +97,26 @@ impl<'a> Call<'a> {
         }) + 1
     }
 
+    /// The check of a twin.
+    pub(super) fn check(&self, twin: &TwinCheck<'_>) -> &'a Check<'a, A> {
+        &self.batch.checks()[twin.position]
+    }
+
     /// Whether each state is a few numbers, so that a script answers all of it.
     pub(super) fn has_few_numbers(&self) -> bool {
         self.twins.iter().all(|check| check.twin.program.numbers.is_some())
     }
 
     /// Refuses a twin whose number of parameters differs from its program's.
-    fn validate<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
-        for TwinCheck { twin, position, .. } in &self.twins {
+    fn validate(&self) -> Result<()> {
+        for check in &self.twins {
+            let twin = &check.twin;
             let named = twin.program.parameters().len();
             let given = twin.parameters.as_slice().len();
             if twin.program.numbers.is_some() && named != given {
                 return Err(RedisError::Config(format!(
                     "limit {:?}: the twin has {given} parameters, and the program {:?} names {named}; give it as many",
-                    batch.checks()[*position].limit.name(),
+                    self.check(check).limit.name(),
                     twin.program.name
                 )));
             }
@@ -109,27 +125,19 @@ impl<'a> Call<'a> {
     }
 
     /// Attributes an error of the script to the check that caused it.
-    pub(crate) fn explain<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        error: RedisError,
-    ) -> RedisError {
+    pub(crate) fn explain(&self, error: RedisError) -> RedisError {
         let RedisError::Server { address, code, message } = &error else { return error };
         if code == "RLPART" {
             return refused_in_part(address, message);
         }
         let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
-        self.of_code(batch, code, &mut numbers).unwrap_or(error)
+        self.of_code(code, &mut numbers).unwrap_or(error)
     }
 
     /// The error for a program whose name belongs to another one or is not allowed in scripts.
-    pub(super) fn misnamed<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        program: &Program,
-    ) -> RedisError {
+    pub(super) fn misnamed(&self, program: &Program) -> RedisError {
         let twin = self.twins.iter().find(|twin| std::ptr::eq(twin.twin.program, program));
-        let limit = twin.map_or("", |twin| batch.checks()[twin.position].limit.name());
+        let limit = twin.map_or("", |twin| self.check(twin).limit.name());
         if !program.has_plain_name() {
             return RedisError::Config(format!(
                 "limit {limit:?}: the program {:?} needs a name of ASCII letters, digits, '-' and '_'",
@@ -144,22 +152,17 @@ impl<'a> Call<'a> {
     }
 
     /// The error for a code of the driver and the numbers after it.
-    fn of_code<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        code: &str,
-        numbers: &mut impl Iterator<Item = u64>,
-    ) -> Option<RedisError> {
+    fn of_code(&self, code: &str, numbers: &mut impl Iterator<Item = u64>) -> Option<RedisError> {
         if code == "RLTIME" {
             return Some(Refusal::EndOfTime { now_us: numbers.next()? }.into());
         }
         let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
         let twin = self.twins.get(place()?)?;
-        let limit = batch.checks()[twin.position].limit;
+        let limit = self.check(twin).limit;
         let mut corrupt =
             |detail| Some(RedisError::corrupt(limit, self.keys.get(place()?)?, detail));
         match code {
-            "RLCORRUPT" if batch.operation() == Op::Peek => corrupt(LEFT),
+            "RLCORRUPT" if self.batch.operation() == Op::Peek => corrupt(LEFT),
             "RLCORRUPT" => corrupt(REMOVED),
             "RLWRONGTYPE" => corrupt(WRONG_TYPE),
             _ => None,

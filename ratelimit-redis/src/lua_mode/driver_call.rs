@@ -1,21 +1,16 @@
 //! Calls the driver (`driver.lua`), which runs what no [flat script](super::flat_call) does.
 
-use ratelimit_core::store::{Batch, Check, Op, decide};
-use ratelimit_core::{Limit, Timestamp, Verdict};
+use ratelimit_core::store::{Batch, Op, decide};
+use ratelimit_core::{Timestamp, Verdict};
 
 use super::answer::{Seen, next_state, of_one, state, stored};
 use super::call::Call;
 use super::flat_call::given;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
-use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::flat::TwinCheck;
-use crate::mode::Lua;
 use crate::program::{LuaProgram, Twin};
-use crate::store::{RedisStore, cut, evalsha};
-
-/// How often a state from the future is looked at again, if it changes meanwhile.
-const HEALS: usize = 4;
+use crate::store::{cut, evalsha};
 
 /// What the driver answered.
 pub(crate) struct DriverAnswer {
@@ -25,222 +20,154 @@ pub(crate) struct DriverAnswer {
     /// What it says of each twin, for an operation that says something.
     pub(crate) notes: Vec<String>,
     /// What it read.
-    seen: Vec<u8>,
+    pub(super) seen: Vec<u8>,
 }
 
-impl<C: Connection> RedisStore<Lua, C> {
+impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     /// Decides a batch by the driver.
-    pub(super) async fn apply_driver<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
-        deadline: Deadline,
-    ) -> Result<Verdict, RedisError> {
+    pub(super) async fn apply_driver(&self) -> Result<Verdict> {
         let number = |twin: &TwinCheck<'_>| Argument::Number(twin.position as u64);
-        let limits = match batch.operation() {
-            Op::Adopt => call.twins.iter().map(number).collect(),
+        let limits = match self.batch.operation() {
+            Op::Adopt => self.twins.iter().map(number).collect(),
             _ => Vec::new(),
         };
-        let answer = self.run(batch, call, operation(batch), &limits, deadline).await;
-        let answer = answer.map_err(|error| match batch.operation() {
+        let answer = self.run(self.operation(), &limits).await;
+        let answer = answer.map_err(|error| match self.batch.operation() {
             Op::Peek => error.of_a_lookup(),
             _ => error,
         })?;
-        self.decided(batch, call, &answer)
+        self.decided(&answer)
     }
 
     /// The verdict that follows from an answer.
-    pub(crate) fn decided<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
-        answer: &DriverAnswer,
-    ) -> Result<Verdict, RedisError> {
-        self.verdict(batch, &answer.line, &mut self.seen(batch, call, answer)?)
+    pub(crate) fn decided(&self, answer: &DriverAnswer) -> Result<Verdict> {
+        self.verdict(&answer.line, &mut self.seen_in(answer)?)
     }
 
-    /// The verdict on the states in an answer, if the batch was decided on them.
-    pub(crate) fn would_decide<A: LuaProgram>(
+    /// The verdict on the states in an answer, if this batch of the same checks was decided on them.
+    pub(crate) fn would_decide(
         &self,
         batch: &Batch<'_, A>,
-        call: &Call<'_>,
         answer: &DriverAnswer,
-    ) -> Result<Verdict, RedisError> {
-        Ok(decide(batch, answer.now, &mut self.seen(batch, call, answer)?)?)
+    ) -> Result<Verdict> {
+        Ok(decide(batch, answer.now, &mut self.seen_in(answer)?)?)
     }
 
-    fn seen<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
-        answer: &DriverAnswer,
-    ) -> Result<Seen<A::State>, RedisError> {
-        Seen::of(batch, call, answer.now, &answer.seen)
-            .ok_or_else(|| self.inner.unexpected(&Reply::Text(answer.seen.clone())))
+    fn seen_in(&self, answer: &DriverAnswer) -> Result<Seen<A::State>> {
+        self.seen(answer.now, &answer.seen)
+            .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer.seen.clone())))
     }
 
     /// Runs an operation of the driver for the twins of a call, each with what the operation needs besides.
-    pub(crate) async fn run<A: LuaProgram>(
+    pub(crate) async fn run(
         &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
         operation: &str,
         given_each: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> Result<DriverAnswer, RedisError> {
-        let given = given(batch.time());
-        let programs = call.twins.iter().map(|check| check.twin.program);
+    ) -> Result<DriverAnswer> {
+        let given = given(self.batch.time());
+        let programs = self.twins.iter().map(|check| check.twin.program);
         let script = self.inner.scripts.driver(programs.collect(), given.is_some());
-        let script = script.map_err(|program| call.misnamed(batch, program))?;
-        let mut words = arguments(call, batch, operation, given, given_each);
-        let answer =
-            self.inner.eval(&call.keys[0], &script, &mut words, TryAgain::Wait, deadline).await;
-        let answer = match answer.map_err(|error| call.explain(batch, error))? {
+        let script = script.map_err(|program| self.misnamed(program))?;
+        let mut words = self.arguments(operation, given, given_each);
+        let answer = self
+            .inner
+            .eval(&self.keys[0], &script, &mut words, TryAgain::Wait, self.deadline)
+            .await;
+        let answer = match answer.map_err(|error| self.explain(error))? {
             Reply::Text(answer) => answer,
-            other => return Err(self.inner.unexpected(&other)),
+            other => return Err(self.inner.peer.unexpected(&other)),
         };
-        let parsed = of_one(batch.time(), &answer).map(|(now, line, seen)| {
+        let parsed = of_one(self.batch.time(), &answer).map(|(now, line, seen)| {
             let mut words = line.split(' ');
             let line = words.next().unwrap_or_default().to_owned();
             let notes = words.map(str::to_owned).collect();
             DriverAnswer { now, line, notes, seen: seen.to_vec() }
         });
-        parsed.ok_or_else(|| self.inner.unexpected(&Reply::Text(answer)))
+        parsed.ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer)))
     }
 
-    /// Cuts the states from the future under a key, or only finds them: the position of each limit that has one,
-    /// and by how much longer the state would hold its key than a full limit.
-    pub(crate) async fn heal_at<A: LuaProgram>(
-        &self,
-        limits: &[Limit<A>],
-        key: &str,
-        dry_run: bool,
-    ) -> Result<Vec<(usize, u64)>, RedisError> {
-        let full = limits.iter().map(|limit| (limit, limit.algorithm().capacity()));
-        let checks: Vec<_> = full.map(|(limit, cost)| Check { limit, key: "", cost }).collect();
-        let batch = Batch::new(&checks)?.op(Op::Peek);
-        let mut call = Call::at_key(&self.inner.keys, &batch, key)?;
-        let mut healed = Vec::new();
-        for _ in 0..HEALS {
-            if call.twins.is_empty() {
-                return Ok(healed);
+    /// Finds the states from the future in an answer about the twins at one key.
+    pub(super) fn ahead<'s>(&self, answer: &'s DriverAnswer) -> Option<Ahead<'s>> {
+        let (mut rest, mut found, mut texts) = (&answer.seen[..], Vec::new(), Vec::new());
+        for here in self.twins.chunk_by(|one, next| one.position == next.position) {
+            let position = here[0].position;
+            let algorithm = self.batch.checks()[position].limit.algorithm();
+            // Those of a limit's twins that lie under another key count as new.
+            let mut stored = vec![None; algorithm.twins().len()];
+            for check in here {
+                let text = next_state(&mut rest)?;
+                texts.push(text);
+                let place =
+                    algorithm.twins().iter().position(|twin| twin.place == check.twin.place)?;
+                stored[place] = self::stored(&check.twin, text).ok()?;
             }
-            let deadline = self.inner.deadline();
-            let answer = self.run(&batch, &call, "peek", &[], deadline).await?;
-            let ahead = ahead(&batch, &call, &answer);
-            let (found, texts) =
-                ahead.ok_or_else(|| self.inner.unexpected(&Reply::Text(answer.seen.clone())))?;
-            if dry_run {
-                return Ok(found);
-            }
-            let is_found = |position| found.iter().any(|(found, _)| *found == position);
-            let mut texts = texts.into_iter();
-            let mut given = Vec::new();
-            call.twins.retain(|check| {
-                let text = texts.next().unwrap_or_default();
-                let heals = is_found(check.position) && !text.is_empty();
-                given.extend(heals.then_some(Argument::Bytes(text)));
-                heals
-            });
-            if call.twins.is_empty() {
-                return Ok(healed);
-            }
-            let cut = self.run(&batch, &call, "heal", &given, deadline).await?;
-            // What others changed meanwhile is looked at again.
-            let mut is_cut = cut.notes.iter().map(|note| note == "1");
-            call.twins.retain(|_| !is_cut.next().unwrap_or_default());
-            let is_left = |position| call.twins.iter().any(|check| check.position == position);
-            healed.extend(found.into_iter().filter(|(position, _)| !is_left(*position)));
+            let state = state(algorithm, &stored).ok()?;
+            let cut = cut(algorithm, state.as_ref(), answer.now);
+            found.extend(cut.map(|(ahead_us, _)| (position, ahead_us)));
         }
-        Err(RedisError::Contended { attempts: HEALS })
+        Some((found, texts))
+    }
+
+    /// The name of an operation in the driver.
+    const fn operation(&self) -> &'static str {
+        match self.batch.operation() {
+            Op::Acquire if self.batch.is_denied_elsewhere() => "attempt",
+            Op::Acquire => "acquire",
+            Op::Peek => "peek",
+            Op::Force => "force",
+            Op::Refund => "refund",
+            Op::Reset => "reset",
+            Op::Settle if self.batch.is_settled_once() => "settle-once",
+            Op::Settle => "settle",
+            Op::Renew => "renew",
+            Op::Extend => "extend",
+            Op::Adopt => "adopt",
+        }
+    }
+
+    /// The call's arguments, as `driver.lua` reads them.
+    fn arguments<'w>(
+        &'w self,
+        operation: &'w str,
+        given_time: Option<[u64; 2]>,
+        given_each: &[Argument<'w>],
+    ) -> Vec<Argument<'w>> {
+        let mut words = evalsha(self.keys.iter().map(String::as_str));
+        words.extend(given_time.iter().flatten().copied().map(Argument::Number));
+        words.extend([
+            Argument::Text(operation),
+            Argument::Bytes(self.metadata()),
+            Argument::Text(&self.group),
+        ]);
+        for (place, check) in self.twins.iter().enumerate() {
+            let Twin { program, parameters, capacity, unit, attempts, .. } = &check.twin;
+            words.extend([
+                Argument::Text(program.name),
+                Argument::Number(check.shape.key as u64),
+                Argument::Text(&check.field),
+                Argument::Number(self.check(check).cost),
+                Argument::Number(if *attempts { *capacity } else { 0 }),
+                Argument::Number(check.reservation as u64),
+                Argument::Number(check.life_us),
+                given_each.get(place).copied().unwrap_or(Argument::Text("")),
+            ]);
+            if program.numbers.is_some() {
+                words.extend([capacity * unit, *unit].map(Argument::Number));
+            }
+            words.extend(parameters.as_slice().iter().map(|number| Argument::Number(*number)));
+        }
+        words
+    }
+
+    /// The metadata for the script: empty if no limit of the batch stores any.
+    fn metadata(&self) -> &[u8] {
+        let charges = matches!(self.batch.operation(), Op::Acquire | Op::Force);
+        let is_stored =
+            || self.batch.checks().iter().any(|c| c.limit.algorithm().metadata_bytes().is_some());
+        if charges && is_stored() { self.batch.metadata_given() } else { &[] }
     }
 }
 
 /// What looking for states from the future finds: the position of each limit that has one, with by how much it is ahead; and
 /// what each twin stored.
-type Ahead<'a> = (Vec<(usize, u64)>, Vec<&'a [u8]>);
-
-/// Finds the states from the future in an answer about the twins at one key.
-fn ahead<'a, A: LuaProgram>(
-    batch: &Batch<'_, A>,
-    call: &Call<'_>,
-    answer: &'a DriverAnswer,
-) -> Option<Ahead<'a>> {
-    let (mut rest, mut found, mut texts) = (&answer.seen[..], Vec::new(), Vec::new());
-    for here in call.twins.chunk_by(|one, next| one.position == next.position) {
-        let position = here[0].position;
-        let algorithm = batch.checks()[position].limit.algorithm();
-        // Those of a limit's twins that lie under another key count as new.
-        let mut stored = vec![None; algorithm.twins().len()];
-        for check in here {
-            let text = next_state(&mut rest)?;
-            texts.push(text);
-            let place = algorithm.twins().iter().position(|twin| twin.place == check.twin.place)?;
-            stored[place] = self::stored(&check.twin, text).ok()?;
-        }
-        let state = state(algorithm, &stored).ok()?;
-        let cut = cut(algorithm, state.as_ref(), answer.now);
-        found.extend(cut.map(|(ahead_us, _)| (position, ahead_us)));
-    }
-    Some((found, texts))
-}
-
-/// The name of an operation in the driver.
-pub(super) const fn operation<A: LuaProgram>(batch: &Batch<'_, A>) -> &'static str {
-    match batch.operation() {
-        Op::Acquire if batch.is_denied_elsewhere() => "attempt",
-        Op::Acquire => "acquire",
-        Op::Peek => "peek",
-        Op::Force => "force",
-        Op::Refund => "refund",
-        Op::Reset => "reset",
-        Op::Settle if batch.is_settled_once() => "settle-once",
-        Op::Settle => "settle",
-        Op::Renew => "renew",
-        Op::Extend => "extend",
-        Op::Adopt => "adopt",
-    }
-}
-
-/// The call's arguments, as `driver.lua` reads them.
-fn arguments<'w, A: LuaProgram>(
-    call: &'w Call<'_>,
-    batch: &'w Batch<'_, A>,
-    operation: &'w str,
-    given_time: Option<[u64; 2]>,
-    given_each: &[Argument<'w>],
-) -> Vec<Argument<'w>> {
-    let mut words = evalsha(call.keys.iter().map(String::as_str));
-    words.extend(given_time.iter().flatten().copied().map(Argument::Number));
-    words.extend([
-        Argument::Text(operation),
-        Argument::Bytes(metadata(batch)),
-        Argument::Text(&call.group),
-    ]);
-    for (place, check) in call.twins.iter().enumerate() {
-        let Twin { program, parameters, capacity, unit, attempts, .. } = &check.twin;
-        words.extend([
-            Argument::Text(program.name),
-            Argument::Number(check.shape.key as u64),
-            Argument::Text(&check.field),
-            Argument::Number(batch.checks()[check.position].cost),
-            Argument::Number(if *attempts { *capacity } else { 0 }),
-            Argument::Number(check.reservation as u64),
-            Argument::Number(check.life_us),
-            given_each.get(place).copied().unwrap_or(Argument::Text("")),
-        ]);
-        if program.numbers.is_some() {
-            words.extend([capacity * unit, *unit].map(Argument::Number));
-        }
-        words.extend(parameters.as_slice().iter().map(|number| Argument::Number(*number)));
-    }
-    words
-}
-
-/// The metadata for the script: empty if no limit of the batch stores any.
-fn metadata<'b, A: LuaProgram>(batch: &'b Batch<'_, A>) -> &'b [u8] {
-    let charges = matches!(batch.operation(), Op::Acquire | Op::Force);
-    let is_stored =
-        || batch.checks().iter().any(|c| c.limit.algorithm().metadata_bytes().is_some());
-    if charges && is_stored() { batch.metadata_given() } else { &[] }
-}
+pub(super) type Ahead<'a> = (Vec<(usize, u64)>, Vec<&'a [u8]>);

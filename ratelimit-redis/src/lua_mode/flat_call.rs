@@ -5,60 +5,55 @@
 use std::sync::{Arc, LazyLock};
 
 use ratelimit_core::Verdict;
-use ratelimit_core::store::{Batch, Now, Op, Snapshot};
+use ratelimit_core::store::{Now, Op, Snapshot};
 use smallvec::SmallVec;
 
-use super::answer::{Seen, of_one};
+use super::answer::of_one;
 use super::call::Call;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
-use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::Result;
 use crate::flat::{MOST_CHECKS, READ, Role, TwinCheck};
-use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::script::Script;
-use crate::store::{RedisStore, evalsha};
+use crate::store::evalsha;
 
 /// Returns states, and writes nothing.
 static READING: LazyLock<Arc<Script>> = LazyLock::new(|| Arc::new(Script::from_text(READ)));
 
-impl<C: Connection> RedisStore<Lua, C> {
+impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     /// Decides a batch by a flat script. Returns `None`, with nothing written, for anything else: an id,
     /// a state of variable length, or a value that no limit wrote.
-    pub(super) async fn apply_flat<A: LuaProgram>(
+    pub(super) async fn apply_flat(
         &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
-        deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Option<Verdict>, RedisError> {
-        let Some(flat) = self.flat_call(batch, call)? else { return Ok(None) };
+    ) -> Result<Option<Verdict>> {
+        let Some(flat) = self.flat_call()? else { return Ok(None) };
         let FlatCall { script, mut words, reads_only } = flat;
         let answer = match self
             .inner
-            .eval(&call.keys[0], &script, &mut words, TryAgain::Wait, deadline)
+            .eval(&self.keys[0], &script, &mut words, TryAgain::Wait, self.deadline)
             .await
         {
             Ok(Reply::Text(answer)) => answer,
-            Ok(other) => return Err(self.inner.unexpected(&other)),
+            Ok(other) => return Err(self.inner.peer.unexpected(&other)),
             // The driver reports which key it is.
             Err(error) if error.is_wrong_type() => return Ok(None),
             Err(error) if reads_only => return Err(error.of_a_lookup()),
-            Err(error) => return Err(call.explain(batch, error)),
+            Err(error) => return Err(self.explain(error)),
         };
         // The driver decides on what the script did not understand.
-        let Some((now, line, seen)) = of_one(batch.time(), &answer) else { return Ok(None) };
+        let Some((now, line, seen)) = of_one(self.batch.time(), &answer) else { return Ok(None) };
         if let Some(refused) = line.strip_prefix('!') {
-            return Err(refused_in_part(self.inner.connection.address(), refused));
+            return Err(refused_in_part(self.inner.peer.address(), refused));
         }
-        let Some(mut seen) = Seen::of(batch, call, now, seen).filter(|_| line != "?") else {
+        let Some(mut seen) = self.seen(now, seen).filter(|_| line != "?") else {
             // The script understood every state that it admitted.
             if line == "1" {
-                return Err(self.inner.unexpected(&Reply::Text(answer)));
+                return Err(self.inner.peer.unexpected(&Reply::Text(answer)));
             }
             return Ok(None);
         };
-        let verdict = self.verdict(batch, line, &mut seen)?;
+        let verdict = self.verdict(line, &mut seen)?;
         if let Some(left) = left {
             *left = Some(seen.snapshot);
         }
@@ -66,47 +61,42 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 
     /// The call of a flat script for this batch, if it has one.
-    fn flat_call<'w, A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        call: &'w Call<'_>,
-    ) -> Result<Option<FlatCall<'w>>, RedisError> {
-        let peeks = batch.operation() == Op::Peek;
-        let plain = peeks || batch.operation() == Op::Acquire;
-        let has_id = batch.reservation_id().is_some();
-        if !plain || batch.is_part() || has_id || !call.has_few_numbers() {
+    fn flat_call(&self) -> Result<Option<FlatCall<'_>>> {
+        let peeks = self.batch.operation() == Op::Peek;
+        let plain = peeks || self.batch.operation() == Op::Acquire;
+        let has_id = self.batch.reservation_id().is_some();
+        if !plain || self.batch.is_part() || has_id || !self.has_few_numbers() {
             return Ok(None);
         }
-        let given = given(batch.time());
-        let shapes: SmallVec<[_; 2]> = call.twins.iter().map(|check| check.shape).collect();
-        let never_fits = || {
-            call.twins.iter().any(|check| batch.checks()[check.position].cost > check.twin.capacity)
-        };
+        let given = given(self.batch.time());
+        let shapes: SmallVec<[_; 2]> = self.twins.iter().map(|check| check.shape).collect();
+        let never_fits =
+            || self.twins.iter().any(|check| self.check(check).cost > check.twin.capacity);
         let attempts = || shapes.iter().any(|shape| shape.role == Role::Attempt);
         let reads_only = peeks
             || shapes.iter().all(|shape| shape.role == Role::Look)
             || (!attempts() && never_fits());
         if reads_only {
-            let registered = self.inner.scripts.register(call.twins.iter().map(|c| c.twin.program));
-            registered.map_err(|program| call.misnamed(batch, program))?;
+            let registered = self.inner.scripts.register(self.twins.iter().map(|c| c.twin.program));
+            registered.map_err(|program| self.misnamed(program))?;
             // One key per field.
             let mut words =
-                evalsha(call.twins.iter().map(|check| &*call.keys[check.shape.key - 1]));
-            words.extend(call.twins.iter().map(|check| Argument::Text(&check.field)));
+                evalsha(self.twins.iter().map(|check| &*self.keys[check.shape.key - 1]));
+            words.extend(self.twins.iter().map(|check| Argument::Text(&check.field)));
             return Ok(Some(FlatCall { script: Arc::clone(&READING), words, reads_only }));
         }
         if shapes.len() > MOST_CHECKS {
             return Ok(None);
         }
         let script = self.inner.scripts.deciding(&[&shapes], given.is_some());
-        let script = script.map_err(|program| call.misnamed(batch, program))?;
+        let script = script.map_err(|program| self.misnamed(program))?;
         let Some((script, kinds)) = script else { return Ok(None) };
-        let mut words = evalsha(call.keys.iter().map(String::as_str));
+        let mut words = evalsha(self.keys.iter().map(String::as_str));
         words.extend(given.iter().flatten().copied().map(Argument::Number));
         words.extend([kinds[0] as u64, 1, 1].map(Argument::Number));
-        for check in &call.twins {
+        for check in &self.twins {
             // Any charge above the capacity fails; the cap prevents an overflow.
-            let cost = batch.checks()[check.position].cost.min(check.twin.capacity + 1);
+            let cost = self.check(check).cost.min(check.twin.capacity + 1);
             push_check(&mut words, check, cost);
         }
         Ok(Some(FlatCall { script, words, reads_only }))

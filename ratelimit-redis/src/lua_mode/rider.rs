@@ -7,56 +7,51 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 
 use ratelimit_core::Verdict;
-use ratelimit_core::store::{Batch, Now, Op, Snapshot, decide};
+use ratelimit_core::store::{Now, Op, Snapshot, decide};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::answer::Seen;
 use super::call::Call;
 use super::sender::{LoneRequest, send};
-use crate::connection::Connection;
+use crate::connection::{Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::flat::{MOST_CHECKS, Role, TwinCheck};
 use crate::flights::{
     Charged, FlightOutcome, GroupOutcome, Joined, Load, News, Queued, RiderVerdict, RiderVerdicts,
     Seat,
 };
-use crate::mode::Lua;
 use crate::program::LuaProgram;
-use crate::store::{Inner, RedisStore};
+use crate::store::Inner;
 
 /// How often a task looks at the clock for the requests that wait, in parts of their time.
 const LOOKS: u32 = 8;
 
-impl<C: Connection> RedisStore<Lua, C> {
+impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     /// Decides a batch by a flat script, together with others that wait for the connection. Returns `None`, with nothing
     /// written, for a batch that no flat script decides.
-    pub(super) async fn apply_riding<A: LuaProgram>(
+    pub(super) async fn apply_riding(
         &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
-        deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Option<Verdict>, RedisError> {
-        let alone = |left| Box::pin(self.apply_flat(batch, call, deadline, left));
+    ) -> Result<Option<Verdict>> {
+        let alone = |left| Box::pin(self.apply_flat(left));
         // The task that sends for others runs there.
-        let queues = self.inner.queues.as_ref().filter(|_| rides(batch, call));
+        let queues = self.inner.queues.as_ref().filter(|_| self.rides());
         let Some((queues, runtime)) = queues.zip(Handle::try_current().ok()) else {
             return alone(left).await;
         };
-        let queue = queues.of(&call.keys[0]);
+        let queue = queues.of(&self.keys[0]);
         loop {
             let (mut place, mut is_first) = (0, false);
-            let costs = || batch.checks().iter().map(|check| check.cost);
+            let costs = || self.batch.checks().iter().map(|check| check.cost);
             let mut board = |load: &mut Load, seat| {
-                let boarded = load.add(seat, &call.keys, &call.twins, costs(), &runtime);
+                let boarded = load.add(seat, &self.keys, &self.twins, costs(), &runtime);
                 (place, is_first) = boarded.unwrap_or_default();
                 boarded.is_some()
             };
             let joined = poll_fn(|context| {
                 Poll::Ready(queue.join(
-                    deadline,
+                    self.deadline,
                     Instant::now(),
                     context.waker().clone(),
                     &mut board,
@@ -65,28 +60,30 @@ impl<C: Connection> RedisStore<Lua, C> {
             let mut seat = match joined.await {
                 Joined::Alone => return alone(left).await,
                 Joined::Goes(number) => {
-                    let _alone = LoneRequest {
-                        inner: &self.inner,
-                        queue: &queue,
-                        number,
-                        runtime: &runtime,
-                    };
+                    let _alone =
+                        LoneRequest { inner: self.inner, queue: &queue, number, runtime: &runtime };
                     return alone(left).await;
                 }
                 Joined::Waits(seat, departure) => {
                     if let Some(departure) = departure {
-                        send(&self.inner, &queue, departure, &runtime);
+                        send(self.inner, &queue, departure, &runtime);
                     }
                     seat
                 }
             };
             // Those of this runtime that boarded before have seen to it.
             if is_first && queue.begins_to_watch(runtime.id()) {
-                let inner = Arc::downgrade(&self.inner);
-                runtime.spawn(watch(inner, Arc::clone(&queue), deadline));
+                let inner = Arc::downgrade(self.inner);
+                runtime.spawn(watch(inner, Arc::clone(&queue), self.deadline));
             }
-            let Some(outcome) = outcome(&mut seat, deadline).await else {
-                return Err(self.inner.overdue(!seat.take_back(), deadline));
+            let Some(outcome) = outcome(&mut seat, self.deadline).await else {
+                if !seat.take_back() {
+                    return Err(self.inner.peer.timed_out(self.deadline));
+                }
+                let given = self.deadline.given();
+                return Err(self.inner.peer.unreachable(format!(
+                    "within {given:?} the server did not answer the call before it, and nothing was sent"
+                )));
             };
             let of_group = match &*outcome {
                 FlightOutcome::NotSent => continue,
@@ -96,24 +93,20 @@ impl<C: Connection> RedisStore<Lua, C> {
             return match of_group {
                 GroupOutcome::Failed(error) => Err(error.clone()),
                 GroupOutcome::Apart => alone(left).await,
-                GroupOutcome::Charged(charged) => {
-                    self.part(batch, call, charged, seat.number(), left).map(Some)
-                }
+                GroupOutcome::Charged(charged) => self.part(charged, seat.number(), left).map(Some),
             };
         }
     }
 
     /// The verdict of the request in a seat. The first of its group that asks derives those of all.
-    fn part<A: LuaProgram>(
+    fn part(
         &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
         charged: &Charged,
         seat: usize,
         left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Verdict, RedisError> {
+    ) -> Result<Verdict> {
         let is_noted = left.is_some();
-        let parts = charged.verdicts.get_or_init(|| self.parts(batch, call, charged, is_noted));
+        let parts = charged.verdicts.get_or_init(|| self.parts(charged, is_noted));
         let (parts, states) = parts.as_ref().map_err(Clone::clone)?;
         let place = charged.requests.binary_search_by_key(&seat, |request| request.seat);
         match place.ok().and_then(|place| parts.get(place)) {
@@ -128,31 +121,27 @@ impl<C: Connection> RedisStore<Lua, C> {
                 let panic = panic.lock().unwrap_or_else(PoisonError::into_inner).take();
                 resume_unwind(panic.unwrap_or_else(|| Box::new("a step panicked")))
             }
-            None => Err(self.inner.protocol("no part for this request".into())),
+            None => {
+                Err(self.inner.peer.unexpected(&Reply::Other("no part for this request".into())))
+            }
         }
     }
 
     /// The parts of a group's requests: the steps in Rust on the states that the script read, one after the other. With
     /// them, if `is_noted`, the states that the last of these steps left.
-    fn parts<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        call: &Call<'_>,
-        charged: &Charged,
-        is_noted: bool,
-    ) -> RiderVerdicts {
-        let seen = Seen::of(batch, call, charged.now, &charged.seen).ok_or_else(|| {
-            self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
-        })?;
+    fn parts(&self, charged: &Charged, is_noted: bool) -> RiderVerdicts {
+        let seen = self
+            .seen(charged.now, &charged.seen)
+            .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(charged.seen.to_vec())))?;
         let mut states = seen.snapshot;
-        let mut checks = batch.checks().to_vec();
+        let mut checks = self.batch.checks().to_vec();
         let (mut admitted, mut has_panicked) = (0, false);
         let mut step = |costs: &[u64]| {
             for (check, cost) in checks.iter_mut().zip(costs) {
                 check.cost = *cost;
             }
             // An algorithm is code of others: a panic concerns the request whose step it was.
-            let step = || decide(&batch.with_checks(&checks), charged.now, &mut states);
+            let step = || decide(&self.batch.with_checks(&checks), charged.now, &mut states);
             match catch_unwind(AssertUnwindSafe(step)) {
                 Ok(verdict) => {
                     admitted += u64::from(verdict.as_ref().is_ok_and(Verdict::allowed));
@@ -169,7 +158,24 @@ impl<C: Connection> RedisStore<Lua, C> {
             let states = is_noted.then(|| -> Box<dyn Any + Send + Sync> { Box::new(states) });
             return Ok((parts, states));
         }
-        Err(self.inner.disagrees(batch.checks()[0].limit.name()))
+        Err(self.inner.peer.disagrees(self.batch.checks()[0].limit.name()))
+    }
+
+    /// Whether the batch rides with others. It goes alone if it does not charge, has an id, metadata or a given time,
+    /// counts attempts, or if a state has variable length.
+    fn rides(&self) -> bool {
+        let is_plain = self.batch.operation() == Op::Acquire
+            && self.batch.time() == Now::Store
+            && self.batch.is_plain()
+            && self.twins.len() <= MOST_CHECKS;
+        let fits = |check: &TwinCheck<'_>| {
+            let twin = &check.twin;
+            twin.program.numbers.is_some()
+                && !twin.attempts
+                && self.check(check).cost <= twin.capacity
+        };
+        let charges = |check: &TwinCheck<'_>| check.shape.role != Role::Look;
+        is_plain && self.twins.iter().all(fits) && self.twins.iter().any(charges)
     }
 }
 
@@ -216,20 +222,4 @@ async fn watch<C: Connection>(inner: Weak<Inner<C>>, queue: Arc<Queued>, deadlin
             return;
         }
     }
-}
-
-/// Whether a batch rides with others. It goes alone if it does not charge, has an id, metadata or a given time, counts
-/// attempts, or if a state has variable length.
-fn rides<A: LuaProgram>(batch: &Batch<'_, A>, call: &Call<'_>) -> bool {
-    let is_plain = batch.operation() == Op::Acquire
-        && batch.time() == Now::Store
-        && batch.is_plain()
-        && call.twins.len() <= MOST_CHECKS;
-    let fits = |check: &TwinCheck<'_>| {
-        let twin = &check.twin;
-        twin.program.numbers.is_some()
-            && !twin.attempts
-            && batch.checks()[check.position].cost <= twin.capacity
-    };
-    is_plain && call.twins.iter().all(fits) && call.twins.iter().any(|c| c.shape.role != Role::Look)
 }

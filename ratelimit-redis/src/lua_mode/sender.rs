@@ -23,7 +23,7 @@ use super::flat_call::push_check;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 use crate::flat::{MOST_KINDS, Role};
 use crate::flights::{
     Charged, Departure, Flight, FlightOutcome, Group, GroupOutcome, LimitSet, Load, Queued,
@@ -77,7 +77,7 @@ impl<C: Connection> Drop for Sender<C> {
     fn drop(&mut self) {
         let Some(Departure { number, flight }) = self.departure.take() else { return };
         for flight in [flight].into_iter().chain(self.queue.abandon(number)) {
-            let lost = self.inner.lost("the task that sent it has ended with its runtime");
+            let lost = self.inner.peer.lost("the task that sent it has ended with its runtime");
             flight.settle(FlightOutcome::Lost(lost), || FlightOutcome::NotSent);
         }
     }
@@ -233,11 +233,7 @@ impl<C: Connection> Inner<C> {
     }
 
     /// What the script answers. `None` if there is no such script, with nothing sent.
-    async fn call(
-        &self,
-        call: &[ScriptPart<'_>],
-        deadline: Deadline,
-    ) -> Result<Option<Vec<u8>>, RedisError> {
+    async fn call(&self, call: &[ScriptPart<'_>], deadline: Deadline) -> Result<Option<Vec<u8>>> {
         let kinds: Vec<Vec<_>> = call.iter().map(|part| part.limits.shapes().collect()).collect();
         let kinds: Vec<&[_]> = kinds.iter().map(Vec::as_slice).collect();
         let deciding = self.scripts.deciding(&kinds, false);
@@ -250,14 +246,14 @@ impl<C: Connection> Inner<C> {
         }
         match self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await? {
             Reply::Text(answer) => Ok(Some(answer)),
-            other => Err(self.unexpected(&other)),
+            other => Err(self.peer.unexpected(&other)),
         }
     }
 
     /// What became of each group, as the script answered. What cannot be read fails for itself and all after it.
     fn outcomes(&self, call: Vec<ScriptPart<'_>>, answer: &[u8]) -> Vec<(usize, GroupOutcome)> {
         let unread = || {
-            let answer = self.unexpected(&Reply::Text(answer.to_vec()));
+            let answer = self.peer.unexpected(&Reply::Text(answer.to_vec()));
             GroupOutcome::Failed(answer)
         };
         let line = first_line(answer).and_then(|(line, rest)| Some((time(line)?, rest)));
@@ -287,7 +283,7 @@ impl<C: Connection> Inner<C> {
             return Some(GroupOutcome::Apart);
         }
         if let Some(refused) = line.strip_prefix('!') {
-            return Some(GroupOutcome::Failed(refused_in_part(self.connection.address(), refused)));
+            return Some(GroupOutcome::Failed(refused_in_part(self.peer.address(), refused)));
         }
         let admitted = line.parse().ok()?;
         for _ in 0..states {

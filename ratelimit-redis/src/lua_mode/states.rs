@@ -1,17 +1,20 @@
-//! Look-ups: the stored states and reservations of a limit, and its keys on the server.
+//! Look-ups: the stored states and reservations of a limit, and its keys on the server. And what is done to states from the
+//! future.
 
-use ratelimit_core::algorithm::{KeepsEntries, WindowEntry};
-use ratelimit_core::store::{EntryStore, Now, Reservation};
-use ratelimit_core::{Limit, ReservationId};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Limit, Limits};
 
 use super::answer::{self, NoState};
-use super::call::{field_of, key_of};
+use super::call::{Call, field_of, key_of};
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::mode::Lua;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
-use crate::store::RedisStore;
+use crate::store::{KeepsState, RedisStore};
+
+/// How often a state from the future is looked at again, if it changes meanwhile.
+const HEALS: usize = 4;
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
@@ -23,59 +26,6 @@ impl<C: Connection> RedisStore<Lua, C> {
         first.unwrap_or_else(|| self.inner.keys.shared(key))
     }
 
-    /// The key on the server of a limit's reservation for a caller's key under an id.
-    #[must_use]
-    pub fn reservation_key<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> String {
-        self.inner.keys.of_reservation(limit.name(), id, key)
-    }
-
-    /// The stored state of a limit for a key; `None` also if a limit of this name with another algorithm
-    /// wrote the value.
-    ///
-    /// # Errors
-    /// The server does not answer, or no limit wrote the value.
-    pub async fn state<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-    ) -> Result<Option<A::State>, RedisError> {
-        self.state_within(limit, key, self.inner.deadline()).await
-    }
-
-    async fn state_within<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> Result<Option<A::State>, RedisError> {
-        let twins = limit.algorithm().twins();
-        let mut found = Vec::with_capacity(twins.len());
-        for twin in &twins {
-            found.push(self.stored(limit, twin, key, deadline).await?);
-        }
-        let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, key), LEFT);
-        answer::state(limit.algorithm(), &found).map_err(corrupt)
-    }
-
-    /// The reservation of a limit for a key under an id, if the server still has it.
-    ///
-    /// # Errors
-    /// The server does not answer, or no limit wrote the value.
-    pub async fn reservation<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        id: ReservationId,
-    ) -> Result<Option<Reservation>, RedisError> {
-        let deadline = self.inner.deadline();
-        self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
-    }
-
     /// The value that one twin stored.
     async fn stored<A: LuaProgram>(
         &self,
@@ -83,7 +33,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         twin: &Twin,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<Stored>, RedisError> {
+    ) -> Result<Option<Stored>> {
         let key = key_of(&self.inner.keys, limit, twin, key);
         let field = field_of(limit, twin);
         let keeps = twin.program.keeps;
@@ -108,22 +58,72 @@ impl<C: Connection> RedisStore<Lua, C> {
                 elements(items).map(Stored::List).map(Some).ok_or(NoState)
             }
             (Reply::Text(field), Keeps::Numbers) => answer::stored(twin, &field),
-            (other, _) => return Err(self.inner.unexpected(&other)),
+            (other, _) => return Err(self.inner.peer.unexpected(&other)),
         };
         found.map_err(|_| RedisError::corrupt(limit, &key, LEFT))
     }
 }
 
-impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Lua, C> {
-    async fn entries(
+impl<A: LuaProgram, C: Connection> KeepsState<A> for RedisStore<Lua, C> {
+    async fn state_within(
         &self,
         limit: &Limit<A>,
         key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, RedisError> {
-        let deadline = self.inner.deadline();
-        let state = self.state_within(limit, key, deadline).await?;
-        self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await
+        deadline: Deadline,
+    ) -> Result<Option<A::State>> {
+        let twins = limit.algorithm().twins();
+        let mut found = Vec::with_capacity(twins.len());
+        for twin in &twins {
+            found.push(self.stored(limit, twin, key, deadline).await?);
+        }
+        let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, key), LEFT);
+        answer::state(limit.algorithm(), &found).map_err(corrupt)
+    }
+
+    async fn heal_key(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>> {
+        let full = limits.iter().map(|limit| (limit, limit.algorithm().capacity()));
+        let checks: Vec<_> = full.map(|(limit, cost)| Check { limit, key: "", cost }).collect();
+        let batch = Batch::new(&checks)?.op(Op::Peek);
+        let mut call = Call::of(&self.inner, &batch, self.inner.deadline())?;
+        call.narrow_to(key);
+        let mut healed = Vec::new();
+        for _ in 0..HEALS {
+            if call.twins.is_empty() {
+                return Ok(healed);
+            }
+            call.deadline = self.inner.deadline();
+            let answer = call.run("peek", &[]).await?;
+            let ahead = call.ahead(&answer);
+            let (found, texts) = ahead
+                .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer.seen.clone())))?;
+            if dry_run {
+                return Ok(found);
+            }
+            let is_found = |position| found.iter().any(|(found, _)| *found == position);
+            let mut texts = texts.into_iter();
+            let mut given = Vec::new();
+            call.twins.retain(|check| {
+                let text = texts.next().unwrap_or_default();
+                let heals = is_found(check.position) && !text.is_empty();
+                given.extend(heals.then_some(Argument::Bytes(text)));
+                heals
+            });
+            if call.twins.is_empty() {
+                return Ok(healed);
+            }
+            let cut = call.run("heal", &given).await?;
+            // What others changed meanwhile is looked at again.
+            let mut is_cut = cut.notes.iter().map(|note| note == "1");
+            call.twins.retain(|_| !is_cut.next().unwrap_or_default());
+            let is_left = |position| call.twins.iter().any(|check| check.position == position);
+            healed.extend(found.into_iter().filter(|(position, _)| !is_left(*position)));
+        }
+        Err(RedisError::Contended { attempts: HEALS })
     }
 }
 

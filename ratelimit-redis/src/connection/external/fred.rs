@@ -9,16 +9,16 @@ use fred::types::config::Options;
 
 use super::{External, Given, IntoConnection};
 use crate::connection::Reply;
-use crate::connection::node::fred::{custom, executed, in_one, reason, reply};
+use crate::connection::node::fred::{self as node, reason};
 use crate::connection::peer::Peer;
 use crate::connection::request::Commands;
 use crate::deadline::Deadline;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 impl IntoConnection for Client {
     type Connection = External;
 
-    fn into_connection(self) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External> {
         let address = address(&self)?;
         Ok(External::new(Given::Fred(self), &address))
     }
@@ -27,14 +27,14 @@ impl IntoConnection for Client {
 impl IntoConnection for Pool {
     type Connection = External;
 
-    fn into_connection(self) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External> {
         let address = address(self.next())?;
         Ok(External::new(Given::Pool(self), &address))
     }
 }
 
 /// The servers in a client's configuration, which are no cluster.
-fn address(client: &Client) -> Result<String, RedisError> {
+fn address(client: &Client) -> Result<String> {
     if client.is_clustered() {
         return Err(RedisError::Config(
             "a client of a cluster sends a request again whose reply was lost, which would charge it twice; give a \
@@ -75,18 +75,10 @@ pub(super) async fn ask(
     peer: &Peer,
     commands: Commands<'_>,
     deadline: Deadline,
-) -> Result<Reply, RedisError> {
+) -> Result<Reply> {
     let options = options(deadline);
-    let answer = match commands {
-        Commands::One(words) => {
-            let (name, arguments) = custom(words);
-            let frame = client.with_options(&options).custom_raw(name, arguments).await;
-            frame.map(|frame| reply(peer, frame))
-        }
-        Commands::Transaction(_) => {
-            let pipeline = client.pipeline().with_options(&options);
-            in_one(pipeline, false, commands).await.map(|answers| executed(peer, answers))
-        }
-    };
+    let pipeline = || client.pipeline().with_options(&options);
+    let one = client.with_options(&options);
+    let answer = node::ask(&one, pipeline, peer, false, commands).await;
     answer.unwrap_or_else(|error| Err(failed(peer, &error, deadline)))
 }

@@ -7,7 +7,7 @@ use crate::connection::Reply;
 use crate::connection::node::redis_rs::{answered, command, executed, pipeline, reason, reply};
 use crate::connection::peer::Peer;
 use crate::connection::request::Commands;
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 /// Names a server of which only the connection is known.
 const UNNAMED: &str = "the server of the given connection";
@@ -15,7 +15,7 @@ const UNNAMED: &str = "the server of the given connection";
 impl IntoConnection for MultiplexedConnection {
     type Connection = External;
 
-    fn into_connection(self) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External> {
         Ok(External::new(Given::Multiplexed(self), UNNAMED))
     }
 }
@@ -24,7 +24,7 @@ impl IntoConnection for MultiplexedConnection {
 impl IntoConnection for redis::aio::ConnectionManager {
     type Connection = External;
 
-    fn into_connection(self) -> Result<External, RedisError> {
+    fn into_connection(self) -> Result<External> {
         Ok(External::new(Given::Manager(self), UNNAMED))
     }
 }
@@ -33,7 +33,7 @@ pub(super) async fn ask(
     mut client: impl ConnectionLike,
     peer: &Peer,
     commands: Commands<'_>,
-) -> Result<Reply, RedisError> {
+) -> Result<Reply> {
     let answer = match commands {
         Commands::One(words) => {
             let value = client.req_packed_command(&command(words)).await;

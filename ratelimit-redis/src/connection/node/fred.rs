@@ -28,7 +28,7 @@ use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
 use crate::connection::request::Commands;
 use crate::connection::{Argument, Reply};
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 pub(crate) struct Node {
     client: Client,
@@ -43,10 +43,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) async fn connect(
-        endpoint: &Endpoint,
-        address: SocketAddr,
-    ) -> Result<Self, RedisError> {
+    pub(crate) async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Self> {
         let config = config(endpoint, address)?;
         let client = Client::new(config, Some(performance()), Some(connection()), None);
         let listens = client.error_rx();
@@ -88,23 +85,10 @@ impl Node {
         error.map_or(Ok(node), |error| Err(not_connected(endpoint, &error)))
     }
 
-    pub(crate) async fn send(
-        &self,
-        asking: bool,
-        commands: Commands<'_>,
-    ) -> Result<Reply, RedisError> {
-        if let (false, Commands::One(words)) = (asking, commands) {
-            let (name, arguments) = custom(words);
-            let sent = pin!(self.client.custom_raw(name, arguments));
-            let frame = self.answered(sent).await;
-            return reply(&self.peer, frame.map_err(|failure| self.failed(failure))?);
-        }
-        // No other request runs in between: the client passes a pipeline to its only task, which writes it completely.
-        let pipeline = self.client.pipeline().with_options(&Options::default());
-        // Rare and large, so boxed.
-        let mut answers = Box::pin(in_one(pipeline, asking, commands));
-        let answers = self.answered(answers.as_mut()).await;
-        executed(&self.peer, answers.map_err(|failure| self.failed(failure))?)
+    pub(crate) async fn send(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
+        let pipeline = || self.client.pipeline().with_options(&Options::default());
+        let asked = pin!(ask(&self.client, pipeline, &self.peer, asking, commands));
+        self.answered(asked).await.unwrap_or_else(|failure| Err(self.failed(failure)))
     }
 
     /// The result of a request, or the fact that there will be none: commands to a task that has ended
@@ -224,7 +208,7 @@ enum FredFailure {
     Answered { error: Error, alone: bool },
 }
 
-fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config, RedisError> {
+fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config> {
     let server = ServerConfig::Centralized { server: server(endpoint, address) };
     let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
     let Ok(numbered) = u8::try_from(*database) else {
@@ -290,13 +274,13 @@ fn performance() -> PerformanceConfig {
     PerformanceConfig { default_command_timeout: Duration::ZERO, ..PerformanceConfig::default() }
 }
 
-pub(in crate::connection) fn command(name: &str) -> CustomCommand {
+fn command(name: &str) -> CustomCommand {
     CustomCommand::new(name.to_owned(), ClusterHash::FirstKey, false)
 }
 
 /// A command's name and its arguments. These are parts of one buffer: the client clones each of them twice, which costs an
 /// allocation for text of its own.
-pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
+fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
     let (name, arguments) = match words {
         [Argument::Text(name), arguments @ ..] => (command(name), arguments),
         [Argument::Bytes(name), arguments @ ..] => {
@@ -321,9 +305,26 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
     (name, arguments.collect())
 }
 
+/// The server's reply to commands; the client's own failure is the outer error.
+pub(in crate::connection) async fn ask(
+    client: &impl ClientLike,
+    pipeline: impl FnOnce() -> WithOptions<Pipeline<Client>>,
+    peer: &Peer,
+    asking: bool,
+    commands: Commands<'_>,
+) -> Result<Result<Reply>, Error> {
+    if let (false, Commands::One(words)) = (asking, commands) {
+        let (name, arguments) = custom(words);
+        return Ok(reply(peer, client.custom_raw(name, arguments).await?));
+    }
+    // No other request runs in between: the client passes a pipeline to its only task, which writes it completely.
+    // Rare and large, so boxed.
+    Ok(executed(peer, Box::pin(in_one(pipeline(), asking, commands)).await?))
+}
+
 /// Sends commands as one pipeline, without other requests in between. Returns one reply per command, all from the server;
 /// the client's own failure is the error.
-pub(in crate::connection) async fn in_one(
+async fn in_one(
     pipeline: WithOptions<Pipeline<Client>>,
     asking: bool,
     commands: Commands<'_>,
@@ -356,10 +357,7 @@ pub(in crate::connection) async fn in_one(
 }
 
 /// The last of these replies. If it is an error, the first error of them: that of the command at fault.
-pub(in crate::connection) fn executed(
-    peer: &Peer,
-    mut answers: Vec<Result<Value, Error>>,
-) -> Result<Reply, RedisError> {
+fn executed(peer: &Peer, mut answers: Vec<Result<Value, Error>>) -> Result<Reply> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
     executed.map(reply_of).map_err(|error| {
         let first = answers.into_iter().find_map(Result::err);
@@ -435,7 +433,7 @@ fn server_answer(peer: &Peer, error: &Error) -> RedisError {
 }
 
 /// Converts a frame to its RESP2 form.
-pub(in crate::connection) fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Reply, RedisError> {
+fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Reply> {
     Value::try_from(frame).map(reply_of).map_err(|error| match error.kind() {
         // Neither a value nor an error.
         ErrorKind::Protocol => peer.unexpected(&Reply::Other("a reply of another kind".into())),

@@ -17,7 +17,7 @@ use crate::connection::request::Commands;
 #[cfg(feature = "tls")]
 use crate::connection::tls;
 use crate::connection::{Argument, Reply};
-use crate::error::RedisError;
+use crate::error::{RedisError, Result};
 
 /// How many requests the client takes at once: more than any program sends.
 const BUFFER: usize = 1 << 24;
@@ -30,10 +30,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) async fn connect(
-        endpoint: &Endpoint,
-        address: SocketAddr,
-    ) -> Result<Self, RedisError> {
+    pub(crate) async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Self> {
         // We open the stream instead of the client, so that the task is ours: once it has ended, nothing
         // more can be sent.
         let stream = stream(address).await.map_err(|error| not_connected(endpoint, &error))?;
@@ -54,7 +51,7 @@ impl Node {
     async fn over(
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         endpoint: &Endpoint,
-    ) -> Result<Self, RedisError> {
+    ) -> Result<Self> {
         let login = login(&endpoint.settings);
         // A server at its connection limit has said so before it is asked, and does not read.
         let written = stream.write_all(&login.get_packed_pipeline()).await;
@@ -85,11 +82,7 @@ impl Node {
         Ok(Self { connection, driver, peer: endpoint.peer.clone() })
     }
 
-    pub(crate) async fn send(
-        &self,
-        asking: bool,
-        commands: Commands<'_>,
-    ) -> Result<Reply, RedisError> {
+    pub(crate) async fn send(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
         if self.driver.is_finished() {
             return Err(self.peer.unreachable("the connection has ended"));
         }
@@ -170,10 +163,7 @@ pub(in crate::connection) fn pipeline(
 }
 
 /// The last of these replies. If it is an error, the first error of them: that of the command at fault.
-pub(in crate::connection) fn executed(
-    peer: &Peer,
-    mut values: Vec<Value>,
-) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn executed(peer: &Peer, mut values: Vec<Value>) -> Result<Reply> {
     let executed = values.pop().unwrap_or(Value::Nil);
     let is_error = |value: &Value| matches!(value, Value::ServerError(_));
     let first = values.into_iter().find(|value| is_error(value) && is_error(&executed));
@@ -253,7 +243,7 @@ pub(in crate::connection) fn answered(
     }
 }
 
-pub(in crate::connection) fn reply(peer: &Peer, value: Value) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn reply(peer: &Peer, value: Value) -> Result<Reply> {
     let replies = |values: Vec<Value>| {
         values.into_iter().map(|value| reply(peer, value)).collect::<Result<_, _>>()
     };

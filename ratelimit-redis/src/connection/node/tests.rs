@@ -15,8 +15,8 @@ use super::{Endpoint, Node, Settings};
 use crate::client::Client;
 use crate::connection::connector::attempt;
 use crate::connection::request::Commands;
-use crate::connection::{Argument, Reply};
-use crate::error::RedisError;
+use crate::connection::{Argument, Peer, Reply};
+use crate::error::{RedisError, Result};
 
 macro_rules! by_each_client {
     ($($case:ident),* $(,)?) => {
@@ -70,25 +70,21 @@ fn texts<'w>(words: &[&'w str]) -> Vec<Argument<'w>> {
     words.iter().map(|word| Argument::Text(word)).collect()
 }
 
-async fn send(node: &Node, words: &[&str]) -> Result<Reply, RedisError> {
+async fn send(node: &Node, words: &[&str]) -> Result<Reply> {
     let words = texts(words);
     timeout(PATIENCE, node.send(false, Commands::One(&words))).await.expect("in time")
 }
 
 /// A request on a task of its own.
-fn sending(node: &Arc<Node>, word: &'static str) -> JoinHandle<Result<Reply, RedisError>> {
+fn sending(node: &Arc<Node>, word: &'static str) -> JoinHandle<Result<Reply>> {
     let node = Arc::clone(node);
     tokio::spawn(async move { send(&node, &[word]).await })
 }
 
-async fn transaction(
-    node: &Node,
-    asking: bool,
-    commands: &[&[&str]],
-) -> Result<Vec<Reply>, RedisError> {
+async fn transaction(node: &Node, asking: bool, commands: &[&[&str]]) -> Result<Vec<Reply>> {
     let commands: Vec<_> = commands.iter().map(|words| texts(words)).collect();
     let sent = timeout(PATIENCE, node.send(asking, Commands::Transaction(&commands))).await;
-    sent.expect("in time")?.into_array(&"a node".into())
+    sent.expect("in time")?.into_array(&Peer::new("a node"))
 }
 
 /// The code of a server's error.
