@@ -46,7 +46,7 @@ pub enum CrossSlot {
     Refuse,
 }
 
-/// A [`Store`](ratelimit_core::Store) on Redis or a compatible server, in the mode `M`. See the [crate's
+/// A [`Store`] on Redis or a compatible server, in the mode `M`. See the [crate's
 /// documentation](crate).
 ///
 /// Cheap to clone; clones share the connection.
