@@ -176,21 +176,22 @@ impl Program {
     }
 
     /// Declares the state's numbers and reads them from `seen`, or sets those of a fresh state. `kept` is set to the time in
-    /// milliseconds until which the key is kept, and stays 0 if that is not known. `corrupt` runs if `seen` is no state.
-    pub(crate) fn parsing(&self, seen: &str, kept: &str, corrupt: &str) -> String {
+    /// milliseconds until which the key is kept, and stays 0 if that is not known. `unknown` runs if `seen` is no state of this
+    /// algorithm; it may set `seen` to nil.
+    pub(crate) fn parsing(&self, seen: &str, kept: &str, unknown: &str) -> String {
         let (names, fresh) = (self.state().join(", "), self.section("fresh"));
-        let read = self.reading(seen, kept, corrupt);
-        format!("local {names}\nif {seen} then\n{read}else\n{fresh}end\n")
+        let read = self.reading(seen, kept, unknown);
+        format!("local {names}\nif {seen} then\n{read}end\nif not {seen} then\n{fresh}end\n")
     }
 
-    /// Runs `corrupt` if `seen` exists and is no state.
-    pub(crate) fn refusing(&self, seen: &str, corrupt: &str) -> String {
-        let (names, read) = (self.state().join(", "), self.reading(seen, "_", corrupt));
+    /// Runs `unknown` if `seen` exists and is no state of this algorithm.
+    pub(crate) fn refusing(&self, seen: &str, unknown: &str) -> String {
+        let (names, read) = (self.state().join(", "), self.reading(seen, "_", unknown));
         format!("if {seen} then\nlocal {names}, _\n{read}end\n")
     }
 
     /// Sets the state's numbers from `seen`.
-    fn reading(&self, seen: &str, kept: &str, corrupt: &str) -> String {
+    fn reading(&self, seen: &str, kept: &str, unknown: &str) -> String {
         let names = self.state().join(", ");
         let mut valid: Vec<_> = self.state().iter().map(|name| format!("{name} < 2^53")).collect();
         let own = self.section("valid");
@@ -198,14 +199,27 @@ impl Program {
             valid.push(own.trim().to_owned());
         }
         format!(
-            "if #{seen} ~= {bytes} then {corrupt} end\n\
-             local name0\n\
-             name0, {names}, {kept} = unpack0('{format}', {seen})\n\
-             if not (name0 == '{name} ' and {valid}) then {corrupt} end\n",
+            "local name0\n\
+             if #{seen} == {bytes} then name0, {names}, {kept} = unpack0('{format}', {seen}) end\n\
+             if not (name0 == '{name} ' and {valid}) then\n\
+             {unknown}\n\
+             end\n",
             bytes = self.packed_bytes(),
             format = self.packed_format(),
             name = self.name,
             valid = valid.join(" and "),
+        )
+    }
+
+    /// Sets `seen` to nil and `kept` to 0 if another algorithm wrote `seen`, whose state means nothing to this one; otherwise
+    /// runs `corrupt`.
+    pub(crate) fn replacing(&self, seen: &str, kept: &str, corrupt: &str) -> String {
+        format!(
+            "local writer0, rest0 = match({seen}, '^([%w_-]+) (.*)$')\n\
+             if not writer0 or writer0 == '{name}' then {corrupt} end\n\
+             if not match(rest0, '^[ %d]+$') and #rest0 % 7 ~= 0 then {corrupt} end\n\
+             {seen}, {kept} = nil, 0",
+            name = self.name,
         )
     }
 

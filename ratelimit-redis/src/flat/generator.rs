@@ -131,7 +131,8 @@ impl KindScript {
             read(text, key, checks);
         }
         for check in checks.iter().filter(|check| !check.is_charged()) {
-            text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
+            let (seen, program) = (format!("seen{}", check.n), check.shape.program);
+            text.push_str(&program.refusing(&seen, &program.replacing(&seen, "_", UNKNOWN)));
         }
         let zeros = vec!["0"; charged.len()].join(", ");
         let of_each = |prefix| names(charged, prefix);
@@ -319,7 +320,8 @@ impl ScriptCheck {
         let given: Vec<_> = self.given().collect();
         let names = [&["capacity"], program.parameters()].concat().join(", ");
         let _ = writeln!(text, "do\nlocal {names} = {}", given.join(", "));
-        text.push_str(&program.parsing(&format!("seen{n}"), &format!("kept{n}"), UNKNOWN));
+        let (seen, kept) = (format!("seen{n}"), format!("kept{n}"));
+        text.push_str(&program.parsing(&seen, &kept, &program.replacing(&seen, &kept, UNKNOWN)));
         let _ = writeln!(text, "local at = now\n{}after{n} = used", program.section("level"));
     }
 
