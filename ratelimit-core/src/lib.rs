@@ -197,7 +197,7 @@ pub mod algorithm {
         WindowLogState, Write,
     };
     pub use crate::builder::{AlgorithmBuilder, FromRate};
-    pub use crate::entries::LogEntry;
+    pub use crate::entries::{LogEntry, LogState, LoggedWindow};
     pub use crate::in_memory::{Compact, InMemory, step_compact};
     pub use crate::policy::PolicyState;
     pub use crate::quota::Quota;

@@ -364,7 +364,7 @@ impl WrongStore {
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 if let Some(PolicyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state)
                 {
-                    let last = of.leases.last().map(|lease| lease.timestamp);
+                    let last = of.entries.last().map(|lease| lease.timestamp);
                     reservation.timestamp = last.unwrap_or(reservation.timestamp);
                     reservation.since = self.time(batch);
                 }
