@@ -4,8 +4,10 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithms::{Step, Write};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, unmoved};
 use crate::decision::Decision;
+use crate::in_memory::{InMemory, counts_entries};
+use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
 /// The cost admitted at one moment.
@@ -17,12 +19,18 @@ pub struct LogEntry {
     pub cost: u64,
 }
 
-/// Entries, oldest first, one per moment, none of cost 0.
-pub(crate) type Log = Vec<LogEntry>;
+/// What [`SlidingLog`](crate::SlidingLog) and [`Concurrency`](crate::Concurrency) (`LEASES`) keep for a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogState<const LEASES: bool> {
+    /// What was admitted, or the leases: oldest first, their times strictly ascending, none of cost 0. Leases of the same moment
+    /// share one entry; their [`Reservation`]s tell them apart.
+    pub entries: Vec<LogEntry>,
+}
 
-/// A limit on the sum of entries, each of which counts for one window.
+/// [`SlidingLog`](crate::SlidingLog), or [`Concurrency`](crate::Concurrency) if `LEASES`: a limit on the sum of entries, each of
+/// which counts for one window. They differ in that a lease is known by its time: it can be released and renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entries {
+pub struct LoggedWindow<const LEASES: bool> {
     pub(crate) limit: u64,
     pub(crate) window_us: u64,
 }
@@ -68,13 +76,14 @@ pub(crate) fn refunded<E: Clone>(
     Some(entries)
 }
 
-impl Entries {
+impl<const LEASES: bool> LoggedWindow<LEASES> {
     /// When an entry stops counting.
     fn end_us(&self, entry: LogEntry) -> u64 {
         entry.timestamp.as_us() + self.window_us
     }
 
-    fn live<'a>(&self, entries: &'a [LogEntry], now: Timestamp) -> LiveEntries<'a> {
+    fn live<'a>(&self, state: Option<&'a LogState<LEASES>>, now: Timestamp) -> LiveEntries<'a> {
+        let entries = state.map_or(&[][..], |state| &state.entries);
         let at = entries.last().map_or(now, |last| now.max(last.timestamp));
         let expired = entries.partition_point(|entry| self.end_us(*entry) <= at.as_us());
         let entries = &entries[expired..];
@@ -145,54 +154,36 @@ impl Entries {
         }
     }
 
-    fn unchanged(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Step<Log> {
+    fn unchanged(
+        &self,
+        now: Timestamp,
+        cost: u64,
+        live: LiveEntries<'_>,
+    ) -> Step<LogState<LEASES>> {
         Step { decision: self.admitted(now, cost, live, 0), write: Write::Keep }
     }
 
-    fn changed(&self, now: Timestamp, cost: u64, entries: Log) -> Step<Log> {
+    fn changed(&self, now: Timestamp, cost: u64, entries: Vec<LogEntry>) -> Step<LogState<LEASES>> {
         let decision = self.decided((now, cost), used(&entries), entries.iter(), Some(0));
         Step { decision, write: self.written(entries) }
     }
 
-    fn written(&self, entries: Log) -> Write<Log> {
+    fn written(&self, entries: Vec<LogEntry>) -> Write<LogState<LEASES>> {
         match entries.last() {
             None => Write::Remove,
             Some(last) => {
                 let end_us = self.end_us(*last);
-                Write::until(entries, end_us)
+                Write::until(LogState { entries }, end_us)
             }
         }
     }
 
-    pub(crate) fn step(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Step<Log> {
-        let live = self.live(entries, now);
-        let (decision, charge) = self.decide(now, cost, live);
-        self.charged(decision, live, charge)
-    }
-
-    /// [`step`](Self::step) in place.
-    pub(crate) fn step_in_place(&self, entries: &mut Log, now: Timestamp, cost: u64) -> Step<()> {
-        let live = self.live(entries, now);
-        let (decision, charge) = self.decide(now, cost, live);
-        if charge == 0 {
-            return Step { decision, write: Write::Keep };
-        }
-        let new = LogEntry { timestamp: live.at, cost: charge };
-        let past = entries.len() - live.entries.len();
-        if past > 0 {
-            entries.drain(..past);
-        }
-        add(entries, new);
-        Step { decision, write: Write::until((), self.end_us(new)) }
-    }
-
-    pub(crate) fn force(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Step<Log> {
-        let live = self.live(entries, now);
-        let charge = cost.min(self.left(live));
-        self.charged(self.admitted(now, cost, live, charge), live, charge)
-    }
-
-    fn charged(&self, decision: Decision, live: LiveEntries<'_>, charge: u64) -> Step<Log> {
+    fn charged(
+        &self,
+        decision: Decision,
+        live: LiveEntries<'_>,
+        charge: u64,
+    ) -> Step<LogState<LEASES>> {
         let write = match charge {
             0 => Write::Keep,
             _ => self.written(with_entry(live, charge)),
@@ -200,24 +191,16 @@ impl Entries {
         Step { decision, write }
     }
 
-    pub(crate) fn refund(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Step<Log> {
-        let live = self.live(entries, now);
-        match refunded(live.entries, cost, |entry| &mut entry.cost) {
-            None => self.unchanged(now, cost, live),
-            Some(entries) => self.changed(now, cost, entries),
-        }
-    }
-
     /// Takes `charged` off the entry made at `timestamp`, if it is still there. If `renewed`, adds what it took at
     /// `now`.
-    pub(crate) fn take(
+    fn take(
         &self,
-        entries: &[LogEntry],
+        state: Option<&LogState<LEASES>>,
         (now, timestamp): (Timestamp, Timestamp),
         charged: u64,
         renewed: bool,
-    ) -> Step<Log> {
-        let live = self.live(entries, now);
+    ) -> Step<LogState<LEASES>> {
+        let live = self.live(state, now);
         let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
         let (Ok(position), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
         let entry = live.entries[position];
@@ -234,14 +217,122 @@ impl Entries {
         }
         self.changed(now, 0, entries)
     }
+}
 
-    /// Adds `cost` and drops the oldest entries, the last one in part, until the entries are exactly full; or as full as
-    /// they were, if a larger limit wrote them.
-    pub(crate) fn fill(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Write<Log> {
+impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
+    type State = LogState<LEASES>;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
+        let live = self.live(state, now);
+        let (decision, charge) = self.decide(now, cost, live);
+        self.charged(decision, live, charge)
+    }
+
+    /// Takes the cost off the newest entries: a refund undoes the latest charges, or ends the newest leases.
+    fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        let live = self.live(state, now);
+        Some(match refunded(live.entries, cost, |entry| &mut entry.cost) {
+            None => self.unchanged(now, cost, live),
+            Some(entries) => self.changed(now, cost, entries),
+        })
+    }
+
+    fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        let live = self.live(state, now);
+        let charge = cost.min(self.left(live));
+        Some(self.charged(self.admitted(now, cost, live, charge), live, charge))
+    }
+
+    fn has_leases(&self) -> bool {
+        LEASES
+    }
+
+    /// The length of a lease.
+    fn reservation_us(&self) -> Option<u64> {
+        LEASES.then_some(self.window_us)
+    }
+
+    /// At the time of the newest lease, if that is later.
+    fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
+        let newest = state.filter(|_| LEASES).and_then(|state| state.entries.last());
+        newest.map_or(now, |newest| now.max(newest.timestamp))
+    }
+
+    /// Releases the lease, whatever the cost.
+    fn settle(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        reservation: &Reservation,
+        cost: u64,
+    ) -> MaybeStep<Self> {
+        let lease = (now, reservation.timestamp);
+        LEASES.then(|| self.take(state, lease, reservation.cost, false).costing(cost))
+    }
+
+    /// Starts the lease again at `now`, if it is still there.
+    fn renew(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Step<Self::State> {
+        if !LEASES {
+            return unmoved(self, state, now);
+        }
+        self.take(state, (now, reservation.timestamp), reservation.cost, true)
+    }
+
+    /// Releases the lease, or takes the charge off its entry, if that is still there.
+    fn undo(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        reservation: &Reservation,
+        charged: &Self::State,
+    ) -> MaybeStep<Self> {
+        if LEASES {
+            return self.settle(state, now, reservation, 0);
+        }
+        let timestamp = charged.entries.last()?.timestamp;
+        let of_it =
+            |entry: &LogEntry| entry.timestamp == timestamp && entry.cost >= reservation.cost;
+        let there = state?.entries.iter().any(of_it);
+        there.then(|| self.take(state, (now, timestamp), reservation.cost, false))
+    }
+}
+
+impl<const LEASES: bool> InMemory for LoggedWindow<LEASES> {
+    fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
+        let live = self.live(Some(state), now);
+        let (decision, charge) = self.decide(now, cost, live);
+        if charge == 0 {
+            return Step { decision, write: Write::Keep };
+        }
+        let new = LogEntry { timestamp: live.at, cost: charge };
+        let past = state.entries.len() - live.entries.len();
+        if past > 0 {
+            state.entries.drain(..past);
+        }
+        add(&mut state.entries, new);
+        Step { decision, write: Write::until((), self.end_us(new)) }
+    }
+
+    counts_entries!(entries);
+}
+
+impl ChargesAttempts for LoggedWindow<false> {
+    /// Adds the cost and drops the oldest entries, the last one in part, until the log is exactly full; or as full as it was, if a
+    /// larger limit wrote it.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
         if cost == 0 {
             return Write::Keep;
         }
-        let live = self.live(entries, now);
+        let live = self.live(state, now);
         let full = self.limit.max(live.used);
         let mut entries = with_entry(live, cost.min(self.limit));
         let mut excess = used(&entries).saturating_sub(full);
@@ -261,7 +352,7 @@ fn used(entries: &[LogEntry]) -> u64 {
 }
 
 /// The live entries and a new one of this cost.
-fn with_entry(live: LiveEntries<'_>, cost: u64) -> Log {
+fn with_entry(live: LiveEntries<'_>, cost: u64) -> Vec<LogEntry> {
     let mut entries = Vec::with_capacity(live.entries.len() + 1);
     entries.extend_from_slice(live.entries);
     add(&mut entries, LogEntry { timestamp: live.at, cost });
@@ -269,7 +360,7 @@ fn with_entry(live: LiveEntries<'_>, cost: u64) -> Log {
 }
 
 /// Adds an entry, to the last one if both are of the same moment.
-fn add(entries: &mut Log, new: LogEntry) {
+fn add(entries: &mut Vec<LogEntry>, new: LogEntry) {
     match entries.last_mut() {
         Some(last) if last.timestamp == new.timestamp => {
             last.cost = last.cost.saturating_add(new.cost);

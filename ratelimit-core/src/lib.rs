@@ -171,7 +171,7 @@ pub use decision::{Account, Decision, Source, Verdict};
 pub use error::{ConfigError, ErrorKind};
 pub use identifiers::{IdentifierValue, Identifiers};
 pub use limit::{Limit, Limits, OnOutage};
-pub use limiter::{CostOf, Costs, LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Request};
+pub use limiter::{Costs, LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Request};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 #[cfg(feature = "tokio")]
@@ -197,7 +197,7 @@ pub mod algorithm {
         WindowLogState, Write,
     };
     pub use crate::builder::{AlgorithmBuilder, FromRate};
-    pub use crate::entries::LogEntry;
+    pub use crate::entries::{LogEntry, LogState, LoggedWindow};
     pub use crate::in_memory::{Compact, InMemory, step_compact};
     pub use crate::policy::PolicyState;
     pub use crate::quota::Quota;

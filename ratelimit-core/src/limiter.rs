@@ -39,7 +39,7 @@ pub use lease::{Lease, Leased};
 pub use named::{NamedDecision, NamedDecisions};
 #[cfg(feature = "tokio")]
 pub use owned::{OwnedReservation, Reserved};
-pub use request::{CostOf, Costs, LimitCosts, Request};
+pub use request::{Costs, LimitCosts, Request};
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
 ///

@@ -324,16 +324,10 @@ impl Refill {
         self.ticks_for(self.most_units()) * self.tick_us
     }
 
-    /// Refill ticks from empty to full.
-    #[must_use]
-    pub const fn full_ticks(&self) -> u64 {
-        self.ticks_for(self.capacity_units())
-    }
-
     /// Microseconds from empty to full.
     #[must_use]
     pub const fn full_us(&self) -> u64 {
-        self.full_ticks() * self.tick_us
+        self.ticks_for(self.capacity_units()) * self.tick_us
     }
 
     /// The number of refill ticks in which this many units refill.
@@ -389,15 +383,6 @@ mod tests {
             assert!(error.contains("\"10/s\""), "{text}: {error}");
         }
         assert!("1/99999999999d".parse::<Rate>().is_err());
-    }
-
-    #[test]
-    fn a_rate_is_reduced_to_lowest_terms() {
-        let refill = |rate: &str, burst| Refill::new(rate.parse().expect(rate), burst);
-        let units = |r: Refill| (r.token_units, r.tick_units, r.tick_us);
-        assert_eq!(refill("3/s", 3).map(units), Ok((1_000_000, 3, 1)));
-        assert_eq!(refill("10/s", 20).map(units), Ok((100_000, 1, 1)));
-        assert_eq!(refill("10000000/s", 5).map(units), Ok((1, 10, 1)));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub enum Refusal {
         /// The identifiers of the limit, such as `"ip"`.
         wanted: String,
     },
-    /// The request gives the [cost](crate::Request::cost_of) of a limit that the policy lacks.
+    /// The request gives the [cost](crate::Request::costs) of a limit that the policy lacks.
     #[error(
         "the request gives the cost of {name:?}, which no limit is named; the limits are {limits}"
     )]

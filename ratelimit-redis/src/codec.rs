@@ -118,7 +118,7 @@ mod tests {
     fn states() -> impl Strategy<Value = PolicyState> {
         let lease =
             (timestamps(), any::<u64>()).prop_map(|(timestamp, cost)| LogEntry { timestamp, cost });
-        let leases = vec(lease, 1..4).prop_map(|leases| ConcurrencyState { leases }.into());
+        let leases = vec(lease, 1..4).prop_map(|entries| ConcurrencyState { entries }.into());
         prop_oneof![logs(), leases]
     }
 

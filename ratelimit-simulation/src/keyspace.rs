@@ -142,28 +142,16 @@ impl Keyspace {
                     i64::try_from(at.saturating_sub(now_ms)).unwrap_or(i64::MAX)
                 }
             })),
-            ("PEXPIRE", [ttl_ms, options @ ..]) => {
+            ("PEXPIRE", [ttl_ms]) => {
                 let at = now_ms.saturating_add(number(ttl_ms)?);
-                let Some(entry) = self.0.get_mut(key) else { return Ok(Reply::Integer(0)) };
-                let changes = match options.first().map(|option| text(option)).transpose()? {
-                    Some("NX") => entry.expires_ms.is_none(),
-                    Some("GT") => entry.expires_ms.is_some_and(|current| at > current),
-                    Some(_) => return Err(syntax()),
-                    None => true,
-                };
-                if changes {
-                    entry.expires_ms = Some(at);
-                }
-                Ok(Reply::Integer(changes.into()))
+                let found = self.0.get_mut(key).map(|entry| entry.expires_ms = Some(at));
+                Ok(Reply::Integer(found.is_some().into()))
             }
             ("GET", []) if !self.0.contains_key(key) => Ok(Reply::Nil),
             ("GET", []) => Ok(Reply::Text(self.text(key)?.clone())),
             ("SET", [value, options @ ..]) => self.set(key, value, options, now_ms),
             ("HGET", [field]) => {
                 Ok(self.hash(key)?.get(field).cloned().map_or(Reply::Nil, Reply::Text))
-            }
-            ("HGETALL", []) => {
-                Ok(texts(self.hash(key)?.iter().flat_map(|(field, value)| [field, value])))
             }
             ("HSET", pairs) if !pairs.is_empty() && pairs.len().is_multiple_of(2) => {
                 let hash = self.hash(key)?;
@@ -173,14 +161,6 @@ impl Keyspace {
             ("HDEL", fields) => {
                 let hash = self.hash(key)?;
                 Ok(integer(fields.iter().filter(|field| hash.remove(*field).is_some()).count()))
-            }
-            ("HINCRBY", [field, by]) => {
-                let (hash, by) = (self.hash(key)?, number::<i64>(by)?);
-                let counted = hash.get(field).map_or(Ok(0), |count| number::<i64>(count))?;
-                let counted =
-                    counted.checked_add(by).ok_or("ERR increment or decrement would overflow")?;
-                hash.insert(field.clone(), counted.to_string().into_bytes());
-                Ok(Reply::Integer(counted))
             }
             (_, rest) if name.starts_with('Z') => self.of_sorted(name, key, rest),
             _ => self.of_list(name, key, rest),
@@ -290,16 +270,6 @@ impl Keyspace {
             ("RPUSH" | "RPUSHX", added) if !added.is_empty() => {
                 elements.extend(added.iter().cloned());
                 Ok(integer(elements.len()))
-            }
-            ("LREM", [count, element]) => {
-                let most: usize = number(count)?;
-                let (mut removed, before) = (0, elements.len());
-                elements.retain(|other| {
-                    let goes = other == element && removed < most;
-                    removed += usize::from(goes);
-                    !goes
-                });
-                Ok(integer(before - elements.len()))
             }
             _ => Err(format!("ERR unknown command '{name}'")),
         }

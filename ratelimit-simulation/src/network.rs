@@ -72,11 +72,8 @@ pub struct Network {
 /// What became of a message: the server's reply, or a cut.
 type Delivered = Option<Result<Reply, String>>;
 
-#[derive(Clone)]
-enum Message {
-    Command(Vec<Vec<u8>>),
-    Transaction(Vec<Vec<Vec<u8>>>),
-}
+/// The words of a command.
+type Command = Vec<Vec<u8>>;
 
 impl Network {
     /// A network to these servers whose faults a seed decides. It works at first.
@@ -123,7 +120,7 @@ impl Network {
     }
 
     /// Sends a message, which travels whether its caller waits or not.
-    fn post(self: &Arc<Self>, server: usize, message: Message) -> oneshot::Receiver<Delivered> {
+    fn post(self: &Arc<Self>, server: usize, message: Command) -> oneshot::Receiver<Delivered> {
         let (tell, told) = oneshot::channel();
         let faults = *lock(&self.faults);
         let mut random = lock(&self.random);
@@ -162,17 +159,14 @@ impl Network {
     }
 
     /// A message arrives at a server.
-    async fn arrive(&self, server: usize, message: Message) -> Delivered {
+    async fn arrive(&self, server: usize, message: Command) -> Delivered {
         let until = lock(&self.hangs_until)[server];
         pass(until.saturating_duration_since(Instant::now())).await;
         if !self.is_reachable(server) {
             return None;
         }
         let server = &self.servers[server];
-        Some(match message {
-            Message::Command(words) => self.one_slot(&words).and_then(|()| server.execute(&words)),
-            Message::Transaction(commands) => server.transaction(&commands).map(Reply::Array),
-        })
+        Some(self.one_slot(&message).and_then(|()| server.execute(&message)))
     }
 
     /// Refuses a script whose keys lie in different slots of a cluster.
@@ -228,7 +222,7 @@ impl ModelConnection {
     async fn ask(
         &self,
         server: usize,
-        message: Message,
+        message: Command,
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let address = || Arc::clone(&self.address);
@@ -258,7 +252,7 @@ impl ModelConnection {
     }
 }
 
-fn words(arguments: &[Argument<'_>]) -> Vec<Vec<u8>> {
+fn words(arguments: &[Argument<'_>]) -> Command {
     let word = |argument: &Argument<'_>| match argument {
         Argument::Text(text) => text.as_bytes().to_vec(),
         Argument::Bytes(bytes) => bytes.to_vec(),
@@ -276,21 +270,18 @@ impl Connection for ModelConnection {
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let server = self.network.server_of(key);
-        self.ask(server, Message::Command(words(arguments)), deadline).await
+        self.ask(server, words(arguments), deadline).await
     }
 
+    /// No node of a simulation decides in transactions.
     async fn transaction(
         &self,
-        key: &str,
-        commands: &[Vec<Argument<'_>>],
-        deadline: Deadline,
+        _key: &str,
+        _commands: &[Vec<Argument<'_>>],
+        _deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        let commands = commands.iter().map(|arguments| words(arguments)).collect();
-        let server = self.network.server_of(key);
-        match self.ask(server, Message::Transaction(commands), deadline).await? {
-            Reply::Array(replies) => Ok(replies),
-            other => Ok(vec![other]),
-        }
+        let (address, code) = (Arc::clone(&self.address), "ERR".to_owned());
+        Err(RedisError::Server { address, code, message: "the model has no MULTI".to_owned() })
     }
 
     async fn send_to_each(
@@ -300,7 +291,7 @@ impl Connection for ModelConnection {
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         let mut replies = Vec::new();
         for server in 0..self.network.servers.len() {
-            let reply = self.ask(server, Message::Command(words(arguments)), deadline).await;
+            let reply = self.ask(server, words(arguments), deadline).await;
             replies.push((Arc::clone(&self.address), reply));
         }
         replies

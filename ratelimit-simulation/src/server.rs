@@ -135,15 +135,6 @@ impl ModelServer {
         reply
     }
 
-    /// Executes commands as one transaction. An error of one does not stop the others.
-    ///
-    /// # Errors
-    /// The first error.
-    pub fn transaction(&self, commands: &[Vec<Vec<u8>>]) -> Result<Vec<Reply>, Refused> {
-        let replies: Vec<_> = commands.iter().map(|words| self.execute(words)).collect();
-        replies.into_iter().collect()
-    }
-
     fn time_of(&self, state: &State) -> u64 {
         let passed_us = i128::try_from(self.begin.elapsed().as_micros()).unwrap_or(i128::MAX);
         let drifted_us = passed_us * i128::from(1_000_000 + state.drift_ppm) / 1_000_000;

@@ -106,7 +106,7 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
             json!({ "start_us": state.start.as_us(), "entries": entries })
         }
         PolicyState::SlidingLog(state) => json!({ "entries": entries(&state.entries) }),
-        PolicyState::Concurrency(state) => json!({ "leases": entries(&state.leases) }),
+        PolicyState::Concurrency(state) => json!({ "leases": entries(&state.entries) }),
     }
 }
 

@@ -38,7 +38,7 @@ pub struct Request<'a, S, A, C: ?Sized, K = u64> {
     pub(super) metadata: &'a [u8],
 }
 
-/// What a request costs under each limit: one cost for all of them, or [of its own](Request::cost_of) for some.
+/// What a request costs under each limit: one cost for all of them, or [of its own](Request::costs) for some.
 pub trait Costs: Copy + Send + Sync {
     /// The cost under the limit of this name.
     fn of(&self, limit: &str) -> u64;
@@ -57,24 +57,6 @@ impl Costs for u64 {
     #[inline]
     fn unknown(&self, _: impl Fn(&str) -> bool) -> Option<&str> {
         None
-    }
-}
-
-/// One limit's cost, and the costs of the others: see [`Request::cost_of`].
-#[derive(Clone, Copy, Debug)]
-pub struct CostOf<'a, K> {
-    limit: &'a str,
-    cost: u64,
-    others: K,
-}
-
-impl<K: Costs> Costs for CostOf<'_, K> {
-    fn of(&self, limit: &str) -> u64 {
-        if limit == self.limit { self.cost } else { self.others.of(limit) }
-    }
-
-    fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str> {
-        if is_known(self.limit) { self.others.unknown(is_known) } else { Some(self.limit) }
     }
 }
 
@@ -174,20 +156,12 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
-    /// The same request at these costs.
-    pub const fn costs(self, costs: &'a LimitCosts) -> Request<'a, S, A, C, &'a LimitCosts> {
-        let Self { limiter, caller, costs: _, now, id, settled_once, metadata } = self;
-        Request { limiter, caller, costs, now, id, settled_once, metadata }
-    }
-}
-
-impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C, K> {
-    /// The same request at another cost under the limit of this name. All limits are charged, or none, as ever. A name that no
-    /// limit has is [refused](Refusal::UnknownLimit).
+    /// The same request at a cost of its own under some limits. All limits are charged, or none, as ever. A name that no limit has
+    /// is [refused](Refusal::UnknownLimit).
     ///
     /// ```
     /// use ratelimit_core::store::Op;
-    /// use ratelimit_core::{Gcra, Limits, RateLimiter};
+    /// use ratelimit_core::{Gcra, LimitCosts, Limits, RateLimiter};
     /// use ratelimit_memory::MemoryStore;
     ///
     /// let limits = Limits::builder()
@@ -195,19 +169,21 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C
     ///     .limit("requests", Gcra::per_minute(50))
     ///     .build()?;
     /// let limiter = RateLimiter::new(limits, MemoryStore::new());
-    /// let request = limiter.request("alice").cost_of("input", 812);
-    /// let verdict = request.apply_now(Op::Acquire)?;
+    /// let costs = LimitCosts::from(1).of("input", 812);
+    /// let verdict = limiter.request("alice").costs(&costs).apply_now(Op::Acquire)?;
     /// let left: Vec<_> = limiter.named(&verdict).map(|one| one.remaining).collect();
     /// assert_eq!(left, [39_188, 49]); // `requests` costs 1
-    /// assert!(limiter.request("alice").cost_of("inptu", 812).apply_now(Op::Acquire).is_err());
+    /// let misspelt = LimitCosts::from(1).of("inptu", 812);
+    /// assert!(limiter.request("alice").costs(&misspelt).apply_now(Op::Acquire).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub const fn cost_of(self, limit: &'a str, cost: u64) -> Request<'a, S, A, C, CostOf<'a, K>> {
-        let Self { limiter, caller, costs, now, id, settled_once, metadata } = self;
-        let costs = CostOf { limit, cost, others: costs };
+    pub const fn costs(self, costs: &'a LimitCosts) -> Request<'a, S, A, C, &'a LimitCosts> {
+        let Self { limiter, caller, costs: _, now, id, settled_once, metadata } = self;
         Request { limiter, caller, costs, now, id, settled_once, metadata }
     }
+}
 
+impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C, K> {
     /// Refuses the cost of a limit that the policy lacks.
     #[inline]
     fn knows_costs(&self) -> Result<(), Refusal> {
@@ -432,7 +408,7 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized, K: Costs> Reques
         /// estimate asks before it goes on. The same call again changes nothing. One that does not exist, or was settled, is an error.
         extend, Extend;
         /// Adopts what another service says remains of its limit: charges until no more than the cost remains here. With
-        /// [`cost_of`](Self::cost_of) each limit adopts its own.
+        /// [`costs`](Request::costs) each limit adopts its own.
         adopt, Adopt;
     }
 

@@ -82,7 +82,7 @@ in_fields!(
     BucketedWindowState { buckets }
     BucketCount { start, count }
     SlidingLogState { entries }
-    ConcurrencyState { leases }
+    ConcurrencyState { entries }
     LogEntry { timestamp, cost }
 );
 

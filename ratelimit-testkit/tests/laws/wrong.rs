@@ -3,7 +3,7 @@
 //!
 //! All are one sound store over the pure step, with one [`Flaw`] or none.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::future::poll_fn;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -283,28 +283,13 @@ impl WrongStore {
             }
         }
         let first = states.first().cloned().flatten();
-        let reservations = keys.iter().map(|key| self.reservation(&kept, key, batch)).collect();
-        let mut view = View { states, reservations, keys: &keys, writes: vec![], reserves: vec![] };
+        let mut view =
+            View { store: self, kept: &mut kept, keys: &keys, batch: &believed, now, states };
         let verdict = decide(&believed, now, &mut view)?;
-        let View { writes, reserves, .. } = view;
         if let ([key], Some(wait_us), true) = (&keys[..], verdict.summary().retry_after_us, is_kept)
             && !verdict.allowed()
         {
             kept.denied.insert(key.clone(), (first, now.saturating_add_us(wait_us)));
-        }
-        for (position, write) in writes {
-            self.write(
-                &mut kept,
-                &keys[position],
-                checks[position].limit.algorithm(),
-                (now, batch.time()),
-                write,
-            );
-        }
-        for (position, reservation, expires) in reserves {
-            let sweep_at = self.sweep_at(batch.time(), now, expires);
-            let id = batch.reservation_id().unwrap_or(ReservationId::new(0));
-            kept.reservations.insert((keys[position].clone(), id), (reservation, sweep_at));
         }
         if self.is(Flaw::ChargesTheSiblings)
             && !verdict.allowed()
@@ -364,7 +349,7 @@ impl WrongStore {
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 if let Some(PolicyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state)
                 {
-                    let last = of.leases.last().map(|lease| lease.timestamp);
+                    let last = of.entries.last().map(|lease| lease.timestamp);
                     reservation.timestamp = last.unwrap_or(reservation.timestamp);
                     reservation.since = self.time(batch);
                 }
@@ -453,13 +438,14 @@ impl Store<Policy> for WrongStore {
     }
 }
 
-/// What was read for a batch, and the writes to make.
-struct View<'a> {
+/// What was read for a batch, and where its writes go.
+struct View<'v> {
+    store: &'v WrongStore,
+    kept: &'v mut Kept,
+    keys: &'v [Key],
+    batch: &'v Batch<'v, Policy>,
+    now: Timestamp,
     states: Vec<Option<PolicyState>>,
-    reservations: Vec<Option<Reservation>>,
-    keys: &'a [Key],
-    writes: Vec<(usize, Write<PolicyState>)>,
-    reserves: Vec<(usize, Reservation, Timestamp)>,
 }
 
 impl States<PolicyState> for View<'_> {
@@ -468,23 +454,24 @@ impl States<PolicyState> for View<'_> {
     }
 
     fn put(&mut self, position: usize, write: Write<PolicyState>) {
-        self.writes.push((position, write));
+        let policy = self.batch.checks()[position].limit.algorithm();
+        let at = (self.now, self.batch.time());
+        self.store.write(self.kept, &self.keys[position], policy, at, write);
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {
-        self.reservations[position].clone()
+        self.store.reservation(self.kept, &self.keys[position], self.batch)
     }
 
     fn fingerprint(&self) -> u64 {
-        BuildHasherDefault::<DefaultHasher>::default().hash_one({
-            let mut keys = self.keys.to_vec();
-            keys.sort_unstable();
-            keys
-        })
+        let keys: BTreeSet<_> = self.keys.iter().collect();
+        BuildHasherDefault::<DefaultHasher>::default().hash_one(keys)
     }
 
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
-        self.reserves.push((position, reservation, expires));
+        let sweep_at = self.store.sweep_at(self.batch.time(), self.now, expires);
+        let Some(id) = self.batch.reservation_id() else { return };
+        self.kept.reservations.insert((self.keys[position].clone(), id), (reservation, sweep_at));
     }
 }
 
