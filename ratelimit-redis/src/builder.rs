@@ -90,7 +90,7 @@ impl<M: Mode> Builder<M> {
         Builder { keys, cross_slot, deadline, client, merge, runtime, mode: PhantomData }
     }
 
-    /// Sets how long a decision may take. The default is 1 second.
+    /// Sets how long a decision may take, at least 1 ms. The default is 1 second.
     ///
     /// The deadline covers the whole decision: the wait for a connection, a script that is sent again by
     /// its text, redirections, the look-up of a new master, and the rounds of a mode without scripts.
@@ -109,8 +109,9 @@ impl<M: Mode> Builder<M> {
     /// says `merge=off`.
     ///
     /// A merged request gets the decision that it would have got alone. It waits only while two calls are in flight. On a
-    /// cluster requests of one slot go together. Only the Lua mode merges; a request with an id, with metadata or at a
-    /// given time goes alone, as does one that counts attempts, that only reads, or whose limit keeps a log or leases.
+    /// cluster requests of one slot go together. Only the Lua mode merges, and only acquires that may fit: a request with an id,
+    /// with metadata, at a given time or of a cost above a capacity goes alone, as do peeks, forced charges, refunds and resets,
+    /// and all requests to limits that count attempts or keep logs, bucketed windows or leases.
     #[must_use]
     pub fn merge(mut self, merge: bool) -> Self {
         self.merge = Some(merge);
@@ -124,16 +125,16 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Sets the runtime on which the store connects and its connections live. By default that is the one of
-    /// [`connect`](Self::connect), or of the first request to a store that was built lazily. A store
-    /// [over](Self::over) a client of your own leaves it to that client.
+    /// Sets the runtime on which the store connects, its connections live, and calls that several requests share are sent.
+    /// By default the first two are that of [`connect`](Self::connect), or of the first request to a store that was built
+    /// lazily, and a shared call is sent from the runtime of one of its callers: if that ends or stands still, the requests
+    /// in it are `Indeterminate`. A store [over](Self::over) a client of your own leaves connections to that client.
     ///
     /// Callers of other runtimes depend on it. One of them takes over, with new connections on its own runtime, if this
     /// one ends, or if none of its threads runs its tasks for half of the deadline (100 ms to 3 s).
     ///
     /// Set it in a program that drives a runtime only now and then, as by a `block_on` per request on each of several
-    /// threads: otherwise each change of threads may cost a new connection. A call that several requests share still runs on the
-    /// runtime of one of its callers; if that ends, the requests in it are `Indeterminate`.
+    /// threads: otherwise each change of threads may cost a new connection.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
@@ -226,9 +227,9 @@ impl<M: Mode> Builder<M> {
     /// cluster.
     pub fn over<C: IntoConnection>(self, connection: C) -> Result<RedisStore<M, C::Connection>> {
         self.keys.validate()?;
-        let Self { keys, cross_slot, deadline, merge, .. } = self;
-        let connection = connection.into_connection()?;
-        Ok(RedisStore::new(connection, keys, cross_slot, deadline, merge.unwrap_or(true)))
+        let Self { keys, cross_slot, deadline, merge, runtime, .. } = self;
+        let (connection, merges) = (connection.into_connection()?, merge.unwrap_or(true));
+        Ok(RedisStore::new(connection, keys, cross_slot, deadline, merges, runtime))
     }
 }
 

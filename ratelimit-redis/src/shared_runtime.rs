@@ -51,6 +51,12 @@ impl SharedRuntime {
         }
         Arc::clone(home.insert(Home::of(Handle::current(), self.patience)))
     }
+
+    /// The runtime of the home, unless it has ended or a heartbeat is overdue.
+    pub(crate) fn unless_overdue(&self) -> Option<Handle> {
+        let home = self.home.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        (home.is_driven() || home.is_punctual()).then(|| home.runtime.clone())
+    }
 }
 
 /// A runtime on which shared work runs, until it is left for good.
@@ -110,6 +116,12 @@ impl Home {
         age < FRESH
     }
 
+    /// Whether a heartbeat, which is asked for if none is due, is not overdue yet.
+    fn is_punctual(self: &Arc<Self>) -> bool {
+        self.ask();
+        !self.is_left() && self.pulse().asked.is_none_or(|asked| asked.elapsed() < FRESH)
+    }
+
     /// Waits for a heartbeat. Returns whether one came; otherwise the home is left.
     pub(crate) async fn beats(self: &Arc<Self>) -> bool {
         loop {
@@ -148,7 +160,7 @@ impl Home {
     }
 
     fn is_here(&self) -> bool {
-        Handle::current().id() == self.runtime.id()
+        Handle::try_current().is_ok_and(|here| here.id() == self.runtime.id())
     }
 
     fn pulse(&self) -> MutexGuard<'_, Pulse> {

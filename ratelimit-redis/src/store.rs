@@ -10,6 +10,7 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, EntryStore, Now, Reservation};
 use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Store, Timestamp, Verdict};
+use tokio::runtime::Handle;
 
 use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
@@ -20,6 +21,7 @@ use crate::mode::{KeepsReservations, Lua, Mode};
 use crate::reservation;
 use crate::script::Script;
 use crate::scripts::Scripts;
+use crate::shared_runtime::SharedRuntime;
 use crate::turns::Turns;
 
 /// What the store does with a batch whose keys lie in several slots of a cluster, and so on several
@@ -67,6 +69,8 @@ pub(crate) struct Inner<C> {
     pub(crate) turns: Turns,
     /// Used by the Lua mode; `None` if it does not merge.
     pub(crate) queues: Option<Queues>,
+    /// The runtime that was given: flights are sent from there. `None` for those of the callers.
+    pub(crate) sends_from: Option<SharedRuntime>,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     lacks_ifeq: AtomicBool,
@@ -298,9 +302,11 @@ impl<M, C: Connection> RedisStore<M, C> {
         cross_slot: CrossSlot,
         deadline: Duration,
         merges: bool,
+        runtime: Option<Handle>,
     ) -> Self {
         let inner = Inner {
             queues: merges.then(|| Queues::new(connection.is_cluster(), deadline)),
+            sends_from: runtime.map(|given| SharedRuntime::new(Some(given), deadline)),
             peer: Peer::new(Arc::clone(connection.address())),
             connection,
             keys,

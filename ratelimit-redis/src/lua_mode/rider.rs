@@ -22,6 +22,7 @@ use crate::flights::{
     Seat,
 };
 use crate::program::LuaProgram;
+use crate::shared_runtime::SharedRuntime;
 use crate::store::Inner;
 
 /// How often a task looks at the clock for the requests that wait, in parts of their time.
@@ -66,7 +67,9 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 }
                 Joined::Waits(seat, departure) => {
                     if let Some(departure) = departure {
-                        send(self.inner, &queue, departure, &runtime);
+                        let given =
+                            self.inner.sends_from.as_ref().and_then(SharedRuntime::unless_overdue);
+                        send(self.inner, &queue, departure, given.as_ref().unwrap_or(&runtime));
                     }
                     seat
                 }

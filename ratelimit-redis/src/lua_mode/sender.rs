@@ -1,9 +1,9 @@
 //! Sends [flights](crate::flights), one after the other, until no request waits.
 //!
 //! A caller may be dropped, or keep its future and no longer poll it; a runtime may end or stall. So a task sends, on the
-//! runtime of the first caller that waits, because a thread drives that runtime. If a flight is older than a quarter of a
-//! deadline and has not departed, another caller's runtime sends it. One task per runtime watches the clock for all requests that
-//! wait there, because a timer per request would cost more than everything else.
+//! runtime that the store was given, or else on that of the first caller that waits, because a thread drives it. If a flight
+//! is older than a quarter of a deadline and has not departed, another caller's runtime sends it. One task per runtime
+//! watches the clock for all requests that wait there, because a timer per request would cost more than everything else.
 //!
 //! A request with less than a quarter of its time left is not sent, and a flight ends by the earliest deadline in it. So each
 //! request knows by its own deadline whether it may have been charged.
@@ -28,6 +28,7 @@ use crate::flat::{MOST_KINDS, Role};
 use crate::flights::{
     Charged, Departure, Flight, FlightOutcome, Group, GroupOutcome, LimitSet, Load, Queued,
 };
+use crate::shared_runtime::SharedRuntime;
 use crate::store::{Inner, evalsha};
 
 /// A request that goes alone. When it has its answer or is dropped, the next flight departs.
@@ -42,13 +43,13 @@ pub(super) struct LoneRequest<'s, C: Connection> {
 impl<C: Connection> Drop for LoneRequest<'_, C> {
     fn drop(&mut self) {
         if let Some(departure) = self.queue.next(self.number, Instant::now()) {
-            let of_caller = runtime_of(&departure);
+            let of_caller = runtime_of(self.inner, &departure);
             send(self.inner, self.queue, departure, of_caller.as_ref().unwrap_or(self.runtime));
         }
     }
 }
 
-/// Sends a flight on this runtime, and those that wait after it.
+/// Sends a flight from this runtime, and those that wait after it.
 pub(super) fn send<C: Connection>(
     inner: &Arc<Inner<C>>,
     queue: &Arc<Queued>,
@@ -60,9 +61,10 @@ pub(super) fn send<C: Connection>(
     runtime.spawn(sender.run());
 }
 
-/// Where the first of a flight's callers waits: a thread drives that runtime.
-fn runtime_of(departure: &Departure<Load, FlightOutcome>) -> Option<Handle> {
-    departure.flight.look(|load, is_wanted| load.runtime(is_wanted).cloned())
+/// The runtime that was given, or where the first of a flight's callers waits: a thread drives that runtime.
+fn runtime_of<C>(inner: &Inner<C>, departure: &Departure<Load, FlightOutcome>) -> Option<Handle> {
+    let of_caller = || departure.flight.look(|load, is_wanted| load.runtime(is_wanted).cloned());
+    inner.sends_from.as_ref().and_then(SharedRuntime::unless_overdue).or_else(of_caller)
 }
 
 /// Sends one flight after the other. Dropping it, with its runtime, lets the callers know, and those whose requests were
@@ -100,7 +102,7 @@ impl<C: Connection> Sender<C> {
             tokio::task::yield_now().await;
             self.departure = self.queue.next(number, Instant::now());
             let Some(departure) = self.departure.take() else { return };
-            match runtime_of(&departure) {
+            match runtime_of(&self.inner, &departure) {
                 Some(other) if other.id() != Handle::current().id() => {
                     return send(&self.inner, &self.queue, departure, &other);
                 }

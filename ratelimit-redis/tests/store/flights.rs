@@ -49,6 +49,11 @@ type Asked = Pin<Box<dyn Future<Output = Result<Verdict, RedisError>> + Send>>;
 
 impl Gated {
     async fn new(server: &RedisServer, deadline: Duration, wrong: Option<Wrong>) -> Self {
+        let builder = RedisStore::builder().deadline(deadline);
+        Self::built(server, builder, wrong).await
+    }
+
+    async fn built(server: &RedisServer, builder: Builder, wrong: Option<Wrong>) -> Self {
         let (open, refused) = (Semaphore::new(0), Mutex::default());
         let gate = Arc::new(Gate { open, refused, calls: AtomicUsize::new(0) });
         let connection = meddled(server).await.clustered().holding();
@@ -62,8 +67,8 @@ impl Gated {
         });
         let connection =
             if let Some(wrong) = wrong { connection.rewriting(wrong) } else { connection };
-        let builder = RedisStore::builder().tag(Tag::Fixed("all".into())).deadline(deadline);
-        Self { gate, store: over(builder.prefix(&prefix()), connection) }
+        let builder = builder.tag(Tag::Fixed("all".into())).prefix(&prefix());
+        Self { gate, store: over(builder, connection) }
     }
 
     fn calls(&self) -> usize {
@@ -312,6 +317,46 @@ async fn a_panic_of_one_requests_step_is_its_own() {
             Err(error) => assert!(cost == 3 && error.is_panic()),
         }
     }
+}
+
+#[tokio::test]
+async fn a_given_runtime_sends_what_callers_of_stopped_runtimes_share() {
+    let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
+    let given = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let given = given.expect("a runtime");
+    let builder = RedisStore::builder().deadline(PATIENCE).runtime(given.handle().clone());
+    let gated = Gated::built(&server, builder, None).await;
+    // The server knows the script.
+    gated.gate.opens();
+    remaining(gated.asks(&[(&limit, "bob", 1)]).await).await;
+    gated.gate.closes();
+    let of_caller = gated.clone();
+    let begun = aside(move || {
+        let elsewhere = runtime();
+        let in_flight = elsewhere.block_on(async {
+            let in_flight = of_caller.fills(&limit).await;
+            drop(of_caller.asks(&[(&limit, "alice", 1)]).await);
+            in_flight
+        });
+        (elsewhere, in_flight, limit)
+    });
+    let (elsewhere, in_flight, limit) = begun.await;
+    let shares = gated.asks(&[(&limit, "alice", 1)]).await;
+    // The requests in flight end, and the next one departs. Then no thread drives the runtime of those that came first.
+    gated.gate.open.add_permits(FLIGHTS.len());
+    let stopped = aside(move || {
+        elsewhere.block_on(async {
+            for task in in_flight {
+                assert_eq!(remaining(task).await, 9);
+            }
+            turns().await;
+        });
+        elsewhere
+    });
+    let stopped = stopped.await;
+    gated.gate.opens();
+    assert_eq!(remaining(shares).await, 8);
+    aside(move || drop((stopped, given))).await;
 }
 
 /// The most requests that wait for a connection.
