@@ -89,7 +89,7 @@ fn cost(keys: &[String]) -> KeySetCost {
     for _ in 0..SEEDS {
         let table = charged("gcra 1/h", keys);
         cost.segments += table.table.as_ref().map_or(0, CuckooTable::segments);
-        cost.crowded += table.capacity.in_shards();
+        cost.crowded += table.capacity.in_shards.used();
         let shards = charged("sliding-log 1/h", keys);
         cost.fullest +=
             shards.shards.iter().map(|shard| lock(shard).states().count()).max().unwrap_or(0);
