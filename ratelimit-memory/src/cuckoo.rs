@@ -136,12 +136,12 @@ impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
     pub(crate) fn insert(
         &mut self,
         state: Packed,
-        now_us: u64,
+        now_us: Option<u64>,
         may_add: impl FnOnce() -> bool,
     ) -> Insertion {
         let entry = SlotEntry::new(self.route.tag(), state);
         let buckets = self.buckets();
-        let (bucket, slot) = if let Some(expired) = place(&buckets, |it| it.expired_slot(now_us)) {
+        let (bucket, slot) = if let Some(expired) = place(&buckets, |it| it.expired_slot(now_us?)) {
             expired
         } else {
             let free = place(&buckets, |it| it.free_slot());

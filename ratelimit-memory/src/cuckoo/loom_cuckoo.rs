@@ -32,7 +32,7 @@ fn buckets() -> Arc<CuckooTable> {
 /// Inserts a state of a new key, as a store does.
 fn insert(buckets: &CuckooTable, address: Address, state: Packed, now_us: u64) -> bool {
     let mut pair = buckets.lock(address);
-    pair.insert(state, now_us, || true) == Insertion::Done
+    pair.insert(state, Some(now_us), || true) == Insertion::Done
 }
 
 fn fill(buckets: &CuckooTable, upper: u64, keys: std::ops::Range<u64>) {

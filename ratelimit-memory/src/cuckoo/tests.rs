@@ -33,7 +33,7 @@ fn put(table: &CuckooTable, address: Address, state: Packed, now: Timestamp) -> 
             pair.set(slot_index, state);
             return true;
         }
-        if pair.insert(state, table.since_epoch_us(now), || true) == Insertion::Done {
+        if pair.insert(state, Some(table.since_epoch_us(now)), || true) == Insertion::Done {
             return true;
         }
         drop(pair);
@@ -147,7 +147,7 @@ proptest! {
                         let found = pair.state();
                         let live = map.get(&key).filter(|(_, expires_us)| *expires_us > now_us);
                         prop_assert_eq!(found, live.map(|live| live.0));
-                        if found.is_none() && pair.insert(state(span_us), 0, || true) == Insertion::Done {
+                        if found.is_none() && pair.insert(state(span_us), None, || true) == Insertion::Done {
                             map.insert(key, (state(span_us), now_us + span_us));
                         }
                     }

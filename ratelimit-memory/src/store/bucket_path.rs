@@ -76,7 +76,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             (Write::Put { state, .. }, None) if charges => {
                 let packed = table.pack(state)?;
                 let mut spare = self.capacity.keys.reserve();
-                match pair.insert(packed, table.since_epoch_us(now), || spare.add(1)) {
+                let now_us = Some(table.since_epoch_us(now));
+                match pair.insert(packed, now_us, || spare.add(1)) {
                     Insertion::Done => _ = spare.take(),
                     Insertion::Refused => return None,
                     Insertion::Crowded => return Some(Attempt::Crowded),

@@ -137,7 +137,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             is_unrecorded: false,
             is_tight: false,
             crowded: SmallVec::new(),
-            replaced: SmallVec::new(),
+            replaced: SmallVec::with_capacity(hashes.len()),
         };
         let mut decided = locked.decide();
         if locked.is_unrecorded && decided.as_ref().is_ok_and(Verdict::allowed) {

@@ -53,7 +53,7 @@ fn packed(store: &Loomed, span_us: u64) -> Packed {
 /// Inserts a state of a new key.
 fn put(store: &Loomed, key: &str, span_us: u64) {
     let mut pair = table(store).lock(address(key));
-    assert_eq!(pair.insert(packed(store, span_us), 0, || true), Insertion::Done);
+    assert_eq!(pair.insert(packed(store, span_us), None, || true), Insertion::Done);
 }
 
 fn span_us(store: &Loomed, key: &str) -> Option<u64> {

@@ -76,8 +76,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             pair.set(slot_index, packed);
             return true;
         }
-        // Nothing has expired here: an entry that has since the batch began may be another key's of the batch.
-        if pair.insert(packed, 0, || true) != Insertion::Done {
+        // Expired entries stay: they may be other keys' of the same batch.
+        if pair.insert(packed, None, || true) != Insertion::Done {
             self.crowded.push(Address::new(self.located[key].hash));
             return false;
         }
@@ -119,7 +119,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                 }
             }
         }
-        self.replaced.extend(replaced.map(|(before, _)| before));
+        if let Some((before, _)) = replaced {
+            self.replaced.push(before);
+        }
     }
 
     fn remove(&mut self, key: usize) {
