@@ -30,6 +30,11 @@ impl Room {
         self.used().saturating_add(more) <= self.most
     }
 
+    /// Counts so many more, whether there is room for them or not.
+    pub(crate) fn count(&self, more: usize) {
+        self.used.fetch_add(more, Ordering::Relaxed);
+    }
+
     pub(crate) fn release(&self, count: usize) {
         if count > 0 {
             self.used.fetch_sub(count, Ordering::Relaxed);
@@ -46,8 +51,8 @@ impl Room {
 #[derive(Debug)]
 pub(crate) struct Capacity {
     pub(crate) keys: Room,
-    /// How many of the keys have states in shards.
-    in_shards: AtomicUsize,
+    /// The keys that have states in shards, without a cap of their own.
+    pub(crate) in_shards: Room,
     pub(crate) reservations: Room,
     /// The entries of the states in shards, without those of shared states.
     pub(crate) entries: Room,
@@ -62,7 +67,7 @@ impl Capacity {
         let most_shared_entries = most_entries.div_ceil(SHARED_PART);
         Self {
             keys: Room::new(most_keys),
-            in_shards: AtomicUsize::new(0),
+            in_shards: Room::new(usize::MAX),
             reservations: Room::new(most_reservations),
             entries: Room::new(most_entries - most_shared_entries),
             most_shared_entries,
@@ -74,23 +79,9 @@ impl Capacity {
         self.entries.most + self.most_shared_entries
     }
 
-    pub(crate) fn in_shards(&self) -> usize {
-        self.in_shards.load(Ordering::Relaxed)
-    }
-
-    /// Counts a state that has moved from its shard to a bucket.
-    pub(crate) fn leave_shard(&self) {
-        self.in_shards.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Counts a state that is written to a shard.
-    pub(crate) fn enter_shard(&self) {
-        self.in_shards.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Gives back the place of a key whose state lay in a shard.
     pub(crate) fn release_from_shard(&self) {
-        self.leave_shard();
+        self.in_shards.release(1);
         self.keys.release(1);
     }
 
@@ -132,13 +123,6 @@ impl ReservedRoom<'_> {
         added
     }
 
-    /// Gives back room for one that is not needed.
-    pub(crate) fn give_back(&mut self) {
-        if self.take() {
-            self.of.release(1);
-        }
-    }
-
     /// Uses room for one, which stays counted. Returns `false` if none is reserved.
     pub(crate) const fn take(&mut self) -> bool {
         let is_left = self.spare > 0;
@@ -152,7 +136,7 @@ impl ReservedRoom<'_> {
     pub(crate) fn keep(&mut self, before: usize, now: usize) {
         let spare = self.spare + before;
         if let Some(more @ 1..) = now.checked_sub(spare) {
-            self.of.used.fetch_add(more, Ordering::Relaxed);
+            self.of.count(more);
         }
         self.spare = spare.saturating_sub(now);
     }

@@ -32,6 +32,8 @@ mod loom_cuckoo;
 #[cfg(not(loom))]
 mod tests;
 
+use std::borrow::BorrowMut;
+
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::Compact;
 use smallvec::SmallVec;
@@ -64,7 +66,7 @@ pub(crate) struct CuckooTable {
     cursor: AtomicUsize,
 }
 
-/// A slot of some locked buckets: the position of its bucket among them, and its number there.
+/// A slot of a key's buckets: the first bucket's or its alternate's, and its number there.
 pub(crate) type SlotIndex = (usize, usize);
 
 /// The outcome of an insertion into a key's buckets.
@@ -78,45 +80,31 @@ pub(crate) enum Insertion {
     Crowded,
 }
 
-/// Inserts a new key's entry into its first bucket or its alternate. It replaces an entry that has expired by
-/// `now_us`, and otherwise takes a free slot, if `may_add` reserves room for one more entry.
-fn insert(
-    [first, alternate]: [&mut BucketGuard<'_>; 2],
-    entry: SlotEntry,
-    now_us: Option<u64>,
-    may_add: impl FnOnce() -> bool,
-) -> Insertion {
-    let expired = |bucket: &BucketGuard<'_>| bucket.expired_slot(now_us?);
-    if let Some(slot) = expired(first) {
-        first.set(slot, entry);
-    } else if let Some(slot) = expired(alternate) {
-        alternate.set(slot, entry);
-    } else {
-        let (bucket, slot) = match (first.free_slot(), alternate.free_slot()) {
-            (Some(slot), _) => (first, slot),
-            (None, Some(slot)) => (alternate, slot),
-            (None, None) => return Insertion::Crowded,
-        };
-        if !may_add() {
-            return Insertion::Refused;
-        }
-        bucket.set(slot, entry);
-    }
-    Insertion::Done
+/// The first such slot of a key's buckets.
+fn place(
+    buckets: &[&mut BucketGuard<'_>; 2],
+    slot: impl Fn(&BucketGuard<'_>) -> Option<usize>,
+) -> Option<SlotIndex> {
+    buckets.iter().enumerate().find_map(|(at, bucket)| Some((at, slot(bucket)?)))
 }
 
-/// The two buckets of a key, locked.
+/// The two buckets of a key, locked: by guards of its own, or by those of a batch.
 #[derive(Debug)]
-pub(crate) struct LockedPair<'t> {
+pub(crate) struct LockedPair<'t, B = BucketGuard<'t>> {
     route: KeyRoute<'t>,
-    buckets: [BucketGuard<'t>; 2],
+    buckets: [B; 2],
 }
 
-impl LockedPair<'_> {
+impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
+    fn buckets(&mut self) -> [&mut BucketGuard<'t>; 2] {
+        self.buckets.each_mut().map(B::borrow_mut)
+    }
+
     /// Finds the key's entry.
     pub(crate) fn find(&mut self) -> Option<SlotIndex> {
         let tag = self.route.tag();
-        self.buckets.iter_mut().enumerate().find_map(|(at, bucket)| Some((at, bucket.find(tag)?)))
+        let mut buckets = self.buckets().into_iter().enumerate();
+        buckets.find_map(|(at, bucket)| Some((at, bucket.find(tag)?)))
     }
 
     /// Returns the key's state, if the table has it.
@@ -126,16 +114,21 @@ impl LockedPair<'_> {
 
     /// The state in a slot.
     pub(crate) fn get(&self, (bucket, slot): SlotIndex) -> Packed {
-        self.buckets[bucket].get(slot).state()
+        self.buckets[bucket].borrow().get(slot).state()
     }
 
     /// Writes a state over the key's entry.
     pub(crate) fn set(&mut self, (bucket, slot): SlotIndex, state: Packed) {
-        self.buckets[bucket].set(slot, SlotEntry::new(self.route.tag(), state));
+        let entry = SlotEntry::new(self.route.tag(), state);
+        self.buckets[bucket].borrow_mut().set(slot, entry);
     }
 
-    pub(crate) fn clear(&mut self, (bucket, slot): SlotIndex) {
-        self.buckets[bucket].clear(slot);
+    /// Frees a slot. Returns `false` if it is free.
+    pub(crate) fn clear(&mut self, (bucket, slot): SlotIndex) -> bool {
+        let bucket = self.buckets[bucket].borrow_mut();
+        let is_used = !bucket.get(slot).is_free();
+        bucket.clear(slot);
+        is_used
     }
 
     /// Inserts a state of the key, which has none: over an entry that has expired by `now_us`, or into a free
@@ -143,16 +136,33 @@ impl LockedPair<'_> {
     pub(crate) fn insert(
         &mut self,
         state: Packed,
-        now_us: u64,
+        now_us: Option<u64>,
         may_add: impl FnOnce() -> bool,
     ) -> Insertion {
         let entry = SlotEntry::new(self.route.tag(), state);
-        insert(self.buckets.each_mut(), entry, Some(now_us), may_add)
+        let buckets = self.buckets();
+        let (bucket, slot) = if let Some(expired) = place(&buckets, |it| it.expired_slot(now_us?)) {
+            expired
+        } else {
+            let free = place(&buckets, |it| it.free_slot());
+            let Some(free) = free else { return Insertion::Crowded };
+            if !may_add() {
+                return Insertion::Refused;
+            }
+            free
+        };
+        buckets[bucket].set(slot, entry);
+        Insertion::Done
     }
 
     /// Whether keys with the same first bucket may have states in shards.
-    pub(crate) const fn has_spilled(&self) -> bool {
-        self.buckets[0].has_spilled()
+    pub(crate) fn has_spilled(&self) -> bool {
+        self.buckets[0].borrow().has_spilled()
+    }
+
+    /// Marks the first bucket: the key's state lies in a shard.
+    pub(crate) fn spill(&mut self) {
+        self.buckets[0].borrow_mut().spill();
     }
 }
 
@@ -166,48 +176,16 @@ pub(crate) struct LockedBuckets<'t> {
     positions: SmallVec<[[usize; 2]; 2]>,
 }
 
-impl LockedBuckets<'_> {
-    /// Finds a key's entry.
-    pub(crate) fn find(&mut self, key: usize) -> Option<SlotIndex> {
-        let (tag, positions) = (self.routes[key].tag(), self.positions[key]);
-        positions.into_iter().find_map(|bucket| Some((bucket, self.buckets[bucket].find(tag)?)))
-    }
-
-    /// The state in a slot, unless the slot is free.
-    pub(crate) fn get(&self, (bucket, slot): SlotIndex) -> Option<Packed> {
-        let entry = self.buckets[bucket].get(slot);
-        (!entry.is_free()).then(|| entry.state())
-    }
-
-    /// Writes a state over a key's entry.
-    pub(crate) fn set(&mut self, key: usize, (bucket, slot): SlotIndex, state: Packed) {
-        self.buckets[bucket].set(slot, SlotEntry::new(self.routes[key].tag(), state));
-    }
-
-    pub(crate) fn clear(&mut self, (bucket, slot): SlotIndex) {
-        self.buckets[bucket].clear(slot);
+impl<'t> LockedBuckets<'t> {
+    /// The two buckets of a key. There are two, because they differ.
+    pub(crate) fn pair(&mut self, key: usize) -> Option<LockedPair<'t, &mut BucketGuard<'t>>> {
+        let buckets = self.buckets.get_disjoint_mut(self.positions[key]).ok()?;
+        Some(LockedPair { route: self.routes[key], buckets })
     }
 
     /// Frees the expired entries of all buckets, and returns how many there were.
     pub(crate) fn clear_expired(&mut self, now_us: u64) -> usize {
         self.buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum()
-    }
-
-    /// Inserts a state of a key that has none into a free slot. Expired entries stay: they may be other keys'
-    /// of the same batch.
-    pub(crate) fn insert(&mut self, key: usize, state: Packed) -> Insertion {
-        let entry = SlotEntry::new(self.routes[key].tag(), state);
-        match self.buckets.get_disjoint_mut(self.positions[key]) {
-            Ok(buckets) => insert(buckets, entry, None, || true),
-            // A key's two buckets differ.
-            Err(_) => Insertion::Crowded,
-        }
-    }
-
-    /// Marks the key's first bucket: the key's state lies in a shard.
-    pub(crate) fn spill(&mut self, key: usize) {
-        let [first, _] = self.positions[key];
-        self.buckets[first].spill();
     }
 }
 

@@ -94,8 +94,5 @@ mod shard;
 mod store;
 mod sync;
 
-#[cfg(all(test, loom))]
-mod loom_store;
-
 pub use clock::{CoarseClock, PreciseClock};
 pub use store::{Builder, MemoryError, MemoryStore};

@@ -425,6 +425,8 @@ impl<A: InMemory, C> fmt::Debug for MemoryStore<A, C> {
 
 #[cfg(all(test, loom))]
 mod loom_paths;
+#[cfg(all(test, loom))]
+pub(crate) mod loom_store;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;

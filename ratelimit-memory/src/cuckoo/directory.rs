@@ -142,7 +142,7 @@ impl Directory {
         };
         // Loom does not model how an `OnceBox` publishes a value that is made later.
         let first =
-            if cfg!(all(test, loom)) { directory.most_segments() } else { directory.segments() };
+            if cfg!(all(test, loom)) { directory.segments.len() } else { directory.segments() };
         (0..first).for_each(|number| _ = directory.segment(number));
         directory
     }
@@ -165,10 +165,6 @@ impl Directory {
         self.count.load(Ordering::Relaxed)
     }
 
-    fn most_segments(&self) -> usize {
-        self.segments.len()
-    }
-
     #[inline(always)]
     pub(crate) fn route(&self, address: Address) -> KeyRoute<'_> {
         let pointer = &self.pointers[address.directory_index(self.shift)];
@@ -183,7 +179,7 @@ impl Directory {
         if !route.is_still() {
             return true;
         }
-        if self.segments() >= self.most_segments() || route.depth() >= self.bits() {
+        if self.segments() >= self.segments.len() || route.depth() >= self.bits() {
             return false;
         }
         let number = self.count.fetch_add(1, Ordering::Relaxed);

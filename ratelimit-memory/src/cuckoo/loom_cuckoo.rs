@@ -5,12 +5,11 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 
 use loom::sync::Arc;
-use loom::thread::JoinHandle;
 use ratelimit_core::Timestamp;
 
-use super::bucket::{Bucket, SLOTS};
+use super::bucket::SLOTS;
 use super::*;
-use crate::loom_store::{beside, model};
+use crate::store::loom_store::{model, models, race};
 
 /// How many keys with the same two buckets fill these.
 const FULL: u64 = 2 * SLOTS as u64;
@@ -33,7 +32,7 @@ fn buckets() -> Arc<CuckooTable> {
 /// Inserts a state of a new key, as a store does.
 fn insert(buckets: &CuckooTable, address: Address, state: Packed, now_us: u64) -> bool {
     let mut pair = buckets.lock(address);
-    pair.insert(state, now_us, || true) == Insertion::Done
+    pair.insert(state, Some(now_us), || true) == Insertion::Done
 }
 
 fn fill(buckets: &CuckooTable, upper: u64, keys: std::ops::Range<u64>) {
@@ -63,15 +62,15 @@ fn old_and_new(buckets: &CuckooTable) -> [Packed; 2] {
 fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
     model(|| {
         let buckets = buckets();
-        let (here, there) = (address(0, 0, 1), address(0, 0, 2));
+        let keys = [1, 2].map(|key| address(0, 0, key));
         let [old, other] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
-        assert!(insert(&buckets, here, old, 0));
-        let thread = beside(&buckets, move |buckets| buckets.lock(there).set((0, 0), other));
-        let read = (seen(&buckets, here), seen(&buckets, there));
-        assert!(read.0.is_none_or(|read| read == old), "{read:?}");
-        assert!(read.1.is_none_or(|read| read == other), "{read:?}");
-        thread.join().expect("no panic");
-        assert_eq!((seen(&buckets, here), seen(&buckets, there)), (None, Some(other)));
+        assert!(insert(&buckets, keys[0], old, 0));
+        let read = move |buckets: &CuckooTable| keys.map(|key| seen(buckets, key));
+        let takes = move |buckets: &CuckooTable| buckets.lock(keys[1]).set((0, 0), other);
+        let (was, ()) = race(&buckets, read, takes);
+        let is = |read: Option<Packed>, state| read.is_none_or(|read| read == state);
+        assert!(is(was[0], old) && is(was[1], other), "{was:?}");
+        assert_eq!(read(&buckets), [None, Some(other)]);
     });
 }
 
@@ -83,9 +82,8 @@ fn loom_a_sweep_that_finds_the_second_slot_locked_unlocks_the_first() {
         let keys = [address(0, 0, 1), address(0, 0, 2)];
         let [old, new] = old_and_new(&buckets);
         assert!(keys.iter().all(|key| insert(&buckets, *key, old, 0)));
-        let thread = beside(&buckets, move |other| charge(other, keys[1], new));
-        drop(buckets.route(keys[0]).buckets()[0].try_lock());
-        let charged = thread.join().expect("no panic");
+        let sweep = |buckets: &CuckooTable| drop(buckets.route(keys[0]).buckets()[0].try_lock());
+        let ((), charged) = race(&buckets, sweep, move |buckets| charge(buckets, keys[1], new));
         assert!(charge(&buckets, keys[0], new), "the first is free again");
         assert_eq!(get(&buckets, keys[1]), Some(if charged { new } else { old }));
     });
@@ -99,10 +97,8 @@ fn loom_an_expired_entry_is_freed_or_charged_and_never_both() {
         let (expired, live) = (address(0, 0, 1), address(0, 0, 2));
         let [old, new] = [1, 1_000].map(|at_us| packed(&buckets, at_us, 100));
         assert!(insert(&buckets, expired, old, 0) && insert(&buckets, live, new, 0));
-        let sweep = |buckets: &CuckooTable| buckets.sweep(1, Timestamp::saturating_from_us(1_000));
-        let thread = beside(&buckets, sweep);
-        let charged = charge(&buckets, expired, new);
-        let freed = thread.join().expect("no panic");
+        let charge = |buckets: &CuckooTable| charge(buckets, expired, new);
+        let (charged, freed) = race(&buckets, charge, sweeps(1_000));
         assert_eq!(freed + usize::from(charged), 1);
         assert_eq!(get(&buckets, expired), charged.then_some(new));
         assert_eq!(get(&buckets, live), Some(new));
@@ -111,33 +107,16 @@ fn loom_an_expired_entry_is_freed_or_charged_and_never_both() {
 
 #[test]
 fn loom_a_sweep_beside_a_split_frees_an_expired_entry_once() {
-    for upper in [0, 1] {
-        model(move || {
-            let buckets = buckets();
-            let (expired, live) = (address(upper, 0, 1), address(upper, 0, 2));
-            assert!(insert(&buckets, expired, packed(&buckets, 1, 2), 0));
-            assert!(insert(&buckets, live, packed(&buckets, 1, 100), 0));
-            let thread = splits(&buckets, live);
-            let freed = buckets.sweep(1, Timestamp::saturating_from_us(50));
-            assert!(thread.join().expect("no panic"));
-            assert_eq!(buckets.len(), 2 - freed);
-            assert_eq!(get(&buckets, expired).is_some(), freed == 0);
-            assert!(get(&buckets, live).is_some());
-        });
-    }
-}
-
-#[test]
-fn loom_two_writers_of_one_bucket_lose_nothing() {
-    model(|| {
+    models([0, 1], |upper| {
         let buckets = buckets();
-        let state = packed(&buckets, 1, 100);
-        let (here, there) = (address(0, 0, 1), address(0, 0, 2));
-        let thread = beside(&buckets, move |other| insert(other, there, packed(other, 1, 100), 0));
-        assert!(insert(&buckets, here, state, 0));
-        assert!(thread.join().expect("no panic"));
-        assert_eq!((get(&buckets, here), get(&buckets, there)), (Some(state), Some(state)));
-        assert_eq!(buckets.len(), 2);
+        let (expired, live) = (address(upper, 0, 1), address(upper, 0, 2));
+        assert!(insert(&buckets, expired, packed(&buckets, 1, 2), 0));
+        assert!(insert(&buckets, live, packed(&buckets, 1, 100), 0));
+        let (freed, split) = race(&buckets, sweeps(50), splits(live));
+        assert!(split);
+        assert_eq!(buckets.len(), 2 - freed);
+        assert_eq!(get(&buckets, expired).is_some(), freed == 0);
+        assert!(get(&buckets, live).is_some());
     });
 }
 
@@ -148,32 +127,26 @@ fn loom_an_expired_slot_is_taken_over_by_one_key() {
         // All slots of these keys are taken, and one has expired.
         fill(&buckets, 0, 10..10 + FULL - 1);
         assert!(insert(&buckets, address(0, 0, 1), packed(&buckets, 1, 2), 0));
-        let (here, there) = (address(0, 0, 2), address(0, 0, 3));
-        let thread = beside(&buckets, move |other| insert(other, there, packed(other, 9, 9), 9));
-        let here = insert(&buckets, here, packed(&buckets, 9, 9), 9).then_some(here);
-        let there = thread.join().expect("no panic").then_some(there);
+        let new = packed(&buckets, 9, 9);
+        let take = |key| {
+            let key = address(0, 0, key);
+            move |buckets: &CuckooTable| insert(buckets, key, new, 9).then_some(key)
+        };
+        let (here, there) = race(&buckets, take(2), take(3));
         assert!(here.is_some() ^ there.is_some());
         assert_eq!(buckets.len(), 2 * SLOTS);
-        let winner = here.or(there).expect("one of them");
-        assert_eq!(get(&buckets, winner), Some(packed(&buckets, 9, 9)));
+        assert_eq!(get(&buckets, here.or(there).expect("one of them")), Some(new));
     });
 }
 
-/// Another thread that splits a key's segment.
-fn splits(buckets: &Arc<CuckooTable>, key: Address) -> JoinHandle<bool> {
-    beside(buckets, move |buckets| buckets.directory.split(buckets.route(key)))
+/// Frees what has expired in the first bucket.
+fn sweeps(now_us: u64) -> impl Fn(&CuckooTable) -> usize {
+    move |buckets| buckets.sweep(1, Timestamp::saturating_from_us(now_us))
 }
 
-/// Looks for a key during a split of its segment, and after it.
-fn is_found_beside_a_split(buckets: &Arc<CuckooTable>, key: Address) {
-    let state = packed(buckets, 1, 100);
-    assert!(insert(buckets, key, state, 0));
-    let thread = splits(&buckets, key);
-    // Without the lock, a reader finds the key or rejects what it read; with the lock, it finds the key.
-    assert!(seen(buckets, key).is_none_or(|read| read == state));
-    assert_eq!(get(buckets, key), Some(state));
-    assert!(thread.join().expect("no panic"));
-    assert_eq!((get(buckets, key), buckets.len()), (Some(state), 1));
+/// Splits a key's segment.
+fn splits(key: Address) -> impl Fn(&CuckooTable) -> bool {
+    move |buckets| buckets.directory.split(buckets.route(key))
 }
 
 /// Charges a key as a store does, on a snapshot that was taken without the lock. Returns whether it did.
@@ -186,18 +159,15 @@ fn charge(buckets: &CuckooTable, key: Address, state: Packed) -> bool {
 
 #[test]
 fn loom_a_charge_is_not_lost_while_its_segment_splits() {
-    for upper in [0, 1] {
-        model(move || {
-            let buckets = buckets();
-            let [old, new] = old_and_new(&buckets);
-            let key = address(upper, 0, 1);
-            assert!(insert(&buckets, key, old, 0));
-            let thread = splits(&buckets, key);
-            let charged = charge(&buckets, key, new);
-            assert!(thread.join().expect("no panic"));
-            assert_eq!(get(&buckets, key), Some(if charged { new } else { old }));
-        });
-    }
+    models([0, 1], |upper| {
+        let buckets = buckets();
+        let [old, new] = old_and_new(&buckets);
+        let key = address(upper, 0, 1);
+        assert!(insert(&buckets, key, old, 0));
+        let (charged, split) = race(&buckets, |it| charge(it, key, new), splits(key));
+        assert!(split);
+        assert_eq!(get(&buckets, key), Some(if charged { new } else { old }));
+    });
 }
 
 /// Two threads add to a key's span within one microsecond, so that the entry's word does not change, and lock
@@ -219,10 +189,9 @@ fn charge_within_a_microsecond(
         entry.set(packed(buckets, 1, span_us));
         1
     };
-    let thread = beside(&buckets, add_one);
-    let added = add_one(&buckets) + thread.join().expect("no panic");
+    let (here, there) = race(&buckets, add_one, add_one);
     let state = get(&buckets, key).expect("there");
-    assert_eq!(buckets.unpack(state).span_us, 100 + added, "an update is lost");
+    assert_eq!(buckets.unpack(state).span_us, 100 + here + there, "an update is lost");
 }
 
 #[test]
@@ -237,23 +206,39 @@ fn loom_catches_a_charge_that_compares_nothing_but_the_word() {
     model(|| charge_within_a_microsecond(|seen| seen.try_lock_word()));
 }
 
+/// The only segment splits, or one of two. Without the lock, a reader finds the key or rejects what it read; with the lock, it
+/// finds the key.
 #[test]
 fn loom_a_key_is_found_while_its_segment_splits() {
-    for upper in [0, 1] {
-        model(move || is_found_beside_a_split(&buckets(), address(upper, 0, 1)));
-    }
+    models([(0, 1), (1, 1), (1, 2)], |(upper, segments)| {
+        let buckets = Arc::new(CuckooTable::new(16 * segments, Timestamp::ZERO));
+        let (key, state) = (address(upper, 0, 1), packed(&buckets, 1, 100));
+        assert!((1..segments).all(|_| splits(key)(&buckets)));
+        assert!(insert(&buckets, key, state, 0));
+        let looks = |buckets: &CuckooTable| {
+            assert!(seen(buckets, key).is_none_or(|read| read == state));
+            assert_eq!(get(buckets, key), Some(state));
+        };
+        let ((), split) = race(&buckets, looks, splits(key));
+        assert!(split);
+        looks(&buckets);
+        assert_eq!((buckets.len(), buckets.segments()), (1, segments + 1));
+    });
+}
+
+/// A key is inserted while its segment splits, and then looked for.
+fn is_inserted_beside_a_split(inserts: impl Fn(&CuckooTable, Address, Packed)) {
+    let (buckets, key) = (buckets(), address(0, 0, 1));
+    let state = packed(&buckets, 1, 100);
+    let ((), split) = race(&buckets, |buckets| inserts(buckets, key, state), splits(key));
+    assert!(split && buckets.segments() == 2);
+    assert!(get(&buckets, key).is_some(), "lost in a split");
 }
 
 #[test]
 fn loom_a_key_inserted_beside_a_split_is_found() {
     model(|| {
-        let buckets = buckets();
-        let (here, there) = (address(0, 0, 1), address(0, 1, 2));
-        let thread = splits(&buckets, there);
-        assert!(insert(&buckets, here, packed(&buckets, 1, 100), 0));
-        assert!(thread.join().expect("no panic"));
-        assert!(get(&buckets, here).is_some());
-        assert_eq!(buckets.segments(), 2);
+        is_inserted_beside_a_split(|buckets, key, state| assert!(insert(buckets, key, state, 0)));
     });
 }
 
@@ -262,27 +247,10 @@ fn loom_a_key_inserted_beside_a_split_is_found() {
 #[should_panic(expected = "lost in a split")]
 fn loom_catches_an_insert_that_does_not_check_its_bucket_under_the_lock() {
     model(|| {
-        let buckets = buckets();
-        let key = address(0, 0, 1);
-        let thread = splits(&buckets, key);
-        let route = buckets.route(key);
-        let bucket: &Bucket = route.buckets()[0];
-        let mut locked = bucket.lock();
-        locked.set(0, SlotEntry::new(route.tag(), packed(&buckets, 1, 100)));
-        drop(locked);
-        assert!(thread.join().expect("no panic"));
-        assert!(get(&buckets, key).is_some(), "lost in a split");
-    });
-}
-
-#[test]
-fn loom_a_key_is_found_while_one_of_several_segments_splits() {
-    model(|| {
-        let key = address(1, 0, 1);
-        let buckets = Arc::new(CuckooTable::new(32, Timestamp::ZERO));
-        assert!(buckets.directory.split(buckets.route(key)));
-        is_found_beside_a_split(&buckets, key);
-        assert_eq!(buckets.segments(), 3);
+        is_inserted_beside_a_split(|buckets, key, state| {
+            let route = buckets.route(key);
+            route.buckets()[0].lock().set(0, SlotEntry::new(route.tag(), state));
+        });
     });
 }
 
@@ -293,10 +261,9 @@ fn loom_two_threads_that_find_a_segment_full_split_it_once() {
         fill(&buckets, 0, 10..10 + FULL);
         let key = address(0, 0, 1);
         let route = buckets.route(key);
-        let thread = splits(&buckets, key);
-        assert!(buckets.directory.split(route));
         // The second thread finds the split done, or finds that no other is possible.
-        thread.join().expect("no panic");
+        let (split, _) = race(&buckets, |buckets| buckets.directory.split(route), splits(key));
+        assert!(split);
         assert_eq!(buckets.segments(), 2);
         assert!((10..10 + FULL).all(|n| get(&buckets, address(0, 0, n)).is_some()));
     });

@@ -33,7 +33,7 @@ fn put(table: &CuckooTable, address: Address, state: Packed, now: Timestamp) -> 
             pair.set(slot_index, state);
             return true;
         }
-        if pair.insert(state, table.since_epoch_us(now), || true) == Insertion::Done {
+        if pair.insert(state, Some(table.since_epoch_us(now)), || true) == Insertion::Done {
             return true;
         }
         drop(pair);
@@ -143,23 +143,22 @@ proptest! {
                     let mut locked = table.lock_all(&keys.iter().map(|key| address(*key)));
                     locked.clear_expired(now_us);
                     for (position, key) in keys.into_iter().enumerate() {
-                        let found = locked.find(position).and_then(|slot| locked.get(slot));
+                        let mut pair = locked.pair(position).expect("two buckets");
+                        let found = pair.state();
                         let live = map.get(&key).filter(|(_, expires_us)| *expires_us > now_us);
                         prop_assert_eq!(found, live.map(|live| live.0));
-                        if found.is_none() && locked.insert(position, state(span_us)) == Insertion::Done {
+                        if found.is_none() && pair.insert(state(span_us), None, || true) == Insertion::Done {
                             map.insert(key, (state(span_us), now_us + span_us));
                         }
                     }
                 }
                 Act::Clear(key) => {
                     let mut pair = table.lock(address(key));
-                    if let Some(slot_index) = pair.find() {
-                        pair.clear(slot_index);
-                    }
+                    prop_assert!(pair.find().is_none_or(|slot_index| pair.clear(slot_index)));
                     map.remove(&key);
                 }
                 Act::Spill(key) => {
-                    table.lock_all(&[address(key)].into_iter()).spill(0);
+                    table.lock(address(key)).spill();
                     spilled.insert(key);
                 }
                 Act::Later(us) => now_us += us,

@@ -11,9 +11,8 @@ use crate::cuckoo::{Address, CuckooTable, Insertion};
 
 /// The outcome of an attempt with the key's buckets locked.
 enum Attempt {
-    Decided(Decision),
-    /// Decided at this time, for a key that had no state.
-    New(Decision, Timestamp),
+    /// The decision, and its time if the key had no state.
+    Decided(Decision, Option<Timestamp>),
     /// The key's buckets are full.
     Crowded,
 }
@@ -31,9 +30,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let charges = batch.operation() == Op::Acquire;
         loop {
             match self.attempt(table, address, check, charges)? {
-                Attempt::Decided(decision) => return Some(decision),
-                Attempt::New(decision, now) => {
-                    self.sweep_in_passing(now);
+                Attempt::Decided(decision, new_at) => {
+                    new_at.into_iter().for_each(|now| self.sweep_in_passing(now));
                     return Some(decision);
                 }
                 Attempt::Crowded => {
@@ -62,7 +60,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             return None;
         }
         let slot_index = pair.find();
-        if slot_index.is_none() && pair.has_spilled() && self.capacity.in_shards() > 0 {
+        if slot_index.is_none() && pair.has_spilled() && self.capacity.in_shards.used() > 0 {
             return None;
         }
         let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
@@ -72,14 +70,14 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             return None;
         }
         match (write, slot_index) {
-            (Write::Put { state, .. }, _) if charges => {
+            (Write::Put { state, .. }, Some(slot_index)) if charges => {
+                pair.set(slot_index, table.pack(state)?);
+            }
+            (Write::Put { state, .. }, None) if charges => {
                 let packed = table.pack(state)?;
-                if let Some(slot_index) = slot_index {
-                    pair.set(slot_index, packed);
-                    return Some(Attempt::Decided(decision));
-                }
                 let mut spare = self.capacity.keys.reserve();
-                match pair.insert(packed, table.since_epoch_us(now), || spare.add(1)) {
+                let now_us = Some(table.since_epoch_us(now));
+                match pair.insert(packed, now_us, || spare.add(1)) {
                     Insertion::Done => _ = spare.take(),
                     Insertion::Refused => return None,
                     Insertion::Crowded => return Some(Attempt::Crowded),
@@ -93,9 +91,6 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             (_, None) if !self.capacity.keys.has(1) => return None,
             _ => {}
         }
-        Some(match slot_index {
-            Some(_) => Attempt::Decided(decision),
-            None => Attempt::New(decision, now),
-        })
+        Some(Attempt::Decided(decision, slot_index.is_none().then_some(now)))
     }
 }

@@ -39,10 +39,8 @@ enum Location {
     Bucket(cuckoo::SlotIndex),
     /// In this slot of its shard.
     Shard(usize),
-    /// There is none yet.
+    /// There is none yet. [`reserve_places`](LockedBatch::reserve_places) reserves a place for it.
     New,
-    /// There is none yet, and a place is reserved.
-    Reserved,
     /// There is none and no room for one: the check uses the limit's shared state.
     Overflow,
 }
@@ -54,8 +52,7 @@ struct Located<S> {
     location: Location,
     /// The state, if it lies in a bucket.
     state: Option<S>,
-    /// The write that is to follow, once no foreign code is left to run. After it, the state that was replaced:
-    /// dropping that is foreign code, too.
+    /// The write that is to follow, once no foreign code is left to run.
     next: NextWrite<S>,
 }
 
@@ -65,13 +62,11 @@ impl<S> Located<S> {
     }
 }
 
-/// A write that is to follow, or the state that it has replaced.
+/// A write that is to follow.
 enum NextWrite<S> {
     Same,
     Put(S, PendingWrite),
     Removed,
-    /// The replaced state, or the general form of a state that a bucket stores packed.
-    Replaced(S),
 }
 
 /// What is written along with a state.
@@ -107,8 +102,8 @@ struct LockedBatch<'s, 'b, A: InMemory, C> {
     is_tight: bool,
     /// Keys whose buckets were full.
     crowded: SmallVec<[Address; 1]>,
-    /// States that moved from shards to buckets. They are dropped last.
-    moved: Vec<A::State>,
+    /// States that were replaced, removed or moved to a bucket. They are dropped last, because that is foreign code.
+    replaced: SmallVec<[A::State; 2]>,
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
@@ -142,7 +137,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             is_unrecorded: false,
             is_tight: false,
             crowded: SmallVec::new(),
-            moved: Vec::new(),
+            replaced: SmallVec::with_capacity(hashes.len()),
         };
         let mut decided = locked.decide();
         if locked.is_unrecorded && decided.as_ref().is_ok_and(Verdict::allowed) {
@@ -182,7 +177,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         match located.location {
             Location::Bucket(..) => located.state.as_ref(),
             Location::Shard(slot) => self.shards.get(located.hash).state(slot),
-            Location::New | Location::Reserved => None,
+            Location::New => None,
             Location::Overflow => {
                 let overflow = self.overflow.as_ref()?;
                 overflow.state(overflow.find(located.hash)?)
@@ -221,11 +216,11 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         let freed = buckets.clear_expired(table.since_epoch_us(self.own));
         self.store.capacity.keys.release(freed);
         for (key, located) in self.located.iter_mut().enumerate() {
-            if let Some(slot_index) = buckets.find(key)
-                && let Some(packed) = buckets.get(slot_index)
+            if let Some(mut pair) = buckets.pair(key)
+                && let Some(slot_index) = pair.find()
             {
                 located.location = Location::Bucket(slot_index);
-                located.state = A::from_compact(table.unpack(packed));
+                located.state = A::from_compact(table.unpack(pair.get(slot_index)));
             }
         }
     }
@@ -258,8 +253,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             }
         }
         for located in self.located.iter_mut().filter(|located| located.location == Location::New) {
-            let reserved = self.spare_keys.add(1);
-            located.location = if reserved { Location::Reserved } else { Location::Overflow };
+            if !self.spare_keys.add(1) {
+                located.location = Location::Overflow;
+            }
         }
     }
 
@@ -292,9 +288,6 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     fn share(&mut self, position: usize) {
         let limit = self.batch.checks()[position].limit;
         let hash = self.store.shared_hash.under(limit.fingerprint());
-        if self.located[position].location == Location::Reserved {
-            self.spare_keys.give_back();
-        }
         self.located[position] = Located::at(hash, Location::Overflow);
     }
 

@@ -5,14 +5,13 @@
 //! one before it, and a lookup of that thread would hide the store's access.
 
 use loom::sync::Arc;
-use loom::thread::JoinHandle;
 use ratelimit_core::algorithm::Compact;
 use ratelimit_core::{Gcra, Rate};
 
+use super::loom_store::{LoomStore as Loomed, model, models, race, small_store};
 use super::*;
 use crate::cuckoo::{Address, CuckooTable, Insertion, Packed, SlotEntry};
 use crate::hash::KeyHasher;
-use crate::loom_store::{CompactStore as Loomed, beside, model, small_store};
 
 const NOW: Timestamp = Timestamp::saturating_from_us(1_000_000);
 const TOKEN_US: u64 = 1_000_000_000;
@@ -25,7 +24,7 @@ fn limit(burst: u64) -> Limit<Gcra> {
 
 /// A store of one segment of four buckets of two entries each, which can split once.
 fn store() -> Arc<Loomed> {
-    small_store(8).0
+    small_store(8)
 }
 
 fn table(store: &Loomed) -> &CuckooTable {
@@ -54,7 +53,7 @@ fn packed(store: &Loomed, span_us: u64) -> Packed {
 /// Inserts a state of a new key.
 fn put(store: &Loomed, key: &str, span_us: u64) {
     let mut pair = table(store).lock(address(key));
-    assert_eq!(pair.insert(packed(store, span_us), 0, || true), Insertion::Done);
+    assert_eq!(pair.insert(packed(store, span_us), None, || true), Insertion::Done);
 }
 
 fn span_us(store: &Loomed, key: &str) -> Option<u64> {
@@ -73,16 +72,16 @@ fn ask(store: &Loomed, burst: u64, key: &str, op: Op) -> (bool, u64) {
     (verdict.allowed(), verdict.remaining())
 }
 
-/// A thread that replaces a key's state, unless the entry has changed since the thread was made.
-fn writer(store: &Arc<Loomed>, key: &str, span_us: u64) -> JoinHandle<()> {
+/// Replaces a key's state, unless the entry has changed since this was made.
+fn writer(store: &Loomed, key: &str, span_us: u64) -> impl Fn(&Loomed) + 'static {
     let address = address(key);
     let parts = table(store).route(address).find().expect("there").parts();
-    beside(store, move |store| {
+    move |store| {
         let seen = table(store).route(address).buckets()[0].seen(parts);
         if let Some(mut entry) = seen.try_lock() {
             entry.set(packed(store, span_us));
         }
-    })
+    }
 }
 
 /// Spans of two states: one has a bit in the entry's word and none in the rest, the other is a microsecond
@@ -94,22 +93,15 @@ const BURST: u64 = 6;
 /// A decision on a key while another thread writes is true of one of both states.
 #[test]
 fn loom_a_decision_without_a_lock_sees_no_mixture_of_two_states() {
-    let [key] = keys(|_| true);
-    for (op, [old, new]) in [
-        (Op::Acquire, SPANS_US),
-        (Op::Acquire, [SPANS_US[1], SPANS_US[0]]),
-        (Op::Peek, SPANS_US),
-        (Op::Peek, [SPANS_US[1], SPANS_US[0]]),
-    ] {
-        let key = key.clone();
-        model(move || {
-            let store = store();
-            put(&store, &key, old);
-            let writer = writer(&store, &key, new);
-            assert_eq!(ask(&store, BURST, &key, op), (true, 0), "a mixture");
-            writer.join().expect("no panic");
-        });
-    }
+    let [one, other] = SPANS_US;
+    let spans = [[one, other], [other, one]];
+    models([Op::Acquire, Op::Peek].map(|op| spans.map(|spans| (op, spans))).concat(), |case| {
+        let ((op, [old, new]), store, key) = (case, store(), "a");
+        put(&store, key, old);
+        let writer = writer(&store, key, new);
+        let (asked, ()) = race(&store, |store| ask(store, BURST, key, op), writer);
+        assert_eq!(asked, (true, 0), "a mixture");
+    });
 }
 
 /// Another key takes the slot of a key that is being charged, with the very same state: the charge is not
@@ -127,64 +119,44 @@ fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
         let store = store();
         put(&store, "a", TOKEN_US);
         let (came, state) = (address(&other), packed(&store, TOKEN_US));
-        let thread = beside(&store, move |store| table(store).lock(came).set((0, 0), state));
         // Only the fast path: the paths that follow it would multiply the interleavings by a hundred.
-        let charged = store.charge_fast(&limit(3), store.hash(&limit(3), "a"), 1);
+        let charge = |store: &Loomed| store.charge_fast(&limit(3), store.hash(&limit(3), "a"), 1);
+        let comes = move |store: &Loomed| table(store).lock(came).set((0, 0), state);
+        let (charged, ()) = race(&store, charge, comes);
         assert!(charged.is_none_or(|decision| decision.allowed));
-        thread.join().expect("no panic");
         assert_eq!(span_us(&store, &other), Some(TOKEN_US), "another key was charged");
     });
 }
 
-/// A store whose buckets 0 and 1 are full, with a key in bucket 0 that can be relocated to bucket 3, and a key
-/// that finds both full.
-fn crowded(keys: &[String; 5]) -> Arc<Loomed> {
-    let store = store();
-    keys[..4].iter().for_each(|key| put(&store, key, TOKEN_US));
-    store
-}
-
-fn crowd() -> [String; 5] {
+/// A key is charged while an entry is relocated, to make room for a key whose buckets are full: `charged`, of the key whose
+/// entry moves and of this one, has the span of so many tokens afterwards, and the other key has that of one.
+fn is_charged_beside_a_relocation(charged: Option<String>, tokens: u64, len: usize) {
+    // Buckets 0 and 1 are full, and one of the keys can be relocated to bucket 3.
     let [moves] = keys(lies_in([0, 3]));
     let [one, two, three, comes] = keys(lies_in([0, 1]));
-    [moves, one, two, three, comes]
+    model(move || {
+        let (store, charged) = (store(), charged.as_ref().unwrap_or(&moves));
+        [&moves, &one, &two, &three].into_iter().for_each(|key| put(&store, key, TOKEN_US));
+        let comes = address(&comes);
+        let makes_room = move |store: &Loomed| table(store).make_room(comes, NOW).made_room;
+        let (asked, made_room) =
+            race(&store, |store| ask(store, 2, charged, Op::Acquire), makes_room);
+        assert!(asked.0 && made_room);
+        assert_eq!(span_us(&store, charged), Some(tokens * TOKEN_US), "a charge is lost");
+        assert!(span_us(&store, &moves).is_some(), "an entry is lost");
+        assert_eq!(table(&store).len(), len);
+    });
 }
 
-/// Another thread that makes room for a key.
-fn makes_room(store: &Arc<Loomed>, key: &str) -> JoinHandle<bool> {
-    let comes = address(key);
-    beside(store, move |store| table(store).make_room(comes, NOW).made_room)
-}
-
-/// A key is charged while its entry is relocated to make room for another key: it is in one of its buckets,
-/// once, with both charges.
 #[test]
 fn loom_a_key_is_charged_while_its_entry_is_relocated() {
-    let keys = crowd();
-    model(move || {
-        let store = crowded(&keys);
-        let thread = makes_room(&store, &keys[4]);
-        assert!(ask(&store, 2, &keys[0], Op::Acquire).0);
-        assert!(thread.join().expect("no panic"));
-        assert_eq!(span_us(&store, &keys[0]), Some(2 * TOKEN_US), "a charge is lost");
-        assert_eq!(table(&store).len(), 4);
-    });
+    is_charged_beside_a_relocation(None, 2, 4);
 }
 
-/// A key is inserted into the bucket that another key's entry is relocated to: both are there.
 #[test]
 fn loom_a_key_is_inserted_into_the_bucket_that_an_entry_is_relocated_to() {
-    let keys = crowd();
-    let [inserted] = self::keys(lies_in([3, 2]));
-    model(move || {
-        let store = crowded(&keys);
-        let thread = makes_room(&store, &keys[4]);
-        assert!(ask(&store, 2, &inserted, Op::Acquire).0);
-        assert!(thread.join().expect("no panic"));
-        assert_eq!(span_us(&store, &keys[0]), Some(TOKEN_US), "an entry is lost");
-        assert_eq!(span_us(&store, &inserted), Some(TOKEN_US), "a charge is lost");
-        assert_eq!(table(&store).len(), 5);
-    });
+    let [inserted] = keys(lies_in([3, 2]));
+    is_charged_beside_a_relocation(Some(inserted), 1, 5);
 }
 
 /// A batch of two new keys while their segment splits: each is charged once, and found there.
@@ -194,13 +166,12 @@ fn loom_a_batch_of_new_keys_beside_a_split_is_charged_once_and_found() {
         keys(|address| address.directory_index(u64::BITS - 1) == 1 && lies_in([0, 1])(address));
     model(move || {
         let store = store();
-        let first = address(&keys[0]);
-        let thread = beside(&store, move |store| table(store).split(first));
-        let limit = limit(1);
+        let (first, limit) = (address(&keys[0]), limit(1));
         let checks = keys.each_ref().map(|key| Check { limit: &limit, key, cost: 1 });
         let batch = Batch::new(&checks).expect("distinct");
-        assert!(store.apply_now(&batch).expect("decides").allowed());
-        assert!(thread.join().expect("no panic"));
+        let splits = move |store: &Loomed| table(store).split(first);
+        let (decided, split) = race(&store, |store| store.apply_now(&batch), splits);
+        assert!(decided.expect("decides").allowed() && split);
         let spans = keys.each_ref().map(|key| span_us(&store, key));
         assert_eq!(spans, [Some(TOKEN_US); 2], "lost in a split");
         assert_eq!((table(&store).len(), store.len()), (2, 2));

@@ -55,7 +55,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Sweeps slots of the next shard of states and of the next shard of reservations, if they are in use. Never waits,
     /// and skips a shard that another thread, or this very one, has locked.
     fn sweep_next_shard(&self, now: Timestamp, slots: usize) {
-        let (in_shards, reserved) = (self.capacity.in_shards(), self.capacity.reservations.used());
+        let (in_shards, reserved) =
+            (self.capacity.in_shards.used(), self.capacity.reservations.used());
         if in_shards + reserved == 0 {
             return;
         }

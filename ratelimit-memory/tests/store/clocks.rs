@@ -1,13 +1,12 @@
 //! Clocks that go back, or are read too early: no state is lost or freed by that, and no capacity is minted.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::algorithm::Write;
-use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, Clock, ManualClock, Timestamp};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{Clock, ManualClock, SyncStore, Timestamp};
 use ratelimit_memory::MemoryStore;
+use ratelimit_testkit::PureStore;
 
 use crate::common::{BEGIN, HOUR_US, Hooked, Memory, ask, limit, store};
 
@@ -45,31 +44,30 @@ fn decisions_by_a_wandering_clock_are_the_algorithms() {
     let words =
         ["gcra 1/2d burst 4", "gcra 1/30d burst 3", "fixed-window 40/30d", "sliding-log 9/30d"];
     let limits = words.map(|words| limit(&words.replace([' ', '/'], "-"), words));
-    let (mut known, mut random) = (HashMap::new(), fastrand::Rng::with_seed(11));
+    let (pure, mut random) = (PureStore::new(), fastrand::Rng::with_seed(11));
+    pure.clock().set(BEGIN);
     for turn in 0..20_000 {
         if random.u8(..4) == 0 {
             let back_us =
                 [random.u64(..40 * HOUR_US), *random.choice(&BACK_US[..5]).expect("some")];
             clock.set(before_begin(random.choice(back_us).expect("some")));
+            pure.clock().set(clock.now());
         }
         let (limit, key) = (random.choice(&limits).expect("some"), ["a", "b", "c"][turn % 3]);
-        let op = if random.u8(..5) == 0 { Op::Peek } else { Op::Acquire };
-        let due = limit.algorithm().step(known.get(&(limit.name(), key)), clock.now(), 1);
-        let verdict = ask(&store, (limit, key), op, 1);
-        assert_eq!(*verdict.summary(), due.decision, "turn {turn}: {op} of {key}");
-        if let (Op::Acquire, Write::Put { state, .. }) = (op, due.write) {
-            known.insert((limit.name(), key), state);
-        }
-        let state = store.state(limit.name(), key);
-        assert_eq!(state.as_ref(), known.get(&(limit.name(), key)), "turn {turn}");
+        let op = *[Op::Peek, Op::Reset].get(random.usize(..40) / 8).unwrap_or(&Op::Acquire);
+        let check = Check { limit, key, cost: 1 };
+        let batch = Batch::one(&check).op(op);
+        assert_eq!(
+            store.apply_now(&batch).ok(),
+            pure.decide(&batch).ok(),
+            "turn {turn}: {batch:?}"
+        );
+        assert_eq!(store.state(limit.name(), key), pure.state(limit, key), "turn {turn}");
         let _ = ask(&store, (limit, &format!("new {turn}")), Op::Peek, 1);
-        assert_eq!(store.len(), known.len(), "turn {turn}");
-        // Now and then a key is reset.
-        if random.u8(..40) == 0 {
-            let _ = ask(&store, (limit, key), Op::Reset, 1);
-            known.remove(&(limit.name(), key));
-        }
     }
+    let kept = |limit| ["a", "b", "c"].map(|key| pure.state(limit, key).is_some());
+    let kept = limits.iter().flat_map(kept).filter(|is_kept| *is_kept).count();
+    assert_eq!(store.len(), kept);
 }
 
 type Hook = Box<dyn FnOnce() + Send>;

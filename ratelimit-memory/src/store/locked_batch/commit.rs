@@ -12,15 +12,13 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Writes all that the decision noted.
     pub(super) fn commit(&mut self) {
         for position in 0..self.located.len() {
-            let located = &mut self.located[position];
-            match std::mem::replace(&mut located.next, NextWrite::Same) {
-                NextWrite::Same | NextWrite::Replaced(_) => {}
+            match std::mem::replace(&mut self.located[position].next, NextWrite::Same) {
+                NextWrite::Same => {}
                 NextWrite::Removed => self.remove(position),
                 NextWrite::Put(state, pending) => {
-                    let is_in_table =
-                        pending.packed.is_some_and(|packed| self.put_in_table(position, packed));
-                    if is_in_table {
-                        self.located[position].next = NextWrite::Replaced(state);
+                    let packed = pending.packed;
+                    if packed.is_some_and(|packed| self.put_in_table(position, packed)) {
+                        self.replaced.push(state);
                     } else {
                         self.put_in_shard(position, state, pending);
                     }
@@ -37,7 +35,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their next write
     /// finds a slot there. Reserved room that is left is given back.
     pub(super) fn end(self) {
-        let Self { store, located, moved, crowded, own, .. } = self;
+        let Self { store, located, replaced, crowded, own, .. } = self;
         drop((self.reservations, self.overflow, self.shards, self.table));
         drop((self.spare_keys, self.spare_reservations, self.spare_entries));
         if let Some(table) = &store.table {
@@ -45,7 +43,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                 store.capacity.keys.release(table.make_room(address, own).freed);
             }
         }
-        drop((located, moved));
+        drop((located, replaced));
     }
 
     /// The shard that a key's state lies in, or that has the state it shares.
@@ -56,34 +54,37 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
     }
 
-    /// Frees the slot of a key's state in its shard.
-    fn clear_in_shard(&mut self, key: usize) -> Option<A::State> {
+    /// Frees the slot of a key's state in its shard. Returns `false` if another check has freed it.
+    fn clear_in_shard(&mut self, key: usize) -> bool {
         let hash = self.located[key].hash;
-        let shard = self.shard(key)?;
-        let (state, entries) = shard.find(hash).and_then(|slot| shard.clear(slot))?;
+        let Some(shard) = self.shard(key) else { return false };
+        let cleared = shard.find(hash).and_then(|slot| shard.clear(slot));
+        let Some((state, entries)) = cleared else { return false };
+        self.replaced.push(state);
         if self.located[key].location != Location::Overflow {
             self.spare_entries.keep(entries, 0);
         }
-        Some(state)
+        true
     }
 
     /// Writes a state to a bucket, if the key has a slot there or finds one.
     fn put_in_table(&mut self, key: usize, packed: Packed) -> bool {
-        let Some((_, buckets)) = &mut self.table else { return false };
+        let pair = self.table.as_mut().and_then(|(_, buckets)| buckets.pair(key));
+        let Some(mut pair) = pair else { return false };
         let location = self.located[key].location;
         if let Location::Bucket(slot_index) = location {
-            buckets.set(key, slot_index, packed);
+            pair.set(slot_index, packed);
             return true;
         }
-        if buckets.insert(key, packed) != Insertion::Done {
+        // Expired entries stay: they may be other keys' of the same batch.
+        if pair.insert(packed, None, || true) != Insertion::Done {
             self.crowded.push(Address::new(self.located[key].hash));
             return false;
         }
-        if location == Location::Reserved {
+        if location == Location::New {
             self.spare_keys.take();
-        } else if let Some(state) = self.clear_in_shard(key) {
-            self.moved.push(state);
-            self.store.capacity.leave_shard();
+        } else if self.clear_in_shard(key) {
+            self.store.capacity.in_shards.release(1);
         }
         true
     }
@@ -102,23 +103,24 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         if location != Location::Overflow {
             self.spare_entries.keep(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
             if replaced.is_none() {
-                self.store.capacity.enter_shard();
+                self.store.capacity.in_shards.count(1);
             }
-            if location == Location::Reserved && replaced.is_none() {
+            if location == Location::New && replaced.is_none() {
                 self.spare_keys.take();
             }
             // The bucket of a key that was found in its shard is marked already.
-            if let (Some((_, buckets)), false) =
-                (&mut self.table, matches!(location, Location::Shard(_)))
+            if !matches!(location, Location::Shard(_))
+                && let Some((_, buckets)) = &mut self.table
+                && let Some(mut pair) = buckets.pair(key)
             {
-                buckets.spill(key);
+                pair.spill();
                 if let Location::Bucket(slot_index) = location {
-                    buckets.clear(slot_index);
+                    pair.clear(slot_index);
                 }
             }
         }
         if let Some((before, _)) = replaced {
-            self.located[key].next = NextWrite::Replaced(before);
+            self.replaced.push(before);
         }
     }
 
@@ -128,21 +130,18 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             // again.
             Location::Bucket(slot_index) => {
                 if let Some((_, buckets)) = &mut self.table
-                    && buckets.get(slot_index).is_some()
+                    && buckets.pair(key).is_some_and(|mut pair| pair.clear(slot_index))
                 {
-                    buckets.clear(slot_index);
                     self.store.capacity.keys.release(1);
                 }
             }
-            Location::Shard(_) | Location::Overflow => {
-                if let Some(state) = self.clear_in_shard(key) {
-                    self.located[key].next = NextWrite::Replaced(state);
-                    if self.located[key].location != Location::Overflow {
-                        self.store.capacity.release_from_shard();
-                    }
+            Location::Shard(_) => {
+                if self.clear_in_shard(key) {
+                    self.store.capacity.release_from_shard();
                 }
             }
-            Location::New | Location::Reserved => {}
+            Location::Overflow => _ = self.clear_in_shard(key),
+            Location::New => {}
         }
     }
 }

@@ -57,8 +57,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         if (shared.is_empty() || fits) && self.spare_entries.add(own_entries) {
             return Ok(true);
         }
-        let is_new =
-            |at: &usize| matches!(self.located[*at].location, Location::New | Location::Reserved);
+        let is_new = |at: &usize| self.located[*at].location == Location::New;
         let new_keys: SmallVec<[usize; 2]> = own.into_iter().filter(is_new).collect();
         if new_keys.is_empty() || !(shared.is_empty() || fits) {
             return Err(MemoryError::Entries { most: capacity.most_entries() });

@@ -8,12 +8,16 @@ use ratelimit_core::algorithm::Compact;
 use ratelimit_core::store::{Check, Op};
 
 use super::*;
-use crate::loom_store::{self, beside, model, small_limit, small_store};
+use crate::store::loom_store::{LoomStore, model, race, small_limit, small_store};
 
 const SECOND_US: u64 = 1_000_000;
 
+fn table(store: &LoomStore) -> &CuckooTable {
+    store.table.as_ref().expect("small states")
+}
+
 /// The remaining capacity of each key that a batch over both reports.
-fn left(store: &loom_store::CompactStore, op: Op, costs: [u64; 2]) -> [u64; 2] {
+fn left(store: &LoomStore, op: Op, costs: [u64; 2]) -> [u64; 2] {
     let (limit, [here, there]) = (small_limit(3), costs);
     let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
     let batch = Batch::new(&checks).expect("distinct").op(op);
@@ -25,25 +29,22 @@ fn left(store: &loom_store::CompactStore, op: Op, costs: [u64; 2]) -> [u64; 2] {
 /// moment: `before` that charge, or after it.
 fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
     model(move || {
-        let (store, clock) = small_store(8);
+        let store = small_store(8);
         left(&store, Op::Acquire, [1, 1]);
         let addresses = ["a", "b"].map(|key| Address::new(store.hash(&small_limit(3), key)));
-        let table = store.table.as_ref().expect("small states");
-        let seen = addresses.map(|address| table.route(address).find().expect("there").parts());
-        let thread = beside(&store, move |store| {
-            let table = store.table.as_ref().expect("small states");
-            let twice = Compact { at: clock.now(), span_us: 2 * SECOND_US, extra: 0 };
-            let twice = table.pack(twice).expect("fits");
-            let bucket = |position: usize| table.route(addresses[position]).buckets()[0];
+        let seen = addresses.map(|at| table(&store).route(at).find().expect("there").parts());
+        let charges = move |store: &LoomStore| {
+            let twice = Compact { at: store.clock.now(), span_us: 2 * SECOND_US, extra: 0 };
+            let twice = table(store).pack(twice).expect("fits");
+            let bucket = |position: usize| table(store).route(addresses[position]).buckets()[0];
             let seen = [0, 1].map(|position| bucket(position).seen(seen[position]));
             // Unless the batch is charging one of them, or has charged it.
             if let [Some(mut here), Some(mut there)] = seen.each_ref().map(|seen| seen.try_lock()) {
                 here.set(twice);
                 there.set(twice);
             }
-        });
-        let left = left(&store, op, costs);
-        thread.join().expect("no panic");
+        };
+        let (left, ()) = race(&store, |store| left(store, op, costs), charges);
         let after = before.map(|left| left - 1);
         assert!(left == before || left == after, "{left:?}");
     });

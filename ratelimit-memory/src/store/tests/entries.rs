@@ -1,7 +1,9 @@
 //! The cap on the entries of logs: the count is exact, the cap is never exceeded, and no key's limit is reset
-//! for it.
+//! for it. And calls of every kind, after which all counts are exact, and the states are those that were told.
 
+use ratelimit_core::store::Snapshot;
 use ratelimit_core::{ErrorKind, StoreError};
+use ratelimit_testkit::block_on;
 
 use super::*;
 
@@ -113,19 +115,20 @@ fn a_lease_needs_an_entry_until_its_release_and_a_repeated_id_needs_none() {
 }
 
 /// All kinds of limits under the same names, all operations, alone and in batches, with ids and without, at the store's
-/// time and at a given one. Some of these requests are invalid. Returns how many found no room for an entry.
+/// time and at a given one. Some of these requests are invalid.
 fn anything(
-    (store, clock): (&Memory<Policy>, &ManualClock),
+    clock: &ManualClock,
     seed: u64,
     calls: usize,
-    after_each: fn(&Memory<Policy>),
-) -> usize {
+    mut decide: impl FnMut(&Batch<'_, Policy>),
+) {
     let words = [
         "sliding-log 9/h",
         "window-log 9/h",
         "concurrency 9/h",
         "gcra 9/h",
         "gcra 1/d burst 30",
+        "gcra 5/h burst 3 debt 2",
         "sliding-log 3/h count attempts",
         "fixed-window 9/h",
         "bucketed-window bucket 1s rates 9/s, 20/10s",
@@ -133,26 +136,22 @@ fn anything(
     let ops = [Op::Force, Op::Refund, Op::Reset, Op::Peek, Op::Settle, Op::Renew];
     let mut random = fastrand::Rng::with_seed(seed);
     let mut next = |bound| random.usize(..bound);
-    let mut refused = 0;
     for _ in 0..calls {
         let names = &["x", "y", "z"][..=next(3)];
-        let limits: Vec<_> = names.iter().map(|name| policy(name, words[next(8)])).collect();
-        let (key, cost) = (next(60).to_string(), next(4) as u64);
-        let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: &key, cost }).collect();
+        let on = names.iter().map(|name| (policy(name, words[next(9)]), next(20).to_string()));
+        let (on, cost) = (on.collect::<Vec<_>>(), next(4) as u64);
+        let checks: Vec<_> = on.iter().map(|(limit, key)| Check { limit, key, cost }).collect();
         let op = ops.get(next(9)).copied().unwrap_or(Op::Acquire);
         let mut batch = Batch::new(&checks).expect("distinct").op(op);
         if next(3) == 0 {
             batch = batch.id(ReservationId::new(next(20) as u128));
         }
         if next(8) == 0 {
-            batch = batch.now(Now::At(clock.now()));
+            batch = batch.now(Now::At(clock.now().saturating_add_us(next(9_000) as u64)));
         }
-        let answer = store.apply_now(&batch);
-        refused += usize::from(matches!(answer, Err(MemoryError::Entries { .. })));
-        after_each(store);
+        decide(&batch);
         clock.advance(Duration::from_secs(next(60) as u64));
     }
-    refused
 }
 
 fn small_store() -> (Memory<Policy>, ManualClock) {
@@ -162,7 +161,12 @@ fn small_store() -> (Memory<Policy>, ManualClock) {
 #[test]
 fn all_counts_are_exact_after_every_operation() {
     let (store, clock) = small_store();
-    let refused = anything((&store, &clock), 0, 20_000, is_exact);
+    let mut refused = 0;
+    anything(&clock, 0, 20_000, |batch| {
+        let answer = store.apply_now(batch);
+        refused += usize::from(matches!(answer, Err(MemoryError::Entries { .. })));
+        is_exact(&store);
+    });
     assert!(refused > 100 && store.overflowed() > 10, "{refused}, {}", store.overflowed());
 }
 
@@ -172,11 +176,50 @@ fn no_count_drifts_under_concurrent_operations_of_every_kind() {
         let (store, clock) = small_store();
         std::thread::scope(|scope| {
             for thread in 0..4 {
-                let on = (&store, &clock);
-                scope.spawn(move || anything(on, round * 8 + thread, 8_000, has_bounds));
+                let (store, clock) = (&store, &clock);
+                scope.spawn(move || {
+                    anything(clock, round * 8 + thread, 8_000, |batch| {
+                        _ = store.apply_now(batch);
+                        has_bounds(store);
+                    });
+                });
             }
         });
         assert!(store.overflowed() > 0, "the store was too small");
         is_exact(&store);
     }
+}
+
+/// A store that tells the states and a twin that does not decide alike, and the states told are those that the store has
+/// from then on.
+#[test]
+fn the_states_told_are_those_that_the_decision_left() {
+    let [(store, clock), (twin, twins_clock)] = [(); 2].map(|()| built(|builder| builder));
+    let (mut allowed, mut denied, mut refused) = (0, 0, 0);
+    anything(&clock, 16, 20_000, |batch| {
+        twins_clock.set(clock.now());
+        let due = twin.apply_now(batch);
+        let told = block_on(store.apply_with_snapshot(batch));
+        *match &due {
+            Ok(verdict) if verdict.allowed() => &mut allowed,
+            Ok(_) => &mut denied,
+            Err(_) => &mut refused,
+        } += 1;
+        let states = batch.checks().iter().map(|it| store.state(it.limit.name(), it.key)).collect();
+        let left = Snapshot { now: time_of(batch.time(), clock.now()), states };
+        assert_eq!(told, due.map(|verdict| (verdict, Some(left))), "{batch:?}");
+    });
+    assert!(allowed > 5_000 && denied > 200 && refused > 500, "{allowed} {denied} {refused}");
+}
+
+/// Another key's refund changes a shared state, and a place that becomes free ends its use.
+#[test]
+fn a_state_that_keys_share_in_a_full_store_is_not_told() {
+    let (store, _clock) = built(|builder| builder.capacity(1));
+    let limit = policy("l", "gcra 1/h burst 1");
+    let tells = |key| {
+        let check = Check { limit: &limit, key, cost: 1 };
+        block_on(store.apply_with_snapshot(&Batch::one(&check))).expect("decides").1.is_some()
+    };
+    assert_eq!(["alice", "bob", "alice"].map(tells), [true, false, true]);
 }

@@ -21,11 +21,6 @@ const KEYS: usize = 2_048;
 /// The number of stores, each with a seed of its own, that a set is tried on.
 const SEEDS: usize = 8;
 
-fn fnv(text: &str) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
-}
-
 /// The standard library's hash, without its random seed.
 fn sip(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -47,8 +42,6 @@ fn sets() -> Vec<(&'static str, Vec<String>)> {
     let other = KeyHasher::random();
     let own = |text: &str| hash_by(&other, text);
     vec![
-        ("FNV, low bits", colliding(fnv, low)),
-        ("FNV, high bits", colliding(fnv, high)),
         ("SipHash without a seed, low bits", colliding(sip, low)),
         ("SipHash without a seed, high bits", colliding(sip, high)),
         // The bits of the bucket, of the distance to the alternate, and of the segment.
@@ -89,7 +82,7 @@ fn cost(keys: &[String]) -> KeySetCost {
     for _ in 0..SEEDS {
         let table = charged("gcra 1/h", keys);
         cost.segments += table.table.as_ref().map_or(0, CuckooTable::segments);
-        cost.crowded += table.capacity.in_shards();
+        cost.crowded += table.capacity.in_shards.used();
         let shards = charged("sliding-log 1/h", keys);
         cost.fullest +=
             shards.shards.iter().map(|shard| lock(shard).states().count()).max().unwrap_or(0);
