@@ -102,7 +102,7 @@ local function live_reservation(check)
   check.kept = stored
   local reserved = string.sub(stored, -#RESERVED) == RESERVED
   if reserved then stored = string.sub(stored, 1, -#RESERVED - 1) end
-  local alone, its_group = match(stored, '^([ %d]-)( @%x+ [%w%-_.,]+)$')
+  local alone, its_group = match(stored, '^([ %d]-)( @' .. string.rep('%x', 16) .. ' [%w%-_.,]+)$')
   local timestamp, since, cost, settled = match(alone or stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
   local reservation = {
     timestamp = integer(timestamp),
@@ -114,10 +114,8 @@ local function live_reservation(check)
     reserved = reserved,
     group = its_group or '',
   }
-  local is_wrong = math.max(reservation.timestamp, reservation.since) > MOST
-    or is_too_long(cost) or is_too_long(settled)
-    or its_group and #match(its_group, '%x+') > 16
-  if is_wrong then error(CORRUPT) end
+  local latest = math.max(reservation.timestamp, reservation.since)
+  if latest > MOST or is_too_long(cost) or is_too_long(settled) then error(CORRUPT) end
   if now < ends(reservation, check.life_us) then return reservation end
 end
 
