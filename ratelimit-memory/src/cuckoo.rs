@@ -81,9 +81,9 @@ pub(crate) enum Insertion {
 }
 
 /// The first such slot of a key's buckets.
-fn place(
-    buckets: &[&mut BucketGuard<'_>; 2],
-    slot: impl Fn(&BucketGuard<'_>) -> Option<usize>,
+fn place<'t>(
+    buckets: &[&mut BucketGuard<'t>; 2],
+    slot: impl Fn(&BucketGuard<'t>) -> Option<usize>,
 ) -> Option<SlotIndex> {
     buckets.iter().enumerate().find_map(|(at, bucket)| Some((at, slot(bucket)?)))
 }
@@ -144,7 +144,7 @@ impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
         let (bucket, slot) = if let Some(expired) = place(&buckets, |it| it.expired_slot(now_us?)) {
             expired
         } else {
-            let free = place(&buckets, |it| it.free_slot());
+            let free = place(&buckets, BucketGuard::free_slot);
             let Some(free) = free else { return Insertion::Crowded };
             if !may_add() {
                 return Insertion::Refused;

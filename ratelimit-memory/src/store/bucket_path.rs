@@ -31,7 +31,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         loop {
             match self.attempt(table, address, check, charges)? {
                 Attempt::Decided(decision, new_at) => {
-                    new_at.into_iter().for_each(|now| self.sweep_in_passing(now));
+                    if let Some(now) = new_at {
+                        self.sweep_in_passing(now);
+                    }
                     return Some(decision);
                 }
                 Attempt::Crowded => {

@@ -323,7 +323,7 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
         match &self.located[position].next {
             NextWrite::Put(state, _) => Some(state),
             NextWrite::Removed => None,
-            _ => self.stored(position),
+            NextWrite::Same => self.stored(position),
         }
     }
 

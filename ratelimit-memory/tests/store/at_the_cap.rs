@@ -106,7 +106,7 @@ fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
                     Some(_) if op == Op::Adopt => {}
                     Some(sum) => sum.cost += cost,
                     None => {
-                        sums.push(Check { key: if *limit == 0 { key } else { "shared" }, ..check })
+                        sums.push(Check { key: if *limit == 0 { key } else { "shared" }, ..check });
                     }
                 }
             }
@@ -173,7 +173,9 @@ fn a_key_at_a_full_store_is_admitted_at_most_twice_its_limit() {
             let pauses_us = [0, 0, 0, 333_333, 2_000_000, 5_000_000];
             clock.advance(Duration::from_micros(random.choice(pauses_us).expect("some")));
         }
-        admitted.iter().for_each(|key| key.check().expect("twice the limit"));
+        for key in admitted {
+            key.check().expect("twice the limit");
+        }
     }
     // The bound is reached.
     let (store, _): (Memory, _) = store(|builder| builder.capacity(1));

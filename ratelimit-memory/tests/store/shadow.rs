@@ -11,8 +11,8 @@ type Said<'s> = (bool, &'s [(bool, u64)]);
 
 /// Sends requests of one caller to shadow limits, and to an enforced one if there is one.
 fn are_said(shadows: &[&str], enforced: Option<&str>, requests: &[(Op, Said<'_>)]) {
-    let names = ["one", "two"].into_iter().zip(shadows);
-    let limits = names.map(|(name, words)| limit(name, words).shadow());
+    let limits = ["one", "two"].into_iter().zip(shadows);
+    let limits = limits.map(|(name, words)| limit(name, words).shadow());
     let limits = limits.chain(enforced.map(|words| limit("plain", words)));
     let limiter =
         RateLimiter::new(Limits::new(limits).expect("limits"), store(|builder| builder).0);

@@ -18,14 +18,16 @@ fn ask_anything(store: &Memory, names: &[String], admitted: &[AtomicU64], seed: 
             admitted[key].fetch_add(count, Ordering::Relaxed);
         };
         if kind % 2 == 0 {
-            let named: Vec<_> = keys.iter().map(|key| names[*key].as_str()).collect();
-            store.acquire_each_now(&limit, &named, 1, |at, decided| admit(keys[at], decided));
+            let texts: Vec<_> = keys.iter().map(|key| names[*key].as_str()).collect();
+            store.acquire_each_now(&limit, &texts, 1, |at, decided| admit(keys[at], decided));
         } else {
             let check = |key: &usize| Check { limit: &limit, key: &names[*key], cost: 1 };
             let checks: Vec<_> = keys.iter().map(check).collect();
             let now = if kind == 39 { Now::At(NOW) } else { Now::Store };
             let decided = store.apply_now(&Batch::new(&checks).expect("distinct").now(now));
-            keys.iter().for_each(|key| admit(*key, decided.clone()));
+            for key in keys {
+                admit(key, decided.clone());
+            }
         }
     }
 }
