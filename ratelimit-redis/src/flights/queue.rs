@@ -55,6 +55,8 @@ struct Waiting<L, O> {
 struct InFlight<L, O> {
     number: u64,
     overtaken_at: Instant,
+    /// Whether its sender has begun.
+    has_begun: bool,
     /// `None` for a request that went alone.
     flight: Option<Arc<Flight<L, O>>>,
 }
@@ -154,12 +156,34 @@ impl<L: Default, O> Queue<L, O> {
         })
     }
 
-    /// Ends the flight of this number, and returns all flights that wait.
+    /// Begins a departure: of the flights whose senders have not begun, its flight becomes the one that came first. The tasks
+    /// of two senders may begin in another order than their flights came.
+    pub(crate) fn begin(&self, departure: &mut Departure<L, O>) {
+        self.with(|waiting| {
+            let places = waiting.in_flight.iter_mut().flatten();
+            let mut waits: Vec<_> = places.filter(|trip| !trip.has_begun).collect();
+            waits.retain(|trip| trip.flight.is_some());
+            waits.sort_unstable_by_key(|trip| trip.number);
+            let own = waits.iter().position(|trip| trip.number == departure.number);
+            let Some((own, (first, others))) = own.zip(waits.split_first_mut()) else { return };
+            if let Some(own) = own.checked_sub(1).and_then(|own| others.get_mut(own)) {
+                std::mem::swap(&mut first.flight, &mut own.flight);
+            }
+            let own = &mut waits[own];
+            own.has_begun = true;
+            if let Some(flight) = &own.flight {
+                departure.flight = Arc::clone(flight);
+            }
+        });
+    }
+
+    /// Ends the flight of this number. Returns it, and all flights that wait.
     pub(crate) fn abandon(&self, number: u64) -> Vec<Arc<Flight<L, O>>> {
         self.with(|waiting| {
-            let Some(place) = waiting.place_of(number) else { return Vec::new() };
-            *place = None;
-            waiting.flights.drain(..).collect()
+            let Some(ended) = waiting.place_of(number).and_then(Option::take) else {
+                return Vec::new();
+            };
+            ended.flight.into_iter().chain(waiting.flights.drain(..)).collect()
         })
     }
 
@@ -227,7 +251,7 @@ impl<L, O> Waiting<L, O> {
     fn begin(&mut self, overtaken_at: Instant, flight: Option<Arc<Flight<L, O>>>) -> Option<u64> {
         let place = self.in_flight.iter_mut().find(|place| place.is_none())?;
         self.last += 1;
-        *place = Some(InFlight { number: self.last, overtaken_at, flight });
+        *place = Some(InFlight { number: self.last, overtaken_at, has_begun: false, flight });
         Some(self.last)
     }
 

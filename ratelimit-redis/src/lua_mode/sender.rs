@@ -57,7 +57,7 @@ pub(super) fn send<C: Connection>(
     runtime: &Handle,
 ) {
     let (inner, queue) = (Arc::clone(inner), Arc::clone(queue));
-    let sender = Sender { inner, queue, departure: Some(departure) };
+    let sender = Sender { inner, queue, departure: Some(departure), has_begun: false };
     runtime.spawn(sender.run());
 }
 
@@ -73,12 +73,15 @@ struct Sender<C: Connection> {
     inner: Arc<Inner<C>>,
     queue: Arc<Queued>,
     departure: Option<Departure<Load, FlightOutcome>>,
+    /// Whether the flight of the departure is certain.
+    has_begun: bool,
 }
 
 impl<C: Connection> Drop for Sender<C> {
     fn drop(&mut self) {
         let Some(Departure { number, flight }) = self.departure.take() else { return };
-        for flight in [flight].into_iter().chain(self.queue.abandon(number)) {
+        let begun = self.has_begun.then_some(flight);
+        for flight in begun.into_iter().chain(self.queue.abandon(number)) {
             let lost = self.inner.peer.lost("the task that sent it has ended with its runtime");
             flight.settle(FlightOutcome::Lost(lost), || FlightOutcome::NotSent);
         }
@@ -87,8 +90,10 @@ impl<C: Connection> Drop for Sender<C> {
 
 impl<C: Connection> Sender<C> {
     async fn run(mut self) {
-        while let Some(Departure { number, flight }) = &self.departure {
-            let number = *number;
+        while let Some(departure) = &mut self.departure {
+            self.queue.begin(departure);
+            self.has_begun = true;
+            let (number, flight) = (departure.number, &departure.flight);
             let outcome = self.inner.fly(flight).await;
             // The server answers two flights at once if it read them at once. Then the next ones would go at once, too, and
             // the server would wait for the client, and the client for the server.
@@ -101,6 +106,7 @@ impl<C: Connection> Sender<C> {
             // Callers that ask again at once go together.
             tokio::task::yield_now().await;
             self.departure = self.queue.next(number, Instant::now());
+            self.has_begun = false;
             let Some(departure) = self.departure.take() else { return };
             match runtime_of(&self.inner, &departure) {
                 Some(other) if other.id() != Handle::current().id() => {

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::pin::Pin;
+use std::task::Poll;
 
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
@@ -206,6 +207,32 @@ fn told(verdict: &Verdict) -> Vec<(bool, u64)> {
 #[test]
 fn requests_that_share_calls_are_decided_in_the_order_in_which_they_came() {
     decides_in_order(None, 96).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// More requests than a flight carries, all polled by one task: flights depart in the order in which they came.
+#[tokio::test]
+async fn flights_are_decided_in_the_order_in_which_they_came() {
+    const MANY: u64 = 3_000;
+    let (server, limit) = (server(), limit("api", "fixed-window 1000000/3650d"));
+    let store = plain(&server).await;
+    for round in 0..3 {
+        let checks = [(&limit, "alice", 1)];
+        let waits = (0..MANY).map(|_| apply(&store, &checks, Op::Acquire, None));
+        let mut waits: Vec<_> = waits.map(|asked| (Box::pin(asked), None)).collect();
+        std::future::poll_fn(|context| {
+            for (asked, left) in waits.iter_mut().filter(|(_, left)| left.is_none()) {
+                if let Poll::Ready(verdict) = asked.as_mut().poll(context) {
+                    *left = Some(verdict.expect("decides").remaining());
+                }
+            }
+            let is_over = waits.iter().all(|(_, left)| left.is_some());
+            if is_over { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let left: Vec<_> = waits.into_iter().filter_map(|(_, left)| left).collect();
+        let due: Vec<_> = (1..=MANY).map(|nth| 1_000_000 - round * MANY - nth).collect();
+        assert_eq!(left, due);
+    }
 }
 
 #[test]

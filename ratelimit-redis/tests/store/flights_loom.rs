@@ -77,7 +77,9 @@ impl Model {
 
     /// Sends the flights that wait, as the store's task does.
     fn send(&self, mut departure: Option<Departure<Vec<usize>, Vec<usize>>>) {
-        while let Some(Departure { number, flight }) = departure {
+        while let Some(mut going) = departure {
+            self.queue.begin(&mut going);
+            let Departure { number, flight } = going;
             let (load, wanted) = flight.depart(self.begin).expect("one sender");
             let wanted = load.iter().zip(wanted).filter(|(_, wanted)| wanted.is_some());
             let wanted: Vec<_> = wanted.map(|(number, _)| *number).collect();
