@@ -57,6 +57,17 @@ fn assert_passed(start: Instant, seconds: Range<u32>) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_waits_as_long_as_the_limit_says_and_no_longer() {
+    let (waiter, start) = (waiter(), Instant::now());
+    for waited_s in [0, 0, 1, 2] {
+        waiter.until_allowed("a", 10 * SECOND).await.unwrap();
+        assert_passed(start, waited_s..waited_s + 1);
+    }
+    waiter.until_allowed("b", Duration::ZERO).await.unwrap();
+    assert_passed(start, 2..3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn callers_are_served_in_the_order_in_which_they_came_also_if_they_are_held_back() {
     for (held_s, first_s) in [(&[][..], 1), (&[3, 20, 5], 20)] {
         let (waiter, start) = (used_up().await, Instant::now());
@@ -88,6 +99,8 @@ async fn a_wait_that_would_be_too_long_is_refused_at_once_and_charges_nothing() 
     assert_eq!(start.elapsed(), Duration::ZERO);
     // Exactly the maximum is not too long.
     waiter.until_allowed("a", SECOND).await.unwrap();
+    let never = waiter.until_n_allowed("a", 3, Duration::MAX).await;
+    assert!(matches!(never, Err(WaitError::Never { .. })));
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,7 +151,7 @@ fn the_queues_of_different_callers_are_different() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_behind_the_layer_waits_as_long_as_the_limit_says_and_no_longer() {
+async fn a_client_behind_the_layer_waits_before_each_request() {
     let sent = service_fn(|request: &'static str| async move { Ok::<_, Infallible>(request) });
     let layer = WaitLayer::new(waiter(), |_: &&str| "api", 2 * SECOND);
     let (mut service, start) = (layer.layer(sent), Instant::now());
@@ -146,6 +159,13 @@ async fn a_client_behind_the_layer_waits_as_long_as_the_limit_says_and_no_longer
         let response = service.ready().await.unwrap().call("hello").await.unwrap();
         assert_eq!((response, start.elapsed().as_secs()), ("hello", waited_s));
     }
+    // Three at once: the third would wait for three seconds, and is not sent.
+    let calls = [(); 3].map(|()| tokio::spawn(layer.layer(sent).oneshot("hello")));
+    let mut sent = 0;
+    for call in calls {
+        sent += usize::from(call.await.unwrap().is_ok());
+    }
+    assert_eq!(sent, 2);
 }
 
 #[tokio::test(start_paused = true)]

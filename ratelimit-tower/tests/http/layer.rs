@@ -35,8 +35,6 @@ async fn a_denied_client_is_told_when_to_come_back_and_is_admitted_then() {
     assert_eq!((first.status, &*first.field("ratelimit-policy")), (200, r#""burst";q=2;w=20"#));
     assert_eq!(first.field("ratelimit"), r#""burst";r=1;t=10"#);
     assert_eq!(first.field("retry-after"), "");
-    let fields = first.headers.keys().filter(|name| name.as_str().contains("ratelimit"));
-    assert_eq!(fields.count(), 2);
     send(&app, request("/")).await;
 
     clock.advance(Duration::from_millis(1));
