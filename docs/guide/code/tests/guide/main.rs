@@ -3,7 +3,6 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
-mod book;
 #[path = "../../../../../ratelimit-cli/tests/cli/chromium.rs"]
 mod chromium;
 mod clocks;
