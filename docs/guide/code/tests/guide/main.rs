@@ -10,7 +10,6 @@ mod clocks;
 mod contrast;
 mod images;
 mod keys;
-mod moves;
 mod on_redis;
 mod pages;
 mod policies;
