@@ -93,19 +93,11 @@ mod tests {
         }
         // Fifty at once are more than a burst of five and what comes back while they are sent.
         let hasty = api().await?;
-        let mut denied = 0;
-        for response in futures(hasty).await {
-            denied += u32::from(response == StatusCode::TOO_MANY_REQUESTS);
-        }
-        assert!(denied > 0);
-        Ok(())
-    }
-
-    async fn futures(api: SocketAddr) -> Vec<StatusCode> {
         let mut requests = tokio::task::JoinSet::new();
         for _ in 0..50 {
-            requests.spawn(async move { send(api).await.expect("an answer").status() });
+            requests.spawn(async move { send(hasty).await.expect("an answer").status() });
         }
-        requests.join_all().await
+        assert!(requests.join_all().await.contains(&StatusCode::TOO_MANY_REQUESTS));
+        Ok(())
     }
 }

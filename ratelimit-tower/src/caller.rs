@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::request::Parts;
-use ratelimit_core::{Algorithm, ConfigError, Identifiers, Limit};
+use ratelimit_core::Identifiers;
 use smallvec::SmallVec;
 
 use crate::BoxFuture;
@@ -30,20 +30,8 @@ impl Sources {
     }
 
     /// The names of the identifiers; `None` for the bare key.
-    pub(crate) fn names(&self) -> Vec<Option<&str>> {
+    pub(crate) fn names(&self) -> SmallVec<[Option<&str>; 4]> {
         self.0.iter().map(|source| source.name.as_deref()).collect()
-    }
-
-    /// Checks that each identifier of this limit has a source.
-    pub(crate) fn check<A: Algorithm>(&self, limit: &Limit<A>) -> Result<(), ConfigError> {
-        limit.check_identifiers(&self.names())
-    }
-
-    /// Whether each identifier of this limit has a source.
-    pub(crate) fn has_all_of<A: Algorithm>(&self, limit: &Limit<A>) -> bool {
-        let mut names = limit.identifier_names();
-        let has = |name| self.0.iter().any(|source| source.name.as_deref() == name);
-        if names.len() == 0 { has(None) } else { names.all(|name| has(Some(name))) }
     }
 
     /// Asks all sources. Where some have to be waited for, first to last, all values are those of the future.

@@ -117,9 +117,9 @@ impl<S, A: Quota> Config<S, A> {
     /// What a limit wants and no source has: the limit would never apply, and nothing would show it. A shadow limit refuses
     /// nothing; the log reports it once.
     pub(crate) fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<ConfigError> {
-        let mut unwired = limiter.limits().iter().filter(|limit| !self.sources.has_all_of(limit));
-        unwired.find_map(|limit| {
-            let error = self.sources.check(limit).err()?;
+        let names = self.sources.names();
+        limiter.limits().iter().find_map(|limit| {
+            let error = limit.check_identifiers(&names).err()?;
             if !limit.is_shadow() {
                 return Some(error);
             }

@@ -222,7 +222,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// A limit that counts by an identifier without a source, or whose algorithm does not suit the layer.
     pub fn check(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
         limits.iter().try_for_each(|limit| {
-            self.config.sources.check(limit)?;
+            limit.check_identifiers(&self.config.sources.names())?;
             limit.check_reserving(self.config.reserves)
         })
     }

@@ -8,7 +8,7 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 use crate::{File, assert_none, files, read, root};
 
 /// The book, out of which no chapter can link by a path, and where the repository's files are on the web.
-const BOOK: &str = "docs/guide/src";
+pub(crate) const BOOK: &str = "docs/guide/src";
 const REPOSITORY: &str = "https://github.com/ratelimit-rs/ratelimit/";
 const OF_MAIN: [&str; 2] = ["blob/main/", "tree/main/"];
 
@@ -138,6 +138,17 @@ fn every_link_leads_somewhere() {
         let broken = document.links.iter().filter(|link| !leads(&documents, path, link));
         broken.map(move |link| format!("{}: {link} leads nowhere", path.display()))
     }));
+}
+
+#[test]
+fn the_summary_names_every_chapter_once() {
+    let mut named = MarkdownDocument::parse(&read(&format!("{BOOK}/SUMMARY.md"))).links;
+    let chapters = files(BOOK, &["md"]).into_iter();
+    let chapters = chapters.map(|file| file.path.trim_start_matches(BOOK)[1..].to_owned());
+    let mut chapters: Vec<_> = chapters.filter(|path| path != "SUMMARY.md").collect();
+    named.sort();
+    chapters.sort();
+    assert_eq!(named, chapters);
 }
 
 #[test]

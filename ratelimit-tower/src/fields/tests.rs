@@ -37,16 +37,6 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 }
 
 #[test]
-fn the_fields_of_the_draft_are_its_own_examples() {
-    let daily =
-        FieldEntry { limit: 1_000, window_s: Some(86_400), more_after_us: None, ..entry("daily") };
-    let headers = written(&Fields::new(), &[entry("burst"), daily]);
-    assert_eq!(text(&headers, "ratelimit-policy"), r#""burst";q=100;w=60, "daily";q=1000;w=86400"#);
-    assert_eq!(text(&headers, "ratelimit"), r#""burst";r=50;t=30, "daily";r=50"#);
-    assert_eq!(headers.len(), 2);
-}
-
-#[test]
 fn the_older_fields_tell_the_limit_with_the_least_remaining() {
     let least = FieldEntry { remaining: 3, limit: 7, reset_after_us: Some(1), ..entry("least") };
     for (form, prefix) in [(XRateLimit::Seconds, "x-"), (XRateLimit::Unprefixed, "")] {

@@ -5,7 +5,7 @@ use http::Response;
 use ratelimit_core::{Clock, Limits, Timestamp};
 use ratelimit_memory::MemoryStore;
 use tokio::task::{JoinHandle, yield_now};
-use tower::{Service, ServiceExt, service_fn};
+use tower::{ServiceExt, service_fn};
 use tower_layer::Layer;
 
 use super::*;
@@ -99,15 +99,13 @@ async fn a_wait_that_would_be_too_long_is_refused_at_once_and_charges_nothing() 
     assert_eq!(start.elapsed(), Duration::ZERO);
     // Exactly the maximum is not too long.
     waiter.until_allowed("a", SECOND).await.unwrap();
-    let never = waiter.until_n_allowed("a", 3, Duration::MAX).await;
-    assert!(matches!(never, Err(WaitError::Never { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_behind_give_up_after_their_own_maximum_and_at_once_above_the_capacity() {
     let (waiter, start) = (used_up().await, Instant::now());
     let first = enqueue(&waiter, 2).await;
-    let never = waiter.until_n_allowed("a", 3, 60 * SECOND).await;
+    let never = waiter.until_n_allowed("a", 3, Duration::MAX).await;
     assert!(matches!(never, Err(WaitError::Never { .. })), "{never:?}");
     assert_eq!(start.elapsed(), Duration::ZERO);
     let behind = waiter.until_allowed("a", SECOND).await;
@@ -148,24 +146,6 @@ fn the_queues_of_different_callers_are_different() {
     assert_eq!(queue("a", "b"), queue("a", "b"));
     assert_ne!(queue("1:b", ""), queue("", "1:b"));
     assert_ne!(queue("a", ""), waiter.queue_of(&[("ip", "a")]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_client_behind_the_layer_waits_before_each_request() {
-    let sent = service_fn(|request: &'static str| async move { Ok::<_, Infallible>(request) });
-    let layer = WaitLayer::new(waiter(), |_: &&str| "api", 2 * SECOND);
-    let (mut service, start) = (layer.layer(sent), Instant::now());
-    for waited_s in [0, 0, 1, 2] {
-        let response = service.ready().await.unwrap().call("hello").await.unwrap();
-        assert_eq!((response, start.elapsed().as_secs()), ("hello", waited_s));
-    }
-    // Three at once: the third would wait for three seconds, and is not sent.
-    let calls = [(); 3].map(|()| tokio::spawn(layer.layer(sent).oneshot("hello")));
-    let mut sent = 0;
-    for call in calls {
-        sent += usize::from(call.await.unwrap().is_ok());
-    }
-    assert_eq!(sent, 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,4 +9,3 @@ mod neighbours;
 mod readiness;
 mod reloading;
 mod reservations;
-mod upgrade;

@@ -12,14 +12,8 @@ use tower::{Layer, ServiceExt, service_fn};
 use crate::harness::{Faulty, by_ip, hello, limits, request, send};
 use crate::reloading::Log;
 
-/// Such lines are there, and no more than one per second.
-fn are_rare(log: &Log, begin: Instant, line: &str) {
-    let lines = log.count(line);
-    assert!(lines >= 1 && lines as u64 <= 1 + begin.elapsed().as_secs(), "{line}: {lines}");
-}
-
 #[tokio::test]
-async fn requests_that_are_not_decided_leave_the_log_to_others() {
+async fn what_is_not_decided_or_adopted_is_logged_once_per_second() {
     let (log, begin) = (Log::default(), Instant::now());
     let _guards = log.listens();
     let never = Faulty::new(&ManualClock::default(), |nth, _| {
@@ -30,15 +24,7 @@ async fn requests_that_are_not_decided_leave_the_log_to_others() {
     for _ in 0..1_000 {
         send(&app, request("/")).await;
     }
-    are_rare(&log, begin, "cannot decide");
-    are_rare(&log, begin, "configured wrongly");
-}
 
-/// A store that cannot adopt what the answers say is logged once per second, and each line says of how many answers.
-#[tokio::test]
-async fn answers_that_are_not_adopted_leave_the_log_to_others() {
-    let (log, begin) = (Log::default(), Instant::now());
-    let _guards = log.listens();
     // As by MULTI.
     let never_adopts = Faulty::new(&ManualClock::default(), |_, op| {
         (op == Op::Adopt).then_some(ErrorKind::Unsupported)
@@ -53,5 +39,8 @@ async fn answers_that_are_not_adopted_leave_the_log_to_others() {
     for _ in 0..1_000 {
         client.clone().oneshot(()).await.unwrap();
     }
-    are_rare(&log, begin, "is not adopted");
+    for line in ["cannot decide", "configured wrongly", "is not adopted"] {
+        let lines = log.count(line) as u64;
+        assert!(lines >= 1 && lines <= 1 + begin.elapsed().as_secs(), "{line}: {lines}");
+    }
 }

@@ -16,7 +16,7 @@ use ratelimit_tower::{
     BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
     XRateLimit,
 };
-use tower::util::BoxCloneService;
+use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::harness::{Faulty, Manual, Rows, by_ip, layer, limiter, limits, request, send};
@@ -52,15 +52,15 @@ enum Then {
     Hangs,
 }
 
-type Answers = BoxCloneService<Request<Body>, Response<Body>, Infallible>;
+type Answers = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
 /// A service that answers with this status, after the handler has seen the extensions.
 fn handles(
     status: u16,
     then: Then,
-    handler: impl Fn(&Extensions) + Clone + Send + 'static,
+    handler: impl Fn(&Extensions) + Clone + Send + Sync + 'static,
 ) -> Answers {
-    BoxCloneService::new(service_fn(move |request: Request<Body>| {
+    BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
         handler(request.extensions());
         let end = match then {
             Then::Ends => stream::empty().boxed(),
@@ -233,28 +233,38 @@ async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the
     assert_eq!(denied.headers()["ratelimit"], r#""busy";r=0, "burst";r=0;t=10"#);
 }
 
+/// The handler of an upgraded connection answers with 101, and keeps its places for longer.
 #[tokio::test(start_paused = true)]
-async fn what_is_held_is_renewed_until_it_is_let_go_also_after_the_store_was_away() {
+async fn what_is_held_is_renewed_in_all_layers_until_it_is_let_go_also_after_an_outage() {
     let clock = ManualClock::default();
-    // The second call is the first renewal.
-    let away_once = |nth, _| (nth == 1).then_some(ErrorKind::Unavailable);
-    let limiter = RateLimiter::new(limits(BUSY), Faulty::new(&clock, away_once));
-    let layer = by_ip(limiter).reserve(Charge::estimate());
+    let layers = [(); 2].map(|()| {
+        // The second call is the first renewal.
+        let away_once = |nth, _| (nth == 1).then_some(ErrorKind::Unavailable);
+        let limiter = RateLimiter::new(limits(BUSY), Faulty::new(&clock, away_once));
+        by_ip(limiter).reserve(Charge::estimate())
+    });
     let held: Arc<Mutex<Option<Held>>> = Arc::default();
     let keeps = held.clone();
-    let service = layer.layer(handles(200, Then::Ends, move |extensions| {
+    let upgrades = handles(101, Then::Ends, move |extensions| {
         *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
-    }));
-    send(&service, request("/")).await;
+    });
+    let [inner, outer] = layers.clone();
+    let app = Router::new().route_service("/", upgrades).layer(inner).layer(outer);
+    assert_eq!(send(&app, request("/")).await.status, 101);
+    let status = async |layer: &RateLimitLayer<_, _, _, _>| {
+        send(&layer.layer(answers(200, Then::Ends)), request("/")).await.status
+    };
     // For longer than a lease, no other request is admitted.
     for _ in 0..10 {
         clock.advance(Duration::from_secs(10));
         tokio::time::sleep(Duration::from_millis(10_001)).await;
-        assert_eq!(send(&service, request("/")).await.status, 429);
+        assert_eq!([status(&layers[0]).await, status(&layers[1]).await], [429, 429]);
     }
     held.lock().unwrap().take();
-    layer.settlements().wait().await;
-    assert_eq!(send(&service, request("/")).await.status, 200);
+    for layer in &layers {
+        layer.settlements().wait().await;
+        assert_eq!(status(layer).await, 200);
+    }
 }
 
 #[tokio::test]

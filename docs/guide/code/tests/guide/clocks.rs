@@ -1,4 +1,4 @@
-//! The snippets of the chapter on clocks.
+//! The snippets of the chapters on clocks and for users of other crates.
 
 use std::time::Duration;
 
@@ -38,5 +38,18 @@ fn a_request_brings_its_time() -> Result<(), Error> {
     let a_second_later = from_the_log + Duration::from_secs(1);
     let verdict = limiter.request("alice").at(a_second_later).apply_now(Op::Acquire)?;
     assert_eq!(verdict.retry_after(), Some(Duration::from_secs(11)));
+    Ok(())
+}
+
+/// What the table says of `per_second(2)` and `burst_size(5)` in the other crate.
+#[test]
+fn from_tower_governor() -> Result<(), Error> {
+    let per_address = Gcra::per(1, Duration::from_secs(2)).burst(5); // one every two seconds
+    let limits = Limits::builder().limit("address", per_address).build()?;
+    let store = MemoryStore::builder().clock(ManualClock::default()).build();
+    let limiter = RateLimiter::new(limits, store);
+    assert!(limiter.check_n_now("192.0.2.7", 5)?.allowed());
+    let denied = limiter.check_now("192.0.2.7")?;
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(2)));
     Ok(())
 }

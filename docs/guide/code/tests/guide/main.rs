@@ -3,7 +3,6 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
-mod book;
 #[path = "../../../../../ratelimit-cli/tests/cli/chromium.rs"]
 mod chromium;
 mod clocks;
@@ -11,7 +10,6 @@ mod clocks;
 mod contrast;
 mod images;
 mod keys;
-mod moves;
 mod on_redis;
 mod pages;
 mod policies;

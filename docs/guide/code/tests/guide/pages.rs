@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use pulldown_cmark::{Options, Parser, html};
 use serde_json::json;
+use walkdir::WalkDir;
 
-use crate::book::files;
 use crate::chromium::{self, Chromium};
 use crate::{Error, chapter, chapters};
 
@@ -25,6 +25,14 @@ const WRONG: &str = "[...document.querySelectorAll('html, main, main *')]
     .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && !e.closest('pre, table, .table-wrapper'))
     .concat([...document.images].filter(e => !e.complete || !e.naturalWidth))
     .map(e => e.tagName + ': ' + (e.currentSrc || e.textContent.slice(0, 80)))";
+
+/// The files of a kind in a folder and below, by their paths from it.
+fn files(folder: &Path, kind: &str) -> Vec<String> {
+    let all = WalkDir::new(folder).into_iter().map(|entry| entry.expect("an entry").into_path());
+    let of_kind = all.filter(|path| path.extension().is_some_and(|extension| extension == kind));
+    let below = of_kind.map(|path| path.strip_prefix(folder).expect("below").to_path_buf());
+    below.map(|path| path.to_str().expect("UTF-8").replace('\\', "/")).collect()
+}
 
 /// Writes the pages of all chapters to this folder.
 fn build(folder: &Path) -> Result<(), Error> {

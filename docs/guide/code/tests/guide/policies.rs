@@ -2,8 +2,8 @@
 
 use ratelimit_core::store::EntryStore;
 use ratelimit_core::{
-    FirstRequestWindow, FixedWindow, Gcra, Limits, Policy, RateLimiter, SlidingLog, Store,
-    TokenBucket, Verdict, WindowLog,
+    FirstRequestWindow, Limits, Policy, RateLimiter, SlidingLog, Store, TokenBucket, Verdict,
+    WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -52,16 +52,6 @@ async fn token_bucket<S: Store<Policy>>(store: S) -> Result<(Verdict, Limits<Pol
     Ok((verdict, limiter.limits().clone()))
 }
 
-fn keys() -> Result<Limits<Policy>, Error> {
-    let limits = Limits::builder()
-        .limit("burst", Gcra::per_second(10).burst(20))
-        .by(["ip"])
-        .limit("daily", FixedWindow::per_day(5_000))
-        .by(["user"])
-        .build()?;
-    Ok(limits)
-}
-
 /// The limits of a chapter, as its document has them.
 pub(crate) fn of(path: &str) -> Limits<Policy> {
     let documents = blocks(&chapter(path), "toml");
@@ -76,7 +66,6 @@ async fn each_document_says_what_the_rust_beside_it_says() -> Result<(), Error> 
     let (forced, in_bucket) = token_bucket(MemoryStore::new()).await?;
     assert_eq!(forced.remaining(), 0);
     for (path, limits) in [
-        ("keys.md", keys()?),
         ("scripts/incr-expire.md", incr_expire()?),
         ("scripts/list.md", in_list),
         ("scripts/per-second-keys.md", per_second_keys()?),
