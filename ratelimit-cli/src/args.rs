@@ -208,7 +208,7 @@ pub(crate) enum FormatArg {
 #[derive(Debug, Args)]
 pub(crate) struct CallerArgs {
     /// The caller: a bare key, or identifiers as the policy names them, such as
-    /// `ip=192.0.2.7 user=bob`.
+    /// `ip=192.0.2.7 user=bob`. Beside identifiers, `key=…` is a bare key.
     #[arg(value_name = "KEY", required = true)]
     pub(crate) keys: Vec<String>,
 

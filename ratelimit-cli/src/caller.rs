@@ -65,29 +65,37 @@ impl Caller {
         self.named.list.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The caller that the arguments of `check`, `inspect` and `reset` name. `name=value` is an identifier only
-    /// if a limit of the policy uses that name; a bare key may contain `=`.
+    /// The caller that the arguments of `check`, `inspect` and `reset` name. If limits of the policy use identifiers, a bare
+    /// key that contains `=` is written as `key=…`: otherwise a misspelt identifier would be one.
     pub(crate) fn from_args(keys: &[String], limits: &Limits<Policy>) -> Result<Self, Failure> {
-        let known = |name: &str| {
-            limits.iter().any(|limit| limit.identifier_names().any(|known| known == name))
-        };
+        let names: Vec<_> = limits.iter().flat_map(Limit::identifier_names).collect();
         let mut caller = Self::default();
         for key in keys {
-            match key.split_once('=') {
-                Some((name, value)) if known(name) => {
+            let bare = match key.split_once('=') {
+                Some((name, value)) if names.contains(&name) => {
                     if caller.identifier(name).is_some() {
                         return Err(Failure::input(format!("{name} is given twice; give it once")));
                     }
                     caller.named.list.push((name.to_owned().into(), value.into()));
+                    continue;
                 }
-                _ if caller.bare.is_some() => {
+                Some((BARE_NAME, value)) if !names.is_empty() => value,
+                Some((name, _)) if !names.is_empty() => {
                     return Err(Failure::input(format!(
-                        "{key:?} is a second bare key; ask about one caller at a time. {}",
+                        "no limit of the policy counts by {name:?}. {} Write a bare key that contains \"=\" as \
+                         {BARE_NAME}={key}",
                         wanted(limits)
                     )));
                 }
-                _ => caller.bare = Some(key.clone()),
+                _ => key,
+            };
+            if caller.bare.is_some() {
+                return Err(Failure::input(format!(
+                    "{key:?} is a second bare key; ask about one caller at a time. {}",
+                    wanted(limits)
+                )));
             }
+            caller.bare = Some(bare.to_owned());
         }
         if !limits.iter().any(|limit| limit.key_for(&caller).is_some()) {
             return Err(Failure::input(format!(

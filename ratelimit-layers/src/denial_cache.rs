@@ -109,8 +109,8 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// It goes around a merging store on one server or on a cluster. Within a [`Fallback`](crate::Fallback) its answers neither
 /// close nor open the circuit breaker. Put `Metrics`, `Traced` and
-/// [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes
-/// `Arc<dyn DynSnapshotStore<Policy>>`.
+/// [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes an `Arc` of a
+/// [`dyn DynSnapshotStore`](ratelimit_core::store::DynSnapshotStore).
 pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     store: S,
     kept: DenialStates<A>,

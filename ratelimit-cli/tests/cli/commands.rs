@@ -20,9 +20,16 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
             0,
             &["{\"keys\":{\"ip\":\"1.2.3.4\"},\"cost\":1,", "\"limits\":[{\"name\":\"per-ip\","],
         ),
-        // A value keeps its equals signs, and an unknown name is a part of a bare key.
+        // A value keeps its equals signs, and where no limit has identifiers a bare key does.
         (two, &["user=a=b", "--json"], 0, &["{\"user\":\"a=b\"}"]),
         (BUCKET, &["user=a=b", "--json"], 0, &["\"key\":\"user=a=b\""]),
+        (
+            two,
+            &["ip=a", "usr=b"],
+            2,
+            &["counts by \"usr\". Of", "per-user needs user", "as key=usr=b"],
+        ),
+        (two, &["ip=a", "key=usr=b", "--json"], 0, &["{\"key\":\"usr=b\",\"keys\":{\"ip\":\"a\"}"]),
         (two, &["alice"], 2, &["per-ip needs ip; per-user needs user"]),
         (
             two,
