@@ -169,7 +169,7 @@ impl<L: Default, O> Queue<L, O> {
             if let Some(own) = own.checked_sub(1).and_then(|own| others.get_mut(own)) {
                 std::mem::swap(&mut first.flight, &mut own.flight);
             }
-            let own = &mut waits[own];
+            let own = &mut *waits[own];
             own.has_begun = true;
             if let Some(flight) = &own.flight {
                 departure.flight = Arc::clone(flight);
