@@ -175,34 +175,6 @@ async fn a_returned_charge_leaves_other_clients_charges() {
     }
 }
 
-/// The request of a caller that must not simply repeat it: one slot may have done it, and the other has not.
-#[tokio::test]
-async fn a_request_that_one_slot_may_have_done_is_indeterminate() {
-    let is_question = |words: &Words| words.has_any(&["ask", "GET", "TIME"]);
-    let bob_is_cut = |words: &Words| cut(words.about("bob"));
-    let bobs_answer_is_lost = move |words: &Words| match () {
-        () if is_question(words) => Fate::Sent,
-        () if words.about("bob") => Fate::AnswerLost,
-        () => cut(words.about("alice")),
-    };
-    let (lost, cut) = (modes(bobs_answer_is_lost).await, modes(bob_is_cut).await);
-    for ((server, modes), ops) in
-        [(lost, &[Op::Acquire, Op::Force][..]), (cut, &[Op::Refund, Op::Force, Op::Reset])]
-    {
-        let (limit, quiet) = (seldom(), in_every_mode(&plain(&server).await));
-        for ((_, store), (_, quiet)) in modes[..2].iter().zip(&quiet) {
-            for op in ops {
-                for key in ["alice", "bob"] {
-                    let _ = admitted(quiet, &[(&limit, key, 1)], Op::Acquire, None).await;
-                }
-                let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
-                fails(apply(store, &both, *op, None).await, ErrorKind::Indeterminate, "");
-                tell(&server, &["FLUSHALL"]);
-            }
-        }
-    }
-}
-
 #[tokio::test]
 async fn attempts_counted_in_one_slot_are_reported() {
     let (server, modes) = modes(|words| cut(charges(words) && words.about("bob"))).await;
