@@ -137,5 +137,5 @@ async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
             }
         }
     }
-    assert!(broken > 1_000, "{broken} of {cases}");
+    assert!(broken > 250, "{broken} of {cases}");
 }
