@@ -254,6 +254,11 @@ pub fn test_algorithm<T: AlgorithmHarness>(
     let limits = T::limits();
     let any = |of: fn(&T::Algorithm) -> bool| limits.iter().any(|limit| of(&limit.algorithm));
     let lacking = match property {
+        AlgorithmProperty::AReservationIsSettledOnce
+            if !any(|limit| limit.reservation_us().is_some()) =>
+        {
+            Some("its charges cannot be reserved")
+        }
         AlgorithmProperty::ChangingALimitIsSafe
         | AlgorithmProperty::AnotherLimitForgivesNothing
             if limits.len() == 1 =>

@@ -56,7 +56,7 @@
 /// # fn main() {}
 /// ```
 ///
-/// A test that does not apply to the algorithm, such as one of refunds where there are none,
+/// A test that does not apply to the algorithm, such as one of reservations where charges cannot be reserved,
 /// reports itself as skipped on standard error, by its name. A failing test prints
 /// its case as a call of [`algorithm_regression`](crate::algorithm_regression): paste it as a named test. Until the case is
 /// fixed, its seed under `proptest-regressions/` of the calling crate tries it first.

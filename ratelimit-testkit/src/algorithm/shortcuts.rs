@@ -281,9 +281,8 @@ fn is_undone<A: InMemory>(
         let undone = algorithm.undo(others, then, reservation, before);
         let after = undone.as_ref().map_or(others, |step| step.write.after(others));
         let is = left(after, then);
-        let is_exact = us == 0 && undone.is_some();
-        let most = if is_exact { had } else { algorithm.capacity() }.saturating_sub(taken);
-        ensure(is <= most && (!is_exact || is == most), || {
+        let most = if us == 0 { had } else { algorithm.capacity() }.saturating_sub(taken);
+        ensure(is <= most && (us > 0 || is == most), || {
             format!(
                 "{reservation:?} is taken back at {then}, others took {taken}, and there are {is}"
             )
