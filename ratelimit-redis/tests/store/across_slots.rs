@@ -2,8 +2,11 @@
 //! that fails between two of its commands. The error says whether something may have been charged, and charges are
 //! given back once.
 
+use ratelimit_core::algorithm::{PolicyState, Write};
+use ratelimit_core::store::Reservation;
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{CrossSlot, Tag};
+use ratelimit_testkit::AlgorithmKind;
 use tokio::time::sleep;
 
 use crate::common::prelude::*;
@@ -304,5 +307,35 @@ async fn contention_ends_by_the_deadline() {
         }
         let rounds = rounds.load(Ordering::SeqCst);
         assert!((1..=2).contains(&rounds), "{mode}: {rounds}");
+    }
+}
+
+/// Other callers' charges stay, in the same window and in the next.
+#[test]
+fn an_undo_returns_at_most_what_was_charged() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let begin = Timestamp::saturating_from_us(1_000 * HOUR_US);
+    for policy in AlgorithmKind::ALL.map(|kind| kind.policy("20/h".parse().expect("a rate"), 20)) {
+        let charged = |state: Option<&PolicyState>, at, cost| {
+            let Write::Put { state, .. } = policy.step(state, at, cost).write else {
+                panic!("{policy}: nothing was charged");
+            };
+            state
+        };
+        let left = charged(None, begin, 5);
+        let reservation =
+            Reservation { since: begin, ..Reservation::new(policy.charged_at(None, begin), 5) };
+        for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
+            let now = begin.saturating_add_us(later_us);
+            let others = charged(Some(&left), now, 2);
+            let undone = policy.undo(Some(&others), now, &reservation, &left);
+            let after = undone.map_or_else(
+                || Some(others.clone()),
+                |step| step.write.after(Some(&others)).cloned(),
+            );
+            let remaining = policy.step(after.as_ref(), now, 0).decision.remaining;
+            assert!(remaining <= 18, "{policy}, {later_us} µs later: {remaining}");
+            assert!(remaining == 18 || later_us > 0, "{policy}: {remaining}");
+        }
     }
 }

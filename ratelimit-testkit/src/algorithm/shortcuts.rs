@@ -194,11 +194,12 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
 
 /// Law 13: a reservation settled at 0 at once leaves the state as if nothing had been charged; settled at its
 /// charge, it changes nothing. A settlement returns at most the excess, and nothing that has already refilled.
-/// A renewal returns nothing. A charge of a failed batch is taken back without what others were charged.
+/// A renewal returns nothing.
 pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> AlgorithmResult {
     let algorithm = walk.algorithm();
+    let Some(life_us) = algorithm.reservation_us() else { return Ok(()) };
     while let Some(WalkStep { at, cost, .. }) = walk.go() {
         let before = walk.state.as_ref();
         let had = walk.decision(at, 0).remaining;
@@ -213,8 +214,6 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
         let reservation = Reservation::new(timestamp, cost);
         let step = algorithm.step(before, at, cost);
         let charged = step.write.after(before);
-        is_undone(walk, charged, (at, had), &reservation)?;
-        let Some(life_us) = algorithm.reservation_us() else { continue };
         let left = |state: Option<&_>, at| algorithm.step(state, at, 0).decision.remaining;
         let settled = |state: Option<&_>, at: Timestamp, cost: u64| {
             let step = algorithm.settle(state, at, &reservation, cost);
@@ -258,35 +257,12 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
                 message(&format!("renewed at {then}, where {without} were left"), is)
             })?;
         }
+        if let Some(undone) = charged.and_then(|now| algorithm.undo(charged, at, &reservation, now))
+        {
+            let is = left(undone.write.after(charged), at);
+            ensure(is == had, || message("taken back at once", is))?;
+        }
         past_gives_nothing_back(walk, charged, &reservation, life_us)?;
-    }
-    Ok(())
-}
-
-/// A charge that is taken back leaves other clients' charges, in the same window and in later ones. At once, all of it is back.
-fn is_undone<A: InMemory>(
-    walk: &Walk<'_, A>,
-    charged: Option<&A::State>,
-    (at, had): (Timestamp, u64),
-    reservation: &Reservation,
-) -> AlgorithmResult {
-    let (algorithm, full_us) = (walk.algorithm(), walk.scale.full_us);
-    let Some(before) = charged else { return Ok(()) };
-    let left = |state: Option<&_>, at| algorithm.step(state, at, 0).decision.remaining;
-    for us in [0, 1, walk.scale.unit_us, full_us, full_us.saturating_mul(2)] {
-        let Some(then) = later(at, us) else { continue };
-        let taken = left(charged, then).div_ceil(2);
-        let others = algorithm.step(charged, then, taken).write;
-        let others = others.after(charged);
-        let undone = algorithm.undo(others, then, reservation, before);
-        let after = undone.as_ref().map_or(others, |step| step.write.after(others));
-        let is = left(after, then);
-        let most = if us == 0 { had } else { algorithm.capacity() }.saturating_sub(taken);
-        ensure(is <= most && (us > 0 || is == most), || {
-            format!(
-                "{reservation:?} is taken back at {then}, others took {taken}, and there are {is}"
-            )
-        })?;
     }
     Ok(())
 }
