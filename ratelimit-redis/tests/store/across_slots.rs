@@ -178,6 +178,25 @@ async fn a_returned_charge_leaves_other_clients_charges() {
     }
 }
 
+/// The answer of one slot is lost, and the other slot is unreachable, which alone would be no charge.
+#[tokio::test]
+async fn a_request_that_one_slot_may_have_done_is_indeterminate() {
+    let is_question = |words: &Words| words.has_any(&["ask", "GET", "TIME"]);
+    let bobs_answer_is_lost = move |words: &Words| match () {
+        () if is_question(words) => Fate::Sent,
+        () if words.about("bob") => Fate::AnswerLost,
+        () => cut(words.about("alice")),
+    };
+    let ((server, modes), limit) = (modes(bobs_answer_is_lost).await, seldom());
+    for (_, store) in &modes[..2] {
+        for op in [Op::Acquire, Op::Force] {
+            let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+            fails(apply(store, &both, op, None).await, ErrorKind::Indeterminate, "");
+            tell(&server, &["FLUSHALL"]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn attempts_counted_in_one_slot_are_reported() {
     let (server, modes) = modes(|words| cut(charges(words) && words.about("bob"))).await;
