@@ -69,8 +69,8 @@ pub(crate) struct Inner<C> {
     pub(crate) turns: Turns,
     /// Used by the Lua mode; `None` if it does not merge.
     pub(crate) queues: Option<Queues>,
-    /// The runtime that was given: flights are sent from there. `None` for those of the callers.
-    pub(crate) sends_from: Option<SharedRuntime>,
+    /// The runtime that was given; `None` for those of the callers.
+    given: Option<SharedRuntime>,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     lacks_ifeq: AtomicBool,
@@ -80,6 +80,11 @@ impl<C> Inner<C> {
     /// Whether it is worth trying `SET … IFEQ`.
     pub(crate) fn may_have_ifeq(&self) -> bool {
         !self.lacks_ifeq.load(Ordering::Relaxed)
+    }
+
+    /// The runtime from which flights are sent, if one was given and its threads run tasks.
+    pub(crate) fn given_runtime(&self) -> Option<Handle> {
+        self.given.as_ref().and_then(SharedRuntime::unless_overdue)
     }
 
     pub(crate) fn note_lack_of_ifeq(&self) {
@@ -306,7 +311,7 @@ impl<M, C: Connection> RedisStore<M, C> {
     ) -> Self {
         let inner = Inner {
             queues: merges.then(|| Queues::new(connection.is_cluster(), deadline)),
-            sends_from: runtime.map(|given| SharedRuntime::new(Some(given), deadline)),
+            given: runtime.map(|given| SharedRuntime::new(Some(given), deadline)),
             peer: Peer::new(Arc::clone(connection.address())),
             connection,
             keys,

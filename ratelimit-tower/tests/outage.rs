@@ -198,7 +198,7 @@ async fn replicas_admit_their_shares_while_redis_is_away_and_redis_decides_whene
     // A server that is started again is empty.
     for ([goes_away, comes_back], most_by_redis) in [(hangs, LIMIT), (is_stopped, 2 * LIMIT)] {
         let mut server = RedisServer::start().expect("a server");
-        // Redis is away at first.
+        // No server runs yet.
         goes_away(&mut server);
         let mut load = Load::start(&server).await;
         for _ in 0..2 {

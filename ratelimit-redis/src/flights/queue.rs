@@ -160,19 +160,23 @@ impl<L: Default, O> Queue<L, O> {
     /// of two senders may begin in another order than their flights came.
     pub(crate) fn begin(&self, departure: &mut Departure<L, O>) {
         self.with(|waiting| {
-            let places = waiting.in_flight.iter_mut().flatten();
-            let mut waits: Vec<_> = places.filter(|trip| !trip.has_begun).collect();
-            waits.retain(|trip| trip.flight.is_some());
-            waits.sort_unstable_by_key(|trip| trip.number);
-            let own = waits.iter().position(|trip| trip.number == departure.number);
-            let Some((own, (first, others))) = own.zip(waits.split_first_mut()) else { return };
-            if let Some(own) = own.checked_sub(1).and_then(|own| others.get_mut(own)) {
-                std::mem::swap(&mut first.flight, &mut own.flight);
-            }
-            let own = &mut *waits[own];
+            let Some(Some(own)) = waiting.place_of(departure.number) else { return };
             own.has_begun = true;
-            if let Some(flight) = &own.flight {
+            let own = own.flight.take();
+            // Numbers grow in the order in which flights came.
+            let came_before = |trip: &&mut InFlight<L, O>| {
+                !trip.has_begun && trip.flight.is_some() && trip.number < departure.number
+            };
+            let waits = waiting.in_flight.iter_mut().flatten().filter(came_before);
+            let flight = match waits.min_by_key(|trip| trip.number) {
+                Some(first) => std::mem::replace(&mut first.flight, own),
+                None => own,
+            };
+            if let Some(flight) = &flight {
                 departure.flight = Arc::clone(flight);
+            }
+            if let Some(Some(own)) = waiting.place_of(departure.number) {
+                own.flight = flight;
             }
         });
     }

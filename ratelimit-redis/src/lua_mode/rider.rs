@@ -22,7 +22,6 @@ use crate::flights::{
     Seat,
 };
 use crate::program::LuaProgram;
-use crate::shared_runtime::SharedRuntime;
 use crate::store::Inner;
 
 /// How often a task looks at the clock for the requests that wait, in parts of their time.
@@ -67,8 +66,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 }
                 Joined::Waits(seat, departure) => {
                     if let Some(departure) = departure {
-                        let given =
-                            self.inner.sends_from.as_ref().and_then(SharedRuntime::unless_overdue);
+                        let given = self.inner.given_runtime();
                         send(self.inner, &queue, departure, given.as_ref().unwrap_or(&runtime));
                     }
                     seat

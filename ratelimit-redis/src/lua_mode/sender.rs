@@ -28,7 +28,6 @@ use crate::flat::{MOST_KINDS, Role};
 use crate::flights::{
     Charged, Departure, Flight, FlightOutcome, Group, GroupOutcome, LimitSet, Load, Queued,
 };
-use crate::shared_runtime::SharedRuntime;
 use crate::store::{Inner, evalsha};
 
 /// A request that goes alone. When it has its answer or is dropped, the next flight departs.
@@ -64,7 +63,7 @@ pub(super) fn send<C: Connection>(
 /// The runtime that was given, or where the first of a flight's callers waits: a thread drives that runtime.
 fn runtime_of<C>(inner: &Inner<C>, departure: &Departure<Load, FlightOutcome>) -> Option<Handle> {
     let of_caller = || departure.flight.look(|load, is_wanted| load.runtime(is_wanted).cloned());
-    inner.sends_from.as_ref().and_then(SharedRuntime::unless_overdue).or_else(of_caller)
+    inner.given_runtime().or_else(of_caller)
 }
 
 /// Sends one flight after the other. Dropping it, with its runtime, lets the callers know, and those whose requests were
