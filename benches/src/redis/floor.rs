@@ -1,16 +1,17 @@
 //! The floor of merging: what it costs to wait for a call and to be woken by it, with as little around it as can be.
 //!
 //! While two calls are in flight, callers wait, and the next call charges all of them by one script: the keys of all, each the
-//! same cost, all or nothing. It knows one limit, answers all callers of a call alike, derives no `remaining` and no wait, has
+//! same cost, all or nothing. It answers all callers of a call alike, derives no `remaining` and no wait, has
 //! no deadline, no bound of keys, and charges a caller that has gone.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
 
 use crate::measure::Fallible;
 
-use super::plain::{CallsScript, Decides, key};
+use super::plain::{CallsScript, Decides, keys};
 
 const MOST_IN_FLIGHT: usize = 2;
 
@@ -26,7 +27,8 @@ struct FloorState<P> {
 #[derive(Default)]
 struct NextCall {
     in_flight: usize,
-    keys: Vec<String>,
+    callers: usize,
+    keys: HashSet<String>,
     call: Arc<FloorCall>,
 }
 
@@ -51,19 +53,18 @@ impl<P: CallsScript> FloorState<P> {
     /// Sends one call after the other, until no caller waits.
     async fn fly(&self) {
         loop {
-            let (mut keys, call) = {
+            let NextCall { callers, keys, call, .. } = {
                 let mut next = self.next();
-                if next.keys.is_empty() {
+                if next.callers == 0 {
                     next.in_flight -= 1;
                     return;
                 }
-                (std::mem::take(&mut next.keys), std::mem::take(&mut next.call))
+                let in_flight = next.in_flight;
+                std::mem::replace(&mut next, NextCall { in_flight, ..NextCall::default() })
             };
             // The callers of one key are charged at once.
-            let callers = keys.len();
-            keys.dedup();
             let cost = callers.div_ceil(keys.len());
-            let answer = self.plain.call(keys, cost as u64).await;
+            let answer = self.plain.call(keys.into_iter().collect(), cost as u64).await;
             let _ = call.answer.set(answer.map_err(|error| error.to_string()));
             call.news.notify_waiters();
             tokio::task::yield_now().await;
@@ -75,7 +76,8 @@ impl<P: CallsScript> Decides for Floor<P> {
     async fn charge(&self, caller: &str, _cost: u64) -> Fallible<bool> {
         let call = {
             let mut next = self.0.next();
-            next.keys.push(key(P::PREFIX, caller));
+            next.callers += 1;
+            next.keys.extend(keys(P::PREFIX, caller, self.0.plain.limits()));
             if next.in_flight < MOST_IN_FLIGHT {
                 next.in_flight += 1;
                 let shared = Arc::clone(&self.0);

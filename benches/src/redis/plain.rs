@@ -85,7 +85,7 @@ pub(super) fn key(client: &str, caller: &str) -> String {
 }
 
 /// The keys of a request with so many limits, of which the second is for all callers.
-fn keys(client: &str, caller: &str, limits: usize) -> impl Iterator<Item = String> {
+pub(super) fn keys(client: &str, caller: &str, limits: usize) -> impl Iterator<Item = String> {
     (0..limits).map(move |limit| match limit {
         0 => key(client, caller),
         1 => key(client, "all"),

@@ -125,10 +125,8 @@ async fn of_limits(
                 .measure(quick, report, &by_redis, &loop_by_redis)
                 .await?;
             load("fred", "fred loop").measure(quick, report, &by_fred, &loop_by_fred).await?;
-            if limits.len() == ONE.len() {
-                load("redis", "floor").measure(quick, report, &by_redis, &floor_by_redis).await?;
-                load("fred", "floor").measure(quick, report, &by_fred, &floor_by_fred).await?;
-            }
+            load("redis", "floor").measure(quick, report, &by_redis, &floor_by_redis).await?;
+            load("fred", "floor").measure(quick, report, &by_fred, &floor_by_fred).await?;
         }
     }
     Ok(())
