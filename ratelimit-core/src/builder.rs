@@ -200,13 +200,13 @@ macro_rules! per {
         impl $algorithm {
             per! { @
                 /// `count` per second, to be finished with [`build`](AlgorithmBuilder::build).
-                per_second
+                per_second 1
                 /// `count` per minute, to be finished with [`build`](AlgorithmBuilder::build).
-                per_minute
+                per_minute 60
                 /// `count` per hour, to be finished with [`build`](AlgorithmBuilder::build).
-                per_hour
+                per_hour 3_600
                 /// `count` per day of 24 hours, to be finished with [`build`](AlgorithmBuilder::build).
-                per_day
+                per_day 86_400
             }
 
             /// `count` per `period`, a whole number of microseconds, to be finished with
@@ -216,10 +216,10 @@ macro_rules! per {
             }
         }
     )+ };
-    (@ $( $(#[$doc:meta])+ $per:ident )+) => { $(
+    (@ $( $(#[$doc:meta])+ $per:ident $seconds:literal )+) => { $(
         $(#[$doc])+
         pub fn $per(count: u64) -> AlgorithmBuilder<Self> {
-            AlgorithmBuilder::new(Rate::$per(count))
+            Self::per(count, Duration::from_secs($seconds))
         }
     )+ };
 }
