@@ -162,7 +162,12 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// Refuses the cost of a limit that the policy lacks.
     #[inline]
     fn knows_costs(&self) -> Result<(), Refusal> {
-        let (Some(costs), limits) = (self.costs, &self.limiter.limits) else { return Ok(()) };
+        self.costs.map_or(Ok(()), |costs| self.knows_each(costs))
+    }
+
+    #[cold]
+    fn knows_each(&self, costs: &LimitCosts) -> Result<(), Refusal> {
+        let limits = &self.limiter.limits;
         let Some(name) = costs.of.keys().find(|name| !limits.has(name)) else { return Ok(()) };
         let names = limits.iter().map(Limit::name);
         let meant = did_you_mean(name, names.clone());
@@ -399,14 +404,15 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     /// The store's error. A denial is not an error.
     #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
-        self.knows_costs()?;
         if let [limit] = self.limiter.limits.as_slice()
             && !limit.is_shadow()
+            && self.costs.is_none()
             && let Some(key) = limit.key_for(self.caller)
         {
-            let check = Check { limit, key: &key, cost: self.cost_under(limit) };
+            let check = Check { limit, key: &key, cost: self.cost };
             return self.limiter.store.apply_now(&self.shaped(Batch::one(&check), op));
         }
+        self.knows_costs()?;
         self.apply_any_now(op).0
     }
 
