@@ -307,11 +307,8 @@ async fn all_or_error<T, E>(
     let mut found: Vec<Option<T>> = all.iter().map(|_| None).collect();
     poll_fn(|cx| {
         for (future, found) in all.iter_mut().zip(&mut found).filter(|(_, found)| found.is_none()) {
-            if let Poll::Ready(said) = future.as_mut().poll(cx) {
-                match said {
-                    Ok(said) => *found = Some(said),
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
+            if let Poll::Ready(said) = future.as_mut().poll(cx)? {
+                *found = Some(said);
             }
         }
         if found.iter().any(Option::is_none) { Poll::Pending } else { Poll::Ready(Ok(())) }
