@@ -17,7 +17,7 @@ use crate::rate::{Rate, period_us, whole_number};
 /// A built-in algorithm that is still to be built: `Gcra::per_second(10).burst(20)`.
 ///
 /// Numbers are checked by [`build`](Self::build), not before: no step of the chain panics, and only the last one returns
-/// a `Result`. [`LimitsBuilder::limit`](crate::LimitsBuilder::limit) takes the builder as it is and builds it.
+/// a `Result`. [`Limits::builder`](crate::Limits::builder) takes the builder as it is and builds it.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Gcra, TokenBucket};
@@ -134,21 +134,6 @@ macro_rules! from_text {
             }
         }
 
-        impl TryFrom<AlgorithmBuilder<$algorithm>> for $algorithm {
-            type Error = ConfigError;
-
-            fn try_from(builder: AlgorithmBuilder<$algorithm>) -> Result<Self, ConfigError> {
-                builder.build()
-            }
-        }
-
-        impl TryFrom<&str> for $algorithm {
-            type Error = ConfigError;
-
-            fn try_from(text: &str) -> Result<Self, ConfigError> {
-                text.parse()
-            }
-        }
     )+ };
 }
 
