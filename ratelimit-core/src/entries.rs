@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, unmoved};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::reservation::Reservation;
@@ -265,10 +265,8 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         now: Timestamp,
         reservation: &Reservation,
     ) -> Step<Self::State> {
-        if !LEASES {
-            return unmoved(self, state, now);
-        }
-        self.take(state, (now, reservation.timestamp), reservation.cost, true)
+        let charged = if LEASES { reservation.cost } else { 0 };
+        self.take(state, (now, reservation.timestamp), charged, true)
     }
 
     /// Releases the lease, or takes the charge off its entry, if that is still there.
