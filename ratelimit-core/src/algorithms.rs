@@ -159,7 +159,7 @@ pub trait Algorithm: Send + Sync {
         reservation: &Reservation,
     ) -> Step<Self::State> {
         let _ = reservation;
-        unmoved(self, state, now)
+        Step { decision: self.step(state, now, 0).decision, write: Write::Keep }
     }
 
     /// Takes back a charge after another part of its batch failed. Always allowed.
@@ -178,10 +178,13 @@ pub trait Algorithm: Send + Sync {
     }
 
     /// Charges a new key all that every part of the limit admits, and all that may be owed: nothing is left as of `now`, and
-    /// the wait for full recovery is the longest that a state from before `now` causes. By default a step of the whole
-    /// [`capacity`](Self::capacity); a limit of several parts charges each of them.
+    /// the wait for full recovery is the longest that a state from before `now` causes. By default forces a charge of the
+    /// [`capacity`](Self::capacity) and the [debt](Self::debt), or steps the capacity if there are no forced charges; a limit of
+    /// several parts charges each of them.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
-        self.step(None, now, self.capacity())
+        let capacity = self.capacity();
+        let forced = self.force(None, now, capacity.saturating_add(self.debt()));
+        forced.unwrap_or_else(|| self.step(None, now, capacity)).costing(capacity)
     }
 
     /// Whether denied requests are charged. Only [`Attempts`](crate::Attempts) returns `true`.
@@ -228,15 +231,6 @@ pub enum Recovery {
     Gradual,
     /// All at once, after [`reset_after_us`](Decision::reset_after_us): a charge counts in the window that it was made in.
     AtReset,
-}
-
-/// The step of a [renewal](Algorithm::renew) that leaves the state as it is.
-pub(crate) fn unmoved<A: Algorithm + ?Sized>(
-    algorithm: &A,
-    state: Option<&A::State>,
-    now: Timestamp,
-) -> Step<A::State> {
-    Step { decision: algorithm.step(state, now, 0).decision, write: Write::Keep }
 }
 
 /// An algorithm that can charge denied requests: see [`Attempts`](crate::Attempts).
@@ -369,6 +363,15 @@ macro_rules! forwards {
 
         fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
             $inside!(self, |inner| inner.charged_at($own(state), now))
+        }
+
+        fn renew(
+            &self,
+            state: Option<&Self::State>,
+            now: Timestamp,
+            made: &Reservation,
+        ) -> Step<Self::State> {
+            $inside!(self, |inner| inner.renew($own(state), now, made).map(Into::into))
         }
 
         fn undo(

@@ -6,7 +6,7 @@
 use core::convert::identity;
 
 use crate::algorithms::{
-    Algorithm, ChargesAttempts, KeepsEntries, MaybeStep, Step, WindowEntry, forwards, unmoved,
+    Algorithm, ChargesAttempts, KeepsEntries, MaybeStep, Step, WindowEntry, forwards,
 };
 use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;
@@ -100,10 +100,6 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         _cost: u64,
     ) -> MaybeStep<Self> {
         None
-    }
-
-    fn renew(&self, state: Option<&A::State>, now: Timestamp, _: &Reservation) -> Step<A::State> {
-        unmoved(self, state, now)
     }
 
     fn charges_denials(&self) -> bool {

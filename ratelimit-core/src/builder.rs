@@ -17,7 +17,7 @@ use crate::rate::{Rate, period_us, whole_number};
 /// A built-in algorithm that is still to be built: `Gcra::per_second(10).burst(20)`.
 ///
 /// Numbers are checked by [`build`](Self::build), not before: no step of the chain panics, and only the last one returns
-/// a `Result`. [`LimitsBuilder::limit`](crate::LimitsBuilder::limit) takes the builder as it is and builds it.
+/// a `Result`. [`Limits::builder`](crate::Limits::builder) takes the builder as it is and builds it.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Gcra, TokenBucket};
@@ -134,21 +134,6 @@ macro_rules! from_text {
             }
         }
 
-        impl TryFrom<AlgorithmBuilder<$algorithm>> for $algorithm {
-            type Error = ConfigError;
-
-            fn try_from(builder: AlgorithmBuilder<$algorithm>) -> Result<Self, ConfigError> {
-                builder.build()
-            }
-        }
-
-        impl TryFrom<&str> for $algorithm {
-            type Error = ConfigError;
-
-            fn try_from(text: &str) -> Result<Self, ConfigError> {
-                text.parse()
-            }
-        }
     )+ };
 }
 
@@ -200,13 +185,13 @@ macro_rules! per {
         impl $algorithm {
             per! { @
                 /// `count` per second, to be finished with [`build`](AlgorithmBuilder::build).
-                per_second
+                per_second 1
                 /// `count` per minute, to be finished with [`build`](AlgorithmBuilder::build).
-                per_minute
+                per_minute 60
                 /// `count` per hour, to be finished with [`build`](AlgorithmBuilder::build).
-                per_hour
+                per_hour 3_600
                 /// `count` per day of 24 hours, to be finished with [`build`](AlgorithmBuilder::build).
-                per_day
+                per_day 86_400
             }
 
             /// `count` per `period`, a whole number of microseconds, to be finished with
@@ -216,10 +201,10 @@ macro_rules! per {
             }
         }
     )+ };
-    (@ $( $(#[$doc:meta])+ $per:ident )+) => { $(
+    (@ $( $(#[$doc:meta])+ $per:ident $seconds:literal )+) => { $(
         $(#[$doc])+
         pub fn $per(count: u64) -> AlgorithmBuilder<Self> {
-            AlgorithmBuilder::new(Rate::$per(count))
+            Self::per(count, Duration::from_secs($seconds))
         }
     )+ };
 }

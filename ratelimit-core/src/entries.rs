@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, unmoved};
+use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::reservation::Reservation;
@@ -131,11 +131,14 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         }
     }
 
-    /// The decision to admit a cost and to charge `charge` for it.
-    fn admitted(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>, charge: u64) -> Decision {
-        let new = LogEntry { timestamp: live.at, cost: charge };
-        let entries = live.entries.iter().chain((charge > 0).then_some(&new));
-        self.decided((now, cost), live.used.saturating_add(charge), entries, Some(0))
+    /// The decision on a request, and the charge.
+    fn decide(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> (Decision, u64) {
+        if cost > self.left(live) {
+            return (self.denied(now, cost, live), 0);
+        }
+        let new = LogEntry { timestamp: live.at, cost };
+        let entries = live.entries.iter().chain((cost > 0).then_some(&new));
+        (self.decided((now, cost), live.used.saturating_add(cost), entries, Some(0)), cost)
     }
 
     fn denied(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Decision {
@@ -145,27 +148,18 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         self.decided((now, cost), live.used, live.entries.iter(), retry_after_us)
     }
 
-    /// The decision on a request, and the charge.
-    fn decide(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> (Decision, u64) {
-        if cost > self.left(live) {
-            (self.denied(now, cost, live), 0)
-        } else {
-            (self.admitted(now, cost, live, cost), cost)
-        }
-    }
-
-    fn unchanged(
+    /// The step that is always allowed and leaves these entries; `None` changes nothing.
+    fn changed(
         &self,
         now: Timestamp,
         cost: u64,
         live: LiveEntries<'_>,
+        entries: Option<Vec<LogEntry>>,
     ) -> Step<LogState<LEASES>> {
-        Step { decision: self.admitted(now, cost, live, 0), write: Write::Keep }
-    }
-
-    fn changed(&self, now: Timestamp, cost: u64, entries: Vec<LogEntry>) -> Step<LogState<LEASES>> {
-        let decision = self.decided((now, cost), used(&entries), entries.iter(), Some(0));
-        Step { decision, write: self.written(entries) }
+        let after = entries.as_deref().unwrap_or(live.entries);
+        let decision = self.decided((now, cost), used(after), after.iter(), Some(0));
+        let write = entries.map_or(Write::Keep, |entries| self.written(entries));
+        Step { decision, write }
     }
 
     fn written(&self, entries: Vec<LogEntry>) -> Write<LogState<LEASES>> {
@@ -176,19 +170,6 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
                 Write::until(LogState { entries }, end_us)
             }
         }
-    }
-
-    fn charged(
-        &self,
-        decision: Decision,
-        live: LiveEntries<'_>,
-        charge: u64,
-    ) -> Step<LogState<LEASES>> {
-        let write = match charge {
-            0 => Write::Keep,
-            _ => self.written(with_entry(live, charge)),
-        };
-        Step { decision, write }
     }
 
     /// Takes `charged` off the entry made at `timestamp`, if it is still there. If `renewed`, adds what it took at
@@ -202,7 +183,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
     ) -> Step<LogState<LEASES>> {
         let live = self.live(state, now);
         let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
-        let (Ok(position), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
+        let (Ok(position), 1..) = (made, charged) else { return self.changed(now, 0, live, None) };
         let entry = live.entries[position];
         let taken = charged.min(entry.cost);
         let rest = LogEntry { cost: entry.cost - taken, ..entry };
@@ -215,7 +196,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         if renewed {
             entries = with_entry(LiveEntries { entries: &entries, ..live }, taken);
         }
-        self.changed(now, 0, entries)
+        self.changed(now, 0, live, Some(entries))
     }
 }
 
@@ -229,22 +210,25 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let live = self.live(state, now);
         let (decision, charge) = self.decide(now, cost, live);
-        self.charged(decision, live, charge)
+        let write = match charge {
+            0 => Write::Keep,
+            _ => self.written(with_entry(live, charge)),
+        };
+        Step { decision, write }
     }
 
     /// Takes the cost off the newest entries: a refund undoes the latest charges, or ends the newest leases.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        Some(match refunded(live.entries, cost, |entry| &mut entry.cost) {
-            None => self.unchanged(now, cost, live),
-            Some(entries) => self.changed(now, cost, entries),
-        })
+        let entries = refunded(live.entries, cost, |entry| &mut entry.cost);
+        Some(self.changed(now, cost, live, entries))
     }
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
         let charge = cost.min(self.left(live));
-        Some(self.charged(self.admitted(now, cost, live, charge), live, charge))
+        let entries = (charge > 0).then(|| with_entry(live, charge));
+        Some(self.changed(now, cost, live, entries))
     }
 
     fn has_leases(&self) -> bool {
@@ -281,10 +265,8 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         now: Timestamp,
         reservation: &Reservation,
     ) -> Step<Self::State> {
-        if !LEASES {
-            return unmoved(self, state, now);
-        }
-        self.take(state, (now, reservation.timestamp), reservation.cost, true)
+        let charged = if LEASES { reservation.cost } else { 0 };
+        self.take(state, (now, reservation.timestamp), charged, true)
     }
 
     /// Releases the lease, or takes the charge off its entry, if that is still there.

@@ -171,9 +171,9 @@ pub use decision::{Account, Decision, Source, Verdict};
 pub use error::{ConfigError, ErrorKind};
 pub use identifiers::{IdentifierValue, Identifiers};
 pub use limit::{Limit, Limits, OnOutage};
-pub use limiter::{Costs, LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Request};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
+pub use limiter::{LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Request};
 #[cfg(feature = "tokio")]
 pub use limiter::{OwnedReservation, Reserved};
 pub use limits_builder::LimitsBuilder;

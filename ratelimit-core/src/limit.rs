@@ -486,11 +486,10 @@ impl<'a, A> IntoIterator for &'a Limits<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Gcra, Rate};
+    use crate::Gcra;
 
     fn limit(name: &str) -> Limit<Gcra> {
-        let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), 1).expect("a limit");
-        Limit::new(name, gcra).expect("a name")
+        Limit::new(name, Gcra::per_second(1).build().expect("a limit")).expect("a name")
     }
 
     #[test]

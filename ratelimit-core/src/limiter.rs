@@ -39,7 +39,7 @@ pub use lease::{Lease, Leased};
 pub use named::{NamedDecision, NamedDecisions};
 #[cfg(feature = "tokio")]
 pub use owned::{OwnedReservation, Reserved};
-pub use request::{Costs, LimitCosts, Request};
+pub use request::{LimitCosts, Request};
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
 ///
@@ -142,14 +142,14 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         &'a self,
         caller: &'a C,
     ) -> Request<'a, S, A, C> {
-        let (id, settled_once) = (None, false);
         Request {
             limiter: self,
             caller,
-            costs: 1,
+            cost: 1,
+            costs: None,
             now: Now::Store,
-            id,
-            settled_once,
+            id: None,
+            settled_once: false,
             metadata: &[],
         }
     }
@@ -307,11 +307,8 @@ async fn all_or_error<T, E>(
     let mut found: Vec<Option<T>> = all.iter().map(|_| None).collect();
     poll_fn(|cx| {
         for (future, found) in all.iter_mut().zip(&mut found).filter(|(_, found)| found.is_none()) {
-            if let Poll::Ready(said) = future.as_mut().poll(cx) {
-                match said {
-                    Ok(said) => *found = Some(said),
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
+            if let Poll::Ready(said) = future.as_mut().poll(cx)? {
+                *found = Some(said);
             }
         }
         if found.iter().any(Option::is_none) { Poll::Pending } else { Poll::Ready(Ok(())) }

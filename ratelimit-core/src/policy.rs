@@ -319,15 +319,6 @@ impl Algorithm for Policy {
         })
     }
 
-    fn renew(
-        &self,
-        state: Option<&PolicyState>,
-        now: Timestamp,
-        made: &Reservation,
-    ) -> Step<PolicyState> {
-        dispatched!(self, |algorithm| algorithm.renew(own(state), now, made).map(Into::into))
-    }
-
     fn charges_denials(&self) -> bool {
         dispatched!(self, |algorithm| algorithm.charges_denials())
     }
@@ -354,6 +345,27 @@ impl KeepsEntries for Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filled_key_has_nothing_left_and_owes_the_whole_debt() {
+        for words in [
+            "gcra 10/s burst 20 debt 5",
+            "token-bucket 7/5m burst 7",
+            "fixed-window 2/m debt 9",
+            "first-request-window 60/h count attempts",
+            "window-log 3/s",
+            "bucketed-window bucket 1s rates 10/1s, 50/10s",
+            "sliding-counter 9/s",
+            "sliding-log 5/s",
+            "concurrency 20/30s",
+        ] {
+            let policy: Policy = words.parse().expect(words);
+            let Step { decision, write } = policy.filled(Timestamp::ZERO);
+            assert_eq!((decision.cost, decision.remaining), (policy.capacity(), 0), "{words}");
+            let owed = policy.owed(write.after(None), Timestamp::ZERO);
+            assert_eq!(owed, policy.debt(), "{words}");
+        }
+    }
 
     #[test]
     fn only_one_kind_of_state_is_compact() {

@@ -85,38 +85,6 @@ impl Rate {
         }
     }
 
-    /// `count` per second.
-    ///
-    /// # Errors
-    /// As [`Rate::new`].
-    pub fn per_second(count: u64) -> Result<Self, ConfigError> {
-        Self::per_us(count, 1_000_000)
-    }
-
-    /// `count` per minute.
-    ///
-    /// # Errors
-    /// As [`Rate::new`].
-    pub fn per_minute(count: u64) -> Result<Self, ConfigError> {
-        Self::per_us(count, 60_000_000)
-    }
-
-    /// `count` per hour.
-    ///
-    /// # Errors
-    /// As [`Rate::new`].
-    pub fn per_hour(count: u64) -> Result<Self, ConfigError> {
-        Self::per_us(count, 3_600_000_000)
-    }
-
-    /// `count` per day of 24 hours.
-    ///
-    /// # Errors
-    /// As [`Rate::new`].
-    pub fn per_day(count: u64) -> Result<Self, ConfigError> {
-        Self::per_us(count, 86_400_000_000)
-    }
-
     /// The rate of numbers that an algorithm was built with, which are in range.
     pub(crate) fn of_built(count: u64, period_us: u64) -> Self {
         let at_least_one = |n| NonZeroU64::new(n).unwrap_or(NonZeroU64::MIN);
@@ -133,12 +101,6 @@ impl Rate {
     #[must_use]
     pub const fn period_us(self) -> u64 {
         self.period_us.get()
-    }
-
-    /// The period.
-    #[must_use]
-    pub const fn period(self) -> Duration {
-        Duration::from_micros(self.period_us.get())
     }
 }
 

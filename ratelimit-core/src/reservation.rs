@@ -110,25 +110,21 @@ impl Reservation {
         self
     }
 
-    const fn is_forgotten_early(&self) -> bool {
-        self.settled.is_some() && self.timestamp.as_us() > self.since.as_us()
+    const fn ends_us(&self, life_us: u64) -> u64 {
+        let (at_us, since_us) = (self.timestamp.as_us(), self.since.as_us());
+        let is_forgotten_early = self.settled.is_some() && at_us > since_us;
+        if is_forgotten_early { at_us } else { since_us.saturating_add(life_us) }
     }
 
     /// When a store forgets it, if it lives for `life_us` microseconds.
     #[must_use]
     pub const fn ends(&self, life_us: u64) -> Timestamp {
-        if self.is_forgotten_early() {
-            return self.timestamp;
-        }
-        self.since.saturating_add_us(life_us)
+        Timestamp::saturating_from_us(self.ends_us(life_us))
     }
 
     /// Whether a store still knows it at `now`, if it lives for `life_us` microseconds.
     #[must_use]
     pub const fn is_live(&self, now: Timestamp, life_us: u64) -> bool {
-        if self.is_forgotten_early() {
-            return now.as_us() < self.timestamp.as_us();
-        }
-        now.saturating_us_since(self.since) < life_us
+        now.as_us() < self.ends_us(life_us)
     }
 }

@@ -89,14 +89,9 @@ impl BucketedWindow {
     /// No window, or more than four; a bucket of 0; a window that is not a whole number of buckets, or of more than
     /// 4,096 buckets.
     pub fn new(bucket_us: u64, rates: &[Rate]) -> Result<Self, ConfigError> {
-        if rates.is_empty() {
+        if rates.is_empty() || rates.len() > MAX_WINDOWS {
             return Err(ConfigError::new(format!(
-                "rates is empty; write 1 to {MAX_WINDOWS}, such as [\"1000/1s\", \"5000/10s\"]"
-            )));
-        }
-        if rates.len() > MAX_WINDOWS {
-            return Err(ConfigError::new(format!(
-                "{} windows share its buckets; write 1 to {MAX_WINDOWS} rates",
+                "there are {} rates; write 1 to {MAX_WINDOWS}, such as [\"1000/1s\", \"5000/10s\"]",
                 rates.len()
             )));
         }

@@ -200,13 +200,6 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         self.window(state, now).count.saturating_sub(self.window.limit)
     }
 
-    /// Counts the limit and the debt for a new key.
-    fn filled(&self, now: Timestamp) -> Step<Self::State> {
-        let window = self.window.counting(self.begin(now), self.window.most);
-        let decision = self.window.decision((now, self.window.limit), window, true);
-        Step { decision, write: window.put() }
-    }
-
     fn recovery(&self) -> Option<Recovery> {
         ALIGNED.then_some(Recovery::AtReset)
     }

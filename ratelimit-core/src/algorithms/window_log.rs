@@ -29,12 +29,12 @@ const MAX_LIMIT: u64 = 10_000;
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Timestamp, WindowLog};
-/// use ratelimit_core::algorithm::Write;
+/// use ratelimit_core::algorithm::{KeepsEntries, Write};
 ///
 /// let log = WindowLog::new("100/m".parse()?)?;
 /// let Write::Put { mut state, .. } = log.step(None, Timestamp::ZERO, 1).write else { unreachable!() };
 /// log.annotate(&mut state, b"GET /login");
-/// assert_eq!(&*log.entries(&state, Timestamp::ZERO)[0].metadata, b"GET /login");
+/// assert_eq!(&*log.entries_of(&state, Timestamp::ZERO)[0].metadata, b"GET /login");
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub trait KeepsEntries: Algorithm {
 
 impl KeepsEntries for WindowLog {
     fn entries_of<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
-        self.entries(state, now)
+        self.window(Some(state), now).entries
     }
 }
 
@@ -104,12 +104,6 @@ impl WindowLog {
     #[must_use]
     pub const fn window_us(&self) -> u64 {
         self.window.window_us
-    }
-
-    /// The requests that the window of `now` has admitted, oldest first.
-    #[must_use]
-    pub fn entries<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
-        self.window(Some(state), now).entries
     }
 
     fn window<'s>(&self, state: Option<&'s WindowLogState>, now: Timestamp) -> Window<'s> {

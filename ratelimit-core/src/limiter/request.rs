@@ -26,11 +26,13 @@ const FEW: usize = 8;
 /// One request of a [`RateLimiter`]: who, at what cost, at what time.
 #[must_use = "a request does nothing until it is applied"]
 #[derive(Debug)]
-#[derive_where(Clone, Copy; K)]
-pub struct Request<'a, S, A, C: ?Sized, K = u64> {
+#[derive_where(Clone, Copy)]
+pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) limiter: &'a RateLimiter<S, A>,
     pub(super) caller: &'a C,
-    pub(super) costs: K,
+    pub(super) cost: u64,
+    /// The costs under each limit, in place of `cost`.
+    pub(super) costs: Option<&'a LimitCosts>,
     pub(super) now: Now,
     pub(super) id: Option<ReservationId>,
     /// Whether the limiter drew the id for this charge.
@@ -38,29 +40,8 @@ pub struct Request<'a, S, A, C: ?Sized, K = u64> {
     pub(super) metadata: &'a [u8],
 }
 
-/// What a request costs under each limit: one cost for all of them, or [of its own](Request::costs) for some.
-pub trait Costs: Copy + Send + Sync {
-    /// The cost under the limit of this name.
-    fn of(&self, limit: &str) -> u64;
-
-    /// A name that no limit has, if one is given.
-    fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str>;
-}
-
-impl Costs for u64 {
-    #[inline(always)]
-    #[allow(clippy::inline_always, reason = "it is a part of each decision in memory")]
-    fn of(&self, _: &str) -> u64 {
-        *self
-    }
-
-    #[inline]
-    fn unknown(&self, _: impl Fn(&str) -> bool) -> Option<&str> {
-        None
-    }
-}
-
-/// Costs that a value owns: one under all limits, and others under some. A number is the cost under all.
+/// What a request costs under each limit: one cost under all of them, or [of its own](Request::costs) under some. A number is the
+/// cost under all.
 ///
 /// ```
 /// use ratelimit_core::LimitCosts;
@@ -139,20 +120,10 @@ impl From<u64> for LimitCosts {
     }
 }
 
-impl Costs for &LimitCosts {
-    fn of(&self, limit: &str) -> u64 {
-        self.get(limit)
-    }
-
-    fn unknown(&self, is_known: impl Fn(&str) -> bool) -> Option<&str> {
-        self.of.keys().map(|name| &**name).find(|name| !is_known(name))
-    }
-}
-
 impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// The same request at this cost under every limit.
     pub const fn cost(mut self, cost: u64) -> Self {
-        self.costs = cost;
+        (self.cost, self.costs) = (cost, None);
         self
     }
 
@@ -177,26 +148,31 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// assert!(limiter.request("alice").costs(&misspelt).apply_now(Op::Acquire).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub const fn costs(self, costs: &'a LimitCosts) -> Request<'a, S, A, C, &'a LimitCosts> {
-        let Self { limiter, caller, costs: _, now, id, settled_once, metadata } = self;
-        Request { limiter, caller, costs, now, id, settled_once, metadata }
+    pub const fn costs(mut self, costs: &'a LimitCosts) -> Self {
+        self.costs = Some(costs);
+        self
     }
-}
 
-impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C, K> {
+    /// The cost under this limit.
+    #[inline]
+    pub(super) fn cost_under(&self, limit: &Limit<A>) -> u64 {
+        self.costs.map_or(self.cost, |costs| costs.get(limit.name()))
+    }
+
     /// Refuses the cost of a limit that the policy lacks.
     #[inline]
     fn knows_costs(&self) -> Result<(), Refusal> {
+        self.costs.map_or(Ok(()), |costs| self.knows_each(costs))
+    }
+
+    #[cold]
+    fn knows_each(&self, costs: &LimitCosts) -> Result<(), Refusal> {
         let limits = &self.limiter.limits;
-        match self.costs.unknown(|name| limits.has(name)) {
-            None => Ok(()),
-            Some(name) => {
-                let names = limits.iter().map(Limit::name);
-                let meant = did_you_mean(name, names.clone());
-                let limits = names.collect::<Vec<_>>().join(", ");
-                Err(Refusal::UnknownLimit { name: name.into(), limits: limits + &meant })
-            }
-        }
+        let Some(name) = costs.of.keys().find(|name| !limits.has(name)) else { return Ok(()) };
+        let names = limits.iter().map(Limit::name);
+        let meant = did_you_mean(name, names.clone());
+        let limits = names.collect::<Vec<_>>().join(", ");
+        Err(Refusal::UnknownLimit { name: name.clone().into(), limits: limits + &meant })
     }
 
     /// The same request at this time, for tests and replay.
@@ -242,7 +218,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C
 
     /// The limits that apply to the caller, by their position in the policy: those whose identifiers it has, but no
     /// shadow limits. [`Verdict::decisions`] has the same order.
-    pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C, K> {
+    pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
         let limits = self.limiter.limits.iter().enumerate();
         let applies = |limit: &Limit<A>| !limit.is_shadow() && limit.key_for(self.caller).is_some();
         limits.filter(move |(_, limit)| applies(limit)).map(|(position, _)| position)
@@ -281,7 +257,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C
             }
             match limit.key_for(self.caller) {
                 Some(Cow::Borrowed(key)) => {
-                    let cost = self.costs.of(limit.name());
+                    let cost = self.cost_under(limit);
                     let check = Check { limit, key, cost };
                     checks.get_or_insert([check; FEW])[count] = check;
                     positions[count] = position;
@@ -311,7 +287,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'a, S, A, C
         keys.iter()
             .map(|(position, key)| {
                 let limit = &limits[*position];
-                Check { limit, key, cost: self.costs.of(limit.name()) }
+                Check { limit, key, cost: self.cost_under(limit) }
             })
             .collect()
     }
@@ -329,7 +305,7 @@ macro_rules! with_batch {
             let Some(key) = limit.key_for(request.caller) else {
                 return Ok(request.limiter.unlimited(request.caller)?);
             };
-            let check = Check { limit, key: &key, cost: request.costs.of(limit.name()) };
+            let check = Check { limit, key: &key, cost: request.cost_under(limit) };
             let $batch = request.shaped(Batch::one(&check), $op);
             return $apply;
         }
@@ -352,7 +328,7 @@ macro_rules! with_batch {
             let mut is_away = verdict.source() == Source::Fallback;
             for (position, key) in shadow_keys {
                 let limit = &request.limiter.limits.as_slice()[position];
-                let check = Check { limit, key: &key, cost: request.costs.of(limit.name()) };
+                let check = Check { limit, key: &key, cost: request.cost_under(limit) };
                 let batch = request.in_shadow(limit).shaped(Batch::one(&check), $op);
                 let $batch = if is_away { batch.without_store() } else { batch };
                 let decided: Result<Verdict, S::Error> = $apply;
@@ -387,7 +363,7 @@ macro_rules! operations {
     )+ };
 }
 
-impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized, K: Costs> Request<'_, S, A, C, K> {
+impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
     operations! {
         /// Charges the cost if it fits.
         acquire, Acquire;
@@ -421,21 +397,22 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized, K: Costs> Reques
     }
 }
 
-impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized, K: Costs> Request<'_, S, A, C, K> {
+impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C> {
     /// Applies this operation without waiting.
     ///
     /// # Errors
     /// The store's error. A denial is not an error.
     #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
-        self.knows_costs()?;
         if let [limit] = self.limiter.limits.as_slice()
             && !limit.is_shadow()
+            && self.costs.is_none()
             && let Some(key) = limit.key_for(self.caller)
         {
-            let check = Check { limit, key: &key, cost: self.costs.of(limit.name()) };
+            let check = Check { limit, key: &key, cost: self.cost };
             return self.limiter.store.apply_now(&self.shaped(Batch::one(&check), op));
         }
+        self.knows_costs()?;
         self.apply_any_now(op).0
     }
 

@@ -254,12 +254,6 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
         used.saturating_sub(self.refill.capacity_units()).div_ceil(self.refill.token_units)
     }
 
-    /// Charges a new key the burst and the debt.
-    fn filled(&self, now: Timestamp) -> Step<Self::State> {
-        let level = self.refill.level(None, now);
-        self.refill.step_to((now, self.refill.burst), level, self.refill.most_units())
-    }
-
     fn recovery(&self) -> Option<Recovery> {
         Some(Recovery::Gradual)
     }
