@@ -279,7 +279,7 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
                 Some((_, left, is_fresh)) => (Some(left), is_fresh),
                 None => (None, false),
             };
-            let is_silent = left.is_none() && self.kept.is_silent(batch);
+            let is_silent = left.is_none() && self.kept.silent(batch).load(Ordering::Relaxed);
             // On no runtime there is no time to wait by.
             if is_silent || self.max_wait.is_zero() || Handle::try_current().is_err() {
                 return Ok((keys, now, None));
@@ -307,7 +307,10 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         verdict: &Verdict,
         snapshot: Option<Snapshot<A::State>>,
     ) {
-        self.kept.note_silent(batch, snapshot.is_none());
+        let (silent, is_silent) = (self.kept.silent(batch), snapshot.is_none());
+        if silent.load(Ordering::Relaxed) != is_silent {
+            silent.store(is_silent, Ordering::Relaxed);
+        }
         let Some(Snapshot { now, states }) = snapshot else {
             if verdict.allowed() {
                 self.kept.invalidate(keys);

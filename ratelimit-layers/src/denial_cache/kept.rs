@@ -91,24 +91,11 @@ impl<A: Algorithm> DenialStates<A> {
         batch.checks().iter().map(|check| key(check.limit.fingerprint(), check.key)).collect()
     }
 
-    /// The flag of a batch's limits.
-    fn silent(&self, batch: &Batch<'_, A>) -> &AtomicBool {
+    /// Whether the store says nothing of a batch's limits, as far as is known.
+    pub(super) fn silent(&self, batch: &Batch<'_, A>) -> &AtomicBool {
         let limits = batch.checks().iter().map(|check| check.limit.fingerprint());
         let hash = limits.fold(0, |hash: u128, limit| hash.rotate_left(1) ^ u128::from(limit));
         &self.silent[group(hash)]
-    }
-
-    /// Whether the store says nothing of these limits, as far as is known.
-    pub(super) fn is_silent(&self, batch: &Batch<'_, A>) -> bool {
-        self.silent(batch).load(Ordering::Relaxed)
-    }
-
-    /// Notes whether the store said what it saw of a batch.
-    pub(super) fn note_silent(&self, batch: &Batch<'_, A>, is_silent: bool) {
-        let noted = self.silent(batch);
-        if noted.load(Ordering::Relaxed) != is_silent {
-            noted.store(is_silent, Ordering::Relaxed);
-        }
     }
 
     /// What is known of a batch at this local time, if all of its states are kept; and whether all are fresh, so that they count
