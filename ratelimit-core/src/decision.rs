@@ -119,6 +119,19 @@ pub enum Source {
     Allotment,
 }
 
+impl Source {
+    /// The name in metrics and traces.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Fallback => "fallback",
+            Self::Cache => "cache",
+            Self::Allotment => "allotment",
+        }
+    }
+}
+
 impl Verdict {
     /// The verdict of a single limit.
     #[inline]

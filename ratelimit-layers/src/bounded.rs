@@ -1,6 +1,6 @@
 //! [`BoundedMap`]: at most so many values by a hash of a limit and a key, and [`WideKeyHasher`], which makes the hashes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Mutex;
 
@@ -22,62 +22,16 @@ impl WideKeyHasher {
 /// A concurrent map of at most so many values. Above that, the value that came first goes.
 #[derive(Debug)]
 pub(crate) struct BoundedMap<V> {
-    /// A caller that fills a vacant place calls [`make_room`](Self::make_room) afterwards, without holding it; one that would empty it calls
-    /// [`remove`](Self::remove).
+    /// A caller that fills a vacant place calls [`make_room`](Self::make_room) afterwards, without holding it. Nothing else removes a value.
     pub(crate) values: DashMap<u128, V>,
-    /// Locked before a value, never while one is held.
-    order: Mutex<ArrivalOrder>,
+    /// Each key once, in the order in which they came. Locked before a value, never while one is held.
+    order: Mutex<VecDeque<u128>>,
     capacity: usize,
-}
-
-/// The keys in the order in which they came, each once.
-#[derive(Debug, Default)]
-struct ArrivalOrder {
-    keys: BTreeMap<u64, u128>,
-    arrivals: HashMap<u128, u64>,
-    came: u64,
-}
-
-impl ArrivalOrder {
-    /// Puts a key at the end.
-    fn push(&mut self, key: u128) {
-        self.remove(key);
-        self.came += 1;
-        self.keys.insert(self.came, key);
-        self.arrivals.insert(key, self.came);
-    }
-
-    fn remove(&mut self, key: u128) {
-        if let Some(arrival) = self.arrivals.remove(&key) {
-            self.keys.remove(&arrival);
-        }
-    }
-
-    fn pop(&mut self) -> Option<u128> {
-        let (_, key) = self.keys.pop_first()?;
-        self.arrivals.remove(&key);
-        Some(key)
-    }
 }
 
 impl<V> BoundedMap<V> {
     pub(crate) fn new(capacity: usize) -> Self {
         Self { values: DashMap::new(), order: Mutex::default(), capacity }
-    }
-
-    pub(crate) fn remove(&self, key: u128) {
-        if !self.values.contains_key(&key) {
-            return;
-        }
-        let mut order = lock(&self.order);
-        self.values.remove(&key);
-        order.remove(key);
-    }
-
-    pub(crate) fn clear(&self) {
-        let mut order = lock(&self.order);
-        self.values.clear();
-        *order = ArrivalOrder::default();
     }
 
     /// Notes that a key came, and drops another one if there are too many. For each key that comes, it looks at two, so that
@@ -88,16 +42,13 @@ impl<V> BoundedMap<V> {
         is_stale: impl Fn(&V) -> bool,
     ) -> [Option<(u128, V)>; 2] {
         let mut order = lock(&self.order);
-        // It may have been removed again.
-        if self.values.contains_key(&came) {
-            order.push(came);
-        }
+        order.push_back(came);
         [(); 2].map(|()| {
-            let is_full = order.keys.len() > self.capacity;
-            let oldest = order.pop()?;
+            let is_full = order.len() > self.capacity;
+            let oldest = order.pop_front()?;
             let removed = self.values.remove_if(&oldest, |_, value| is_full || is_stale(value));
             if removed.is_none() {
-                order.push(oldest);
+                order.push_back(oldest);
             }
             removed
         })

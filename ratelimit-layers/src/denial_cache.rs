@@ -125,9 +125,9 @@ pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
 
 impl<S: fmt::Debug, A: Algorithm, C> fmt::Debug for DenialCache<S, A, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, rounds, .. } = self;
         let mut shown = f.debug_struct("DenialCache");
-        shown.field("store", store).field("rounds", rounds).finish_non_exhaustive()
+        shown.field("store", &self.store).field("open_rounds", &self.rounds.len());
+        shown.finish_non_exhaustive()
     }
 }
 
@@ -279,7 +279,7 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
                 Some((_, left, is_fresh)) => (Some(left), is_fresh),
                 None => (None, false),
             };
-            let is_silent = left.is_none() && self.kept.is_silent(batch);
+            let is_silent = left.is_none() && self.kept.silent(batch).load(Ordering::Relaxed);
             // On no runtime there is no time to wait by.
             if is_silent || self.max_wait.is_zero() || Handle::try_current().is_err() {
                 return Ok((keys, now, None));
@@ -307,7 +307,10 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         verdict: &Verdict,
         snapshot: Option<Snapshot<A::State>>,
     ) {
-        self.kept.note_silent(batch, snapshot.is_none());
+        let (silent, is_silent) = (self.kept.silent(batch), snapshot.is_none());
+        if silent.load(Ordering::Relaxed) != is_silent {
+            silent.store(is_silent, Ordering::Relaxed);
+        }
         let Some(Snapshot { now, states }) = snapshot else {
             if verdict.allowed() {
                 self.kept.invalidate(keys);
@@ -331,21 +334,16 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        if batch.operation() == Op::Peek {
-            self.asked.fetch_add(1, Ordering::Relaxed);
-            return self.store.apply(batch).await;
-        }
         let kept = &self.kept;
         if !acquires_plainly(batch) {
             self.asked.fetch_add(1, Ordering::Relaxed);
-            // No acquisition can end the wait of a request that is in flight.
-            let drops = if batch.operation() == Op::Acquire {
-                DenialStates::remove
-            } else {
-                DenialStates::invalidate
-            };
             let keys = kept.keys(batch);
-            let _dropping = OnDrop(|| drops(kept, &keys));
+            let _dropping = OnDrop(|| match batch.operation() {
+                Op::Peek => {}
+                // No acquisition can end the wait of a request that is in flight.
+                Op::Acquire => kept.remove(&keys),
+                _ => kept.invalidate(&keys),
+            });
             return self.store.apply(batch).await;
         }
         let (keys, sent, under_way) = match self.turn(batch).await {

@@ -259,7 +259,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         while let Some(mut pending) = journal.pop() {
             *lock(charging) = self.inner.charges_until(Duration::ZERO);
             // Code of others may panic, and the runtime of this task may end.
-            let forgets = OnDrop(|| journal.forget(1));
+            let forgets = OnDrop(|| journal.forget());
             let still = outage.counts_still(&pending.limit, &pending.key, pending.now);
             pending.cost = pending.cost.min(still);
             if pending.cost == 0 {
@@ -273,10 +273,10 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
             match said {
                 Ok(Ok(_)) => {}
                 // The store is there, and its algorithm cannot do this.
-                Ok(Err(_)) => journal.forget(1),
+                Ok(Err(_)) => journal.forget(),
                 // It may have been charged, and is not charged twice.
                 Err(error) if error.kind() == ErrorKind::Indeterminate => {
-                    journal.forget(1);
+                    journal.forget();
                     return false;
                 }
                 Err(_) => {

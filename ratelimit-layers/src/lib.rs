@@ -182,14 +182,3 @@ impl<F: FnMut()> Drop for OnDrop<F> {
         (self.0)();
     }
 }
-
-/// The name of a source in metrics and traces.
-#[cfg(any(feature = "metrics", feature = "tracing"))]
-const fn source_name(source: ratelimit_core::Source) -> &'static str {
-    match source {
-        ratelimit_core::Source::Store => "store",
-        ratelimit_core::Source::Fallback => "fallback",
-        ratelimit_core::Source::Cache => "cache",
-        ratelimit_core::Source::Allotment => "allotment",
-    }
-}

@@ -11,9 +11,9 @@ use ratelimit_core::{Algorithm, ErrorKind, OnOutage, Source, Store, StoreError a
 
 use crate::fallback::BreakerState;
 use crate::fallback::counts::OutageOutcome;
+use crate::lock;
 use crate::observed::{Observed, Observer};
 use crate::pace::Pace;
-use crate::{lock, source_name};
 
 const OUTCOMES: usize = OutageOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
@@ -172,7 +172,7 @@ impl Observer for Recorded {
                 "ratelimit_duration_seconds",
                 "store" => String::from(&*self.name),
                 "op" => op.to_string(),
-                "source" => source_name(source),
+                "source" => source.name(),
             )
         });
         duration.record(since.elapsed());
@@ -200,7 +200,7 @@ impl Observer for Recorded {
                     "store" => String::from(&*self.name),
                     "limit" => limit.to_owned(),
                     "outcome" => outcome.name(),
-                    "source" => source_name(source),
+                    "source" => source.name(),
                 )
             });
             counter.increment(1);

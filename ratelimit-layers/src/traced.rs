@@ -11,7 +11,6 @@ use tracing::{Span, debug_span, info, warn};
 use crate::fallback::BreakerState;
 use crate::observed::{Observed, Observer};
 use crate::pace::Pace;
-use crate::source_name;
 
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {
@@ -93,7 +92,7 @@ impl Observer for Spans {
         match said {
             Ok(verdict) if !span.is_disabled() => {
                 span.record("allowed", verdict.allowed());
-                span.record("source", source_name(verdict.source()));
+                span.record("source", verdict.source().name());
                 if !verdict.allowed() {
                     let denied =
                         verdict.denied_by().filter_map(|position| batch.checks().get(position));

@@ -11,11 +11,6 @@ use super::ledger::Ledger;
 use super::slot::Terms;
 use super::{AllotmentTally, Allotments, SharedAllotments};
 
-/// Far more than the clocks of servers drift.
-const DRIFT_PPM: u64 = 1_000;
-/// What a crash forfeits at most per slot, until the limit recovers.
-const MOST: u64 = 10_000;
-
 /// The settings of [`Allotments`] that are to be built: what [`Allotments::builder`] returns.
 #[derive(Clone, Debug)]
 pub struct AllotmentsBuilder<C = PreciseClock> {
@@ -28,7 +23,7 @@ impl Allotments<()> {
     /// The settings of allotments of a store.
     #[must_use]
     pub fn builder() -> AllotmentsBuilder {
-        let terms = Terms { lifetime_us: 100_000, drift_ppm: DRIFT_PPM, divisor: 8, most: MOST };
+        let terms = Terms { lifetime_us: 100_000, divisor: 8 };
         AllotmentsBuilder { terms, capacity: 1 << 16, clock: PreciseClock::new() }
     }
 }
@@ -50,7 +45,7 @@ impl<C: Clock> AllotmentsBuilder<C> {
     /// more for other processes and make more calls.
     #[must_use]
     pub const fn divisor(mut self, parts: u64) -> Self {
-        self.terms.divisor = if parts == 0 { 1 } else { parts };
+        self.terms.divisor = parts;
         self
     }
 

@@ -13,28 +13,30 @@
 //!
 //! A draw never denies. A draw that does not fit says nothing about its own request, so that request goes to the store alone.
 
+use std::ops::ControlFlow;
+
 use ratelimit_core::algorithm::Recovery;
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
 const MILLION: u64 = 1_000_000;
+/// By how much the local clock may be slower than the store's, in parts per million: far more than the clocks of servers drift.
+const DRIFT_PPM: u64 = 1_000;
+/// The most units of one limit that a draw takes: what a crash forfeits at most per slot, until the limit recovers.
+const MOST: u64 = 10_000;
 
 /// The settings that bound what is drawn and for how long it is spent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     /// The longest time, by the store's clock, from the charge of a unit to the admission that spends it.
     pub(super) lifetime_us: u64,
-    /// By how much the local clock may be slower than the store's, in parts per million.
-    pub(super) drift_ppm: u64,
     /// A draw takes at most one part of so many of what remained.
     pub(super) divisor: u64,
-    /// The most units of one limit that a draw takes.
-    pub(super) most: u64,
 }
 
 impl Terms {
-    /// A time that has passed on a slow local clock before `us` microseconds have passed on the store's.
-    fn local_us(&self, us: u64) -> u64 {
-        us.saturating_mul(MILLION.saturating_sub(self.drift_ppm)) / MILLION
+    /// Whether `then` is no longer ago than a lifetime.
+    fn is_recent(&self, then: Timestamp, now: Timestamp) -> bool {
+        now.saturating_us_since(then) <= self.lifetime_us
     }
 }
 
@@ -100,16 +102,6 @@ struct AllotmentPart {
     used: u64,
     /// What the store said when it was drawn.
     told: Decision,
-}
-
-/// What to do about a request.
-#[derive(Debug)]
-pub(super) enum SlotDecision {
-    /// It is admitted; these are the decisions.
-    Serve(Vec<Decision>),
-    /// The store is asked: what is left of the allotment is given back first, then `draw` is drawn. Without a draw, the
-    /// request is asked alone.
-    Ask { ended: Option<Ended>, draw: Option<Draw> },
 }
 
 /// An allotment that has ended.
@@ -182,20 +174,22 @@ impl AllotmentPart {
 }
 
 impl AllotmentSlot {
-    /// Decides what to do about a request of these costs. `id` makes the id of a draw.
+    /// Decides what to do about a request of these costs. It breaks off with the decisions of one that is admitted. Otherwise the store
+    /// is asked: what is left of the allotment is given back first, then the draw is drawn. Without a draw, the request is asked
+    /// alone. `id` makes the id of a draw.
     pub(super) fn request(
         &mut self,
         terms: &Terms,
         now: Timestamp,
         costs: &[u64],
         id: impl FnOnce() -> ReservationId,
-    ) -> SlotDecision {
+    ) -> ControlFlow<Vec<Decision>, (Option<Ended>, Option<Draw>)> {
         if let Some(decisions) = self.spend(now, costs) {
-            return SlotDecision::Serve(decisions);
+            return ControlFlow::Break(decisions);
         }
         // No request waits for a draw of another.
         if self.draw.as_ref().is_some_and(|draw| draw.is_awaited(terms, now)) {
-            return SlotDecision::Ask { ended: None, draw: None };
+            return ControlFlow::Continue((None, None));
         }
         // The rest of the allotment does not serve the request.
         let is_live = self.allotment.as_ref().is_some_and(|allotment| allotment.is_live(now));
@@ -206,7 +200,7 @@ impl AllotmentSlot {
         let may_draw = self.size > 1 && self.rests_until.is_none_or(|until| until <= now);
         let draw = may_draw.then(|| Draw { id: id(), times: self.size });
         self.draw = draw.map(|draw| PendingDraw { id: draw.id, since: now, ends: None });
-        SlotDecision::Ask { ended, draw }
+        ControlFlow::Continue((ended, draw))
     }
 
     /// Admits a request of these costs from the allotment, if they fit what is left.
@@ -230,10 +224,9 @@ impl AllotmentSlot {
 
     /// Sets the size of a draw at `now` by how long ago the store was asked.
     fn resize(&mut self, terms: &Terms, now: Timestamp) {
-        let is_recent = |then: Timestamp| now.saturating_us_since(then) <= terms.lifetime_us;
         self.size = match (self.lapsed.take(), self.asked) {
-            (Some(lapsed), _) if is_recent(lapsed) => self.size,
-            (None, Some(asked)) if is_recent(asked) => self.size.saturating_mul(2),
+            (Some(lapsed), _) if terms.is_recent(lapsed, now) => self.size,
+            (None, Some(asked)) if terms.is_recent(asked, now) => self.size.saturating_mul(2),
             _ => 1,
         };
     }
@@ -243,7 +236,7 @@ impl AllotmentSlot {
         if self.remaining.len() != costs.len() {
             return 1;
         }
-        let part = |remaining: u64| (remaining / terms.divisor.max(1)).min(terms.most);
+        let part = |remaining: u64| (remaining / terms.divisor.max(1)).min(MOST);
         let parts = self.remaining.iter().zip(costs);
         // A reservation of nothing is refused.
         let each = parts.map(|(remaining, cost)| part(*remaining).checked_div(*cost));
@@ -273,7 +266,8 @@ impl AllotmentSlot {
         let allotment = Allotment {
             id: draw.id,
             sent,
-            until: sent.saturating_add_us(terms.local_us(life_us)),
+            // When so much has passed on a slow local clock, no more has passed on the store's.
+            until: sent.saturating_add_us(life_us.saturating_mul(MILLION - DRIFT_PPM) / MILLION),
             served: 1,
             parts: told.iter().zip(costs).map(part).collect(),
         };
@@ -338,10 +332,9 @@ impl AllotmentSlot {
 
     /// Whether nothing would be lost if it were forgotten at `now`.
     pub(super) fn is_idle(&self, terms: &Terms, now: Timestamp) -> bool {
-        let is_recent = |then: Timestamp| now.saturating_us_since(then) <= terms.lifetime_us;
         let is_awaited = self.draw.as_ref().is_some_and(|draw| draw.is_awaited(terms, now));
-        let is_empty = self.allotment.is_none() && !is_awaited;
-        is_empty && !self.asked.is_some_and(is_recent) && !self.lapsed.is_some_and(is_recent)
+        let mut last = self.asked.into_iter().chain(self.lapsed);
+        self.allotment.is_none() && !is_awaited && !last.any(|then| terms.is_recent(then, now))
     }
 }
 

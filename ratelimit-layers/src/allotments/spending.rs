@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::SharedAllotments;
 use super::ledger::{Checks, EndedOf, LedgerEntry, SlotKey};
-use super::slot::{AllotmentSlot, Draw, EarlyEnd, Ended, SlotDecision};
+use super::slot::{AllotmentSlot, Draw, EarlyEnd, Ended};
 use crate::plain::acquires_plainly;
 use crate::{KeptAlgorithm, OnDrop};
 
@@ -104,16 +104,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         costs: &[u64],
     ) -> Result<Option<Verdict>, S::Error> {
         let now = self.clock.now();
-        let request = |kept: &mut LedgerEntry<A>| match kept.slot.request(
-            &self.terms,
-            now,
-            costs,
-            ReservationId::random,
-        ) {
-            SlotDecision::Serve(decisions) => ControlFlow::Break(decisions),
-            SlotDecision::Ask { ended, draw } => {
-                ControlFlow::Continue((ended.zip(kept.checks.clone()), draw))
-            }
+        let request = |kept: &mut LedgerEntry<A>| {
+            let asks = kept.slot.request(&self.terms, now, costs, ReservationId::random);
+            asks.map_continue(|(ended, draw)| (ended.zip(kept.checks.clone()), draw))
         };
         let (asks, gone) = self.ledger.with(slot_key, batch, (&self.terms, now), request);
         for ended in gone {

@@ -55,7 +55,8 @@ impl<A: Algorithm> KeptState<A> {
 
 /// The states of denied keys, and of those that requests wait for.
 pub(super) struct DenialStates<A: Algorithm> {
-    states: BoundedMap<KeptState<A>>,
+    /// `None` for a key that was dropped: its place goes as a stale one does.
+    states: BoundedMap<Option<KeptState<A>>>,
     max_age_us: u64,
     hasher: WideKeyHasher,
     /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
@@ -77,7 +78,7 @@ impl<A: Algorithm> DenialStates<A> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.states.values.len()
+        self.states.values.iter().filter(|kept| kept.is_some()).count()
     }
 
     /// The keys of a batch.
@@ -90,24 +91,11 @@ impl<A: Algorithm> DenialStates<A> {
         batch.checks().iter().map(|check| key(check.limit.fingerprint(), check.key)).collect()
     }
 
-    /// The flag of a batch's limits.
-    fn silent(&self, batch: &Batch<'_, A>) -> &AtomicBool {
+    /// Whether the store says nothing of a batch's limits, as far as is known.
+    pub(super) fn silent(&self, batch: &Batch<'_, A>) -> &AtomicBool {
         let limits = batch.checks().iter().map(|check| check.limit.fingerprint());
         let hash = limits.fold(0, |hash: u128, limit| hash.rotate_left(1) ^ u128::from(limit));
         &self.silent[group(hash)]
-    }
-
-    /// Whether the store says nothing of these limits, as far as is known.
-    pub(super) fn is_silent(&self, batch: &Batch<'_, A>) -> bool {
-        self.silent(batch).load(Ordering::Relaxed)
-    }
-
-    /// Notes whether the store said what it saw of a batch.
-    pub(super) fn note_silent(&self, batch: &Batch<'_, A>, is_silent: bool) {
-        let noted = self.silent(batch);
-        if noted.load(Ordering::Relaxed) != is_silent {
-            noted.store(is_silent, Ordering::Relaxed);
-        }
     }
 
     /// What is known of a batch at this local time, if all of its states are kept; and whether all are fresh, so that they count
@@ -120,7 +108,8 @@ impl<A: Algorithm> DenialStates<A> {
         let states = Vec::with_capacity(keys.len());
         let (mut known, mut is_fresh) = (Snapshot { now: Timestamp::ZERO, states }, true);
         for key in keys {
-            let kept = self.states.values.get(&key.hash)?;
+            let place = self.states.values.get(&key.hash)?;
+            let kept = place.as_ref()?;
             // None that is fresh is before its server's time of now, because the server read its clock after the request was
             // sent. The latest is before no server's: states of a batch across slots may come from several.
             known.now = known.now.max(kept.now_at(local));
@@ -141,29 +130,27 @@ impl<A: Algorithm> DenialStates<A> {
         is_wanted: bool,
     ) {
         let sent = kept.sent;
-        match self.states.values.entry(key.hash) {
-            Entry::Occupied(mut entry) if self.is_newer(algorithm, key, entry.get(), &kept) => {
-                entry.insert(kept);
+        let place = self.states.values.entry(key.hash);
+        let before = match &place {
+            Entry::Occupied(place) => place.get().as_ref(),
+            Entry::Vacant(_) => None,
+        };
+        let is_later = before.map_or(is_wanted, |before| self.is_newer(algorithm, before, &kept));
+        // An invalidation drops the key after it has changed the generation: either it is seen here, or the invalidation waits for
+        // this place and empties it.
+        if is_later && self.is_current(key) {
+            let is_new = matches!(place, Entry::Vacant(_));
+            drop(place.insert(Some(kept)));
+            if is_new {
+                let is_fresh = |kept: &KeptState<A>| kept.is_fresh(sent, self.max_age_us);
+                self.states.make_room(key.hash, |kept| !kept.as_ref().is_some_and(is_fresh));
             }
-            Entry::Occupied(entry) => {
-                if allowed && !self.is_current(key) {
-                    // Which of the two is from before an invalidation, no time tells.
-                    drop(entry);
-                    self.invalidate(&[key]);
-                }
-            }
-            // An invalidation removes the key after it has changed the generation: either it is seen here, or the
-            // invalidation waits for this entry and removes it.
-            Entry::Vacant(entry) if is_wanted && self.is_current(key) => {
-                drop(entry.insert(kept));
-                self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
-            }
-            Entry::Vacant(_) => {
-                // What requests saw that are in flight may be from before the charge, and is not kept either: they wait for
-                // this entry, and then find another generation.
-                if allowed {
-                    self.advance(key);
-                }
+        } else if allowed && (before.is_none() || !self.is_current(key)) {
+            // Which of two states is from before an invalidation, no time tells. What requests saw that are in flight may be from
+            // before the charge, and is not kept either: they wait for this place, and then find another generation.
+            self.advance(key);
+            if let Entry::Occupied(mut place) = place {
+                place.insert(None);
             }
         }
     }
@@ -179,24 +166,20 @@ impl<A: Algorithm> DenialStates<A> {
 
     /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
     /// the later one, as no refund lies between them.
-    fn is_newer(
-        &self,
-        algorithm: &A,
-        key: KeyGeneration,
-        before: &KeptState<A>,
-        kept: &KeptState<A>,
-    ) -> bool {
+    fn is_newer(&self, algorithm: &A, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
         let age = kept.sent.checked_since(before.sent);
         let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);
         let is_later = before.now < kept.now
             || (before.now == kept.now && kept.remaining(algorithm) <= before.remaining(algorithm));
-        (is_later || is_too_old) && self.is_current(key)
+        is_later || is_too_old
     }
 
     /// Drops keys.
     pub(super) fn remove(&self, keys: &[KeyGeneration]) {
         for key in keys {
-            self.states.remove(key.hash);
+            if let Some(mut place) = self.states.values.get_mut(&key.hash) {
+                *place = None;
+            }
         }
     }
 
@@ -213,7 +196,7 @@ impl<A: Algorithm> DenialStates<A> {
         for generation in &self.generations {
             generation.fetch_add(1, Ordering::AcqRel);
         }
-        self.states.clear();
+        self.states.values.iter_mut().for_each(|mut place| *place = None);
     }
 }
 

@@ -9,7 +9,6 @@
 //! those in flight: where a limit refills faster than the store answers, no wait ends with a denial, and without that bound
 //! nearly every request of an attack would reach the store.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -72,13 +71,11 @@ pub(super) struct RoundMember<'r, A: Algorithm> {
     round: Option<Arc<SharedRound>>,
 }
 
-impl<A: Algorithm> fmt::Debug for OpenRounds<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenRounds").field("open", &self.open.len()).finish_non_exhaustive()
-    }
-}
-
 impl<A: Algorithm> OpenRounds<A> {
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
     /// The turn of a request with these keys, which would leave these states if they are known.
     pub(super) fn turn(
         &self,
@@ -93,26 +90,25 @@ impl<A: Algorithm> OpenRounds<A> {
         let mut open = self.open.entry(checks).or_insert_with(new);
         let round = open.round.upgrade();
         if let Some(round) = &round {
-            let mut denied = None;
-            let passes = match (&mut left, &open.ahead) {
+            // What it does if it does not pass and may not wait.
+            let refused = match (&mut left, &open.ahead) {
                 (Some(left), Some(before)) => {
                     left.now = left.now.max(before.now);
                     left.states.clone_from(&before.states);
                     // The algorithm may be foreign: should it panic, the round is as it was.
-                    denied =
-                        decide(batch, left.now, left).ok().filter(|verdict| !verdict.allowed());
-                    denied.is_none()
+                    let decided = decide(batch, left.now, left).ok();
+                    decided.filter(|verdict| !verdict.allowed()).map(Turn::Denied)
                 }
-                (Some(_), None) => true,
                 // This thread holds it as well.
-                (None, _) => Arc::strong_count(round) <= UNKNOWN_AT_ONCE,
+                (None, _) if Arc::strong_count(round) > UNKNOWN_AT_ONCE => Some(Turn::Goes(None)),
+                _ => None,
             };
-            if may_wait && (!passes || round.receiver_count() > 0) {
+            if may_wait && (refused.is_some() || round.receiver_count() > 0) {
                 let (round, ended) = (Arc::downgrade(round), round.subscribe());
                 return Turn::Waits(RoundEnd { checks, round, ended });
             }
-            if !passes {
-                return denied.map_or(Turn::Goes(None), Turn::Denied);
+            if let Some(refused) = refused {
+                return refused;
             }
         }
         let round = round.filter(|round| round.receiver_count() == 0).unwrap_or_default();

@@ -10,10 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::OnOutage;
 use tokio::time::Instant;
 
-use super::counts::OutageOutcome;
 use crate::lock;
 
 /// The state of the circuit breaker of a [`Fallback`](crate::Fallback).
@@ -57,7 +55,7 @@ pub(super) struct Breaker {
     failures: AtomicU32,
     /// The name of the store, which tells several in one process apart.
     #[allow(dead_code, reason = "nothing is reported without a feature")]
-    name: Box<str>,
+    pub(super) name: Box<str>,
     /// When a line about each state is due: a store that fails again and again fills no log.
     #[cfg(feature = "tracing")]
     paces: [crate::pace::Pace; 3],
@@ -131,17 +129,6 @@ impl Breaker {
         if self.paces[state as usize].is_due(std::time::Instant::now()) {
             crate::traced::breaker(&self.name, state);
         }
-    }
-
-    /// Reports that a limit was decided without the store.
-    #[allow(
-        clippy::unused_self,
-        unused_variables,
-        reason = "nothing is reported without a feature"
-    )]
-    pub(super) fn report_decided(&self, limit: &str, choice: OnOutage, outcome: OutageOutcome) {
-        #[cfg(feature = "metrics")]
-        crate::metrics::outage(&self.name, limit, choice, outcome);
     }
 }
 

@@ -51,8 +51,8 @@ impl<A: Algorithm + Clone> Journal<A> {
         self.forgotten.load(Ordering::Relaxed)
     }
 
-    pub(super) fn forget(&self, keys: u64) {
-        self.forgotten.fetch_add(keys, Ordering::Relaxed);
+    pub(super) fn forget(&self) {
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes a charge. All charges under its limit have the limit's parameters from now on: a policy may be replaced during
@@ -86,7 +86,7 @@ impl<A: Algorithm + Clone> Journal<A> {
             self.len.fetch_add(1, Ordering::SeqCst);
             of_limit.by_key.insert(key.into(), (cost, now));
         } else {
-            self.forget(1);
+            self.forget();
         }
     }
 

@@ -124,7 +124,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 let limit = check.limit.name();
                 let outcome = OutageOutcome::of(check.limit, decision, verdict.allowed());
                 self.counts.count(limit, *choice, outcome, undetermined);
-                breaker.report_decided(limit, *choice, outcome);
+                #[cfg(feature = "metrics")]
+                crate::metrics::outage(&breaker.name, limit, *choice, outcome);
             }
         }
         // What the store may have charged is not charged once more.

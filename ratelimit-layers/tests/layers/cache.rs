@@ -7,17 +7,14 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::store::{Batch, Check, Now, Op, SnapshotStore, WithSnapshot};
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Decision, Limit, ManualClock, Policy, ReservationId, Source, Store, SyncStore, Timestamp,
-    Verdict,
+    Limit, ManualClock, Policy, ReservationId, Source, Store, Timestamp, Verdict,
 };
 use ratelimit_layers::{DenialCache, DenialCacheBuilder};
-use ratelimit_memory::MemoryError;
 use ratelimit_testkit::block_on;
 
-use crate::common::{BEGIN, Fake, Memory, Mode, ask, limit, memory, operate, poll};
+use crate::common::{BEGIN, Fake, Mode, ask, limit, operate, poll};
 
 /// No trace needs more requests than this for one answer of the cache.
 const REQUESTS_PER_DENIAL: u64 = 200;
@@ -287,47 +284,12 @@ fn a_denial_ends_no_later_than_in_the_store() {
     }
 }
 
-/// Alice's server, and that of all others, whose clocks differ.
-struct Servers([Memory; 2]);
-
-impl Servers {
-    fn of(&self, key: &str) -> &Memory {
-        &self.0[usize::from(key != "alice")]
-    }
-}
-
-impl Store<Policy> for Servers {
-    type Error = MemoryError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        let each = batch.checks().iter().map(|check| {
-            Ok(*self.of(check.key).apply_now(&batch.with_checks(&[*check]))?.summary())
-        });
-        Ok(Verdict::several(each.collect::<Result<Vec<Decision>, MemoryError>>()?))
-    }
-}
-
-impl SnapshotStore<Policy> for Servers {
-    async fn apply_with_snapshot(
-        &self,
-        batch: &Batch<'_, Policy>,
-    ) -> Result<WithSnapshot<PolicyState>, MemoryError> {
-        match batch.checks() {
-            [check] => self.of(check.key).apply_with_snapshot(batch).await,
-            _ => Ok((self.apply(batch).await?, None)),
-        }
-    }
-}
-
 #[test]
 fn a_batch_is_not_denied_because_one_server_is_ahead_of_another() {
-    let local = ManualClock::new(BEGIN);
     for ahead in ["alice", "bob"] {
-        let later = Timestamp::saturating_from_us(BEGIN.as_us() + 5_000_000);
-        let clocks =
-            ["alice", "bob"].map(|key| ManualClock::new(if key == ahead { later } else { BEGIN }));
-        let servers = Servers(clocks.each_ref().map(memory));
-        let cache: DenialCache<_, Policy, _> = lasting(&local).build(servers);
+        let (local, server) = (ManualClock::new(BEGIN), ManualClock::new(BEGIN));
+        let later = BEGIN.saturating_add_us(5_000_000);
+        let cache: Cached = lasting(&local).build(Fake::new(&server));
         let limit = limit("api", "gcra 1/s burst 10");
         let check = |key, cost| Check { limit: &limit, key, cost };
         let ask = |checks: &[Check<'_, Policy>]| {
@@ -337,15 +299,15 @@ fn a_batch_is_not_denied_because_one_server_is_ahead_of_another() {
         };
         // Each is denied, and would have two a second later.
         for key in ["alice", "bob"] {
+            server.set(if key == ahead { later } else { BEGIN });
             assert_eq!(ask(&[check(key, 9)]), (true, Source::Store));
             assert_eq!(ask(&[check(key, 3)]), (false, Source::Store));
             assert_eq!(ask(&[check(key, 3)]), (false, Source::Cache));
         }
         // Both are known, and denied for what neither has.
         assert_eq!(ask(&[check("alice", 3), check("bob", 3)]), (false, Source::Cache));
-        for clock in clocks.iter().chain([&local]) {
-            clock.advance(Duration::from_secs(1));
-        }
+        local.advance(Duration::from_secs(1));
+        server.set(later.saturating_add_us(1_000_000));
         let both = ask(&[check("alice", 2), check("bob", 2)]);
         assert_eq!(both, (true, Source::Store), "{ahead} is ahead");
     }

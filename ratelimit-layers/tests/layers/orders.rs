@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ratelimit_core::store::DynSnapshotStore;
-use ratelimit_core::{DynStore, Limit, ManualClock, OnOutage, Policy, Source, Store};
+use ratelimit_core::{DynStore, Limit, ManualClock, OnOutage, Policy, Source};
 use ratelimit_layers::{BreakerState, Fallback, Metrics, TopDenied, Traced};
 
 use crate::common::{
@@ -79,25 +79,6 @@ fn metrics_tell_apart_what_reaches_the_store_and_what_does_not() {
         ("outer denied store", 1),
     ];
     assert_eq!(seen, due.map(|(labels, count)| (labels.to_owned(), count)));
-}
-
-#[test]
-fn what_a_store_counts_is_reported_by_all_around_it_also_if_it_is_chosen_at_run_time() {
-    fn names(store: &impl Store<Policy>) -> Vec<&'static str> {
-        let mut names = Vec::new();
-        store.report_counts(&mut |name, _| names.push(name));
-        names
-    }
-    let (clock, all) = (ManualClock::new(BEGIN), [daily()]);
-    let own = names(&memory(&clock));
-    let seen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(memory(&clock));
-    let layers = allotments(cache(TopDenied::new(seen, 16), &clock), &clock);
-    let chosen: Arc<dyn DynStore<Policy>> =
-        Arc::new(fallback(Fallback::builder(), layers, &clock, &all));
-    let told = names(&Metrics::new(Traced::new(chosen)));
-    assert!(!own.is_empty());
-    // A fallback has a store of its own in memory.
-    assert_eq!(told.iter().filter(|name| own.contains(name)).count(), 2 * own.len());
 }
 
 /// The fallback also answers a draw that is in flight when the store fails.

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{ErrorKind, ManualClock, OnOutage, Policy, Store};
+use ratelimit_core::store::{Batch, DynSnapshotStore, Op};
+use ratelimit_core::{DynStore, ErrorKind, ManualClock, OnOutage, Policy, Store};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics};
 
 use crate::common::{
-    BEGIN, Labels, Memory, Mode, UNAVAILABLE, ask, ask_all, checks, limit, limits, memory, paused,
+    BEGIN, ID, Labels, Mode, UNAVAILABLE, ask, ask_all, checks, limit, limits, memory, paused,
     recorded,
 };
 use crate::fallback::layered_with;
@@ -87,11 +88,12 @@ fn decisions_are_counted_by_limit_outcome_and_source() {
     }
 }
 
-/// Each store that counts, around each other.
-fn counting() -> Fallback<Allotments<DenialCache<Memory>>> {
+/// Each store that counts, around each other, and around stores that are chosen at run time.
+fn counting() -> Arc<dyn DynStore<Policy>> {
     let daily = limit("daily", "fixed-window 3/d").on_outage(OnOutage::Open);
-    let within = Allotments::new(DenialCache::new(memory(&ManualClock::new(BEGIN))));
-    Fallback::builder().build(within, &limits(&[daily])).expect("choices")
+    let chosen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(memory(&ManualClock::new(BEGIN)));
+    let within = Allotments::new(DenialCache::<_, Policy>::new(chosen));
+    Arc::new(Fallback::builder().build(within, &limits(&[daily])).expect("choices"))
 }
 
 #[test]
@@ -103,13 +105,18 @@ fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
         let is_allowed = || runtime.block_on(ask(&store, &daily, "alice", 1)).allowed();
         while is_allowed() {}
         assert!(!is_allowed());
+        let reserved = checks(std::slice::from_ref(&daily), "bob", 1);
+        let reserve = Batch::one(&reserved[0]).id(ID);
+        assert!(runtime.block_on(store.apply(&reserve)).expect("decides").allowed());
         store.record_counts();
     });
     let told: BTreeMap<_, _> =
         recorded.iter().map(|((name, labels), value)| (&**name, (labels.len(), *value))).collect();
-    assert_eq!(told["ratelimit_cache_asked_total"], (1, 4));
+    assert_eq!(told["ratelimit_cache_asked_total"], (1, 5));
     assert_eq!(told["ratelimit_cache_answered_total"], (1, 1));
     assert_eq!(told["ratelimit_cache_keys"], (1, 1));
+    // Of the store in the middle, and not of the fallback's own one.
+    assert_eq!(told["ratelimit_reservations"], (1, 1));
     assert!(!told.contains_key("ratelimit_journal_keys"));
 }
 

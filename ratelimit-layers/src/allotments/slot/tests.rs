@@ -1,11 +1,13 @@
 //! The sizes of draws, and the end of an allotment. The simulation tries the rest.
 
+use std::ops::ControlFlow;
+
 use ratelimit_core::algorithm::Recovery;
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
-use super::{AllotmentSlot, Draw, EarlyEnd, SlotDecision, Terms};
+use super::{AllotmentSlot, Draw, EarlyEnd, MOST, Terms};
 
-const TERMS: Terms = Terms { lifetime_us: 1_000, drift_ppm: 10_000, divisor: 4, most: 50 };
+const TERMS: Terms = Terms { lifetime_us: 100_000, divisor: 4 };
 
 fn at(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(us)
@@ -36,7 +38,7 @@ impl CountingIds {
         self.ids += 1;
         let id = ReservationId::new(self.ids);
         let asked = self.slot.request(&TERMS, at(now), &[1], || id);
-        let SlotDecision::Ask { draw, .. } = asked else { return 0 };
+        let ControlFlow::Continue((_, draw)) = asked else { return 0 };
         let said = told(remaining, 10_000);
         match draw {
             None => self.slot.tell([&said].into_iter()),
@@ -54,24 +56,25 @@ fn a_draw_doubles_while_requests_ask_again_and_stays_within_its_bounds() {
     let sizes = |remaining| -> Vec<u64> {
         let mut counted = CountingIds::default();
         // 0: served from the allotment.
-        (0..128).map(|n| counted.asks(n, remaining)).filter(|size| *size > 0).collect()
+        (0..32_768).map(|n| counted.asks(n, remaining)).filter(|size| *size > 0).collect()
     };
-    assert_eq!(sizes(400)[..7], [1, 2, 4, 8, 16, 32, TERMS.most]);
+    assert_eq!(sizes(400_000)[..7], [1, 2, 4, 8, 16, 32, 64]);
+    assert_eq!(sizes(400_000)[13..15], [8_192, MOST]);
     // A quarter of what remains.
     assert_eq!(sizes(21)[..6], [1, 2, 4, 5, 5, 5]);
-    assert_eq!(sizes(7), [1; 128]);
+    assert_eq!(sizes(7), vec![1; 32_768]);
 }
 
 #[test]
 fn an_allotment_that_lapses_sets_the_next_to_what_was_used_and_a_pause_ends_it() {
-    for (pause, size) in [(1, 3), (999, 3), (1_100, 1)] {
+    for (pause, size) in [(1, 3), (99_999, 3), (100_100, 1)] {
         let mut counted = CountingIds::default();
         // Two plain ones, then 2, 4, 8: of these, three requests use their part.
         let sizes: Vec<u64> = (0..10).map(|n| counted.asks(n, 400)).collect();
         assert_eq!(sizes, [1, 2, 0, 4, 0, 0, 0, 8, 0, 0]);
         let (_, until) = counted.slot.ends().expect("an allotment");
-        // One per hundred less, for the drift of the clock.
-        assert_eq!(until, at(7 + 990));
+        // One per thousand less, for the drift of the clock.
+        assert_eq!(until, at(7 + 99_900));
         assert_eq!(counted.asks(until.as_us() + pause, 400), size);
     }
 }
@@ -91,7 +94,7 @@ fn what_comes_for_a_draw_that_is_not_awaited_stays_charged_and_ends_no_other() {
     let mut counted = CountingIds::default();
     assert_eq!(counted.asks(1, 400), 1);
     let asked = counted.slot.request(&TERMS, at(2), &[1], || ReservationId::new(8));
-    let SlotDecision::Ask { draw: Some(awaited), .. } = asked else { panic!("{asked:?}") };
+    let ControlFlow::Continue((_, Some(awaited))) = asked else { panic!("{asked:?}") };
     let draw = Draw { id: ReservationId::new(7), times: 3 };
     let told = [(told(97, 10_000), Recovery::Gradual)];
     for mut slot in [AllotmentSlot::default(), counted.slot] {

@@ -89,7 +89,7 @@ impl Lab {
     }
 
     fn is_quiet(&self) -> bool {
-        format!("{:?}", self.store).contains("Rounds { open: 0, .. }")
+        format!("{:?}", self.store).contains("open_rounds: 0,")
     }
 }
 

@@ -102,7 +102,7 @@ impl World {
             };
             counts.add("decisions", 1);
             let source = verdict.source();
-            counts.add(source_name(source), 1);
+            counts.add(source.name(), 1);
             let is_charged = record.op == Op::Acquire && verdict.allowed();
             counts.add("admitted", is_charged.into());
             for ((name, key, cost), server_us) in record.asked.iter().zip(&record.server_us) {
@@ -155,7 +155,7 @@ impl World {
         if served > admitted.unwrap_or_default() {
             return Err(format!("{served} served, {admitted:?} admitted"));
         }
-        if !self.plan.is_disturbed && counts.0.contains_key(source_name(Source::Fallback)) {
+        if !self.plan.is_disturbed && counts.0.contains_key(Source::Fallback.name()) {
             return Err("a fallback decided, though nothing failed".to_owned());
         }
         Ok(counts)
@@ -166,13 +166,4 @@ impl World {
 fn kept(record: &Record, cost: u64, settled: &BTreeMap<ReservationId, u64>) -> u64 {
     let settled = record.id.and_then(|id| settled.get(&id));
     settled.map_or(cost, |settled| cost.min(*settled))
-}
-
-const fn source_name(source: Source) -> &'static str {
-    match source {
-        Source::Store => "by the store",
-        Source::Fallback => "by fallbacks",
-        Source::Cache => "by caches",
-        Source::Allotment => "by allotments",
-    }
 }
