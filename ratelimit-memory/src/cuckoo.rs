@@ -80,14 +80,6 @@ pub(crate) enum Insertion {
     Crowded,
 }
 
-/// The first such slot of a key's buckets.
-fn place<'t>(
-    buckets: &[&mut BucketGuard<'t>; 2],
-    slot: impl Fn(&BucketGuard<'t>) -> Option<usize>,
-) -> Option<SlotIndex> {
-    buckets.iter().enumerate().find_map(|(at, bucket)| Some((at, slot(bucket)?)))
-}
-
 /// The two buckets of a key, locked: by guards of its own, or by those of a batch.
 #[derive(Debug)]
 pub(crate) struct LockedPair<'t, B = BucketGuard<'t>> {
@@ -96,15 +88,16 @@ pub(crate) struct LockedPair<'t, B = BucketGuard<'t>> {
 }
 
 impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
-    fn buckets(&mut self) -> [&mut BucketGuard<'t>; 2] {
-        self.buckets.each_mut().map(B::borrow_mut)
+    /// The first such slot of both buckets.
+    fn place(&mut self, slot: impl Fn(&mut BucketGuard<'t>) -> Option<usize>) -> Option<SlotIndex> {
+        let mut buckets = self.buckets.iter_mut().enumerate();
+        buckets.find_map(|(at, bucket)| Some((at, slot(bucket.borrow_mut())?)))
     }
 
     /// Finds the key's entry.
     pub(crate) fn find(&mut self) -> Option<SlotIndex> {
         let tag = self.route.tag();
-        let mut buckets = self.buckets().into_iter().enumerate();
-        buckets.find_map(|(at, bucket)| Some((at, bucket.find(tag)?)))
+        self.place(|bucket| bucket.find(tag))
     }
 
     /// Returns the key's state, if the table has it.
@@ -139,19 +132,17 @@ impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
         now_us: Option<u64>,
         may_add: impl FnOnce() -> bool,
     ) -> Insertion {
-        let entry = SlotEntry::new(self.route.tag(), state);
-        let buckets = self.buckets();
-        let (bucket, slot) = if let Some(expired) = place(&buckets, |it| it.expired_slot(now_us?)) {
+        let index = if let Some(expired) = self.place(|bucket| bucket.expired_slot(now_us?)) {
             expired
         } else {
-            let free = place(&buckets, BucketGuard::free_slot);
+            let free = self.place(|bucket| bucket.free_slot());
             let Some(free) = free else { return Insertion::Crowded };
             if !may_add() {
                 return Insertion::Refused;
             }
             free
         };
-        buckets[bucket].set(slot, entry);
+        self.set(index, state);
         Insertion::Done
     }
 
@@ -312,7 +303,7 @@ impl CuckooTable {
         let ids = (0..self.segments())
             .flat_map(|segment| (0..BUCKETS).map(move |bucket| (segment, bucket)));
         let used = |bucket: BucketGuard<'_>| {
-            bucket.entries().filter(|(_, entry)| !entry.is_free()).count()
+            (0..bucket::SLOTS).filter(|slot| !bucket.get(*slot).is_free()).count()
         };
         ids.map(|id| used(self.directory.bucket(id).lock())).sum()
     }

@@ -57,8 +57,9 @@ fn seen(table: &CuckooTable, address: Address) -> Option<Packed> {
 /// How many entries a key has.
 fn count(table: &CuckooTable, address: Address) -> usize {
     let pair = table.lock(address);
-    let is = |entry: SlotEntry| entry.is(pair.route.tag());
-    pair.buckets.iter().flat_map(BucketGuard::entries).filter(|(_, entry)| is(*entry)).count()
+    let is = |bucket: &BucketGuard<'_>, slot| bucket.get(slot).is(pair.route.tag());
+    let of = |bucket| (0..bucket::SLOTS).filter(move |slot| is(bucket, *slot)).count();
+    pair.buckets.iter().map(of).sum()
 }
 
 #[test]
