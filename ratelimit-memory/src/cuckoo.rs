@@ -274,16 +274,11 @@ impl CuckooTable {
         Relocation { made_room: self.directory.split(route), freed }
     }
 
-    /// The number of buckets.
-    pub(crate) fn count(&self) -> usize {
-        self.directory.segments() * BUCKETS
-    }
-
     /// Frees the expired entries in the next `count` buckets, skipping those that another thread has locked.
     /// Returns how many it freed.
     pub(crate) fn sweep(&self, count: usize, now: Timestamp) -> usize {
         let now_us = self.since_epoch_us(now);
-        let buckets = self.count();
+        let buckets = self.directory.segments() * BUCKETS;
         let begin = self.cursor.fetch_add(count, Ordering::Relaxed);
         let next = (begin..).take(count.min(buckets)).map(|index| index % buckets);
         let swept = next.map(|index| {
