@@ -180,15 +180,6 @@ impl<'t> LockedBuckets<'t> {
     }
 }
 
-/// The outcome of an attempt to free a slot for a key whose buckets were full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Relocation {
-    /// Whether a slot was free at the end of the attempt; another thread may have taken it since.
-    pub(crate) made_room: bool,
-    /// How many expired entries were freed.
-    pub(crate) freed: usize,
-}
-
 impl CuckooTable {
     /// Creates a table for at most `capacity` keys, in a store that is built at `now`.
     pub(crate) fn new(capacity: usize, now: Timestamp) -> Self {
@@ -261,17 +252,16 @@ impl CuckooTable {
         }
     }
 
-    /// Frees a slot for a key whose buckets are full. The caller must hold no bucket's lock.
-    pub(crate) fn make_room(&self, address: Address, now: Timestamp) -> Relocation {
-        let now_us = self.since_epoch_us(now);
+    /// Frees a slot for a key whose buckets are full. Returns whether there is one now; another thread may take it. The caller
+    /// must hold no bucket's lock.
+    pub(crate) fn make_room(&self, address: Address) -> bool {
         let LockedPair { route, mut buckets } = self.lock(address);
-        let freed = buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum();
         let has_place = buckets.iter().any(|bucket| bucket.free_slot().is_some());
         if has_place || self.directory.relocate(route, &mut buckets) {
-            return Relocation { made_room: true, freed };
+            return true;
         }
         drop(buckets);
-        Relocation { made_room: self.directory.split(route), freed }
+        self.directory.split(route)
     }
 
     /// Frees the expired entries in the next `count` buckets, skipping those that another thread has locked.

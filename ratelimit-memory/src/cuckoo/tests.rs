@@ -37,7 +37,7 @@ fn put(table: &CuckooTable, address: Address, state: Packed, now: Timestamp) -> 
             return true;
         }
         drop(pair);
-        if !table.make_room(address, now).made_room {
+        if !table.make_room(address) {
             return false;
         }
     }

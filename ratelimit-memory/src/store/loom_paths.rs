@@ -138,7 +138,7 @@ fn is_charged_beside_a_relocation(charged: Option<String>, tokens: u64, len: usi
         let (store, charged) = (store(), charged.as_ref().unwrap_or(&moves));
         [&moves, &one, &two, &three].into_iter().for_each(|key| put(&store, key, TOKEN_US));
         let comes = address(&comes);
-        let makes_room = move |store: &Loomed| table(store).make_room(comes, NOW).made_room;
+        let makes_room = move |store: &Loomed| table(store).make_room(comes);
         let (asked, made_room) =
             race(&store, |store| ask(store, 2, charged, Op::Acquire), makes_room);
         assert!(asked.0 && made_room);

@@ -34,12 +34,12 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their next write
     /// finds a slot there. Reserved room that is left is given back.
     pub(super) fn end(self) {
-        let Self { store, located, replaced, crowded, own, .. } = self;
+        let Self { store, located, replaced, crowded, .. } = self;
         drop((self.reservations, self.overflow, self.shards, self.table));
         drop((self.spare_keys, self.spare_reservations, self.spare_entries));
         if let Some(table) = &store.table {
             for address in crowded {
-                store.capacity.keys.release(table.make_room(address, own).freed);
+                table.make_room(address);
             }
         }
         drop((located, replaced));
