@@ -54,11 +54,6 @@ impl CompactStates for PendingWrites<'_> {
 }
 
 impl PendingWrites<'_> {
-    /// Validates the reads: if all are unchanged, all were there at one moment.
-    fn is_still(&self) -> bool {
-        self.seen.iter().flatten().all(OptimisticRead::is_still)
-    }
-
     /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no lock, so the
     /// order does not matter.
     fn write(&self) -> Option<()> {
@@ -125,7 +120,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let verdict = decide_compact(batch, now, &mut pending).ok_or(pending.fallback)?;
         if pending.next.iter().any(Option::is_some) {
             pending.write().ok_or(FastPathMiss::Busy)?;
-        } else if !pending.is_still() {
+        } else if !pending.seen.iter().flatten().all(OptimisticRead::is_still) {
+            // If all are unchanged, all were there at one moment.
             return Err(FastPathMiss::Busy);
         }
         Ok(verdict)
