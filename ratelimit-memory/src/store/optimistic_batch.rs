@@ -5,9 +5,6 @@ use ratelimit_core::algorithm::{Compact, InMemory, Write};
 use ratelimit_core::store::{Batch, CompactStates, decide_compact};
 use ratelimit_core::{Clock, Verdict};
 
-#[cfg(all(test, loom))]
-mod loom_optimistic_batch;
-
 use super::MemoryStore;
 use super::fast_path::{FastPathMiss, is_plain};
 use crate::cuckoo::{Address, CuckooTable, KeyRoute, OptimisticRead, Packed, SlotGuard};
