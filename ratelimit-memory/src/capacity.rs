@@ -91,7 +91,7 @@ impl Capacity {
     pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
         shard.sweep(now, slots, |entries| {
             self.release_from_shard();
-            self.entries.release(entries);
+            self.entries.release(entries as usize);
         });
     }
 
@@ -133,8 +133,8 @@ impl ReservedRoom<'_> {
     /// Uses room for what took room for `before` and takes room for `now`. What was not reserved is counted all the
     /// same: an algorithm may write more entries than it announced.
     #[inline]
-    pub(crate) fn keep(&mut self, before: usize, now: usize) {
-        let spare = self.spare + before;
+    pub(crate) fn keep(&mut self, before: u32, now: u32) {
+        let (spare, now) = (self.spare + before as usize, now as usize);
         if let Some(more @ 1..) = now.checked_sub(spare) {
             self.of.count(more);
         }

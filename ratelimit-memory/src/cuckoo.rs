@@ -80,14 +80,6 @@ pub(crate) enum Insertion {
     Crowded,
 }
 
-/// The first such slot of a key's buckets.
-fn place<'t>(
-    buckets: &[&mut BucketGuard<'t>; 2],
-    slot: impl Fn(&BucketGuard<'t>) -> Option<usize>,
-) -> Option<SlotIndex> {
-    buckets.iter().enumerate().find_map(|(at, bucket)| Some((at, slot(bucket)?)))
-}
-
 /// The two buckets of a key, locked: by guards of its own, or by those of a batch.
 #[derive(Debug)]
 pub(crate) struct LockedPair<'t, B = BucketGuard<'t>> {
@@ -96,15 +88,16 @@ pub(crate) struct LockedPair<'t, B = BucketGuard<'t>> {
 }
 
 impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
-    fn buckets(&mut self) -> [&mut BucketGuard<'t>; 2] {
-        self.buckets.each_mut().map(B::borrow_mut)
+    /// The first such slot of both buckets.
+    fn place(&mut self, slot: impl Fn(&mut BucketGuard<'t>) -> Option<usize>) -> Option<SlotIndex> {
+        let mut buckets = self.buckets.iter_mut().enumerate();
+        buckets.find_map(|(at, bucket)| Some((at, slot(bucket.borrow_mut())?)))
     }
 
     /// Finds the key's entry.
     pub(crate) fn find(&mut self) -> Option<SlotIndex> {
         let tag = self.route.tag();
-        let mut buckets = self.buckets().into_iter().enumerate();
-        buckets.find_map(|(at, bucket)| Some((at, bucket.find(tag)?)))
+        self.place(|bucket| bucket.find(tag))
     }
 
     /// Returns the key's state, if the table has it.
@@ -139,19 +132,17 @@ impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
         now_us: Option<u64>,
         may_add: impl FnOnce() -> bool,
     ) -> Insertion {
-        let entry = SlotEntry::new(self.route.tag(), state);
-        let buckets = self.buckets();
-        let (bucket, slot) = if let Some(expired) = place(&buckets, |it| it.expired_slot(now_us?)) {
+        let index = if let Some(expired) = self.place(|bucket| bucket.expired_slot(now_us?)) {
             expired
         } else {
-            let free = place(&buckets, BucketGuard::free_slot);
+            let free = self.place(|bucket| bucket.free_slot());
             let Some(free) = free else { return Insertion::Crowded };
             if !may_add() {
                 return Insertion::Refused;
             }
             free
         };
-        buckets[bucket].set(slot, entry);
+        self.set(index, state);
         Insertion::Done
     }
 
@@ -187,15 +178,6 @@ impl<'t> LockedBuckets<'t> {
     pub(crate) fn clear_expired(&mut self, now_us: u64) -> usize {
         self.buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum()
     }
-}
-
-/// The outcome of an attempt to free a slot for a key whose buckets were full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Relocation {
-    /// Whether a slot was free at the end of the attempt; another thread may have taken it since.
-    pub(crate) made_room: bool,
-    /// How many expired entries were freed.
-    pub(crate) freed: usize,
 }
 
 impl CuckooTable {
@@ -270,29 +252,23 @@ impl CuckooTable {
         }
     }
 
-    /// Frees a slot for a key whose buckets are full. The caller must hold no bucket's lock.
-    pub(crate) fn make_room(&self, address: Address, now: Timestamp) -> Relocation {
-        let now_us = self.since_epoch_us(now);
+    /// Frees a slot for a key whose buckets are full. Returns whether there is one now; another thread may take it. The caller
+    /// must hold no bucket's lock.
+    pub(crate) fn make_room(&self, address: Address) -> bool {
         let LockedPair { route, mut buckets } = self.lock(address);
-        let freed = buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum();
         let has_place = buckets.iter().any(|bucket| bucket.free_slot().is_some());
         if has_place || self.directory.relocate(route, &mut buckets) {
-            return Relocation { made_room: true, freed };
+            return true;
         }
         drop(buckets);
-        Relocation { made_room: self.directory.split(route), freed }
-    }
-
-    /// The number of buckets.
-    pub(crate) fn count(&self) -> usize {
-        self.directory.segments() * BUCKETS
+        self.directory.split(route)
     }
 
     /// Frees the expired entries in the next `count` buckets, skipping those that another thread has locked.
     /// Returns how many it freed.
     pub(crate) fn sweep(&self, count: usize, now: Timestamp) -> usize {
         let now_us = self.since_epoch_us(now);
-        let buckets = self.count();
+        let buckets = self.directory.segments() * BUCKETS;
         let begin = self.cursor.fetch_add(count, Ordering::Relaxed);
         let next = (begin..).take(count.min(buckets)).map(|index| index % buckets);
         let swept = next.map(|index| {
@@ -312,7 +288,7 @@ impl CuckooTable {
         let ids = (0..self.segments())
             .flat_map(|segment| (0..BUCKETS).map(move |bucket| (segment, bucket)));
         let used = |bucket: BucketGuard<'_>| {
-            bucket.entries().filter(|(_, entry)| !entry.is_free()).count()
+            (0..bucket::SLOTS).filter(|slot| !bucket.get(*slot).is_free()).count()
         };
         ids.map(|id| used(self.directory.bucket(id).lock())).sum()
     }

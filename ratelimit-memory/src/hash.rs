@@ -32,8 +32,6 @@
 //! gets a state of its own if one near it has expired; and near keys are slightly faster. To compute the secret from that
 //! takes far more keys, and far more precise timing, than answers over a network give. This is an argument, not a proof.
 
-use std::fmt;
-
 use polymur_hash::PolymurHash;
 use ratelimit_core::ReservationId;
 
@@ -51,7 +49,6 @@ const ID_TWEAK: u64 = 1;
 /// seeing hashes, all 64 bits of theirs agree with a probability of at most `n` · 2^-60.2. It is not a
 /// pseudo-random function: a client that sees hashes could compute the secret. The module's documentation
 /// describes what the store's behaviour reveals of them.
-#[derive(Clone)]
 pub(crate) struct KeyHasher(PolymurHash);
 
 impl KeyHasher {
@@ -85,13 +82,6 @@ impl KeyHasher {
 thread_local! {
     /// How many keys this thread has hashed.
     pub(crate) static HASHED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-/// Omits the secret.
-impl fmt::Debug for KeyHasher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyHasher").finish_non_exhaustive()
-    }
 }
 
 /// The hash of a caller's key, for all limits.

@@ -128,42 +128,10 @@ pub(crate) struct Shard<S> {
     passed: Timestamp,
 }
 
-/// The header of a slot: when its state may be swept, and with how many entries that was counted.
-pub(crate) struct SlotHeader<'s> {
-    sweep_at: &'s mut Timestamp,
-    entries: &'s mut u32,
-    earliest: &'s mut Timestamp,
-    passed: &'s mut Timestamp,
-}
-
-impl SlotHeader<'_> {
-    #[inline]
-    pub(crate) const fn entries(&self) -> usize {
-        *self.entries as usize
-    }
-
-    #[inline]
-    pub(crate) fn set_entries(&mut self, entries: usize) {
-        *self.entries = saturated(entries);
-    }
-
-    #[inline]
-    pub(crate) fn set_sweep_at(&mut self, sweep_at: Timestamp) {
-        *self.sweep_at = sweep_at;
-        *self.earliest = sweep_at.min(*self.earliest);
-        *self.passed = sweep_at.min(*self.passed);
-    }
-}
-
 /// How many entries a state is counted with: as many as it reports, up to `u32::MAX`.
 #[inline]
-pub(crate) fn counted_entries<A: InMemory>(state: &A::State) -> usize {
-    saturated(A::entries_in(state)) as usize
-}
-
-#[inline]
-fn saturated(entries: usize) -> u32 {
-    u32::try_from(entries).unwrap_or(u32::MAX)
+pub(crate) fn counted_entries<A: InMemory>(state: &A::State) -> u32 {
+    u32::try_from(A::entries_in(state)).unwrap_or(u32::MAX)
 }
 
 impl<S> Shard<S> {
@@ -208,16 +176,21 @@ impl<S> Shard<S> {
         table.find(Pointer::mixed(tag), is_wanted).map(|pointer| pointer.slot as usize)
     }
 
-    /// The state in a slot and the slot's header, to be changed in place.
+    /// The state in a slot, with how many entries it is counted, and when it may be swept, to be changed in place. Whoever
+    /// changes that time tells the shard ([`expect_at`](Self::expect_at)).
     #[inline]
-    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, SlotHeader<'_>)> {
-        let (earliest, passed) = (&mut self.earliest, &mut self.passed);
+    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, &mut u32, &mut Timestamp)> {
         match self.slots.get_mut(slot) {
-            ShardSlot::Used { state, sweep_at, entries, .. } => {
-                Some((state, SlotHeader { sweep_at, entries, earliest, passed }))
-            }
+            ShardSlot::Used { state, entries, sweep_at, .. } => Some((state, entries, sweep_at)),
             ShardSlot::Free { .. } => None,
         }
+    }
+
+    /// Notes that a state may be swept at this time.
+    #[inline]
+    pub(crate) fn expect_at(&mut self, sweep_at: Timestamp) {
+        self.earliest = sweep_at.min(self.earliest);
+        self.passed = sweep_at.min(self.passed);
     }
 
     #[inline]
@@ -248,14 +221,14 @@ impl<S> Shard<S> {
         &mut self,
         slot: usize,
         state: S,
-        entries: usize,
+        entries: u32,
         sweep_at: Timestamp,
-    ) -> Option<(S, usize)> {
-        let (its, mut header) = self.state_mut(slot)?;
-        header.set_sweep_at(sweep_at);
-        let before = header.entries();
-        header.set_entries(entries);
-        Some((std::mem::replace(its, state), before))
+    ) -> Option<(S, u32)> {
+        let (its, counted, due) = self.state_mut(slot)?;
+        let before = (std::mem::replace(its, state), std::mem::replace(counted, entries));
+        *due = sweep_at;
+        self.expect_at(sweep_at);
+        Some(before)
     }
 
     /// Inserts a state, and returns its slot.
@@ -263,12 +236,11 @@ impl<S> Shard<S> {
         &mut self,
         hash: u64,
         state: S,
-        entries: usize,
+        entries: u32,
         sweep_at: Timestamp,
     ) -> usize {
-        self.earliest = sweep_at.min(self.earliest);
-        self.passed = sweep_at.min(self.passed);
-        let used = ShardSlot::Used { hash, sweep_at, entries: saturated(entries), state };
+        self.expect_at(sweep_at);
+        let used = ShardSlot::Used { hash, sweep_at, entries, state };
         let slot = if self.free == NOWHERE { self.add(used) } else { self.reuse(used) };
         self.point(Pointer { tag: tag_of(hash), slot });
         slot as usize
@@ -317,7 +289,7 @@ impl<S> Shard<S> {
 
     /// Frees a slot. Returns its state, and the entries that this was counted with.
     #[allow(clippy::cast_possible_truncation, reason = "it was made of such a number")]
-    pub(crate) fn clear(&mut self, slot: usize) -> Option<(S, usize)> {
+    pub(crate) fn clear(&mut self, slot: usize) -> Option<(S, u32)> {
         let ShardSlot::Used { hash, .. } = *self.slots.get(slot) else { return None };
         let (tag, number) = (tag_of(hash), slot as u32);
         let table = self.table_of(tag);
@@ -327,13 +299,13 @@ impl<S> Shard<S> {
         }
         let free = ShardSlot::Free { next: std::mem::replace(&mut self.free, number) };
         match std::mem::replace(self.slots.get_mut(slot), free) {
-            ShardSlot::Used { state, entries, .. } => Some((state, entries as usize)),
+            ShardSlot::Used { state, entries, .. } => Some((state, entries)),
             ShardSlot::Free { .. } => None,
         }
     }
 
     /// Sweeps the next `count` slots: frees those that have expired, and tells of each how many entries its state had.
-    pub(crate) fn sweep(&mut self, now: Timestamp, count: usize, freed: impl Fn(usize)) {
+    pub(crate) fn sweep(&mut self, now: Timestamp, count: usize, freed: impl Fn(u32)) {
         for _ in 0..count.min(self.slots.len) {
             if now < self.earliest {
                 break;
@@ -361,13 +333,6 @@ mod tests {
 
     fn timestamp(us: u64) -> Timestamp {
         Timestamp::from_us(us).expect("a time")
-    }
-
-    /// Sweeps so many slots, and returns how many entries it freed.
-    fn swept(shard: &mut Shard<u64>, now: Timestamp, count: usize) -> usize {
-        let freed = std::cell::Cell::new(0);
-        shard.sweep(now, count, |entries| freed.set(freed.get() + entries));
-        freed.get()
     }
 
     #[test]
@@ -398,7 +363,7 @@ mod tests {
             let tables = shard.tables.len();
             let slot = shard.insert(hash(n), n, 2, Timestamp::MAX);
             if n % 3 == 0 {
-                assert_eq!(shard.clear(slot), Some((n, 2)));
+                assert_eq!((shard.clear(slot), shard.clear(slot)), (Some((n, 2)), None));
             }
             // A key that a split forgets may be found again after the next one.
             if shard.tables.len() > tables {
@@ -412,27 +377,19 @@ mod tests {
     }
 
     #[test]
-    fn freed_slots_are_reused_and_a_sweep_frees_expired_ones() {
-        let mut shard = Shard::new();
-        let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, 3, timestamp(n))).collect();
-        assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some((0, 3)), None));
-        assert_eq!((0..100).map(|_| swept(&mut shard, timestamp(50), 1)).sum::<usize>(), 150);
-        assert_eq!((shard.find(50), shard.find(51)), (None, Some(slots[51])));
-        for n in 1000..1051 {
-            shard.insert(n, n, 0, Timestamp::MAX);
-        }
-        assert_eq!(shard.slots.len, 100);
-    }
-
-    #[test]
     fn a_sweep_reads_no_slot_until_a_state_can_have_expired() {
         let mut shard = Shard::new();
         let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, 1, timestamp(100 + n))).collect();
-        let sweep = |shard: &mut Shard<u64>, us| swept(shard, timestamp(us), 20);
+        // The entries that a sweep of all slots frees.
+        let sweep = |shard: &mut Shard<u64>, us| {
+            let freed = std::cell::Cell::new(0);
+            shard.sweep(timestamp(us), 20, |entries| freed.set(freed.get() + entries));
+            freed.get()
+        };
         assert_eq!((sweep(&mut shard, 99), shard.cursor), (0, 0), "none was looked at");
         assert_eq!((sweep(&mut shard, 104), sweep(&mut shard, 104)), (5, 0));
         assert_eq!(shard.earliest, timestamp(105));
-        shard.state_mut(slots[9]).expect("a state").1.set_sweep_at(timestamp(50));
+        shard.replace(slots[9], 9, 1, timestamp(50));
         assert_eq!(sweep(&mut shard, 60), 1);
         shard.replace(slots[8], 8, 1, timestamp(70));
         shard.insert(10, 10, 1, timestamp(80));

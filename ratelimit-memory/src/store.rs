@@ -295,11 +295,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         };
         let hashes = keys.map(|key| self.hash(limit, key));
         // All buckets are prefetched before the first is read, so that the cache misses overlap.
-        let probes = hashes.map(|hash| {
-            let probe = Probe::new(table, Address::new(hash));
-            probe.prefetch();
-            probe
-        });
+        let probes = hashes.map(|hash| Probe::new(table, hash));
         let now = self.clock.now();
         let has_fast_step = limit.algorithm().has_fast_step();
         for ((key, hash), probe) in keys.iter().zip(hashes).zip(probes) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{FirstRequestState, Step};
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, FirstRequestWindow, Gcra, Limit, ManualClock, Policy, Stack, SyncStore, Timestamp,
+    Algorithm, FirstRequestWindow, Limit, ManualClock, Policy, Stack, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
@@ -37,15 +37,9 @@ impl Any for Policy {
     }
 }
 
-impl Any for Gcra {
+impl Any for Stack<Policy> {
     fn any() -> Self {
-        gcra("1/s", 1)
-    }
-}
-
-impl<A: Any> Any for Stack<A> {
-    fn any() -> Self {
-        stack([A::any()])
+        stack(["fixed-window 1/s"])
     }
 }
 
@@ -108,34 +102,30 @@ fn policy(words: &str) -> Policy {
     words.parse().expect("a policy")
 }
 
-fn stack<A: ratelimit_core::algorithm::InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
-    Stack::new(limits).expect("a stack")
-}
-
-fn gcra(rate: &str, burst: u64) -> Gcra {
-    Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit")
+fn stack(limits: impl IntoIterator<Item = impl AsRef<str>>) -> Stack<Policy> {
+    Stack::new(limits.into_iter().map(|words| policy(words.as_ref()))).expect("a stack")
 }
 
 algorithm_conformance!(
     stack_of_buckets,
-    Stack<Gcra>,
+    Stack<Policy>,
     [
-        stack([gcra("10/s", 10), gcra("120/m", 12)]),
-        stack([gcra("3/s", 4), gcra("1/s", 9)]),
-        stack([gcra("3/s", 4), gcra("1/s", 9), gcra("7/5m", 7)]),
-        stack([gcra("1/s", 1)]),
+        stack(["gcra 10/s", "gcra 120/m burst 12"]),
+        stack(["gcra 3/s burst 4", "gcra 1/s burst 9"]),
+        stack(["gcra 3/s burst 4", "gcra 1/s burst 9", "gcra 7/5m"]),
+        stack(["gcra 1/s"]),
     ],
-    on InMemory<Stack<Gcra>>
+    on InMemory<Stack<Policy>>
 );
 
 algorithm_conformance!(
     stack_of_policies,
     Stack<Policy>,
     [
-        stack(["gcra 3/s burst 4", "fixed-window 7/5m", "sliding-log 4/8us"].map(policy)),
-        stack(["first-request-window 3/s", "concurrency 3/30s"].map(policy)),
+        stack(["gcra 3/s burst 4", "fixed-window 7/5m", "sliding-log 4/8us"]),
+        stack(["first-request-window 3/s", "concurrency 3/30s"]),
         // More limits than are stepped without an allocation.
-        stack([3, 4, 5, 6, 7, 8, 9, 10, 11].map(|count| policy(&format!("sliding-counter {count}/s")))),
+        stack((3..12).map(|count| format!("sliding-counter {count}/s"))),
     ],
     on InMemory<Stack<Policy>>
 );

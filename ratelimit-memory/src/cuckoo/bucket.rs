@@ -101,8 +101,7 @@ impl Bucket {
 
     /// Whether an entry seems to have expired, read without the lock.
     pub(super) fn may_have_expired(&self, now_us: u64) -> bool {
-        let has_expired = |entry: SlotEntry| !entry.is_free() && entry.has_expired(now_us);
-        (0..SLOTS).any(|slot| has_expired(self.entry(slot)))
+        (0..SLOTS).any(|slot| self.entry(slot).has_expired(now_us))
     }
 
     /// Locks all slots, one after the other. A charge holds one for a few instructions, and waits for no other
@@ -273,14 +272,16 @@ impl<'l> BucketGuard<'l> {
         self.set(slot, SlotEntry::FREE);
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (usize, SlotEntry)> {
-        (0..SLOTS).map(|slot| (slot, self.get(slot)))
+    /// The first slot whose entry satisfies `is_it`.
+    fn slot(&self, is_it: impl Fn(SlotEntry) -> bool) -> Option<usize> {
+        (0..SLOTS).find(|slot| is_it(self.get(*slot)))
     }
 
     /// Finds a key's slot. If a split has moved the entry since it was written, rewrites it with its whole tag:
     /// lookups without the lock find no other.
     pub(crate) fn find(&mut self, tag: KeyTag) -> Option<usize> {
-        let (slot, entry) = self.entries().find(|(_, entry)| entry.is(tag))?;
+        let slot = self.slot(|entry| entry.is(tag))?;
+        let entry = self.get(slot);
         if !entry.is_all_of::<0>(tag) {
             self.set(slot, SlotEntry::new(tag, entry.state()));
         }
@@ -288,14 +289,12 @@ impl<'l> BucketGuard<'l> {
     }
 
     pub(crate) fn free_slot(&self) -> Option<usize> {
-        self.entries().find(|(_, entry)| entry.is_free()).map(|(slot, _)| slot)
+        self.slot(SlotEntry::is_free)
     }
 
     /// Finds a slot whose state has expired.
     pub(crate) fn expired_slot(&self, now_us: u64) -> Option<usize> {
-        let expired =
-            |(_, entry): &(usize, SlotEntry)| !entry.is_free() && entry.has_expired(now_us);
-        self.entries().find(expired).map(|(slot, _)| slot)
+        self.slot(|entry| entry.has_expired(now_us))
     }
 
     /// Frees the expired slots, and returns how many there were.

@@ -187,10 +187,10 @@ impl SlotEntry {
         Packed { at_us: self.word >> AT_SHIFT, span }
     }
 
-    /// Whether its state has expired.
+    /// Whether it has a state, which has expired.
     pub(super) const fn has_expired(self, now_us: u64) -> bool {
         let state = self.state();
-        state.at_us + state.span_and_extra().0 <= now_us
+        !self.is_free() && state.at_us + state.span_and_extra().0 <= now_us
     }
 
     /// The entry one level deeper, and whether it belongs to the upper half there.

@@ -1,6 +1,6 @@
 //! Loom models of the table: buckets that are read without their lock, taken over and relocated, and segments
 //! that split. That a reader sees no mixture of two states, and two entries as they were at one moment, the models
-//! of the store's own paths show (`loom_paths.rs`, `loom_optimistic_batch.rs`).
+//! of the store's own paths show (`loom_paths.rs`).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 

@@ -7,18 +7,11 @@ use ratelimit_core::{Clock, Decision, Timestamp};
 
 use super::MemoryStore;
 use super::fast_path::{is_plain, may_owe};
-use crate::cuckoo::{Address, CuckooTable, Insertion};
-
-/// The outcome of an attempt with the key's buckets locked.
-enum Attempt {
-    /// The decision, and its time if the key had no state.
-    Decided(Decision, Option<Timestamp>),
-    /// The key's buckets are full.
-    Crowded,
-}
+use crate::cuckoo::{Address, Insertion};
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides one check with the key's buckets locked, if the buckets suffice.
+    /// Decides one check with the key's buckets locked, and writes if the check charges. Returns `None` if it needs more than
+    /// the buckets.
     pub(super) fn decide_in_buckets(
         &self,
         batch: &Batch<'_, A>,
@@ -29,70 +22,55 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let address = Address::new(hash);
         let charges = batch.operation() == Op::Acquire;
         loop {
-            match self.attempt(table, address, check, charges)? {
-                Attempt::Decided(decision, new_at) => {
-                    if let Some(now) = new_at {
-                        self.sweep_in_passing(now);
+            let mut pair = table.lock(address);
+            // Only now: a thread that locks the bucket later must not decide by an earlier time.
+            let now = self.clock.now();
+            if now == Timestamp::MAX {
+                return None;
+            }
+            let slot_index = pair.find();
+            if slot_index.is_none() && pair.has_spilled() && self.capacity.in_shards.used() > 0 {
+                return None;
+            }
+            let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
+            let Step { decision, write } =
+                step_compact(check.limit.algorithm(), state, now, check.cost)?;
+            if may_owe(check.limit.algorithm(), &decision) {
+                return None;
+            }
+            match (write, slot_index) {
+                (Write::Put { state, .. }, Some(slot_index)) if charges => {
+                    pair.set(slot_index, table.pack(state)?);
+                }
+                (Write::Put { state, .. }, None) if charges => {
+                    let packed = table.pack(state)?;
+                    let mut spare = self.capacity.keys.reserve();
+                    let now_us = Some(table.since_epoch_us(now));
+                    match pair.insert(packed, now_us, || spare.add(1)) {
+                        Insertion::Done => _ = spare.take(),
+                        Insertion::Refused => return None,
+                        Insertion::Crowded => {
+                            drop(pair);
+                            if table.make_room(address) {
+                                continue;
+                            }
+                            return None;
+                        }
                     }
-                    return Some(decision);
                 }
-                Attempt::Crowded => {
-                    let relocation = table.make_room(address, self.clock.now());
-                    self.capacity.keys.release(relocation.freed);
-                    if !relocation.made_room {
-                        return None;
-                    }
+                (Write::Remove, Some(slot_index)) if charges => {
+                    pair.clear(slot_index);
+                    self.capacity.keys.release(1);
                 }
+                // In a full store, a new key is decided on the shared state.
+                (_, None) if !self.capacity.keys.has(1) => return None,
+                _ => {}
             }
-        }
-    }
-
-    /// Makes one attempt; it writes only if the check charges. Returns `None` if the check needs more than the buckets.
-    fn attempt(
-        &self,
-        table: &CuckooTable,
-        address: Address,
-        check: &Check<'_, A>,
-        charges: bool,
-    ) -> Option<Attempt> {
-        let mut pair = table.lock(address);
-        // Only now: a thread that locks the bucket later must not decide by an earlier time.
-        let now = self.clock.now();
-        if now == Timestamp::MAX {
-            return None;
-        }
-        let slot_index = pair.find();
-        if slot_index.is_none() && pair.has_spilled() && self.capacity.in_shards.used() > 0 {
-            return None;
-        }
-        let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
-        let Step { decision, write } =
-            step_compact(check.limit.algorithm(), state, now, check.cost)?;
-        if may_owe(check.limit.algorithm(), &decision) {
-            return None;
-        }
-        match (write, slot_index) {
-            (Write::Put { state, .. }, Some(slot_index)) if charges => {
-                pair.set(slot_index, table.pack(state)?);
+            drop(pair);
+            if slot_index.is_none() {
+                self.sweep_in_passing(now);
             }
-            (Write::Put { state, .. }, None) if charges => {
-                let packed = table.pack(state)?;
-                let mut spare = self.capacity.keys.reserve();
-                let now_us = Some(table.since_epoch_us(now));
-                match pair.insert(packed, now_us, || spare.add(1)) {
-                    Insertion::Done => _ = spare.take(),
-                    Insertion::Refused => return None,
-                    Insertion::Crowded => return Some(Attempt::Crowded),
-                }
-            }
-            (Write::Remove, Some(slot_index)) if charges => {
-                pair.clear(slot_index);
-                self.capacity.keys.release(1);
-            }
-            // In a full store, a new key is decided on the shared state.
-            (_, None) if !self.capacity.keys.has(1) => return None,
-            _ => {}
+            return Some(decision);
         }
-        Some(Attempt::Decided(decision, slot_index.is_none().then_some(now)))
     }
 }

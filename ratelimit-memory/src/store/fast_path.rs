@@ -38,7 +38,7 @@ pub(super) fn may_owe<A: InMemory>(algorithm: &A, decision: &Decision) -> bool {
     decision.remaining == 0 && algorithm.debt() > 0
 }
 
-/// A key's two candidate buckets.
+/// A key's two candidate buckets, prefetched.
 #[derive(Clone, Copy)]
 pub(super) struct Probe<'l> {
     table: &'l CuckooTable,
@@ -47,14 +47,10 @@ pub(super) struct Probe<'l> {
 
 impl<'l> Probe<'l> {
     #[inline(always)]
-    pub(super) fn new(table: &'l CuckooTable, address: Address) -> Self {
-        Self { table, route: table.route(address) }
-    }
-
-    /// Prefetches both buckets.
-    #[inline(always)]
-    pub(super) fn prefetch(&self) {
-        self.route.prefetch();
+    pub(super) fn new(table: &'l CuckooTable, hash: u64) -> Self {
+        let route = table.route(Address::new(hash));
+        route.prefetch();
+        Self { table, route }
     }
 
     /// Charges the key's state by the algorithm's fast step. Returns `None` if there is no such state or step,
@@ -122,8 +118,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             return None;
         }
         let table = self.table.as_ref()?;
-        let probe = Probe::new(table, Address::new(hash));
-        probe.prefetch();
+        let probe = Probe::new(table, hash);
         let now = self.clock.now();
         probe.charge(limit.algorithm(), now, cost)
     }
@@ -140,8 +135,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let table = self.table_for(check.limit)?;
         let mut waited = 0;
         loop {
-            let probe = Probe::new(table, Address::new(hash));
-            probe.prefetch();
+            let probe = Probe::new(table, hash);
             // At the end of time no state counts any more, and the general step refuses.
             let now = self.clock.now();
             match probe.decide(check.limit.algorithm(), now, check.cost, charges) {

@@ -65,17 +65,14 @@ impl<S> Located<S> {
 /// A write that is to follow.
 enum NextWrite<S> {
     Same,
-    Put(S, PendingWrite),
+    Put {
+        state: S,
+        /// The packed state, if it may lie in a bucket.
+        packed: Option<Packed>,
+        entries: u32,
+        sweep_at: Timestamp,
+    },
     Removed,
-}
-
-/// What is written along with a state.
-#[derive(Clone, Copy)]
-struct PendingWrite {
-    /// The packed state, if it may lie in a bucket.
-    packed: Option<Packed>,
-    entries: usize,
-    sweep_at: Timestamp,
 }
 
 /// The states of a batch, locked.
@@ -321,7 +318,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
         match &self.located[position].next {
-            NextWrite::Put(state, _) => Some(state),
+            NextWrite::Put { state, .. } => Some(state),
             NextWrite::Removed => None,
             NextWrite::Same => self.stored(position),
         }
@@ -348,7 +345,7 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
                 let packed = compact.and_then(|compact| self.store.table.as_ref()?.pack(compact));
                 let entries = counted_entries::<A>(&state);
                 let sweep_at = sweep_at(self.batch.time(), self.own, expires);
-                NextWrite::Put(state, PendingWrite { packed, entries, sweep_at })
+                NextWrite::Put { state, packed, entries, sweep_at }
             }
         };
         self.located[position].next = next;

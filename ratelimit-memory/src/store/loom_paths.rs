@@ -1,5 +1,5 @@
 //! Loom models of the store's paths to a state in the buckets, by the store's own functions: decisions without
-//! a lock, a relocation, and a split. Mutants of these functions fail here.
+//! a lock, of one key and of a batch, a relocation, and a split. Mutants of these functions fail here.
 //!
 //! The other thread uses snapshots from before the threads begin: loom compares an access only with the last
 //! one before it, and a lookup of that thread would hide the store's access.
@@ -8,7 +8,7 @@ use loom::sync::Arc;
 use ratelimit_core::algorithm::Compact;
 use ratelimit_core::{Gcra, Rate};
 
-use super::loom_store::{LoomStore as Loomed, model, models, race, small_store};
+use super::loom_store::{LoomStore as Loomed, model, models, race, small_limit, small_store};
 use super::*;
 use crate::cuckoo::{Address, CuckooTable, Insertion, Packed, SlotEntry};
 use crate::hash::KeyHasher;
@@ -138,7 +138,7 @@ fn is_charged_beside_a_relocation(charged: Option<String>, tokens: u64, len: usi
         let (store, charged) = (store(), charged.as_ref().unwrap_or(&moves));
         [&moves, &one, &two, &three].into_iter().for_each(|key| put(&store, key, TOKEN_US));
         let comes = address(&comes);
-        let makes_room = move |store: &Loomed| table(store).make_room(comes, NOW).made_room;
+        let makes_room = move |store: &Loomed| table(store).make_room(comes);
         let (asked, made_room) =
             race(&store, |store| ask(store, 2, charged, Op::Acquire), makes_room);
         assert!(asked.0 && made_room);
@@ -176,4 +176,48 @@ fn loom_a_batch_of_new_keys_beside_a_split_is_charged_once_and_found() {
         assert_eq!(spans, [Some(TOKEN_US); 2], "lost in a split");
         assert_eq!((table(&store).len(), store.len()), (2, 2));
     });
+}
+
+/// The remaining capacity of each key that a batch over both reports.
+fn left(store: &Loomed, op: Op, costs: [u64; 2]) -> [u64; 2] {
+    let (limit, [here, there]) = (small_limit(3), costs);
+    let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
+    let batch = Batch::new(&checks).expect("distinct").op(op);
+    let verdict = store.apply_now(&batch).expect("decides");
+    [0, 1].map(|position| verdict.decisions()[position].remaining)
+}
+
+/// Another thread charges two keys once more beside this batch. The batch reports both as they were at one
+/// moment: `before` that charge, or after it.
+fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
+    model(move || {
+        let store = store();
+        left(&store, Op::Acquire, [1, 1]);
+        let addresses = ["a", "b"].map(address);
+        let seen = addresses.map(|at| table(&store).route(at).find().expect("there").parts());
+        let charges = move |store: &Loomed| {
+            // Two tokens of a second each.
+            let twice = packed(store, 2_000_000);
+            let bucket = |position: usize| table(store).route(addresses[position]).buckets()[0];
+            let seen = [0, 1].map(|position| bucket(position).seen(seen[position]));
+            // Unless the batch is charging one of them, or has charged it.
+            if let [Some(mut here), Some(mut there)] = seen.each_ref().map(|seen| seen.try_lock()) {
+                here.set(twice);
+                there.set(twice);
+            }
+        };
+        let (left, ()) = race(&store, |store| left(store, op, costs), charges);
+        let after = before.map(|left| left - 1);
+        assert!(left == before || left == after, "{left:?}");
+    });
+}
+
+#[test]
+fn loom_a_peek_at_two_keys_sees_both_of_two_charges_or_neither() {
+    is_of_one_moment(Op::Peek, [1, 1], [1, 1]);
+}
+
+#[test]
+fn loom_an_uncharged_key_is_read_at_the_moment_of_the_charge_of_the_other() {
+    is_of_one_moment(Op::Acquire, [0, 1], [2, 1]);
 }

@@ -5,9 +5,6 @@ use ratelimit_core::algorithm::{Compact, InMemory, Write};
 use ratelimit_core::store::{Batch, CompactStates, decide_compact};
 use ratelimit_core::{Clock, Verdict};
 
-#[cfg(all(test, loom))]
-mod loom_optimistic_batch;
-
 use super::MemoryStore;
 use super::fast_path::{FastPathMiss, is_plain};
 use crate::cuckoo::{Address, CuckooTable, KeyRoute, OptimisticRead, Packed, SlotGuard};
@@ -54,11 +51,6 @@ impl CompactStates for PendingWrites<'_> {
 }
 
 impl PendingWrites<'_> {
-    /// Validates the reads: if all are unchanged, all were there at one moment.
-    fn is_still(&self) -> bool {
-        self.seen.iter().flatten().all(OptimisticRead::is_still)
-    }
-
     /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no lock, so the
     /// order does not matter.
     fn write(&self) -> Option<()> {
@@ -125,7 +117,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let verdict = decide_compact(batch, now, &mut pending).ok_or(pending.fallback)?;
         if pending.next.iter().any(Option::is_some) {
             pending.write().ok_or(FastPathMiss::Busy)?;
-        } else if !pending.is_still() {
+        } else if !pending.seen.iter().flatten().all(OptimisticRead::is_still) {
+            // If all are unchanged, all were there at one moment.
             return Err(FastPathMiss::Busy);
         }
         Ok(verdict)

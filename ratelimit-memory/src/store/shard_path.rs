@@ -50,15 +50,16 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         // Also asked before the step, so that a panic in it comes before anything is written.
         let _ = A::entries_in(state);
-        let (state, mut header) = shard.state_mut(slot)?;
+        let (state, entries, due) = shard.state_mut(slot)?;
         let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
-        let (before, after) = (header.entries(), counted_entries::<A>(state));
-        spare.keep(before, after);
-        header.set_entries(after);
+        let before = std::mem::replace(entries, counted_entries::<A>(state));
+        spare.keep(before, *entries);
         match write {
             Write::Keep => {}
             Write::Put { expires, .. } => {
-                header.set_sweep_at(sweep_at(batch.time(), own, expires));
+                let expires = sweep_at(batch.time(), own, expires);
+                *due = expires;
+                shard.expect_at(expires);
             }
             Write::Remove => {
                 if let Some((state, entries)) = shard.clear(slot) {

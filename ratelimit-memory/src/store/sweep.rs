@@ -16,7 +16,6 @@ use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{Clock, Timestamp};
 
 use super::MemoryStore;
-use crate::cuckoo::CuckooTable;
 use crate::sync::{Ordering, try_lock};
 
 /// How many slots of a shard a call sweeps in passing: more than the one that it can add.
@@ -47,8 +46,16 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         for _ in 0..SWEEP_SHARDS_WHEN_FULL {
             self.sweep_next_shard(now, SWEEP_SLOTS_WHEN_FULL);
         }
-        if let Some(table) = &self.table {
-            self.sweep_buckets_when_full(table, now);
+        let Some(table) = &self.table else { return };
+        // Twice as many buckets as the last time if that freed an entry, half as many if it did not. A flood of untrusted keys
+        // at a full store without idle states therefore soon gets short sweeps.
+        let count = self.buckets_when_full.load(Ordering::Relaxed);
+        let freed = table.sweep(count, now);
+        self.capacity.keys.release(freed);
+        let next = if freed > 0 { count * 2 } else { count / 2 };
+        let next = next.clamp(FEWEST_BUCKETS_WHEN_FULL, MOST_BUCKETS_WHEN_FULL);
+        if next != count {
+            self.buckets_when_full.store(next, Ordering::Relaxed);
         }
     }
 
@@ -70,24 +77,6 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             && let Some(mut reservations) = try_lock(&self.reservations[next])
         {
             self.capacity.sweep_reservations(&mut reservations, now, slots);
-        }
-    }
-
-    /// Sweeps the next buckets: twice as many as the last time if that freed an entry, half as many if it did
-    /// not. A flood of untrusted keys at a full store without idle states therefore soon gets short sweeps. A
-    /// small table is swept whole.
-    fn sweep_buckets_when_full(&self, table: &CuckooTable, now: Timestamp) {
-        if table.count() <= MOST_BUCKETS_WHEN_FULL {
-            self.capacity.keys.release(table.sweep(MOST_BUCKETS_WHEN_FULL, now));
-            return;
-        }
-        let count = self.buckets_when_full.load(Ordering::Relaxed);
-        let freed = table.sweep(count, now);
-        self.capacity.keys.release(freed);
-        let next = if freed > 0 { count * 2 } else { count / 2 };
-        let next = next.clamp(FEWEST_BUCKETS_WHEN_FULL, MOST_BUCKETS_WHEN_FULL);
-        if next != count {
-            self.buckets_when_full.store(next, Ordering::Relaxed);
         }
     }
 }

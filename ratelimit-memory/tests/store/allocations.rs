@@ -10,10 +10,10 @@ use allocation_counter::measure;
 use futures_util::FutureExt;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::Op;
-use ratelimit_core::{Gcra, Limit, Limits, ManualClock, Policy, RateLimiter, Stack, Timestamp};
+use ratelimit_core::{Gcra, Limit, Limits, RateLimiter, Stack};
 use ratelimit_memory::MemoryStore;
 
-use crate::common::policy;
+use crate::common::{limit, limiter, policy, store};
 
 const KNOWN_KEY: &str = "203.0.113.77";
 
@@ -33,12 +33,6 @@ fn gcra() -> Gcra {
     Gcra::new("1/h".parse().expect("a rate"), 3).expect("a limit")
 }
 
-fn limiter<A: InMemory + Clone>(algorithms: &[A]) -> RateLimiter<MemoryStore<A>, A> {
-    let limits = ["a", "b", "c"].iter().zip(algorithms);
-    let limits = limits.map(|(name, limit)| Limit::new(name, limit.clone()).expect("a name"));
-    RateLimiter::new(Limits::new(limits).expect("limits"), MemoryStore::new())
-}
-
 /// Fails if the call allocates another number of times, or if its answer is another.
 #[track_caller]
 fn allocates(what: &str, times: u64, allowed: bool, call: impl FnOnce() -> bool) {
@@ -52,8 +46,7 @@ fn allocates_nothing<A: InMemory>(
     algorithm: A,
     (charged, operations): (usize, &[(Op, bool)]),
 ) {
-    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let (store, clock) = store(|builder| builder);
     let limit = Limit::new("l", algorithm).expect("a name");
     let limiter = RateLimiter::new(Limits::new([limit]).expect("limits"), store);
     let call = |op: Op| {
@@ -110,19 +103,19 @@ fn stack<A: InMemory + Clone, const N: usize>(limits: [A; N]) -> Stack<A> {
 #[test]
 fn no_way_to_ask_allocates_more_than_the_answer() {
     assert_eq!(measure(|| drop(black_box(Box::new(1)))).count_total, 1, "the counter counts");
-    let limit = Limit::new("l", Policy::from(gcra())).expect("a name");
-    let limits = Limits::new([limit.by(["ip"]).expect("an identifier")]).expect("limits");
-    let by_identifier = RateLimiter::new(limits, MemoryStore::<Policy>::new());
-    let (awaited, several) = (limiter(&[gcra()]), limiter(&[gcra(); 3]));
+    let three = |name| limit(name, "gcra 1/h burst 3");
+    let (by_identifier, _) =
+        limiter([three("l").by(["ip"]).expect("an identifier")], |builder| builder);
+    let (single, _) = limiter([three("l")], |builder| builder);
+    let (several, _) = limiter(["a", "b", "c"].map(three), |builder| builder);
     let callers: Vec<String> = (0..20).map(|n| format!("caller {n}")).collect();
     let callers: Vec<&str> = callers.iter().map(String::as_str).collect();
-    let at_once = limiter(&[gcra()]);
     let ways: [(_, _, &dyn Fn() -> bool); 4] = [
         ("by identifier", 0, &|| {
             by_identifier.check_now(&[("ip", KNOWN_KEY)]).expect("decides").allowed()
         }),
         ("awaited", 0, &|| {
-            let said = awaited.check(black_box(KNOWN_KEY)).now_or_never();
+            let said = single.check(black_box(KNOWN_KEY)).now_or_never();
             said.expect("never waits").expect("decides").allowed()
         }),
         ("several limits", 1, &|| {
@@ -130,7 +123,7 @@ fn no_way_to_ask_allocates_more_than_the_answer() {
         }),
         ("several callers at once", 0, &|| {
             let mut allowed = true;
-            MemoryStore::check_each_now(&at_once, &callers, |_, said| {
+            MemoryStore::check_each_now(&single, &callers, |_, said| {
                 allowed &= said.expect("decides").allowed();
             });
             allowed
@@ -143,8 +136,7 @@ fn no_way_to_ask_allocates_more_than_the_answer() {
         }
     }
     // A new key that is denied at once takes no place in the store.
-    let limiter = limiter(&[gcra()]);
-    let call = |key: &str| limiter.check_n_now(key, 4).expect("decides").allowed();
+    let call = |key: &str| single.check_n_now(key, 4).expect("decides").allowed();
     assert!(!call("a caller"));
     allocates("denied at once", 0, false, || call("another caller"));
 }

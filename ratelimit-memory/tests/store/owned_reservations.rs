@@ -22,13 +22,11 @@ const ANSWER: Duration = Duration::from_secs(60);
 const BUCKET: &str = "gcra 1/d burst 100";
 const LEASES: &str = "concurrency 100/1h";
 
-/// A store in memory that decides at once and answers a minute later, or loses answers.
+/// A store in memory that decides at once and answers a minute later, or never.
 struct Slow {
     store: Memory,
-    /// How many of the next answers are lost, of what is not only looked at.
+    /// How many of the next requests are lost, peeks aside: a settlement on its way to the store, any other on its way back.
     lost: AtomicU64,
-    /// How many of the next settlements never arrive.
-    lost_before: AtomicU64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -41,28 +39,20 @@ impl StoreError for Lost {
     }
 }
 
-/// Counts one of so many that are left.
-fn is_next(left: &AtomicU64) -> bool {
-    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
-}
-
 impl Store<Policy> for Slow {
     type Error = DynError;
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
-        if batch.operation() == Op::Settle && is_next(&self.lost_before) {
-            sleep(ANSWER).await;
-            return Err(DynError::new(Lost));
-        }
-        let verdict = self.store.apply(batch).await.map_err(DynError::new)?;
         if batch.operation() == Op::Peek {
-            return Ok(verdict);
+            return self.store.apply(batch).await.map_err(DynError::new);
         }
+        let lost = |lost: u64| lost.checked_sub(1);
+        let is_lost = self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lost).is_ok();
+        let arrives = !is_lost || batch.operation() != Op::Settle;
+        let answer = if arrives { Some(self.store.apply(batch).await) } else { None };
         sleep(ANSWER).await;
-        if is_next(&self.lost) {
-            return Err(DynError::new(Lost));
-        }
-        Ok(verdict)
+        let answer = answer.filter(|_| !is_lost).ok_or_else(|| DynError::new(Lost))?;
+        answer.map_err(DynError::new)
     }
 }
 
@@ -71,8 +61,7 @@ type Limiter = Arc<RateLimiter<Slow>>;
 fn slow(words: &str) -> (Limiter, ManualClock) {
     let (store, clock) = store(|builder| builder);
     let limits = Limits::new([limit("l", words)]).expect("limits");
-    let slow = Slow { store, lost: 0.into(), lost_before: 0.into() };
-    (Arc::new(RateLimiter::new(limits, slow)), clock)
+    (Arc::new(RateLimiter::new(limits, Slow { store, lost: 0.into() })), clock)
 }
 
 async fn left(limiter: &Limiter) -> u64 {
@@ -114,7 +103,7 @@ async fn a_settlement_that_gets_lost_is_sent_once_more() {
         let (limiter, _) = slow(BUCKET);
         let mut reservation = reserve(&limiter, 40).await;
         reservation.set_cost(0);
-        limiter.store().lost_before.store(lost, Ordering::SeqCst);
+        limiter.store().lost.store(lost, Ordering::SeqCst);
         drop(reservation);
         assert_eq!(left_at_the_end(&limiter).await, due, "{lost} are lost");
     }

@@ -1,10 +1,10 @@
 //! Writes what was decided. No foreign code runs here: no step, no question to an algorithm, no clock, and no
 //! state is dropped.
 
-use ratelimit_core::Clock;
 use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::{Clock, Timestamp};
 
-use super::{Location, LockedBatch, NextWrite, PendingWrite};
+use super::{Location, LockedBatch, NextWrite};
 use crate::cuckoo::{Address, Insertion, Packed};
 use crate::shard::Shard;
 
@@ -15,12 +15,11 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             match std::mem::replace(&mut self.located[position].next, NextWrite::Same) {
                 NextWrite::Same => {}
                 NextWrite::Removed => self.remove(position),
-                NextWrite::Put(state, pending) => {
-                    let packed = pending.packed;
+                NextWrite::Put { state, packed, entries, sweep_at } => {
                     if packed.is_some_and(|packed| self.put_in_table(position, packed)) {
                         self.replaced.push(state);
                     } else {
-                        self.put_in_shard(position, state, pending);
+                        self.put_in_shard(position, state, entries, sweep_at);
                     }
                 }
             }
@@ -35,12 +34,12 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their next write
     /// finds a slot there. Reserved room that is left is given back.
     pub(super) fn end(self) {
-        let Self { store, located, replaced, crowded, own, .. } = self;
+        let Self { store, located, replaced, crowded, .. } = self;
         drop((self.reservations, self.overflow, self.shards, self.table));
         drop((self.spare_keys, self.spare_reservations, self.spare_entries));
         if let Some(table) = &store.table {
             for address in crowded {
-                store.capacity.keys.release(table.make_room(address, own).freed);
+                table.make_room(address);
             }
         }
         drop((located, replaced));
@@ -90,9 +89,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     }
 
     /// Writes a state to the key's shard, and removes it from its bucket; or to the state that the key shares.
-    fn put_in_shard(&mut self, key: usize, state: A::State, pending: PendingWrite) {
+    fn put_in_shard(&mut self, key: usize, state: A::State, entries: u32, sweep_at: Timestamp) {
         let (hash, location) = (self.located[key].hash, self.located[key].location);
-        let PendingWrite { entries, sweep_at, .. } = pending;
         let Some(shard) = self.shard(key) else { return };
         let replaced = if let Some(slot) = shard.find(hash) {
             shard.replace(slot, state, entries, sweep_at)

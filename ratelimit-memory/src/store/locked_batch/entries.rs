@@ -72,13 +72,13 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 
     /// By how many entries a check's state grows.
     fn growth(&self, position: usize) -> usize {
-        let before = self.stored(position).map_or(0, counted_entries::<A>);
+        let before = self.stored(position).map_or(0, counted_entries::<A>) as usize;
         self.entries_after(position).saturating_sub(before)
     }
 
     /// How many entries a check's state has, if it is written.
     fn entries_after(&self, position: usize) -> usize {
-        let NextWrite::Put(_, pending) = &self.located[position].next else { return 0 };
-        pending.entries
+        let NextWrite::Put { entries, .. } = self.located[position].next else { return 0 };
+        entries as usize
     }
 }

@@ -4,22 +4,14 @@
 use ratelimit_core::algorithm::{InMemory, Write};
 use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
 use ratelimit_core::{Clock, Decision, Refusal, Timestamp, Verdict};
-use smallvec::SmallVec;
 
-use super::{Location, LockedBatch};
+use super::{Located, Location, LockedBatch};
 
-/// One check, or several that share a state.
-struct MergedCheck<'b, A> {
-    /// Their positions in the batch.
-    positions: SmallVec<[usize; 2]>,
-    /// The first check, with the sum of all costs.
-    check: Check<'b, A>,
-}
-
-/// The states of a batch, by its parts.
+/// The states of a batch by its parts: a part is one check, or several that share a state.
 struct MergedStates<'p, 'b, T, A> {
     batch: &'p Batch<'b, A>,
-    all: Vec<MergedCheck<'b, A>>,
+    /// The part of each check.
+    parts: Vec<usize>,
     states: &'p mut T,
 }
 
@@ -27,69 +19,72 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
     /// Decides the batch as [`decide`] does, and checks that share a state together.
     pub(super) fn decide_parts(&mut self, now: Timestamp) -> Result<Verdict, Refusal> {
         let batch = self.batch;
-        let parts = if self.overflow.is_some() { self.parts() } else { Vec::new() };
-        if parts.is_empty() || parts.len() == batch.checks().len() {
+        if self.count(Location::Overflow) < 2 {
             return decide(batch, now, self);
         }
         batch.validate()?;
-        let checks: Vec<_> = parts.iter().map(|part| part.check).collect();
+        let (parts, checks) = self.parts();
         let merged = batch.with_checks(&checks);
         let group = batch.reservation_group(|| self.fingerprint());
         let merged = group.as_ref().map_or(merged, |group| merged.in_group(group));
-        let mut states = MergedStates { batch, all: parts, states: self };
+        let mut states = MergedStates { batch, parts, states: self };
         let verdict = decide(&merged, now, &mut states)?;
-        let mut decisions: Vec<Option<Decision>> = vec![None; batch.checks().len()];
-        let mut accounts = Vec::new();
-        for ((nth, part), decision) in states.all.iter().enumerate().zip(verdict.decisions()) {
-            for position in &part.positions {
-                accounts.push((*position, verdict.account(nth)));
-                let cost = batch.checks()[*position].cost;
-                decisions[*position] = Some(Decision { cost, ..*decision });
-            }
-        }
-        Ok(Verdict::several(decisions.into_iter().flatten().collect()).with_accounts(accounts))
+        let decided = states.parts.iter().zip(batch.checks());
+        let decisions = decided
+            .map(|(part, check)| Decision { cost: check.cost, ..verdict.decisions()[*part] });
+        let accounts = states.parts.iter().map(|part| verdict.account(*part));
+        Ok(Verdict::several(decisions.collect()).with_accounts(accounts.enumerate()))
     }
 
-    fn parts(&self) -> Vec<MergedCheck<'b, A>> {
-        let mut parts: Vec<MergedCheck<'b, A>> = Vec::new();
-        for (position, check) in self.batch.checks().iter().enumerate() {
-            let shared = |at: usize| {
-                let located = &self.located[at];
-                (located.location == Location::Overflow).then_some(located.hash)
+    /// The part of each check, and each part as one check: its first one, with the sum of all costs.
+    fn parts(&self) -> (Vec<usize>, Vec<Check<'b, A>>) {
+        let (mut parts, mut merged) = (Vec::new(), Vec::<Check<'b, A>>::new());
+        for (own, check) in self.located.iter().zip(self.batch.checks()) {
+            let shares_with = |other: &Located<A::State>| {
+                own.location == Location::Overflow
+                    && (other.location, other.hash) == (own.location, own.hash)
             };
-            let own = shared(position);
-            let same =
-                |part: &&mut MergedCheck<'b, A>| own.is_some() && shared(part.positions[0]) == own;
-            if let Some(part) = parts.iter_mut().find(same) {
-                part.positions.push(position);
-                part.check.cost = match self.batch.operation() {
+            let same = self.located[..parts.len()].iter().position(shares_with);
+            let part = same.map_or(merged.len(), |position| parts[position]);
+            if let Some(sum) = merged.get_mut(part) {
+                sum.cost = match self.batch.operation() {
                     // Of one state no more remains than of the least.
-                    Op::Adopt => part.check.cost.min(check.cost),
-                    _ => part.check.cost.saturating_add(check.cost),
+                    Op::Adopt => sum.cost.min(check.cost),
+                    _ => sum.cost.saturating_add(check.cost),
                 };
             } else {
-                parts.push(MergedCheck {
-                    positions: SmallVec::from_elem(position, 1),
-                    check: *check,
-                });
+                merged.push(*check);
             }
+            parts.push(part);
         }
-        parts
+        (parts, merged)
+    }
+}
+
+impl<T, A> MergedStates<'_, '_, T, A> {
+    /// The positions of a part's checks in the batch.
+    fn positions(&self, part: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.parts.len()).filter(move |position| self.parts[*position] == part)
+    }
+
+    /// The position of its first check. Every part has one.
+    fn first(&self, part: usize) -> usize {
+        self.positions(part).next().unwrap_or_default()
     }
 }
 
 impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_, T, A> {
     fn get(&self, part: usize) -> Option<&A::State> {
-        self.states.get(self.all[part].positions[0])
+        self.states.get(self.first(part))
     }
 
     fn put(&mut self, part: usize, write: Write<A::State>) {
-        self.states.put(self.all[part].positions[0], write);
+        self.states.put(self.first(part), write);
     }
 
     /// The reservation of the first check, with the sum of all costs.
     fn reservation(&self, part: usize) -> Option<Reservation> {
-        let mut all = self.all[part].positions.iter().map(|at| self.states.reservation(*at));
+        let mut all = self.positions(part).map(|position| self.states.reservation(position));
         all.next()?.and_then(|first| {
             all.try_fold(first, |sum, next| {
                 let next = next?;
@@ -105,15 +100,12 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_,
 
     /// Each check's reservation has the check's own costs.
     fn put_reservation(&mut self, part: usize, reservation: Reservation, expires: Timestamp) {
-        for position in self.all[part].positions.clone() {
+        for position in self.positions(part).collect::<Vec<_>>() {
             let charged = self.batch.checks()[position].cost;
-            let cost = match self.batch.operation() {
-                Op::Settle | Op::Renew => {
-                    self.states.reservation(position).map_or(charged, |own| own.cost)
-                }
-                Op::Extend => {
-                    self.states.reservation(position).map_or(charged, |own| own.cost.max(charged))
-                }
+            let reserved = self.states.reservation(position).map(|own| own.cost);
+            let cost = match (self.batch.operation(), reserved) {
+                (Op::Settle | Op::Renew, Some(reserved)) => reserved,
+                (Op::Extend, Some(reserved)) => reserved.max(charged),
                 _ => charged,
             };
             let settled = reservation.settled.map(|_| charged);
