@@ -27,14 +27,10 @@ static OCTETS: [u32; 256] = {
     let mut octets = [0; 256];
     let mut octet = 0;
     while octet < 256 {
-        let digits = [octet / 100, octet / 10 % 10, octet % 10];
-        let mut text = b'.' as u32;
-        text = (text << 8) | (b'0' as u32 + digits[2]);
-        if octet >= 10 {
-            text = (text << 8) | (b'0' as u32 + digits[1]);
-        }
-        if octet >= 100 {
-            text = (text << 8) | (b'0' as u32 + digits[0]);
+        let (mut text, mut rest) = (((b'.' as u32) << 8) | (b'0' as u32 + octet % 10), octet / 10);
+        while rest > 0 {
+            text = (text << 8) | (b'0' as u32 + rest % 10);
+            rest /= 10;
         }
         octets[octet as usize] = text;
         octet += 1;
