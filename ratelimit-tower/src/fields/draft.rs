@@ -6,7 +6,7 @@ use arrayvec::ArrayString;
 use http::header::{HeaderName, HeaderValue};
 use sfv::{ItemSerializer, RefBareItem, StringRef};
 
-use super::{FieldEntry, saturated, whole_seconds};
+use super::{FieldEntry, MAX_FIELD_INTEGER, whole_seconds};
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -86,7 +86,7 @@ fn write_name(item: &mut impl Write, name: &str) {
 /// all else here.
 fn write_integer(item: &mut impl Write, parameter: &str, value: u64) {
     write(item, parameter);
-    write(item, itoa::Buffer::new().format(saturated(value)));
+    write(item, itoa::Buffer::new().format(value.min(MAX_FIELD_INTEGER)));
 }
 
 /// What `sfv` serializes: a string, or bytes.
