@@ -34,6 +34,12 @@ impl Sources {
         self.0.iter().map(|source| source.name.as_deref()).collect()
     }
 
+    /// The identifier of this name, of a request with these values.
+    pub(crate) fn value<'a>(&self, values: &'a Values, name: Option<&str>) -> Option<Cow<'a, str>> {
+        let position = self.0.iter().position(|source| source.name.as_deref() == name)?;
+        values.get(position)?.as_ref().map(|value| value.as_str().into())
+    }
+
     /// Asks all sources. Where some have to be waited for, first to last, all values are those of the future.
     #[inline]
     pub(crate) fn identify(
@@ -76,12 +82,7 @@ pub(crate) struct IdentifiedCaller<'a> {
     pub(crate) values: &'a Values,
 }
 
-impl<'a> IdentifiedCaller<'a> {
-    pub(crate) fn value(self, name: Option<&str>) -> Option<&'a str> {
-        let position = self.sources.0.iter().position(|source| source.name.as_deref() == name)?;
-        self.values.get(position)?.as_ref().map(Identifier::as_str)
-    }
-
+impl IdentifiedCaller<'_> {
     /// The identifiers that the request may lack, and lacks, in words; `None` if it has all.
     pub(crate) fn lacking(self) -> Option<String> {
         let lacking = self.sources.0.iter().zip(self.values).filter(|(_, value)| value.is_none());
@@ -95,11 +96,11 @@ impl<'a> IdentifiedCaller<'a> {
 
 impl Identifiers for IdentifiedCaller<'_> {
     fn bare(&self) -> Option<Cow<'_, str>> {
-        self.value(None).map(Cow::Borrowed)
+        self.sources.value(self.values, None)
     }
 
     fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.value(Some(name)).map(Cow::Borrowed)
+        self.sources.value(self.values, Some(name))
     }
 
     fn names(&self) -> Vec<&str> {

@@ -1,10 +1,11 @@
 //! [`Fields`]: the header fields of an answer.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response};
+use ratelimit_core::{Clock, SystemClock};
 
 /// The names of the fields about a limit, what remains of it and its reset: the words are between this and that.
 macro_rules! three_fields {
@@ -196,12 +197,13 @@ impl Fields {
             let (names, from_us) = match reset {
                 XRateLimit::Seconds => (&PREFIXED, 0),
                 XRateLimit::Unprefixed => (&UNPREFIXED, 0),
-                XRateLimit::UnixTime => (&PREFIXED, unix_us()),
+                XRateLimit::UnixTime => (&PREFIXED, SystemClock::new().now().as_us()),
             };
             let reset = |after_us| whole_seconds(from_us.saturating_add(after_us));
             let values =
                 [Some(shown.limit), Some(shown.remaining), shown.reset_after_us.map(reset)];
-            let values = values.map(|value| value.map(|value| HeaderValue::from(saturated(value))));
+            let values = values
+                .map(|value| value.map(|value| HeaderValue::from(value.min(MAX_FIELD_INTEGER))));
             LimitFields { names: names.clone(), values, remaining: shown.remaining }
         });
         let models = self.of_models.into_iter().flat_map(|fields| {
@@ -263,22 +265,13 @@ impl AnswerFields {
 
 /// Sets `Retry-After`, rounded up. A denied request waits for at least one second.
 pub(crate) fn write_retry_after(retry_after_us: u64, headers: &mut HeaderMap) {
-    let seconds = saturated(whole_seconds(retry_after_us)).max(1);
+    let seconds = whole_seconds(retry_after_us).clamp(1, MAX_FIELD_INTEGER);
     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
 }
 
 /// Whole seconds, rounded up.
 const fn whole_seconds(us: u64) -> u64 {
     us.div_ceil(1_000_000)
-}
-
-const fn saturated(value: u64) -> u64 {
-    if value > MAX_FIELD_INTEGER { MAX_FIELD_INTEGER } else { value }
-}
-
-fn unix_us() -> u64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

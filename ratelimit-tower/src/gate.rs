@@ -61,12 +61,10 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     ) -> Result<Option<Asked<'_, S, A>>, Box<Rejection>> {
         let config = &self.config;
         let (limiter, lacks) = match &config.limiters {
-            Limiters::One(limiter) => {
-                (Cow::Borrowed(limiter), self.lacks.as_ref().map(Cow::Borrowed))
-            }
+            Limiters::One(limiter) => (Cow::Borrowed(limiter), self.lacks.clone()),
             Limiters::Chosen(choose) => match choose(request) {
                 Choice::Limited(limiter) => {
-                    let lacks = config.lacks(&limiter).map(Cow::Owned);
+                    let lacks = config.lacks(&limiter);
                     (Cow::Owned(limiter), lacks)
                 }
                 Choice::Exempt => return Ok(None),
@@ -74,7 +72,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             },
         };
         if let Some(lacks) = lacks {
-            return Err(self.misconfigured(&*lacks));
+            return Err(self.misconfigured(&lacks));
         }
         let costs = match &config.cost {
             Cost::Fixed(cost) => LimitCosts::from(*cost),
@@ -89,13 +87,6 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     /// The caller with these identifiers.
     pub(crate) const fn caller<'a>(&'a self, values: &'a Values) -> IdentifiedCaller<'a> {
         IdentifiedCaller { sources: &self.config.sources, values }
-    }
-
-    /// Where to tell for how long a place was held, if that is of use.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn hold_time(&self) -> Option<Arc<crate::config::HoldTime>> {
-        let is_told = self.config.fields.busy_wait == BusyWait::Estimated;
-        is_told.then(|| self.config.hold_time.clone())
     }
 
     /// The service is at fault. The reason is for the log.

@@ -141,7 +141,6 @@ mod rejection;
 #[cfg(feature = "tokio")]
 mod reservation;
 mod service;
-mod text;
 #[cfg(feature = "tokio")]
 mod wait;
 

@@ -14,8 +14,6 @@ pub(crate) struct Log {
     pub(crate) undecided: LogLines,
     pub(crate) misconfigured: LogLines,
     pub(crate) unwired: LogLines,
-    #[cfg(feature = "tokio")]
-    pub(crate) unadopted: LogLines,
 }
 
 #[derive(Default)]
@@ -35,10 +33,7 @@ impl LogLines {
 
     fn due_at(&self, limit: &str, now: Instant) -> Option<u64> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(line) = lines.get_mut(limit) else {
-            lines.insert(limit.into(), LogLine { next: now + EVERY, untold: 0 });
-            return Some(1);
-        };
+        let line = lines.entry(limit.into()).or_insert(LogLine { next: now, untold: 0 });
         line.untold += 1;
         if now < line.next {
             return None;

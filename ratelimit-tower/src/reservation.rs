@@ -144,17 +144,14 @@ impl Charge {
         self
     }
 
-    fn is_free(&self, status: StatusCode) -> bool {
-        self.free.as_ref().is_some_and(|free| free(status))
-    }
-
-    /// What a response of this status costs, `None` for the estimate, and whether the bytes of its body add to that.
-    fn of(&self, status: StatusCode) -> (Option<u64>, bool) {
+    /// What a request costs that the service answered with this status, or failed: `None` for the estimate. And whether the bytes of the
+    /// body add to that.
+    fn of(&self, status: StatusCode, failed: bool) -> (Option<u64>, bool) {
         match &self.by {
-            _ if self.is_free(status) => (Some(0), false),
-            ChargedBy::Estimate => (None, false),
-            ChargedBy::BodyBytes => (Some(0), true),
-            ChargedBy::Status(cost) => (Some(cost(status)), false),
+            _ if self.free.as_ref().is_some_and(|free| free(status)) => (Some(0), false),
+            ChargedBy::BodyBytes if !failed => (Some(0), true),
+            ChargedBy::Status(cost) if !failed => (Some(cost(status)), false),
+            _ => (None, false),
         }
     }
 }

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-use crate::{File, assert_none, files, read, root};
+use crate::{File, assert_none, files, read, root, words};
 
 /// The book, out of which no chapter can link by a path, and where the repository's files are on the web.
 pub(crate) const BOOK: &str = "docs/guide/src";
 const REPOSITORY: &str = "https://github.com/ratelimit-rs/ratelimit/";
-const OF_MAIN: [&str; 2] = ["blob/main/", "tree/main/"];
 
 /// What the rules ask of a document.
 #[derive(Default)]
@@ -28,10 +27,8 @@ impl MarkdownDocument {
         for event in Parser::new_ext(text, Options::ENABLE_TABLES | Options::ENABLE_FOOTNOTES) {
             match event {
                 Event::Start(Tag::Heading { .. }) => open = Some(String::new()),
-                Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(language)))
-                    if language.starts_with("rust") =>
-                {
-                    open = Some(String::new());
+                Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(language))) => {
+                    open = language.starts_with("rust").then(String::new);
                 }
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
                     document.links.push(dest_url.into_string());
@@ -64,20 +61,18 @@ const BANNED: &str = include_str!("../phrases.txt");
 
 /// The banned phrases of a text, however its lines are broken.
 fn banned(text: &str) -> impl Iterator<Item = String> {
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+    let spaced = |text: &str| format!(" {} ", words(text).collect::<Vec<_>>().join(" "));
+    let text = spaced(&text.to_lowercase());
     let pairs = BANNED.lines().filter_map(|line| line.split_once(" = "));
-    let found = pairs.filter(move |(phrase, _)| {
-        let mut ends = text.match_indices(phrase).map(|(at, _)| text[at + phrase.len()..].chars());
-        ends.any(|mut rest| rest.next().is_none_or(|next| !next.is_alphanumeric()))
-    });
+    let found = pairs.filter(move |(phrase, _)| text.contains(&spaced(phrase)));
     found.map(|(phrase, instead)| format!("instead of \"{phrase}\", write: {instead}"))
 }
 
 /// Whether a link of a document leads somewhere.
 fn leads(documents: &BTreeMap<PathBuf, MarkdownDocument>, from: &Path, link: &str) -> bool {
     let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
-    let ours = target.strip_prefix(REPOSITORY);
-    let ours = ours.and_then(|ours| OF_MAIN.iter().find_map(|main| ours.strip_prefix(main)));
+    // Such as `blob/main/README.md`, or `tree/main/docs`.
+    let ours = target.strip_prefix(REPOSITORY).and_then(|ours| Some(ours.split_once("/main/")?.1));
     if ours.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
         return true;
     }
@@ -112,10 +107,8 @@ fn examples() -> Vec<File> {
 
 /// Whether `cargo test` runs an example.
 fn is_tested(name: &str, text: &str, manifest: &str) -> bool {
-    let name = format!("\nname = \"{name}\"\n");
-    let mut entries = manifest.split("[[example]]").filter_map(|entry| entry.strip_prefix(&name));
-    let entry = entries.next().and_then(|entry| entry.split("\n[").next());
-    text.contains("test]\n") && entry.is_some_and(|entry| entry.contains("test = true"))
+    let entry = format!("[[example]]\nname = \"{name}\"\ntest = true\n");
+    text.contains("test]\n") && manifest.contains(&entry)
 }
 
 #[test]
@@ -143,9 +136,8 @@ fn every_link_leads_somewhere() {
 #[test]
 fn the_summary_names_every_chapter_once() {
     let mut named = MarkdownDocument::parse(&read(&format!("{BOOK}/SUMMARY.md"))).links;
-    let chapters = files(BOOK, &["md"]).into_iter();
-    let chapters = chapters.map(|file| file.path.trim_start_matches(BOOK)[1..].to_owned());
-    let mut chapters: Vec<_> = chapters.filter(|path| path != "SUMMARY.md").collect();
+    let chapters = files(BOOK, &["md"]).into_iter().map(|file| file.path[BOOK.len() + 1..].into());
+    let mut chapters: Vec<_> = chapters.filter(|path: &String| path != "SUMMARY.md").collect();
     named.sort();
     chapters.sort();
     assert_eq!(named, chapters);

@@ -16,8 +16,7 @@ use walkdir::{DirEntry, WalkDir};
 
 /// The workspace's folder.
 fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("tidy lies in the workspace").to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the workspace")
 }
 
 /// The text of a file of the workspace; an empty one if it is not there.
@@ -55,9 +54,8 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 fn files(folder: &str, extensions: &[&str]) -> Vec<File> {
     let root = root();
     let is_source = |entry: &DirEntry| {
-        let name = entry.file_name().to_string_lossy();
-        let is_build = name == "target" || entry.path().join("CACHEDIR.TAG").exists();
-        entry.depth() == 0 || !(is_build || name.starts_with('.'))
+        let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
+        entry.depth() == 0 || !(is_hidden || entry.path().join("CACHEDIR.TAG").exists())
     };
     let walk = WalkDir::new(root.join(folder)).sort_by_file_name().into_iter();
     let paths = walk.filter_entry(is_source).map(|entry| entry.expect("an entry").into_path());

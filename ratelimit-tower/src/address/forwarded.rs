@@ -8,29 +8,22 @@ use std::net::IpAddr;
 
 /// The parts of a text between separators outside of quoted strings, from the right, trimmed. Empty ones are left out.
 pub(super) fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
-    let mut rest = Some(text);
-    std::iter::from_fn(move || {
-        let text = rest?;
-        let at = last_outside_of_quotes(text, separator);
-        rest = at.map(|at| &text[..at]);
-        Some(at.map_or(text, |at| &text[at + 1..]).trim_ascii())
-    })
-    .filter(|part| !part.is_empty())
-}
-
-/// Where the last separator outside of quoted strings is.
-fn last_outside_of_quotes(text: &[u8], separator: u8) -> Option<usize> {
-    let mut quoted = false;
-    for (at, byte) in text.iter().enumerate().rev() {
+    let (mut quoted, mut end) = (false, text.len());
+    let is_separator = move |at: &usize| {
         // An odd number of backslashes before a quote escapes it.
-        let backslashes = || text[..at].iter().rev().take_while(|byte| **byte == b'\\').count();
-        if *byte == b'"' && !(quoted && backslashes() % 2 == 1) {
+        let backslashes = || text[..*at].iter().rev().take_while(|byte| **byte == b'\\').count();
+        if text[*at] == b'"' && !(quoted && backslashes() % 2 == 1) {
             quoted = !quoted;
-        } else if *byte == separator && !quoted {
-            return Some(at);
         }
-    }
-    None
+        text[*at] == separator && !quoted
+    };
+    let starts = (0..text.len()).rev().filter(is_separator).map(|at| at + 1).chain([0]);
+    let parts = starts.map(move |start| {
+        let part = &text[start..end];
+        end = start.saturating_sub(1);
+        part.trim_ascii()
+    });
+    parts.filter(|part| !part.is_empty())
 }
 
 /// The address of the `for` parameter of an element of `Forwarded`. `None` if there is none, if it is `unknown` or
@@ -63,19 +56,15 @@ fn unquoted(value: &[u8]) -> Option<Vec<u8>> {
 /// the zone are dropped. `None` for everything else, such as `unknown` and `_hidden`.
 pub(super) fn address_of_node(node: &[u8]) -> Option<IpAddr> {
     let node = std::str::from_utf8(node).ok()?.trim_matches('"');
-    let address = if let Some(bracketed) = node.strip_prefix('[') {
-        let (address, port) = bracketed.split_once(']')?;
-        if !(port.is_empty() || port.starts_with(':')) {
-            return None;
-        }
-        address
-    } else {
-        match node.split_once(':') {
-            // A second colon: an IPv6 address without brackets has no port.
-            Some((address, port)) if !port.contains(':') => address,
-            _ => node,
-        }
+    let (address, port) = match node.strip_prefix('[') {
+        Some(bracketed) => bracketed.split_once(']')?,
+        // A second colon: an IPv6 address without brackets has no port.
+        None if node.matches(':').count() > 1 => (node, ""),
+        None => node.split_at(node.find(':').unwrap_or(node.len())),
     };
+    if !(port.is_empty() || port.starts_with(':')) {
+        return None;
+    }
     let address = address.split_once('%').map_or(address, |(address, _zone)| address);
     address.parse().ok()
 }

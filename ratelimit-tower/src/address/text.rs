@@ -3,8 +3,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
+use arrayvec::ArrayString;
+
 use crate::identify::Identifier;
-use crate::text::Text;
 
 /// `192.0.2.7`. The text is put together in a register and stored at once: reading single bytes that were just written as whole words
 /// stalls a processor for longer than all else takes.
@@ -26,14 +27,10 @@ static OCTETS: [u32; 256] = {
     let mut octets = [0; 256];
     let mut octet = 0;
     while octet < 256 {
-        let digits = [octet / 100, octet / 10 % 10, octet % 10];
-        let mut text = b'.' as u32;
-        text = (text << 8) | (b'0' as u32 + digits[2]);
-        if octet >= 10 {
-            text = (text << 8) | (b'0' as u32 + digits[1]);
-        }
-        if octet >= 100 {
-            text = (text << 8) | (b'0' as u32 + digits[0]);
+        let (mut text, mut rest) = (((b'.' as u32) << 8) | (b'0' as u32 + octet % 10), octet / 10);
+        while rest > 0 {
+            text = (text << 8) | (b'0' as u32 + rest % 10);
+            rest /= 10;
         }
         octets[octet as usize] = text;
         octet += 1;
@@ -43,25 +40,25 @@ static OCTETS: [u32; 256] = {
 
 /// `2001:db8::/64` by RFC 5952, or `2001:db8::1` at a length of 128. The address is a network's, and not mapped from IPv4.
 pub(super) fn of_ipv6(network: Ipv6Addr, prefix_length: u8) -> Identifier {
-    let mut text = Text::<64>::new();
+    // At most 39 bytes, and 4 of the length.
+    let mut text = ArrayString::<64>::new();
     let segments = network.segments();
     let zeros = longest_zeros(&segments);
     for (position, segment) in segments.into_iter().enumerate() {
         if zeros.contains(&position) {
             if position == zeros.start {
-                text.push(b':');
-                text.push(b':');
+                text.push_str("::");
             }
             continue;
         }
         if position > 0 && position != zeros.end {
-            text.push(b':');
+            text.push(':');
         }
         push_hexadecimal(&mut text, segment);
     }
     if prefix_length < 128 {
-        text.push(b'/');
-        itoa::Buffer::new().format(prefix_length).bytes().for_each(|digit| text.push(digit));
+        text.push('/');
+        text.push_str(itoa::Buffer::new().format(prefix_length));
     }
     text.as_str().into()
 }
@@ -79,12 +76,12 @@ fn longest_zeros(segments: &[u16; 8]) -> Range<usize> {
 }
 
 /// Without leading zeros.
-fn push_hexadecimal<const BYTES: usize>(text: &mut Text<BYTES>, number: u16) {
+fn push_hexadecimal(text: &mut ArrayString<64>, number: u16) {
     let digits = number.to_be_bytes().map(|byte| [byte >> 4, byte & 15]);
     let digits = digits.as_flattened();
     let first = digits.iter().take(3).take_while(|digit| **digit == 0).count();
     for digit in &digits[first..] {
-        text.push(if *digit < 10 { b'0' + digit } else { b'a' - 10 + digit });
+        text.push(char::from(if *digit < 10 { b'0' + digit } else { b'a' - 10 + digit }));
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
+use arrayvec::ArrayString;
 use http::header::{HeaderName, HeaderValue};
 use sfv::{ItemSerializer, RefBareItem, StringRef};
 
-use super::{FieldEntry, saturated, whole_seconds};
-use crate::text::Text;
+use super::{FieldEntry, MAX_FIELD_INTEGER, whole_seconds};
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -57,8 +57,8 @@ fn policy_item(entry: &FieldEntry<'_>) -> String {
 }
 
 /// A name has up to 64 bytes, each integer 15, and a partition key 18: 124 with what is around them.
-fn limit_item(entry: &FieldEntry<'_>) -> Text<128> {
-    let mut item = Text::new();
+fn limit_item(entry: &FieldEntry<'_>) -> ArrayString<128> {
+    let mut item = ArrayString::new();
     write_name(&mut item, entry.name);
     write_integer(&mut item, ";r=", entry.remaining);
     if let Some(more_after_us) = entry.more_after_us {
@@ -70,7 +70,7 @@ fn limit_item(entry: &FieldEntry<'_>) -> Text<128> {
     item
 }
 
-/// Strings and texts take everything.
+/// Strings take everything, and an item has room for what is written to it.
 fn write(item: &mut impl Write, text: &str) {
     let _written = item.write_str(text);
 }
@@ -86,7 +86,7 @@ fn write_name(item: &mut impl Write, name: &str) {
 /// all else here.
 fn write_integer(item: &mut impl Write, parameter: &str, value: u64) {
     write(item, parameter);
-    write(item, itoa::Buffer::new().format(saturated(value)));
+    write(item, itoa::Buffer::new().format(value.min(MAX_FIELD_INTEGER)));
 }
 
 /// What `sfv` serializes: a string, or bytes.

@@ -7,7 +7,7 @@ use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
 use super::advice::{Advice, AdvisedLimit, AdvisedPolicy};
-use super::{FieldEntry, LimitFields, Unit, saturated};
+use super::{FieldEntry, LimitFields, MAX_FIELD_INTEGER, Unit};
 
 /// The fields in which providers of language models describe their limits. Their clients read them.
 ///
@@ -88,7 +88,7 @@ impl ModelFields {
     /// The fields about a limit; `None` if there are none of its name.
     pub(super) fn tell(self, entry: &FieldEntry<'_>, now: SystemTime) -> Option<LimitFields> {
         let (_, names) = self.fields().iter().find(|(name, _)| *name == entry.name)?;
-        let number = |count| Some(HeaderValue::from(saturated(count)));
+        let number = |count: u64| Some(HeaderValue::from(count.min(MAX_FIELD_INTEGER)));
         let reset = entry.reset_after_us.and_then(|us| self.reset(us, now));
         let values = [number(entry.limit), number(entry.remaining), reset];
         Some(LimitFields { names: names.clone(), values, remaining: entry.remaining })

@@ -1,10 +1,7 @@
 //! Sources that read axum's routes.
 
-use std::future::Future;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
-
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
+use futures_util::FutureExt;
 use http::request::Parts;
 
 use super::{Identification, Identify, IdentifyError, from_fn};
@@ -27,14 +24,13 @@ pub fn matched_route() -> impl Identify {
 #[must_use]
 pub fn path_param(name: &'static str) -> impl Identify {
     move |request: &mut Parts| {
-        let mut extracted = pin!(RawPathParams::from_request_parts(request, &()));
         // The extractor reads an extension of the request and waits for nothing.
-        let params = match extracted.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(params)) => Some(params),
-            Poll::Ready(Err(refused)) if refused.status().is_client_error() => {
+        let params = match RawPathParams::from_request_parts(request, &()).now_or_never() {
+            Some(Ok(params)) => Some(params),
+            Some(Err(refused)) if refused.status().is_client_error() => {
                 return Identification::Now(Err(IdentifyError::missing(refused.body_text())));
             }
-            Poll::Ready(Err(_)) | Poll::Pending => None,
+            _ => None,
         };
         let value = params.iter().flatten().find(|(known, _)| *known == name);
         Identification::Now(value.map(|(_, value)| Some(value.into())).ok_or_else(|| {

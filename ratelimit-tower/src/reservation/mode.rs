@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::open::{Counted, OpenReservation};
 use super::{Hold, Meter, Reserving, SettledBody};
 use crate::caller::IdentifiedCaller;
+use crate::fields::BusyWait;
 use crate::gate::Gate;
 use crate::mode::{GateResult, Grant, LayerMode};
 
@@ -47,6 +48,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
         let mut underway = LayerMode::<S, A>::exempt(self);
         if let Ok(Reserved::Granted(owned)) = reserved {
             let algorithms = || limiter.limits().iter().map(Limit::algorithm);
+            let tells_hold_time = gate.config.fields.busy_wait == BusyWait::Estimated;
             let shortest_us = algorithms().filter_map(A::reservation_us).min();
             underway.reservation = Some(Arc::new(OpenReservation {
                 settles: Mutex::new(Box::new(owned)),
@@ -54,7 +56,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
                 by_response: Meter::default(),
                 life: Duration::from_micros(shortest_us.unwrap_or(Core::LIFE_US)),
                 is_lease: algorithms().any(A::has_leases),
-                since: gate.hold_time().map(|hold_time| (Instant::now(), hold_time)),
+                since: tells_hold_time.then(|| (Instant::now(), gate.config.hold_time.clone())),
             }));
         }
         Ok((told, underway))
@@ -87,10 +89,7 @@ impl Grant for Underway {
         let Self { mode, reservation } = self;
         // An error of the service is a 500 that another layer makes.
         let status = response.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, Response::status);
-        let (cost, counts_bytes) = match &response {
-            Err(_) if !mode.charge.is_free(status) => (None, false),
-            _ => mode.charge.of(status),
-        };
+        let (cost, counts_bytes) = mode.charge.of(status, response.is_err());
         if let Some(reservation) = &reservation {
             cost.inspect(|cost| reservation.by_response.set(*cost));
             if status == StatusCode::SWITCHING_PROTOCOLS

@@ -15,7 +15,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Meter;
 use crate::BoxFuture;
-use crate::caller::{IdentifiedCaller, Sources, Values};
+use crate::caller::{Sources, Values};
 use crate::config::HoldTime;
 
 /// A caller that outlives its request, counted among the settlements until its reservation is settled.
@@ -25,19 +25,13 @@ pub(super) struct Counted {
     pub(super) _token: TaskTrackerToken,
 }
 
-impl Counted {
-    const fn caller(&self) -> IdentifiedCaller<'_> {
-        IdentifiedCaller { sources: &self.sources, values: &self.values }
-    }
-}
-
 impl Identifiers for Counted {
     fn bare(&self) -> Option<Cow<'_, str>> {
-        self.caller().value(None).map(Cow::Borrowed)
+        self.sources.value(&self.values, None)
     }
 
     fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.caller().value(Some(name)).map(Cow::Borrowed)
+        self.sources.value(&self.values, Some(name))
     }
 }
 

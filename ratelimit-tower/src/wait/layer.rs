@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use super::{WaitError, Waiter};
 use crate::fields::advice::Advice;
-use crate::log::Log;
+use crate::log::LogLines;
 use crate::{BoxFuture, take_ready};
 
 /// Makes the requests of a client wait until its own limits admit them, such as those of an API of another service.
@@ -43,7 +43,7 @@ pub struct WaitLayer<S, F, Res, A = Policy> {
     #[derive_where(skip(Debug))]
     adopts: Option<fn(&Res) -> Advice>,
     #[derive_where(skip(Debug))]
-    log: Arc<Log>,
+    unadopted: Arc<LogLines>,
 }
 
 /// Tells from a response for how long the following requests of the same key are held back.
@@ -53,7 +53,7 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
     /// A layer that waits for at most this long per request.
     #[must_use]
     pub fn new(waiter: Waiter<S, A>, caller: F, max_wait: Duration) -> Self {
-        Self { waiter, caller, max_wait, hold_back: None, adopts: None, log: Arc::default() }
+        Self { waiter, caller, max_wait, hold_back: None, adopts: None, unadopted: Arc::default() }
     }
 
     /// The same layer, where this function returns, from a response, for how long later requests of the same key are delayed:
@@ -167,7 +167,7 @@ where
             }
             if let Some(advice) = shared.adopts.map(|advice_of| advice_of(&response))
                 && let Err(error) = shared.waiter.adopt(&caller, &advice).await
-                && let Some(requests) = shared.log.unadopted.due("")
+                && let Some(requests) = shared.unadopted.due("")
             {
                 tracing::warn!(%error, requests, "what another service says remains is not adopted");
             }
