@@ -153,8 +153,6 @@ pub enum Argument<'a> {
     Bytes(&'a [u8]),
     /// A number, sent in decimal.
     Number(u64),
-    /// A number that may be negative, sent in decimal.
-    Integer(i64),
 }
 
 impl Argument<'_> {
@@ -163,7 +161,7 @@ impl Argument<'_> {
         match self {
             Self::Text(text) => text.len(),
             Self::Bytes(bytes) => bytes.len(),
-            Self::Number(_) | Self::Integer(_) => "-9223372036854775808".len(),
+            Self::Number(_) => "18446744073709551615".len(),
         }
     }
 }

@@ -28,7 +28,6 @@ impl Words {
             Argument::Text(text) => (*text).to_owned(),
             Argument::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
             Argument::Number(number) => number.to_string(),
-            Argument::Integer(number) => number.to_string(),
         };
         Self(words.iter().map(text).collect())
     }

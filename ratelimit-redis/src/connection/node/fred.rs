@@ -298,7 +298,6 @@ fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
                 Ok(())
             }
             Argument::Number(number) => write!(buffer, "{number}"),
-            Argument::Integer(number) => write!(buffer, "{number}"),
         };
         Value::Bytes(buffer.split().freeze())
     });

@@ -178,7 +178,6 @@ pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
             Argument::Text(text) => command.arg(*text),
             Argument::Bytes(bytes) => command.arg(*bytes),
             Argument::Number(number) => command.arg(*number),
-            Argument::Integer(number) => command.arg(*number),
         };
     }
     command
