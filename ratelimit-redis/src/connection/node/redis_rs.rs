@@ -145,18 +145,8 @@ pub(in crate::connection) fn pipeline(
     commands: Commands<'_>,
 ) -> (redis::Pipeline, usize) {
     let mut pipeline = redis::pipe();
-    if asking {
-        pipeline.cmd("ASKING");
-    }
-    match commands {
-        Commands::One(words) => _ = pipeline.add_command(command(words)),
-        Commands::Transaction(commands) => {
-            pipeline.cmd("MULTI");
-            for words in commands {
-                pipeline.add_command(command(words));
-            }
-            pipeline.cmd("EXEC");
-        }
+    for words in commands.each(asking) {
+        pipeline.add_command(command(words));
     }
     let count = pipeline.len();
     (pipeline, count)
