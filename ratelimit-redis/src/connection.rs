@@ -207,6 +207,18 @@ impl Reply {
         }
     }
 
+    /// The strings in an array, and in arrays in it; `None` if there is anything else.
+    pub(crate) fn strings(&self) -> Option<Vec<&[u8]>> {
+        match self {
+            Self::Text(bytes) => Some(vec![bytes]),
+            Self::Array(items) => {
+                let strings = items.iter().map(Self::strings).collect::<Option<Vec<_>>>()?;
+                Some(strings.concat())
+            }
+            _ => None,
+        }
+    }
+
     /// A string that is text.
     pub(crate) fn as_text(&self) -> Option<&str> {
         let Self::Text(text) = self else { return None };

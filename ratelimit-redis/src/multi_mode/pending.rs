@@ -84,7 +84,7 @@ impl Changes {
     /// Reduces a counter to `left`.
     fn cut(&mut self, key: &str, stored: &StoredEntry, left: u64) {
         let cut = Cut { since: stored.entry.since, left, raw: stored.raw() };
-        for before in stored.cuts().iter().filter(|before| **before != cut) {
+        for before in stored.cuts.iter().filter(|before| **before != cut) {
             self.commands.push(removal(EntryStorage::Counters, key, &before.field()));
             self.replaced.push(*before);
         }
