@@ -73,22 +73,13 @@ pub(crate) struct Inner<C> {
     given: Option<SharedRuntime>,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
-    lacks_ifeq: AtomicBool,
+    pub(crate) lacks_ifeq: AtomicBool,
 }
 
 impl<C> Inner<C> {
-    /// Whether it is worth trying `SET … IFEQ`.
-    pub(crate) fn may_have_ifeq(&self) -> bool {
-        !self.lacks_ifeq.load(Ordering::Relaxed)
-    }
-
     /// The runtime from which flights are sent, if one was given and its threads run tasks.
     pub(crate) fn given_runtime(&self) -> Option<Handle> {
         self.given.as_ref().and_then(SharedRuntime::unless_overdue)
-    }
-
-    pub(crate) fn note_lack_of_ifeq(&self) {
-        self.lacks_ifeq.store(true, Ordering::Relaxed);
     }
 }
 
@@ -295,7 +286,7 @@ impl<M: Mode, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
         f.debug_struct("RedisStore")
             .field("mode", &M::NAME)
             .field("connection", &self.inner.connection)
-            .field("prefix", &self.inner.keys.prefix())
+            .field("prefix", &self.inner.keys.prefix)
             .finish_non_exhaustive()
     }
 }
@@ -329,7 +320,7 @@ impl<M, C> RedisStore<M, C> {
     /// The prefix of every key.
     #[must_use]
     pub fn prefix(&self) -> &str {
-        self.inner.keys.prefix()
+        &self.inner.keys.prefix
     }
 
     /// The same connection and prefix in another mode. The modes keep separate states.
