@@ -4,11 +4,11 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
-use ratelimit_core::store::{Batch, EntryStore, Now, Reservation};
+use ratelimit_core::store::{Batch, EntryStore, Now, Reservation, Snapshot, decide};
 use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Store, Timestamp, Verdict};
 use tokio::runtime::Handle;
 
@@ -254,6 +254,13 @@ where
         let now = self.inner.now(&self.inner.keys.shared(key), now, deadline).await?;
         Ok(limit.algorithm().entries_of(&state, now).to_vec())
     }
+}
+
+/// Refuses an operation that an algorithm lacks: what is refused on no states is refused on any.
+pub(crate) fn refuse_unsupported<A: Algorithm>(batch: &Batch<'_, A>) -> Result<()> {
+    let now = Timestamp::ZERO;
+    let _ = decide(batch, now, &mut Snapshot { now, states: Vec::new() })?;
+    Ok(())
 }
 
 /// The time to live of a key whose state stops mattering at `expires`.
