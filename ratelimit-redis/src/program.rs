@@ -93,10 +93,19 @@ pub(crate) struct Numbers {
     parameters: &'static [&'static str],
 }
 
+/// The same program may stand at different addresses.
+impl PartialEq for Program {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
+        std::ptr::eq(self, other) || of(self) == of(other)
+    }
+}
+
 impl Program {
     /// A program whose state is a few numbers. Its name consists of ASCII letters, digits, `-` and `_`.
     /// `state` names the numbers in the order in which they are stored; `sections` uses these names.
-    /// `parameters` names the limit's numbers besides its capacity, in the order of the [`Parameters`].
+    /// `parameters` names the limit's numbers besides its capacity, in the order in which its
+    /// [`Twin`] has them.
     ///
     /// Every number of a state is below 2^53. `src/lua/README.md` specifies what a section receives and
     /// what it leaves; `gcra.lua` beside it is an example, and `examples/own_twin.rs` a small one.
@@ -116,12 +125,6 @@ impl Program {
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
         Self { name, source, keeps, numbers: None }
-    }
-
-    /// Whether both are the same program, even at different addresses.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
-        std::ptr::eq(self, other) || of(self) == of(other)
     }
 
     /// Whether it is one of this crate's own, whose code cannot fail.
@@ -151,17 +154,12 @@ impl Program {
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// The section, or this if there is none.
-    fn section_or(&self, name: &str, otherwise: &str) -> String {
-        match self.section(name) {
-            none if none.is_empty() => otherwise.to_owned(),
-            some => some.trim().to_owned(),
-        }
-    }
-
     /// The section that charges an attempt which does not fit. By default it leaves the limit full.
     pub(crate) fn fill(&self) -> String {
-        self.section_or("fill", "after = used > capacity and used or capacity")
+        match self.section("fill") {
+            none if none.is_empty() => "after = used > capacity and used or capacity\n".to_owned(),
+            some => some,
+        }
     }
 
     /// How many bytes a stored state has.
@@ -262,7 +260,7 @@ impl Program {
              {give}\
              after = used > charge and used - charge or 0\n\
              elseif operation == 'fill' and after > capacity then\n\
-             {fill}\n\
+             {fill}\
              elseif operation == 'force' then\n\
              if after > {most} then after = used > {most} and used or {most} end\n\
              elseif charge > 0 and after > capacity then\n\

@@ -12,13 +12,14 @@ use super::answer::of_one;
 use super::call::Call;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::error::Result;
-use crate::flat::{MOST_CHECKS, READ, Role, TwinCheck};
+use crate::flat::{MOST_CHECKS, Role, TwinCheck};
 use crate::program::LuaProgram;
 use crate::script::Script;
 use crate::store::evalsha;
 
 /// Returns states, and writes nothing.
-static READING: LazyLock<Arc<Script>> = LazyLock::new(|| Arc::new(Script::from_text(READ)));
+static READ: LazyLock<Arc<Script>> =
+    LazyLock::new(|| Arc::new(Script::from_text(include_str!("../lua/read.lua"))));
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     /// Decides a batch by a flat script. Returns `None`, with nothing written, for anything else: an id,
@@ -83,7 +84,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let mut words =
                 evalsha(self.twins.iter().map(|check| &*self.keys[check.shape.key - 1]));
             words.extend(self.twins.iter().map(|check| Argument::Text(&check.field)));
-            return Ok(Some(FlatCall { script: Arc::clone(&READING), words, reads_only }));
+            return Ok(Some(FlatCall { script: Arc::clone(&READ), words, reads_only }));
         }
         if shapes.len() > MOST_CHECKS {
             return Ok(None);
