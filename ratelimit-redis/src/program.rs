@@ -56,9 +56,15 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// This program with these parameters, for a limit of this [capacity](Algorithm::capacity).
+    /// This program for a limit of this [capacity](Algorithm::capacity), with these parameters in the order in which the
+    /// program names them, each below 2^53.
     #[must_use]
-    pub const fn new(program: &'static Program, capacity: u64, parameters: Parameters) -> Self {
+    pub fn new<const N: usize>(
+        program: &'static Program,
+        capacity: u64,
+        parameters: [u64; N],
+    ) -> Self {
+        let parameters = Parameters::new(parameters);
         Self { program, parameters, capacity, unit: 1, attempts: false, place: String::new() }
     }
 
@@ -89,7 +95,7 @@ pub struct Program {
 pub(crate) struct Numbers {
     /// The names of the state's numbers, as they are stored.
     state: &'static [&'static str],
-    /// The names of a limit's numbers, in the order of the [`Parameters`].
+    /// The names of a limit's numbers, in the order in which its [`Twin`] has them.
     parameters: &'static [&'static str],
 }
 
@@ -325,24 +331,20 @@ const MAX_PARAMETERS: usize = 9;
 
 /// An algorithm's parameters, in the order of its twin's `parameters`.
 #[derive(Clone, Copy, Debug)]
-pub struct Parameters {
+pub(crate) struct Parameters {
     numbers: [u64; MAX_PARAMETERS],
     count: usize,
 }
 
 impl Parameters {
-    /// Takes these numbers, each below 2^53.
-    #[must_use]
-    pub fn new<const N: usize>(given: [u64; N]) -> Self {
+    fn new<const N: usize>(given: [u64; N]) -> Self {
         const { assert!(N <= MAX_PARAMETERS, "more parameters than a program may have") };
         let mut numbers = [0; MAX_PARAMETERS];
         numbers[..N].copy_from_slice(&given);
         Self { numbers, count: N }
     }
 
-    /// The numbers.
-    #[must_use]
-    pub fn as_slice(&self) -> &[u64] {
+    pub(crate) fn as_slice(&self) -> &[u64] {
         &self.numbers[..self.count]
     }
 }
