@@ -98,52 +98,6 @@ pub trait Connection: Send + Sync + 'static {
     fn address(&self) -> &Arc<str>;
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl<C: Connection> Connection for Arc<C> {
-    fn send(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply>> + Send {
-        (**self).send(key, words, deadline)
-    }
-
-    fn send_splittable(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply>> + Send {
-        (**self).send_splittable(key, words, deadline)
-    }
-
-    fn transaction(
-        &self,
-        key: &str,
-        commands: &[Vec<Argument<'_>>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Vec<Reply>>> + Send {
-        (**self).transaction(key, commands, deadline)
-    }
-
-    fn send_to_each(
-        &self,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply>)>> + Send {
-        (**self).send_to_each(words, deadline)
-    }
-
-    fn is_cluster(&self) -> bool {
-        (**self).is_cluster()
-    }
-
-    fn address(&self) -> &Arc<str> {
-        (**self).address()
-    }
-}
-
 /// An argument of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum Argument<'a> {
