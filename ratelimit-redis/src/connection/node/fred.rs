@@ -215,7 +215,7 @@ fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config> {
         return Err(RedisError::Config(format!(
             "the client fred knows the databases 0 to 255, and the URL asks {address} for another; \
              choose one of these, or client=redis",
-            address = endpoint.address()
+            address = endpoint.peer.address()
         )));
     };
     Ok(Config {
@@ -363,7 +363,9 @@ fn not_connected(endpoint: &Endpoint, error: &Error) -> RedisError {
     #[cfg(feature = "tls")]
     {
         let met = in_words(said);
-        if let Some(refused) = crate::connection::tls::refused_as(endpoint.address(), &met, &met) {
+        if let Some(refused) =
+            crate::connection::tls::refused_as(endpoint.peer.address(), &met, &met)
+        {
             return refused;
         }
     }
