@@ -74,11 +74,9 @@ where
                 }
             }
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                let and = if M::NAME == Lua::NAME { " +hgetall" } else { "" };
-                let message = format!(
-                    "no states from the future were looked for, because the user may not SCAN; allow it: \
-                     ACL SETUSER … +scan{and}"
-                );
+                let scan = if M::NAME == Lua::NAME { "+scan +hgetall" } else { "+scan" };
+                let unseen = "no states from the future were looked for";
+                let message = super::forbidden(unseen, "SCAN", scan);
                 health.find(address, Severity::Warning, message);
             }
             Err(_) => {}
