@@ -7,7 +7,7 @@
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Timestamp};
-use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
+use ratelimit_redis::{LuaProgram, Program, RedisStore, Stored, Twin};
 
 /// This much, and never again.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ expires = 2^52 - 1
 
 impl LuaProgram for Trial {
     fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(&TRIAL, self.0, Parameters::new([]))]
+        vec![Twin::new(&TRIAL, self.0, [])]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<u64> {

@@ -16,11 +16,15 @@ use crate::native::MultiProgram;
 use crate::program::LuaProgram;
 use crate::store::{RedisStore, SingleSlot};
 
-/// The verdict on a batch without checks, which needs no server.
-fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Verdict> {
-    match (batch.reservation_id(), batch.operation()) {
-        (Some(id), op) if op.needs_id() => Err(Refusal::UnknownReservation { id }.into()),
-        _ => Ok(Verdict::several(Vec::new())),
+/// The verdict on a valid batch without checks, which needs no server.
+fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Option<Verdict>> {
+    batch.validate()?;
+    match (batch.checks(), batch.reservation_id()) {
+        ([], Some(id)) if batch.operation().needs_id() => {
+            Err(Refusal::UnknownReservation { id }.into())
+        }
+        ([], _) => Ok(Some(Verdict::several(Vec::new()))),
+        _ => Ok(None),
     }
 }
 
@@ -49,9 +53,8 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict> {
-        batch.validate()?;
-        if batch.checks().is_empty() {
-            return of_no_checks(batch);
+        if let Some(verdict) = of_no_checks(batch)? {
+            return Ok(verdict);
         }
         let deadline = self.inner.deadline();
         match split(self, batch, deadline)? {
@@ -66,9 +69,8 @@ impl<A: Algorithm<State: Codec>, C: Connection> Store<A> for RedisStore<Cas, C> 
     type Error = RedisError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict> {
-        batch.validate()?;
-        if batch.checks().is_empty() {
-            return of_no_checks(batch);
+        if let Some(verdict) = of_no_checks(batch)? {
+            return Ok(verdict);
         }
         let deadline = self.inner.deadline();
         match (split(self, batch, deadline)?, batch.operation()) {
@@ -84,11 +86,10 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
     type Error = RedisError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict> {
-        batch.validate()?;
-        multi_mode::refuse_unsupported(batch)?;
-        if batch.checks().is_empty() {
-            return of_no_checks(batch);
+        if let Some(verdict) = of_no_checks(batch)? {
+            return Ok(verdict);
         }
+        multi_mode::refuse_unsupported(batch)?;
         let deadline = self.inner.deadline();
         match split(self, batch, deadline)? {
             None => self.outcomes(batch, deadline).await.map(multi_mode::verdict),

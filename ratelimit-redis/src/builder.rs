@@ -35,7 +35,7 @@ impl<M: Mode> fmt::Debug for Builder<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("mode", &M::NAME)
-            .field("prefix", &self.keys.prefix())
+            .field("prefix", &self.keys.prefix)
             .field("cross_slot", &self.cross_slot)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
@@ -46,7 +46,7 @@ impl<M: Mode> Builder<M> {
     /// Sets the prefix of every key. The default is `rl`.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
-        self.keys.set_prefix(prefix);
+        prefix.clone_into(&mut self.keys.prefix);
         self
     }
 
@@ -54,7 +54,7 @@ impl<M: Mode> Builder<M> {
     /// Stores that share limits need the same tag.
     #[must_use]
     pub fn tag(mut self, tag: Tag) -> Self {
-        self.keys.set_tag(tag);
+        self.keys.tag = tag;
         self
     }
 

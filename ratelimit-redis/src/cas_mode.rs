@@ -18,6 +18,7 @@
 //! deadline, or one that came and went would look as if it never was.
 
 use std::sync::LazyLock;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join;
@@ -278,7 +279,7 @@ pub(crate) struct CasRequest<'s, C> {
 impl<C: Connection> CasRequest<'_, C> {
     /// The attempts at a batch whose callers took these turns.
     pub(crate) fn attempts(&self, turn: &[Taken<'_>]) -> BatchAttempts {
-        let has_waited = turn.iter().any(Taken::has_waited);
+        let has_waited = turn.iter().any(|taken| taken.has_waited);
         let peer = &self.store.inner.peer;
         let rounds = Rounds::new(ATTEMPTS, self.deadline, peer).after_others(has_waited);
         BatchAttempts { rounds, read: None, pause: FIRST_PAUSE }
@@ -482,7 +483,7 @@ impl<C: Connection> CasRequest<'_, C> {
             vec![Argument::Text("SET"), Argument::Text(&slot.key), Argument::Bytes(change.value)];
         match &slot.read {
             None => words.push(Argument::Text("NX")),
-            Some(read) if self.store.inner.may_have_ifeq() => {
+            Some(read) if !self.store.inner.lacks_ifeq.load(Ordering::Relaxed) => {
                 words.extend([Argument::Text("IFEQ"), Argument::Bytes(read)]);
             }
             Some(_) => return Ok(None),
@@ -496,7 +497,7 @@ impl<C: Connection> CasRequest<'_, C> {
             Err(RedisError::Server { code, message, .. })
                 if code == "ERR" && message.contains("syntax") && slot.read.is_some() =>
             {
-                self.store.inner.note_lack_of_ifeq();
+                self.store.inner.lacks_ifeq.store(true, Ordering::Relaxed);
                 Ok(None)
             }
             Err(error) => Err(error),

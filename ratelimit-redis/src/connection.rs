@@ -98,52 +98,6 @@ pub trait Connection: Send + Sync + 'static {
     fn address(&self) -> &Arc<str>;
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl<C: Connection> Connection for Arc<C> {
-    fn send(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply>> + Send {
-        (**self).send(key, words, deadline)
-    }
-
-    fn send_splittable(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Reply>> + Send {
-        (**self).send_splittable(key, words, deadline)
-    }
-
-    fn transaction(
-        &self,
-        key: &str,
-        commands: &[Vec<Argument<'_>>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Vec<Reply>>> + Send {
-        (**self).transaction(key, commands, deadline)
-    }
-
-    fn send_to_each(
-        &self,
-        words: &[Argument<'_>],
-        deadline: Deadline,
-    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply>)>> + Send {
-        (**self).send_to_each(words, deadline)
-    }
-
-    fn is_cluster(&self) -> bool {
-        (**self).is_cluster()
-    }
-
-    fn address(&self) -> &Arc<str> {
-        (**self).address()
-    }
-}
-
 /// An argument of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum Argument<'a> {
@@ -153,8 +107,6 @@ pub enum Argument<'a> {
     Bytes(&'a [u8]),
     /// A number, sent in decimal.
     Number(u64),
-    /// A number that may be negative, sent in decimal.
-    Integer(i64),
 }
 
 impl Argument<'_> {
@@ -163,7 +115,7 @@ impl Argument<'_> {
         match self {
             Self::Text(text) => text.len(),
             Self::Bytes(bytes) => bytes.len(),
-            Self::Number(_) | Self::Integer(_) => "-9223372036854775808".len(),
+            Self::Number(_) => "18446744073709551615".len(),
         }
     }
 }
@@ -206,6 +158,18 @@ impl Reply {
         match self {
             Self::Array(replies) => Ok(replies),
             other => Err(peer.unexpected(&other)),
+        }
+    }
+
+    /// The strings in an array, and in arrays in it; `None` if there is anything else.
+    pub(crate) fn strings(&self) -> Option<Vec<&[u8]>> {
+        match self {
+            Self::Text(bytes) => Some(vec![bytes]),
+            Self::Array(items) => {
+                let strings = items.iter().map(Self::strings).collect::<Option<Vec<_>>>()?;
+                Some(strings.concat())
+            }
+            _ => None,
         }
     }
 

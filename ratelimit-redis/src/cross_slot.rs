@@ -8,8 +8,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use ratelimit_core::store::{Batch, Check, Op, ReservationGroup, Snapshot, decide};
-use ratelimit_core::{Algorithm, Decision, ErrorKind, Refusal, StoreError, Timestamp, Verdict};
+use ratelimit_core::store::{Batch, Check, Op, ReservationGroup};
+use ratelimit_core::{Algorithm, Decision, ErrorKind, Refusal, StoreError, Verdict};
 
 use crate::concurrent::all;
 use crate::connection::{Connection, slot};
@@ -17,7 +17,7 @@ use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::mode::Mode;
 use crate::reservation;
-use crate::store::{CrossSlot, RedisStore, SingleSlot};
+use crate::store::{CrossSlot, RedisStore, SingleSlot, refuse_unsupported};
 
 mod cas;
 mod lua;
@@ -112,9 +112,8 @@ where
         let Self { store, whole, parts, deadline } = self;
         let settles = whole.operation().needs_id();
         if !settles {
-            // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
-            let now = Timestamp::ZERO;
-            let _ = decide(whole, now, &mut Snapshot { now, states: Vec::new() })?;
+            // Before anything is done.
+            refuse_unsupported(whole)?;
         }
         let known = match whole.reservation_id() {
             None => vec![true; parts.len()],

@@ -2,7 +2,7 @@
 //! the driver. A request alone is a group of one. `lua/README.md` specifies what a section receives and what it leaves.
 //!
 //! - [`deciding`] makes a script for any number of requests; [`generator`] has its text.
-//! - [`READ`] returns states, and writes nothing.
+//! - `read.lua` returns states, and writes nothing.
 //!
 //! All of them answer one text: a line with the time, then for each group
 //!
@@ -33,19 +33,12 @@ pub(crate) enum Role {
 }
 
 /// A check, as far as the script's text depends on it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Shape {
     pub(crate) program: &'static Program,
     pub(crate) role: Role,
     /// The position of its key, from 1.
     pub(crate) key: usize,
-}
-
-impl Shape {
-    /// Whether a script decides both in the same way.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        self.program.is(other.program) && self.role == other.role && self.key == other.key
-    }
 }
 
 /// One twin of a check.
@@ -72,7 +65,7 @@ impl TwinCheck<'_> {
 
     /// Whether both charge the same limit under the same key.
     pub(crate) fn is_like(&self, other: &TwinCheck<'_>) -> bool {
-        self.shape.is(&other.shape)
+        self.shape == other.shape
             && self.position == other.position
             && self.field == other.field
             && self.twin.capacity == other.twin.capacity
@@ -80,9 +73,6 @@ impl TwinCheck<'_> {
             && self.twin.parameters.as_slice() == other.twin.parameters.as_slice()
     }
 }
-
-/// Returns states, and writes nothing.
-pub(crate) const READ: &str = include_str!("lua/read.lua");
 
 const BEGIN: &str = "\
 local call, match, format = redis.call, string.match, string.format
@@ -93,8 +83,8 @@ const ITS_TIME: &str = "\
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 if now >= 2^52 - 1 then return redis.error_reply('RLTIME ' .. format('%d', now)) end
+local time0, padding_ms, first0 = t[1] .. ' ' .. t[2], nil, 1
 ";
-const ITS_NAMES: &str = "local time0, padding_ms, first0 = t[1] .. ' ' .. t[2], nil, 1\n";
 const GIVEN_TIME: &str = "\
 local now, padding_ms, time0, first0 = ARGV[1] + 0, ARGV[2] + 0, '', 3
 ";
@@ -102,7 +92,7 @@ local now, padding_ms, time0, first0 = ARGV[1] + 0, ARGV[2] + 0, '', 3
 /// The start of every script: the functions that sections call; the time as `now`, and in `time0` as the reply tells it; a given
 /// time's `padding_ms`; and in `first0` the index of the first argument after these.
 pub(crate) fn begin(given_time: bool) -> String {
-    if given_time { [BEGIN, GIVEN_TIME].concat() } else { [BEGIN, ITS_TIME, ITS_NAMES].concat() }
+    [BEGIN, if given_time { GIVEN_TIME } else { ITS_TIME }].concat()
 }
 
 /// What the server says of a command that it refused, from the error's code on.

@@ -213,26 +213,20 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     /// Checks what the servers report about themselves, and about their cluster.
     async fn look(&self, health: &mut Health) {
         let is_cluster = self.inner.connection.is_cluster();
-        let of_server = (
-            &["INFO"][..],
-            "its version and its eviction policy were not looked at, because the user may not INFO; allow it: ACL \
-             SETUSER … +info",
-        );
-        let of_cluster = (
-            &["CLUSTER", "INFO"][..],
-            "the state of the cluster was not looked at, because the user may not CLUSTER INFO; allow it: ACL \
-             SETUSER … +cluster|info",
-        );
-        let questions = [of_server].into_iter().chain(is_cluster.then_some(of_cluster));
-        for (words, unseen) in questions {
-            let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
+        let questions = [
+            (&["INFO"][..], "its version and its eviction policy were not looked at", "+info"),
+            (&["CLUSTER", "INFO"], "the state of the cluster was not looked at", "+cluster|info"),
+        ];
+        for (command, unseen, permission) in &questions[..=usize::from(is_cluster)] {
+            let words: Vec<_> = command.iter().map(|word| Argument::Text(word)).collect();
             let answers = self.inner.connection.send_to_each(&words, self.inner.deadline()).await;
             for (address, answer) in answers {
                 let info = match answer {
                     Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
                     Ok(_) => Info::default(),
                     Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                        health.find(&address, Severity::Warning, unseen);
+                        let message = forbidden(unseen, &command.join(" "), permission);
+                        health.find(&address, Severity::Warning, message);
                         Info::default()
                     }
                     Err(error) => {
@@ -272,6 +266,11 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         };
         (address, said)
     }
+}
+
+/// What was not looked at for want of a permission.
+fn forbidden(unseen: &str, command: &str, permission: &str) -> String {
+    format!("{unseen}, because the user may not {command}; allow it: ACL SETUSER … {permission}")
 }
 
 /// The fields of `INFO` and `CLUSTER INFO`.

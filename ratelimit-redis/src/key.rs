@@ -57,8 +57,8 @@ pub enum StoredKey {
 /// Builds and reads the keys of a store.
 #[derive(Clone)]
 pub(crate) struct Keys {
-    prefix: String,
-    tag: Tag,
+    pub(crate) prefix: String,
+    pub(crate) tag: Tag,
     secret: Option<[u8; blake3::KEY_LEN]>,
 }
 
@@ -74,18 +74,6 @@ impl Default for Keys {
 }
 
 impl Keys {
-    pub(crate) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    pub(crate) fn set_prefix(&mut self, prefix: &str) {
-        prefix.clone_into(&mut self.prefix);
-    }
-
-    pub(crate) fn set_tag(&mut self, tag: Tag) {
-        self.tag = tag;
-    }
-
     pub(crate) fn set_secret(&mut self, secret: &[u8]) {
         self.secret = Some(blake3::derive_key(HASH_CONTEXT, secret));
     }
@@ -343,9 +331,7 @@ mod tests {
     }
 
     fn tagged(tag: Tag) -> Keys {
-        let mut keys = Keys::default();
-        keys.set_tag(tag);
-        keys
+        Keys { tag, ..Keys::default() }
     }
 
     #[test]

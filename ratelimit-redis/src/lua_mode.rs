@@ -4,15 +4,15 @@
 //! the twins' sections answers the states that it read, and Rust derives the verdict. [`rider`] lets such
 //! requests ride together, and [`sender`] sends them. [`driver_call`] serves all others.
 
+use ratelimit_core::Verdict;
 use ratelimit_core::store::{Batch, Op, Snapshot};
-use ratelimit_core::{Refusal, Timestamp, Verdict};
 
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::mode::Lua;
 use crate::program::LuaProgram;
-use crate::store::{RedisStore, SingleSlot};
+use crate::store::{RedisStore, SingleSlot, refuse_unsupported};
 
 pub(crate) mod answer;
 pub(crate) mod call;
@@ -44,7 +44,9 @@ impl<C: Connection> RedisStore<Lua, C> {
         deadline: Deadline,
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict> {
-        refuse_unsupported(batch)?;
+        if matches!(batch.operation(), Op::Refund | Op::Force | Op::Adopt) {
+            refuse_unsupported(batch)?;
+        }
         let call = Call::of(&self.inner, batch, deadline)?;
         match call.apply_riding(left).await? {
             Some(verdict) => Ok(verdict),
@@ -52,21 +54,4 @@ impl<C: Connection> RedisStore<Lua, C> {
             None => Box::pin(call.apply_driver()).await,
         }
     }
-}
-
-/// Refuses operations that an algorithm lacks, whatever the state.
-fn refuse_unsupported<A: LuaProgram>(batch: &Batch<'_, A>) -> Result<()> {
-    for check in batch.checks() {
-        let (algorithm, op) = (check.limit.algorithm(), batch.operation());
-        let step = match op {
-            Op::Refund => algorithm.refund(None, Timestamp::ZERO, 0),
-            Op::Force | Op::Adopt => algorithm.force(None, Timestamp::ZERO, 0),
-            _ => continue,
-        };
-        if step.is_none() {
-            let limit = check.limit.name().into();
-            return Err(Refusal::Unsupported { limit, op }.into());
-        }
-    }
-    Ok(())
 }

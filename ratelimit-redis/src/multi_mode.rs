@@ -231,8 +231,10 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
     /// the limit recovers and the error is reported once.
     async fn found(&self, place: usize, reply: &Reply) -> Result<StoredEntries> {
         let pending = &self.checks[place];
-        let Reply::Array(items) = reply else { return Err(self.inner.peer.unexpected(reply)) };
-        if let Some(found) = StoredEntries::of(pending.storage, items) {
+        if !matches!(reply, Reply::Array(_)) {
+            return Err(self.inner.peer.unexpected(reply));
+        }
+        if let Some(found) = StoredEntries::of(pending.storage, reply) {
             return Ok(found);
         }
         let mut detail = LEFT;

@@ -56,9 +56,15 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// This program with these parameters, for a limit of this [capacity](Algorithm::capacity).
+    /// This program for a limit of this [capacity](Algorithm::capacity), with these parameters in the order in which the
+    /// program names them, each below 2^53.
     #[must_use]
-    pub const fn new(program: &'static Program, capacity: u64, parameters: Parameters) -> Self {
+    pub fn new<const N: usize>(
+        program: &'static Program,
+        capacity: u64,
+        parameters: [u64; N],
+    ) -> Self {
+        let parameters = Parameters::new(parameters);
         Self { program, parameters, capacity, unit: 1, attempts: false, place: String::new() }
     }
 
@@ -89,14 +95,23 @@ pub struct Program {
 pub(crate) struct Numbers {
     /// The names of the state's numbers, as they are stored.
     state: &'static [&'static str],
-    /// The names of a limit's numbers, in the order of the [`Parameters`].
+    /// The names of a limit's numbers, in the order in which its [`Twin`] has them.
     parameters: &'static [&'static str],
+}
+
+/// The same program may stand at different addresses.
+impl PartialEq for Program {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
+        std::ptr::eq(self, other) || of(self) == of(other)
+    }
 }
 
 impl Program {
     /// A program whose state is a few numbers. Its name consists of ASCII letters, digits, `-` and `_`.
     /// `state` names the numbers in the order in which they are stored; `sections` uses these names.
-    /// `parameters` names the limit's numbers besides its capacity, in the order of the [`Parameters`].
+    /// `parameters` names the limit's numbers besides its capacity, in the order in which its
+    /// [`Twin`] has them.
     ///
     /// Every number of a state is below 2^53. `src/lua/README.md` specifies what a section receives and
     /// what it leaves; `gcra.lua` beside it is an example, and `examples/own_twin.rs` a small one.
@@ -116,12 +131,6 @@ impl Program {
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
         Self { name, source, keeps, numbers: None }
-    }
-
-    /// Whether both are the same program, even at different addresses.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
-        std::ptr::eq(self, other) || of(self) == of(other)
     }
 
     /// Whether it is one of this crate's own, whose code cannot fail.
@@ -151,17 +160,12 @@ impl Program {
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// The section, or this if there is none.
-    fn section_or(&self, name: &str, otherwise: &str) -> String {
-        match self.section(name) {
-            none if none.is_empty() => otherwise.to_owned(),
-            some => some.trim().to_owned(),
-        }
-    }
-
     /// The section that charges an attempt which does not fit. By default it leaves the limit full.
     pub(crate) fn fill(&self) -> String {
-        self.section_or("fill", "after = used > capacity and used or capacity")
+        match self.section("fill") {
+            none if none.is_empty() => "after = used > capacity and used or capacity\n".to_owned(),
+            some => some,
+        }
     }
 
     /// How many bytes a stored state has.
@@ -262,7 +266,7 @@ impl Program {
              {give}\
              after = used > charge and used - charge or 0\n\
              elseif operation == 'fill' and after > capacity then\n\
-             {fill}\n\
+             {fill}\
              elseif operation == 'force' then\n\
              if after > {most} then after = used > {most} and used or {most} end\n\
              elseif charge > 0 and after > capacity then\n\
@@ -327,24 +331,20 @@ const MAX_PARAMETERS: usize = 9;
 
 /// An algorithm's parameters, in the order of its twin's `parameters`.
 #[derive(Clone, Copy, Debug)]
-pub struct Parameters {
+pub(crate) struct Parameters {
     numbers: [u64; MAX_PARAMETERS],
     count: usize,
 }
 
 impl Parameters {
-    /// Takes these numbers, each below 2^53.
-    #[must_use]
-    pub fn new<const N: usize>(given: [u64; N]) -> Self {
+    fn new<const N: usize>(given: [u64; N]) -> Self {
         const { assert!(N <= MAX_PARAMETERS, "more parameters than a program may have") };
         let mut numbers = [0; MAX_PARAMETERS];
         numbers[..N].copy_from_slice(&given);
         Self { numbers, count: N }
     }
 
-    /// The numbers.
-    #[must_use]
-    pub fn as_slice(&self) -> &[u64] {
+    pub(crate) fn as_slice(&self) -> &[u64] {
         &self.numbers[..self.count]
     }
 }

@@ -22,7 +22,7 @@ struct Known {
     /// one.
     deciding: [BTreeMap<CheckKind, (Arc<Script>, usize)>; 2],
     /// The kinds of the newest script.
-    newest: [Vec<CheckKind>; 2],
+    newest: [Vec<Vec<Shape>>; 2],
     /// How many scripts there are that decide.
     texts: usize,
 }
@@ -31,11 +31,8 @@ struct Known {
 /// identifier.
 const MOST_TEXTS: usize = 256;
 
-/// A check of a request: the algorithm, how it takes part, and the index of its key.
-type Participant = (&'static str, Role, usize);
-
-/// The checks of a request.
-type CheckKind = Vec<Participant>;
+/// The shapes of a request's checks, in an order: the algorithm, how it takes part, and the index of its key.
+type CheckKind = Vec<(&'static str, Role, usize)>;
 
 /// A script, and the numbers in it of the kinds that were asked for.
 type Numbered = (Arc<Script>, Vec<usize>);
@@ -89,10 +86,7 @@ impl Scripts {
         for shape in kinds.iter().copied().flatten() {
             known.register(shape.program)?;
         }
-        let kind = |shapes: &&[Shape]| -> CheckKind {
-            shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
-        };
-        let asked: Vec<CheckKind> = kinds.iter().map(kind).collect();
+        let asked: Vec<CheckKind> = kinds.iter().map(|shapes| kind_of(shapes)).collect();
         let form = usize::from(given_time);
         let found = known.found(&asked, form);
         if found.is_some() || known.texts >= MOST_TEXTS {
@@ -104,16 +98,15 @@ impl Scripts {
         let newest = &known.newest[form];
         let is_new = of_user || newest.len() + asked.len() > flat::MOST_KINDS;
         let mut all = if is_new { Vec::new() } else { newest.clone() };
-        for kind in &asked {
-            if !all.contains(kind) {
-                all.push(kind.clone());
+        for shapes in kinds {
+            if !all.iter().any(|known| known == shapes) {
+                all.push(shapes.to_vec());
             }
         }
-        let shapes: Vec<Vec<Shape>> = all.iter().map(|kind| known.shapes(kind)).collect();
-        let script = Arc::new(flat::deciding(shapes.iter().map(Vec::as_slice), given_time));
+        let script = Arc::new(flat::deciding(&all, given_time));
         known.texts += 1;
-        for (number, kind) in (1..).zip(&all) {
-            known.deciding[form].insert(kind.clone(), (Arc::clone(&script), number));
+        for (number, shapes) in (1..).zip(&all) {
+            known.deciding[form].insert(kind_of(shapes), (Arc::clone(&script), number));
         }
         if !of_user {
             known.newest[form] = all;
@@ -146,22 +139,13 @@ impl Known {
         Some((Arc::clone(script), numbers))
     }
 
-    /// The shapes of a kind, whose programs are registered.
-    fn shapes(&self, kind: &[Participant]) -> Vec<Shape> {
-        let shape = |(name, role, key): &Participant| {
-            let program = self.programs.iter().find(|program| program.name == *name)?;
-            Some(Shape { program, role: *role, key: *key })
-        };
-        kind.iter().filter_map(shape).collect()
-    }
-
     /// Checks that no other program has this name, and that the name is allowed in scripts.
     fn register(&mut self, program: &'static Program) -> Result<(), &'static Program> {
         if !program.has_plain_name() {
             return Err(program);
         }
         match self.programs.iter().find(|known| known.name == program.name) {
-            Some(known) if known.is(program) => Ok(()),
+            Some(known) if *known == program => Ok(()),
             Some(_) => Err(program),
             None => {
                 self.programs.push(program);
@@ -169,6 +153,10 @@ impl Known {
             }
         }
     }
+}
+
+fn kind_of(shapes: &[Shape]) -> CheckKind {
+    shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
 }
 
 /// The driver's script for these programs.

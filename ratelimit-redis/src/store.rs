@@ -4,11 +4,11 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
-use ratelimit_core::store::{Batch, EntryStore, Now, Reservation};
+use ratelimit_core::store::{Batch, EntryStore, Now, Reservation, Snapshot, decide};
 use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Store, Timestamp, Verdict};
 use tokio::runtime::Handle;
 
@@ -73,22 +73,13 @@ pub(crate) struct Inner<C> {
     given: Option<SharedRuntime>,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
-    lacks_ifeq: AtomicBool,
+    pub(crate) lacks_ifeq: AtomicBool,
 }
 
 impl<C> Inner<C> {
-    /// Whether it is worth trying `SET … IFEQ`.
-    pub(crate) fn may_have_ifeq(&self) -> bool {
-        !self.lacks_ifeq.load(Ordering::Relaxed)
-    }
-
     /// The runtime from which flights are sent, if one was given and its threads run tasks.
     pub(crate) fn given_runtime(&self) -> Option<Handle> {
         self.given.as_ref().and_then(SharedRuntime::unless_overdue)
-    }
-
-    pub(crate) fn note_lack_of_ifeq(&self) {
-        self.lacks_ifeq.store(true, Ordering::Relaxed);
     }
 }
 
@@ -265,6 +256,13 @@ where
     }
 }
 
+/// Refuses an operation that an algorithm lacks: what is refused on no states is refused on any.
+pub(crate) fn refuse_unsupported<A: Algorithm>(batch: &Batch<'_, A>) -> Result<()> {
+    let now = Timestamp::ZERO;
+    let _ = decide(batch, now, &mut Snapshot { now, states: Vec::new() })?;
+    Ok(())
+}
+
 /// The time to live of a key whose state stops mattering at `expires`.
 pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
@@ -295,7 +293,7 @@ impl<M: Mode, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
         f.debug_struct("RedisStore")
             .field("mode", &M::NAME)
             .field("connection", &self.inner.connection)
-            .field("prefix", &self.inner.keys.prefix())
+            .field("prefix", &self.inner.keys.prefix)
             .finish_non_exhaustive()
     }
 }
@@ -329,7 +327,7 @@ impl<M, C> RedisStore<M, C> {
     /// The prefix of every key.
     #[must_use]
     pub fn prefix(&self) -> &str {
-        self.inner.keys.prefix()
+        &self.inner.keys.prefix
     }
 
     /// The same connection and prefix in another mode. The modes keep separate states.

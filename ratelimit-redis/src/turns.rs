@@ -51,14 +51,8 @@ pub(crate) struct Taken<'t> {
     turns: &'t Turns,
     key: Arc<str>,
     guard: Option<OwnedMutexGuard<()>>,
-    has_waited: bool,
-}
-
-impl Taken<'_> {
     /// Whether other callers went first.
-    pub(crate) const fn has_waited(&self) -> bool {
-        self.has_waited
-    }
+    pub(crate) has_waited: bool,
 }
 
 impl Drop for Taken<'_> {

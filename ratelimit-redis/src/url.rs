@@ -86,10 +86,6 @@ const SCHEMES: [(&str, Kind, bool); 7] = [
     ("rediss-cluster", Kind::Cluster, true),
 ];
 
-fn is_known(scheme: &str) -> bool {
-    SCHEMES.iter().any(|(name, ..)| *name == scheme)
-}
-
 const KNOWN_SCHEMES: &str = "accepted are redis://, valkey://, redis-sentinel://, redis-cluster:// and, \
                              encrypted, rediss://, rediss-sentinel://, rediss-cluster://";
 const ESCAPES: &str =

@@ -31,7 +31,7 @@ fn place(is_cluster: bool) -> (String, &'static [RedisServer]) {
     }
 }
 
-type Shared = (Runtime, Arc<RedisConnection>);
+type Shared = (Runtime, RedisConnection);
 
 /// A runtime and a connection that all tests of one place share. Each store has its own prefix.
 struct OnServers(&'static Shared);
@@ -44,13 +44,13 @@ impl OnServers {
             let url = format!("{}?client={client}&protocol={protocol}", place(is_cluster).0);
             let runtime = driven_runtime();
             let connection = runtime.block_on(RedisConnection::open(&url, PATIENCE));
-            (runtime, Arc::new(connection.expect("the servers are up")))
+            (runtime, connection.expect("the servers are up"))
         }))
     }
 
-    fn store<M: Mode>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
+    fn store<M: Mode>(&self, builder: Builder<M>) -> RedisStore<M> {
         let builder = builder.prefix(&prefix()).deadline(PATIENCE);
-        builder.over(Arc::clone(&self.0.1)).expect("a plain prefix")
+        builder.over(self.0.1.clone()).expect("a plain prefix")
     }
 }
 
@@ -66,7 +66,7 @@ macro_rules! conformance_on {
         pub(super) struct $harness(OnServers);
 
         impl Harness for $harness {
-            type Store = RedisStore<$mode, Arc<RedisConnection>>;
+            type Store = RedisStore<$mode>;
             const CASES: u32 = $cases;
             const SMALL_TRACE_REQUESTS: u32 = 2;
             const LACKS: &'static [Capability] = $lacks;

@@ -257,7 +257,6 @@ fn words(arguments: &[Argument<'_>]) -> Command {
         Argument::Text(text) => text.as_bytes().to_vec(),
         Argument::Bytes(bytes) => bytes.to_vec(),
         Argument::Number(number) => number.to_string().into_bytes(),
-        Argument::Integer(number) => number.to_string().into_bytes(),
     };
     arguments.iter().map(word).collect()
 }

@@ -38,7 +38,7 @@ impl Link {
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        self.endpoint.address()
+        self.endpoint.peer.address()
     }
 
     /// Whether there is a connection.

@@ -18,12 +18,13 @@ use crate::error::{RedisError, Result};
 use crate::shared_runtime::SharedRuntime;
 use crate::url::{Kind, RedisUrl};
 
-/// A connection to a server, to the master that Sentinels name, or to a cluster. All callers share it,
-/// and it reconnects after a failure.
+/// A connection to a server, to the master that Sentinels name, or to a cluster. All callers and clones share
+/// it, and it reconnects after a failure.
 ///
 /// It follows a cluster's slots and a service's master wherever they move. It repeats only requests that
 /// a server has said it did not execute, or that were never sent.
-pub struct RedisConnection(Topology);
+#[derive(Clone)]
+pub struct RedisConnection(Arc<Topology>);
 
 /// Where the keys lie.
 enum Topology {
@@ -83,7 +84,7 @@ impl RedisConnection {
             let settings = Arc::clone(settings);
             url.places.iter().map(move |(host, port)| Endpoint::new(host, *port, &settings))
         };
-        Ok(Self(match url.kind {
+        let topology = match url.kind {
             Kind::One => {
                 let endpoint = at(&shared).next();
                 let endpoint = endpoint.ok_or_else(|| url.refused("it names no server"))?;
@@ -101,13 +102,14 @@ impl RedisConnection {
                 let seeds = at(&Arc::new(login));
                 Topology::Several(Servers::new(seeds, Some(&url.service), &shared))
             }
-        }))
+        };
+        Ok(Self(Arc::new(topology)))
     }
 
     /// Connects within this time.
     pub(crate) async fn connect(&self, within: Duration) -> Result<()> {
         let deadline = Deadline::within(within);
-        match &self.0 {
+        match &*self.0 {
             Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await,
             // A server that requires a password accepts the connection and refuses the first command.
             Topology::Single(_) | Topology::Several(_) => {
@@ -119,14 +121,14 @@ impl RedisConnection {
     }
 
     fn peer(&self) -> &Peer {
-        match &self.0 {
+        match &*self.0 {
             Topology::Single(link) => &link.endpoint.peer,
             Topology::Several(servers) => servers.peer(),
         }
     }
 
     async fn ask(&self, deadline: Deadline, key: &str, request: Request<'_>) -> Result<Reply> {
-        match &self.0 {
+        match &*self.0 {
             Topology::Single(link) => link.ask(deadline, false, request).await,
             Topology::Several(servers) => servers.ask(deadline, key, request).await,
         }
@@ -162,7 +164,7 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply>)> {
-        match &self.0 {
+        match &*self.0 {
             Topology::Several(servers) => servers.ask_each(deadline, words).await,
             Topology::Single(link) => {
                 let answer = link.ask(deadline, false, Request::command(words)).await;
@@ -172,7 +174,7 @@ impl Connection for RedisConnection {
     }
 
     fn is_cluster(&self) -> bool {
-        matches!(&self.0, Topology::Several(servers) if servers.is_cluster())
+        matches!(&*self.0, Topology::Several(servers) if servers.is_cluster())
     }
 
     fn address(&self) -> &Arc<str> {

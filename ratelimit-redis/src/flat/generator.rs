@@ -69,7 +69,7 @@ const MARGIN_MS: u64 = 10;
 const UNKNOWN: &str = "break";
 
 /// The script for groups of these kinds, each of which is the shapes of its checks, at the server's time or at a given one.
-pub(crate) fn deciding<'k>(kinds: impl Iterator<Item = &'k [Shape]>, given_time: bool) -> Script {
+pub(crate) fn deciding(kinds: &[Vec<Shape>], given_time: bool) -> Script {
     let mut text = format!(
         "{}local keys0, args0 = KEYS, ARGV\n\
          local answers0, count0, place0, key0 = {{ time0 .. '\\n' }}, 1, first0, 0\n\
@@ -337,7 +337,7 @@ impl ScriptCheck {
                  if after <= capacity then\n\
                  {move_}{written}\
                  else\n\
-                 {held}{fill}\n\
+                 {held}{fill}\
                  if after ~= used then\n\
                  local gone\n\
                  {move_}{carry}{written}\

@@ -9,7 +9,7 @@ use ratelimit_core::{Clock, SystemClock, Timestamp};
 use super::{Health, Severity, Trial};
 use crate::codec::number;
 use crate::concurrent::all;
-use crate::connection::{Argument, Connection, Reply};
+use crate::connection::{Argument, Connection};
 use crate::error::{RedisError, Result};
 use crate::lua_mode::states::score_us;
 use crate::mode::{Cas, Lua, Mode, Multi};
@@ -74,11 +74,9 @@ where
                 }
             }
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                let and = if M::NAME == Lua::NAME { " +hgetall" } else { "" };
-                let message = format!(
-                    "no states from the future were looked for, because the user may not SCAN; allow it: \
-                     ACL SETUSER … +scan{and}"
-                );
+                let scan = if M::NAME == Lua::NAME { "+scan +hgetall" } else { "+scan" };
+                let unseen = "no states from the future were looked for";
+                let message = super::forbidden(unseen, "SCAN", scan);
                 health.find(address, Severity::Warning, message);
             }
             Err(_) => {}
@@ -129,17 +127,8 @@ where
         let words = [&[command, key], more].concat();
         let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
         let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;
-        let mut items = Vec::new();
-        push_items(reply, &mut items);
-        Ok(items.iter().skip(first).step_by(step).filter_map(|item| newest(item)).max())
-    }
-}
-
-fn push_items(reply: Reply, items: &mut Vec<Vec<u8>>) {
-    match reply {
-        Reply::Text(bytes) => items.push(bytes),
-        Reply::Array(all) => all.into_iter().for_each(|item| push_items(item, items)),
-        _ => {}
+        let items = reply.strings().unwrap_or_default().into_iter();
+        Ok(items.skip(first).step_by(step).filter_map(newest).max())
     }
 }
 

@@ -76,11 +76,7 @@ while ARGV[next_arg] do
     note = '-',
     kept = '',
     seen = '',
-    -- What `change` finds.
     fits = true,
-    write = false,
-    put = false,
-    expires = false,
   }
 end
 
@@ -157,7 +153,7 @@ local function status(check)
   return 'done'
 end
 
--- Notes what a step changes. Returns the time at which a charge counts as made.
+-- Notes what a step finds and changes. Returns the time at which a charge counts as made.
 local function change(check, name, cost, made)
   local at
   check.fits, check.write, check.put, check.expires, at =

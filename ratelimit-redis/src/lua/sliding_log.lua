@@ -102,14 +102,14 @@ local function give(limit, entries, cost)
   local last = entries.last
   if cost == 0 or entries.used == 0 then return true end
   if cost >= entries.used then return true, 'remove' end
-  local gone, owed, rank = {}, cost, -1
+  local changed, owed, rank = {}, cost, -1
   while last.cost <= owed do
-    gone[#gone + 1] = last.member
-    owed = owed - last.cost
-    rank = rank - 1
+    last.rest, changed[#changed + 1] = 0, last
+    owed, rank = owed - last.cost, rank - 1
     last = entry_at(entries.key, rank)
   end
-  return true, 'put', { entries = entries, gone = gone, last = last, owed = owed }, last.timestamp + limit.window_us
+  if owed > 0 then last.rest, changed[#changed + 1] = last.cost - owed, last end
+  return true, 'put', { entries = entries, changed = changed, owed = owed }, last.timestamp + limit.window_us
 end
 
 -- Takes the cost off the entry of that moment, and off the totals of the later entries. These are few:
@@ -122,9 +122,10 @@ local function undo(limit, entries, cost, timestamp)
   local moved = entry and entry.timestamp == timestamp and entry.cost >= cost and count - rank - 1
   if not moved or moved > MOVED_PER_CALL then return true end
   if cost >= entries.used then return true, 'remove' end
-  local change = { entries = entries, undone = { entry }, owed = cost }
+  local change = { entries = entries, changed = { entry }, owed = cost }
+  entry.rest = entry.cost - cost
   for later = rank + 1, count - 1 do
-    change.undone[#change.undone + 1] = entry_at(entries.key, later)
+    change.changed[#change.changed + 1] = entry_at(entries.key, later)
   end
   if moved == 0 and entry.cost == cost then last = entry_at(entries.key, rank - 1) end
   return true, 'put', change, last.timestamp + limit.window_us
@@ -154,25 +155,18 @@ function sliding_log.change(limit, log, operation, cost, made)
   return charged(limit, entries, cost)
 end
 
+-- Of a changed entry stays the `rest`, or else its whole cost; all totals are less by what is `owed`.
 local function add(key, timestamp, cost, total)
   call('ZADD', key, format('%d', timestamp), format('%d %d', cost, total))
 end
 
 function sliding_log.put(key, _, change, ttl)
   local entries, stale = change.entries, change.entries.stale or 0
-  if change.undone then
-    for _, entry in ipairs(change.undone) do call('ZREM', key, entry.member) end
-    for i, entry in ipairs(change.undone) do
-      local cost = i == 1 and entry.cost - change.owed or entry.cost
+  if change.changed then
+    for _, entry in ipairs(change.changed) do call('ZREM', key, entry.member) end
+    for _, entry in ipairs(change.changed) do
+      local cost = entry.rest or entry.cost
       if cost > 0 then add(key, entry.timestamp, cost, around(entry.total - change.owed)) end
-    end
-    if stale > 0 then call('ZREMRANGEBYRANK', key, 0, stale - 1) end
-  elseif change.gone then
-    for _, member in ipairs(change.gone) do call('ZREM', key, member) end
-    if change.owed > 0 then
-      local last = change.last
-      call('ZREM', key, last.member)
-      add(key, last.timestamp, last.cost - change.owed, around(last.total - change.owed))
     end
     -- The newest entry may now be an older one, for which past entries must not count again.
     if stale > 0 then call('ZREMRANGEBYRANK', key, 0, stale - 1) end

@@ -52,6 +52,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             let reservation =
                 batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
             for twin in limit.algorithm().twins() {
+                validate(limit.name(), &twin)?;
                 let key = call.index(key_of(keys, limit, &twin, key));
                 let life_us = limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
                 let field = field_of(limit, &twin);
@@ -64,7 +65,6 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
                 call.twins.push(TwinCheck { position, twin, field, shape, reservation, life_us });
             }
         }
-        call.validate()?;
         Ok(call)
     }
 
@@ -107,31 +107,13 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
         self.twins.iter().all(|check| check.twin.program.numbers.is_some())
     }
 
-    /// Refuses a twin whose number of parameters differs from its program's.
-    fn validate(&self) -> Result<()> {
-        for check in &self.twins {
-            let twin = &check.twin;
-            let named = twin.program.parameters().len();
-            let given = twin.parameters.as_slice().len();
-            if twin.program.numbers.is_some() && named != given {
-                return Err(RedisError::Config(format!(
-                    "limit {:?}: the twin has {given} parameters, and the program {:?} names {named}; give it as many",
-                    self.check(check).limit.name(),
-                    twin.program.name
-                )));
-            }
-        }
-        Ok(())
-    }
-
     /// Attributes an error of the script to the check that caused it.
     pub(crate) fn explain(&self, error: RedisError) -> RedisError {
         let RedisError::Server { address, code, message } = &error else { return error };
         if code == "RLPART" {
             return refused_in_part(address, message);
         }
-        let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
-        self.of_code(code, &mut numbers).unwrap_or(error)
+        self.of_code(code, message).unwrap_or(error)
     }
 
     /// The error for a program whose name belongs to another one or is not allowed in scripts.
@@ -152,7 +134,8 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
     }
 
     /// The error for a code of the driver and the numbers after it.
-    fn of_code(&self, code: &str, numbers: &mut impl Iterator<Item = u64>) -> Option<RedisError> {
+    fn of_code(&self, code: &str, numbers: &str) -> Option<RedisError> {
+        let mut numbers = numbers.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         if code == "RLTIME" {
             return Some(Refusal::EndOfTime { now_us: numbers.next()? }.into());
         }
@@ -168,6 +151,19 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             _ => None,
         }
     }
+}
+
+/// Refuses a twin whose number of parameters differs from its program's.
+fn validate(limit: &str, twin: &Twin) -> Result<()> {
+    let (program, given) = (twin.program, twin.parameters.as_slice().len());
+    let named = program.parameters().len();
+    if program.numbers.is_some() && named != given {
+        return Err(RedisError::Config(format!(
+            "limit {limit:?}: the twin has {given} parameters, and the program {:?} names {named}; give it as many",
+            program.name
+        )));
+    }
+    Ok(())
 }
 
 /// The field of a limit's twin: the limit's name, and in a stack its place.

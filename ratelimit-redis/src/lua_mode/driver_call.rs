@@ -31,7 +31,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             Op::Adopt => self.twins.iter().map(number).collect(),
             _ => Vec::new(),
         };
-        let answer = self.run(self.operation(), &limits).await;
+        let answer = self.run(&self.operation(), &limits).await;
         let answer = answer.map_err(|error| match self.batch.operation() {
             Op::Peek => error.of_a_lookup(),
             _ => error,
@@ -109,19 +109,11 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     }
 
     /// The name of an operation in the driver.
-    const fn operation(&self) -> &'static str {
+    fn operation(&self) -> String {
         match self.batch.operation() {
-            Op::Acquire if self.batch.is_denied_elsewhere() => "attempt",
-            Op::Acquire => "acquire",
-            Op::Peek => "peek",
-            Op::Force => "force",
-            Op::Refund => "refund",
-            Op::Reset => "reset",
-            Op::Settle if self.batch.is_settled_once() => "settle-once",
-            Op::Settle => "settle",
-            Op::Renew => "renew",
-            Op::Extend => "extend",
-            Op::Adopt => "adopt",
+            Op::Acquire if self.batch.is_denied_elsewhere() => "attempt".to_owned(),
+            Op::Settle if self.batch.is_settled_once() => "settle-once".to_owned(),
+            operation => operation.to_string(),
         }
     }
 

@@ -12,13 +12,14 @@ use super::answer::of_one;
 use super::call::Call;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::error::Result;
-use crate::flat::{MOST_CHECKS, READ, Role, TwinCheck};
+use crate::flat::{MOST_CHECKS, Role, TwinCheck};
 use crate::program::LuaProgram;
 use crate::script::Script;
 use crate::store::evalsha;
 
 /// Returns states, and writes nothing.
-static READING: LazyLock<Arc<Script>> = LazyLock::new(|| Arc::new(Script::from_text(READ)));
+static READ: LazyLock<Arc<Script>> =
+    LazyLock::new(|| Arc::new(Script::from_text(include_str!("../lua/read.lua"))));
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     /// Decides a batch by a flat script. Returns `None`, with nothing written, for anything else: an id,
@@ -27,8 +28,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         &self,
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>> {
-        let Some(flat) = self.flat_call()? else { return Ok(None) };
-        let FlatCall { script, mut words, reads_only } = flat;
+        let Some((script, mut words)) = self.flat_call()? else { return Ok(None) };
         let answer = match self
             .inner
             .eval(&self.keys[0], &script, &mut words, TryAgain::Wait, self.deadline)
@@ -38,7 +38,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             Ok(other) => return Err(self.inner.peer.unexpected(&other)),
             // The driver reports which key it is.
             Err(error) if error.is_wrong_type() => return Ok(None),
-            Err(error) if reads_only => return Err(error.of_a_lookup()),
+            Err(error) if Arc::ptr_eq(&script, &READ) => return Err(error.of_a_lookup()),
             Err(error) => return Err(self.explain(error)),
         };
         // The driver decides on what the script did not understand.
@@ -60,8 +60,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         Ok(Some(verdict))
     }
 
-    /// The call of a flat script for this batch, if it has one.
-    fn flat_call(&self) -> Result<Option<FlatCall<'_>>> {
+    /// The flat script for this batch, if it has one, and the call's arguments.
+    fn flat_call(&self) -> Result<Option<(Arc<Script>, Vec<Argument<'_>>)>> {
         let peeks = self.batch.operation() == Op::Peek;
         let plain = peeks || self.batch.operation() == Op::Acquire;
         let has_id = self.batch.reservation_id().is_some();
@@ -83,7 +83,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let mut words =
                 evalsha(self.twins.iter().map(|check| &*self.keys[check.shape.key - 1]));
             words.extend(self.twins.iter().map(|check| Argument::Text(&check.field)));
-            return Ok(Some(FlatCall { script: Arc::clone(&READING), words, reads_only }));
+            return Ok(Some((Arc::clone(&READ), words)));
         }
         if shapes.len() > MOST_CHECKS {
             return Ok(None);
@@ -99,7 +99,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let cost = self.check(check).cost.min(check.twin.capacity + 1);
             push_check(&mut words, check, cost);
         }
-        Ok(Some(FlatCall { script, words, reads_only }))
+        Ok(Some((script, words)))
     }
 }
 
@@ -123,11 +123,4 @@ pub(super) fn given(time: Now) -> Option<[u64; 2]> {
         Now::Store => None,
         Now::At(now) => Some([now.as_us(), time.padding_us() / 1_000]),
     }
-}
-
-/// The call of a flat script for a batch.
-struct FlatCall<'w> {
-    script: Arc<Script>,
-    words: Vec<Argument<'w>>,
-    reads_only: bool,
 }

@@ -51,11 +51,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         let found = match (reply, keeps) {
             (Reply::Nil, _) => return Ok(None),
             (Reply::Array(items), _) if items.is_empty() => return Ok(None),
-            (Reply::Array(items), Keeps::SortedSet) => {
-                members(&items).map(Stored::SortedSet).map(Some).ok_or(NoState)
+            (reply @ Reply::Array(_), Keeps::SortedSet) => {
+                members(&reply).map(Stored::SortedSet).map(Some).ok_or(NoState)
             }
-            (Reply::Array(items), Keeps::List) => {
-                elements(items).map(Stored::List).map(Some).ok_or(NoState)
+            (reply @ Reply::Array(_), Keeps::List) => {
+                elements(&reply).map(Stored::List).map(Some).ok_or(NoState)
             }
             (Reply::Text(field), Keeps::Numbers) => answer::stored(twin, &field),
             (other, _) => return Err(self.inner.peer.unexpected(&other)),
@@ -128,33 +128,19 @@ impl<A: LuaProgram, C: Connection> KeepsState<A> for RedisStore<Lua, C> {
 }
 
 /// The elements of a list.
-fn elements(items: Vec<Reply>) -> Option<Vec<Vec<u8>>> {
-    let element = |item| match item {
-        Reply::Text(bytes) => Some(bytes),
-        _ => None,
-    };
-    items.into_iter().map(element).collect()
+fn elements(reply: &Reply) -> Option<Vec<Vec<u8>>> {
+    Some(reply.strings()?.into_iter().map(<[u8]>::to_vec).collect())
 }
 
 /// Members and scores of a reply that alternates them or, in RESP3, pairs them.
-fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
-    let pair = |member: &Reply, score: &Reply| match (member, score) {
-        (Reply::Text(member), Reply::Text(score)) => {
-            let member = String::from_utf8(member.clone()).ok()?;
-            Some((member, score_us(std::str::from_utf8(score).ok()?)?))
-        }
-        _ => None,
-    };
-    let flat = items.iter().flat_map(|item| match item {
-        Reply::Array(pair) => pair,
-        alternating => std::slice::from_ref(alternating),
+fn members(reply: &Reply) -> Option<Vec<(String, u64)>> {
+    let text = |bytes| std::str::from_utf8(bytes).ok();
+    let strings = reply.strings()?;
+    let pairs = strings.chunks(2).map(|pair| {
+        let [member, score] = pair else { return None };
+        Some((text(member)?.to_owned(), score_us(text(score)?)?))
     });
-    let flat: Vec<_> = flat.collect();
-    let parsed = flat.chunks(2).map(|parts| match parts {
-        [member, score] => pair(member, score),
-        _ => None,
-    });
-    parsed.collect()
+    pairs.collect()
 }
 
 /// Parses a score. Servers write large ones as `1.7e+15`.

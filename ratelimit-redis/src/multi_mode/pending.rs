@@ -26,12 +26,6 @@ pub(crate) struct CheckOutcome {
     pub(crate) denied_wait_us: Option<u64>,
 }
 
-/// What a check adds.
-struct PendingCharge {
-    entry: Entry,
-    expires: Timestamp,
-}
-
 /// A reduction of an entry: an attempt that did not fit took the place of the rest.
 #[derive(Clone, Copy)]
 struct Less {
@@ -42,7 +36,8 @@ struct Less {
 /// What a step requires.
 struct Due {
     outcome: CheckOutcome,
-    charge: Option<PendingCharge>,
+    /// What the check adds, and when that stops mattering.
+    charge: Option<(Entry, Timestamp)>,
     less: Vec<Less>,
 }
 
@@ -84,7 +79,7 @@ impl Changes {
     /// Reduces a counter to `left`.
     fn cut(&mut self, key: &str, stored: &StoredEntry, left: u64) {
         let cut = Cut { since: stored.entry.since, left, raw: stored.raw() };
-        for before in stored.cuts().iter().filter(|before| **before != cut) {
+        for before in stored.cuts.iter().filter(|before| **before != cut) {
             self.commands.push(removal(EntryStorage::Counters, key, &before.field()));
             self.replaced.push(*before);
         }
@@ -183,7 +178,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         };
         let mut entry = newest.clone();
         entry.charged.cost = entry.charged.cost.saturating_sub(there);
-        let charge = (entry.charged.cost > 0).then_some(PendingCharge { entry, expires });
+        let charge = (entry.charged.cost > 0).then_some((entry, expires));
         if !self.windows.displaces() {
             return Due { charge, ..nothing };
         }
@@ -213,7 +208,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         }
         let Due { outcome, charge, less } = self.due(&self.found.entries(), now);
         let changes = self.changes(&less);
-        let Some(PendingCharge { entry, expires }) = charge else {
+        let Some((entry, expires)) = charge else {
             // If the limit was made smaller, more counts than fits into it.
             commands.extend(changes.commands);
             self.outcome = Some(outcome);
@@ -310,7 +305,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         let view = self.windows.as_of(&others, own.since);
         let Due { outcome, charge, less } = self.due(&view, now);
         let due = match &charge {
-            Some(PendingCharge { entry: Entry { since, charged }, .. }) => {
+            Some((Entry { since, charged }, _)) => {
                 if !self.windows.is_same(*since, own.since) || charged.cost > own.cost {
                     return Vec::new();
                 }

@@ -30,7 +30,7 @@ pub(super) struct StoredEntry {
     /// A counter's stored value.
     raw: i64,
     /// A counter's cuts, each in a field of its own.
-    cuts: Vec<Cut>,
+    pub(super) cuts: Vec<Cut>,
 }
 
 /// Displaces cost from a counter: of its first `raw`, only `left` counts, plus everything charged later.
@@ -67,23 +67,21 @@ pub(super) struct StoredEntries(pub(super) Vec<StoredEntry>);
 
 impl StoredEntries {
     /// Parses a reply; `None` if it contains a value that no limit wrote.
-    pub(super) fn of(storage: EntryStorage, items: &[Reply]) -> Option<Self> {
+    pub(super) fn of(storage: EntryStorage, reply: &Reply) -> Option<Self> {
+        let strings = reply.strings()?;
         match storage {
-            EntryStorage::Counters => Self::counters(items),
-            EntryStorage::List | EntryStorage::SortedSet => items
-                .iter()
-                .map(|item| StoredEntry::element(text(item)?))
-                .collect::<Option<_>>()
-                .map(Self),
+            EntryStorage::Counters => Self::counters(&strings),
+            EntryStorage::List | EntryStorage::SortedSet => {
+                strings.into_iter().map(StoredEntry::element).collect::<Option<_>>().map(Self)
+            }
         }
     }
 
-    fn counters(items: &[Reply]) -> Option<Self> {
+    fn counters(strings: &[&[u8]]) -> Option<Self> {
         let mut counters: BTreeMap<Timestamp, (i64, Vec<Cut>)> = BTreeMap::new();
-        for pair in items.chunks(2) {
+        for pair in strings.chunks(2) {
             let [field, count] = pair else { return None };
-            let (field, count) = (text(field)?, text(count)?);
-            let count: i64 = std::str::from_utf8(&count).ok()?.parse().ok()?;
+            let count: i64 = std::str::from_utf8(count).ok()?.parse().ok()?;
             let mut parts = field.splitn(2, |byte| *byte == b'<');
             let since = Timestamp::from_us(number(parts.next()?)?)?;
             let counter = counters.entry(since).or_default();
@@ -127,7 +125,7 @@ impl StoredEntry {
         u64::try_from(self.raw).unwrap_or(0)
     }
 
-    fn element(text: Vec<u8>) -> Option<Self> {
+    fn element(text: &[u8]) -> Option<Self> {
         let mut parts = text.splitn(5, |byte| *byte == b' ');
         let since = Timestamp::from_us(number(parts.next()?)?)?;
         let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
@@ -135,7 +133,7 @@ impl StoredEntry {
         let timestamp = Timestamp::from_us(number(parts.next()?)?)?;
         let metadata: Arc<[u8]> = parts.next()?.into();
         let entry = Entry { since, charged: WindowEntry { timestamp, cost, metadata } };
-        Some(Self { text, entry, raw: 0, cuts: Vec::new() })
+        Some(Self { text: text.to_vec(), entry, raw: 0, cuts: Vec::new() })
     }
 
     /// The text of an element.
@@ -165,11 +163,6 @@ impl StoredEntry {
         self.cuts.extend(replaced.iter().filter(|cut| cut.since == self.entry.since));
         self.count();
         self
-    }
-
-    /// A counter's cuts.
-    pub(super) fn cuts(&self) -> &[Cut] {
-        &self.cuts
     }
 
     /// All fields of a counter, or the element.
@@ -206,22 +199,14 @@ pub(super) fn addition(key: &str, stored: &StoredEntry) -> CommandWords {
     with(command(["ZADD", key, &since]), stored.text.clone())
 }
 
-fn text(reply: &Reply) -> Option<Vec<u8>> {
-    match reply {
-        Reply::Text(text) => Some(text.clone()),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn found(pairs: &[(&str, &str)]) -> Option<Vec<(u64, u64)>> {
         let text = |text: &str| Reply::Text(text.into());
-        let items: Vec<_> =
-            pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
-        let found = StoredEntries::of(EntryStorage::Counters, &items)?.entries();
+        let items = pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
+        let found = StoredEntries::of(EntryStorage::Counters, &Reply::Array(items))?.entries();
         Some(found.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect())
     }
 

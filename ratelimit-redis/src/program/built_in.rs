@@ -10,7 +10,7 @@ use ratelimit_core::{
     SlidingLog, Timestamp, WindowLog,
 };
 
-use super::{Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
+use super::{Keeps, LuaProgram, MAX_PARAMETERS, Program, Stored, Twin};
 use crate::codec::{Numbers, number};
 
 macro_rules! program {
@@ -85,7 +85,7 @@ fn state_of<S: Numbers>(stored: &[Option<Stored>], program: &Program) -> Option<
 impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
     fn twins(&self) -> Vec<Twin> {
         let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
-        let parameters = Parameters::new([tick_units, tick_us, self.refill().most_units()]);
+        let parameters = [tick_units, tick_us, self.refill().most_units()];
         vec![Twin::new(&GCRA, self.capacity(), parameters).in_units(token_units)]
     }
 
@@ -97,8 +97,7 @@ impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
 impl LuaProgram for FixedWindow {
     fn twins(&self) -> Vec<Twin> {
         let most = self.capacity() + self.debt();
-        let parameters = Parameters::new([self.window_us(), most]);
-        vec![Twin::new(&FIXED_WINDOW, self.capacity(), parameters)]
+        vec![Twin::new(&FIXED_WINDOW, self.capacity(), [self.window_us(), most])]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FixedWindowState> {
@@ -108,8 +107,7 @@ impl LuaProgram for FixedWindow {
 
 impl LuaProgram for FirstRequestWindow {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.window_us()]);
-        vec![Twin::new(&FIRST_REQUEST_WINDOW, self.capacity(), parameters)]
+        vec![Twin::new(&FIRST_REQUEST_WINDOW, self.capacity(), [self.window_us()])]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FirstRequestState> {
@@ -119,8 +117,7 @@ impl LuaProgram for FirstRequestWindow {
 
 impl LuaProgram for WindowLog {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.capacity(), self.window_us()]);
-        vec![Twin::new(&WINDOW_LOG, self.capacity(), parameters)]
+        vec![Twin::new(&WINDOW_LOG, self.capacity(), [self.capacity(), self.window_us()])]
     }
 
     /// A script answers the window's start and its total, and no single entries.
@@ -161,7 +158,7 @@ impl LuaProgram for BucketedWindow {
         for (place, window) in numbers[1..].chunks_exact_mut(2).zip(self.windows()) {
             place.copy_from_slice(&[window.limit, window.span_us]);
         }
-        vec![Twin::new(&BUCKETED_WINDOW, self.capacity(), Parameters::new(numbers))]
+        vec![Twin::new(&BUCKETED_WINDOW, self.capacity(), numbers)]
     }
 
     /// Decodes the total before all buckets, and per bucket its start and the total including it.
@@ -180,8 +177,7 @@ impl LuaProgram for BucketedWindow {
 
 impl LuaProgram for SlidingCounter {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.window_us()]);
-        vec![Twin::new(&SLIDING_COUNTER, self.capacity(), parameters)]
+        vec![Twin::new(&SLIDING_COUNTER, self.capacity(), [self.window_us()])]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingCounterState> {
@@ -191,8 +187,7 @@ impl LuaProgram for SlidingCounter {
 
 impl LuaProgram for SlidingLog {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.capacity(), self.window_us()]);
-        vec![Twin::new(&SLIDING_LOG, self.capacity(), parameters)]
+        vec![Twin::new(&SLIDING_LOG, self.capacity(), [self.capacity(), self.window_us()])]
     }
 
     /// Leaves out the entries that were already past when the newest was made: the script removes only a
@@ -214,8 +209,7 @@ impl LuaProgram for SlidingLog {
 
 impl LuaProgram for Concurrency {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.capacity(), self.lease_us()]);
-        vec![Twin::new(&CONCURRENCY, self.capacity(), parameters)]
+        vec![Twin::new(&CONCURRENCY, self.capacity(), [self.capacity(), self.lease_us()])]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<ConcurrencyState> {

@@ -48,22 +48,17 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
     }
 }
 
-/// Dispatches to the algorithms of a policy. The second name is that of the variant which counts
-/// attempts.
+/// Dispatches to the algorithms of a policy.
 macro_rules! for_policy {
-    ($($variant:ident $(| $attempts:ident)?),+ $(,)?) => {
+    ($($variant:ident)+) => {
         impl LuaProgram for Policy {
             fn twins(&self) -> Vec<Twin> {
-                match self { $(
-                    Self::$variant(algorithm) => algorithm.twins(),
-                    $( Self::$attempts(algorithm) => algorithm.twins(), )?
-                )+ }
+                match self { $( Self::$variant(algorithm) => algorithm.twins(), )+ }
             }
 
             fn decode(&self, stored: &[Option<Stored>]) -> Option<PolicyState> {
                 match self { $(
                     Self::$variant(algorithm) => algorithm.decode(stored).map(Into::into),
-                    $( Self::$attempts(algorithm) => algorithm.decode(stored).map(Into::into), )?
                 )+ }
             }
         }
@@ -71,13 +66,13 @@ macro_rules! for_policy {
 }
 
 for_policy!(
-    Gcra | GcraAttempts,
-    TokenBucket | TokenBucketAttempts,
-    FixedWindow | FixedWindowAttempts,
-    FirstRequestWindow | FirstRequestWindowAttempts,
-    WindowLog | WindowLogAttempts,
-    BucketedWindow | BucketedWindowAttempts,
-    SlidingCounter | SlidingCounterAttempts,
-    SlidingLog | SlidingLogAttempts,
-    Concurrency,
+    Gcra GcraAttempts
+    TokenBucket TokenBucketAttempts
+    FixedWindow FixedWindowAttempts
+    FirstRequestWindow FirstRequestWindowAttempts
+    WindowLog WindowLogAttempts
+    BucketedWindow BucketedWindowAttempts
+    SlidingCounter SlidingCounterAttempts
+    SlidingLog SlidingLogAttempts
+    Concurrency
 );

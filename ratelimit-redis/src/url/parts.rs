@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use super::SCHEMES;
+
 /// The parts of a URL, each unambiguous.
 pub(super) struct Parts<'u> {
     /// User and password, escaped.
@@ -111,7 +113,8 @@ pub(super) fn decoded(text: &str) -> Option<String> {
 /// The URL for display: without login and options. Where these are in a text that is no URL is not known, so it is
 /// hidden.
 pub(super) fn redacted(url: &str) -> String {
-    match (scheme(url).filter(|scheme| super::is_known(scheme)), Parts::of(url)) {
+    let known = scheme(url).filter(|scheme| SCHEMES.iter().any(|(name, ..)| name == scheme));
+    match (known, Parts::of(url)) {
         (Some(scheme), Some(Parts { addresses, path, .. })) => {
             format!("{scheme}://{addresses}{path}")
         }

@@ -28,7 +28,6 @@ impl Words {
             Argument::Text(text) => (*text).to_owned(),
             Argument::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
             Argument::Number(number) => number.to_string(),
-            Argument::Integer(number) => number.to_string(),
         };
         Self(words.iter().map(text).collect())
     }
@@ -57,9 +56,10 @@ impl Words {
     }
 }
 
-type Before = Box<dyn Fn(Words) -> BoxFuture<'static, Fate> + Send + Sync>;
+type Before = Arc<dyn Fn(Words) -> BoxFuture<'static, Fate> + Send + Sync>;
 
 /// A connection that interferes. It shortens no request's time: each command has as much as it needs.
+#[derive(Clone)]
 pub(crate) struct Meddled {
     connection: RedisConnection,
     before: Before,
@@ -70,7 +70,7 @@ pub(crate) struct Meddled {
 
 impl Meddled {
     pub(crate) fn new(connection: RedisConnection) -> Self {
-        let before: Before = Box::new(|_| Box::pin(async { Fate::Sent }));
+        let before: Before = Arc::new(|_| Box::pin(async { Fate::Sent }));
         let (is_cluster, holds) = (false, false);
         Self { connection, before, is_cluster, holds, rewrite: None }
     }
@@ -80,7 +80,7 @@ impl Meddled {
         mut self,
         before: impl Fn(Words) -> F + Send + Sync + 'static,
     ) -> Self {
-        self.before = Box::new(move |words| Box::pin(before(words)));
+        self.before = Arc::new(move |words| Box::pin(before(words)));
         self
     }
 
@@ -197,15 +197,16 @@ impl Connection for Meddled {
 }
 
 /// A server that takes a fixed time per command, and knows no script.
+#[derive(Clone)]
 pub(crate) struct Slow {
     address: Arc<str>,
     takes: Duration,
-    pub(crate) sent: AtomicUsize,
+    pub(crate) sent: Arc<AtomicUsize>,
 }
 
 impl Slow {
-    pub(crate) fn new(takes: Duration) -> Arc<Self> {
-        Arc::new(Self { address: "slow:1".into(), takes, sent: AtomicUsize::new(0) })
+    pub(crate) fn new(takes: Duration) -> Self {
+        Self { address: "slow:1".into(), takes, sent: Arc::default() }
     }
 
     async fn answer(&self, name: &str, deadline: Deadline) -> Result<Reply, RedisError> {

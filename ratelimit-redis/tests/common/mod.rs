@@ -231,11 +231,8 @@ pub(crate) async fn meddled(server: &RedisServer) -> Meddled {
 }
 
 /// A store over a connection that interferes.
-pub(crate) fn over<M: Mode>(
-    builder: Builder<M>,
-    connection: Meddled,
-) -> RedisStore<M, Arc<Meddled>> {
-    builder.over(Arc::new(connection)).expect("a prefix")
+pub(crate) fn over<M: Mode>(builder: Builder<M>, connection: Meddled) -> RedisStore<M, Meddled> {
+    builder.over(connection).expect("a prefix")
 }
 
 /// A store in every mode, by the mode's name.

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::common::prelude::*;
 
-type Split<M = Lua> = RedisStore<M, Arc<Meddled>>;
+type Split<M = Lua> = RedisStore<M, Meddled>;
 type Modes = [(&'static str, Arc<dyn DynStore<Policy>>); 3];
 
 /// A store that splits what a cluster would split, over a connection that treats commands so.
@@ -139,9 +139,9 @@ async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {
 #[tokio::test]
 async fn a_strict_store_refuses_batches_across_slots() {
     let (server, limit) = (server(), seldom());
-    let connection = Arc::new(meddled(&server).await.clustered());
+    let connection = meddled(&server).await.clustered();
     let builder = RedisStore::builder().cross_slot(CrossSlot::Refuse);
-    let store = builder.clone().over(Arc::clone(&connection)).expect("a prefix");
+    let store = builder.clone().over(connection.clone()).expect("a prefix");
     let both = [(&limit, "acme/1.2.3.4", 1), (&limit, "acme/alice", 1)];
     let refused = apply(&store, &both, Op::Acquire, None).await;
     fails(refused, ErrorKind::CrossSlot, "Builder::tag");

@@ -21,7 +21,7 @@ use crate::common::prelude::*;
 pub(crate) struct OnServer<'s, M> {
     runtime: Runtime,
     server: &'s RedisServer,
-    connection: Arc<Meddled>,
+    connection: Meddled,
     mode: PhantomData<M>,
 }
 
@@ -34,7 +34,7 @@ impl<'s, M> OnServer<'s, M> {
     ) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let opened = runtime.block_on(RedisConnection::open(url, PATIENCE)).expect("it is up");
-        let connection = Arc::new(meddling(Meddled::new(opened)));
+        let connection = meddling(Meddled::new(opened));
         Self { runtime, server, connection, mode: PhantomData }
     }
 
@@ -48,7 +48,7 @@ impl<'s, M> OnServer<'s, M> {
 macro_rules! harness {
     ($mode:ident, $lacks:expr, $algorithm:ident: $($bound:tt)+) => {
         impl<$algorithm: $($bound)+> Harness<$algorithm> for OnServer<'_, $mode> {
-            type Store = RedisStore<$mode, Arc<Meddled>>;
+            type Store = RedisStore<$mode, Meddled>;
             const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
@@ -57,7 +57,7 @@ macro_rules! harness {
 
             fn store(&self) -> Self::Store {
                 let builder = RedisStore::builder().prefix(&prefix()).deadline(PATIENCE);
-                builder.over(Arc::clone(&self.connection)).expect("a prefix").in_mode()
+                builder.over(self.connection.clone()).expect("a prefix").in_mode()
             }
 
             fn block_on<F: Future>(&self, future: F) -> F::Output {

@@ -30,7 +30,7 @@ async fn store(
     deadline: Duration,
     is_cluster: bool,
     before_writes: impl Fn(&mut RespClient) + Send + Sync + 'static,
-) -> RedisStore<Cas, Arc<Meddled>> {
+) -> RedisStore<Cas, Meddled> {
     let port = server.port();
     let connection = meddled(server).await.decided(move |words| {
         if ["EVAL", "EVALSHA", "SET"].contains(&words.name()) {

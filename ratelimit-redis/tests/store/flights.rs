@@ -42,7 +42,7 @@ const FLIGHTS: [&str; 2] = ["busy", "idle"];
 #[derive(Clone)]
 struct Gated {
     gate: Arc<Gate>,
-    store: RedisStore<Lua, Arc<Meddled>>,
+    store: RedisStore<Lua, Meddled>,
 }
 
 type Task = JoinHandle<Result<Verdict, RedisError>>;
@@ -416,10 +416,10 @@ const EXACT: Duration = Duration::from_millis(2);
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// A server that hangs, and a store on it.
-fn hanging() -> (Arc<Slow>, RedisStore<Lua, Arc<Slow>>) {
+fn hanging() -> (Slow, RedisStore<Lua, Slow>) {
     let slow = Slow::new(PATIENCE);
     let builder = RedisStore::builder().deadline(DEADLINE);
-    (Arc::clone(&slow), builder.over(slow).expect("a prefix"))
+    (slow.clone(), builder.over(slow).expect("a prefix"))
 }
 
 /// Requests that come all the time to a server that hangs. Those that wait, those in flight and those that went

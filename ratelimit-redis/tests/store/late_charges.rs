@@ -82,7 +82,7 @@ fn bound(policy: &Policy, from_us: u64, to_us: u64, fresh: bool) -> u64 {
 /// A limit of a test, and what it has admitted.
 struct Scene {
     late: Arc<Late>,
-    store: RedisStore<Multi, Arc<Meddled>>,
+    store: RedisStore<Multi, Meddled>,
     limit: Arc<Limit<Policy>>,
     admitted: Vec<Admitted>,
 }
@@ -230,7 +230,7 @@ async fn an_overtaken_charge_is_decided_as_of_its_own_time() {
         let policy = limit.algorithm();
         let later_us = if slides(policy) { WINDOW_US / 2 } else { WINDOW_US + 20_000 };
         let charges = Arc::new(AtomicU64::new(0));
-        let quicker = Arc::new(meddled(&server).await);
+        let quicker = meddled(&server).await;
         let needed = (Arc::clone(&charges), quicker, limit.clone());
         let connection = meddled(&server).await;
         let connection =
@@ -240,7 +240,7 @@ async fn an_overtaken_charge_is_decided_as_of_its_own_time() {
                 }
                 Fate::Sent
             });
-        let verdict = acquire(Arc::new(connection), &limit, 2, 10_000).await;
+        let verdict = acquire(connection, &limit, 2, 10_000).await;
         assert!(verdict.allowed(), "{policy}: {verdict:?}");
         assert_eq!(charges.load(Ordering::SeqCst), 1, "{policy}");
         // A sliding window contains both charges; otherwise each has its own window.
@@ -252,7 +252,7 @@ async fn an_overtaken_charge_is_decided_as_of_its_own_time() {
 
 /// Acquires this cost, at this offset from a time long ago.
 async fn acquire(
-    connection: Arc<impl Connection>,
+    connection: impl Connection,
     limit: &Limit<Policy>,
     cost: u64,
     us: u64,

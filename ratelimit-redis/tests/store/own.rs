@@ -2,7 +2,7 @@
 //! laws, a twin that is a little wrong is caught, and names and operations that cannot be are refused.
 
 use ratelimit_core::algorithm::Step;
-use ratelimit_redis::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
+use ratelimit_redis::{Keeps, LuaProgram, Program, Stored, Twin};
 use ratelimit_servers::RespClient;
 use ratelimit_testkit::{
     AlgorithmHarness, AlgorithmKind, Instance, Property, PureStore, Scope, try_same,
@@ -150,8 +150,7 @@ impl Algorithm for Called {
 
 impl LuaProgram for Called {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = if self.1 { Parameters::new([1]) } else { Parameters::new([]) };
-        vec![Twin::new(self.0, 3, parameters)]
+        vec![if self.1 { Twin::new(self.0, 3, [1]) } else { Twin::new(self.0, 3, []) }]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<u64> {

@@ -13,7 +13,7 @@ use crate::common::prelude::*;
 /// A store, and each command that it has sent.
 struct Wire {
     server: RedisServer,
-    store: RedisStore<ratelimit_redis::Lua, Arc<Meddled>>,
+    store: RedisStore<ratelimit_redis::Lua, Meddled>,
     sent: Arc<Mutex<Vec<Words>>>,
 }
 

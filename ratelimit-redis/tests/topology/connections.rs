@@ -263,7 +263,7 @@ async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
     ] {
         let slow = Slow::new(DEADLINE * 3 / 5);
         let builder = RedisStore::builder().deadline(DEADLINE);
-        let store = builder.over(Arc::clone(&slow)).expect("a prefix");
+        let store = builder.over(slow.clone()).expect("a prefix");
         let begun = Instant::now();
         let answer = if is_cas {
             apply(&store.in_mode::<Cas>(), &checks[..some], Op::Acquire, None).await

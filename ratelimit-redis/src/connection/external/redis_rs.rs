@@ -40,8 +40,8 @@ pub(super) async fn ask(
             value.map(|value| reply(peer, value))
         }
         Commands::Transaction(_) => {
-            let (pipeline, count) = pipeline(false, commands);
-            let values = client.req_packed_commands(&pipeline, 0, count).await;
+            let pipeline = pipeline(false, commands);
+            let values = client.req_packed_commands(&pipeline, 0, pipeline.len()).await;
             values.map(|values| executed(peer, values))
         }
     };

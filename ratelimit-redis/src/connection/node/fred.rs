@@ -215,7 +215,7 @@ fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config> {
         return Err(RedisError::Config(format!(
             "the client fred knows the databases 0 to 255, and the URL asks {address} for another; \
              choose one of these, or client=redis",
-            address = endpoint.address()
+            address = endpoint.peer.address()
         )));
     };
     Ok(Config {
@@ -298,7 +298,6 @@ fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
                 Ok(())
             }
             Argument::Number(number) => write!(buffer, "{number}"),
-            Argument::Integer(number) => write!(buffer, "{number}"),
         };
         Value::Bytes(buffer.split().freeze())
     });
@@ -329,26 +328,16 @@ async fn in_one(
     asking: bool,
     commands: Commands<'_>,
 ) -> Result<Vec<Result<Value, Error>>, Error> {
-    let bare = |name| (command(name), Vec::new());
-    let mut all = Vec::new();
-    all.extend(asking.then(|| bare("ASKING")));
-    match commands {
-        Commands::One(words) => all.push(custom(words)),
-        Commands::Transaction(commands) => {
-            all.push(bare("MULTI"));
-            all.extend(commands.iter().map(|words| custom(words)));
-            all.push(bare("EXEC"));
-        }
-    }
-    let sent = all.len();
-    for (name, arguments) in all {
+    let all = commands.each(asking);
+    for words in &all {
+        let (name, arguments) = custom(words);
         // Into the pipeline's own queue.
         let _: Value = pipeline.custom(name, arguments).await?;
     }
     let mut answers = pipeline.try_all::<Value>().await;
     match answers.pop() {
         // The client reports it once for all of them.
-        Some(Err(error)) if answers.len() + 1 != sent => Err(error),
+        Some(Err(error)) if answers.len() + 1 != all.len() => Err(error),
         last => {
             answers.extend(last);
             Ok(answers)
@@ -374,7 +363,9 @@ fn not_connected(endpoint: &Endpoint, error: &Error) -> RedisError {
     #[cfg(feature = "tls")]
     {
         let met = in_words(said);
-        if let Some(refused) = crate::connection::tls::refused_as(endpoint.address(), &met, &met) {
+        if let Some(refused) =
+            crate::connection::tls::refused_as(endpoint.peer.address(), &met, &met)
+        {
             return refused;
         }
     }

@@ -92,8 +92,8 @@ impl Node {
             return reply(&self.peer, value.map_err(|error| self.failed(&error))?);
         }
         // No other request runs in between.
-        let (pipeline, count) = pipeline(asking, commands);
-        let values = connection.send_packed_commands(&pipeline, 0, count).await;
+        let pipeline = pipeline(asking, commands);
+        let values = connection.send_packed_commands(&pipeline, 0, pipeline.len()).await;
         executed(&self.peer, values.map_err(|error| self.failed(&error))?)
     }
 
@@ -139,27 +139,13 @@ fn wants_no_login(error: &redis::ServerError) -> bool {
     said.contains("without any password configured") || said.contains("no password is set")
 }
 
-/// Commands, and their number of replies. The client's own transactions cannot send ASKING first.
-pub(in crate::connection) fn pipeline(
-    asking: bool,
-    commands: Commands<'_>,
-) -> (redis::Pipeline, usize) {
+/// Commands, each with a reply. The client's own transactions cannot send ASKING first.
+pub(in crate::connection) fn pipeline(asking: bool, commands: Commands<'_>) -> redis::Pipeline {
     let mut pipeline = redis::pipe();
-    if asking {
-        pipeline.cmd("ASKING");
+    for words in commands.each(asking) {
+        pipeline.add_command(command(words));
     }
-    match commands {
-        Commands::One(words) => _ = pipeline.add_command(command(words)),
-        Commands::Transaction(commands) => {
-            pipeline.cmd("MULTI");
-            for words in commands {
-                pipeline.add_command(command(words));
-            }
-            pipeline.cmd("EXEC");
-        }
-    }
-    let count = pipeline.len();
-    (pipeline, count)
+    pipeline
 }
 
 /// The last of these replies. If it is an error, the first error of them: that of the command at fault.
@@ -178,7 +164,6 @@ pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
             Argument::Text(text) => command.arg(*text),
             Argument::Bytes(bytes) => command.arg(*bytes),
             Argument::Number(number) => command.arg(*number),
-            Argument::Integer(number) => command.arg(*number),
         };
     }
     command
@@ -199,7 +184,7 @@ fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
 /// The error when no connection was made.
 fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     #[cfg(feature = "tls")]
-    if let Some(refused) = tls::refused_by(endpoint.address(), error) {
+    if let Some(refused) = tls::refused_by(endpoint.peer.address(), error) {
         return refused;
     }
     match error.kind() {
