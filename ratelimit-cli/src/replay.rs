@@ -13,7 +13,7 @@ use crate::args::FormatArg;
 use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
-use crate::input::{BadLine, Before};
+use crate::input::{BadLine, BadLines, NAMED_BAD_LINES};
 use crate::interrupt::Interrupt;
 use crate::suggest::Needs;
 use crate::tally::{Decided, Tally};
@@ -26,9 +26,6 @@ mod requests;
 pub(crate) use judge::Judge;
 use requests::ReplayedRequest;
 pub(crate) use requests::{Order, Reading, ReplayedRequests};
-
-/// The number of bad lines that are reported one by one; the rest are only counted.
-const NAMED_BAD_LINES: u64 = 20;
 
 /// Who decides the requests of a replay, and what is written of their decisions.
 pub(crate) struct Replay<'r, S> {
@@ -236,13 +233,8 @@ impl Trouble {
     }
 
     /// Handles the bad lines before the line that decided the format.
-    fn before(&mut self, name: &Path, Before { named, count }: Before) -> Result<(), Failure> {
-        let unnamed = count - named.len() as u64;
-        for (number, bad) in named {
-            self.bad(name, number, &bad)?;
-        }
-        self.bad_lines += unnamed;
-        Ok(())
+    fn before(&mut self, name: &Path, bad: BadLines) -> Result<(), Failure> {
+        bad.iter().try_for_each(|(number, bad)| self.bad(name, *number, bad))
     }
 }
 

@@ -114,7 +114,7 @@ impl ReplayedRequests {
                 name: path.clone(),
                 lines: Lines::new(source),
                 parser: Parser::of(log.format, log.duration_unit),
-                detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
+                detector: Detector::new(log.format, log.duration_unit),
                 has_durations: false,
                 window: BTreeMap::new(),
                 most_lines: WINDOW_LINES / log.inputs.len().max(1),
