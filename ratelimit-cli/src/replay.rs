@@ -74,6 +74,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         let trouble = &requests.trouble;
         (this.tally.bad_lines, this.tally.refused_operations) =
             (trouble.bad_lines, trouble.refused);
+        this.tally.end_spells();
         let skipped = trouble.skipped();
         if ended.is_ok() && this.tally.decisions() == 0 && skipped > 0 {
             let (name, asked) = (&requests.names, requests.asked);

@@ -133,7 +133,7 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
                 td.number { (count(*requests)) }
                 td.number { (count(denials.requests)) }
                 td.number { (share(denials.requests, *requests)) }
-                td.number { (duration(denials.longest_us())) }
+                td.number { (duration(denials.longest_us)) }
             }
             tr { td.more colspan="5" {
                 details {

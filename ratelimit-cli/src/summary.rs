@@ -108,7 +108,7 @@ fn offenders_table(tally: &Tally) -> TextTable {
             count(offender.requests),
             count(denials.requests),
             share(denials.requests, offender.requests),
-            duration(denials.longest_us()),
+            duration(denials.longest_us),
             time(denials.first),
             time(denials.last),
             by_limit(tally, denials),

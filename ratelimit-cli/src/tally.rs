@@ -122,23 +122,12 @@ pub(crate) struct Denials {
     /// The spells of denials. A spell begins with a denied request, and ends when the wait of its last denial does, or
     /// when a request is admitted before that.
     pub(crate) spells: u64,
-    ended_us: u64,
-    longest_us: u64,
-    spell: Option<Spell>,
-}
-
-/// A spell of denials that no admitted request has ended yet.
-#[derive(Clone, Copy, Debug)]
-struct Spell {
-    since: Timestamp,
-    /// The end of the last denial's wait.
-    until: Timestamp,
-}
-
-impl Spell {
-    const fn lasted_us(self) -> u64 {
-        self.until.saturating_us_since(self.since)
-    }
+    /// How long the ended spells were, all together.
+    pub(crate) denied_us: u64,
+    /// The longest ended spell.
+    pub(crate) longest_us: u64,
+    /// When the spell began that has not ended yet, and when the wait of its last denial is over.
+    spell: Option<(Timestamp, Timestamp)>,
 }
 
 impl Denials {
@@ -146,25 +135,21 @@ impl Denials {
     fn denied(&mut self, at: Timestamp, until: Timestamp) {
         self.requests += 1;
         match &mut self.spell {
-            Some(spell) if at <= spell.until => spell.until = until,
+            Some((_, end)) if at <= *end => *end = until,
             _ => {
                 self.end_spell(at);
                 self.spells += 1;
-                self.spell = Some(Spell { since: at, until });
+                self.spell = Some((at, until));
             }
         }
     }
 
     fn end_spell(&mut self, at: Timestamp) {
-        if let Some(spell) = self.spell.take() {
-            let us = Spell { until: spell.until.min(at), ..spell }.lasted_us();
-            self.ended_us = self.ended_us.saturating_add(us);
+        if let Some((since, until)) = self.spell.take() {
+            let us = until.min(at).saturating_us_since(since);
+            self.denied_us = self.denied_us.saturating_add(us);
             self.longest_us = self.longest_us.max(us);
         }
-    }
-
-    fn open_us(&self) -> u64 {
-        self.spell.map_or(0, Spell::lasted_us)
     }
 
     /// The paths with the most denials, and how many each has.
@@ -179,16 +164,6 @@ impl Denials {
     /// The user agent in the first line that has one.
     pub(crate) fn agent(&self) -> Option<&str> {
         self.lines.iter().find_map(|line| agent(line))
-    }
-
-    /// How long the caller was denied, all spells together.
-    pub(crate) fn denied_us(&self) -> u64 {
-        self.ended_us.saturating_add(self.open_us())
-    }
-
-    /// The longest spell.
-    pub(crate) fn longest_us(&self) -> u64 {
-        self.longest_us.max(self.open_us())
     }
 }
 
@@ -325,6 +300,14 @@ impl Tally {
             {
                 *denials.paths.entry(path.into()).or_default() += 1;
             }
+        }
+    }
+
+    /// Ends the spells that go on, as there are no further requests.
+    pub(crate) fn end_spells(&mut self) {
+        let callers = self.identifiers.iter_mut().flat_map(|kind| kind.callers.values_mut());
+        for denials in callers.filter_map(|caller| caller.denials.as_mut()) {
+            denials.end_spell(Timestamp::MAX);
         }
     }
 

@@ -28,8 +28,8 @@ pub(crate) fn data(report: &Report<'_>) -> Value {
             "by_limit": tally.by_limit(denials).collect::<BTreeMap<_, _>>(),
             "paths": denials.top_paths(PATHS), "agent": denials.agent(),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
-            "spells": denials.spells, "denied_for_us": denials.denied_us(),
-            "longest_us": denials.longest_us(),
+            "spells": denials.spells, "denied_for_us": denials.denied_us,
+            "longest_us": denials.longest_us,
         })
     };
     let buckets = tally.timeline.buckets().into_iter().map(|(at, bucket)| {
