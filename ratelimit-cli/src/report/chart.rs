@@ -75,7 +75,7 @@ pub(super) fn over_time(tally: &Tally) -> Markup {
         axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0)
     };
     // The limits are on one scale, so that they can be compared.
-    let highest = most(&|bucket| bucket.by_limit.iter().map(|c| c.denied).max().unwrap_or(0));
+    let highest = most(&|bucket| bucket.by_limit.values().map(|c| c.denied).max().unwrap_or(0));
     html! {
         figure {
             p.legend { strong { "All requests" } span.of-admitted { "admitted" } span.of-denied { "denied" } }
