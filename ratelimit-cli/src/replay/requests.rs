@@ -199,15 +199,11 @@ impl ReplayedRequests {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
-        let mut earliest = None;
+        let mut earliest: Option<(Timestamp, usize)> = None;
         for (place, input) in self.inputs.iter_mut().enumerate() {
             let at = input.peek(&mut self.trouble)?;
             self.trouble.interrupt.check()?;
-            if let Some(at) = at
-                && earliest.is_none_or(|(least, _): (Timestamp, _)| at < least)
-            {
-                earliest = Some((at, place));
-            }
+            earliest = earliest.into_iter().chain(at.map(|at| (at, place))).min();
         }
         Ok(earliest.and_then(|(_, input)| {
             let ((_, number), entry) = self.inputs[input].window.pop_first()?;
