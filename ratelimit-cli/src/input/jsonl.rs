@@ -1,5 +1,6 @@
 //! JSONL traces, one JSON object per line: `{"at_us": 9500000, "key": "k", "cost": 5}`.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use ratelimit_core::LimitCosts;
@@ -22,16 +23,11 @@ struct Record {
     duration_us: Option<Value>,
 }
 
-/// The field that distinguishes a trace line from any other object.
-#[derive(serde::Deserialize)]
-struct Dated {
-    #[serde(rename = "at_us")]
-    _at_us: de::IgnoredAny,
-}
-
-/// Whether a line belongs to a trace, even if it is invalid.
+/// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object has.
 pub(crate) fn is_record(line: &[u8]) -> bool {
-    serde_json::from_slice::<Dated>(line).is_ok()
+    let fields =
+        serde_json::from_str::<HashMap<String, de::IgnoredAny>>(&String::from_utf8_lossy(line));
+    fields.is_ok_and(|fields| fields.contains_key("at_us"))
 }
 
 pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
