@@ -51,15 +51,18 @@ impl Axis {
                     @let [left, right] = [slot, slot + 1].map(|slot| scaled(slot, WHOLE, slots));
                     @let admitted = visible(counts.admitted, top);
                     @let denied = visible(counts.denied, top).min(WHOLE - admitted);
-                    @let bar = (left + (right - left) / 20, (right - left) * 9 / 10);
+                    @let x = percent(left + (right - left) / 20);
+                    @let width = percent((right - left) * 9 / 10);
+                    @let bars = [("of-denied", admitted + denied, denied), ("of-admitted", admitted, admitted)];
                     g {
                         title {
                             (time(*at)) ": "
                             @if counts.admitted > 0 { (count(counts.admitted)) " admitted, " }
                             (count(counts.denied)) " denied"
                         }
-                        (rect("of-denied", bar, WHOLE - admitted - denied, denied))
-                        (rect("of-admitted", bar, WHOLE - admitted, admitted))
+                        @for (class, top, height) in bars.into_iter().filter(|(.., height)| *height > 0) {
+                            rect class=(class) x=(x) y=(percent(WHOLE - top)) width=(width) height=(percent(height)) {}
+                        }
                     }
                 }
                 @for (tick, y) in &rows { text x="0" y=(y) dy="1em" { (count(*tick)) } }
@@ -191,14 +194,6 @@ fn log2(n: u64) -> u64 {
 /// The height of a bar: at least a fiftieth of the chart for what exists, so that one denial among a million is seen.
 fn visible(n: u64, top: u64) -> u64 {
     if n > 0 { scaled(n, WHOLE, top).max(WHOLE / 50) } else { 0 }
-}
-
-fn rect(class: &str, (x, width): (u64, u64), y: u64, height: u64) -> Markup {
-    html! {
-        @if height > 0 && width > 0 {
-            rect class=(class) x=(percent(x)) y=(percent(y)) width=(percent(width)) height=(percent(height)) {}
-        }
-    }
 }
 
 /// `n · to / from`, without overflow.
