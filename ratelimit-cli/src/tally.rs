@@ -1,7 +1,7 @@
 //! [`Tally`]: the counts of a replay.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
@@ -9,7 +9,7 @@ use ratelimit_core::{
     Verdict,
 };
 
-use crate::caller::{BARE_NAME, Caller, check_names};
+use crate::caller::{BARE_NAME, Caller, check_names, names};
 use crate::input::{InputEntry, agent};
 use crate::nearness::Nearness;
 use crate::suggest::Needs;
@@ -113,8 +113,8 @@ pub(crate) struct Denials {
     pub(crate) last: Timestamp,
     /// Requests denied because of this caller: by a limit whose first identifier names it.
     pub(crate) requests: u64,
-    /// Those denials by limit, in the order of the policy.
-    pub(crate) by_limit: Vec<u64>,
+    /// Those denials by the position of the limit in the policy.
+    by_limit: BTreeMap<usize, u64>,
     /// Those denials by path, if lines are kept.
     paths: HashMap<Box<str>, u64>,
     /// The lines of the first of them, if lines are kept.
@@ -187,10 +187,7 @@ impl Tally {
             })
         };
         let tally = |limit: &Limit<Policy>| {
-            let mut identifiers: Vec<_> = limit.identifier_names().map(&mut place_of).collect();
-            if identifiers.is_empty() {
-                identifiers.push(place_of(BARE_NAME));
-            }
+            let identifiers = names(limit).into_iter().map(&mut place_of).collect();
             let nearness = nearness.map(Nearness::of);
             let (limit, needs) = (limit.clone(), None);
             LimitTally { limit, applied: 0, denied: 0, nearness, needs, identifiers }
@@ -266,7 +263,6 @@ impl Tally {
 
     fn count_denial(&mut self, decided: &Decided<'_>) {
         let entry = decided.entry;
-        let limits = self.limits.len();
         // A request that never fits has no wait.
         let wait_us = decided.denying().filter_map(|(_, one)| one.retry_after_us).max();
         let until = entry.at.saturating_add_us(wait_us.unwrap_or(0));
@@ -278,12 +274,13 @@ impl Tally {
                     continue;
                 };
                 let denials = caller.denials.get_or_insert_with(|| {
-                    let by_limit = vec![0; limits];
-                    Box::new(Denials { first: entry.at, by_limit, ..Denials::default() })
+                    Box::new(Denials { first: entry.at, ..Denials::default() })
                 });
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
-                denials.by_limit[place] += u64::from(nth == 0);
+                if nth == 0 {
+                    *denials.by_limit.entry(place).or_default() += 1;
+                }
             }
         }
         for (kind, name) in self.blamed(decided) {
@@ -328,8 +325,7 @@ impl Tally {
         &'t self,
         denials: &'t Denials,
     ) -> impl Iterator<Item = (&'t str, u64)> {
-        let counts = self.limits.iter().zip(&denials.by_limit).filter(|(_, denied)| **denied > 0);
-        counts.map(|(tally, denied)| (tally.limit.name(), *denied))
+        denials.by_limit.iter().map(|(place, denied)| (self.limits[*place].limit.name(), *denied))
     }
 
     /// The identifiers that name callers: each is the first of a limit.

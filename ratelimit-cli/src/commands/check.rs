@@ -94,5 +94,5 @@ pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision, owed: u64) ->
         ),
     };
     let mark = if limit.is_shadow() { "in shadow: " } else { "" };
-    format!("{mark}{} (for each {}) {answer}", limit.name(), joined_names(limit.identifier_names()))
+    format!("{mark}{} (for each {}) {answer}", limit.name(), joined_names(limit))
 }
