@@ -40,28 +40,26 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
     if record.key.is_none() && named.list.is_empty() {
         return Err("names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}".to_owned());
     }
-    let number = |field, value: Option<Value>| {
-        let number = |value: Value| whole_number(field, value.as_u64(), &value.to_string());
-        value.map(number).transpose()
-    };
+    let number =
+        |field: &str, value: &Value| whole_number(field, value.as_u64(), &value.to_string());
     let costs = match record.cost {
         Some(Value::Object(of_limits)) => {
             let mut costs = LimitCosts::from(1);
             for (limit, cost) in of_limits {
-                let field = format!("cost of {}", quoted(&limit, 40));
-                let cost = whole_number(&field, cost.as_u64(), &cost.to_string())?;
+                let cost = number(&format!("cost of {}", quoted(&limit, 40)), &cost)?;
                 costs = if limit == OTHERS { costs.others(cost) } else { costs.of(&limit, cost) };
             }
             costs
         }
-        cost => LimitCosts::from(number("cost", cost)?.unwrap_or(1)),
+        Some(cost) => number("cost", &cost)?.into(),
+        None => 1.into(),
     };
     Ok(InputEntry {
-        at: timestamp(number("at_us", Some(record.at_us))?.unwrap_or(0))?,
+        at: timestamp(number("at_us", &record.at_us)?)?,
         caller: Caller { bare: record.key, named },
         costs,
         op: record.op.map_or(Ok(Op::Acquire), |name| op(&name))?,
-        duration_us: number("duration_us", record.duration_us)?,
+        duration_us: record.duration_us.map(|us| number("duration_us", &us)).transpose()?,
         line: None,
     })
 }
