@@ -8,7 +8,7 @@ use ratelimit_core::Timestamp;
 use crate::table::TextTable;
 use crate::tally::Tally;
 use crate::text::{count, duration, plural, time};
-use crate::timeline::{Counts, TimeBucket, Timeline};
+use crate::timeline::{Counts, TimeBucket};
 
 /// The whole of a chart, in thousandths of a percent.
 const WHOLE: u64 = 100_000;
@@ -23,16 +23,6 @@ struct Axis {
 }
 
 impl Axis {
-    fn of(timeline: &Timeline) -> Self {
-        let buckets = timeline.buckets();
-        let from = buckets.first().map_or(Timestamp::ZERO, |(first, _)| *first);
-        let whole = timeline.width_us() * buckets.len() as u64;
-        let (step, ticks) = timeline.ticks();
-        let place = |at: Timestamp| scaled(at.saturating_us_since(from), WHOLE, whole);
-        let ticks = ticks.map(|at| (place(at), clock(at, step))).collect();
-        Self { buckets, ticks }
-    }
-
     /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of a bucket.
     fn strip(&self, title: &str, highest: u64, counts: impl Fn(&TimeBucket) -> Counts) -> Markup {
         let step = round_step(highest);
@@ -73,7 +63,13 @@ impl Axis {
 
 /// All requests, and below them the denials of each limit, on one axis of time.
 pub(super) fn over_time(tally: &Tally) -> Markup {
-    let axis = Axis::of(&tally.timeline);
+    let buckets = tally.timeline.buckets();
+    let from = buckets.first().map_or(Timestamp::ZERO, |(first, _)| *first);
+    let whole = tally.timeline.width_us() * buckets.len() as u64;
+    let (step, ticks) = tally.timeline.ticks();
+    let place = |at: Timestamp| scaled(at.saturating_us_since(from), WHOLE, whole);
+    let ticks = ticks.map(|at| (place(at), clock(at, step))).collect();
+    let axis = Axis { buckets, ticks };
     let most = |of: &dyn Fn(&TimeBucket) -> u64| {
         axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0)
     };
