@@ -113,7 +113,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
     async fn decide_all(&mut self, comparison: &mut Comparison) -> Result<(), Failure> {
         let Self { this, other, needs, requests, decisions } = self;
         while let Some(ReplayedRequest { input, number, entry }) = requests.next()? {
-            let (name, trouble) = requests.reported(input);
+            let (name, trouble) = (&*input, &mut requests.trouble);
             let failed = |error: S::Error| {
                 let what = format!("{}: line {number}: the store failed", name.display());
                 Failure::store(&what, &error)

@@ -5,7 +5,8 @@
 //! decided in the order of its lines: it says what a store is asked, and a clock may go back.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::rc::Rc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ratelimit_core::store::Op;
@@ -39,8 +40,8 @@ pub(crate) struct Reading {
 
 /// One request, and where it stands.
 pub(super) struct ReplayedRequest {
-    /// The position of its input.
-    pub(super) input: usize,
+    /// The name of its input.
+    pub(super) input: Rc<Path>,
     /// The number of its line.
     pub(super) number: u64,
     pub(super) entry: InputEntry,
@@ -111,7 +112,7 @@ impl ReplayedRequests {
             let (source, length) = InputSource::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
             inputs.push(Input {
-                name: path.clone(),
+                name: path.as_path().into(),
                 lines: Lines::new(source),
                 parser: Parser::of(log.format, log.duration_unit),
                 detector: Detector::new(log.format, log.duration_unit),
@@ -137,12 +138,6 @@ impl ReplayedRequests {
         let trouble = Trouble { bar, how, interrupt, several, bad_lines: 0, refused: 0, order };
         let (names, asked) = (log.names(), log.format);
         Ok(Self { inputs, names, asked, failed: None, has_leases: false, trouble })
-    }
-
-    /// The name of an input, and where its bad lines are reported.
-    pub(super) fn reported(&mut self, input: usize) -> (&Path, &mut Trouble) {
-        let name = self.inputs.get(input).map_or(Path::new(""), |input| &input.name);
-        (name, &mut self.trouble)
     }
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
@@ -205,16 +200,17 @@ impl ReplayedRequests {
             self.trouble.interrupt.check()?;
             earliest = earliest.into_iter().chain(at.map(|at| (at, place))).min();
         }
-        Ok(earliest.and_then(|(_, input)| {
-            let ((_, number), entry) = self.inputs[input].window.pop_first()?;
-            Some(ReplayedRequest { input, number, entry })
+        Ok(earliest.and_then(|(_, place)| {
+            let input = &mut self.inputs[place];
+            let ((_, number), entry) = input.window.pop_first()?;
+            Some(ReplayedRequest { input: Rc::clone(&input.name), number, entry })
         }))
     }
 }
 
 /// The requests of one input; those of an access log by their times.
 struct Input {
-    name: PathBuf,
+    name: Rc<Path>,
     lines: Lines,
     /// `None` until a line tells the format.
     parser: Option<Parser>,
@@ -269,7 +265,7 @@ impl Input {
 
     /// The request of the next line that is one. Others are reported.
     fn read(&mut self, trouble: &mut Trouble) -> Result<Option<(u64, InputEntry)>, Failure> {
-        let name = self.name.as_path();
+        let name = &*self.name;
         loop {
             let line = match self.lines.next() {
                 // An interrupted input may end within a line.
