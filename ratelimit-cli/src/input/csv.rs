@@ -101,22 +101,19 @@ fn integer(column: &str, cell: &[u8]) -> Result<u64, BadLine> {
 /// The cells of one line.
 #[derive(Default)]
 struct Cells {
-    line: Vec<u8>,
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Cells {
     fn read(&mut self, line: &[u8]) -> Result<(), BadLine> {
-        self.line.clear();
-        self.line.extend_from_slice(line);
-        self.line.push(b'\n');
+        let line = [line, b"\n"].concat();
         // A line has at most as many bytes of cells as bytes, and at most one cell more than bytes.
-        let length = self.line.len();
+        let length = line.len();
         self.text.resize(length, 0);
         self.ends.resize(length + 1, 0);
         let (result, used, _, count) =
-            Reader::new().read_record(&self.line, &mut self.text, &mut self.ends);
+            Reader::new().read_record(&line, &mut self.text, &mut self.ends);
         self.ends.truncate(count);
         // The end of the line completes the last cell, unless a carriage return has done so.
         let is_whole = matches!(result, ReadRecordResult::Record) && used + 1 >= length;
