@@ -147,12 +147,12 @@ impl ReplayedRequests {
         &mut self,
         limits: Limits<Policy>,
     ) -> Result<(Limits<Policy>, Option<String>), Failure> {
-        let of_leases = |limit: &&Limit<Policy>| limit.algorithm().has_leases();
-        let names: Vec<_> = limits.iter().filter(of_leases).map(Limit::name).collect();
-        if names.is_empty() {
+        let (leases, others): (Vec<_>, Vec<_>) =
+            limits.iter().partition(|limit| limit.algorithm().has_leases());
+        if leases.is_empty() {
             return Ok((limits, None));
         }
-        let names = names.join(", ");
+        let names = leases.into_iter().map(Limit::name).collect::<Vec<_>>().join(", ");
         // The format of each input is known once its first request is. The replay reports a failure, with what was read
         // before.
         let mut peeked = self.inputs.iter_mut().map(|input| input.peek(&mut self.trouble));
@@ -171,11 +171,11 @@ impl ReplayedRequests {
             "the log has no durations"
         };
         let note = format!("{names}: a concurrency limit cannot be replayed, because {why}");
-        let others: Vec<_> = limits.iter().filter(|limit| !of_leases(limit)).cloned().collect();
         if others.is_empty() {
             return Err(Failure::input(format!("{note}; name a policy with other limits as well")));
         }
-        let others = Limits::new(others).map_err(|error| Failure::input(error.to_string()))?;
+        let others = Limits::new(others.into_iter().cloned());
+        let others = others.map_err(|error| Failure::input(error.to_string()))?;
         Ok((others, Some(note + ". It is left out here")))
     }
 
