@@ -216,11 +216,8 @@ impl Tally {
             return;
         }
         self.requests += 1;
-        self.timeline.count(
-            entry.at,
-            allowed,
-            decided.each().map(|(place, one)| (place, one.allowed)),
-        );
+        let by_limit = decided.each().map(|(place, one)| (place, one.allowed));
+        self.timeline.count(entry.at, allowed, by_limit);
         for (place, one) in decided.each() {
             let tally = &mut self.limits[place];
             tally.applied += 1;
