@@ -15,7 +15,7 @@ mod lines;
 mod source;
 
 pub(crate) use access_log::agent;
-pub(crate) use format::{BadLines, Detector, LINES as DETECTED_LINES};
+pub(crate) use format::{Detector, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
 pub(crate) use source::InputSource;
 

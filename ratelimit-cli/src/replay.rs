@@ -13,7 +13,7 @@ use crate::args::FormatArg;
 use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
-use crate::input::{BadLine, BadLines, NAMED_BAD_LINES};
+use crate::input::{BadLine, NAMED_BAD_LINES};
 use crate::interrupt::Interrupt;
 use crate::suggest::Needs;
 use crate::tally::{Decided, Tally};
@@ -234,7 +234,7 @@ impl Trouble {
     }
 
     /// Handles the bad lines before the line that decided the format.
-    fn before(&mut self, name: &Path, bad: BadLines) -> Result<(), Failure> {
+    fn before(&mut self, name: &Path, bad: &[(u64, BadLine)]) -> Result<(), Failure> {
         bad.iter().try_for_each(|(number, bad)| self.bad(name, *number, bad))
     }
 }

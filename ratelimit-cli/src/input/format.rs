@@ -10,7 +10,7 @@ use crate::args::{FormatArg, UnitArg};
 pub(crate) const LINES: u64 = 1_000;
 
 /// The bad lines before the line that decided the format, each with its number.
-pub(crate) type BadLines = Vec<(u64, BadLine)>;
+type BadLines = Vec<(u64, BadLine)>;
 
 /// Searches for the first line of a known format.
 pub(crate) struct Detector {

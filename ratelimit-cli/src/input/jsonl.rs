@@ -25,8 +25,9 @@ struct Record {
 
 /// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object has.
 pub(crate) fn is_record(line: &[u8]) -> bool {
-    let fields =
-        serde_json::from_str::<HashMap<String, de::IgnoredAny>>(&String::from_utf8_lossy(line));
+    let fields = serde_json::from_str::<HashMap<String, Option<de::IgnoredAny>>>(
+        &String::from_utf8_lossy(line),
+    );
     fields.is_ok_and(|fields| fields.contains_key("at_us"))
 }
 
@@ -137,6 +138,7 @@ mod tests {
 
     #[test]
     fn bad_lines_say_which_field_is_wrong() {
+        assert!(is_record(br#"{"x": 1e999, "at_us": null}"#) && !is_record(b"[5]"));
         for (line, says) in [
             ("", "no JSON object"),
             ("{", "EOF"),

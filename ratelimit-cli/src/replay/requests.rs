@@ -273,7 +273,7 @@ impl Input {
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(error) => {
-                    trouble.before(name, self.detector.give_up())?;
+                    trouble.before(name, &self.detector.give_up())?;
                     let (name, number) = (name.display(), self.lines.number);
                     let what = format!("{name}: cannot be read after line {number}: {error}");
                     return Err(Failure::input(what));
@@ -296,7 +296,7 @@ impl Input {
                         continue;
                     };
                     let parser = unknown.insert(found);
-                    trouble.before(name, before)?;
+                    trouble.before(name, &before)?;
                     if matches!(parser, Parser::Csv(_)) {
                         continue;
                     }
@@ -318,7 +318,7 @@ impl Input {
             }
         }
         let gave_up = self.detector.is_at_a_loss();
-        trouble.before(name, self.detector.give_up())?;
+        trouble.before(name, &self.detector.give_up())?;
         if gave_up {
             let lines = plural(DETECTED_LINES, "line", "lines");
             let remedy = match self.detector.format {
