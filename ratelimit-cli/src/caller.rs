@@ -127,7 +127,7 @@ impl Caller {
 pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
     let each: Vec<_> = limits
         .iter()
-        .map(|limit| match joined_names(limit.identifier_names()) {
+        .map(|limit| match joined_names(limit) {
             names if names == BARE_NAME => format!("{} needs a bare key", limit.name()),
             names => format!("{} needs {names}", limit.name()),
         })
@@ -135,10 +135,13 @@ pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
     format!("Of the policy's limits {}.", each.join("; "))
 }
 
-/// The identifiers of a limit, as people read them.
-pub(crate) fn joined_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
-    if names.len() == 0 {
-        return BARE_NAME.to_owned();
-    }
-    names.collect::<Vec<_>>().join(" + ")
+/// The names of the identifiers that a limit counts by, [`BARE_NAME`] for a bare key.
+pub(crate) fn names(limit: &Limit<Policy>) -> Vec<&str> {
+    let names: Vec<_> = limit.identifier_names().collect();
+    if names.is_empty() { vec![BARE_NAME] } else { names }
+}
+
+/// The same, as people read them.
+pub(crate) fn joined_names(limit: &Limit<Policy>) -> String {
+    names(limit).join(" + ")
 }

@@ -14,27 +14,15 @@ pub(crate) struct Comparison {
     /// Requests that both policies denied.
     pub(crate) both: u64,
     /// Over all requests.
-    pub(crate) total: Difference,
+    pub(crate) total: Differing,
     /// By the name of an identifier and its value.
-    pub(crate) callers: HashMap<(Box<str>, Box<str>), Difference>,
+    pub(crate) callers: HashMap<(Box<str>, Box<str>), Differing>,
 }
 
-/// How many requests only one of the policies denied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Difference {
-    pub(crate) only_this: u64,
-    pub(crate) only_other: u64,
-}
-
-impl Difference {
-    /// All of them.
-    pub(crate) const fn requests(&self) -> u64 {
-        self.only_this + self.only_other
-    }
-}
-
+/// How many requests only this policy denied, and how many only the other.
+pub(crate) type Differing = [u64; 2];
 /// A caller, by the name of an identifier and its value, and how the policies differ for it.
-type Differs<'c> = (&'c (Box<str>, Box<str>), &'c Difference);
+type Differs<'c> = (&'c (Box<str>, Box<str>), &'c Differing);
 
 impl Comparison {
     /// Counts one request as both policies decided it. A difference belongs to the callers because of whom the policy that
@@ -47,31 +35,28 @@ impl Comparison {
             return;
         }
         let (tally, denied) = if by_this { this } else { other };
-        let count = |difference: &mut Difference| {
-            difference.only_this += u64::from(by_this);
-            difference.only_other += u64::from(by_other);
-        };
-        count(&mut self.total);
+        self.total[usize::from(by_other)] += 1;
         for (kind, value) in tally.blamed(denied) {
             let caller = (tally.identifiers[kind].name.as_str().into(), value.into());
-            count(self.callers.entry(caller).or_default());
+            self.callers.entry(caller).or_default()[usize::from(by_other)] += 1;
         }
     }
 
     /// The callers with the most requests of this kind, the most first.
-    pub(crate) fn callers(&self, most: usize, of: impl Fn(&Difference) -> u64) -> Vec<Differs<'_>> {
+    pub(crate) fn callers(&self, most: usize, of: impl Fn(&Differing) -> u64) -> Vec<Differs<'_>> {
         let mut differing: Vec<_> = self.callers.iter().filter(|(_, one)| of(one) > 0).collect();
-        differing.sort_unstable_by_key(|(caller, difference)| (Reverse(of(difference)), *caller));
+        differing.sort_unstable_by_key(|(caller, requests)| (Reverse(of(requests)), *caller));
         differing.truncate(most);
         differing
     }
 
     /// What the other policy would change, after its name.
     pub(crate) fn sentence(&self) -> String {
+        let [only_this, only_other] = self.total;
         format!(
             "would newly deny {} and free {}; both policies deny {}",
-            plural(self.total.only_other, "request", "requests"),
-            count(self.total.only_this),
+            plural(only_other, "request", "requests"),
+            count(only_this),
             count(self.both),
         )
     }

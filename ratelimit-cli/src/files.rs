@@ -1,8 +1,10 @@
 //! The files that a replay writes, which are emptied only when there is something to write, and overwrite no input.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+
+use same_file::Handle;
 
 use crate::args::ReplayArgs;
 use crate::failure::Failure;
@@ -59,16 +61,6 @@ pub(crate) fn empty(file: &File) -> io::Result<()> {
 }
 
 /// What identifies a file by whatever name; `None` for what cannot be overwritten, such as a terminal.
-fn identity(path: &Path) -> Option<impl PartialEq + use<>> {
-    let file = fs::metadata(path).ok().filter(Metadata::is_file)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        Some((file.dev(), file.ino()))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        fs::canonicalize(path).ok()
-    }
+fn identity(path: &Path) -> Option<Handle> {
+    Some(path).filter(|path| path.is_file()).and_then(|path| Handle::from_path(path).ok())
 }

@@ -15,7 +15,7 @@ mod lines;
 mod source;
 
 pub(crate) use access_log::agent;
-pub(crate) use format::{Before, Detector, LINES as DETECTED_LINES};
+pub(crate) use format::{Detector, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
 pub(crate) use source::InputSource;
 
@@ -37,6 +37,9 @@ pub(crate) const OTHERS: &str = "*";
 
 /// Why a line cannot be replayed: the fault, and what would be accepted.
 pub(crate) type BadLine = String;
+
+/// The number of bad lines that are reported one by one; the rest are only counted.
+pub(crate) const NAMED_BAD_LINES: u64 = 20;
 
 /// The parser of one format's lines.
 pub(crate) enum Parser {
@@ -141,7 +144,7 @@ mod tests {
                 }
             }
             for format in [FormatArg::Auto, FormatArg::Csv] {
-                let mut detector = Detector::new(format, None, 2);
+                let mut detector = Detector::new(format, None);
                 for (number, line) in (1..).zip(&lines) {
                     let _ = detector.look(Line { number, bytes: Some(line) });
                 }

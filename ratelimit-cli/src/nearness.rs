@@ -7,14 +7,14 @@ use ratelimit_core::Decision;
 use serde::Serialize;
 
 /// The bins of callers that were never denied: nothing left, and a bin per tenth of the capacity.
-pub(crate) const BINS: usize = 11;
+const BINS: usize = 11;
 /// The most callers of one limit that a replay tells apart.
 pub(crate) const MAX_CALLERS: usize = 1 << 20;
 
 /// The callers of one limit by what was left to them, and what they used.
 pub(crate) struct Nearness {
-    /// By key: 0 if the limit denied the caller, otherwise its lowest bin plus 1; and the most that it used at once.
-    callers: HashMap<Box<str>, (u8, u64)>,
+    /// By key: the lowest bin, none if the limit denied the caller; and the most that it used at once.
+    callers: HashMap<Box<str>, (Option<usize>, u64)>,
     /// The most callers that are counted, each for itself.
     most: usize,
     /// Requests of callers beyond these.
@@ -38,12 +38,13 @@ impl Nearness {
     }
 
     pub(crate) fn count(&mut self, key: Cow<'_, str>, decision: &Decision) {
-        let seen = if decision.allowed { 1 + bin(decision.remaining, decision.limit) } else { 0 };
-        let used = if seen > 0 { decision.limit - decision.remaining } else { u64::MAX };
+        let bin = decision.allowed.then(|| bin(decision.remaining, decision.limit));
+        let used = bin.map_or(u64::MAX, |_| decision.limit - decision.remaining);
         if let Some((least, most)) = self.callers.get_mut(&*key) {
-            (*least, *most) = (seen.min(*least), used.max(*most));
+            // None is less than any bin.
+            (*least, *most) = (bin.min(*least), used.max(*most));
         } else if self.callers.len() < self.most {
-            self.callers.insert(key.into(), (seen, used));
+            self.callers.insert(key.into(), (bin, used));
         } else {
             self.uncounted += 1;
         }
@@ -57,9 +58,9 @@ impl Nearness {
     pub(crate) fn histogram(&self) -> Histogram {
         let mut histogram = Histogram { uncounted: self.uncounted, ..Histogram::default() };
         for &(least, _) in self.callers.values() {
-            match usize::from(least).checked_sub(1) {
+            match least {
                 None => histogram.callers_denied += 1,
-                Some(bin) => histogram.least_left[bin.min(BINS - 1)] += 1,
+                Some(bin) => histogram.least_left[bin] += 1,
             }
         }
         histogram
@@ -67,7 +68,7 @@ impl Nearness {
 }
 
 /// The share in tenths, rounded up, so that only nothing is 0.
-fn bin(remaining: u64, limit: u64) -> u8 {
+fn bin(remaining: u64, limit: u64) -> usize {
     let tenths = (u128::from(remaining) * 10).div_ceil(u128::from(limit.max(1)));
-    u8::try_from(tenths.min(10)).unwrap_or(10)
+    usize::try_from(tenths).unwrap_or(BINS).min(BINS - 1)
 }

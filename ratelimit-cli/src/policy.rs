@@ -8,7 +8,7 @@ use std::path::Path;
 use ratelimit_core::{Limit, Limits, Policy};
 use serde::Deserialize as _;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeTable, ValueDeserializer};
 
 use crate::failure::Failure;
 use crate::files::is_dash;
@@ -111,15 +111,11 @@ pub(crate) fn problems(
     let limits = document.get("limit").and_then(|limits| limits.get_ref().as_array());
     let limits: Vec<_> = limits.into_iter().flatten().cloned().collect();
     let mut problems = Vec::new();
-    for limit in &limits {
-        let span = match limit.get_ref() {
+    for table in limits.iter().filter(|limit| limit.get_ref().is_table()) {
+        match Limit::<Policy>::deserialize(ValueDeserializer::from(table.clone())) {
             // The header [[limit]] is the place of the limit.
-            DeValue::Table(_) => limit.span(),
-            _ => continue,
-        };
-        match Limit::<Policy>::deserialize(ValueDeserializer::from(limit.clone())) {
             Ok(limit) => problems.extend(
-                check(&limit).iter().map(|wrong| Problem::at(text, Some(span.clone()), wrong)),
+                check(&limit).iter().map(|wrong| Problem::at(text, Some(table.span()), wrong)),
             ),
             Err(error) => problems.push(Problem::of(text, &error)),
         }

@@ -13,7 +13,7 @@ use crate::args::FormatArg;
 use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
-use crate::input::{BadLine, Before};
+use crate::input::{BadLine, NAMED_BAD_LINES};
 use crate::interrupt::Interrupt;
 use crate::suggest::Needs;
 use crate::tally::{Decided, Tally};
@@ -26,9 +26,6 @@ mod requests;
 pub(crate) use judge::Judge;
 use requests::ReplayedRequest;
 pub(crate) use requests::{Order, Reading, ReplayedRequests};
-
-/// The number of bad lines that are reported one by one; the rest are only counted.
-const NAMED_BAD_LINES: u64 = 20;
 
 /// Who decides the requests of a replay, and what is written of their decisions.
 pub(crate) struct Replay<'r, S> {
@@ -77,6 +74,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         let trouble = &requests.trouble;
         (this.tally.bad_lines, this.tally.refused_operations) =
             (trouble.bad_lines, trouble.refused);
+        this.tally.end_spells();
         let skipped = trouble.skipped();
         if ended.is_ok() && this.tally.decisions() == 0 && skipped > 0 {
             let (name, asked) = (&requests.names, requests.asked);
@@ -115,7 +113,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
     async fn decide_all(&mut self, comparison: &mut Comparison) -> Result<(), Failure> {
         let Self { this, other, needs, requests, decisions } = self;
         while let Some(ReplayedRequest { input, number, entry }) = requests.next()? {
-            let (name, trouble) = requests.reported(input);
+            let (name, trouble) = (&*input, &mut requests.trouble);
             let failed = |error: S::Error| {
                 let what = format!("{}: line {number}: the store failed", name.display());
                 Failure::store(&what, &error)
@@ -236,13 +234,8 @@ impl Trouble {
     }
 
     /// Handles the bad lines before the line that decided the format.
-    fn before(&mut self, name: &Path, Before { named, count }: Before) -> Result<(), Failure> {
-        let unnamed = count - named.len() as u64;
-        for (number, bad) in named {
-            self.bad(name, number, &bad)?;
-        }
-        self.bad_lines += unnamed;
-        Ok(())
+    fn before(&mut self, name: &Path, bad: &[(u64, BadLine)]) -> Result<(), Failure> {
+        bad.iter().try_for_each(|(number, bad)| self.bad(name, *number, bad))
     }
 }
 

@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use ratelimit_core::Algorithm as _;
 
 use crate::caller::joined_names;
-use crate::compare::{Comparison, Difference};
+use crate::compare::{Comparison, Differing};
 use crate::suggest::setting;
 use crate::summary::{by_limit, shown_caller, totals};
 use crate::table::TextTable;
@@ -133,7 +133,7 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
                 td.number { (count(*requests)) }
                 td.number { (count(denials.requests)) }
                 td.number { (share(denials.requests, *requests)) }
-                td.number { (duration(denials.longest_us())) }
+                td.number { (duration(denials.longest_us)) }
             }
             tr { td.more colspan="5" {
                 details {
@@ -154,7 +154,7 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
 /// How a limit fits its callers.
 fn fit(counts: &LimitTally) -> Markup {
     let limit = &counts.limit;
-    let (policy, names) = (limit.algorithm(), joined_names(limit.identifier_names()));
+    let (policy, names) = (limit.algorithm(), joined_names(limit));
     let verb = if limit.is_shadow() { "would have denied" } else { "denied" };
     let observed = counts.needs.as_ref().zip(counts.nearness.as_ref());
     html! {
@@ -185,11 +185,11 @@ fn fit(counts: &LimitTally) -> Markup {
 
 /// Whom another policy would newly deny, and whom it would free.
 fn compared(name: &str, comparison: &Comparison) -> Markup {
-    let (freed, denied) = (comparison.total.only_this, comparison.total.only_other);
-    let list = |title: &str, requests: u64, of: fn(&Difference) -> u64| {
+    let [freed, denied] = comparison.total;
+    let list = |title: &str, requests: u64, of: fn(&Differing) -> u64| {
         let callers = comparison.callers(CALLERS, of);
-        let rows = callers.iter().map(|((name, value), difference)| {
-            vec![shown_caller(name, value, NAME_CHARS), count(of(difference))]
+        let rows = callers.iter().map(|((name, value), differing)| {
+            vec![shown_caller(name, value, NAME_CHARS), count(of(differing))]
         });
         let table = TextTable::new(&["caller", "#requests"], rows);
         html! {
@@ -208,8 +208,8 @@ fn compared(name: &str, comparison: &Comparison) -> Markup {
             }
         }
         div.columns {
-            (list("Newly denied", denied, |difference| difference.only_other))
-            (list("Freed", freed, |difference| difference.only_this))
+            (list("Newly denied", denied, |[_, only_other]| *only_other))
+            (list("Freed", freed, |[only_this, _]| *only_this))
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::caller::joined_names;
-use crate::compare::{Comparison, Difference};
+use crate::compare::Comparison;
 use crate::report::Report;
 use crate::table::TextTable;
 use crate::tally::{Denials, Tally};
@@ -65,8 +65,8 @@ pub(crate) fn totals(tally: &Tally) -> TextTable {
 }
 
 fn differing_table(comparison: &Comparison) -> TextTable {
-    let callers = comparison.callers(CALLERS, Difference::requests).into_iter();
-    let rows = callers.map(|((name, value), Difference { only_this, only_other })| {
+    let callers = comparison.callers(CALLERS, |requests| requests.iter().sum()).into_iter();
+    let rows = callers.map(|((name, value), [only_this, only_other])| {
         vec![shown_caller(name, value, NAME_CHARS), count(*only_other), count(*only_this)]
     });
     TextTable::new(&["caller", "#newly denied", "#freed"], rows)
@@ -79,7 +79,7 @@ fn limits_table(tally: &Tally, shadow: bool) -> TextTable {
         vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
-            joined_names(limit.identifier_names()),
+            joined_names(limit),
             count(counts.applied),
             count(counts.denied),
             share(counts.denied, counts.applied),
@@ -108,7 +108,7 @@ fn offenders_table(tally: &Tally) -> TextTable {
             count(offender.requests),
             count(denials.requests),
             share(denials.requests, offender.requests),
-            duration(denials.longest_us()),
+            duration(denials.longest_us),
             time(denials.first),
             time(denials.last),
             by_limit(tally, denials),

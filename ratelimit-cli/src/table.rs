@@ -39,10 +39,9 @@ impl TextTable {
 
     /// The table for a terminal. Names of columns that are all empty are left out.
     pub(crate) fn text(&self) -> String {
-        let header = self.columns.iter().map(|column| column.name.clone()).collect();
-        let header: Option<Vec<String>> =
-            Some(header).filter(|names: &Vec<_>| !names.concat().is_empty());
-        let lines = || header.iter().chain(&self.rows);
+        let header: Vec<_> = self.columns.iter().map(|column| column.name.clone()).collect();
+        let has_names = !header.concat().is_empty();
+        let lines = || has_names.then_some(&header).into_iter().chain(&self.rows);
         let width = |place| {
             lines().filter_map(|line| line.get(place)).map(|cell: &String| cell.width()).max()
         };

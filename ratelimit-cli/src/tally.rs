@@ -1,7 +1,7 @@
 //! [`Tally`]: the counts of a replay.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
@@ -9,7 +9,7 @@ use ratelimit_core::{
     Verdict,
 };
 
-use crate::caller::{BARE_NAME, Caller, check_names};
+use crate::caller::{BARE_NAME, Caller, check_names, names};
 use crate::input::{InputEntry, agent};
 use crate::nearness::Nearness;
 use crate::suggest::Needs;
@@ -113,8 +113,8 @@ pub(crate) struct Denials {
     pub(crate) last: Timestamp,
     /// Requests denied because of this caller: by a limit whose first identifier names it.
     pub(crate) requests: u64,
-    /// Those denials by limit, in the order of the policy.
-    pub(crate) by_limit: Vec<u64>,
+    /// Those denials by the position of the limit in the policy.
+    by_limit: BTreeMap<usize, u64>,
     /// Those denials by path, if lines are kept.
     paths: HashMap<Box<str>, u64>,
     /// The lines of the first of them, if lines are kept.
@@ -122,23 +122,12 @@ pub(crate) struct Denials {
     /// The spells of denials. A spell begins with a denied request, and ends when the wait of its last denial does, or
     /// when a request is admitted before that.
     pub(crate) spells: u64,
-    ended_us: u64,
-    longest_us: u64,
-    spell: Option<Spell>,
-}
-
-/// A spell of denials that no admitted request has ended yet.
-#[derive(Clone, Copy, Debug)]
-struct Spell {
-    since: Timestamp,
-    /// The end of the last denial's wait.
-    until: Timestamp,
-}
-
-impl Spell {
-    const fn lasted_us(self) -> u64 {
-        self.until.saturating_us_since(self.since)
-    }
+    /// How long the ended spells were, all together.
+    pub(crate) denied_us: u64,
+    /// The longest ended spell.
+    pub(crate) longest_us: u64,
+    /// When the spell began that has not ended yet, and when the wait of its last denial is over.
+    spell: Option<(Timestamp, Timestamp)>,
 }
 
 impl Denials {
@@ -146,25 +135,21 @@ impl Denials {
     fn denied(&mut self, at: Timestamp, until: Timestamp) {
         self.requests += 1;
         match &mut self.spell {
-            Some(spell) if at <= spell.until => spell.until = until,
+            Some((_, end)) if at <= *end => *end = until,
             _ => {
                 self.end_spell(at);
                 self.spells += 1;
-                self.spell = Some(Spell { since: at, until });
+                self.spell = Some((at, until));
             }
         }
     }
 
     fn end_spell(&mut self, at: Timestamp) {
-        if let Some(spell) = self.spell.take() {
-            let us = Spell { until: spell.until.min(at), ..spell }.lasted_us();
-            self.ended_us = self.ended_us.saturating_add(us);
+        if let Some((since, until)) = self.spell.take() {
+            let us = until.min(at).saturating_us_since(since);
+            self.denied_us = self.denied_us.saturating_add(us);
             self.longest_us = self.longest_us.max(us);
         }
-    }
-
-    fn open_us(&self) -> u64 {
-        self.spell.map_or(0, Spell::lasted_us)
     }
 
     /// The paths with the most denials, and how many each has.
@@ -179,16 +164,6 @@ impl Denials {
     /// The user agent in the first line that has one.
     pub(crate) fn agent(&self) -> Option<&str> {
         self.lines.iter().find_map(|line| agent(line))
-    }
-
-    /// How long the caller was denied, all spells together.
-    pub(crate) fn denied_us(&self) -> u64 {
-        self.ended_us.saturating_add(self.open_us())
-    }
-
-    /// The longest spell.
-    pub(crate) fn longest_us(&self) -> u64 {
-        self.longest_us.max(self.open_us())
     }
 }
 
@@ -212,10 +187,7 @@ impl Tally {
             })
         };
         let tally = |limit: &Limit<Policy>| {
-            let mut identifiers: Vec<_> = limit.identifier_names().map(&mut place_of).collect();
-            if identifiers.is_empty() {
-                identifiers.push(place_of(BARE_NAME));
-            }
+            let identifiers = names(limit).into_iter().map(&mut place_of).collect();
             let nearness = nearness.map(Nearness::of);
             let (limit, needs) = (limit.clone(), None);
             LimitTally { limit, applied: 0, denied: 0, nearness, needs, identifiers }
@@ -244,11 +216,8 @@ impl Tally {
             return;
         }
         self.requests += 1;
-        self.timeline.count(
-            entry.at,
-            allowed,
-            decided.each().map(|(place, one)| (place, one.allowed)),
-        );
+        let by_limit = decided.each().map(|(place, one)| (place, one.allowed));
+        self.timeline.count(entry.at, allowed, by_limit);
         for (place, one) in decided.each() {
             let tally = &mut self.limits[place];
             tally.applied += 1;
@@ -291,7 +260,6 @@ impl Tally {
 
     fn count_denial(&mut self, decided: &Decided<'_>) {
         let entry = decided.entry;
-        let limits = self.limits.len();
         // A request that never fits has no wait.
         let wait_us = decided.denying().filter_map(|(_, one)| one.retry_after_us).max();
         let until = entry.at.saturating_add_us(wait_us.unwrap_or(0));
@@ -303,12 +271,13 @@ impl Tally {
                     continue;
                 };
                 let denials = caller.denials.get_or_insert_with(|| {
-                    let by_limit = vec![0; limits];
-                    Box::new(Denials { first: entry.at, by_limit, ..Denials::default() })
+                    Box::new(Denials { first: entry.at, ..Denials::default() })
                 });
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
-                denials.by_limit[place] += u64::from(nth == 0);
+                if nth == 0 {
+                    *denials.by_limit.entry(place).or_default() += 1;
+                }
             }
         }
         for (kind, name) in self.blamed(decided) {
@@ -325,6 +294,14 @@ impl Tally {
             {
                 *denials.paths.entry(path.into()).or_default() += 1;
             }
+        }
+    }
+
+    /// Ends the spells that go on, as there are no further requests.
+    pub(crate) fn end_spells(&mut self) {
+        let callers = self.identifiers.iter_mut().flat_map(|kind| kind.callers.values_mut());
+        for denials in callers.filter_map(|caller| caller.denials.as_mut()) {
+            denials.end_spell(Timestamp::MAX);
         }
     }
 
@@ -345,8 +322,7 @@ impl Tally {
         &'t self,
         denials: &'t Denials,
     ) -> impl Iterator<Item = (&'t str, u64)> {
-        let counts = self.limits.iter().zip(&denials.by_limit).filter(|(_, denied)| **denied > 0);
-        counts.map(|(tally, denied)| (tally.limit.name(), *denied))
+        denials.by_limit.iter().map(|(place, denied)| (self.limits[*place].limit.name(), *denied))
     }
 
     /// The identifiers that name callers: each is the first of a limit.

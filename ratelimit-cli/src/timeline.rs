@@ -28,8 +28,8 @@ pub(crate) struct Timeline {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TimeBucket {
     pub(crate) all: Counts,
-    /// What each limit decided, by its position in the policy; shorter if the last limits decided nothing.
-    pub(crate) by_limit: Vec<Counts>,
+    /// What each limit decided, by its position in the policy.
+    pub(crate) by_limit: BTreeMap<usize, Counts>,
 }
 
 /// Admitted and denied requests.
@@ -58,12 +58,7 @@ impl Counts {
 impl TimeBucket {
     /// What one limit decided.
     pub(crate) fn limit(&self, place: usize) -> Counts {
-        self.by_limit.get(place).copied().unwrap_or_default()
-    }
-
-    fn limit_mut(&mut self, place: usize) -> &mut Counts {
-        self.by_limit.resize(self.by_limit.len().max(place + 1), Counts::default());
-        &mut self.by_limit[place]
+        self.by_limit.get(&place).copied().unwrap_or_default()
     }
 }
 
@@ -79,7 +74,7 @@ impl Timeline {
         let bucket = self.buckets.entry(place).or_default();
         bucket.all.count(allowed);
         for (place, allowed) in by_limit {
-            bucket.limit_mut(place).count(allowed);
+            bucket.by_limit.entry(place).or_default().count(allowed);
         }
         if bucket.all.total() == 1 {
             self.widen();
@@ -123,8 +118,8 @@ impl Timeline {
             for (place, bucket) in std::mem::take(&mut self.buckets) {
                 let into = self.buckets.entry(place / merged).or_default();
                 into.all.add(bucket.all);
-                for (place, counts) in bucket.by_limit.into_iter().enumerate() {
-                    into.limit_mut(place).add(counts);
+                for (place, counts) in bucket.by_limit {
+                    into.by_limit.entry(place).or_default().add(counts);
                 }
             }
         }

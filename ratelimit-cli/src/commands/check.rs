@@ -52,11 +52,8 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         let caller = entry.caller.display();
         let mut lines = format!("{caller} at cost {}: {answer}\n", costs_of(&entry.costs));
         for (_, one) in decided.each() {
-            let _ = writeln!(
-                lines,
-                "  {}",
-                sentence(one.configured(), one.decision(), one.account().owed)
-            );
+            let told = sentence(one.configured(), one.decision(), one.account().owed);
+            let _ = writeln!(lines, "  {told}");
         }
         lines
     };
@@ -94,5 +91,5 @@ pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision, owed: u64) ->
         ),
     };
     let mark = if limit.is_shadow() { "in shadow: " } else { "" };
-    format!("{mark}{} (for each {}) {answer}", limit.name(), joined_names(limit.identifier_names()))
+    format!("{mark}{} (for each {}) {answer}", limit.name(), joined_names(limit))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use ratelimit_core::algorithm::{LogEntry, PolicyState, WindowEntry};
+use ratelimit_core::algorithm::{BucketCount, LogEntry, PolicyState, WindowEntry};
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Decision, Limit, Policy, Timestamp};
 use serde::Serialize;
@@ -69,10 +69,8 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
 
 /// A state by its own field names, and the tokens of a token bucket.
 fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
-    let entries = |entries: &[LogEntry]| -> Vec<Value> {
-        let entry = |e: &LogEntry| json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost });
-        entries.iter().map(entry).collect()
-    };
+    let entry = |e: &LogEntry| json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost });
+    let entries = |entries: &[LogEntry]| entries.iter().map(entry).collect::<Value>();
     let window = |start: Timestamp, count: u64, ends_us: u64| json!({ "start_us": start.as_us(), "count": count, "ends_us": ends_us });
     let Some(state) = state else { return Value::Null };
     match state {
@@ -89,9 +87,8 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
         PolicyState::FixedWindow(state) => window(state.start, state.count, state.ends_us),
         PolicyState::FirstRequestWindow(state) => window(state.start, state.count, state.ends_us),
         PolicyState::BucketedWindow(state) => {
-            let buckets = state.buckets.iter();
-            let buckets = buckets.map(|b| json!({ "start_us": b.start.as_us(), "count": b.count }));
-            json!({ "buckets": buckets.collect::<Vec<_>>() })
+            let bucket = |b: &BucketCount| json!({ "start_us": b.start.as_us(), "count": b.count });
+            json!({ "buckets": state.buckets.iter().map(bucket).collect::<Value>() })
         }
         PolicyState::SlidingCounter(state) => json!({
             "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
@@ -102,7 +99,7 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
                 let metadata = String::from_utf8_lossy(&e.metadata);
                 json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost, "metadata": metadata })
             };
-            let entries = state.entries.iter().map(entry).collect::<Vec<_>>();
+            let entries: Value = state.entries.iter().map(entry).collect();
             json!({ "start_us": state.start.as_us(), "entries": entries })
         }
         PolicyState::SlidingLog(state) => json!({ "entries": entries(&state.entries) }),

@@ -1,7 +1,6 @@
 //! `ratelimit replay`.
 
 use std::fs::File;
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::iter;
 use std::path::Path;
@@ -30,7 +29,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let mut requests = ReplayedRequests::open(&args.log, &Interrupt::catch()?, how)?;
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
-    let prefix = own_prefix();
+    // Its own: concurrent replays must not see each other's states.
+    let prefix = format!("rl-replay-{:032x}", fastrand::u128(..));
     let (outcome, report) = store::block_on(async {
         let limiter =
             async |url: &StoreUrl, limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
@@ -138,13 +138,6 @@ fn finish(
         super::print(text)?;
     }
     ended.map(|()| 0)
-}
-
-/// A unique prefix of keys: concurrent replays must not see each other's states.
-fn own_prefix() -> String {
-    // The only source of randomness in the standard library; it prevents collisions.
-    let random = |n: u8| RandomState::new().hash_one(n);
-    format!("rl-replay-{:016x}{:016x}", random(0), random(1) ^ u64::from(std::process::id()))
 }
 
 fn shown(path: &Path) -> String {

@@ -37,6 +37,8 @@ struct Limited {
     /// The position of the limit in the policy.
     place: usize,
     caller: String,
+    /// Until its request would be admitted.
+    wait_us: u64,
     decision: Decision,
 }
 
@@ -48,10 +50,9 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
         let store = store::connect(redis, &args.scan.prefix, None, &limits).await?;
         in_each_mode!(&store, store => scan(args, redis, &limits, &interrupt, store).await)
     })?;
-    // The longest wait first; a request that never fits has no wait.
+    // The longest wait first.
     found.limited.sort_unstable_by(|a, b| {
-        let wait = |limited: &Limited| limited.decision.retry_after_us.unwrap_or(u64::MAX);
-        (wait(b), a.place, &a.caller).cmp(&(wait(a), b.place, &b.caller))
+        (b.wait_us, a.place, &a.caller).cmp(&(a.wait_us, b.place, &b.caller))
     });
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
@@ -111,11 +112,12 @@ async fn peek<S: Store<Policy, Error = RedisError>>(
     let keyed: Vec<_> = limits.iter().map(|limit| (limit, caller.into())).collect();
     let verdict = store::apply_to(store, &keyed, Op::Peek, args.cost).await?;
     let denied = verdict.decisions().iter().enumerate().filter(|(_, decision)| !decision.allowed);
-    // A cost above the capacity is denied to everyone, and no news about this caller.
-    let denied = denied.filter(|(_, decision)| decision.retry_after_us.is_some());
-    Ok(denied
-        .map(|(place, decision)| Limited { place, caller: caller.to_owned(), decision: *decision })
-        .collect())
+    let limited = denied.filter_map(|(place, &decision)| {
+        // A cost above the capacity is denied to everyone, and no news about this caller.
+        let wait_us = decision.retry_after_us?;
+        Some(Limited { place, caller: caller.to_owned(), wait_us, decision })
+    });
+    Ok(limited.collect())
 }
 
 /// What the reader must know before trusting the list.
@@ -146,7 +148,8 @@ fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
 }
 
 fn table(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String {
-    let rows = found.limited.iter().take(args.most).map(|Limited { place, caller, decision }| {
+    let rows = found.limited.iter().take(args.most).map(|limited| {
+        let Limited { place, caller, wait_us, decision } = limited;
         let limit = &limits.as_slice()[*place];
         let shadow = if limit.is_shadow() { " (shadow)" } else { "" };
         vec![
@@ -154,7 +157,7 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String 
             format!("{}{shadow}", limit.name()),
             count(decision.remaining),
             count(decision.limit),
-            decision.retry_after_us.map_or_else(|| "never".to_owned(), duration),
+            duration(*wait_us),
         ]
     });
     let table = TextTable::new(&["caller", "limit", "#left", "#of", "#retry in"], rows);
@@ -190,12 +193,12 @@ fn arguments(limit: &Limit<Policy>, key: &str) -> String {
 }
 
 fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String {
-    let line = |Limited { place, caller, decision }: &Limited| {
+    let line = |Limited { place, caller, wait_us, decision }: &Limited| {
         let limit = &limits.as_slice()[*place];
         json!({
             "value": caller, "identifiers": limit.identifier_names().collect::<Vec<_>>(),
             "name": limit.name(), "shadow": limit.is_shadow(), "limit": decision.limit,
-            "remaining": decision.remaining, "retry_after_us": decision.retry_after_us,
+            "remaining": decision.remaining, "retry_after_us": wait_us,
         })
     };
     let totals = json!({

@@ -7,8 +7,7 @@
 //! Lines in real logs may be truncated: everything after the status is optional. A number at the end tells how long the
 //! request took: `%D` or `%T` of Apache, `$request_time` of nginx.
 
-use std::time::{Duration, UNIX_EPOCH};
-
+use chrono::DateTime;
 use ratelimit_core::Timestamp;
 use ratelimit_core::store::Op;
 
@@ -78,22 +77,8 @@ impl AccessLog {
 
 /// The moment `17/May/2015:10:05:03 +0000`, if it is one in the range of the algorithms.
 fn moment(text: &str) -> Option<Timestamp> {
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (local, zone) = text.split_once(' ')?;
-    let (date, clock) = local.split_once(':')?;
-    let [day, month, year] = date.splitn(3, '/').collect::<Vec<_>>().try_into().ok()?;
-    let month = MONTHS.iter().position(|name| *name == month)? + 1;
-    let local = humantime::parse_rfc3339(&format!("{year}-{month:02}-{day}T{clock}Z")).ok()?;
-    let number = |from: usize| zone.get(from..from + 2)?.parse::<u64>().ok();
-    let offset = Duration::from_secs(number(1)? * 3_600 + number(3)? * 60);
-    let utc = match zone.as_bytes() {
-        [b'+', _, _, _, _] => local.checked_sub(offset)?,
-        [b'-', _, _, _, _] => local.checked_add(offset)?,
-        _ => return None,
-    };
-    let us = utc.duration_since(UNIX_EPOCH).ok()?.as_micros();
-    Timestamp::from_us(u64::try_from(us).ok()?)
+    let time = DateTime::parse_from_str(text, "%d/%b/%Y:%H:%M:%S %z").ok()?;
+    Timestamp::from_us(time.timestamp_micros().try_into().ok()?)
 }
 
 /// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if the request

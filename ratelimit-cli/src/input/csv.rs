@@ -5,11 +5,9 @@
 //! contain a line break.
 
 use csv_core::{ReadRecordResult, Reader};
-use ratelimit_core::LimitCosts;
-use ratelimit_core::store::Op;
 
 use super::{BadLine, InputEntry, op, timestamp, whole_number};
-use crate::caller::{BARE_NAME, Caller};
+use crate::caller::BARE_NAME;
 use crate::text::quoted;
 
 /// What begins the column of the cost under a limit: `cost:input`.
@@ -64,33 +62,32 @@ impl Csv {
         if found != expected {
             return Err(format!("has {found} cells, and the header has {expected}"));
         }
-        let (mut at, mut costs, mut operation) = (None, LimitCosts::from(1), Op::Acquire);
-        let mut duration_us = None;
-        let mut caller = Caller::default();
+        let mut at = None;
+        let mut entry = InputEntry { costs: 1.into(), ..InputEntry::default() };
         for (column, cell) in self.columns.iter().zip(self.cells.iter()) {
             if cell.is_empty() {
                 continue;
             }
             match column.as_str() {
                 "at_us" => at = Some(timestamp(integer(column, cell)?)?),
-                "cost" => costs = costs.others(integer(column, cell)?),
-                "op" => operation = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
-                "duration_us" => duration_us = Some(integer(column, cell)?),
-                BARE_NAME => caller.bare = Some(String::from_utf8_lossy(cell).into_owned()),
+                "cost" => entry.costs = entry.costs.others(integer(column, cell)?),
+                "op" => entry.op = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
+                "duration_us" => entry.duration_us = Some(integer(column, cell)?),
+                BARE_NAME => entry.caller.bare = Some(String::from_utf8_lossy(cell).into_owned()),
                 _ if column.starts_with(COST_OF) => {
-                    costs.set(&column[COST_OF.len()..], integer(column, cell)?);
+                    entry.costs.set(&column[COST_OF.len()..], integer(column, cell)?);
                 }
                 _ => {
                     let value = String::from_utf8_lossy(cell).into_owned();
-                    caller.named.list.push((column.clone().into(), value));
+                    entry.caller.named.list.push((column.clone().into(), value));
                 }
             }
         }
-        if caller.bare.is_none() && caller.named.list.is_empty() {
+        if entry.caller.bare.is_none() && entry.caller.named.list.is_empty() {
             return Err("names no caller; fill in key or a column such as ip".to_owned());
         }
-        let at = at.ok_or("has no at_us")?;
-        Ok(InputEntry { at, caller, costs, op: operation, duration_us, line: None })
+        entry.at = at.ok_or("has no at_us")?;
+        Ok(entry)
     }
 }
 
@@ -104,22 +101,19 @@ fn integer(column: &str, cell: &[u8]) -> Result<u64, BadLine> {
 /// The cells of one line.
 #[derive(Default)]
 struct Cells {
-    line: Vec<u8>,
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Cells {
     fn read(&mut self, line: &[u8]) -> Result<(), BadLine> {
-        self.line.clear();
-        self.line.extend_from_slice(line);
-        self.line.push(b'\n');
+        let line = [line, b"\n"].concat();
         // A line has at most as many bytes of cells as bytes, and at most one cell more than bytes.
-        let length = self.line.len();
+        let length = line.len();
         self.text.resize(length, 0);
         self.ends.resize(length + 1, 0);
         let (result, used, _, count) =
-            Reader::new().read_record(&self.line, &mut self.text, &mut self.ends);
+            Reader::new().read_record(&line, &mut self.text, &mut self.ends);
         self.ends.truncate(count);
         // The end of the line completes the last cell, unless a carriage return has done so.
         let is_whole = matches!(result, ReadRecordResult::Record) && used + 1 >= length;
@@ -134,6 +128,9 @@ impl Cells {
 
 #[cfg(test)]
 mod tests {
+    use ratelimit_core::LimitCosts;
+    use ratelimit_core::store::Op;
+
     use super::*;
 
     fn csv(header: &str) -> Csv {

@@ -3,11 +3,14 @@
 
 use super::access_log::AccessLog;
 use super::csv::{self, Csv};
-use super::{BadLine, Line, Parser, TOO_LONG, jsonl};
+use super::{BadLine, Line, NAMED_BAD_LINES, Parser, TOO_LONG, jsonl};
 use crate::args::{FormatArg, UnitArg};
 
 /// The number of lines after which the format counts as unknown.
 pub(crate) const LINES: u64 = 1_000;
+
+/// The bad lines before the line that decided the format, each with its number.
+type BadLines = Vec<(u64, BadLine)>;
 
 /// Searches for the first line of a known format.
 pub(crate) struct Detector {
@@ -17,33 +20,21 @@ pub(crate) struct Detector {
     unit: Option<UnitArg>,
     /// The format that the lines so far resemble.
     likely: FormatArg,
-    /// The bad lines so far that are to be reported, each with the format that it resembles.
+    /// The bad lines so far, each with the format that it resembles. Those behind the first [`NAMED_BAD_LINES`] are only
+    /// counted, so their bytes are not kept.
     bad: Vec<(u64, Option<Vec<u8>>, FormatArg)>,
-    bad_lines: u64,
-    /// How many bad lines are reported.
-    named: u64,
-}
-
-/// The bad lines before the line that decided the format.
-#[derive(Default)]
-pub(crate) struct Before {
-    /// The first of them, each with its number.
-    pub(crate) named: Vec<(u64, BadLine)>,
-    /// The number of all of them.
-    pub(crate) count: u64,
 }
 
 impl Detector {
-    /// A detector that keeps this many bad lines.
-    pub(crate) fn new(format: FormatArg, unit: Option<UnitArg>, named: u64) -> Self {
+    pub(crate) fn new(format: FormatArg, unit: Option<UnitArg>) -> Self {
         let is_csv = format == FormatArg::Csv;
         let likely = if is_csv { FormatArg::Csv } else { FormatArg::Combined };
-        Self { format, unit, likely, bad: Vec::new(), bad_lines: 0, named }
+        Self { format, unit, likely, bad: Vec::new() }
     }
 
     /// Examines a line that is not blank: the parser of its format, and the bad lines before it. Of a CSV trace it is the
     /// header, which is consumed. A header that cannot be used is an error.
-    pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<(Parser, Before)>, BadLine> {
+    pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<(Parser, BadLines)>, BadLine> {
         let (bytes, is_csv) = (line.bytes.unwrap_or_default(), self.format == FormatArg::Csv);
         // The order matters: a request in a log may contain commas, and so may text in JSON.
         let found = if !is_csv && AccessLog::new(self.unit).parse(bytes).is_ok() {
@@ -59,10 +50,8 @@ impl Detector {
             } else if bytes.windows(5).any(|five| five == b"at_us") {
                 self.likely = FormatArg::Csv;
             }
-            if self.bad_lines < self.named {
-                self.bad.push((line.number, line.bytes.map(<[u8]>::to_vec), self.likely));
-            }
-            self.bad_lines += 1;
+            let kept = line.bytes.filter(|_| (self.bad.len() as u64) < NAMED_BAD_LINES);
+            self.bad.push((line.number, kept.map(<[u8]>::to_vec), self.likely));
             return Ok(None);
         };
         Ok(Some((found.1, self.before(Some(found.0)))))
@@ -70,16 +59,16 @@ impl Detector {
 
     /// Whether the detector has examined enough lines to give up.
     pub(crate) const fn is_at_a_loss(&self) -> bool {
-        self.bad_lines >= LINES
+        self.bad.len() as u64 >= LINES
     }
 
     /// The lines so far, each with the error for the format that it resembles.
-    pub(crate) fn give_up(&mut self) -> Before {
+    pub(crate) fn give_up(&mut self) -> BadLines {
         self.before(None)
     }
 
     /// The lines so far, each with its error in a format.
-    fn before(&mut self, format: Option<FormatArg>) -> Before {
+    fn before(&mut self, format: Option<FormatArg>) -> BadLines {
         let judged = |(number, bytes, likely): (u64, Option<Vec<u8>>, _)| {
             let bad = match (bytes, Parser::of(format.unwrap_or(likely), self.unit)) {
                 (None, _) => TOO_LONG.to_owned(),
@@ -88,7 +77,6 @@ impl Detector {
             };
             Some((number, bad))
         };
-        let named = std::mem::take(&mut self.bad).into_iter().filter_map(judged).collect();
-        Before { named, count: std::mem::take(&mut self.bad_lines) }
+        std::mem::take(&mut self.bad).into_iter().filter_map(judged).collect()
     }
 }

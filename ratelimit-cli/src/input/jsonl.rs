@@ -1,5 +1,6 @@
 //! JSONL traces, one JSON object per line: `{"at_us": 9500000, "key": "k", "cost": 5}`.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use ratelimit_core::LimitCosts;
@@ -22,16 +23,12 @@ struct Record {
     duration_us: Option<Value>,
 }
 
-/// The field that distinguishes a trace line from any other object.
-#[derive(serde::Deserialize)]
-struct Dated {
-    #[serde(rename = "at_us")]
-    _at_us: de::IgnoredAny,
-}
-
-/// Whether a line belongs to a trace, even if it is invalid.
+/// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object has.
 pub(crate) fn is_record(line: &[u8]) -> bool {
-    serde_json::from_slice::<Dated>(line).is_ok()
+    let fields = serde_json::from_str::<HashMap<String, Option<de::IgnoredAny>>>(
+        &String::from_utf8_lossy(line),
+    );
+    fields.is_ok_and(|fields| fields.contains_key("at_us"))
 }
 
 pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
@@ -44,28 +41,26 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
     if record.key.is_none() && named.list.is_empty() {
         return Err("names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}".to_owned());
     }
-    let number = |field, value: Option<Value>| {
-        let number = |value: Value| whole_number(field, value.as_u64(), &value.to_string());
-        value.map(number).transpose()
-    };
+    let number =
+        |field: &str, value: &Value| whole_number(field, value.as_u64(), &value.to_string());
     let costs = match record.cost {
         Some(Value::Object(of_limits)) => {
             let mut costs = LimitCosts::from(1);
             for (limit, cost) in of_limits {
-                let field = format!("cost of {}", quoted(&limit, 40));
-                let cost = whole_number(&field, cost.as_u64(), &cost.to_string())?;
+                let cost = number(&format!("cost of {}", quoted(&limit, 40)), &cost)?;
                 costs = if limit == OTHERS { costs.others(cost) } else { costs.of(&limit, cost) };
             }
             costs
         }
-        cost => LimitCosts::from(number("cost", cost)?.unwrap_or(1)),
+        Some(cost) => number("cost", &cost)?.into(),
+        None => 1.into(),
     };
     Ok(InputEntry {
-        at: timestamp(number("at_us", Some(record.at_us))?.unwrap_or(0))?,
+        at: timestamp(number("at_us", &record.at_us)?)?,
         caller: Caller { bare: record.key, named },
         costs,
         op: record.op.map_or(Ok(Op::Acquire), |name| op(&name))?,
-        duration_us: number("duration_us", record.duration_us)?,
+        duration_us: record.duration_us.map(|us| number("duration_us", &us)).transpose()?,
         line: None,
     })
 }
@@ -143,6 +138,7 @@ mod tests {
 
     #[test]
     fn bad_lines_say_which_field_is_wrong() {
+        assert!(is_record(br#"{"x": 1e999, "at_us": null}"#) && !is_record(b"[5]"));
         for (line, says) in [
             ("", "no JSON object"),
             ("{", "EOF"),

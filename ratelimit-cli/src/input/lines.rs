@@ -37,15 +37,12 @@ impl Lines {
             return Ok(None);
         }
         self.number += 1;
-        let ended = self.buffer.last() == Some(&b'\n');
-        if !ended && self.buffer.len() > MAX_LINE_BYTES {
+        let ended = self.buffer.strip_suffix(b"\n");
+        if ended.is_none() && self.buffer.len() > MAX_LINE_BYTES {
             self.input.skip_until(b'\n')?;
             return Ok(Some(Line { number: self.number, bytes: None }));
         }
-        let mut line = self.buffer.as_slice();
-        if ended {
-            line = &line[..line.len() - 1];
-        }
+        let mut line = ended.unwrap_or(&self.buffer);
         line = line.strip_suffix(b"\r").unwrap_or(line);
         if self.number == 1 {
             // Some editors and spreadsheets write a byte order mark.

@@ -43,14 +43,8 @@ impl Leases {
         let cost = match entry.op {
             Op::Acquire if allowed && one.allowed => told,
             Op::Force => told.min(limit.algorithm().capacity().saturating_sub(held())),
-            Op::Refund => {
-                end_newest(leases, told);
-                return;
-            }
-            Op::Reset => {
-                leases.clear();
-                return;
-            }
+            Op::Refund => return end_newest(leases, told),
+            Op::Reset => return leases.clear(),
             _ => return,
         };
         if cost == 0 {

@@ -5,7 +5,8 @@
 //! decided in the order of its lines: it says what a store is asked, and a clock may go back.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::rc::Rc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ratelimit_core::store::Op;
@@ -39,8 +40,8 @@ pub(crate) struct Reading {
 
 /// One request, and where it stands.
 pub(super) struct ReplayedRequest {
-    /// The position of its input.
-    pub(super) input: usize,
+    /// The name of its input.
+    pub(super) input: Rc<Path>,
     /// The number of its line.
     pub(super) number: u64,
     pub(super) entry: InputEntry,
@@ -111,10 +112,10 @@ impl ReplayedRequests {
             let (source, length) = InputSource::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
             inputs.push(Input {
-                name: path.clone(),
+                name: path.as_path().into(),
                 lines: Lines::new(source),
                 parser: Parser::of(log.format, log.duration_unit),
-                detector: Detector::new(log.format, log.duration_unit, super::NAMED_BAD_LINES),
+                detector: Detector::new(log.format, log.duration_unit),
                 has_durations: false,
                 window: BTreeMap::new(),
                 most_lines: WINDOW_LINES / log.inputs.len().max(1),
@@ -139,12 +140,6 @@ impl ReplayedRequests {
         Ok(Self { inputs, names, asked, failed: None, has_leases: false, trouble })
     }
 
-    /// The name of an input, and where its bad lines are reported.
-    pub(super) fn reported(&mut self, input: usize) -> (&Path, &mut Trouble) {
-        let name = self.inputs.get(input).map_or(Path::new(""), |input| &input.name);
-        (name, &mut self.trouble)
-    }
-
     /// The limits that can be tried on these inputs, and what must be said of the others.
     ///
     /// How many requests are in flight follows from how long each takes, which few access logs tell.
@@ -152,12 +147,12 @@ impl ReplayedRequests {
         &mut self,
         limits: Limits<Policy>,
     ) -> Result<(Limits<Policy>, Option<String>), Failure> {
-        let of_leases = |limit: &&Limit<Policy>| limit.algorithm().has_leases();
-        let names: Vec<_> = limits.iter().filter(of_leases).map(Limit::name).collect();
-        if names.is_empty() {
+        let (leases, others): (Vec<_>, Vec<_>) =
+            limits.iter().partition(|limit| limit.algorithm().has_leases());
+        if leases.is_empty() {
             return Ok((limits, None));
         }
-        let names = names.join(", ");
+        let names = leases.into_iter().map(Limit::name).collect::<Vec<_>>().join(", ");
         // The format of each input is known once its first request is. The replay reports a failure, with what was read
         // before.
         let mut peeked = self.inputs.iter_mut().map(|input| input.peek(&mut self.trouble));
@@ -176,11 +171,11 @@ impl ReplayedRequests {
             "the log has no durations"
         };
         let note = format!("{names}: a concurrency limit cannot be replayed, because {why}");
-        let others: Vec<_> = limits.iter().filter(|limit| !of_leases(limit)).cloned().collect();
         if others.is_empty() {
             return Err(Failure::input(format!("{note}; name a policy with other limits as well")));
         }
-        let others = Limits::new(others).map_err(|error| Failure::input(error.to_string()))?;
+        let others = Limits::new(others.into_iter().cloned());
+        let others = others.map_err(|error| Failure::input(error.to_string()))?;
         Ok((others, Some(note + ". It is left out here")))
     }
 
@@ -199,26 +194,23 @@ impl ReplayedRequests {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
-        let mut earliest = None;
+        let mut earliest: Option<(Timestamp, usize)> = None;
         for (place, input) in self.inputs.iter_mut().enumerate() {
             let at = input.peek(&mut self.trouble)?;
             self.trouble.interrupt.check()?;
-            if let Some(at) = at
-                && earliest.is_none_or(|(least, _): (Timestamp, _)| at < least)
-            {
-                earliest = Some((at, place));
-            }
+            earliest = earliest.into_iter().chain(at.map(|at| (at, place))).min();
         }
-        Ok(earliest.and_then(|(_, input)| {
-            let ((_, number), entry) = self.inputs[input].window.pop_first()?;
-            Some(ReplayedRequest { input, number, entry })
+        Ok(earliest.and_then(|(_, place)| {
+            let input = &mut self.inputs[place];
+            let ((_, number), entry) = input.window.pop_first()?;
+            Some(ReplayedRequest { input: Rc::clone(&input.name), number, entry })
         }))
     }
 }
 
 /// The requests of one input; those of an access log by their times.
 struct Input {
-    name: PathBuf,
+    name: Rc<Path>,
     lines: Lines,
     /// `None` until a line tells the format.
     parser: Option<Parser>,
@@ -273,7 +265,7 @@ impl Input {
 
     /// The request of the next line that is one. Others are reported.
     fn read(&mut self, trouble: &mut Trouble) -> Result<Option<(u64, InputEntry)>, Failure> {
-        let name = self.name.as_path();
+        let name = &*self.name;
         loop {
             let line = match self.lines.next() {
                 // An interrupted input may end within a line.
@@ -281,7 +273,7 @@ impl Input {
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(error) => {
-                    trouble.before(name, self.detector.give_up())?;
+                    trouble.before(name, &self.detector.give_up())?;
                     let (name, number) = (name.display(), self.lines.number);
                     let what = format!("{name}: cannot be read after line {number}: {error}");
                     return Err(Failure::input(what));
@@ -304,7 +296,7 @@ impl Input {
                         continue;
                     };
                     let parser = unknown.insert(found);
-                    trouble.before(name, before)?;
+                    trouble.before(name, &before)?;
                     if matches!(parser, Parser::Csv(_)) {
                         continue;
                     }
@@ -326,7 +318,7 @@ impl Input {
             }
         }
         let gave_up = self.detector.is_at_a_loss();
-        trouble.before(name, self.detector.give_up())?;
+        trouble.before(name, &self.detector.give_up())?;
         if gave_up {
             let lines = plural(DETECTED_LINES, "line", "lines");
             let remedy = match self.detector.format {

@@ -8,7 +8,7 @@ use ratelimit_core::Timestamp;
 use crate::table::TextTable;
 use crate::tally::Tally;
 use crate::text::{count, duration, plural, time};
-use crate::timeline::{Counts, TimeBucket, Timeline};
+use crate::timeline::{Counts, TimeBucket};
 
 /// The whole of a chart, in thousandths of a percent.
 const WHOLE: u64 = 100_000;
@@ -23,16 +23,6 @@ struct Axis {
 }
 
 impl Axis {
-    fn of(timeline: &Timeline) -> Self {
-        let buckets = timeline.buckets();
-        let from = buckets.first().map_or(Timestamp::ZERO, |(first, _)| *first);
-        let whole = timeline.width_us() * buckets.len() as u64;
-        let (step, ticks) = timeline.ticks();
-        let place = |at: Timestamp| scaled(at.saturating_us_since(from), WHOLE, whole);
-        let ticks = ticks.map(|at| (place(at), clock(at, step))).collect();
-        Self { buckets, ticks }
-    }
-
     /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of a bucket.
     fn strip(&self, title: &str, highest: u64, counts: impl Fn(&TimeBucket) -> Counts) -> Markup {
         let step = round_step(highest);
@@ -51,15 +41,18 @@ impl Axis {
                     @let [left, right] = [slot, slot + 1].map(|slot| scaled(slot, WHOLE, slots));
                     @let admitted = visible(counts.admitted, top);
                     @let denied = visible(counts.denied, top).min(WHOLE - admitted);
-                    @let bar = (left + (right - left) / 20, (right - left) * 9 / 10);
+                    @let x = percent(left + (right - left) / 20);
+                    @let width = percent((right - left) * 9 / 10);
+                    @let bars = [("of-denied", admitted + denied, denied), ("of-admitted", admitted, admitted)];
                     g {
                         title {
                             (time(*at)) ": "
                             @if counts.admitted > 0 { (count(counts.admitted)) " admitted, " }
                             (count(counts.denied)) " denied"
                         }
-                        (rect("of-denied", bar, WHOLE - admitted - denied, denied))
-                        (rect("of-admitted", bar, WHOLE - admitted, admitted))
+                        @for (class, top, height) in bars.into_iter().filter(|(.., height)| *height > 0) {
+                            rect class=(class) x=(x) y=(percent(WHOLE - top)) width=(width) height=(percent(height)) {}
+                        }
                     }
                 }
                 @for (tick, y) in &rows { text x="0" y=(y) dy="1em" { (count(*tick)) } }
@@ -70,12 +63,18 @@ impl Axis {
 
 /// All requests, and below them the denials of each limit, on one axis of time.
 pub(super) fn over_time(tally: &Tally) -> Markup {
-    let axis = Axis::of(&tally.timeline);
+    let buckets = tally.timeline.buckets();
+    let from = buckets.first().map_or(Timestamp::ZERO, |(first, _)| *first);
+    let whole = tally.timeline.width_us() * buckets.len() as u64;
+    let (step, ticks) = tally.timeline.ticks();
+    let place = |at: Timestamp| scaled(at.saturating_us_since(from), WHOLE, whole);
+    let ticks = ticks.map(|at| (place(at), clock(at, step))).collect();
+    let axis = Axis { buckets, ticks };
     let most = |of: &dyn Fn(&TimeBucket) -> u64| {
         axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0)
     };
     // The limits are on one scale, so that they can be compared.
-    let highest = most(&|bucket| bucket.by_limit.iter().map(|c| c.denied).max().unwrap_or(0));
+    let highest = most(&|bucket| bucket.by_limit.values().map(|c| c.denied).max().unwrap_or(0));
     html! {
         figure {
             p.legend { strong { "All requests" } span.of-admitted { "admitted" } span.of-denied { "denied" } }
@@ -191,14 +190,6 @@ fn log2(n: u64) -> u64 {
 /// The height of a bar: at least a fiftieth of the chart for what exists, so that one denial among a million is seen.
 fn visible(n: u64, top: u64) -> u64 {
     if n > 0 { scaled(n, WHOLE, top).max(WHOLE / 50) } else { 0 }
-}
-
-fn rect(class: &str, (x, width): (u64, u64), y: u64, height: u64) -> Markup {
-    html! {
-        @if height > 0 && width > 0 {
-            rect class=(class) x=(percent(x)) y=(percent(y)) width=(percent(width)) height=(percent(height)) {}
-        }
-    }
 }
 
 /// `n · to / from`, without overflow.

@@ -6,7 +6,7 @@ use ratelimit_core::Algorithm as _;
 use serde_json::{Value, json};
 
 use super::{CALLERS, PATHS, Report};
-use crate::compare::{Comparison, Difference};
+use crate::compare::{Comparison, Differing};
 use crate::nearness::Nearness;
 use crate::tally::{LimitTally, Offender, Tally};
 
@@ -28,8 +28,8 @@ pub(crate) fn data(report: &Report<'_>) -> Value {
             "by_limit": tally.by_limit(denials).collect::<BTreeMap<_, _>>(),
             "paths": denials.top_paths(PATHS), "agent": denials.agent(),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
-            "spells": denials.spells, "denied_for_us": denials.denied_us(),
-            "longest_us": denials.longest_us(),
+            "spells": denials.spells, "denied_for_us": denials.denied_us,
+            "longest_us": denials.longest_us,
         })
     };
     let buckets = tally.timeline.buckets().into_iter().map(|(at, bucket)| {
@@ -80,20 +80,20 @@ fn limits(tally: &Tally) -> Vec<Value> {
 }
 
 fn compared(name: &str, comparison: &Comparison) -> Value {
-    let caller = |((name, value), difference): (&(Box<str>, Box<str>), &Difference)| {
+    let caller = |((name, value), [this, other]): (&(Box<str>, Box<str>), &Differing)| {
         json!({
             "identifier": name, "value": value,
-            "denied_only_by_this": difference.only_this,
-            "denied_only_by_other": difference.only_other,
+            "denied_only_by_this": this, "denied_only_by_other": other,
         })
     };
+    let [this, other] = comparison.total;
+    let callers = comparison.callers(CALLERS, |requests| requests.iter().sum());
     json!({
         "policy_file": name, "denied": comparison.tally.denied,
         "limits": limits(&comparison.tally),
         "denied_by_both": comparison.both,
-        "denied_only_by_this": comparison.total.only_this,
-        "denied_only_by_other": comparison.total.only_other,
+        "denied_only_by_this": this, "denied_only_by_other": other,
         "callers_that_differ": comparison.callers.len(),
-        "differing_callers": comparison.callers(CALLERS, Difference::requests).into_iter().map(caller).collect::<Vec<_>>(),
+        "differing_callers": callers.into_iter().map(caller).collect::<Vec<_>>(),
     })
 }
