@@ -60,7 +60,7 @@ impl<P: CallsScript> FloorState<P> {
                     return;
                 }
                 let in_flight = next.in_flight;
-                std::mem::replace(&mut next, NextCall { in_flight, ..NextCall::default() })
+                std::mem::replace(&mut *next, NextCall { in_flight, ..NextCall::default() })
             };
             // The callers of one key are charged at once.
             let cost = callers.div_ceil(keys.len());
