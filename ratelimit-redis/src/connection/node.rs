@@ -2,6 +2,7 @@
 //! decides what a failure means, in one place for both clients.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -129,13 +130,17 @@ impl Node {
     /// # Errors
     /// [`RedisError::Server`] for an error reply, [`RedisError::Lost`] when the connection ended,
     /// [`RedisError::Unreachable`] if the commands were certainly not sent.
-    pub(crate) async fn send(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
+    pub(crate) fn send<'n>(
+        &'n self,
+        asking: bool,
+        commands: Commands<'n>,
+    ) -> Pin<Box<dyn Future<Output = Result<Reply>> + Send + 'n>> {
+        // Without its type, the client's deeply nested future leaves the layers around a store room below the compiler's limit.
         match self {
             #[cfg(feature = "redis")]
-            Self::Redis(node) => node.send(asking, commands).await,
+            Self::Redis(node) => Box::pin(node.send(asking, commands)),
             #[cfg(feature = "fred")]
-            // A large, deeply nested future: boxing keeps it out of its callers' futures.
-            Self::Fred(node) => Box::pin(node.send(asking, commands)).await,
+            Self::Fred(node) => Box::pin(node.send(asking, commands)),
         }
     }
 }
