@@ -3,6 +3,7 @@
 //! [`RateLimiter`] does not change: [`Reload`] swaps whole limiters, so a request never sees the limits of two policies.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -94,7 +95,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// `validate(move |limits| fallback.validate(limits))`, with a clone of it. A layer of `ratelimit-tower` adds its own checks by
     /// itself.
     ///
-    /// It runs while the policy is being replaced. From it, ask only [`limiter`](Self::limiter) and [`store`](Self::store) of this
+    /// Its panic is an error, too. It runs while the policy is being replaced. From it, ask only [`limiter`](Self::limiter) and [`store`](Self::store) of this
     /// value: everything else waits for the replacement, and so for itself.
     ///
     /// # Errors
@@ -143,7 +144,10 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     ) -> Result<PolicyChanges, Arc<ReloadError>> {
         let mut state = lock(&self.shared.state);
         let valid = limits().and_then(|limits| {
-            state.validate.as_ref().map_or(Ok(()), |validate| validate(&limits))?;
+            let validate = || state.validate.as_ref().map_or(Ok(()), |validate| validate(&limits));
+            // Code of others. Its panic would end a watch without a word.
+            let panicked = |_| Err(ConfigError::new("the function given to `validate` panicked"));
+            catch_unwind(AssertUnwindSafe(validate)).unwrap_or_else(panicked)?;
             part::check(&limits, &state.requirements)?;
             Ok(limits)
         });

@@ -6,6 +6,7 @@
 //! that reading it costs less than getting these cases right.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub struct Watch {
 
 impl<S: Store<Policy> + 'static> Reload<S> {
     /// Looks at this file once per `every`, at least a millisecond, and replaces the limits when it has changed. `told` gets
-    /// every change and every error; [`last_error`](Self::last_error) keeps the last one.
+    /// every change and every error, and the watch goes on if it panics; [`last_error`](Self::last_error) keeps the last error.
     ///
     /// A changed file is read when it is the same at two looks in a row, so that a file that is being written is not taken
     /// for a policy. A file that is missing at one look is a file that is being replaced; at two, it is an error. A broken
@@ -55,7 +56,8 @@ impl<S: Store<Policy> + 'static> Reload<S> {
                 judged = look;
                 match reload.attempt(|| parsed(Some(&path), &document?)) {
                     Ok(changes) if changes.is_empty() => {}
-                    said => told(said),
+                    // Code of others: its panic, which the panic hook reports, does not end the watch.
+                    said => _ = catch_unwind(AssertUnwindSafe(|| told(said))),
                 }
             }
         });

@@ -119,7 +119,9 @@ async fn watched(document: &str) -> Watched {
     let told: Arc<Mutex<Vec<String>>> = Arc::default();
     let heard = Arc::clone(&told);
     let watch = reload.watch(&path, EVERY, move |said| {
-        heard.lock().expect("no panic").push(in_words(said));
+        let said = in_words(said);
+        heard.lock().expect("no panic").push(said.clone());
+        assert!(!said.contains("loud"), "as the test wants it");
     });
     tokio::time::sleep(EVERY / 2).await;
     Watched { folder, path, reload, told, _watch: watch }
@@ -195,6 +197,26 @@ async fn a_broken_file_is_an_error_once_and_the_policy_stays() {
     watched.looks(5).await;
     assert!(watched.reload.last_error().is_none());
     assert_eq!(capacity(&watched.reload), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_those_who_are_told_or_asked_ends_no_watch() {
+    let watched = watched(&policy(&[("burst", 20)])).await;
+    replace(&watched.path, &policy(&[("loud", 5)]));
+    watched.looks(5).await;
+    assert_eq!(watched.told(), ["added loud; removed burst"]);
+    let valid = |limits: &Limits<Policy>| {
+        assert_ne!(limits.as_slice()[0].name(), "wrong", "as the test wants it");
+        Ok(())
+    };
+    let _ = watched.reload.clone().validate(valid).expect("valid");
+    replace(&watched.path, &policy(&[("wrong", 5)]));
+    watched.looks(5).await;
+    assert_eq!(watched.told(), ["error: the function given to `validate` panicked"]);
+    assert!(watched.reload.last_error().is_some());
+    replace(&watched.path, &policy(&[("right", 7)]));
+    watched.looks(5).await;
+    assert_eq!((watched.told().len(), capacity(&watched.reload)), (1, 7));
 }
 
 #[tokio::test(start_paused = true)]
