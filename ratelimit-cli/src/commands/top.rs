@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use futures_util::future::join_all;
 use ratelimit_core::store::Op;
-use ratelimit_core::{Decision, Limit, Limits, Policy, Store};
+use ratelimit_core::{Decision, ErrorKind, Limit, Limits, Policy, Store, StoreError as _};
 use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
@@ -27,6 +27,8 @@ struct ScanResult {
     keys: u64,
     callers: HashSet<String>,
     hidden: u64,
+    /// How many callers have a state that no limit wrote.
+    skipped: u64,
     /// Whether there may be more keys than were looked at.
     is_cut: bool,
     limited: Vec<Limited>,
@@ -90,7 +92,11 @@ where
             let asked = callers.iter().map(|caller| peek(args, store, limits, caller));
             for limited in join_all(asked).await {
                 let what = format!("--store {}", redis.url);
-                found.limited.extend(limited.map_err(|error| Failure::store(&what, &error))?);
+                match limited {
+                    Ok(limited) => found.limited.extend(limited),
+                    Err(error) if error.kind() == ErrorKind::Corrupt => found.skipped += 1,
+                    Err(error) => return Err(Failure::store(&what, &error)),
+                }
             }
         }
         if interrupt.is_raised() {
@@ -127,6 +133,12 @@ fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
         notes.push(format!(
             "there are more keys than the {} that were looked at; raise --max-keys to see them",
             count(args.scan.max_keys)
+        ));
+    }
+    if found.skipped > 0 {
+        let skipped = plural(found.skipped, "caller was", "callers were");
+        notes.push(format!(
+            "{skipped} skipped, with a state that no limit of the policy wrote; inspect names it"
         ));
     }
     if found.keys == 0 {
@@ -203,7 +215,7 @@ fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String 
     };
     let totals = json!({
         "limited": found.limited.len(), "callers": found.callers.len(), "keys": found.keys,
-        "hidden_keys": found.hidden, "max_keys_reached": found.is_cut,
+        "hidden_keys": found.hidden, "skipped": found.skipped, "max_keys_reached": found.is_cut,
     });
     json_lines(found.limited.iter().take(args.most).map(line).chain([totals]))
 }

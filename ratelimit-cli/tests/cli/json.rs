@@ -96,7 +96,7 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
     let states =
         ["tat_us", "tokens", "start_us", "buckets", "previous", "entries", "metadata", "leases"];
     on_server(&["inspect", "ip=a", "user=b"], &states);
-    on_server(&["top"], &["value", "identifiers", "hidden_keys", "max_keys_reached"]);
+    on_server(&["top"], &["value", "identifiers", "hidden_keys", "skipped", "max_keys_reached"]);
     // A state from the future of the server's clock.
     let future = [4_000_000_000_000_000, 0, 3_999_999_999_999_999];
     write_gcra(&server, "rl:1::{a}", "gcra", future);

@@ -38,7 +38,7 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
             charge(&scene, &url, &["--prefix", mode]);
             let lines = top(&scene, &url, &["--prefix", mode, "--count", "1", "--pause", "1us"]);
             assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"], "{url}: {lines:?}");
-            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "max_keys_reached": false });
+            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "skipped": 0, "max_keys_reached": false });
             assert_eq!(lines[3], totals, "{url}");
             let wait = lines[0]["retry_after_us"].as_u64().expect("a wait");
             assert!((3_000_000_000..=3_600_000_000).contains(&wait), "{wait}");
@@ -69,6 +69,13 @@ fn a_prefix_without_keys_and_a_cap_on_keys_that_is_reached_are_told() {
     let lines = of(&["top", "--max-keys", "2", "--count", "1", "--json"], "app").json();
     let totals = lines.last().expect("totals");
     assert_eq!((&totals["keys"], &totals["max_keys_reached"]), (&json!(2), &json!(true)));
+
+    server
+        .command(&["SET", "app:1::{zed}", "of others"])
+        .expect("it answers")
+        .ok()
+        .expect("written");
+    of(&["top"], "app").says(&["3 limited now, of 5 callers in 5 keys", "1 caller was skipped"]);
 }
 
 #[test]
