@@ -60,6 +60,33 @@
 //! # }
 //! ```
 //!
+//! # All of them
+//!
+//! From the outside in: what sees decisions, what decides if all below fails, what saves calls, the store.
+#![cfg_attr(all(feature = "metrics", feature = "tracing"), doc = "```standalone_crate")]
+#![cfg_attr(not(all(feature = "metrics", feature = "tracing")), doc = "```ignore")]
+//! use std::num::NonZeroU64;
+//! use ratelimit_core::{Gcra, Limits, OnOutage, RateLimiter};
+//! use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
+//! use ratelimit_redis::RedisStore;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let limits = Limits::builder()
+//!     .limit("burst", Gcra::per_second(12)).on_outage(OnOutage::Local)
+//!     .build()?;
+//! let redis = RedisStore::builder().connect_lazy("redis://127.0.0.1:1")?;
+//! let saving = Allotments::new(DenialCache::new(redis));
+//! let nodes = NonZeroU64::new(3).ok_or("none")?;
+//! let safe = Fallback::builder().nodes(nodes).build(saving, &limits)?;
+//! let store = Metrics::new(Traced::new(TopDenied::new(safe, 1_000)));
+//! let limiter = RateLimiter::new(limits, store);
+//! let verdict = tokio::spawn(async move { limiter.check("alice").await }).await??;
+//! assert!(verdict.allowed()); // no server is there: this node's share
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # The callers denied most often
 //!
 //! ```

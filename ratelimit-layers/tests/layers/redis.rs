@@ -2,12 +2,11 @@
 
 mod faults;
 
-use std::num::NonZeroU64;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op, Snapshot, SnapshotStore};
 use ratelimit_core::{Algorithm as _, OnOutage, Policy};
-use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, Reload, TopDenied, Traced};
+use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::{RedisCluster, RedisServer};
 use tokio::task::JoinSet;
@@ -19,19 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn redis(url: &str) -> RedisStore {
     RedisStore::builder().deadline(PATIENCE).connect(url).await.expect("a store")
-}
-
-/// The types of futures grow with the layers, and the compiler has a limit.
-#[tokio::test]
-async fn the_stack_of_the_guide_can_be_spawned() {
-    let limits = limits(&[limit("l", "gcra 3/h burst 3").on_outage(OnOutage::Closed)]);
-    let store = RedisStore::builder().connect_lazy("redis://127.0.0.1:1").expect("a store");
-    let saving = Allotments::new(DenialCache::new(store));
-    let safe = Fallback::builder().nodes(NonZeroU64::MIN).build(saving, &limits).expect("a layer");
-    let seen = Metrics::new(Traced::new(TopDenied::new(safe, 16)));
-    let reload = Reload::new(limits, seen);
-    let asked = tokio::spawn(async move { reload.limiter().check("alice").await });
-    assert!(!asked.await.expect("no panic").expect("a verdict").allowed());
 }
 
 #[tokio::test]
