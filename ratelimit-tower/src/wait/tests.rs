@@ -225,16 +225,6 @@ async fn what_an_answer_says_remains_is_adopted_and_never_more() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_function_tells_for_how_long_other_responses_hold_back() {
-    let busy = service_fn(|(): ()| async { Ok::<_, Infallible>("busy: 3") });
-    let wait = |text: &&str| text.strip_prefix("busy: ")?.parse().ok().map(Duration::from_secs);
-    let layer = WaitLayer::new(waiter(), |(): &()| "api", 2 * SECOND).hold_back_by(wait);
-    layer.layer(busy).oneshot(()).await.unwrap();
-    let refused = layer.layer(busy).oneshot(()).await.unwrap_err();
-    assert!(matches!(refused, WaitServiceError::Wait(WaitError::HeldBack { .. })), "{refused:?}");
-}
-
 /// As in a `select!` or `join!` whose task does other work: the first future is kept, and never polled again.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_is_kept_and_not_polled_holds_others_back_for_a_second() {
