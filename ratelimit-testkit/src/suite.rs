@@ -444,7 +444,7 @@ impl<'h> LawTrial<'h, Policy> {
                 let policy = policies.into_iter().find(|policy| able.can_keep(policy));
                 let policy =
                     policy.expect("a scope of which the store can keep nothing is not tried");
-                self.awaited(async |subject| two_identifiers_never_meet(subject, [policy; 4]).await)
+                self.awaited(async |subject| two_identifiers_never_meet(subject, policy).await)
             }
             Property::ItCanDoWhatItClaims => {
                 self.awaited(async |subject| it_can_do_what_it_claims(subject, scope).await)

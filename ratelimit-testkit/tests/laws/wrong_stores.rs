@@ -62,6 +62,9 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::FoldsKeys(Fold::CutAt(16)), IdentifiersNeverMeet, &[GCRA]),
     (Flaw::FoldsKeys(Fold::CutAt(128)), IdentifiersNeverMeet, &[GCRA]),
     (Flaw::FoldsKeys(Fold::CutAt(1_000)), IdentifiersNeverMeet, &[GCRA]),
+    (Flaw::FoldsNames(Fold::CutAt(63)), IdentifiersNeverMeet, &[GCRA]),
+    (Flaw::JoinsKeys("_"), IdentifiersNeverMeet, &[GCRA]),
+    (Flaw::JoinsKeys("-"), IdentifiersNeverMeet, &[GCRA]),
 ];
 
 /// Checks that a property catches the stores of a harness, and that the failure names the property's own law.
