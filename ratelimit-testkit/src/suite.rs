@@ -387,6 +387,10 @@ impl<'h> LawTrial<'h, Policy> {
                 self.awaited(async |subject| every_small_trace_agrees(subject, scope).await)?;
                 self.run()
             }
+            Property::Agrees if drawn => {
+                self.on_seldom(scope, agrees)?;
+                self.run()
+            }
             Property::AgreesAfterAChange if !able.can(Capability::Changes) => {
                 self.pool = self.pool.changed();
                 self.on(&|pool| pool.traces(TraceShape::FORWARD), async |subject, trace| {
@@ -419,6 +423,9 @@ impl<'h> LawTrial<'h, Policy> {
                     its_own_clock_keeps_time(subject, &long, &short).await
                 })?;
                 if !is_real() {
+                    if !scope.is_single() {
+                        self.on_seldom(scope, decides_by_its_own_clock)?;
+                    }
                     return self.run();
                 }
                 self.pool = scope.slow(able);
@@ -451,6 +458,19 @@ impl<'h> LawTrial<'h, Policy> {
             }
             _ => self.run(),
         }
+    }
+
+    /// Tries a law on traces that chance seldom draws.
+    #[allow(clippy::needless_pass_by_value, reason = "a law is a function by name")]
+    fn on_seldom(
+        &self,
+        scope: Scope,
+        law: impl AsyncFn(&Subject<'_, Policy>, &Trace<Policy>) -> LawResult,
+    ) -> CaseResult {
+        scope.seldom(self.pool.able).iter().try_for_each(|trace| {
+            let outcome = self.awaited(async |subject| law(subject, trace).await);
+            outcome.map_err(|failure| StoreFailure { case: trace.to_string(), ..failure })
+        })
     }
 }
 

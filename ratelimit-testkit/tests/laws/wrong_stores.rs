@@ -46,6 +46,7 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ForgetsDebt, Agrees, &[FIXED]),
     (Flaw::ExtendsAgain, Agrees, &[GCRA, FIXED, Reservations]),
     (Flaw::ChargesTheFirstCost, Agrees, &[Mixed]),
+    (Flaw::ChargesTheFirstFew(16), Agrees, &[Mixed, Reservations]),
     (Flaw::ForgivesInSilence, Agrees, &[GCRA, FIXED]),
     (Flaw::LosesTheTtl, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES, INCR_FIRST]),
     (Flaw::SweepsWithoutGrace, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES]),
