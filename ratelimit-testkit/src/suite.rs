@@ -19,7 +19,8 @@ use crate::laws::agreement::agrees;
 use crate::laws::capabilities::it_can_do_what_it_claims;
 use crate::laws::changes::a_changed_limit_is_safe;
 use crate::laws::concurrency::{
-    many_tasks_are_admitted_at_the_stores_own_time, many_tasks_are_admitted_exactly_the_limit,
+    dropped_futures_stop_no_other, many_tasks_are_admitted_at_the_stores_own_time,
+    many_tasks_are_admitted_exactly_the_limit,
 };
 use crate::laws::identifiers::two_identifiers_never_meet;
 use crate::laws::kept::{nothing_leaks, nothing_vanishes};
@@ -45,7 +46,8 @@ pub enum Property {
     Agrees,
     /// Law 11: the same while limits change, one beside the other.
     AgreesAfterAChange,
-    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own.
+    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own. A future that is dropped
+    /// at its first await charges once or not at all, and stops no later request.
     ManyTasksAreAdmittedExactlyTheLimit,
     /// Law 9: what is kept lasts as long as it matters by the store's clock, and no longer.
     KeepsWhatMatters,
@@ -405,7 +407,8 @@ impl<'h> LawTrial<'h, Policy> {
                             [("first", 41, 0), ("second", 53, 1)].map(|(name, n, position)| {
                                 limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
                             });
-                        many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)
+                        many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)?;
+                        dropped_futures_stop_no_other(subject, &limits)
                     })?;
                     self.once(|subject| {
                         many_tasks_are_admitted_at_the_stores_own_time(subject, pair)
