@@ -75,7 +75,13 @@ pub trait Harness<A: Algorithm = Policy>: Sync {
     ///
     /// Every write was made just now, either by the store's own clock ([`Now::Store`]) or at a given time
     /// ([`Now::At`]); `within` already includes the padding of the latter. A store with a clock of its own
-    /// advances it by `within` and sweeps; a store on a server checks the time to live of all its keys.
+    /// advances it by `within` and sweeps; a store on a server checks the time to live of all its keys. A key may expire
+    /// between the command that lists it and the one that asks for its time to live (in Redis `KEYS` and `PTTL`, which then says
+    /// -2): it is gone, and no leak; -1 says that it never expires.
+    ///
+    /// A store whose [`clock`](Self::clock) is real time can be moved here, too: give it a [`Clock`](ratelimit_core::Clock) that
+    /// adds an offset, kept in an atomic number, to the system's time, and add `within` to the offset. The laws call this several
+    /// times per store and use the store in between, so the offset must only grow.
     ///
     /// [`Now::Store`]: ratelimit_core::store::Now::Store
     /// [`Now::At`]: ratelimit_core::store::Now::At

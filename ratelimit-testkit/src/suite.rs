@@ -19,7 +19,8 @@ use crate::laws::agreement::agrees;
 use crate::laws::capabilities::it_can_do_what_it_claims;
 use crate::laws::changes::a_changed_limit_is_safe;
 use crate::laws::concurrency::{
-    many_tasks_are_admitted_at_the_stores_own_time, many_tasks_are_admitted_exactly_the_limit,
+    dropped_futures_stop_no_other, many_tasks_are_admitted_at_the_stores_own_time,
+    many_tasks_are_admitted_exactly_the_limit,
 };
 use crate::laws::identifiers::two_identifiers_never_meet;
 use crate::laws::kept::{nothing_leaks, nothing_vanishes};
@@ -45,7 +46,8 @@ pub enum Property {
     Agrees,
     /// Law 11: the same while limits change, one beside the other.
     AgreesAfterAChange,
-    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own.
+    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own. A future that is dropped
+    /// at its first await charges once or not at all, and stops no later request.
     ManyTasksAreAdmittedExactlyTheLimit,
     /// Law 9: what is kept lasts as long as it matters by the store's clock, and no longer.
     KeepsWhatMatters,
@@ -387,6 +389,10 @@ impl<'h> LawTrial<'h, Policy> {
                 self.awaited(async |subject| every_small_trace_agrees(subject, scope).await)?;
                 self.run()
             }
+            Property::Agrees if drawn => {
+                self.on_seldom(scope, agrees)?;
+                self.run()
+            }
             Property::AgreesAfterAChange if !able.can(Capability::Changes) => {
                 self.pool = self.pool.changed();
                 self.on(&|pool| pool.traces(TraceShape::FORWARD), async |subject, trace| {
@@ -401,7 +407,8 @@ impl<'h> LawTrial<'h, Policy> {
                             [("first", 41, 0), ("second", 53, 1)].map(|(name, n, position)| {
                                 limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
                             });
-                        many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)
+                        many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)?;
+                        dropped_futures_stop_no_other(subject, &limits)
                     })?;
                     self.once(|subject| {
                         many_tasks_are_admitted_at_the_stores_own_time(subject, pair)
@@ -419,6 +426,9 @@ impl<'h> LawTrial<'h, Policy> {
                     its_own_clock_keeps_time(subject, &long, &short).await
                 })?;
                 if !is_real() {
+                    if !scope.is_single() {
+                        self.on_seldom(scope, decides_by_its_own_clock)?;
+                    }
                     return self.run();
                 }
                 self.pool = scope.slow(able);
@@ -444,13 +454,26 @@ impl<'h> LawTrial<'h, Policy> {
                 let policy = policies.into_iter().find(|policy| able.can_keep(policy));
                 let policy =
                     policy.expect("a scope of which the store can keep nothing is not tried");
-                self.awaited(async |subject| two_identifiers_never_meet(subject, [policy; 4]).await)
+                self.awaited(async |subject| two_identifiers_never_meet(subject, policy).await)
             }
             Property::ItCanDoWhatItClaims => {
                 self.awaited(async |subject| it_can_do_what_it_claims(subject, scope).await)
             }
             _ => self.run(),
         }
+    }
+
+    /// Tries a law on traces that chance seldom draws.
+    #[allow(clippy::needless_pass_by_value, reason = "a law is a function by name")]
+    fn on_seldom(
+        &self,
+        scope: Scope,
+        law: impl AsyncFn(&Subject<'_, Policy>, &Trace<Policy>) -> LawResult,
+    ) -> CaseResult {
+        scope.seldom(self.pool.able).iter().try_for_each(|trace| {
+            let outcome = self.awaited(async |subject| law(subject, trace).await);
+            outcome.map_err(|failure| StoreFailure { case: trace.to_string(), ..failure })
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Algorithm, ConfigError, Limit, ReservationId, Timestamp};
 
 pub(crate) mod made;
+mod seldom;
 pub(crate) mod text;
 
 /// Limits, and requests to them in order of arrival.

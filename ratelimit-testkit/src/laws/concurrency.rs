@@ -1,7 +1,10 @@
 //! Law 1 under concurrency.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::task::Poll;
 use std::thread;
 
 use futures_util::future::join_all;
@@ -20,6 +23,9 @@ use crate::trace::{Ask, TraceRequest};
 const THREADS: u64 = 4;
 const TASKS_PER_THREAD: u64 = 8;
 const ASKS_PER_TASK: u64 = 4;
+
+/// Futures that are dropped.
+const DROPPED: u64 = 3;
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -74,6 +80,29 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
     let quick = limits([1, 1], 1_000, ["first-moving", "second-moving"]);
     let full_us = |limit: &Limit<Policy>| Some(full_us(limit.algorithm()));
     Rush { limits: &quick, ..rush }.admitted(moves, full_us).map(drop)
+}
+
+/// The same after futures that were dropped at their first await: each has charged once or not at all, and stops no later
+/// request. Timeouts and callers that hang up drop futures.
+pub(crate) fn dropped_futures_stop_no_other<A: Algorithm>(
+    subject: &Subject<'_, A>,
+    limits: &[Limit<A>],
+) -> LawResult {
+    let ask = Ask { limit: 0, key: "dropped".to_owned(), cost: 1 };
+    let request = TraceRequest::one(AT, Op::Acquire, ask);
+    let (capacity, mut admitted) = (limits[0].algorithm().capacity(), 0);
+    subject.block_on(async {
+        for _ in 0..DROPPED {
+            let mut dropped = pin!(subject.ask(limits, &request, Now::At(AT)));
+            poll_fn(|context| Poll::Ready(dropped.as_mut().poll(context).is_ready())).await;
+        }
+        while admitted <= capacity && subject.ask(limits, &request, Now::At(AT)).await?.allowed() {
+            admitted += 1;
+        }
+        subject.ensure((capacity - DROPPED..=capacity).contains(&admitted), || {
+            format!("{DROPPED} futures were dropped, and then {admitted} of {capacity} admitted")
+        })
+    })
 }
 
 /// Many tasks that ask for one key of two limits.

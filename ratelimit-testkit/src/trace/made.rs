@@ -119,8 +119,9 @@ struct Draft {
 
 /// An id that is [settled once](ratelimit_core::store::Batch::settled_once).
 pub(crate) const DRAWN: ReservationId = ReservationId::new(0xd);
-/// The ids of reservations.
-const IDS: [ReservationId; 2] = [ReservationId::new(1), ReservationId::new(u128::MAX)];
+/// The ids of reservations, two of which have the same low half.
+const IDS: [ReservationId; 3] =
+    [ReservationId::new(1), ReservationId::new(u128::MAX), ReservationId::new((1 << 64) + 1)];
 
 fn advances(slow: bool) -> BoxedStrategy<Advance> {
     if slow {
@@ -161,7 +162,7 @@ fn costs() -> impl Strategy<Value = CostKind> {
 /// The operations that the store supports, those of reservations with an id.
 fn ops(able: Able, many: bool) -> impl Strategy<Value = (Op, Option<ReservationId>)> {
     // Mostly the same id, so that requests collide.
-    let id = prop_oneof![4 => Just(IDS[0]), 1 => Just(IDS[1]), 2 => Just(DRAWN)];
+    let id = prop_oneof![4 => Just(IDS[0]), 2 => select(&IDS[1..]), 2 => Just(DRAWN)];
     let reserves = able.can(Capability::Reservations);
     let (plain, reserving) = if many { (3, 20) } else { (8, 4) };
     let without = [
@@ -301,10 +302,12 @@ impl<A: Algorithm + 'static> Pool<A> {
     }
 }
 
-/// A limit with a name that the testkit chose.
+/// A limit with a name that the testkit chose. If that ends in 1, it is a shadow limit: to a store one as any other.
 pub(crate) fn limit<A: Algorithm>(name: &str, algorithm: A) -> Limit<A> {
+    let limit = Limit::new(name, algorithm).expect("the testkit's names are plain");
     // A store that needs to know what becomes of requests in an outage can be tested too.
-    Limit::new(name, algorithm).expect("the testkit's names are plain").on_outage(OnOutage::Open)
+    let limit = limit.on_outage(OnOutage::Open);
+    if name.ends_with('1') { limit.shadow() } else { limit }
 }
 
 /// The time scale of an algorithm, measured from its own decisions.

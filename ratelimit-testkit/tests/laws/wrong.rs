@@ -65,8 +65,13 @@ pub(crate) enum Flaw {
     SweepsWithoutGrace,
     /// A state written at the store's own time is removed when four fifths of its time have passed.
     SweepsEarly,
-    /// Different keys share a state if they fold to the same text.
+    /// Different keys, or limits of different names, share a state if these fold to the same text.
     FoldsKeys(Fold),
+    FoldsNames(Fold),
+    /// A limit's name and a key are one text, with this between them.
+    JoinsKeys(&'static str),
+    /// Only so many checks of a batch are charged.
+    ChargesTheFirstFew(usize),
     /// The store refuses everything that needs one of these capabilities, and drops metadata.
     Cannot(&'static [Capability]),
 }
@@ -177,11 +182,13 @@ impl WrongStore {
     }
 
     fn key(&self, limit: &Limit<Policy>, key: &str) -> Key {
-        let key = match self.flaw {
-            Some(Flaw::FoldsKeys(fold)) => fold.folded(key),
-            _ => key.to_owned(),
-        };
-        (limit.name().to_owned(), key)
+        let name = limit.name();
+        match self.flaw {
+            Some(Flaw::FoldsKeys(fold)) => (name.to_owned(), fold.folded(key)),
+            Some(Flaw::FoldsNames(fold)) => (fold.folded(name), key.to_owned()),
+            Some(Flaw::JoinsKeys(sign)) => (String::new(), format!("{name}{sign}{key}")),
+            _ => (name.to_owned(), key.to_owned()),
+        }
     }
 
     /// The time of a request in the store's belief.
@@ -454,6 +461,8 @@ impl States<PolicyState> for View<'_> {
     }
 
     fn put(&mut self, position: usize, write: Write<PolicyState>) {
+        let lost = matches!(self.store.flaw, Some(Flaw::ChargesTheFirstFew(n)) if position >= n);
+        let write = if lost { Write::Keep } else { write };
         let policy = self.batch.checks()[position].limit.algorithm();
         let at = (self.now, self.batch.time());
         self.store.write(self.kept, &self.keys[position], policy, at, write);

@@ -46,6 +46,7 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ForgetsDebt, Agrees, &[FIXED]),
     (Flaw::ExtendsAgain, Agrees, &[GCRA, FIXED, Reservations]),
     (Flaw::ChargesTheFirstCost, Agrees, &[Mixed]),
+    (Flaw::ChargesTheFirstFew(16), Agrees, &[Mixed, Reservations]),
     (Flaw::ForgivesInSilence, Agrees, &[GCRA, FIXED]),
     (Flaw::LosesTheTtl, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES, INCR_FIRST]),
     (Flaw::SweepsWithoutGrace, KeepsWhatMatters, &[GCRA, FIXED, LOG, LIST, LEASES]),
@@ -62,6 +63,9 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::FoldsKeys(Fold::CutAt(16)), IdentifiersNeverMeet, &[GCRA]),
     (Flaw::FoldsKeys(Fold::CutAt(128)), IdentifiersNeverMeet, &[GCRA]),
     (Flaw::FoldsKeys(Fold::CutAt(1_000)), IdentifiersNeverMeet, &[GCRA]),
+    (Flaw::FoldsNames(Fold::CutAt(63)), IdentifiersNeverMeet, &[GCRA]),
+    (Flaw::JoinsKeys("_"), IdentifiersNeverMeet, &[GCRA]),
+    (Flaw::JoinsKeys("-"), IdentifiersNeverMeet, &[GCRA]),
 ];
 
 /// Checks that a property catches the stores of a harness, and that the failure names the property's own law.
