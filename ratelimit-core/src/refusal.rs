@@ -155,6 +155,27 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// The name of the limit that it is about, if it is about one.
+    #[must_use]
+    pub fn limit(&self) -> Option<&str> {
+        match self {
+            Self::MissingIdentifier { limit, .. }
+            | Self::Unsupported { limit, .. }
+            | Self::CannotReserve { limit }
+            | Self::ReservesNothing { limit }
+            | Self::Metadata { limit, .. }
+            | Self::Settled { limit, .. }
+            | Self::Reserved { limit, .. }
+            | Self::OtherChecks { limit, .. }
+            | Self::Pending { limit, .. } => Some(limit),
+            Self::NoLimitApplies { .. }
+            | Self::UnknownLimit { .. }
+            | Self::NoId { .. }
+            | Self::EndOfTime { .. }
+            | Self::UnknownReservation { .. } => None,
+        }
+    }
+
     /// The kind of error, for a store's error type.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {

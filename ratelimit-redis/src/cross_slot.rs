@@ -188,10 +188,10 @@ where
                 Err(RedisError::Corrupt { .. }) if self.whole.operation() != Op::Peek => {
                     self.store.apply_in_slot(&part, self.deadline).await.map(|_| true)
                 }
-                Err(error) => Err(error.of_a_lookup()),
+                Err(error) => Err(error),
             }
         });
-        all(trying).await.into_iter().collect()
+        self.all_of_lookups(trying).await
     }
 }
 
@@ -202,8 +202,29 @@ impl<A: Algorithm, M, C> Across<'_, A, M, C> {
         futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
     ) -> Result<Vec<T>> {
         match self.whole.operation() {
-            Op::Peek => all_of_lookups(futures).await,
+            Op::Peek => self.all_of_lookups(futures).await,
             _ => all_of_requests(futures).await,
+        }
+    }
+
+    /// Runs read-only requests concurrently. Nothing is charged, whatever fails. Of several refusals the error is that of the
+    /// first check, as on one server.
+    async fn all_of_lookups<T>(
+        &self,
+        futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
+    ) -> Result<Vec<T>> {
+        let answers = all(futures).await;
+        let place = |error: &&RedisError| match error {
+            RedisError::Refused(refusal) => {
+                let mut checks = self.whole.checks().iter();
+                checks.position(|check| refusal.limit() == Some(check.limit.name()))
+            }
+            _ => None,
+        };
+        let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
+        match errors.min_by_key(place) {
+            Some(error) => Err(error.clone().of_a_lookup()),
+            None => Ok(answers.into_iter().flatten().collect()),
         }
     }
 }
@@ -228,14 +249,6 @@ fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
     });
     let (decisions, accounts): (_, Vec<_>) = in_order(parts, decided).into_iter().unzip();
     Verdict::several(decisions).with_accounts(accounts.into_iter().enumerate())
-}
-
-/// Runs read-only requests concurrently. Nothing is charged, whatever fails.
-async fn all_of_lookups<T>(
-    futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
-) -> Result<Vec<T>> {
-    let answers = all(futures).await.into_iter();
-    answers.collect::<Result<_, _>>().map_err(RedisError::of_a_lookup)
 }
 
 /// Runs requests concurrently. The error says whether any of them may have been done.
