@@ -20,6 +20,7 @@ use crate::laws::capabilities::it_can_do_what_it_claims;
 use crate::laws::changes::a_changed_limit_is_safe;
 use crate::laws::concurrency::{
     many_tasks_are_admitted_at_the_stores_own_time, many_tasks_are_admitted_exactly_the_limit,
+    many_tasks_are_answered_in_some_order,
 };
 use crate::laws::identifiers::two_identifiers_never_meet;
 use crate::laws::kept::{nothing_leaks, nothing_vanishes};
@@ -45,7 +46,8 @@ pub enum Property {
     Agrees,
     /// Law 11: the same while limits change, one beside the other.
     AgreesAfterAChange,
-    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own.
+    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own. Of tasks that use all
+    /// operations, some order explains every answer.
     ManyTasksAreAdmittedExactlyTheLimit,
     /// Law 9: what is kept lasts as long as it matters by the store's clock, and no longer.
     KeepsWhatMatters,
@@ -405,7 +407,15 @@ impl<'h> LawTrial<'h, Policy> {
                     })?;
                     self.once(|subject| {
                         many_tasks_are_admitted_at_the_stores_own_time(subject, pair)
-                    })
+                    })?;
+                    if !able.can(Capability::TimesInOrder) {
+                        return Ok(());
+                    }
+                    let few = [("first", 5, 0), ("second", 7, 1)].map(|(name, n, position)| {
+                        limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
+                    });
+                    let races = (self.harness.cases() / 4).clamp(2, 24);
+                    self.once(|subject| many_tasks_are_answered_in_some_order(subject, &few, races))
                 })
             }
             Property::DecidesByItsOwnClock if drawn => {
