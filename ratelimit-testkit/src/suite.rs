@@ -414,7 +414,7 @@ impl<'h> LawTrial<'h, Policy> {
                     let few = [("first", 5, 0), ("second", 7, 1)].map(|(name, n, position)| {
                         limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
                     });
-                    let races = (self.harness.cases() / 4).clamp(2, 24);
+                    let races = (self.harness.cases() / 2).clamp(4, 24);
                     self.once(|subject| many_tasks_are_answered_in_some_order(subject, &few, races))
                 })
             }

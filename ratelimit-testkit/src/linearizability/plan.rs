@@ -36,7 +36,7 @@ impl Lcg {
             17 => Op::Adopt,
             10..=13 if scenario.reservations => Op::Settle,
             14 if scenario.reservations => Op::Renew,
-            15 | 16 if scenario.reservations => Op::Extend,
+            15 | 16 | 18 | 19 if scenario.reservations => Op::Extend,
             _ => Op::Acquire,
         };
         let with_id = scenario.reservations && (op.needs_id() || self.below(3) == 0);

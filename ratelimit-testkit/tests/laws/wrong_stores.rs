@@ -44,8 +44,6 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ReleasesAnyLease, Agrees, &[LEASES]),
     (Flaw::ForgetsRenewals, Agrees, &[LEASES]),
     (Flaw::ReadThenWrite(Op::Acquire), ManyTasks, &[GCRA, LOG, LIST, LEASES, PUSH_FIRST, Mixed]),
-    (Flaw::ReadThenWrite(Op::Settle), ManyTasks, &[Mixed]),
-    (Flaw::ReadThenWrite(Op::Extend), ManyTasks, &[Mixed]),
     (Flaw::ReadThenWrite(Op::Refund), ManyTasks, &[Mixed]),
     (Flaw::ReadThenWrite(Op::Force), ManyTasks, &[Mixed]),
     (Flaw::ReadsTheClockFirst, ManyTasks, &[GCRA, FIRST, LOG, LIST, LEASES, DRAINED]),
