@@ -13,7 +13,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
-    ByOwnClock, Harness, Property, StoreClock, algorithm_conformance, conformance, regression,
+    AlsoSync, ByOwnClock, Harness, Property, StoreClock, algorithm_conformance, conformance,
+    regression,
 };
 
 #[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
@@ -82,9 +83,9 @@ impl<A: Any> Harness<A> for InMemory<A> {
     }
 }
 
-conformance!(memory, InMemory<Policy>);
+conformance!(memory, AlsoSync<InMemory<Policy>>);
 // Each request sets the clock, so that compact states lie in buckets.
-conformance!(memory_own_clock, ByOwnClock<InMemory<Policy>>);
+conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<Policy>>>);
 
 #[test]
 fn cases_that_failed_once() {

@@ -10,13 +10,15 @@ pub(crate) mod kept;
 pub(crate) mod own_clock;
 pub(crate) mod small;
 
+use ratelimit_core::algorithm::PolicyState;
 use ratelimit_core::store::Now;
-use ratelimit_core::{Algorithm, ErrorKind, Limit, StoreError, Verdict};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, StoreError, Verdict};
 
 use crate::capability::{Able, Capability};
 use crate::harness::{AnyHarness, AnyStore};
 use crate::law::{Law, Violation};
 use crate::pure::{PureStore, Refused};
+use crate::seeds::AlgorithmKind;
 use crate::suite::guard::note_request;
 use crate::trace::TraceRequest;
 
@@ -34,6 +36,35 @@ pub(crate) type Both<A> = [Option<<A as Algorithm>::State>; 2];
 
 /// The texts of two states that differ, as far as they matter to this limit; `None` if they do not.
 pub(crate) type Difference<A> = fn(&A, Both<A>) -> Option<[Option<String>; 2]>;
+
+/// How two states differ, as far as they matter to this limit.
+pub(crate) fn difference(policy: &Policy, states: Both<Policy>) -> Option<[Option<String>; 2]> {
+    if states[0] == states[1] {
+        return None;
+    }
+    let [got, due] = states.map(|state| shown(policy, state?));
+    (got != due).then_some([got, due])
+}
+
+/// The text of a state as far as it matters to this limit: nothing if another algorithm wrote it, and of a log the
+/// entries that had not expired when its newest entry was made. A store may keep more, or sweep it at leisure.
+fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
+    match (policy.by_admissions(), state) {
+        (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
+            let newest = state.entries.last()?.timestamp;
+            let counts = |us: u64| us + log.window_us() > newest.as_us();
+            state.entries.retain(|entry| counts(entry.timestamp.as_us()));
+            Some(format!("{state:?}"))
+        }
+        (policy, state) => {
+            let shown = format!("{state:?}");
+            let kind = AlgorithmKind::of(&policy);
+            // Both buckets decide as one, and keep one state.
+            let kind = if kind.is_bucket() { AlgorithmKind::Gcra } else { kind };
+            shown.starts_with(&format!("{kind:?}(")).then_some(shown)
+        }
+    }
+}
 
 /// A fresh store under test for one law.
 pub(crate) struct Subject<'a, A: Algorithm> {

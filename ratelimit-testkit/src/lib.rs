@@ -169,6 +169,7 @@
 //! | [`Harness`], [`conformance!`] | testing a store |
 //! | [`Capability`] | operations that a store may lack |
 //! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all laws on that clock |
+//! | [`AlsoSync`] | all laws by the calls of [`SyncStore`](ratelimit_core::SyncStore), too |
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
 //! | [`NaiveStore`], [`PureStore`] | the references for comparison |
 //! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
@@ -185,6 +186,7 @@
 
 mod admissions;
 mod algorithm;
+mod also_sync;
 mod by_own_clock;
 mod calendar;
 mod capability;
@@ -203,6 +205,7 @@ pub use algorithm::{
     AlgorithmFailure, AlgorithmHarness, AlgorithmProperty, Reference, algorithm_regression,
     test_algorithm, test_algorithm_on, try_algorithm, try_same_algorithm, try_same_algorithm_on,
 };
+pub use also_sync::{AlsoSync, ByBothWays};
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use calendar::Calendar;
 pub use capability::Capability;

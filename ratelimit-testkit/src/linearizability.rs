@@ -41,7 +41,7 @@ use ratelimit_core::{
     SyncStore, Timestamp,
 };
 
-mod plan;
+pub(crate) mod plan;
 mod search;
 
 use plan::Lcg;
@@ -363,7 +363,7 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
         let round = |round: usize| {
             let names: Vec<_> = (0..scenario.keys).map(|key| format!("{round}: {key}")).collect();
             let planned: Vec<_> = (0..requests).map(|_| drawn.next(scenario)).collect();
-            self.meet(round);
+            meet(&self.arrived, scenario.threads * (round + 1));
             planned
                 .into_iter()
                 .map(|(event, step)| {
@@ -375,20 +375,6 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
                 .collect()
         };
         (0..scenario.rounds).map(round).collect()
-    }
-
-    /// Spins until all threads have arrived: a thread that has to be woken would be too late to overlap.
-    fn meet(&self, round: usize) {
-        self.arrived.fetch_add(1, Ordering::SeqCst);
-        let all = self.scenario.threads * (round + 1);
-        let mut waited = 0_u32;
-        while self.arrived.load(Ordering::SeqCst) < all {
-            waited += 1;
-            if waited.is_multiple_of(256) {
-                std::thread::yield_now();
-            }
-            std::hint::spin_loop();
-        }
     }
 
     fn move_on(&self, by: Duration) {
@@ -427,5 +413,18 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
             },
         };
         event
+    }
+}
+
+/// Spins until so many threads have arrived: a thread that has to be woken would be too late to overlap.
+pub(crate) fn meet(arrived: &AtomicUsize, all: usize) {
+    arrived.fetch_add(1, Ordering::SeqCst);
+    let mut waited = 0_u32;
+    while arrived.load(Ordering::SeqCst) < all {
+        waited += 1;
+        if waited.is_multiple_of(256) {
+            std::thread::yield_now();
+        }
+        std::hint::spin_loop();
     }
 }

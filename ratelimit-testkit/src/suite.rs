@@ -8,7 +8,6 @@ use proptest::strategy::BoxedStrategy;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
-use ratelimit_core::algorithm::PolicyState;
 use ratelimit_core::{Algorithm, Policy};
 
 use crate::algorithm::AlgorithmHarness;
@@ -20,7 +19,7 @@ use crate::laws::capabilities::it_can_do_what_it_claims;
 use crate::laws::changes::a_changed_limit_is_safe;
 use crate::laws::concurrency::{
     dropped_futures_stop_no_other, many_tasks_are_admitted_at_the_stores_own_time,
-    many_tasks_are_admitted_exactly_the_limit,
+    many_tasks_are_admitted_exactly_the_limit, many_tasks_are_answered_in_some_order,
 };
 use crate::laws::identifiers::two_identifiers_never_meet;
 use crate::laws::kept::{nothing_leaks, nothing_vanishes};
@@ -28,8 +27,8 @@ use crate::laws::own_clock::{
     SHORT_US, decides_by_a_clock_that_runs, decides_by_its_own_clock, its_own_clock_keeps_time,
 };
 use crate::laws::small::every_small_trace_agrees;
-use crate::laws::{Both, Difference, LawResult, Subject};
-use crate::seeds::{AlgorithmKind, Scope, rate};
+use crate::laws::{Difference, LawResult, Subject, difference};
+use crate::seeds::{Scope, rate};
 use crate::trace::Trace;
 use crate::trace::made::{Pool, TraceShape, limit};
 use crate::trace::text::raw;
@@ -46,8 +45,9 @@ pub enum Property {
     Agrees,
     /// Law 11: the same while limits change, one beside the other.
     AgreesAfterAChange,
-    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own. A future that is dropped
-    /// at its first await charges once or not at all, and stops no later request.
+    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own. Of tasks that use all
+    /// operations, some order explains every answer. A future that is dropped at its first await charges once or not at all, and
+    /// stops no later request.
     ManyTasksAreAdmittedExactlyTheLimit,
     /// Law 9: what is kept lasts as long as it matters by the store's clock, and no longer.
     KeepsWhatMatters,
@@ -215,8 +215,7 @@ pub fn test<H: Harness + 'static>(
 /// ```
 /// # use std::time::Duration;
 /// # use ratelimit_core::{Limit, Policy};
-/// # use ratelimit_core::algorithm::PolicyState;
-/// # use ratelimit_testkit::{Harness, PureStore};
+/// # /// # use ratelimit_testkit::{Harness, PureStore};
 /// use ratelimit_testkit::{Property, regression};
 /// # struct Mine;
 /// # impl Harness for Mine {
@@ -302,35 +301,6 @@ pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     LawTrial { harness, property, pool, difference: None, named, cases }.run()
 }
 
-/// How two states differ, as far as they matter to this limit.
-fn difference(policy: &Policy, states: Both<Policy>) -> Option<[Option<String>; 2]> {
-    if states[0] == states[1] {
-        return None;
-    }
-    let [got, due] = states.map(|state| shown(policy, state?));
-    (got != due).then_some([got, due])
-}
-
-/// The text of a state as far as it matters to this limit: nothing if another algorithm wrote it, and of a log the
-/// entries that had not expired when its newest entry was made. A store may keep more, or sweep it at leisure.
-fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
-    match (policy.by_admissions(), state) {
-        (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
-            let newest = state.entries.last()?.timestamp;
-            let counts = |us: u64| us + log.window_us() > newest.as_us();
-            state.entries.retain(|entry| counts(entry.timestamp.as_us()));
-            Some(format!("{state:?}"))
-        }
-        (policy, state) => {
-            let shown = format!("{state:?}");
-            let kind = AlgorithmKind::of(&policy);
-            // Both buckets decide as one, and keep one state.
-            let kind = if kind.is_bucket() { AlgorithmKind::Gcra } else { kind };
-            shown.starts_with(&format!("{kind:?}(")).then_some(shown)
-        }
-    }
-}
-
 /// The pairs of scopes for whose limits tasks compete.
 fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
     if scope.is_single() {
@@ -412,7 +382,15 @@ impl<'h> LawTrial<'h, Policy> {
                     })?;
                     self.once(|subject| {
                         many_tasks_are_admitted_at_the_stores_own_time(subject, pair)
-                    })
+                    })?;
+                    if !able.can(Capability::TimesInOrder) {
+                        return Ok(());
+                    }
+                    let few = [("first", 5, 0), ("second", 7, 1)].map(|(name, n, position)| {
+                        limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
+                    });
+                    let races = (self.harness.cases() / 2).clamp(4, 24);
+                    self.once(|subject| many_tasks_are_answered_in_some_order(subject, &few, races))
                 })
             }
             Property::DecidesByItsOwnClock if drawn => {

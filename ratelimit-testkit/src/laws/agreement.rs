@@ -1,7 +1,7 @@
 //! Law 10: the same answer everywhere.
 
 use ratelimit_core::store::{Now, Op};
-use ratelimit_core::{Algorithm, Limit};
+use ratelimit_core::{Algorithm, Limit, ReservationId};
 
 use crate::capability::Capability;
 use crate::laws::{LawResult, Subject};
@@ -13,12 +13,31 @@ use crate::trace::{Ask, Trace, TraceRequest};
 /// by field and errors with their messages, and keeps the same states. A request with an id is sent twice, and executed once.
 pub(crate) async fn agrees<A: Algorithm>(subject: &Subject<'_, A>, trace: &Trace<A>) -> LawResult {
     let pure = PureStore::new();
-    for request in &trace.requests {
+    for request in trace.requests.iter().chain(&renewals(subject, trace)) {
         for _ in 0..if request.id.is_some() { 2 } else { 1 } {
             agrees_on(subject, &pure, &trace.limits, request, Now::At(request.at)).await?;
         }
     }
     Ok(())
+}
+
+/// Leases on two keys that are renewed together, again and again, after a trace with such a limit: drawn requests do that rarely.
+fn renewals<A: Algorithm>(subject: &Subject<'_, A>, trace: &Trace<A>) -> Vec<TraceRequest> {
+    let lacks = subject.able.lacks([
+        Capability::Reservations,
+        Capability::Batches,
+        Capability::SeveralKeys,
+    ]);
+    let leases = trace.limits.iter().rposition(|limit| limit.algorithm().has_leases());
+    let (Some(limit), None) = (leases, lacks) else { return Vec::new() };
+    let requests = (0..).zip([Op::Acquire, Op::Renew, Op::Renew, Op::Settle]);
+    let request = |(after_us, op)| {
+        let cost = u64::from(op == Op::Acquire);
+        let asks = ["renewed", "with it"].map(|key| Ask { limit, key: key.to_owned(), cost });
+        let at = trace.latest().saturating_add_us(after_us);
+        TraceRequest { at, op, asks: asks.to_vec(), id: Some(ReservationId::new(7)) }
+    };
+    requests.map(request).collect()
 }
 
 /// Checks an answer, and what the request has left of its keys. At the store's own time, its clock says what the request does.

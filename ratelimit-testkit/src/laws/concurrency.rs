@@ -1,8 +1,9 @@
 //! Law 1 under concurrency.
 
 use std::future::poll_fn;
+use std::iter::repeat_with;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 use std::thread;
@@ -16,6 +17,8 @@ use crate::harness::StoreClock;
 use crate::law::Violation;
 use crate::laws::own_clock::{BEGIN_US, MONTH_US, RunningStore, Time};
 use crate::laws::{LawResult, Subject};
+use crate::linearizability::plan::Lcg;
+use crate::linearizability::{ConcurrentRun, Event, History, meet};
 use crate::seeds::{Scope, full_us, rate};
 use crate::trace::made::limit;
 use crate::trace::{Ask, TraceRequest};
@@ -103,6 +106,78 @@ pub(crate) fn dropped_futures_stop_no_other<A: Algorithm>(
             format!("{DROPPED} futures were dropped, and then {admitted} of {capacity} admitted")
         })
     })
+}
+
+/// So many threads run a race, each with so many tasks of so many requests: few, because the orders of all of them are searched.
+const RACE_THREADS: usize = 2;
+const RACERS_PER_THREAD: usize = 4;
+const ASKS_PER_RACER: usize = 4;
+
+/// The steps of the search for an order, most of which take some hundreds.
+const STEPS: usize = 20_000;
+
+/// The same for all operations, also under ids: of tasks that charge, return, settle, extend and forget at one moment, each is
+/// answered as if all had come one after the other, in some order, and so are peeks at what they left. Each race is on a key of
+/// its own: the limits of one key are never apart, as several keys may be in a cluster.
+pub(crate) fn many_tasks_are_answered_in_some_order(
+    subject: &Subject<'_, Policy>,
+    limits: &[Limit<Policy>; 2],
+    races: u32,
+) -> LawResult {
+    let able = subject.able;
+    let batch = if able.can(Capability::Batches) { 2 } else { 1 };
+    let reservations = able.can(Capability::Reservations);
+    let run = ConcurrentRun { keys: 1, batch, reservations, ..ConcurrentRun::new(limits) };
+    let mut plan = Lcg::new(run.seed);
+    for race in 0..races {
+        let order = AtomicU64::new(0);
+        let task = async |events: Vec<Event>| -> Result<Vec<Event>, Violation> {
+            let mut seen = Vec::new();
+            for mut event in events {
+                let ask = |&(limit, _, cost)| Ask { limit, key: format!("race {race}"), cost };
+                let asks = event.asks.iter().map(ask).collect();
+                let request = TraceRequest { at: AT, op: event.op, asks, id: event.id };
+                event.asked = order.fetch_add(1, Ordering::SeqCst);
+                let answer = subject.answer(limits, &request, Now::At(AT)).await?;
+                event.answered = order.fetch_add(1, Ordering::SeqCst);
+                event.answer = answer.map(|all| all.decisions().to_vec()).map_err(|(kind, _)| kind);
+                event.clock = [AT; 2];
+                seen.push(event);
+            }
+            Ok(seen)
+        };
+        let mut planned = || -> Vec<Event> {
+            let events = repeat_with(|| plan.next(&run).0).filter(|event| able.can_do(event.op));
+            events.take(ASKS_PER_RACER).collect()
+        };
+        let arrived = AtomicUsize::new(0);
+        let outcomes = thread::scope(|scope| {
+            let threads: Vec<_> = (0..RACE_THREADS)
+                .map(|_| {
+                    let all = [(); RACERS_PER_THREAD].map(|()| planned());
+                    let (task, arrived) = (&task, &arrived);
+                    scope.spawn(move || {
+                        meet(arrived, RACE_THREADS);
+                        subject.block_on(join_all(all.into_iter().map(task)))
+                    })
+                })
+                .collect();
+            threads.into_iter().flat_map(|t| t.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        let mut events = outcomes.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+        let looks = [0, 1].map(|limit| Event {
+            op: Op::Peek,
+            asks: vec![(limit, 0, 0)],
+            id: None,
+            ..events[0].clone()
+        });
+        events.extend(subject.block_on(task(looks.to_vec()))?);
+        let explained = History::at_their_times(limits, events).explain_within(STEPS);
+        if let Err(error) = explained {
+            subject.ensure(false, || format!("among many tasks, {error}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Many tasks that ask for one key of two limits.

@@ -46,8 +46,19 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm>(
     for request in changes.into_iter().filter(can) {
         agrees_on(subject, &pure, &trace.limits, &request, Now::Store).await?;
     }
+    for back_us in BACK_US {
+        for at in [at, Timestamp::saturating_from_us(at.as_us() - back_us)] {
+            set(at);
+            let ask = Ask { limit: 0, key: format!("{back_us} µs back"), cost: 1 };
+            let request = TraceRequest::one(at, Op::Acquire, ask);
+            agrees_on(subject, &pure, &trace.limits, &request, Now::Store).await?;
+        }
+    }
     Ok(())
 }
+
+/// By how much a clock goes back at last, as one that is corrected. What was charged just before is still there.
+const BACK_US: [u64; 2] = [1, 86_400_000_000];
 
 /// Whatever changes a limit that has just denied is seen by the next request, also where denials are kept.
 fn changes_of_a_full_limit(at: Timestamp, capacity: u64) -> Vec<TraceRequest> {

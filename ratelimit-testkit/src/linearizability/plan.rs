@@ -8,10 +8,10 @@ use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 use super::{ConcurrentRun, Event};
 
 /// A linear congruential generator.
-pub(super) struct Lcg(u64);
+pub(crate) struct Lcg(u64);
 
 impl Lcg {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut plan = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         plan.below(1);
         plan
@@ -24,7 +24,7 @@ impl Lcg {
     }
 
     /// The next request, without its answer, and by how much the clock advances before it.
-    pub(super) fn next<A: Algorithm>(
+    pub(crate) fn next<A: Algorithm>(
         &mut self,
         scenario: &ConcurrentRun<'_, A>,
     ) -> (Event, Option<Duration>) {
@@ -36,16 +36,21 @@ impl Lcg {
             17 => Op::Adopt,
             10..=13 if scenario.reservations => Op::Settle,
             14 if scenario.reservations => Op::Renew,
-            15 | 16 if scenario.reservations => Op::Extend,
+            15 | 16 | 18 | 19 if scenario.reservations => Op::Extend,
             _ => Op::Acquire,
         };
-        let with_id = scenario.reservations && (op.needs_id() || self.below(6) == 0);
+        let with_id = scenario.reservations && (op.needs_id() || self.below(3) == 0);
         let checks = if self.below(4) == 0 { 1 + self.below(scenario.batch) } else { 1 };
         let mut asks: Vec<(usize, usize, u64)> = Vec::new();
         for _ in 0..checks {
             let (limit, key) = (self.below(scenario.limits.len()), self.below(scenario.keys));
             if !asks.iter().any(|(l, k, _)| (*l, *k) == (limit, key)) {
-                asks.push((limit, key, self.cost(scenario.limits[limit].algorithm())));
+                // To settle or extend a reservation at what it is changes nothing.
+                let cost = match op {
+                    Op::Settle | Op::Extend => self.below(4) as u64,
+                    _ => self.cost(scenario.limits[limit].algorithm()),
+                };
+                asks.push((limit, key, cost));
             }
         }
         let event = Event {

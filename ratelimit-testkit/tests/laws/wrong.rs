@@ -26,8 +26,8 @@ use crate::capabilities::CLAIMS;
 pub(crate) enum Flaw {
     /// The store tests `current > limit` before the increment: one request too many is admitted.
     OffByOne,
-    /// GET, decide, SET: another client does the same in between.
-    ReadThenWrite,
+    /// GET, decide, SET for this operation: another client does the same, or another operation, in between.
+    ReadThenWrite(Op),
     /// INCR without EXPIRE: the key stays forever.
     LosesTheTtl,
     /// INCR and EXPIRE on every request: the window of a client that keeps coming never ends.
@@ -50,6 +50,8 @@ pub(crate) enum Flaw {
     WaitsOneShort,
     /// The limit is stored with the first state written under it; a changed limit has no effect.
     KeepsTheOldLimit,
+    /// The reservation of a lease does not know that it was renewed.
+    ForgetsRenewals,
     /// A request that is sent twice under one id is charged twice.
     ChargesAgain,
     /// A release is a DEL that does not check the lease's owner: a late one frees another client's lease.
@@ -430,7 +432,7 @@ impl Store<Policy> for WrongStore {
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         self.able(batch)?;
         let mut read = None;
-        if self.is(Flaw::ReadThenWrite) {
+        if self.is(Flaw::ReadThenWrite(batch.operation())) {
             read = Some(self.read(&self.kept(), &self.keys(batch), self.time(batch)));
             let_others_run().await;
         }
@@ -480,6 +482,9 @@ impl States<PolicyState> for View<'_> {
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
         let sweep_at = self.store.sweep_at(self.batch.time(), self.now, expires);
         let Some(id) = self.batch.reservation_id() else { return };
+        if self.store.is(Flaw::ForgetsRenewals) && self.batch.operation() == Op::Renew {
+            return;
+        }
         self.kept.reservations.insert((self.keys[position].clone(), id), (reservation, sweep_at));
     }
 }

@@ -37,11 +37,15 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ChargesTheSiblings, Agrees, &[GCRA, FIXED, LOG, Mixed]),
     (Flaw::OutlivesItsWindow, Agrees, &[GCRA, FIXED, FIRST, LOG]),
     (Flaw::MintsWhenTimeGoesBack, Agrees, &[GCRA, FIXED, FIRST, LOG]),
+    (Flaw::MintsWhenTimeGoesBack, DecidesByItsOwnClock, &[GCRA, FIXED, FIRST, LOG, LEASES]),
     (Flaw::WaitsOneShort, Agrees, &[GCRA, FIXED, FIRST, LOG, Mixed]),
     (Flaw::KeepsTheOldLimit, AgreesAfterAChange, &[GCRA, FIXED, FIRST, LOG, Mixed]),
     (Flaw::ChargesAgain, Agrees, &[GCRA, FIXED, LEASES, Reservations]),
     (Flaw::ReleasesAnyLease, Agrees, &[LEASES]),
-    (Flaw::ReadThenWrite, ManyTasks, &[GCRA, FIXED, LOG, LIST, LEASES, PUSH_FIRST, Mixed]),
+    (Flaw::ForgetsRenewals, Agrees, &[LEASES]),
+    (Flaw::ReadThenWrite(Op::Acquire), ManyTasks, &[GCRA, LOG, LIST, LEASES, PUSH_FIRST, Mixed]),
+    (Flaw::ReadThenWrite(Op::Refund), ManyTasks, &[Mixed]),
+    (Flaw::ReadThenWrite(Op::Force), ManyTasks, &[Mixed]),
     (Flaw::ReadsTheClockFirst, ManyTasks, &[GCRA, FIRST, LOG, LIST, LEASES, DRAINED]),
     (Flaw::ForgetsDebt, Agrees, &[FIXED]),
     (Flaw::ExtendsAgain, Agrees, &[GCRA, FIXED, Reservations]),
@@ -90,7 +94,7 @@ fn each_flaw_is_caught_by_the_property_that_names_its_law() {
 fn flaws_on_a_clock_that_runs_are_caught_there() {
     let rows = [
         (Flaw::OwnClockStands, DecidesByItsOwnClock, &[GCRA, FIXED, LIST, INCR_FIXED, Mixed][..]),
-        (Flaw::ReadThenWrite, ManyTasks, &[GCRA, LIST, Mixed]),
+        (Flaw::ReadThenWrite(Op::Acquire), ManyTasks, &[GCRA, LIST, Mixed]),
         (Flaw::SweepsEarly, KeepsWhatMatters, &[GCRA, BUCKET, FIRST, LOG, LIST, LEASES, DRAINED]),
     ];
     for (flaw, property, scopes) in rows {
