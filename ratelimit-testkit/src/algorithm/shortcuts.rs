@@ -228,8 +228,8 @@ fn agrees<A: InMemory>(
 /// How much longer than it matters a state may be kept: as in a store.
 const SLACK_US: u64 = 2_000_000;
 
-/// Law 9: a step leaves no more entries than announced, the caller's metadata changes no decision, and a state expires when it
-/// stops mattering.
+/// Law 9: a step leaves no more entries than announced, the caller's metadata is kept and changes no decision, and a state
+/// expires when it stops mattering.
 pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> AlgorithmResult {
@@ -260,6 +260,10 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
             walk.algorithm().annotate(&mut annotated, &vec![255; bytes]);
             walk.alike(Some(&annotated), Some(state), asked.at)
                 .map_err(|message| format!("metadata change what is decided: {message}"))?;
+            let is_kept = bytes == 0 || format!("{annotated:?}") != format!("{state:?}");
+            ensure(is_kept, || {
+                format!("`metadata_bytes` is {bytes}, and `annotate` leaves {state:?} as it is")
+            })?;
         }
     }
     Ok(())

@@ -224,7 +224,7 @@ impl Algorithm for Window {
     }
 
     fn metadata_bytes(&self) -> Option<usize> {
-        Some(8)
+        self.is(Wrong::CountsMetadata).then_some(8)
     }
 
     fn annotate(&self, state: &mut Self::State, _: &[u8]) {
