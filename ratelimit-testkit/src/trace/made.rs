@@ -225,12 +225,12 @@ impl<A: Algorithm + 'static> Pool<A> {
             .boxed()
     }
 
-    /// Every limit changed to every other when it is all used, with each operation that the new one may do on that state.
+    /// Every limit changed to the next and back when it is all used, with each operation that the new one may do on that state.
     pub(crate) fn full_ones_changed(&self) -> Vec<Trace<A>> {
         let at = Timestamp::saturating_from_us(BEGINNINGS_US[0]);
         let all = (self.make)().len();
-        let pairs = (0..all).flat_map(|old| (0..all).map(move |new| [old, new]));
-        let changed = pairs.filter(|[old, new]| old != new).map(|pair| {
+        let pairs = (0..all).map(|one| [one, (one + 1) % all]).filter(|[one, next]| one != next);
+        let changed = pairs.flat_map(|[one, next]| [[one, next], [next, one]]).map(|pair| {
             let instances = pair.map(|position| (self.make)().swap_remove(position));
             let [old, new] = [0, 1].map(|limit| instances[limit].algorithm.capacity());
             let steps = [
