@@ -179,12 +179,14 @@ pub trait Algorithm: Send + Sync {
 
     /// Charges a new key all that every part of the limit admits, and all that may be owed: nothing is left as of `now`, and
     /// the wait for full recovery is the longest that a state from before `now` causes. By default forces a charge of the
-    /// [`capacity`](Self::capacity) and the [debt](Self::debt), or steps the capacity if there are no forced charges; a limit of
+    /// [`capacity`](Self::capacity) and the [debt](Self::debt), or steps what remains if there are no forced charges; a limit of
     /// several parts charges each of them.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
         let capacity = self.capacity();
         let forced = self.force(None, now, capacity.saturating_add(self.debt()));
-        forced.unwrap_or_else(|| self.step(None, now, capacity)).costing(capacity)
+        // At some times a new key may have less than the capacity.
+        let left = || self.step(None, now, 0).decision.remaining;
+        forced.unwrap_or_else(|| self.step(None, now, left())).costing(capacity)
     }
 
     /// Whether denied requests are charged. Only [`Attempts`](crate::Attempts) returns `true`.

@@ -1,7 +1,7 @@
 //! A user-defined algorithm with its own Lua twin: each decision is one short script on the server.
 //!
 //! A lifetime budget, as for a trial account: a fixed amount, never refilled. `src/lua/README.md`
-//! specifies what each section of the twin receives and leaves.
+//! specifies what each section of the twin receives and leaves. The tests below hold the twin to the laws.
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
@@ -99,7 +99,60 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-#[tokio::test]
-async fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
-    spend(&ratelimit_servers::RedisServer::shared()?.url()).await
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use ratelimit_servers::RedisServer;
+    use ratelimit_testkit::{Capability, Harness, algorithm_conformance};
+    use tokio::runtime::Runtime;
+
+    use super::*;
+
+    // The laws: by the step itself, and by the twin on a server, which must decide as the step does.
+    algorithm_conformance!(laws, Trial, [Trial(1), Trial(7), Trial(1 << 40)], on OnRedis);
+
+    /// A server that all tests share.
+    struct OnRedis(Runtime, &'static RedisServer);
+
+    impl Harness<Trial> for OnRedis {
+        type Store = RedisStore;
+        const CASES: u32 = 16;
+        /// A trial has neither refunds nor forced charges, and nothing that could be settled.
+        const LACKS: &'static [Capability] =
+            &[Capability::Refund, Capability::Force, Capability::Reservations];
+
+        fn new() -> Self {
+            Self(Runtime::new().expect("a runtime"), RedisServer::shared().expect("a server"))
+        }
+
+        /// Each store has a prefix of its own.
+        fn store(&self) -> RedisStore {
+            static STORES: AtomicU64 = AtomicU64::new(0);
+            let prefix = format!("own-twin-{}", STORES.fetch_add(1, Ordering::Relaxed));
+            // A slow machine is no fault of the twin.
+            let builder = RedisStore::builder().prefix(&prefix).deadline(Duration::from_secs(60));
+            self.0.block_on(builder.connect(&self.1.url())).expect("it is up")
+        }
+
+        fn block_on<F: Future>(&self, future: F) -> F::Output {
+            self.0.block_on(future)
+        }
+
+        async fn state(&self, store: &RedisStore, limit: &Limit<Trial>, key: &str) -> Option<u64> {
+            store.state(limit, key).await.expect("it answers")
+        }
+
+        /// A trial is kept for ever. A twin whose states expire lists the keys that live for longer than `within`.
+        async fn leaks(&self, _: &RedisStore, _within: Duration) -> Vec<String> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
+        spend(&RedisServer::shared()?.url()).await
+    }
 }

@@ -12,6 +12,7 @@ pub(crate) use built_in::BUILT_IN;
 /// An algorithm with a twin in Lua.
 ///
 /// An algorithm of your own that has none runs in the mode that compares and sets: see [`Builder::cas`](crate::Builder::cas).
+/// `algorithm_conformance!` of `ratelimit-testkit` tests that a twin decides as the step does; `examples/own_twin.rs` shows how.
 ///
 /// ```compile_fail,E0277
 /// # use ratelimit_core::{Algorithm, Timestamp};

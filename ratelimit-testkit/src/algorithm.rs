@@ -92,15 +92,15 @@ impl<A: Algorithm> Harness<A> for Reference {
 /// # fn main() {}
 /// ```
 pub trait AlgorithmHarness: 'static {
-    /// The algorithm under test.
-    type Algorithm: InMemory + 'static;
+    /// The algorithm under test. The text of its state shows whether it keeps the caller's metadata.
+    type Algorithm: InMemory<State: fmt::Debug> + 'static;
 
     /// The number of walks on which each law is tried.
     const CASES: u32 = 256;
 
     /// The limits on which the laws are tried. Choose those that are most likely to go wrong: a limit of 1, a
-    /// duration that does not divide another, the largest limit that the algorithm accepts. With a single
-    /// limit, the law on changing a limit has nothing to change to.
+    /// duration that does not divide another, the largest and the slowest limit that the algorithm accepts. With a
+    /// single limit, the law on changing a limit has nothing to change to.
     fn limits() -> Vec<Instance<Self::Algorithm>>;
 
     /// Says how a request would break the algorithm's bound if it were admitted, given the requests admitted
@@ -201,11 +201,12 @@ properties! {
     NeverPanics by TimeGoingBack = laws::never_panics,
     /// Law 8: cost 0 writes nothing and reports the current state.
     CostZeroIsAPeek by CostZeroIsAPeek = laws::cost_zero_is_a_peek,
-    /// Law 9: a state grows by no more entries than announced, and metadata changes no decision.
+    /// Law 9: a state grows by no more entries than announced and expires when it stops mattering; metadata is kept, and changes
+    /// no decision.
     EntriesAndMetadataAreAccountedFor by NothingLeaks = shortcuts::entries_and_metadata_are_accounted_for,
     /// Law 10: the same state, time and cost always give the same step.
     AStepDependsOnNothingElse by OneAnswerEverywhere = shortcuts::a_step_depends_on_nothing_else,
-    /// Law 10: the in-place, compact and fast steps agree with the general step.
+    /// Law 10: the in-place, compact and fast steps, the waits and what is owed agree with the general step.
     ShortcutsAgreeWithTheStep by OneAnswerEverywhere = shortcuts::shortcuts_agree_with_the_step,
     /// Law 11: a state left by another limit creates no capacity and blocks no longer than one recovery.
     ChangingALimitIsSafe by ChangingALimit = laws::changing_a_limit_is_safe,

@@ -461,6 +461,14 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
         match self.property {
             Property::Agrees => self.on(&|pool| pool.traces(TraceShape::ANY), agrees),
             Property::AgreesAfterAChange => {
+                // So many policies there are that chance finds such changes.
+                if self.difference.is_none() {
+                    for trace in self.pool.full_ones_changed() {
+                        self.awaited(async |subject| agrees(subject, &trace).await).map_err(
+                            |failure| StoreFailure { case: trace.to_string(), ..failure },
+                        )?;
+                    }
+                }
                 self.pool = self.pool.changed();
                 self.on(&|pool| pool.traces(TraceShape::ANY), agrees)
             }

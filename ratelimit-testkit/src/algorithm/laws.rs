@@ -76,6 +76,11 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
                 format!("at {at} there are {left} left of {capacity}, and {cost} got {got:?}")
             })?;
         }
+        // A new key has all of it at some time.
+        let most = walk.algorithm().step(None, at, capacity).decision;
+        ensure(most.retry_after_us.is_some(), || {
+            format!("at {at}, the capacity of {capacity} never fits a new key: {most:?}")
+        })?;
         let over = walk.decision(at, capacity.saturating_add(1));
         ensure(!over.allowed || capacity == u64::MAX, || {
             format!("at {at}, one more than the capacity of {capacity} got {over:?}")

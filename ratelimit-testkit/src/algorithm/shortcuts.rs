@@ -45,7 +45,7 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
 }
 
 /// Law 10: `step_in_place`, `step_compact` and `step_fast` decide and write what `step` does; a state survives the round
-/// trip through its compact form.
+/// trip through its compact form. `wait_us`, `debt`, `owed`, `forgiven` and `filled` tell what the steps do.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> AlgorithmResult {
@@ -64,6 +64,8 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
             }
         }
         in_compact(walk, asked, &step)?;
+        waits_as_the_step(walk, asked, &step)?;
+        owes_what_is_charged(walk)?;
         walk.take(step);
     }
     Ok(())
@@ -95,6 +97,62 @@ fn leaves_the_same<A: InMemory>(
     walk.alike(got, Some(due), asked.at).map_err(|message| {
         format!("`{name}` leaves another state than the step, of {asked:?}: {message}")
     })
+}
+
+/// Checks `wait_us`: after it the state as it is, without a denied attempt's charge, admits the cost, and no earlier.
+fn waits_as_the_step<A: InMemory>(
+    walk: &Walk<'_, A>,
+    WalkStep { at, cost, .. }: WalkStep,
+    step: &Step<A::State>,
+) -> AlgorithmResult {
+    let waits = walk.algorithm().wait_us(walk.state.as_ref(), at, cost);
+    let message = || format!("`wait_us` of {cost} at {at} is {waits:?}: {:?}", step.decision);
+    ensure(waits.is_some() == step.decision.retry_after_us.is_some(), message)?;
+    let Some(us) = waits else { return Ok(()) };
+    for (us, fits) in [(us.checked_sub(1), false), (Some(us), true)] {
+        let Some(then) = us.and_then(|us| later(at, us)) else { continue };
+        ensure(walk.decision(then, cost).allowed == fits, message)?;
+    }
+    Ok(())
+}
+
+/// Checks `debt`, `owed`, `forgiven` and `filled` by forced charges. An algorithm that passes its calls on to another one and
+/// forgets one of these methods has its default instead.
+fn owes_what_is_charged<A: InMemory>(walk: &Walk<'_, A>) -> AlgorithmResult {
+    let (algorithm, at, state) = (walk.algorithm(), walk.latest, walk.state.as_ref());
+    let now = |state: Option<&A::State>| algorithm.step(state, at, 0).decision;
+    let level = |state: Option<&A::State>| {
+        i128::from(now(state).remaining) - i128::from(algorithm.owed(state, at))
+    };
+    let debt = algorithm.debt();
+    for cost in [1, walk.scale.capacity, walk.scale.capacity.saturating_add(debt), u64::MAX] {
+        let Some(forced) = algorithm.force(state, at, cost) else { break };
+        let forgiven = algorithm.forgiven(state, at, cost);
+        let (before, after) = (level(state), level(forced.write.after(state)));
+        ensure(before - (i128::from(cost) - i128::from(forgiven)) == after, || {
+            format!(
+                "at {at} {before} is left (less than 0 is `owed`), and after a forced charge of {cost}, of which {forgiven} is \
+                 `forgiven`, {after}"
+            )
+        })?;
+    }
+    let (filled, forced) = (algorithm.filled(at), algorithm.force(None, at, u64::MAX));
+    for (what, step) in [("`filled`", Some(&filled)), ("a forced charge of all", forced.as_ref())] {
+        let Some(step) = step else { continue };
+        let after = step.write.after(None);
+        let (got, owed) = (now(after), algorithm.owed(after, at));
+        ensure(got.remaining == 0 && step.decision.remaining == 0 && owed == debt, || {
+            format!("at {at} {what} leaves {got:?} and owes {owed} of a `debt` of {debt}")
+        })?;
+        let longest_us = now(filled.write.after(None)).reset_after_us;
+        let others_us = got.reset_after_us.max(now(state).reset_after_us);
+        ensure(others_us <= longest_us, || {
+            format!(
+                "at {at} `filled` is full again in {longest_us} us, and another key in {others_us}"
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// How much later the same request is made again.
@@ -167,7 +225,11 @@ fn agrees<A: InMemory>(
     }
 }
 
-/// Law 9: a step leaves no more entries than announced, and the caller's metadata changes no decision.
+/// How much longer than it matters a state may be kept: as in a store.
+const SLACK_US: u64 = 2_000_000;
+
+/// Law 9: a step leaves no more entries than announced, the caller's metadata is kept and changes no decision, and a state
+/// expires when it stops mattering.
 pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> AlgorithmResult {
@@ -182,11 +244,26 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
                 "{asked:?} made {after} entries of {before}, and at most {most} more are announced"
             )
         })?;
+        if let (Some(expires), Some(state)) = (walk.expires, &walk.state) {
+            let reset_us = walk.decision(asked.at, 0).reset_after_us;
+            let late = expires > asked.at.saturating_add_us(reset_us.saturating_add(SLACK_US));
+            let last = Timestamp::saturating_from_us(expires.as_us().saturating_sub(1));
+            ensure(!late || walk.alike(Some(state), None, last).is_err(), || {
+                format!(
+                    "at {} all is back in {reset_us} us, and the state expires at {expires}: stores would keep it for too long",
+                    asked.at
+                )
+            })?;
+        }
         if let (Some(bytes), Some(state)) = (walk.algorithm().metadata_bytes(), &walk.state) {
             let mut annotated = state.clone();
             walk.algorithm().annotate(&mut annotated, &vec![255; bytes]);
             walk.alike(Some(&annotated), Some(state), asked.at)
                 .map_err(|message| format!("metadata change what is decided: {message}"))?;
+            let is_kept = bytes == 0 || format!("{annotated:?}") != format!("{state:?}");
+            ensure(is_kept, || {
+                format!("`metadata_bytes` is {bytes}, and `annotate` leaves {state:?} as it is")
+            })?;
         }
     }
     Ok(())
@@ -237,7 +314,10 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
         let nothing = settled(charged, at, 0)?;
         ensure(nothing == had, || message("settled at 0 at once", nothing))?;
         let more = settled(charged, at, cost.saturating_add(1))?;
-        ensure(more <= had, || message("settled at one more", more))?;
+        // A lease ends whatever the cost; otherwise only the rest is charged.
+        let leases = algorithm.has_leases();
+        let due = if leases { had } else { (had - cost).saturating_sub(1) };
+        ensure(more == due, || message("settled at one more", more))?;
         for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
             let Some(then) = later(at, us).filter(|_| us < life_us) else { continue };
             let without = left(charged, then);
@@ -252,9 +332,15 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
                 })?;
             }
             let renewed = algorithm.renew(charged, then, &reservation);
-            let is = left(renewed.write.after(charged), then);
+            let renewed_state = renewed.write.after(charged);
+            let is = left(renewed_state, then);
             ensure(renewed.decision.allowed && is <= without, || {
                 message(&format!("renewed at {then}, where {without} were left"), is)
+            })?;
+            let resets_us = |state| algorithm.step(state, then, 0).decision.reset_after_us;
+            let anew_us = algorithm.step(None, then, cost).decision.reset_after_us;
+            ensure(!leases || resets_us(renewed_state) >= anew_us, || {
+                message(&format!("renewed at {then}, the lease does not last for {anew_us} us"), is)
             })?;
         }
         if let Some(undone) = charged.and_then(|now| algorithm.undo(charged, at, &reservation, now))

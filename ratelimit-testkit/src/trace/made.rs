@@ -226,6 +226,35 @@ impl<A: Algorithm + 'static> Pool<A> {
             .boxed()
     }
 
+    /// Every limit changed to the next and back when it is all used, with each operation that the new one may do on that state.
+    pub(crate) fn full_ones_changed(&self) -> Vec<Trace<A>> {
+        let at = Timestamp::saturating_from_us(BEGINNINGS_US[0]);
+        let all = (self.make)().len();
+        let pairs = (0..all).map(|one| [one, (one + 1) % all]).filter(|[one, next]| one != next);
+        let changed = pairs.flat_map(|[one, next]| [[one, next], [next, one]]).map(|pair| {
+            let instances = pair.map(|position| (self.make)().swap_remove(position));
+            let [old, new] = [0, 1].map(|limit| instances[limit].algorithm.capacity());
+            let steps = [
+                (Op::Acquire, 0, old),
+                (Op::Peek, 1, new),
+                (Op::Force, 1, 1),
+                (Op::Refund, 1, 1),
+                (Op::Acquire, 1, 1),
+                (Op::Refund, 1, new),
+                (Op::Acquire, 1, new),
+            ];
+            let steps = steps.into_iter().filter(|(op, ..)| self.able.can_do(*op));
+            let ask = |limit, cost| Ask { limit, key: "a".to_owned(), cost };
+            let requests =
+                steps.map(|(op, limit, cost)| TraceRequest::one(at, op, ask(limit, cost)));
+            let requests = requests.collect();
+            let texts = instances.iter().map(|instance| instance.text.clone()).collect();
+            let limits = instances.map(|instance| limit("l0", instance.algorithm)).into();
+            Trace { limits, texts, requests }
+        });
+        changed.collect()
+    }
+
     fn resolve(&self, picks: &[usize], begin_us: u64, drafts: &[Draft]) -> Trace<A> {
         let mut all: Vec<_> = (self.make)().into_iter().map(Some).collect();
         let (mut limits, mut texts) = (Vec::new(), Vec::new());

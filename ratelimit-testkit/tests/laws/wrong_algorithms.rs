@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ratelimit_core::algorithm::{
-    Compact, FixedWindowState, InMemory, MaybeStep, Step, step_compact,
+    Compact, FixedWindowState, InMemory, MaybeStep, Step, Write, step_compact,
 };
 use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm, FixedWindow, Rate, Timestamp};
@@ -81,6 +81,14 @@ flaws! {
     FastStepByTheEpoch,
     /// A settlement returns charges that no longer count.
     SettlesWhatIsPast,
+    /// A settlement above the reservation charges the whole cost again.
+    SettlesTheWhole,
+    /// Its capacity is one more than the step's.
+    HasOneMore,
+    /// Its wait is that of one unit more.
+    WaitsForMore,
+    /// Its states never expire.
+    NeverExpires,
     /// A renewal refunds.
     RenewsAndGivesBack,
     /// Metadata fills the window.
@@ -113,13 +121,16 @@ impl Algorithm for Window {
     type State = FixedWindowState;
 
     fn capacity(&self) -> u64 {
-        self.sound.capacity()
+        self.sound.capacity() + u64::from(self.is(Wrong::HasOneMore))
     }
 
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let (asked, all) = (self.asked.fetch_add(1, Ordering::Relaxed), self.capacity());
         let opens = |now| self.sound.step(None, now, 1).write;
-        let due = self.sound.step(state, now, cost);
+        let mut due = self.sound.step(state, now, cost);
+        if let (Wrong::NeverExpires, Write::Put { expires, .. }) = (self.wrong, &mut due.write) {
+            *expires = Timestamp::MAX;
+        }
         let denied = !due.decision.allowed;
         let mut told = due.decision;
         match (self.wrong, state) {
@@ -192,6 +203,7 @@ impl Algorithm for Window {
             Some(back) if self.is(Wrong::SettlesWhatIsPast) => {
                 Some(self.refund(state, now, back)?.costing(cost))
             }
+            None if self.is(Wrong::SettlesTheWhole) => self.force(state, now, cost),
             _ => self.sound.settle(state, now, reservation, cost),
         }
     }
@@ -207,8 +219,12 @@ impl Algorithm for Window {
         refunded.unwrap_or_else(|| self.sound.renew(state, now, of))
     }
 
+    fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
+        self.sound.wait_us(state, now, cost.saturating_add(self.is(Wrong::WaitsForMore).into()))
+    }
+
     fn metadata_bytes(&self) -> Option<usize> {
-        Some(8)
+        self.is(Wrong::CountsMetadata).then_some(8)
     }
 
     fn annotate(&self, state: &mut Self::State, _: &[u8]) {
@@ -291,6 +307,10 @@ fn each_flaw_is_caught_by_the_properties_that_name_its_law() {
     caught::<WritesNothingInPlace>(&[Property::ShortcutsAgreeWithTheStep]);
     caught::<FastStepByTheEpoch>(&[Property::ShortcutsAgreeWithTheStep]);
     caught::<SettlesWhatIsPast>(&[Property::AReservationIsSettledOnce]);
+    caught::<SettlesTheWhole>(&[Property::AReservationIsSettledOnce]);
+    caught::<HasOneMore>(&[Property::WhatIsLeftIsWhatFits]);
+    caught::<WaitsForMore>(&[Property::ShortcutsAgreeWithTheStep]);
+    caught::<NeverExpires>(&[Property::EntriesAndMetadataAreAccountedFor]);
     caught::<RenewsAndGivesBack>(&[Property::AReservationIsSettledOnce]);
     caught::<CountsMetadata>(&[Property::EntriesAndMetadataAreAccountedFor]);
 }
