@@ -215,7 +215,8 @@ pub fn test<H: Harness + 'static>(
 /// ```
 /// # use std::time::Duration;
 /// # use ratelimit_core::{Limit, Policy};
-/// # /// # use ratelimit_testkit::{Harness, PureStore};
+/// # use ratelimit_core::algorithm::PolicyState;
+/// # use ratelimit_testkit::{Harness, PureStore};
 /// use ratelimit_testkit::{Property, regression};
 /// # struct Mine;
 /// # impl Harness for Mine {
