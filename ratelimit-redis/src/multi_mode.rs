@@ -19,7 +19,8 @@
 //! in a sliding window; otherwise it belongs to a later window. So ordering the charges by their times
 //! explains every decision.
 //!
-//! Between a charge and its correction other clients see too much charged, never too little.
+//! Between a charge and its correction other clients see too much charged, never too little. A reset in between forgets the
+//! charge, and the correction then lowers what is charged after it: the window admits so much more.
 //!
 //! A sliding log takes nothing back, because another client may already have made room for the charge. An amount taken back
 //! from a counter is stored beside its count: see `stored.rs`.

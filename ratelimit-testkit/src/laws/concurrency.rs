@@ -102,7 +102,7 @@ pub(crate) fn dropped_futures_stop_no_other<A: Algorithm>(
         while admitted <= capacity && subject.ask(limits, &request, Now::At(AT)).await?.allowed() {
             admitted += 1;
         }
-        subject.ensure((capacity - DROPPED..=capacity).contains(&admitted), || {
+        subject.ensure((capacity.saturating_sub(DROPPED)..=capacity).contains(&admitted), || {
             format!("{DROPPED} futures were dropped, and then {admitted} of {capacity} admitted")
         })
     })
