@@ -54,8 +54,9 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 fn files(folder: &str, extensions: &[&str]) -> Vec<File> {
     let root = root();
     let is_source = |entry: &DirEntry| {
-        let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
-        entry.depth() == 0 || !(is_hidden || entry.path().join("CACHEDIR.TAG").exists())
+        let name = entry.file_name().to_string_lossy();
+        let is_build = name == "target" || entry.path().join("CACHEDIR.TAG").exists();
+        entry.depth() == 0 || !(is_build || name.starts_with('.'))
     };
     let walk = WalkDir::new(root.join(folder)).sort_by_file_name().into_iter();
     let paths = walk.filter_entry(is_source).map(|entry| entry.expect("an entry").into_path());
