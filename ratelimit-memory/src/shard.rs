@@ -176,8 +176,8 @@ impl<S> Shard<S> {
         table.find(Pointer::mixed(tag), is_wanted).map(|pointer| pointer.slot as usize)
     }
 
-    /// The state in a slot, with how many entries it is counted, and when it may be swept, to be changed in place. Whoever
-    /// changes that time tells the shard ([`expect_at`](Self::expect_at)).
+    /// The state in a slot, the number of entries that it is counted with, and when it may be swept, to be changed in place. A caller
+    /// that changes that time calls [`expect_at`](Self::expect_at).
     #[inline]
     pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, &mut u32, &mut Timestamp)> {
         match self.slots.get_mut(slot) {

@@ -155,11 +155,11 @@ function sliding_log.change(limit, log, operation, cost, made)
   return charged(limit, entries, cost)
 end
 
--- Of a changed entry stays the `rest`, or else its whole cost; all totals are less by what is `owed`.
 local function add(key, timestamp, cost, total)
   call('ZADD', key, format('%d', timestamp), format('%d %d', cost, total))
 end
 
+-- A changed entry keeps its `rest`, or else its whole cost; its total falls by what is `owed`.
 function sliding_log.put(key, _, change, ttl)
   local entries, stale = change.entries, change.entries.stale or 0
   if change.changed then
