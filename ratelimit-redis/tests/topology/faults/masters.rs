@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::traffic::AWAY;
 use super::{Place, Row, Traffic, on};
 use crate::common::prelude::*;
 
@@ -164,8 +165,8 @@ async fn a_planned_failover_is_waited_for(client: Client) {
     let name = "planned failover";
     let in_cluster = match client {
         Client::Redis => Row::unnoticed(name),
-        // fred ends a connection over a CLUSTERDOWN, with all that waits on it.
-        _ => Row::refuses(name, &[ErrorKind::Indeterminate], ""),
+        // fred ends a connection over a CLUSTERDOWN, with all that waits on it. A lost read charged nothing.
+        _ => Row::refuses(name, AWAY, ""),
     };
     // Sentinels close connections, and the master answers until it is demoted.
     let rows = [in_cluster, Row::is_away(name, "").loses(1)];

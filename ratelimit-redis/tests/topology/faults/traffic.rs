@@ -38,7 +38,7 @@ pub(super) struct Row {
 }
 
 /// The kinds of errors of a server that does not answer.
-const AWAY: &[ErrorKind] = &[ErrorKind::Unavailable, ErrorKind::Indeterminate];
+pub(super) const AWAY: &[ErrorKind] = &[ErrorKind::Unavailable, ErrorKind::Indeterminate];
 
 impl Row {
     /// A fault that no caller notices.
