@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::common::prelude::*;
-use traffic::{Row, Traffic};
+use traffic::{AWAY, Row, Traffic};
 
 /// Servers behind proxies, for one row at a time: a server of its own, or a cluster that the rows of a client share. Each
 /// row finds them healthy and leaves them healthy.

@@ -5,8 +5,7 @@ use std::sync::OnceLock;
 
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::traffic::AWAY;
-use super::{Place, Row, Traffic, on};
+use super::{AWAY, Place, Row, Traffic, on};
 use crate::common::prelude::*;
 
 /// Masters with replicas, for one test at a time. Each finds them healthy and leaves them healthy.
