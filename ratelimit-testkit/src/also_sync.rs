@@ -19,20 +19,20 @@ use crate::harness::{Harness, StoreClock};
 /// # use std::time::Duration;
 /// # use ratelimit_core::algorithm::PolicyState;
 /// # use ratelimit_core::store::Batch;
-/// # use ratelimit_core::{Limit, Policy, Store, SyncStore, Verdict};
-/// # use ratelimit_testkit::{PureStore, Refused, StoreClock};
+/// # use ratelimit_core::{Limit, Policy, Refusal, Store, SyncStore, Verdict};
+/// # use ratelimit_testkit::{PureStore, StoreClock};
 /// use ratelimit_testkit::{AlsoSync, ByOwnClock, Harness, conformance};
 ///
 /// # struct MapStore(PureStore);
 /// # impl Store<Policy> for MapStore {
-/// #     type Error = Refused;
-/// #     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+/// #     type Error = Refusal;
+/// #     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
 /// #         self.apply_now(batch)
 /// #     }
 /// # }
 /// impl SyncStore<Policy> for MapStore {
-/// #   fn apply_now(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
-/// #       self.0.decide(batch).map_err(Refused)
+/// #   fn apply_now(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
+/// #       self.0.decide(batch)
 /// #   }
 ///     // …
 /// }

@@ -12,12 +12,12 @@ pub(crate) mod small;
 
 use ratelimit_core::algorithm::PolicyState;
 use ratelimit_core::store::Now;
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, StoreError, Verdict};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Verdict};
 
 use crate::capability::{Able, Capability};
 use crate::harness::{AnyHarness, AnyStore};
 use crate::law::{Law, Violation};
-use crate::pure::{PureStore, Refused};
+use crate::pure::PureStore;
 use crate::seeds::AlgorithmKind;
 use crate::suite::guard::note_request;
 use crate::trace::TraceRequest;
@@ -160,9 +160,7 @@ impl<'a, A: Algorithm> Subject<'a, A> {
         limits: &[Limit<A>],
         request: &TraceRequest,
     ) -> Said {
-        pure.answer(limits, request, &self.metadata(request)).map_err(|refusal| {
-            let refused = Refused(refusal);
-            (refused.kind(), refused.to_string())
-        })
+        let answer = pure.answer(limits, request, &self.metadata(request));
+        answer.map_err(|refusal| (refusal.kind(), refusal.to_string()))
     }
 }

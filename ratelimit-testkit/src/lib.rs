@@ -36,15 +36,15 @@
 //! # use ratelimit_core::{Limit, Policy, Refusal, Store, Verdict};
 //! # use ratelimit_core::algorithm::PolicyState;
 //! # use ratelimit_core::store::{Batch, Op};
-//! # use ratelimit_testkit::{Harness, PureStore, Refused, StoreClock, conformance};
+//! # use ratelimit_testkit::{Harness, PureStore, StoreClock, conformance};
 //! use ratelimit_testkit::{Capability, AlgorithmKind};
 //! # struct NoRefund(PureStore);
 //! # impl Store<Policy> for NoRefund {
-//! #     type Error = Refused;
-//! #     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+//! #     type Error = Refusal;
+//! #     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
 //! #         let limit = batch.checks()[0].limit.name().to_owned();
 //! #         match batch.operation() {
-//! #             op @ Op::Refund => Err(Refused(Refusal::Unsupported { limit, op })),
+//! #             op @ Op::Refund => Err(Refusal::Unsupported { limit, op }),
 //! #             _ => self.0.apply(batch).await,
 //! #         }
 //! #     }
@@ -213,7 +213,7 @@ pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Law, Violation};
 pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained, charges};
 pub use oracle::NaiveStore;
-pub use pure::{PureStore, Refused};
+pub use pure::PureStore;
 pub use seeds::{AlgorithmKind, Scope};
 pub use suite::{Property, StoreFailure, regression, test, try_property, try_same};
 pub use trace::made::Instance;

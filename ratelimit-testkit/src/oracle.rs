@@ -15,7 +15,6 @@ use ratelimit_core::{
     Store, Verdict,
 };
 
-use crate::pure::Refused;
 use crate::seeds::{AlgorithmKind, full_us, refill};
 
 use End::{Newest, Oldest};
@@ -489,13 +488,13 @@ impl Clone for NaiveStore {
 
 /// The oracle knows no reservations and refuses requests with an id.
 impl Store<Policy> for NaiveStore {
-    type Error = Refused;
+    type Error = Refusal;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
         let op = batch.operation();
         match batch.checks().first() {
             Some(check) if batch.reservation_id().is_some() || op.needs_id() => {
-                Err(Refused(Refusal::Unsupported { limit: check.limit.name().to_owned(), op }))
+                Err(Refusal::Unsupported { limit: check.limit.name().to_owned(), op })
             }
             _ => Ok(self.decide(batch)),
         }

@@ -7,8 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Reservation, States, decide};
 use ratelimit_core::{
-    Algorithm, Clock, ErrorKind, Limit, ManualClock, Policy, Refusal, ReservationId, Store,
-    StoreError, Timestamp, Verdict,
+    Algorithm, Clock, Limit, ManualClock, Policy, Refusal, ReservationId, Store, Timestamp, Verdict,
 };
 
 use crate::trace::TraceRequest;
@@ -156,34 +155,10 @@ impl<A: Algorithm> Clone for PureStore<A> {
 }
 
 impl<A: Algorithm> Store<A> for PureStore<A> {
-    type Error = Refused;
+    type Error = Refusal;
 
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refused> {
-        self.decide(batch).map_err(Refused)
-    }
-}
-
-/// The only error of an in-memory map: a request that the contract refuses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused(pub Refusal);
-
-impl std::fmt::Display for Refused {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for Refused {}
-
-impl From<Refusal> for Refused {
-    fn from(refusal: Refusal) -> Self {
-        Self(refusal)
-    }
-}
-
-impl StoreError for Refused {
-    fn kind(&self) -> ErrorKind {
-        self.0.kind()
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
+        self.decide(batch)
     }
 }
 

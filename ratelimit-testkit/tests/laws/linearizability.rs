@@ -8,12 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Now, Op};
 use ratelimit_core::{
-    Algorithm, Clock, Decision, ErrorKind, Gcra, Limit, ManualClock, Store, SyncStore, Timestamp,
-    Verdict,
+    Algorithm, Clock, Decision, ErrorKind, Gcra, Limit, ManualClock, Refusal, Store, SyncStore,
+    Timestamp, Verdict,
 };
-use ratelimit_testkit::{
-    ConcurrentRun, Event, History, Linearized, PureStore, Refused, Unexplained,
-};
+use ratelimit_testkit::{ConcurrentRun, Event, History, Linearized, PureStore, Unexplained};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -48,7 +46,7 @@ struct Mapped {
 }
 
 impl SyncStore<Gcra> for Mapped {
-    fn apply_now(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refused> {
+    fn apply_now(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refusal> {
         let is = |flaw| self.flaw == Some(flaw);
         let now = if is(Flaw::StandsStill) { BEGIN } else { self.clock.now() };
         let batch = batch.now(Now::At(now));
@@ -64,7 +62,7 @@ impl SyncStore<Gcra> for Mapped {
         let call = self.calls.fetch_add(usize::from(!peeks), Ordering::Relaxed) + 1;
         let hundredth = !peeks && call.is_multiple_of(100);
         let before = kept.clone();
-        let verdict = kept.decide(&batch).map_err(Refused)?;
+        let verdict = kept.decide(&batch)?;
         match self.flaw {
             Some(Flaw::LosesOneInAHundred) if hundredth => *kept = before,
             Some(Flaw::ChargesTheFirst) if keys.len() > 1 => {
@@ -86,9 +84,9 @@ impl SyncStore<Gcra> for Mapped {
 }
 
 impl Store<Gcra> for Mapped {
-    type Error = Refused;
+    type Error = Refusal;
 
-    async fn apply(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refused> {
+    async fn apply(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refusal> {
         self.apply_now(batch)
     }
 }

@@ -17,7 +17,7 @@ use ratelimit_core::{
     Algorithm, Clock, Decision, Limit, ManualClock, Policy, Refusal, ReservationId, Store,
     SystemClock, Timestamp, Verdict,
 };
-use ratelimit_testkit::{AlgorithmKind, Capability, Harness, Refused, StoreClock};
+use ratelimit_testkit::{AlgorithmKind, Capability, Harness, StoreClock};
 
 use crate::capabilities::CLAIMS;
 
@@ -215,7 +215,7 @@ impl WrongStore {
     }
 
     /// Refuses what the store cannot do.
-    fn able(&self, batch: &Batch<'_, Policy>) -> Result<(), Refused> {
+    fn able(&self, batch: &Batch<'_, Policy>) -> Result<(), Refusal> {
         let Some(Flaw::Cannot(lacking)) = self.flaw else { return Ok(()) };
         let (op, checks) = (batch.operation(), batch.checks());
         let any = |of: &dyn Fn(&Check<'_, Policy>) -> bool| checks.iter().any(of);
@@ -242,7 +242,7 @@ impl WrongStore {
         };
         let limit = checks[0].limit.name().to_owned();
         let needed = lacking.iter().any(needed);
-        if needed { Err(Refused(Refusal::Unsupported { limit, op })) } else { Ok(()) }
+        if needed { Err(Refusal::Unsupported { limit, op }) } else { Ok(()) }
     }
 
     fn decide(
@@ -427,9 +427,9 @@ impl WrongStore {
 }
 
 impl Store<Policy> for WrongStore {
-    type Error = Refused;
+    type Error = Refusal;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
         self.able(batch)?;
         let mut read = None;
         if self.is(Flaw::ReadThenWrite(batch.operation())) {
@@ -441,9 +441,9 @@ impl Store<Policy> for WrongStore {
             for _ in 0..self.calls.fetch_add(1, Ordering::SeqCst) % 3 {
                 let_others_run().await;
             }
-            return self.decide(&batch.now(now), None).map_err(Refused);
+            return self.decide(&batch.now(now), None);
         }
-        self.decide(batch, read).map_err(Refused)
+        self.decide(batch, read)
     }
 }
 
