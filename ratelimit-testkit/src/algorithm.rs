@@ -4,16 +4,16 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use proptest::test_runner::{TestCaseError, TestError, TestRunner};
+use proptest::test_runner::TestRunner;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use crate::capability::Able;
 use crate::harness::{Harness, StoreClock};
-use crate::law::{Law, Violation};
+use crate::law::{Law, LawResult, Violation};
 use crate::pure::PureStore;
 use crate::suite::{
-    Property, StoreFailure, announce, announce_lacking, config, guard, same, try_on,
+    Property, StoreFailure, announce, announce_lacking, config, guard, same, try_drawn, try_on,
 };
 use crate::trace::Trace;
 use crate::trace::made::{Instance, Pool, TraceShape};
@@ -25,9 +25,6 @@ mod laws;
 mod macros;
 mod shortcuts;
 pub(crate) mod walk;
-
-/// The outcome of a law on a walk: `Ok`, or how the algorithm broke it.
-pub(crate) type AlgorithmResult = Result<(), String>;
 
 /// The harness of the reference store: a map and the pure step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -172,7 +169,7 @@ macro_rules! properties {
             }
 
             /// Tries the property on a walk.
-            fn holds_on<T: AlgorithmHarness>(self, walk: &mut Walk<'_, T::Algorithm>) -> AlgorithmResult {
+            fn holds_on<T: AlgorithmHarness>(self, walk: &mut Walk<'_, T::Algorithm>) -> LawResult {
                 match self {
                     $( Self::$alone => $module::$function::<T>(walk), )+
                 }
@@ -224,6 +221,12 @@ pub struct AlgorithmFailure {
     /// The smallest failing walk, in text that [`algorithm_regression`] reads.
     pub case: String,
     property: AlgorithmProperty,
+}
+
+impl AlgorithmFailure {
+    fn of(property: AlgorithmProperty, message: String, case: String) -> Self {
+        Self { violation: Violation { law: property.law(), message }, case, property }
+    }
 }
 
 impl fmt::Display for AlgorithmFailure {
@@ -323,25 +326,19 @@ pub fn try_same_algorithm<T: AlgorithmHarness>(
 /// The smallest walk found on which the property does not hold.
 pub fn try_algorithm<T: AlgorithmHarness>(
     property: AlgorithmProperty,
-    mut runner: TestRunner,
+    runner: TestRunner,
 ) -> Result<(), AlgorithmFailure> {
     let walks = Pool { some: [1, 2], alone: true, ..T::pool(Able::ALONE) }
         .traces(TraceShape { requests: 30, ..TraceShape::ANY });
-    let outcome =
-        runner.run(&walks, |trace| failing_on::<T>(property, &trace).map_err(TestCaseError::fail));
-    let (message, case) = match outcome {
-        Ok(()) => return Ok(()),
-        Err(TestError::Abort(reason)) => (reason.to_string(), String::new()),
-        Err(TestError::Fail(reason, trace)) => (reason.to_string(), trace.to_string()),
-    };
-    Err(AlgorithmFailure { violation: Violation { law: property.law(), message }, case, property })
+    let outcome = try_drawn(runner, &walks, &|trace| failing_on::<T>(property, trace));
+    outcome.map_err(|(message, case)| AlgorithmFailure::of(property, message, case))
 }
 
 /// Tries a property on one walk. A panic counts as a broken property.
 fn failing_on<T: AlgorithmHarness>(
     property: AlgorithmProperty,
     trace: &Trace<T::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let tried = std::panic::AssertUnwindSafe(|| property.holds_on::<T>(&mut Walk::new(trace)));
     std::panic::catch_unwind(tried).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<String>().map(String::as_str);
@@ -369,7 +366,6 @@ pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
 pub fn algorithm_regression<T: AlgorithmHarness>(property: AlgorithmProperty, case: &str) {
     let trace = Trace::read(case, named::<T>).unwrap_or_else(|error| panic!("{error}"));
     if let Err(message) = failing_on::<T>(property, &trace) {
-        let violation = Violation { law: property.law(), message };
-        panic!("{}", AlgorithmFailure { violation, case: case.to_owned(), property });
+        panic!("{}", AlgorithmFailure::of(property, message, case.to_owned()));
     }
 }

@@ -52,6 +52,14 @@ impl fmt::Display for Law {
     }
 }
 
+/// The outcome of a law: `Ok`, or how it was broken.
+pub(crate) type LawResult = Result<(), String>;
+
+/// Fails with this message unless the condition is true.
+pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> LawResult {
+    if holds { Ok(()) } else { Err(message()) }
+}
+
 /// A law that a store has broken, with a description for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {

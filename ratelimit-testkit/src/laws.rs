@@ -15,8 +15,8 @@ use ratelimit_core::store::Now;
 use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Verdict};
 
 use crate::capability::{Able, Capability};
-use crate::harness::{AnyHarness, AnyStore};
-use crate::law::{Law, Violation};
+use crate::harness::AnyStore;
+use crate::law::ensure;
 use crate::pure::PureStore;
 use crate::seeds::AlgorithmKind;
 use crate::suite::guard::note_request;
@@ -24,9 +24,6 @@ use crate::trace::TraceRequest;
 
 /// How often a request is repeated while the store reports contention.
 const CONTENDED: usize = 1_000;
-
-/// The outcome of a law: `Ok`, or how the store broke it.
-pub(crate) type LawResult = Result<(), Violation>;
 
 /// A store's answer to a request: a verdict, or a kind of error and its message.
 pub(crate) type Said = Result<Verdict, (ErrorKind, String)>;
@@ -68,36 +65,14 @@ fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
 
 /// A fresh store under test for one law.
 pub(crate) struct Subject<'a, A: Algorithm> {
-    pub(crate) law: Law,
     pub(crate) store: &'a dyn AnyStore<A>,
     /// The store's capabilities.
     pub(crate) able: Able,
-    pub(crate) small_trace_requests: u32,
     /// How states are compared, if they are: otherwise by peeks.
     pub(crate) difference: Option<Difference<A>>,
 }
 
-impl<'a, A: Algorithm> Subject<'a, A> {
-    pub(crate) fn of(
-        law: Law,
-        harness: &dyn AnyHarness<A>,
-        store: &'a dyn AnyStore<A>,
-        difference: Option<Difference<A>>,
-    ) -> Self {
-        let (able, small_trace_requests) = (harness.able(), harness.small_trace_requests());
-        Self { law, store, able, small_trace_requests, difference }
-    }
-
-    /// Reports that the store broke the law, and how.
-    pub(crate) fn broken<T>(&self, message: impl Into<String>) -> Result<T, Violation> {
-        Err(Violation { law: self.law, message: message.into() })
-    }
-
-    /// Fails with this message unless the condition is true.
-    pub(crate) fn ensure(&self, holds: bool, message: impl FnOnce() -> String) -> LawResult {
-        if holds { Ok(()) } else { self.broken(message()) }
-    }
-
+impl<A: Algorithm> Subject<'_, A> {
     /// Runs a future to completion, as the harness does.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         let mut output = None;
@@ -116,10 +91,10 @@ impl<'a, A: Algorithm> Subject<'a, A> {
         limits: &[Limit<A>],
         request: &TraceRequest,
         now: Now,
-    ) -> Result<Verdict, Violation> {
+    ) -> Result<Verdict, String> {
         match self.answer(limits, request, now).await? {
             Ok(verdict) => Ok(verdict),
-            Err((_, error)) => self.broken(format!("{request:?} failed: {error}")),
+            Err((_, error)) => Err(format!("{request:?} failed: {error}")),
         }
     }
 
@@ -129,18 +104,18 @@ impl<'a, A: Algorithm> Subject<'a, A> {
         limits: &[Limit<A>],
         request: &TraceRequest,
         now: Now,
-    ) -> Result<Said, Violation> {
+    ) -> Result<Said, String> {
         let (checks, metadata) = (request.checks(limits), self.metadata(request));
         let batch = match request.batch(&checks, &metadata) {
             Ok(batch) => batch.now(now),
-            Err(error) => return self.broken(format!("{request:?} was refused: {error}")),
+            Err(error) => return Err(format!("{request:?} was refused: {error}")),
         };
         for _ in 0..CONTENDED {
             note_request();
             match self.store.apply(&batch).await {
                 Ok(verdict) => {
                     let count = verdict.decisions().len();
-                    self.ensure(count == checks.len(), || {
+                    ensure(count == checks.len(), || {
                         format!("{request:?} has {} checks and got {count} decisions", checks.len())
                     })?;
                     return Ok(Ok(verdict));
@@ -150,7 +125,7 @@ impl<'a, A: Algorithm> Subject<'a, A> {
                 Err(error) => return Ok(Err(error)),
             }
         }
-        self.broken(format!("{request:?} was contended {CONTENDED} times in a row"))
+        Err(format!("{request:?} was contended {CONTENDED} times in a row"))
     }
 
     /// The pure step's answer to a request.

@@ -215,6 +215,6 @@ pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained
 pub use oracle::NaiveStore;
 pub use pure::PureStore;
 pub use seeds::{AlgorithmKind, Scope};
-pub use suite::{Property, StoreFailure, regression, test, try_property, try_same};
+pub use suite::{Property, StoreFailure, regression, test, try_same};
 pub use trace::made::Instance;
 pub use trace::text::Unreadable;

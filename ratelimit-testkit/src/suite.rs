@@ -1,6 +1,5 @@
 //! Runs a property on a harness: on generated cases, or on a given one.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::io::Write as _;
 
@@ -13,7 +12,7 @@ use ratelimit_core::{Algorithm, Policy};
 use crate::algorithm::AlgorithmHarness;
 use crate::capability::{Able, Capability};
 use crate::harness::{AnyHarness, Harness, StoreClock};
-use crate::law::{Law, Violation};
+use crate::law::{Law, LawResult, Violation};
 use crate::laws::agreement::agrees;
 use crate::laws::capabilities::it_can_do_what_it_claims;
 use crate::laws::changes::a_changed_limit_is_safe;
@@ -27,7 +26,7 @@ use crate::laws::own_clock::{
     SHORT_US, decides_by_a_clock_that_runs, decides_by_its_own_clock, its_own_clock_keeps_time,
 };
 use crate::laws::small::every_small_trace_agrees;
-use crate::laws::{Difference, LawResult, Subject, difference};
+use crate::laws::{Difference, Subject, difference};
 use crate::seeds::{Scope, rate};
 use crate::trace::Trace;
 use crate::trace::made::{Pool, TraceShape, limit};
@@ -199,8 +198,8 @@ pub fn test<H: Harness + 'static>(
     let cases = H::CASES.div_ceil(u32::try_from(scopes.len()).unwrap_or(1)).max(H::CASES.min(4));
     guard::run(move || {
         for (property, scope) in tried {
-            let runner = TestRunner::new(config(cases, regressions));
-            if let Err(failure) = try_property(&H::new(), property, scope, runner) {
+            let cases = Cases::Drawn(TestRunner::new(config(cases, regressions)));
+            if let Err(failure) = try_on_policies(&H::new(), property, scope, cases) {
                 panic!("{scope:?}: {failure}\n(kept in {regressions})");
             }
         }
@@ -239,18 +238,13 @@ pub fn test<H: Harness + 'static>(
 /// # Panics
 /// If the property does not hold for the case, or if the text is not a case of the property.
 pub fn regression<H: Harness>(property: Property, case: &str) {
-    try_given(&H::new(), property, case);
-}
-
-fn try_given(harness: &dyn AnyHarness<Policy>, property: Property, case: &str) {
-    let trial = LawTrial::of(harness, property, Scope::Mixed, Cases::Given(case));
     // The scope only matters for generated cases, of which there are none.
-    if let Err(failure) = trial.run_on_policies(Scope::Mixed) {
+    if let Err(failure) = try_on_policies(&H::new(), property, Scope::Mixed, Cases::Given(case)) {
         panic!("{failure}");
     }
 }
 
-/// Tries a property on the same `cases` cases every time.
+/// Tries a property on the same `cases` cases every time, if the store has what it needs.
 ///
 /// # Errors
 /// The case on which the property does not hold.
@@ -260,34 +254,23 @@ pub fn try_same<H: Harness>(
     scope: Scope,
     cases: u32,
 ) -> Result<(), StoreFailure> {
-    try_property(harness, property, scope, same(cases))
+    if property.lacks(scope, harness.able()).is_some() {
+        return Ok(());
+    }
+    try_on_policies(harness, property, scope, Cases::Drawn(same(cases)))
 }
 
-/// Tries a property on cases that the runner generates, if the store has what it needs.
-///
-/// # Errors
-/// The smallest case found on which the property does not hold.
-pub fn try_property<H: Harness>(
-    harness: &H,
-    property: Property,
-    scope: Scope,
-    runner: TestRunner,
-) -> Result<(), StoreFailure> {
-    try_drawn(harness, property, scope, runner)
-}
-
-/// Not generic: compiled once, in this crate.
-fn try_drawn(
+/// Tries a property of a store of policies. Not generic: compiled once, in this crate.
+fn try_on_policies(
     harness: &dyn AnyHarness<Policy>,
     property: Property,
     scope: Scope,
-    runner: TestRunner,
+    cases: Cases<'_>,
 ) -> CaseResult {
-    match property.lacks(scope, harness.able()) {
-        Some(_) => Ok(()),
-        None => LawTrial::of(harness, property, scope, Cases::Drawn(runner.into()))
-            .run_on_policies(scope),
-    }
+    let pool = scope.pool(harness.able());
+    let named = Box::new(|text: &str| text.parse().map_err(|error| format!("{error}")));
+    LawTrial { harness, property, pool, difference: Some(difference), named }
+        .run_on_policies(scope, cases)
 }
 
 /// Tries a property of a store that keeps limits of any algorithm, on cases that the runner generates.
@@ -295,11 +278,26 @@ pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     property: Property,
     runner: TestRunner,
-) -> Result<(), StoreFailure> {
+) -> CaseResult {
     let pool = T::pool(Able::of::<T::Algorithm, H>());
     let named = Box::new(crate::algorithm::named::<T>);
-    let cases = Cases::Drawn(Box::new(runner));
-    LawTrial { harness, property, pool, difference: None, named, cases }.run()
+    LawTrial { harness, property, pool, difference: None, named }.run(Cases::Drawn(runner))
+}
+
+/// Tries a law on traces that the runner draws. Not generic in the law: the runner is large.
+///
+/// # Errors
+/// What the law says of the smallest trace on which it fails, and the text of that trace.
+pub(crate) fn try_drawn<A: Algorithm + 'static>(
+    mut runner: TestRunner,
+    traces: &BoxedStrategy<Trace<A>>,
+    law: &dyn Fn(&Trace<A>) -> LawResult,
+) -> Result<(), (String, String)> {
+    match runner.run(traces, |trace| law(&trace).map_err(TestCaseError::fail)) {
+        Ok(()) => Ok(()),
+        Err(TestError::Abort(reason)) => Err((reason.to_string(), String::new())),
+        Err(TestError::Fail(reason, trace)) => Err((reason.to_string(), trace.to_string())),
+    }
 }
 
 /// The pairs of scopes for whose limits tasks compete.
@@ -320,7 +318,7 @@ fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
 /// The cases on which a property is tried.
 enum Cases<'c> {
     /// Cases that the runner generates.
-    Drawn(Box<TestRunner>),
+    Drawn(TestRunner),
     /// A case given as text.
     Given(&'c str),
 }
@@ -336,39 +334,26 @@ struct LawTrial<'h, A: Algorithm> {
     pool: Pool<A>,
     difference: Option<Difference<A>>,
     named: ReadLimit<A>,
-    cases: Cases<'h>,
 }
 
-impl<'h> LawTrial<'h, Policy> {
-    fn of(
-        harness: &'h dyn AnyHarness<Policy>,
-        property: Property,
-        scope: Scope,
-        cases: Cases<'h>,
-    ) -> Self {
-        let pool = scope.pool(harness.able());
-        let named = Box::new(|text: &str| text.parse().map_err(|error| format!("{error}")));
-        Self { harness, property, pool, difference: Some(difference), named, cases }
-    }
-
+impl LawTrial<'_, Policy> {
     /// The properties of a store of policies, on the limits that suit each.
-    fn run_on_policies(mut self, scope: Scope) -> CaseResult {
-        let (able, drawn) = (self.pool.able, matches!(self.cases, Cases::Drawn(_)));
+    fn run_on_policies(mut self, scope: Scope, cases: Cases<'_>) -> CaseResult {
+        let (able, drawn) = (self.pool.able, matches!(cases, Cases::Drawn(_)));
         let is_real = || matches!(self.harness.open().clock(), StoreClock::Real);
         match self.property {
             Property::Agrees if drawn && scope.is_single() => {
-                self.awaited(async |subject| every_small_trace_agrees(subject, scope).await)?;
-                self.run()
+                let full = self.harness.small_trace_requests();
+                self.awaited(async |subject| every_small_trace_agrees(subject, scope, full).await)?;
+                self.run(cases)
             }
             Property::Agrees if drawn => {
-                self.on_seldom(scope, agrees)?;
-                self.run()
+                self.on_each(&scope.seldom(able), agrees)?;
+                self.run(cases)
             }
             Property::AgreesAfterAChange if !able.can(Capability::Changes) => {
                 self.pool = self.pool.changed();
-                self.on(&|pool| pool.traces(TraceShape::FORWARD), async |subject, trace| {
-                    a_changed_limit_is_safe(subject, trace).await
-                })
+                self.on(cases, TraceShape::FORWARD, a_changed_limit_is_safe)
             }
             Property::ManyTasksAreAdmittedExactlyTheLimit => {
                 let together = able.can(Capability::Batches);
@@ -406,17 +391,17 @@ impl<'h> LawTrial<'h, Policy> {
                 })?;
                 if !is_real() {
                     if !scope.is_single() {
-                        self.on_seldom(scope, decides_by_its_own_clock)?;
+                        self.on_each(&scope.seldom(able), decides_by_its_own_clock)?;
                     }
-                    return self.run();
+                    return self.run(cases);
                 }
                 self.pool = scope.slow(able);
                 let requests = if self.harness.cases() < MANY_CASES { 30 } else { 100 };
                 let shape = TraceShape { slow: true, requests, ..TraceShape::FORWARD };
-                self.on(&|pool| pool.traces(shape), decides_by_a_clock_that_runs)
+                self.on(cases, shape, decides_by_a_clock_that_runs)
             }
             Property::DecidesByItsOwnClock if is_real() => {
-                self.on(&|pool| pool.traces(TraceShape::FORWARD), decides_by_a_clock_that_runs)
+                self.on(cases, TraceShape::FORWARD, decides_by_a_clock_that_runs)
             }
             Property::KeepsWhatMatters if drawn && scope.is_single() => {
                 for (us, reserves) in [(3_600_000_000, false), (SHORT_US, true)] {
@@ -426,7 +411,7 @@ impl<'h> LawTrial<'h, Policy> {
                         nothing_vanishes(subject, policy, reserves).await
                     })?;
                 }
-                self.run()
+                self.run(cases)
             }
             Property::IdentifiersNeverMeet => {
                 let policies = scope.at_rate(rate(2, 3_600_000_000), 2);
@@ -438,40 +423,23 @@ impl<'h> LawTrial<'h, Policy> {
             Property::ItCanDoWhatItClaims => {
                 self.awaited(async |subject| it_can_do_what_it_claims(subject, scope).await)
             }
-            _ => self.run(),
+            _ => self.run(cases),
         }
-    }
-
-    /// Tries a law on traces that chance seldom draws.
-    #[allow(clippy::needless_pass_by_value, reason = "a law is a function by name")]
-    fn on_seldom(
-        &self,
-        scope: Scope,
-        law: impl AsyncFn(&Subject<'_, Policy>, &Trace<Policy>) -> LawResult,
-    ) -> CaseResult {
-        scope.seldom(self.pool.able).iter().try_for_each(|trace| {
-            let outcome = self.awaited(async |subject| law(subject, trace).await);
-            outcome.map_err(|failure| StoreFailure { case: trace.to_string(), ..failure })
-        })
     }
 }
 
 impl<A: Algorithm + 'static> LawTrial<'_, A> {
     /// The properties of a store of any algorithm's limits.
-    fn run(mut self) -> CaseResult {
+    fn run(mut self, cases: Cases<'_>) -> CaseResult {
         match self.property {
-            Property::Agrees => self.on(&|pool| pool.traces(TraceShape::ANY), agrees),
+            Property::Agrees => self.on(cases, TraceShape::ANY, agrees),
             Property::AgreesAfterAChange => {
                 // So many policies there are that chance finds such changes.
                 if self.difference.is_none() {
-                    for trace in self.pool.full_ones_changed() {
-                        self.awaited(async |subject| agrees(subject, &trace).await).map_err(
-                            |failure| StoreFailure { case: trace.to_string(), ..failure },
-                        )?;
-                    }
+                    self.on_each(&self.pool.full_ones_changed(), agrees)?;
                 }
                 self.pool = self.pool.changed();
-                self.on(&|pool| pool.traces(TraceShape::ANY), agrees)
+                self.on(cases, TraceShape::ANY, agrees)
             }
             Property::KeepsWhatMatters => {
                 for instance in (self.pool.make)().into_iter().filter(|_| self.difference.is_none())
@@ -481,7 +449,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
                     })?;
                 }
                 let shape = TraceShape { requests: 20, ..TraceShape::FORWARD };
-                self.on(&|pool| pool.traces(shape), nothing_leaks)
+                self.on(cases, shape, nothing_leaks)
             }
             Property::DecidesByItsOwnClock => {
                 if self.difference.is_none() {
@@ -494,7 +462,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
                 }
                 let requests = if self.harness.cases() < MANY_CASES { 30 } else { 100 };
                 let shape = TraceShape { requests, ..TraceShape::FORWARD };
-                self.on(&|pool| pool.traces(shape), decides_by_its_own_clock)
+                self.on(cases, shape, decides_by_its_own_clock)
             }
             Property::ManyTasksAreAdmittedExactlyTheLimit => {
                 let instances = (self.pool.make)().into_iter().zip((self.pool.make)());
@@ -510,74 +478,54 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
         }
     }
 
-    fn failure(&self, violation: Violation, case: String) -> StoreFailure {
+    fn failure(&self, message: String, case: String) -> StoreFailure {
+        let violation = Violation { law: self.property.law(), message };
         StoreFailure { violation, case, property: self.property }
     }
 
-    /// The violation of the law with this description.
-    fn broken(&self, message: impl fmt::Display) -> Violation {
-        Violation { law: self.property.law(), message: message.to_string() }
-    }
-
-    /// Tries a law on traces, each in a fresh store.
-    #[allow(clippy::needless_pass_by_value, reason = "a law is a function by name")]
+    /// Tries a law on cases, each in a fresh store: on given ones, or on drawn ones of this shape.
     fn on(
-        self,
-        made: &dyn Fn(&Pool<A>) -> BoxedStrategy<Trace<A>>,
+        &self,
+        cases: Cases<'_>,
+        shape: TraceShape,
         law: impl AsyncFn(&Subject<'_, A>, &Trace<A>) -> LawResult,
     ) -> CaseResult {
-        let (harness, law_name, difference) = (self.harness, self.property.law(), self.difference);
-        self.on_each(made, &|trace| {
-            let store = harness.open();
-            let subject = Subject::of(law_name, harness, &*store, difference);
-            subject.block_on(law(&subject, trace))
-        })
+        let outcome = match cases {
+            Cases::Drawn(runner) => try_drawn(runner, &self.pool.traces(shape), &|trace| {
+                self.in_a_store(|subject| subject.block_on(law(subject, trace)))
+            }),
+            Cases::Given(text) => match Trace::read(text, &self.named) {
+                Ok(trace) => return self.on_each(&[trace], law),
+                Err(error) => Err((error.to_string(), String::new())),
+            },
+        };
+        outcome.map_err(|(message, case)| self.failure(message, case))
     }
 
-    /// Tries each trace. Not generic in the law: the runner is large.
+    /// Tries a law on each of these traces, in a fresh store.
     fn on_each(
-        mut self,
-        made: &dyn Fn(&Pool<A>) -> BoxedStrategy<Trace<A>>,
-        tried: &dyn Fn(&Trace<A>) -> LawResult,
+        &self,
+        traces: &[Trace<A>],
+        law: impl AsyncFn(&Subject<'_, A>, &Trace<A>) -> LawResult,
     ) -> CaseResult {
-        let runner = match &mut self.cases {
-            Cases::Drawn(runner) => runner,
-            Cases::Given(text) => {
-                let trace = Trace::read(text, &self.named)
-                    .map_err(|error| self.failure(self.broken(error), String::new()))?;
-                return tried(&trace).map_err(|broken| self.failure(broken, trace.to_string()));
-            }
-        };
-        // While proptest shrinks, the last failure stored is that of the smallest case.
-        let last_seen: RefCell<Option<Violation>> = RefCell::default();
-        let outcome = runner.run(&made(&self.pool), |trace| {
-            tried(&trace).map_err(|violation| {
-                let reason = violation.to_string();
-                last_seen.replace(Some(violation));
-                TestCaseError::fail(reason)
-            })
-        });
-        match outcome {
-            Ok(()) => Ok(()),
-            Err(TestError::Abort(reason)) => Err(self.failure(self.broken(reason), String::new())),
-            Err(TestError::Fail(reason, trace)) => {
-                let last =
-                    last_seen.into_inner().filter(|last| last.to_string() == reason.message());
-                let violation = last.unwrap_or_else(|| self.broken(&reason));
-                Err(self.failure(violation, trace.to_string()))
-            }
-        }
+        traces.iter().try_for_each(|trace| {
+            let outcome = self.in_a_store(|subject| subject.block_on(law(subject, trace)));
+            outcome.map_err(|message| self.failure(message, trace.to_string()))
+        })
     }
 
     /// Tries a law that has no generated input.
     fn once(&self, law: impl FnOnce(&Subject<'_, A>) -> LawResult) -> CaseResult {
-        let store = self.harness.open();
-        let subject = Subject::of(self.property.law(), self.harness, &*store, self.difference);
-        law(&subject).map_err(|violation| self.failure(violation, String::new()))
+        self.in_a_store(law).map_err(|message| self.failure(message, String::new()))
     }
 
     /// As `once`, for an async law.
     fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, A>) -> LawResult) -> CaseResult {
         self.once(|subject| subject.block_on(law(subject)))
+    }
+
+    fn in_a_store(&self, law: impl FnOnce(&Subject<'_, A>) -> LawResult) -> LawResult {
+        let (store, able) = (self.harness.open(), self.harness.able());
+        law(&Subject { store: &*store, able, difference: self.difference })
     }
 }

@@ -4,15 +4,16 @@ use ratelimit_core::algorithm::{InMemory, Recovery, Step};
 use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm, Timestamp};
 
-use crate::algorithm::laws::{ensure, later};
+use crate::algorithm::AlgorithmHarness;
+use crate::algorithm::laws::later;
 use crate::algorithm::walk::Walk;
-use crate::algorithm::{AlgorithmHarness, AlgorithmResult};
+use crate::law::{LawResult, ensure};
 
 /// Law 11: what this limit charged, another limit lowers by no more than it gives back, and by nothing if it charges. An
 /// acquire is excepted: it takes the state over.
 pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let other = walk.other;
     while walk.go().is_some() {
         let (Some(state), latest) = (&walk.state, walk.latest) else { continue };
@@ -47,7 +48,7 @@ fn of_cost<A: InMemory>(
     state: &A::State,
     at: Timestamp,
     cost: u64,
-) -> AlgorithmResult {
+) -> LawResult {
     let other = walk.other;
     let keeps = |what: &str, step: Option<Step<A::State>>, back: u64| match step {
         Some(step) => forgives(walk, state, at, &step, back)
@@ -80,7 +81,7 @@ fn forgives<A: InMemory>(
     at: Timestamp,
     step: &Step<A::State>,
     back: u64,
-) -> AlgorithmResult {
+) -> LawResult {
     let (limit, other) = (walk.algorithm(), walk.other);
     let after = step.write.after(Some(state));
     let shown = other.step(after, at, 0).decision.remaining;

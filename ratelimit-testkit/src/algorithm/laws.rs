@@ -5,13 +5,9 @@ use ratelimit_core::algorithm::{Compact, InMemory, MAX_INTEGER, Write, step_comp
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Decision, Timestamp};
 
+use crate::algorithm::AlgorithmHarness;
 use crate::algorithm::walk::{Walk, WalkStep};
-use crate::algorithm::{AlgorithmHarness, AlgorithmResult};
-
-/// Fails with this message unless the condition is true.
-pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> AlgorithmResult {
-    if holds { Ok(()) } else { Err(message()) }
-}
+use crate::law::{LawResult, ensure};
 
 /// The time `us` microseconds later, if it can be represented.
 pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
@@ -21,7 +17,7 @@ pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
 /// Law 1: no moment admits more than the capacity, and no stretch of time more than the harness allows.
 pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let (mut admitted, mut moment): (Vec<(Timestamp, u64)>, _) = (Vec::new(), (None, 0_u128));
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
@@ -55,7 +51,7 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
 /// decision reported.
 pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
         let WalkStep { at, op, cost } = asked;
@@ -104,7 +100,7 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
 /// forced charge takes its cost or everything that is left.
 pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     while let Some(asked) = walk.go() {
         // A refund returns the newest charges first; after the clock has gone back, those carry the state's
         // time.
@@ -140,7 +136,7 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
 /// as a new one. A state that never expires has no reset to check.
 pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     while let Some(asked) = walk.next() {
         let step = walk.step(&asked);
         let got = step.decision;
@@ -182,7 +178,7 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
 }
 
 /// Checks that more remains when a decision said so, and no earlier.
-fn replenishes<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> AlgorithmResult {
+fn replenishes<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> LawResult {
     let d = got.replenish_after_us;
     // A limit that does not replenish has the same when everything is back.
     let last_us = if d > 0 { d - 1 } else { got.reset_after_us };
@@ -200,7 +196,7 @@ fn replenishes<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) 
 }
 
 /// Checks that the key has recovered fully when a decision said so.
-fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> AlgorithmResult {
+fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> LawResult {
     let d = got.reset_after_us;
     for us in [0, d / 2, d.saturating_sub(1), d] {
         let Some(then) = later(at, us) else { continue };
@@ -226,7 +222,7 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Al
 /// shorter.
 pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
         let before = walk.decision(asked.at, 0);
@@ -259,7 +255,7 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
 /// Law 5: from the microsecond of its expiry on, a state decides as an absent one and leads to the same states.
 pub(crate) fn expired_is_absent<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     while walk.go().is_some() {
         let (Some(expires), Some(state)) = (walk.expires, walk.state.as_ref()) else { continue };
         if expires == Timestamp::MAX {
@@ -289,7 +285,7 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(
 /// taken.
 pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     while let Some(asked) = walk.next() {
         let step = walk.step(&asked);
         let charges = asked.op != Op::Refund && asked.cost > 0 && step.decision.allowed;
@@ -333,7 +329,7 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
 /// any time.
 pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     while let Some(asked) = walk.next() {
         let (algorithm, at) = (walk.algorithm(), asked.at);
         for state in [walk.state.as_ref(), None] {
@@ -369,7 +365,7 @@ pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(
 /// longer than this limit takes to recover from empty.
 pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let new = walk.other;
     let capacity = new.capacity();
     let mut longest = None;
@@ -480,9 +476,7 @@ const MOMENTS: [Timestamp; 3] =
 
 /// Law 6: no state, time or cost causes a panic, and neither does a compact state that no step has written.
 #[allow(clippy::unnecessary_wraps, reason = "a law among others")]
-pub(crate) fn never_panics<H: AlgorithmHarness>(
-    walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> LawResult {
     while let Some(asked) = walk.next() {
         let algorithm = walk.algorithm();
         for at in MOMENTS.into_iter().chain([asked.at]) {

@@ -4,14 +4,15 @@ use ratelimit_core::algorithm::{Compact, InMemory, Step, Write, step_compact};
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Timestamp};
 
-use crate::algorithm::laws::{ensure, later};
+use crate::algorithm::AlgorithmHarness;
+use crate::algorithm::laws::later;
 use crate::algorithm::walk::{Walk, WalkStep};
-use crate::algorithm::{AlgorithmHarness, AlgorithmResult};
+use crate::law::{LawResult, ensure};
 
 /// Law 10: the same state, time and cost give the same step, whatever is asked in between.
 pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     while let Some(asked) = walk.next() {
         let first = walk.step(&asked);
         // Other requests in between, to this limit and to another one.
@@ -48,7 +49,7 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
 /// trip through its compact form. `wait_us`, `debt`, `owed`, `forgiven` and `filled` tell what the steps do.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     while let Some(asked) = walk.next() {
         let asked = WalkStep { op: Op::Acquire, ..asked };
         let step = walk.step(&asked);
@@ -76,7 +77,7 @@ fn says_the_same<S, T>(
     (name, asked): (&str, WalkStep),
     step: &Step<S>,
     shortcut: &Step<T>,
-) -> AlgorithmResult {
+) -> LawResult {
     let due = (step.decision, kind(&step.write));
     let got = (shortcut.decision, kind(&shortcut.write));
     ensure(got == due, || {
@@ -93,7 +94,7 @@ fn leaves_the_same<A: InMemory>(
     (name, asked): (&str, WalkStep),
     got: Option<&A::State>,
     due: &A::State,
-) -> AlgorithmResult {
+) -> LawResult {
     walk.alike(got, Some(due), asked.at).map_err(|message| {
         format!("`{name}` leaves another state than the step, of {asked:?}: {message}")
     })
@@ -104,7 +105,7 @@ fn waits_as_the_step<A: InMemory>(
     walk: &Walk<'_, A>,
     WalkStep { at, cost, .. }: WalkStep,
     step: &Step<A::State>,
-) -> AlgorithmResult {
+) -> LawResult {
     let waits = walk.algorithm().wait_us(walk.state.as_ref(), at, cost);
     let message = || format!("`wait_us` of {cost} at {at} is {waits:?}: {:?}", step.decision);
     ensure(waits.is_some() == step.decision.retry_after_us.is_some(), message)?;
@@ -118,7 +119,7 @@ fn waits_as_the_step<A: InMemory>(
 
 /// Checks `debt`, `owed`, `forgiven` and `filled` by forced charges. An algorithm that passes its calls on to another one and
 /// forgets one of these methods has its default instead.
-fn owes_what_is_charged<A: InMemory>(walk: &Walk<'_, A>) -> AlgorithmResult {
+fn owes_what_is_charged<A: InMemory>(walk: &Walk<'_, A>) -> LawResult {
     let (algorithm, at, state) = (walk.algorithm(), walk.latest, walk.state.as_ref());
     let now = |state: Option<&A::State>| algorithm.step(state, at, 0).decision;
     let level = |state: Option<&A::State>| {
@@ -163,7 +164,7 @@ fn in_compact<A: InMemory>(
     walk: &Walk<'_, A>,
     asked: WalkStep,
     step: &Step<A::State>,
-) -> AlgorithmResult {
+) -> LawResult {
     let (algorithm, WalkStep { at, cost, .. }) = (walk.algorithm(), asked);
     let compact = match &walk.state {
         None => None,
@@ -215,7 +216,7 @@ fn agrees<A: InMemory>(
     of: (&str, WalkStep),
     step: &Step<A::State>,
     compact: &Step<Compact>,
-) -> AlgorithmResult {
+) -> LawResult {
     says_the_same(of, step, compact)?;
     match (&compact.write, &step.write) {
         (Write::Put { state, .. }, Write::Put { state: due, .. }) => {
@@ -232,7 +233,7 @@ const SLACK_US: u64 = 2_000_000;
 /// expires when it stops mattering.
 pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let entries = |state: Option<&_>| state.map_or(0, H::Algorithm::entries_in);
     while let Some(asked) = walk.next() {
         let before = entries(walk.state.as_ref());
@@ -274,7 +275,7 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
 /// A renewal returns nothing.
 pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
-) -> AlgorithmResult {
+) -> LawResult {
     let algorithm = walk.algorithm();
     let Some(life_us) = algorithm.reservation_us() else { return Ok(()) };
     while let Some(WalkStep { at, cost, .. }) = walk.go() {
@@ -359,7 +360,7 @@ fn past_gives_nothing_back<A: InMemory>(
     charged: Option<&A::State>,
     reservation: &Reservation,
     life_us: u64,
-) -> AlgorithmResult {
+) -> LawResult {
     let algorithm = walk.algorithm();
     let back_us = algorithm.step(charged, reservation.timestamp, 0).decision.reset_after_us;
     let Some(then) = later(reservation.timestamp, back_us).filter(|_| back_us < life_us) else {

@@ -4,7 +4,8 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit, ReservationId};
 
 use crate::capability::Capability;
-use crate::laws::{LawResult, Subject};
+use crate::law::{LawResult, ensure};
+use crate::laws::Subject;
 use crate::oracle::summary;
 use crate::pure::PureStore;
 use crate::trace::{Ask, Trace, TraceRequest};
@@ -51,12 +52,10 @@ pub(crate) async fn agrees_on<A: Algorithm>(
     let got = subject.answer(limits, request, now).await?;
     let due = subject.due(pure, limits, request);
     let by = if now == Now::Store { ", by the store's own clock, set to that time," } else { "" };
-    subject.ensure(got == due, || {
-        format!("{request:?}{by} got {got:?}; the pure step says {due:?}")
-    })?;
+    ensure(got == due, || format!("{request:?}{by} got {got:?}; the pure step says {due:?}"))?;
     if let Ok(got) = &got {
         let due = summary(got.decisions());
-        subject.ensure(due.is_none_or(|due| due == *got.summary()), || {
+        ensure(due.is_none_or(|due| due == *got.summary()), || {
             format!(
                 "{request:?} got {:?}, which does not sum up {:?}",
                 got.summary(),
@@ -71,7 +70,7 @@ pub(crate) async fn agrees_on<A: Algorithm>(
             let got = subject.store.state(limit, &ask.key).await;
             let both = [got, pure.state(limit, &ask.key)];
             if let Some([got, due]) = difference(limit.algorithm(), both) {
-                return subject.broken(format!(
+                return Err(format!(
                     "after {request:?} the state of {:?} is {got:?} and should be {due:?}",
                     ask.key
                 ));
@@ -81,7 +80,7 @@ pub(crate) async fn agrees_on<A: Algorithm>(
         let peek = TraceRequest::one(request.at, Op::Peek, Ask { cost: 0, ..ask.clone() });
         let got = subject.answer(limits, &peek, now).await?;
         let due = subject.due(pure, limits, &peek);
-        subject.ensure(got == due, || {
+        ensure(got == due, || {
             format!("after {request:?}, {peek:?} got {got:?}; the pure step says {due:?}")
         })?;
     }

@@ -5,7 +5,8 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Timestamp};
 
 use crate::capability::Capability;
-use crate::laws::{LawResult, Said, Subject};
+use crate::law::{LawResult, ensure};
+use crate::laws::{Said, Subject};
 use crate::seeds::{AlgorithmKind, Scope, rate};
 use crate::trace::made::limit;
 use crate::trace::{Ask, TraceRequest};
@@ -53,7 +54,7 @@ impl Claims<'_> {
         self.done(&acquire(None)).await?;
         if self.subject.able.can(Capability::States) {
             let state = self.subject.store.state(limit, "a").await;
-            self.subject.ensure(state.is_some(), || {
+            ensure(state.is_some(), || {
                 format!(
                     "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {}?",
                     limit.algorithm(),
@@ -103,7 +104,7 @@ impl Claims<'_> {
         let Some(PolicyState::WindowLog(log)) = state else { return Ok(()) };
         let kept = log.entries.last().map(|entry| entry.metadata.to_vec()).unwrap_or_default();
         let given = self.subject.metadata(&acquire(None));
-        self.subject.ensure(kept == given, || {
+        ensure(kept == given, || {
             format!(
                 "with a request to {} came the metadata {given:?}, and kept were {kept:?}: is it a store that lacks {}?",
                 self.limits[0].algorithm(),
@@ -120,7 +121,7 @@ impl Claims<'_> {
         }
     }
 
-    async fn said(&self, request: &TraceRequest) -> Result<Said, crate::Violation> {
+    async fn said(&self, request: &TraceRequest) -> Result<Said, String> {
         self.subject.answer(self.limits, request, Now::At(request.at)).await
     }
 
@@ -128,7 +129,7 @@ impl Claims<'_> {
         let said = self.said(request).await?;
         let needed = Capability::of(request.op)
             .map_or(String::new(), |needed| format!(", or lack {needed} in its harness"));
-        self.subject.ensure(said.is_ok(), || {
+        ensure(said.is_ok(), || {
             format!(
                 "the harness says that the store can do {request:?} under {}, and it says {said:?}. It has to be able \
                  to{needed}",
@@ -140,7 +141,7 @@ impl Claims<'_> {
     async fn refused(&self, lacking: Capability, request: &TraceRequest) -> LawResult {
         let said = self.said(request).await?;
         let refused = matches!(said, Err((ErrorKind::Unsupported | ErrorKind::CrossSlot, _)));
-        self.subject.ensure(refused, || {
+        ensure(refused, || {
             format!(
                 "the harness says that the store lacks {lacking}, and {request:?} under {} got {said:?}. It has to be \
                  refused as unsupported; if it is decided rightly, the store lacks it no more",

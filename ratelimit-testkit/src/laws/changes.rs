@@ -3,7 +3,8 @@
 use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Policy};
 
-use crate::laws::{LawResult, Subject};
+use crate::law::{LawResult, ensure};
+use crate::laws::Subject;
 use crate::seeds::full_us;
 use crate::trace::{Ask, Trace, TraceRequest};
 
@@ -27,12 +28,12 @@ pub(crate) async fn a_changed_limit_is_safe(
             let ask = Ask { limit: new, key: key.to_owned(), cost };
             let verdict =
                 subject.ask(&trace.limits, &TraceRequest::one(at, op, ask), Now::At(at)).await?;
-            Ok(*verdict.summary())
+            Ok::<_, String>(*verdict.summary())
         };
         for cost in [0, 1, capacity] {
             let got = one(Op::Peek, cost, at).await?;
             let waits = got.retry_after_us.is_some_and(|us| us <= full_us);
-            subject.ensure(waits && got.remaining <= got.limit && got.reset_after_us <= full_us, || {
+            ensure(waits && got.remaining <= got.limit && got.reset_after_us <= full_us, || {
                 format!(
                     "{cost} of {key:?} at {at} got {got:?} under {policy}, which takes {full_us} µs to recover. It was {}",
                     trace.limits[0].algorithm()
@@ -40,15 +41,17 @@ pub(crate) async fn a_changed_limit_is_safe(
             })?;
         }
         let recovered = one(Op::Peek, capacity, at.saturating_add_us(full_us)).await?;
-        subject.ensure(recovered.allowed, || {
-            format!("{key:?} is not recovered {full_us} µs after its limit was changed to {policy}: {recovered:?}")
+        ensure(recovered.allowed, || {
+            format!(
+                "{key:?} is not recovered {full_us} µs after its limit was changed to {policy}: {recovered:?}"
+            )
         })?;
         let mut admitted = 0_u128;
         for cost in [capacity.div_ceil(2), capacity, 1, 1, 1, capacity.div_ceil(2), 1] {
             let got = one(Op::Acquire, cost, at).await?;
             admitted += if got.allowed { u128::from(cost) } else { 0 };
         }
-        subject.ensure(admitted <= capacity.into(), || {
+        ensure(admitted <= capacity.into(), || {
             format!(
                 "{admitted} of {key:?} are admitted at {at} after its limit was changed to {policy}"
             )

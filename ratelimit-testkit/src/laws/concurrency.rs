@@ -14,9 +14,9 @@ use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::StoreClock;
-use crate::law::Violation;
+use crate::law::{LawResult, ensure};
+use crate::laws::Subject;
 use crate::laws::own_clock::{BEGIN_US, MONTH_US, RunningStore, Time};
-use crate::laws::{LawResult, Subject};
 use crate::linearizability::plan::Lcg;
 use crate::linearizability::{ConcurrentRun, Event, History, meet};
 use crate::seeds::{Scope, full_us, rate};
@@ -102,7 +102,7 @@ pub(crate) fn dropped_futures_stop_no_other<A: Algorithm>(
         while admitted <= capacity && subject.ask(limits, &request, Now::At(AT)).await?.allowed() {
             admitted += 1;
         }
-        subject.ensure((capacity.saturating_sub(DROPPED)..=capacity).contains(&admitted), || {
+        ensure((capacity.saturating_sub(DROPPED)..=capacity).contains(&admitted), || {
             format!("{DROPPED} futures were dropped, and then {admitted} of {capacity} admitted")
         })
     })
@@ -131,7 +131,7 @@ pub(crate) fn many_tasks_are_answered_in_some_order(
     let mut plan = Lcg::new(run.seed);
     for race in 0..races {
         let order = AtomicU64::new(0);
-        let task = async |events: Vec<Event>| -> Result<Vec<Event>, Violation> {
+        let task = async |events: Vec<Event>| -> Result<Vec<Event>, String> {
             let mut seen = Vec::new();
             for mut event in events {
                 let ask = |&(limit, _, cost)| Ask { limit, key: format!("race {race}"), cost };
@@ -173,9 +173,7 @@ pub(crate) fn many_tasks_are_answered_in_some_order(
         });
         events.extend(subject.block_on(task(looks.to_vec()))?);
         let explained = History::at_their_times(limits, events).explain_within(STEPS);
-        if let Err(error) = explained {
-            subject.ensure(false, || format!("among many tasks, {error}"))?;
-        }
+        explained.map_err(|error| format!("among many tasks, {error}"))?;
     }
     Ok(())
 }
@@ -195,13 +193,13 @@ impl<A: Algorithm> Rush<'_, A> {
         &self,
         before: impl Fn() + Sync,
         full_us: impl Fn(&Limit<A>) -> Option<u64>,
-    ) -> Result<[u64; 2], Violation> {
+    ) -> Result<[u64; 2], String> {
         let Self { subject, limits, together, now } = self;
         let full_us = limits.each_ref().map(full_us);
         let admitted = [AtomicU64::new(0), AtomicU64::new(0)];
         let ask = |limit| Ask { limit, key: "shared".to_owned(), cost: 1 };
 
-        let task = async |number: u64| -> Result<(), Violation> {
+        let task = async |number: u64| -> Result<(), String> {
             for round in 0..ASKS_PER_TASK {
                 let asks = match (number + round) % 4 {
                     turn if !together => vec![ask(usize::from(turn % 2 == 1))],
@@ -215,7 +213,7 @@ impl<A: Algorithm> Rush<'_, A> {
                 let verdict = subject.ask(&limits[..], &request, *now).await?;
                 for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
                     let (full_us, reset_us) = (full_us[ask.limit], decision.reset_after_us);
-                    subject.ensure(full_us.is_none_or(|full_us| reset_us <= full_us), || {
+                    ensure(full_us.is_none_or(|full_us| reset_us <= full_us), || {
                         format!(
                             "among many tasks, l{} is to be full again in {reset_us} µs and takes {full_us:?} µs from empty: the \
                              request was decided at a time that another had left behind; read the clock once the key is locked",
@@ -252,8 +250,10 @@ impl<A: Algorithm> Rush<'_, A> {
                 due += u64::from(step.decision.allowed);
                 state = step.write.after(state.as_ref()).cloned();
             }
-            self.subject.ensure(admitted == due, || {
-                format!("{admitted} were admitted of l{position} to many tasks at one moment, and {due} by the pure step")
+            ensure(admitted == due, || {
+                format!(
+                    "{admitted} were admitted of l{position} to many tasks at one moment, and {due} by the pure step"
+                )
             })?;
         }
         Ok(())

@@ -7,8 +7,8 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use crate::capability::Capability;
-use crate::law::Violation;
-use crate::laws::{LawResult, Subject};
+use crate::law::{LawResult, ensure};
+use crate::laws::Subject;
 use crate::trace::made::limit;
 use crate::trace::{Ask, TraceRequest};
 
@@ -101,7 +101,7 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
     algorithm: A,
 ) -> LawResult {
     let limits = NAMES.map(|name| limit(name, algorithm.clone()));
-    let ask = async |ask: &Ask, op, cost| -> Result<_, Violation> {
+    let ask = async |ask: &Ask, op, cost| -> Result<_, String> {
         let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
         Ok(*subject.ask(&limits, &request, Now::At(AT)).await?.summary())
     };
@@ -124,7 +124,7 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
             join_all(some.iter().map(|one| ask(one, Op::Peek, 1))).await.into_iter().zip(some)
         {
             let left = left?;
-            subject.ensure(!left.allowed, || {
+            ensure(!left.allowed, || {
                 format!("{} was used up, and is not: its state was lost", shown(one))
             })?;
         }
@@ -137,8 +137,11 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
     }
     for one in asks.iter().filter(|ask| ask.limit > 0 || !PATTERNS.contains(&&*ask.key)) {
         let left = ask(one, Op::Peek, 1).await?;
-        subject.ensure(!left.allowed, || {
-            format!("{} was used up, and is not after a reset of {PATTERNS:?}: the store resets by patterns", shown(one))
+        ensure(!left.allowed, || {
+            format!(
+                "{} was used up, and is not after a reset of {PATTERNS:?}: the store resets by patterns",
+                shown(one)
+            )
         })?;
     }
     Ok(())
@@ -157,7 +160,7 @@ struct Meets<'a, A: Algorithm> {
 }
 
 impl<A: Algorithm> Meets<'_, A> {
-    async fn one(&self, ask: &Ask, op: Op, cost: u64) -> Result<bool, Violation> {
+    async fn one(&self, ask: &Ask, op: Op, cost: u64) -> Result<bool, String> {
         let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
         Ok(self.subject.ask(self.limits, &request, Now::At(AT)).await?.allowed())
     }
@@ -171,7 +174,7 @@ impl<A: Algorithm> Meets<'_, A> {
             self.one(found, Op::Reset, 0).await?;
             self.one(other, Op::Acquire, capacity(other)).await?;
             let apart = self.one(found, Op::Acquire, capacity(found)).await?;
-            self.subject.ensure(apart, || {
+            ensure(apart, || {
                 format!(
                     "{} shares its state with {}",
                     shown(self.limits, found),
@@ -180,7 +183,7 @@ impl<A: Algorithm> Meets<'_, A> {
             })?;
         }
         let found = shown(self.limits, found);
-        self.subject.broken(format!(
+        Err(format!(
             "{found} was never used, and something of it is, among many that are asked at once"
         ))
     }

@@ -7,7 +7,8 @@ use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::StoreClock;
-use crate::laws::{LawResult, Subject};
+use crate::law::{LawResult, ensure};
+use crate::laws::Subject;
 use crate::trace::made::limit;
 use crate::trace::{Ask, Trace, TraceRequest};
 
@@ -50,7 +51,7 @@ pub(crate) async fn nothing_leaks<A: Algorithm>(
         }
         let within = Duration::from_micros(longest_us) + SLACK;
         let leaks = leaks(subject, within).await;
-        subject.ensure(leaks.is_empty(), || {
+        ensure(leaks.is_empty(), || {
             format!("after {within:?} nothing can matter, and still there is: {}", leaks.join("; "))
         })?;
     }
@@ -80,7 +81,7 @@ async fn keeps_for_the_grace<A: Algorithm>(
     if leaks(subject, Duration::ZERO).await.is_empty() || !leaks(subject, GRACE).await.is_empty() {
         return Ok(());
     }
-    subject.broken(format!(
+    Err(format!(
         "{:?} was charged at {at}, a given time, and the store keeps nothing for {GRACE:?}: it has to keep the state for an hour \
          after its expiry, so that a slow run loses none",
         used.key
@@ -107,7 +108,7 @@ pub(crate) async fn nothing_vanishes<A: Algorithm>(
     // A short time may pass while the test stops.
     let within = Duration::from_micros(matters_us.saturating_sub(STOPS_US));
     let short = matters_us < 3 * STOPS_US || leaks(subject, Duration::ZERO).await.is_empty();
-    subject.ensure(short || !leaks(subject, within).await.is_empty(), || {
+    ensure(short || !leaks(subject, within).await.is_empty(), || {
         format!(
             "{request:?}, at the store's own time, matters for {matters_us} µs, and the store keeps nothing for {within:?}: what \
              it keeps vanishes too early"

@@ -9,8 +9,9 @@ use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::StoreClock;
+use crate::law::{LawResult, ensure};
+use crate::laws::Subject;
 use crate::laws::agreement::agrees_on;
-use crate::laws::{LawResult, Subject};
 use crate::pure::PureStore;
 use crate::trace::{Ask, Trace, TraceRequest};
 
@@ -26,8 +27,7 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm>(
 ) -> LawResult {
     let StoreClock::Settable(set) = subject.store.clock() else { return Ok(()) };
     // By its own clock a store sweeps up what has expired: peeks tell what is left, and not the states.
-    let Subject { law, store, able, small_trace_requests, .. } = *subject;
-    let subject = &Subject { law, store, able, small_trace_requests, difference: None };
+    let subject = &Subject { difference: None, ..*subject };
     let pure = PureStore::new();
     let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
     for (position, request) in trace.requests.iter().enumerate() {
@@ -144,7 +144,7 @@ pub(crate) async fn its_own_clock_keeps_time<A: Algorithm>(
                 before_us.iter().copied().zip(resets_us.iter().copied()).enumerate()
             {
                 let how = how_wrong(resets_us, between_us, time.is_exact());
-                subject.ensure(how.is_none(), || {
+                ensure(how.is_none(), || {
                     let hint = "; if a test has to set this clock, tell so in `Harness::clock`";
                     format!(
                         "the store's own clock: {}. All of l{n} was to be back in {} µs and then, at least {} µs \
@@ -165,8 +165,11 @@ pub(crate) async fn its_own_clock_keeps_time<A: Algorithm>(
         return Ok(());
     }
     let again = subject.ask(short, &ask(short, Op::Peek, A::capacity), Now::Store).await?;
-    subject.ensure(again.allowed(), || {
-        format!("all of {} limits was used, and {WAIT_US} µs later, at the store's own time, it says {again:?}", short.len())
+    ensure(again.allowed(), || {
+        format!(
+            "all of {} limits was used, and {WAIT_US} µs later, at the store's own time, it says {again:?}",
+            short.len()
+        )
     })
 }
 

@@ -4,9 +4,9 @@ use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
 
 use crate::capability::{Able, Capability};
-use crate::law::Violation;
+use crate::law::{LawResult, ensure};
+use crate::laws::Subject;
 use crate::laws::agreement::agrees_on;
-use crate::laws::{LawResult, Subject};
 use crate::pure::PureStore;
 use crate::seeds::Scope;
 use crate::trace::made::limit;
@@ -18,11 +18,11 @@ use crate::trace::{Ask, Trace, TraceRequest};
 pub(crate) async fn every_small_trace_agrees(
     subject: &Subject<'_, Policy>,
     scope: Scope,
+    full: u32,
 ) -> LawResult {
     let mut number = 0;
     for policy in scope.tiny(subject.able) {
         let limits = [limit("tiny", policy)];
-        let full = subject.small_trace_requests;
         // Shorter traces use every operation, longer ones only charges.
         let alphabets =
             [(everything(subject.able, &limits[0]), full - 1), (charges(&limits[0]), full)];
@@ -69,7 +69,7 @@ struct TraceWalk<'a> {
 impl TraceWalk<'_> {
     async fn on(&mut self, length: u32) -> LawResult {
         if length == 0 {
-            return self.take().await.map_err(|violation| self.with_path(violation));
+            return self.take().await.map_err(|message| self.with_path(&message));
         }
         let last_us = self.path.last().map_or(0, |(at_us, ..)| *at_us);
         for letter in self.alphabet.clone() {
@@ -94,20 +94,16 @@ impl TraceWalk<'_> {
             // Every beginning is a trace of its own.
             let got = self.subject.answer(self.limits, &request, Now::At(request.at)).await?;
             let due = self.subject.due(&pure, self.limits, &request);
-            self.subject.ensure(got == due, || {
-                format!("{request:?} got {got:?}; the pure step says {due:?}")
-            })?;
+            ensure(got == due, || format!("{request:?} got {got:?}; the pure step says {due:?}"))?;
         }
         Ok(())
     }
 
-    fn with_path(&self, mut violation: Violation) -> Violation {
+    fn with_path(&self, message: &str) -> String {
         let requests = self.path.iter().map(|letter| request(*letter, "a")).collect();
         let texts = self.limits.iter().map(|limit| limit.algorithm().to_string()).collect();
         let trace = Trace { limits: self.limits.to_vec(), texts, requests };
-        violation.message.push_str("\non the trace\n");
-        violation.message.push_str(&trace.to_string());
-        violation
+        format!("{message}\non the trace\n{trace}")
     }
 }
 

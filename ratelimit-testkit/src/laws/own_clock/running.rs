@@ -7,9 +7,9 @@ use ratelimit_core::store::{Now, Op, Reservation};
 use ratelimit_core::{Algorithm, Decision, Limit, Policy, ReservationId, Timestamp, Verdict};
 
 use crate::capability::Capability;
-use crate::law::Violation;
+use crate::law::{LawResult, ensure};
 use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, Time};
-use crate::laws::{LawResult, Said, Subject};
+use crate::laws::{Said, Subject};
 use crate::pure::PureStore;
 use crate::seeds::{AlgorithmKind, full_us, refill};
 use crate::trace::{Ask, Trace, TraceRequest};
@@ -39,7 +39,7 @@ pub(crate) async fn decides_by_a_clock_that_runs(
             break;
         }
         let due = run.due(request, &pure);
-        subject.ensure(agrees(&got, &due, &passed), || {
+        ensure(agrees(&got, &due, &passed), || {
             format!(
                 "{request:?}, at the store's own time, got {got:?}; the pure step says {due:?}, less at most {} µs of \
                  waiting",
@@ -139,7 +139,7 @@ impl<'a> RunningStore<'a> {
         subject: &'a Subject<'a, Policy>,
         limits: &'a [Limit<Policy>],
         time: Time,
-    ) -> Result<Self, Violation> {
+    ) -> Result<Self, String> {
         // The longest window comes first: it is a multiple of the others, so it tells their progress, too.
         let windows = limits.iter().map(|limit| window_us(limit.algorithm()).unwrap_or(0));
         let mut windows: Vec<(u64, usize)> = windows.zip(0..).collect();
@@ -147,7 +147,7 @@ impl<'a> RunningStore<'a> {
         let aligned = windows.iter().map(|(us, _)| *us).filter(|us| *us > 0).collect::<Vec<_>>();
         let unfit = |pair: &&[u64]| !pair[0].is_multiple_of(pair[1]);
         if let Some(&[longer, shorter]) = aligned.windows(2).find(unfit) {
-            return subject.broken(format!(
+            return Err(format!(
                 "this case needs a clock that can be set: where it runs, the windows that are aligned to it have to \
                  divide each other, and {shorter} µs does not divide {longer} µs"
             ));
@@ -168,7 +168,7 @@ impl<'a> RunningStore<'a> {
                 run.at = at.saturating_add_us(resets_us[0].saturating_sub(resets_us[1]));
             }
             let due = run.due(&request, &PureStore::new());
-            subject.ensure(agrees(&got, &due, &passed), || {
+            ensure(agrees(&got, &due, &passed), || {
                 format!(
                     "the first {request:?}, at the store's own time, got {got:?}; at no time does the pure step say \
                      so, the nearest is {due:?}"
