@@ -165,21 +165,6 @@ impl RedisCluster {
             .try_for_each(|(_, node)| node.command(&["SCRIPT", "FLUSH", "SYNC"])?.ok().map(drop))
     }
 
-    /// Kills a node, as a crash would.
-    pub fn kill(&self, node: usize) {
-        self.nodes[node].kill();
-    }
-
-    /// Starts a killed node again under its old id: it knows its slots and the other nodes, but has lost its
-    /// keys. The node answers when this returns; a master accepts writes about two seconds later
-    /// ([`wait_until_healthy`](Self::wait_until_healthy)).
-    ///
-    /// # Errors
-    /// The node did not start.
-    pub fn restart(&self, node: usize) -> Result<(), String> {
-        self.nodes[node].revive()
-    }
-
     /// Adds a master without slots, and returns its number when all running nodes know it.
     ///
     /// # Errors

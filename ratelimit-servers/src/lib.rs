@@ -152,16 +152,33 @@ impl RedisServer {
     }
 
     /// Kills the server, as a crash would. Its data is lost.
-    pub fn stop(&mut self) {
-        self.kill();
+    pub fn stop(&self) {
+        if let Some(keeper) = self.keeper().as_mut() {
+            keeper.stop();
+        }
     }
 
-    /// Starts the server again, empty, on the same port.
+    /// Starts the server again, empty, on the same port and in the same directory. A node of a cluster keeps its id, its slots
+    /// and the other nodes; a master accepts writes about two seconds later
+    /// ([`wait_until_healthy`](RedisCluster::wait_until_healthy)).
     ///
     /// # Errors
     /// The server did not start.
-    pub fn restart(&mut self) -> Result<(), String> {
-        self.revive()
+    pub fn restart(&self) -> Result<(), String> {
+        let mut kept = self.keeper();
+        if let Some(keeper) = kept.as_mut() {
+            keeper.stop();
+        }
+        self.paused.store(false, Ordering::Relaxed);
+        let keeper = Keeper::start(&self.recipe)?;
+        match self.wait_until_it_answers(&keeper) {
+            Ok(()) => {
+                kept.replace(keeper).map(Keeper::leave);
+                Ok(())
+            }
+            Err(message) if kept.is_some() => Err(self.why(&message, &keeper.leave())),
+            Err(message) => Err(self.why(&message, &keeper.end())),
+        }
     }
 
     /// Sends a command on a new connection, with the password that the server's arguments set, and waits for
@@ -266,36 +283,8 @@ impl RedisServer {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         let (paused, keeper) = (AtomicBool::new(false), Mutex::new(None));
         let server = Self { recipe, args, port, side_door, bus: None, paused, keeper };
-        server.revive()?;
+        server.restart()?;
         Ok(server)
-    }
-
-    /// As [`stop`](Self::stop), through a shared reference.
-    pub fn kill(&self) {
-        if let Some(keeper) = self.keeper().as_mut() {
-            keeper.stop();
-        }
-    }
-
-    /// As [`restart`](Self::restart), through a shared reference and in the same directory.
-    ///
-    /// # Errors
-    /// The server did not start.
-    pub fn revive(&self) -> Result<(), String> {
-        let mut kept = self.keeper();
-        if let Some(keeper) = kept.as_mut() {
-            keeper.stop();
-        }
-        self.paused.store(false, Ordering::Relaxed);
-        let keeper = Keeper::start(&self.recipe)?;
-        match self.wait_until_it_answers(&keeper) {
-            Ok(()) => {
-                kept.replace(keeper).map(Keeper::leave);
-                Ok(())
-            }
-            Err(message) if kept.is_some() => Err(self.why(&message, &keeper.leave())),
-            Err(message) => Err(self.why(&message, &keeper.end())),
-        }
     }
 
     fn keeper(&self) -> MutexGuard<'_, Option<Keeper>> {

@@ -1,5 +1,6 @@
 //! Ports that no other test takes.
 
+use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 #[cfg(unix)]
 use std::net::{Shutdown, TcpStream};
@@ -23,21 +24,18 @@ impl Port {
     pub(super) fn claim() -> Result<Self, String> {
         let mut message = String::new();
         for _ in 0..ATTEMPTS {
-            let number = fastrand::u16(PORTS);
-            let claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, number));
-            let free = claim.and_then(|claim| {
-                let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, number))?;
-                Ok((probe, claim))
-            });
-            match free {
-                Ok((probe, claim)) => {
-                    release(probe);
-                    return Ok(Self { number, _claim: claim });
-                }
+            match Self::claim_one(fastrand::u16(PORTS)) {
+                Ok(port) => return Ok(port),
                 Err(error) => message = error.to_string(),
             }
         }
         Err(format!("none of {ATTEMPTS} ports from {PORTS:?} is free: {message}"))
+    }
+
+    fn claim_one(number: u16) -> io::Result<Self> {
+        let claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, number))?;
+        release(TcpListener::bind((Ipv4Addr::LOCALHOST, number))?);
+        Ok(Self { number, _claim: claim })
     }
 
     pub(super) const fn number(&self) -> u16 {

@@ -86,13 +86,13 @@ impl FaultProxy {
     /// nothing passes in either direction, not even the end of a connection. Afterwards, everything that was
     /// delayed passes.
     pub fn hang(&self, on: bool) {
-        self.faults.hang(on);
+        self.faults.change(|state| state.hangs = on);
     }
 
     /// Makes the open connections half-open for good: nothing passes on them any more, as after a firewall has
     /// forgotten them. New connections work.
     pub fn silence(&self) {
-        self.faults.silence(true);
+        self.faults.change(|state| state.audible_from = state.accepted);
     }
 
     /// Delays all that passes, each time by a random duration of this range; an empty range ends it.
@@ -133,8 +133,7 @@ impl Drop for FaultProxy {
     fn drop(&mut self) {
         let listener = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         stop_listening(self.port.number(), &self.faults, listener);
-        self.faults.hang(false);
-        self.faults.silence(false);
+        self.faults.change(|state| (state.hangs, state.audible_from) = (false, 0));
         self.faults.cut_all();
     }
 }

@@ -1,9 +1,8 @@
 //! A minimal client for the servers' protocol, RESP2 and RESP3, for tests without a client crate.
 
 use std::fmt;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::time::Instant;
 
 use crate::DEADLINE;
 
@@ -162,6 +161,7 @@ impl RespClient {
         let connect = || {
             let stream = TcpStream::connect_timeout(&address, DEADLINE)?;
             stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(DEADLINE))?;
             stream.set_write_timeout(Some(DEADLINE))?;
             Ok(stream)
         };
@@ -192,31 +192,20 @@ impl RespClient {
     /// # Errors
     /// The connection broke, or no reply came.
     pub fn receive(&mut self) -> Result<RespValue, String> {
-        let deadline = Instant::now() + DEADLINE;
         let mut chunk = [0; 4096];
         loop {
             if let Some((value, length)) = RespValue::parse(&self.received)? {
                 self.received.drain(..length);
                 return Ok(value);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(format!("no reply within {DEADLINE:?}"));
-            }
-            let timed = self.stream.set_read_timeout(Some(left));
-            match timed.and_then(|()| self.stream.read(&mut chunk)) {
+            match self.stream.read(&mut chunk) {
                 Ok(0) => return Err("the connection was closed instead of a reply".into()),
                 Ok(read) => self.received.extend_from_slice(&chunk[..read]),
-                Err(error) if timed_out(&error) => {}
-                Err(error) => return Err(format!("no reply: {error}")),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(format!("no reply within {DEADLINE:?}: {error}")),
             }
         }
     }
-}
-
-fn timed_out(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
-    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }
 
 #[cfg(test)]

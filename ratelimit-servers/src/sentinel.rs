@@ -109,7 +109,7 @@ impl RedisSentinels {
     /// No replica runs that could take over, or none took over in time.
     pub fn kill_master(&self) -> Result<u16, String> {
         let before = self.master()?;
-        self.servers[before].kill();
+        self.servers[before].stop();
         self.wait_for_another_than(before, || Ok(()))
     }
 
@@ -139,7 +139,7 @@ impl RedisSentinels {
     pub fn restart_dead(&self) -> Result<(), String> {
         let master = named_master(&self.sentinels[0])?.to_string();
         for server in self.servers.iter().filter(|server| server.pid().is_none()) {
-            server.revive()?;
+            server.restart()?;
             if server.port().to_string() != master {
                 server.command(&["REPLICAOF", "127.0.0.1", &master])?.ok()?;
             }

@@ -185,7 +185,7 @@ impl Load {
     }
 }
 
-type Change = fn(&mut RedisServer);
+type Change = fn(&RedisServer);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_admit_their_shares_while_redis_is_away_and_redis_decides_whenever_it_is_there() {
@@ -197,14 +197,14 @@ async fn replicas_admit_their_shares_while_redis_is_away_and_redis_decides_whene
         [RedisServer::stop, |server| server.restart().expect("it starts again")];
     // A server that is started again is empty.
     for ([goes_away, comes_back], most_by_redis) in [(hangs, LIMIT), (is_stopped, 2 * LIMIT)] {
-        let mut server = RedisServer::start().expect("a server");
+        let server = RedisServer::start().expect("a server");
         // No server runs yet.
-        goes_away(&mut server);
+        goes_away(&server);
         let mut load = Load::start(&server).await;
         for _ in 0..2 {
-            goes_away(&mut server);
+            goes_away(&server);
             load.out_of_share().await;
-            comes_back(&mut server);
+            comes_back(&server);
             load.back().await;
         }
         // More than it can admit, so that Redis denies, too.

@@ -84,7 +84,7 @@ async fn a_fred_pool_serves() {
 type Loses = fn(&FaultProxy, &str, usize);
 
 async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
-    let (mut server, proxy) = proxied();
+    let (server, proxy) = proxied();
     decides(connect(server.port()).await).await;
     let client = connect(proxy.port()).await.into_connection().expect("one server");
     assert!(!client.is_cluster());
@@ -129,7 +129,7 @@ fn is_gone(error: &RedisError) -> bool {
 
 #[tokio::test]
 async fn a_refused_connection_is_unavailable_if_the_client_reports_it() {
-    let mut server = server();
+    let server = server();
     let store = RedisStore::builder().deadline(PATIENCE).over(manager(server.port()).await);
     let (store, limit) = (store.expect("a prefix"), seldom());
     assert_eq!(left(&store, &limit, "a").await, 2);

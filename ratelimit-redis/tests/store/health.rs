@@ -95,7 +95,7 @@ async fn what_is_wrong_is_named_with_the_remedy(client: Client) {
     tell(&full, &["CONFIG", "SET", "maxmemory", "1"]);
     says(&store_of_full.health().await, false, "raise maxmemory");
 
-    let mut master = server();
+    let master = server();
     let replica = RedisServer::replica_of(&master).expect("a replica");
     says(&store(&replica.url(), client).await.health().await, false, "it is a replica");
     let store = store(&master.url(), client).await;

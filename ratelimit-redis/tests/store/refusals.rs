@@ -43,7 +43,7 @@ async fn a_server_that_cannot_save_is_unavailable(client: Client) {
 }
 
 async fn a_replica_refuses_with_or_without_its_master(client: Client) {
-    let mut master = server();
+    let master = server();
     let replica = RedisServer::replica_of(&master).expect("a replica");
     let store = store(&replica.url(), client).await;
     until_refused(&store, "READONLY", "the server is a replica").await;

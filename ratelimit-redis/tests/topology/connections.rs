@@ -88,7 +88,7 @@ async fn short_deadlines_do_not_prevent_a_connection(client: Client) {
 }
 
 async fn a_lazy_store_is_built_while_redis_is_down_and_health_says_so(client: Client) {
-    let mut server = server();
+    let server = server();
     server.stop();
     let (url, begun) = (server.url(), Instant::now());
     let login = with_client(&url.replace("//", "//user:secret@"), client);

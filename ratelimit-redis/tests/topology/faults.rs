@@ -81,10 +81,10 @@ impl Place {
 
 /// What a failed row has left behind does not last.
 fn become_well(cluster: &RedisCluster) {
-    for (number, node) in cluster.nodes().iter().enumerate() {
+    for node in cluster.nodes() {
         match node.pid() {
             Some(_) => node.resume().expect("it runs"),
-            None => cluster.restart(number).expect("again"),
+            None => node.restart().expect("again"),
         }
     }
     cluster.proxies().iter().for_each(FaultProxy::heal);

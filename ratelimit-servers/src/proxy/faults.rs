@@ -17,7 +17,7 @@ pub(super) struct Faults {
 pub(super) struct FaultState {
     pub(super) swallow: CountedFault,
     pub(super) cut: CountedFault,
-    hangs: bool,
+    pub(super) hangs: bool,
     /// The connections with a lower number are silent.
     pub(super) audible_from: usize,
     pub(super) delay: Range<Duration>,
@@ -61,8 +61,9 @@ impl CountedFault {
 }
 
 impl Faults {
-    pub(super) fn hang(&self, on: bool) {
-        self.state().hangs = on;
+    /// Changes which connections wait.
+    pub(super) fn change(&self, change: impl FnOnce(&mut FaultState)) {
+        change(&mut self.state());
         self.changed.notify_all();
     }
 
@@ -92,13 +93,6 @@ impl Faults {
             let width = delay.end.saturating_sub(delay.start);
             std::thread::sleep(delay.start + width.mul_f64(fastrand::f64()));
         }
-    }
-
-    /// Makes all open connections silent, or lets all pass again.
-    pub(super) fn silence(&self, on: bool) {
-        let mut state = self.state();
-        state.audible_from = if on { state.accepted } else { 0 };
-        self.changed.notify_all();
     }
 
     /// Registers an accepted connection under a new number.

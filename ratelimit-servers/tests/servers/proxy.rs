@@ -110,7 +110,7 @@ fn nested_replies_and_pushes_do_not_confuse_the_proxy() {
 
 #[test]
 fn a_hanging_proxy_passes_nothing_and_hides_the_end_of_the_server() {
-    let (mut server, proxy, mut stream) = behind_a_proxy();
+    let (server, proxy, mut stream) = behind_a_proxy();
     proxy.hang(true);
     stream.write_all(INCR).expect("sent");
     let mut new = to(&proxy);

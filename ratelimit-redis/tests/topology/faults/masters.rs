@@ -88,7 +88,7 @@ impl Servers {
     fn kill_master(self, identifier: &str) {
         match self {
             Self::Cluster(cluster) => {
-                cluster.kill(self.master(identifier).0);
+                cluster.nodes()[self.master(identifier).0].stop();
                 cluster.wait_until_healthy(PATIENCE).expect("a failover");
             }
             Self::Sentinels(sentinels) => {

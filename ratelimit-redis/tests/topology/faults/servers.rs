@@ -9,10 +9,10 @@ const REFUSED: &[ErrorKind] = &[ErrorKind::Unavailable];
 
 async fn a_restart_loses_the_states_and_nothing_else(client: Client) {
     on_both(client, Row::is_away("restart", "").loses(1), async |place, traffic| {
-        place.nodes()[0].kill();
+        place.nodes()[0].stop();
         traffic.errors(3).await;
         let again = Arc::clone(place);
-        aside(move || again.nodes()[0].revive().expect("again")).await;
+        aside(move || again.nodes()[0].restart().expect("again")).await;
         place.is_well().await;
     })
     .await;

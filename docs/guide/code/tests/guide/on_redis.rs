@@ -57,7 +57,7 @@ async fn one_server() -> Result<(), Error> {
 
 #[tokio::test]
 async fn an_outage_has_its_own_status() -> Result<(), Error> {
-    let mut server = RedisServer::start()?;
+    let server = RedisServer::start()?;
     let limiter = RateLimiter::new(limits()?, RedisStore::connect(&server.url()).await?);
     server.stop();
     assert_eq!(status(&limiter, "guide").await, 503);
