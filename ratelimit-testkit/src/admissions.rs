@@ -57,12 +57,6 @@ impl Admissions {
         self.allowed.push((between, cost));
     }
 
-    /// The cost admitted so far.
-    #[must_use]
-    pub fn admitted(&self) -> u64 {
-        self.admitted.iter().map(|(_, cost)| cost).sum()
-    }
-
     /// Checks every interval that begins with one request and ends with another.
     ///
     /// # Errors
@@ -87,13 +81,6 @@ impl Admissions {
         };
         let worst = by_end.iter().flat_map(|([begin, _], _)| excess(*begin));
         worst.max_by_key(|excess| excess.admitted - excess.bound).map_or(Ok(()), Err)
-    }
-
-    /// Forgets what was answered before this, so that a long run takes bounded memory. Intervals that begin before it are
-    /// no longer checked.
-    pub fn forget_before(&mut self, begin: Timestamp) {
-        self.admitted.retain(|([first, _], _)| *first >= begin);
-        self.allowed.retain(|([_, last], _)| *last >= begin);
     }
 
     /// The most that may be admitted from `begin` to `end`, both included.

@@ -4,8 +4,6 @@ use std::time::SystemTime;
 
 use ratelimit_core::{Decision, Rate, Timestamp};
 
-const DAY_US: u64 = 86_400_000_000;
-
 /// Fixed windows of about a month. None of them ends while a test runs, and the wait of a decision until the end of its
 /// window tells when the store decided. For stores that decide by the clock of a server.
 #[derive(Clone, Copy, Debug)]
@@ -19,17 +17,10 @@ impl Calendar {
     #[must_use]
     pub fn now() -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
-        let now_us = u64::try_from(now.as_micros()).expect("microseconds");
-        let calendar = |days| {
-            let window_us = days * DAY_US;
-            Self { window_us, ends_us: (now_us / window_us + 1) * window_us }
-        };
-        // One of them lasts for another day: all three end at once every 94 years, next in 2064.
-        [30, 31, 37]
-            .map(calendar)
-            .into_iter()
-            .max_by_key(|calendar| calendar.ends_us)
-            .expect("three")
+        // Of windows of this length, half of one has passed.
+        let window_s = 2 * now.as_secs() / 1_401;
+        let ends_s = (now.as_secs() / window_s + 1) * window_s;
+        Self { window_us: window_s * 1_000_000, ends_us: ends_s * 1_000_000 }
     }
 
     /// So many requests per window.

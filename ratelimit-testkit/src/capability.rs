@@ -1,7 +1,5 @@
 //! [`Capability`]: the optional operations of a store.
 
-use std::fmt;
-
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Policy};
 
@@ -82,27 +80,6 @@ impl Capability {
             Op::Force | Op::Adopt => Some(Self::Force),
             Op::Reset => Some(Self::Reset),
             Op::Settle | Op::Renew | Op::Extend => Some(Self::Reservations),
-        }
-    }
-}
-
-impl fmt::Display for Capability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refund => f.write_str("refund"),
-            Self::Force => f.write_str("force"),
-            Self::Reset => f.write_str("reset"),
-            Self::Reservations => f.write_str("reservations"),
-            Self::Metadata => f.write_str("metadata"),
-            Self::Admissions => f.write_str("admissions"),
-            Self::Attempts => f.write_str("attempts"),
-            Self::Changes => f.write_str("changes"),
-            Self::Batches => f.write_str("batches"),
-            Self::SeveralKeys => f.write_str("batches over several keys"),
-            Self::PastTimes => f.write_str("past times"),
-            Self::States => f.write_str("a look at its states"),
-            Self::TimesInOrder => f.write_str("times in order"),
-            Self::Algorithm(kind) => write!(f, "{kind}"),
         }
     }
 }

@@ -102,16 +102,11 @@ impl AlgorithmKind {
     ];
 
     /// The algorithms that can count attempts.
-    pub const ATTEMPTS: [Self; 8] = [
-        Self::Gcra,
-        Self::TokenBucket,
-        Self::FixedWindow,
-        Self::FirstRequestWindow,
-        Self::WindowLog,
-        Self::BucketedWindow,
-        Self::SlidingCounter,
-        Self::SlidingLog,
-    ];
+    pub const ATTEMPTS: [Self; 8] = {
+        // All but the leases, which stand last.
+        let [attempts @ .., Self::Concurrency] = Self::ALL else { unreachable!() };
+        attempts
+    };
 
     /// The algorithms that support increment-first charging: an attempt is charged before the stored state is
     /// read, as in a transaction that cannot branch.

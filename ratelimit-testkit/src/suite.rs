@@ -17,7 +17,7 @@ use crate::laws::agreement::agrees;
 use crate::laws::capabilities::it_can_do_what_it_claims;
 use crate::laws::changes::a_changed_limit_is_safe;
 use crate::laws::concurrency::{
-    dropped_futures_stop_no_other, many_tasks_are_admitted_at_the_stores_own_time,
+    dropped_futures_stop_no_other, limits_of, many_tasks_are_admitted_at_the_stores_own_time,
     many_tasks_are_admitted_exactly_the_limit, many_tasks_are_answered_in_some_order,
 };
 use crate::laws::identifiers::two_identifiers_never_meet;
@@ -159,10 +159,9 @@ pub(crate) fn announce(name: &str, message: &str) {
 
 /// Prints what the store of this test lacks, if anything.
 pub(crate) fn announce_lacking(name: &str, able: Able) {
-    let lacking: Vec<_> = able.lacking().iter().map(ToString::to_string).collect();
+    let lacking = able.lacking();
     if !lacking.is_empty() {
-        let lacking = lacking.join(", ");
-        announce(name, &format!(": the store lacks {lacking}, and no law here asks for it"));
+        announce(name, &format!(": the store lacks {lacking:?}, and no law here asks for it"));
     }
 }
 
@@ -184,11 +183,10 @@ pub fn test<H: Harness + 'static>(
 ) {
     let able = Able::of::<Policy, H>();
     let all = scopes.iter().flat_map(|scope| properties.iter().map(|property| (*property, *scope)));
-    let (lacking, tried): (Vec<_>, Vec<_>) =
-        all.partition(|(property, scope)| property.lacks(*scope, able).is_some());
-    if let (true, Some((property, scope))) = (tried.is_empty(), lacking.first()) {
-        let lacking = property.lacks(*scope, able).map(|lacking| lacking.to_string());
-        announce(name, &format!(" is skipped: the store lacks {}", lacking.unwrap_or_default()));
+    let lacking = |(property, scope): &(Property, Scope)| property.lacks(*scope, able);
+    let (tried, skipped): (Vec<_>, Vec<_>) = all.partition(|each| lacking(each).is_none());
+    if let (true, Some(lacking)) = (tried.is_empty(), skipped.iter().find_map(lacking)) {
+        announce(name, &format!(" is skipped: the store lacks {lacking:?}"));
         return;
     }
     if properties.contains(&Property::ItCanDoWhatItClaims) {
@@ -359,10 +357,7 @@ impl LawTrial<'_, Policy> {
                 let together = able.can(Capability::Batches);
                 pairs(scope, able).into_iter().try_for_each(|pair| {
                     self.once(|subject| {
-                        let limits =
-                            [("first", 41, 0), ("second", 53, 1)].map(|(name, n, position)| {
-                                limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
-                            });
+                        let limits = limits_of(pair, "given", [41, 53], 1_000_000);
                         many_tasks_are_admitted_exactly_the_limit(subject, &limits, together)?;
                         dropped_futures_stop_no_other(subject, &limits)
                     })?;
@@ -372,9 +367,7 @@ impl LawTrial<'_, Policy> {
                     if !able.can(Capability::TimesInOrder) {
                         return Ok(());
                     }
-                    let few = [("first", 5, 0), ("second", 7, 1)].map(|(name, n, position)| {
-                        limit(name, pair[position].at_rate(rate(n, 1_000_000), n)[0])
-                    });
+                    let few = limits_of(pair, "few", [5, 7], 1_000_000);
                     let races = (self.harness.cases() / 2).clamp(4, 24);
                     self.once(|subject| many_tasks_are_answered_in_some_order(subject, &few, races))
                 })

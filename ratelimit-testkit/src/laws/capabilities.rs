@@ -56,7 +56,7 @@ impl Claims<'_> {
             let state = self.subject.store.state(limit, "a").await;
             ensure(state.is_some(), || {
                 format!(
-                    "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {}?",
+                    "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {:?}?",
                     limit.algorithm(),
                     Capability::States
                 )
@@ -106,7 +106,7 @@ impl Claims<'_> {
         let given = self.subject.metadata(&acquire(None));
         ensure(kept == given, || {
             format!(
-                "with a request to {} came the metadata {given:?}, and kept were {kept:?}: is it a store that lacks {}?",
+                "with a request to {} came the metadata {given:?}, and kept were {kept:?}: is it a store that lacks {:?}?",
                 self.limits[0].algorithm(),
                 Capability::Metadata
             )
@@ -128,7 +128,7 @@ impl Claims<'_> {
     async fn done(&self, request: &TraceRequest) -> LawResult {
         let said = self.said(request).await?;
         let needed = Capability::of(request.op)
-            .map_or(String::new(), |needed| format!(", or lack {needed} in its harness"));
+            .map_or(String::new(), |needed| format!(", or lack {needed:?} in its harness"));
         ensure(said.is_ok(), || {
             format!(
                 "the harness says that the store can do {request:?} under {}, and it says {said:?}. It has to be able \
@@ -143,7 +143,7 @@ impl Claims<'_> {
         let refused = matches!(said, Err((ErrorKind::Unsupported | ErrorKind::CrossSlot, _)));
         ensure(refused, || {
             format!(
-                "the harness says that the store lacks {lacking}, and {request:?} under {} got {said:?}. It has to be \
+                "the harness says that the store lacks {lacking:?}, and {request:?} under {} got {said:?}. It has to be \
                  refused as unsupported; if it is decided rightly, the store lacks it no more",
                 self.limits[0].algorithm()
             )

@@ -35,6 +35,19 @@ const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 /// By how much a clock that can be set moves on before each request.
 const MOVES_US: u64 = 100;
 
+/// Two limits of these scopes, with these capacities per so many microseconds.
+pub(crate) fn limits_of(
+    pair: [Scope; 2],
+    what: &str,
+    capacities: [u64; 2],
+    us: u64,
+) -> [Limit<Policy>; 2] {
+    [("first", 0), ("second", 1)].map(|(name, n)| {
+        let policies = pair[n].at_rate(rate(capacities[n], us), capacities[n]);
+        limit(&format!("{name}-{what}"), policies[0])
+    })
+}
+
 /// Law 1 under concurrency, linearizability in short: many tasks on several threads ask for one key at one moment, and as many
 /// are admitted as the pure step admits one after the other. If they ask together, some tasks ask for two limits at
 /// once, in either order. A limit that counts attempts has admitted what it would alone, even in a batch that the other denied.
@@ -56,10 +69,7 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
     subject: &Subject<'_, Policy>,
     pair: [Scope; 2],
 ) -> LawResult {
-    let limits = |capacities: [u64; 2], us, names: [&str; 2]| {
-        [0, 1].map(|n| limit(names[n], pair[n].at_rate(rate(capacities[n], us), capacities[n])[0]))
-    };
-    let slow = limits([29, 37], MONTH_US, ["first-own", "second-own"]);
+    let slow = limits_of(pair, "slow", [29, 37], MONTH_US);
     let time = Time::of(subject.store.clock());
     let run = subject.block_on(RunningStore::begin(subject, &slow, time))?;
     let together = subject.able.can(Capability::Batches);
@@ -80,7 +90,7 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
         *now_us += MOVES_US;
         set(Timestamp::saturating_from_us(*now_us));
     };
-    let quick = limits([1, 1], 1_000, ["first-moving", "second-moving"]);
+    let quick = limits_of(pair, "quick", [1, 1], 1_000);
     let full_us = |limit: &Limit<Policy>| Some(full_us(limit.algorithm()));
     Rush { limits: &quick, ..rush }.admitted(moves, full_us).map(drop)
 }

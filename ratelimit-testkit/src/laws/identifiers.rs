@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
 use ratelimit_core::store::{Now, Op};
-use ratelimit_core::{Algorithm, Limit, Timestamp};
+use ratelimit_core::{Algorithm, Decision, Limit, Timestamp};
 
 use crate::capability::Capability;
 use crate::law::{LawResult, ensure};
@@ -100,32 +100,28 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
     subject: &Subject<'_, A>,
     algorithm: A,
 ) -> LawResult {
+    let capacity = algorithm.capacity();
     let limits = NAMES.map(|name| limit(name, algorithm.clone()));
-    let ask = async |ask: &Ask, op, cost| -> Result<_, String> {
-        let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
-        Ok(*subject.ask(&limits, &request, Now::At(AT)).await?.summary())
-    };
+    let asked = Asked { subject, limits: &limits };
     let few = |limit| FEW.map(|key| Ask { limit, key: key.to_owned(), cost: 0 });
     let all = identifiers().into_iter().map(|key| Ask { limit: 0, key, cost: 0 });
     let asks: Vec<Ask> = all.chain((1..limits.len()).flat_map(few)).collect();
-    let shown = |ask: &Ask| shown(&limits, ask);
     for some in asks.chunks(AT_ONCE) {
-        let capacity = |ask: &Ask| limits[ask.limit].algorithm().capacity();
-        let charged = join_all(some.iter().map(|one| ask(one, Op::Acquire, capacity(one)))).await;
+        let charged = some.iter().map(|one| asked.of(one, Op::Acquire, capacity));
+        let charged = join_all(charged).await;
         for (charged, one) in charged.into_iter().zip(some) {
             let charged = charged?;
             if !charged.allowed || charged.remaining > 0 {
-                return Meets { subject, limits: &limits }.with(&asks, one).await;
+                return asked.meets(&asks, one, capacity).await;
             }
         }
     }
     for some in asks.chunks(AT_ONCE) {
-        for (left, one) in
-            join_all(some.iter().map(|one| ask(one, Op::Peek, 1))).await.into_iter().zip(some)
-        {
+        let left = join_all(some.iter().map(|one| asked.of(one, Op::Peek, 1))).await;
+        for (left, one) in left.into_iter().zip(some) {
             let left = left?;
             ensure(!left.allowed, || {
-                format!("{} was used up, and is not: its state was lost", shown(one))
+                format!("{} was used up, and is not: its state was lost", asked.shown(one))
             })?;
         }
     }
@@ -133,56 +129,52 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
         return Ok(());
     }
     for pattern in PATTERNS {
-        ask(&Ask { limit: 0, key: pattern.to_owned(), cost: 0 }, Op::Reset, 0).await?;
+        asked.of(&Ask { limit: 0, key: pattern.to_owned(), cost: 0 }, Op::Reset, 0).await?;
     }
     for one in asks.iter().filter(|ask| ask.limit > 0 || !PATTERNS.contains(&&*ask.key)) {
-        let left = ask(one, Op::Peek, 1).await?;
+        let left = asked.of(one, Op::Peek, 1).await?;
         ensure(!left.allowed, || {
             format!(
                 "{} was used up, and is not after a reset of {PATTERNS:?}: the store resets by patterns",
-                shown(one)
+                asked.shown(one)
             )
         })?;
     }
     Ok(())
 }
 
-/// An identifier, shortened if it is long.
-fn shown<A: Algorithm>(limits: &[Limit<A>], ask: &Ask) -> String {
-    let (name, key) = (limits[ask.limit].name(), &ask.key);
-    let begin: String = key.chars().take(40).collect();
-    format!("{begin:?} ({} bytes) of limit {name}", key.len())
-}
-
-struct Meets<'a, A: Algorithm> {
+/// A store that is asked for identifiers of these limits.
+struct Asked<'a, A: Algorithm> {
     subject: &'a Subject<'a, A>,
     limits: &'a [Limit<A>],
 }
 
-impl<A: Algorithm> Meets<'_, A> {
-    async fn one(&self, ask: &Ask, op: Op, cost: u64) -> Result<bool, String> {
+impl<A: Algorithm> Asked<'_, A> {
+    async fn of(&self, ask: &Ask, op: Op, cost: u64) -> Result<Decision, String> {
         let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
-        Ok(self.subject.ask(self.limits, &request, Now::At(AT)).await?.allowed())
+        Ok(*self.subject.ask(self.limits, &request, Now::At(AT)).await?.summary())
+    }
+
+    /// An identifier, shortened if it is long.
+    fn shown(&self, ask: &Ask) -> String {
+        let (name, key) = (self.limits[ask.limit].name(), &ask.key);
+        let begin: String = key.chars().take(40).collect();
+        format!("{begin:?} ({} bytes) of limit {name}", key.len())
     }
 
     /// Names the identifier that shares its state with this one, if both can be reset.
-    async fn with(&self, asks: &[Ask], found: &Ask) -> LawResult {
-        let capacity = |ask: &Ask| self.limits[ask.limit].algorithm().capacity();
+    async fn meets(&self, asks: &[Ask], found: &Ask, capacity: u64) -> LawResult {
         let others = asks.iter().take_while(|other| *other != found);
         for other in others.filter(|_| self.subject.able.can(Capability::Reset)) {
-            self.one(other, Op::Reset, 0).await?;
-            self.one(found, Op::Reset, 0).await?;
-            self.one(other, Op::Acquire, capacity(other)).await?;
-            let apart = self.one(found, Op::Acquire, capacity(found)).await?;
+            self.of(other, Op::Reset, 0).await?;
+            self.of(found, Op::Reset, 0).await?;
+            self.of(other, Op::Acquire, capacity).await?;
+            let apart = self.of(found, Op::Acquire, capacity).await?.allowed;
             ensure(apart, || {
-                format!(
-                    "{} shares its state with {}",
-                    shown(self.limits, found),
-                    shown(self.limits, other)
-                )
+                format!("{} shares its state with {}", self.shown(found), self.shown(other))
             })?;
         }
-        let found = shown(self.limits, found);
+        let found = self.shown(found);
         Err(format!(
             "{found} was never used, and something of it is, among many that are asked at once"
         ))

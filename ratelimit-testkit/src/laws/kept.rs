@@ -30,7 +30,7 @@ pub(crate) async fn nothing_leaks<A: Algorithm>(
     // Covers both rounds: the states of the first are still there in the second.
     let mut longest_us = 0;
     for (by_own_clock, padding_us) in [(true, 0), (false, Now::PADDING_US)] {
-        let before = if by_own_clock { Vec::new() } else { leaks(subject, GRACE).await };
+        let before = if by_own_clock { Vec::new() } else { subject.store.leaks(GRACE).await };
         for request in &trace.requests {
             let mut request = request.clone();
             // The two rounds run on different clocks, so their keys must differ.
@@ -50,16 +50,12 @@ pub(crate) async fn nothing_leaks<A: Algorithm>(
             keeps_for_the_grace(subject, trace, padding_us).await?;
         }
         let within = Duration::from_micros(longest_us) + SLACK;
-        let leaks = leaks(subject, within).await;
+        let leaks = subject.store.leaks(within).await;
         ensure(leaks.is_empty(), || {
             format!("after {within:?} nothing can matter, and still there is: {}", leaks.join("; "))
         })?;
     }
     Ok(())
-}
-
-async fn leaks<A: Algorithm>(subject: &Subject<'_, A>, within: Duration) -> Vec<String> {
-    subject.store.leaks(within).await
 }
 
 /// Fails if a state of a trace at given times is there, and gone within the hour of grace. Nothing else is kept so long.
@@ -78,7 +74,9 @@ async fn keeps_for_the_grace<A: Algorithm>(
         }
     }
     let Some(used) = used else { return Ok(()) };
-    if leaks(subject, Duration::ZERO).await.is_empty() || !leaks(subject, GRACE).await.is_empty() {
+    if subject.store.leaks(Duration::ZERO).await.is_empty()
+        || !subject.store.leaks(GRACE).await.is_empty()
+    {
         return Ok(());
     }
     Err(format!(
@@ -107,8 +105,8 @@ pub(crate) async fn nothing_vanishes<A: Algorithm>(
     let matters_us = verdict.summary().reset_after_us.max(life_us.unwrap_or(0));
     // A short time may pass while the test stops.
     let within = Duration::from_micros(matters_us.saturating_sub(STOPS_US));
-    let short = matters_us < 3 * STOPS_US || leaks(subject, Duration::ZERO).await.is_empty();
-    ensure(short || !leaks(subject, within).await.is_empty(), || {
+    let short = matters_us < 3 * STOPS_US || subject.store.leaks(Duration::ZERO).await.is_empty();
+    ensure(short || !subject.store.leaks(within).await.is_empty(), || {
         format!(
             "{request:?}, at the store's own time, matters for {matters_us} µs, and the store keeps nothing for {within:?}: what \
              it keeps vanishes too early"

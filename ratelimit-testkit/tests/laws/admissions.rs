@@ -76,6 +76,4 @@ fn an_event_allows_more_in_the_intervals_that_it_may_lie_in() {
     assert_eq!((excess.admitted, excess.bound), (10, 5));
     admissions.allow([at(490), at(501)], 5);
     admissions.check().expect("it was reset in between");
-    admissions.forget_before(at(400));
-    assert_eq!(admissions.admitted(), 5);
 }

@@ -46,18 +46,18 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
     let (log, gcra) = (Scope::One(AlgorithmKind::WindowLog), Scope::One(AlgorithmKind::Gcra));
     let attempts = Scope::Attempts(AlgorithmKind::Gcra);
     for (lacks, scope, says) in [
-        (&[Capability::Refund], gcra, "lack refund in its harness"),
-        (&[Capability::Force], log, "lack force in its harness"),
-        (&[Capability::Reset], attempts, "lack reset in its harness"),
+        (&[Capability::Refund], gcra, "lack Refund in its harness"),
+        (&[Capability::Force], log, "lack Force in its harness"),
+        (&[Capability::Reset], attempts, "lack Reset in its harness"),
         (&[Capability::Reservations], gcra, "acquire"),
         (&[Capability::Attempts], attempts, "count attempts"),
         (&[Capability::Admissions], gcra, "under gcra"),
         (&[Capability::Batches], gcra, "1 of \"b\" in l1"),
         (&[Capability::SeveralKeys], gcra, "1 of \"c\", 1 of \"d\""),
         (&[Capability::PastTimes], gcra, "under gcra"),
-        (&[Capability::States], gcra, "lacks a look at its states"),
+        (&[Capability::States], gcra, "lacks States"),
         (&[GCRA], gcra, "under gcra 3/h burst 3"),
-        (&[Capability::Metadata], log, "lacks metadata"),
+        (&[Capability::Metadata], log, "lacks Metadata"),
     ] {
         let message = claims_failure(&Sound::of(Some(Flaw::Cannot(lacks))), scope);
         assert!(message.contains(says), "{lacks:?}: {message}");
@@ -66,9 +66,10 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
 
 #[test]
 fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
-    for (kind, says) in
-        [(AlgorithmKind::Gcra, "lacks gcra"), (AlgorithmKind::FixedWindow, "lacks refund")]
-    {
+    for (kind, says) in [
+        (AlgorithmKind::Gcra, "lacks Algorithm(Gcra)"),
+        (AlgorithmKind::FixedWindow, "lacks Refund"),
+    ] {
         let message = claims_failure(&Modest::new(), Scope::One(kind));
         assert!(message.contains(says) && message.contains("lacks it no more"), "{message}");
     }
@@ -86,17 +87,17 @@ fn printed(tests: &str) -> String {
 #[test]
 fn each_skipped_test_says_so_by_its_name() {
     for (test, says) in [
-        ("increment_first::agrees_on::fixed_window", "admissions"),
-        ("one_by_one::agrees_on::batches", "batches"),
-        ("one_by_one::agrees_on::gcra_attempts", "attempts"),
-        ("increment_first::agrees_on::reservations", "reservations"),
+        ("increment_first::agrees_on::fixed_window", "Admissions"),
+        ("one_by_one::agrees_on::batches", "Batches"),
+        ("one_by_one::agrees_on::gcra_attempts", "Attempts"),
+        ("increment_first::agrees_on::reservations", "Reservations"),
     ] {
         let line = format!("capabilities::{test} is skipped: the store lacks {says}\n");
         assert!(printed(test).contains(&line), "{}", printed(test));
     }
     let lines = printed("increment_first::it_can_do_what_it_claims");
     assert!(
-        lines.contains("the store lacks refund, force, reservations, admissions, changes"),
+        lines.contains("the store lacks [Refund, Force, Reservations, Admissions, Changes"),
         "{lines}"
     );
     assert_eq!(printed("one_by_one::two_identifiers_never_meet"), "");
