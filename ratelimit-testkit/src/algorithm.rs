@@ -10,14 +10,11 @@ use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use crate::capability::Able;
 use crate::harness::{Harness, StoreClock};
-use crate::law::{Law, LawResult, Violation};
+use crate::law::{Failure, Law, LawResult};
 use crate::pure::PureStore;
-use crate::suite::{
-    Property, StoreFailure, announce, announce_lacking, config, guard, same, try_drawn, try_on,
-};
+use crate::suite::{Property, announce, announce_lacking, config, guard, same, try_drawn, try_on};
 use crate::trace::Trace;
 use crate::trace::made::{Instance, Pool, TraceShape};
-use crate::trace::text::raw;
 use walk::Walk;
 
 mod beside;
@@ -213,34 +210,9 @@ properties! {
     AReservationIsSettledOnce by SettledOnce = shortcuts::a_reservation_is_settled_once,
 }
 
-/// A property that an algorithm breaks: how, and on which case.
-#[derive(Clone, Debug)]
-pub struct AlgorithmFailure {
-    /// The broken law, and how it was broken.
-    pub violation: Violation,
-    /// The smallest failing walk, in text that [`algorithm_regression`] reads.
-    pub case: String,
-    property: AlgorithmProperty,
-}
-
-impl AlgorithmFailure {
-    fn of(property: AlgorithmProperty, message: String, case: String) -> Self {
-        Self { violation: Violation { law: property.law(), message }, case, property }
-    }
-}
-
-impl fmt::Display for AlgorithmFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}\n\non the case\n{}\nTo keep it as a test, with your harness (`NAME::Limits` for one by `algorithm_conformance!(NAME, …)`):\n\n\
-             ratelimit_testkit::algorithm_regression::<MyHarness>(AlgorithmProperty::{:?}, {});\n",
-            self.violation,
-            self.case,
-            self.property,
-            raw(&self.case)
-        )
-    }
+fn failure(property: AlgorithmProperty, message: String, case: String) -> Failure {
+    let again = format!("algorithm_regression::<MyHarness>(AlgorithmProperty::{property:?}");
+    Failure { law: property.law(), message, case, again }
 }
 
 /// The body of a test that [`algorithm_conformance!`](crate::algorithm_conformance) writes.
@@ -316,7 +288,7 @@ pub fn test_algorithm_on<T: AlgorithmHarness + 'static, H: Harness<T::Algorithm>
 pub fn try_same_algorithm<T: AlgorithmHarness>(
     property: AlgorithmProperty,
     cases: u32,
-) -> Result<(), AlgorithmFailure> {
+) -> Result<(), Failure> {
     try_algorithm::<T>(property, same(cases))
 }
 
@@ -324,14 +296,14 @@ pub fn try_same_algorithm<T: AlgorithmHarness>(
 ///
 /// # Errors
 /// The smallest walk found on which the property does not hold.
-pub fn try_algorithm<T: AlgorithmHarness>(
+pub(crate) fn try_algorithm<T: AlgorithmHarness>(
     property: AlgorithmProperty,
     runner: TestRunner,
-) -> Result<(), AlgorithmFailure> {
+) -> Result<(), Failure> {
     let walks = Pool { some: [1, 2], alone: true, ..T::pool(Able::ALONE) }
         .traces(TraceShape { requests: 30, ..TraceShape::ANY });
     let outcome = try_drawn(runner, &walks, &|trace| failing_on::<T>(property, trace));
-    outcome.map_err(|(message, case)| AlgorithmFailure::of(property, message, case))
+    outcome.map_err(|(message, case)| failure(property, message, case))
 }
 
 /// Tries a property on one walk. A panic counts as a broken property.
@@ -355,17 +327,17 @@ pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     property: Property,
     cases: u32,
-) -> Result<(), StoreFailure> {
+) -> Result<(), Failure> {
     try_on::<T, H>(harness, property, same(cases))
 }
 
-/// The body of a regression test made from an [`AlgorithmFailure`]: tries a property on a walk given as text.
+/// The body of a regression test made from a [`Failure`]: tries a property on a walk given as text.
 ///
 /// # Panics
 /// If the property does not hold for the walk, or if the text cannot be parsed.
 pub fn algorithm_regression<T: AlgorithmHarness>(property: AlgorithmProperty, case: &str) {
     let trace = Trace::read(case, named::<T>).unwrap_or_else(|error| panic!("{error}"));
     if let Err(message) = failing_on::<T>(property, &trace) {
-        panic!("{}", AlgorithmFailure::of(property, message, case.to_owned()));
+        panic!("{}", failure(property, message, case.to_owned()));
     }
 }

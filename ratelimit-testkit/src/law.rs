@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::trace::text::raw;
+
 /// A law that every algorithm keeps on every backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Law {
@@ -60,19 +62,34 @@ pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> LawResult
     if holds { Ok(()) } else { Err(message()) }
 }
 
-/// A law that a store has broken, with a description for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+/// A law that a store or an algorithm has broken: how, and on which case.
+#[derive(Clone, Debug)]
+pub struct Failure {
     /// The broken law.
     pub law: Law,
     /// The request, the answer, and the answer that was expected.
     pub message: String,
+    /// The smallest failing case, in text that [`regression`](crate::regression) or
+    /// [`algorithm_regression`](crate::algorithm_regression) reads; empty if the property has no input.
+    pub case: String,
+    /// The beginning of the call that tries the case again, up to the case.
+    pub(crate) again: String,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is broken: {}", self.law, self.message)
+        let Self { law, message, case, again } = self;
+        write!(f, "{law} is broken: {message}")?;
+        if case.is_empty() {
+            return Ok(());
+        }
+        write!(
+            f,
+            "\n\non the case\n{case}\nTo keep it as a test, with your harness (`NAME::Limits` for one by \
+             `algorithm_conformance!(NAME, …)`):\n\nratelimit_testkit::{again}, {});\n",
+            raw(case)
+        )
     }
 }
 
-impl std::error::Error for Violation {}
+impl std::error::Error for Failure {}

@@ -202,19 +202,18 @@ mod trace;
 
 pub use admissions::{Admissions, Excess};
 pub use algorithm::{
-    AlgorithmFailure, AlgorithmHarness, AlgorithmProperty, Reference, algorithm_regression,
-    test_algorithm, test_algorithm_on, try_algorithm, try_same_algorithm, try_same_algorithm_on,
+    AlgorithmHarness, AlgorithmProperty, Reference, algorithm_regression, test_algorithm,
+    test_algorithm_on, try_same_algorithm, try_same_algorithm_on,
 };
 pub use also_sync::{AlsoSync, ByBothWays};
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use calendar::Calendar;
 pub use capability::Capability;
 pub use harness::{Harness, StoreClock, block_on};
-pub use law::{Law, Violation};
+pub use law::{Failure, Law};
 pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained, charges};
 pub use oracle::NaiveStore;
 pub use pure::PureStore;
 pub use seeds::{AlgorithmKind, Scope};
-pub use suite::{Property, StoreFailure, regression, test, try_same};
+pub use suite::{Property, regression, test, try_same};
 pub use trace::made::Instance;
-pub use trace::text::Unreadable;

@@ -478,14 +478,6 @@ impl NaiveStore {
     }
 }
 
-/// The clone has the same history and a clock of its own.
-impl Clone for NaiveStore {
-    fn clone(&self) -> Self {
-        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Self { accounts: Mutex::new(accounts), clock: ManualClock::new(self.clock.now()) }
-    }
-}
-
 /// The oracle knows no reservations and refuses requests with an id.
 impl Store<Policy> for NaiveStore {
     type Error = Refusal;

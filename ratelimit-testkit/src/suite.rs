@@ -1,6 +1,5 @@
 //! Runs a property on a harness: on generated cases, or on a given one.
 
-use std::fmt;
 use std::io::Write as _;
 
 use proptest::strategy::BoxedStrategy;
@@ -12,7 +11,7 @@ use ratelimit_core::{Algorithm, Policy};
 use crate::algorithm::AlgorithmHarness;
 use crate::capability::{Able, Capability};
 use crate::harness::{AnyHarness, Harness, StoreClock};
-use crate::law::{Law, LawResult, Violation};
+use crate::law::{Failure, Law, LawResult};
 use crate::laws::agreement::agrees;
 use crate::laws::capabilities::it_can_do_what_it_claims;
 use crate::laws::changes::a_changed_limit_is_safe;
@@ -30,7 +29,6 @@ use crate::laws::{Difference, Subject, difference};
 use crate::seeds::{Scope, rate};
 use crate::trace::Trace;
 use crate::trace::made::{Pool, TraceShape, limit};
-use crate::trace::text::raw;
 
 pub(crate) mod guard;
 mod macros;
@@ -94,33 +92,6 @@ impl Property {
             Scope::Mixed => vec![Capability::Batches],
             Scope::Reservations => vec![Capability::Reservations, Capability::Batches],
         })
-    }
-}
-
-/// A property that a store breaks: how, and on which case.
-#[derive(Clone, Debug)]
-pub struct StoreFailure {
-    /// The broken law, and how it was broken.
-    pub violation: Violation,
-    /// The smallest failing case, in text that [`regression`] reads; empty if the property has no input.
-    pub case: String,
-    property: Property,
-}
-
-impl fmt::Display for StoreFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.violation)?;
-        if self.case.is_empty() {
-            return Ok(());
-        }
-        write!(
-            f,
-            "\n\non the case\n{}\nTo keep it as a test, with your harness:\n\n\
-             ratelimit_testkit::regression::<MyHarness>(Property::{:?}, {});\n",
-            self.case,
-            self.property,
-            raw(&self.case)
-        )
     }
 }
 
@@ -204,7 +175,7 @@ pub fn test<H: Harness + 'static>(
     });
 }
 
-/// The body of a regression test made from a [`StoreFailure`]: tries a property on a case given as text.
+/// The body of a regression test made from a [`Failure`]: tries a property on a case given as text.
 ///
 /// The text has the form that a failure shows: one line per limit, in the words of its policy, and one line per
 /// request. A limit that is named again is changed from there on.
@@ -251,7 +222,7 @@ pub fn try_same<H: Harness>(
     property: Property,
     scope: Scope,
     cases: u32,
-) -> Result<(), StoreFailure> {
+) -> Result<(), Failure> {
     if property.lacks(scope, harness.able()).is_some() {
         return Ok(());
     }
@@ -321,7 +292,7 @@ enum Cases<'c> {
     Given(&'c str),
 }
 
-type CaseResult = Result<(), StoreFailure>;
+type CaseResult = Result<(), Failure>;
 
 /// Reads a limit.
 type ReadLimit<A> = Box<dyn Fn(&str) -> Result<A, String>>;
@@ -471,9 +442,9 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
         }
     }
 
-    fn failure(&self, message: String, case: String) -> StoreFailure {
-        let violation = Violation { law: self.property.law(), message };
-        StoreFailure { violation, case, property: self.property }
+    fn failure(&self, message: String, case: String) -> Failure {
+        let again = format!("regression::<MyHarness>(Property::{:?}", self.property);
+        Failure { law: self.property.law(), message, case, again }
     }
 
     /// Tries a law on cases, each in a fresh store: on given ones, or on drawn ones of this shape.
@@ -489,7 +460,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
             }),
             Cases::Given(text) => match Trace::read(text, &self.named) {
                 Ok(trace) => return self.on_each(&[trace], law),
-                Err(error) => Err((error.to_string(), String::new())),
+                Err(message) => Err((message, String::new())),
             },
         };
         outcome.map_err(|(message, case)| self.failure(message, case))

@@ -91,7 +91,7 @@ fn a_twin_that_is_a_little_wrong_is_caught() {
             OnServer::<Lua>::by(&server, &server.url(), |connection| connection.rewriting(wrong));
         let caught =
             try_same(&wrong, property, Scope::One(AlgorithmKind::Gcra), 16).expect_err("wrong");
-        assert_eq!(caught.violation.law, property.law(), "{caught}");
+        assert_eq!(caught.law, property.law(), "{caught}");
         assert!(caught.to_string().contains(says), "{caught}");
     }
 }

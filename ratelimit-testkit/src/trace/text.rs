@@ -15,26 +15,10 @@ use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 use crate::trace::made::limit;
 use crate::trace::{Ask, Trace, TraceRequest};
 
-/// A text that is not a case, and where it is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreadable {
-    line: String,
-    message: String,
+/// Says where a text is not a case, and why.
+fn unreadable(line: &str, message: &str) -> String {
+    format!("the line {line:?} of the case cannot be read: {message}")
 }
-
-impl Unreadable {
-    fn new(line: &str, message: impl Into<String>) -> Self {
-        Self { line: line.to_owned(), message: message.into() }
-    }
-}
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the line {:?} of the case cannot be read: {}", self.line, self.message)
-    }
-}
-
-impl std::error::Error for Unreadable {}
 
 /// The limits and the requests, one line each. A limit's line stands before the first request to it, and again where a
 /// limit has been changed.
@@ -107,7 +91,7 @@ impl<A: Algorithm> Trace<A> {
     pub(crate) fn read(
         text: &str,
         named: impl Fn(&str) -> Result<A, String>,
-    ) -> Result<Self, Unreadable> {
+    ) -> Result<Self, String> {
         let mut trace = Self { limits: Vec::new(), texts: Vec::new(), requests: Vec::new() };
         let lines = text.lines().map(str::trim);
         for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -116,12 +100,12 @@ impl<A: Algorithm> Trace<A> {
                 continue;
             };
             let (name, text) = rest.split_once(':').ok_or_else(|| {
-                Unreadable::new(
+                unreadable(
                     line,
                     "write `limit NAME: POLICY`, such as `limit l0: gcra 10/s burst 20`",
                 )
             })?;
-            let algorithm = named(text.trim()).map_err(|error| Unreadable::new(line, error))?;
+            let algorithm = named(text.trim()).map_err(|error| unreadable(line, &error))?;
             trace.limits.push(limit(name.trim(), algorithm));
             trace.texts.push(text.trim().to_owned());
         }
@@ -130,8 +114,8 @@ impl<A: Algorithm> Trace<A> {
 }
 
 /// Parses the line of a request.
-fn read_request<A: Algorithm>(line: &str, limits: &[Limit<A>]) -> Result<TraceRequest, Unreadable> {
-    let wrong = |message: &str| Unreadable::new(line, message);
+fn read_request<A: Algorithm>(line: &str, limits: &[Limit<A>]) -> Result<TraceRequest, String> {
+    let wrong = |message: &str| unreadable(line, message);
     let mut rest = Rest(line);
     let such_as = "write `at MICROSECONDS OP COST of \"KEY\" in LIMIT, … under ID`";
     let at = rest.after("at ").and_then(|()| rest.word()).and_then(|us| us.parse().ok());
@@ -242,7 +226,7 @@ mod tests {
     use crate::seeds::Scope;
     use crate::trace::made::TraceShape;
 
-    fn read(text: &str) -> Result<Trace<Policy>, Unreadable> {
+    fn read(text: &str) -> Result<Trace<Policy>, String> {
         Trace::read(text, |text| text.parse().map_err(|error| format!("{error}")))
     }
 
@@ -283,7 +267,7 @@ mod tests {
             ("limit l: gcra 1/s burst 1\nat 7 acquire one of \"a\"", "at MICROSECONDS"),
             ("limit l: gcra 1/s burst 1\nat 7 acquire 1 of \"a\" under me", "hexadecimal"),
         ] {
-            let error = read(text).expect_err(text).to_string();
+            let error = read(text).expect_err(text);
             assert!(error.contains(says), "{text}: {error}");
         }
     }

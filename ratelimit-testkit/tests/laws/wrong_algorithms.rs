@@ -271,7 +271,7 @@ fn caught<T: AlgorithmHarness>(by: &[Property]) {
         let Err(failure) = try_same_algorithm::<T>(*property, CASES) else {
             panic!("{property:?} does not catch {}", std::any::type_name::<T>())
         };
-        assert_eq!(failure.violation.law, property.law(), "{failure}");
+        assert_eq!(failure.law, property.law(), "{failure}");
         let text = failure.case;
         let again = std::panic::catch_unwind(|| algorithm_regression::<T>(*property, &text));
         assert!(again.is_err(), "{property:?} holds on the case\n{text}");
@@ -320,5 +320,5 @@ fn each_flaw_is_caught_by_the_properties_that_name_its_law() {
 fn hidden_state_is_caught_by_a_step_depends_on_nothing_else() {
     let outcome = try_same_algorithm::<Remembers>(Property::AStepDependsOnNothingElse, CASES);
     let failure = outcome.expect_err("it remembers");
-    assert_eq!(failure.violation.law, Property::AStepDependsOnNothingElse.law());
+    assert_eq!(failure.law, Property::AStepDependsOnNothingElse.law());
 }

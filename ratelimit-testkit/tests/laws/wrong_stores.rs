@@ -78,7 +78,7 @@ fn caught(harness: WrongHarness, property: Property, scope: Scope) {
     let Err(failure) = outcome else {
         panic!("{property:?} on {scope:?} does not catch {harness:?}")
     };
-    assert_eq!(failure.violation.law, property.law(), "{harness:?}: {failure}");
+    assert_eq!(failure.law, property.law(), "{harness:?}: {failure}");
 }
 
 #[test]
