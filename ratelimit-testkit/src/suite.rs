@@ -167,7 +167,7 @@ pub fn test<H: Harness + 'static>(
     let cases = H::CASES.div_ceil(u32::try_from(scopes.len()).unwrap_or(1)).max(H::CASES.min(4));
     guard::run(move || {
         for (property, scope) in tried {
-            let cases = Cases::Drawn(TestRunner::new(config(cases, regressions)));
+            let cases = Cases::Drawn(TestRunner::new(config(cases, regressions)).into());
             if let Err(failure) = try_on_policies(&H::new(), property, scope, cases) {
                 panic!("{scope:?}: {failure}\n(kept in {regressions})");
             }
@@ -226,7 +226,7 @@ pub fn try_same<H: Harness>(
     if property.lacks(scope, harness.able()).is_some() {
         return Ok(());
     }
-    try_on_policies(harness, property, scope, Cases::Drawn(same(cases)))
+    try_on_policies(harness, property, scope, Cases::Drawn(same(cases).into()))
 }
 
 /// Tries a property of a store of policies. Not generic: compiled once, in this crate.
@@ -250,7 +250,7 @@ pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
 ) -> CaseResult {
     let pool = T::pool(Able::of::<T::Algorithm, H>());
     let named = Box::new(crate::algorithm::named::<T>);
-    LawTrial { harness, property, pool, difference: None, named }.run(Cases::Drawn(runner))
+    LawTrial { harness, property, pool, difference: None, named }.run(Cases::Drawn(runner.into()))
 }
 
 /// Tries a law on traces that the runner draws. Not generic in the law: the runner is large.
@@ -287,7 +287,7 @@ fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
 /// The cases on which a property is tried.
 enum Cases<'c> {
     /// Cases that the runner generates.
-    Drawn(TestRunner),
+    Drawn(Box<TestRunner>),
     /// A case given as text.
     Given(&'c str),
 }
@@ -455,7 +455,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
         law: impl AsyncFn(&Subject<'_, A>, &Trace<A>) -> LawResult,
     ) -> CaseResult {
         let outcome = match cases {
-            Cases::Drawn(runner) => try_drawn(runner, &self.pool.traces(shape), &|trace| {
+            Cases::Drawn(runner) => try_drawn(*runner, &self.pool.traces(shape), &|trace| {
                 self.in_a_store(|subject| subject.block_on(law(subject, trace)))
             }),
             Cases::Given(text) => match Trace::read(text, &self.named) {
@@ -467,6 +467,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
     }
 
     /// Tries a law on each of these traces, in a fresh store.
+    #[allow(clippy::needless_pass_by_value, reason = "a law is a function by name")]
     fn on_each(
         &self,
         traces: &[Trace<A>],
