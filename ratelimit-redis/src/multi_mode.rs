@@ -1,14 +1,14 @@
 //! The mode of native commands: one transaction (MULTI/EXEC) per batch, without scripting.
 //!
-//! A transaction cannot branch, so it charges first and reads afterwards.
+//! A transaction cannot branch, so it charges whatever it reads.
 //! [`Attempts`](ratelimit_core::Attempts) mean exactly that, and only they run here.
 //!
 //! 1. Read the entries of the batch and the server's time, which becomes the request's time. A peek, and
 //!    an attempt that changes nothing, end here.
-//! 2. Step in Rust, as the memory store does. Charge the result by native commands that add to whatever
-//!    is stored by now, and read everything again, with the time, in one transaction.
-//! 3. Subtract the own charge: that yields the state just before it. Step again on that state for the
-//!    decision. If other clients charged first, take the excess back.
+//! 2. Step in Rust, as the memory store does. In one transaction, read everything again, charge the
+//!    result by native commands that add to whatever is stored by now, and read the time.
+//! 3. Step again on the entries just before the charge, for the decision. If other clients charged
+//!    first, take the excess back.
 //!
 //! A charge counts from the request's time and is decided as of that time, however late it arrives.
 //! Expired entries stay for one more second, so all entries that counted at that time are still there.
@@ -246,18 +246,20 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
         Err(RedisError::corrupt(pending.check.limit, &pending.key, detail))
     }
 
-    /// Charges what is due and reads the entries afterwards. Returns the transaction's time.
+    /// Reads the entries and charges what is due. Returns the transaction's time.
     async fn charge(&mut self, now: Timestamp) -> Result<Timestamp> {
         let mut all = Vec::new();
-        // The places of the checks that are charged, and the indexes among the replies of their last commands, which read
-        // their entries.
+        // The places of the checks that are charged, and the indexes among the replies of their entries.
         let mut readings = Vec::with_capacity(self.checks.len());
         for (place, pending) in self.checks.iter_mut().enumerate() {
             let decided = pending.outcome.is_some();
-            all.extend(pending.commands(self.batch, now));
+            let [before, after] = pending.commands(self.batch, now);
+            all.extend(before);
             if !decided && pending.is_charged() {
-                readings.push((place, all.len() - 1));
+                readings.push((place, all.len()));
+                all.push(pending.reading());
             }
+            all.extend(after);
         }
         if all.is_empty() {
             return Ok(now);

@@ -1,5 +1,5 @@
 //! One check on its way through a transaction: what to charge, from the first read, and what is decided,
-//! from the read that accompanies the charge.
+//! from the read just before the charge.
 
 use ratelimit_core::algorithm::{WindowEntry, Write};
 use ratelimit_core::store::{Batch, Check, Now};
@@ -45,19 +45,18 @@ struct Due {
 #[derive(Default)]
 struct Changes {
     commands: Vec<CommandWords>,
-    /// The cuts that were added to counters, and the earlier ones that they replaced.
+    /// The cuts that are added to counters.
     cuts: Vec<Cut>,
-    replaced: Vec<Cut>,
-    /// The removed elements, and the smaller ones that replace them.
-    dropped: Vec<StoredEntry>,
-    parts: Vec<StoredEntry>,
 }
 
-/// The own charge, and what it changed in other entries.
+/// The own charge.
 struct Own {
     since: Timestamp,
     cost: u64,
-    changes: Changes,
+    /// The charge as it is stored; `None` in a counter.
+    element: Option<StoredEntry>,
+    /// The cuts that came with it.
+    cuts: Vec<Cut>,
 }
 
 /// One check on its way.
@@ -66,6 +65,7 @@ pub(super) struct PendingCheck<'b, A> {
     pub(super) key: String,
     pub(super) storage: EntryStorage,
     windows: Windows,
+    /// What was read last: without the own charge.
     pub(super) found: StoredEntries,
     pub(super) outcome: Option<CheckOutcome>,
     /// Whether an earlier charge of this check stays.
@@ -78,10 +78,9 @@ pub(super) struct PendingCheck<'b, A> {
 impl Changes {
     /// Reduces a counter to `left`.
     fn cut(&mut self, key: &str, stored: &StoredEntry, left: u64) {
-        let cut = Cut { since: stored.entry.since, left, raw: stored.raw() };
+        let cut = Cut { since: stored.entry.since, left, raw: stored.raw };
         for before in stored.cuts.iter().filter(|before| **before != cut) {
             self.commands.push(removal(EntryStorage::Counters, key, &before.field()));
-            self.replaced.push(*before);
         }
         self.commands.push(with(with(command(["HINCRBY", key]), cut.field()), b"1".to_vec()));
         self.cuts.push(cut);
@@ -97,11 +96,7 @@ impl Changes {
                 continue;
             }
             self.commands.push(removal(EntryStorage::SortedSet, key, &stored.text));
-            self.dropped.push(stored.clone());
-            if let Some(part) = stored.part(stays) {
-                self.commands.push(addition(key, &part));
-                self.parts.push(part);
-            }
+            self.commands.extend(stored.part(stays).map(|part| addition(key, &part)));
         }
     }
 }
@@ -191,40 +186,40 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         Due { charge, less: less.collect(), ..nothing }
     }
 
-    /// The commands that charge what is due; none if the check is decided. If nothing is to be charged,
-    /// this decides it. An earlier charge is taken back, or stays.
-    pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Timestamp) -> Vec<CommandWords> {
+    /// The commands that charge what is due: those before its entries are read, and those after; none if the check is
+    /// decided. If nothing is to be charged, this decides it. An earlier charge is taken back, or stays.
+    pub(super) fn commands(
+        &mut self,
+        batch: &Batch<'_, A>,
+        now: Timestamp,
+    ) -> [Vec<CommandWords>; 2] {
         if self.outcome.is_some() {
-            return Vec::new();
+            return Default::default();
         }
-        let mut commands = self.undo();
-        if let Some(own) = self.own.take() {
-            if self.windows.displaces() {
-                self.was_charged = true;
-                self.id = ReservationId::random().to_string();
-            } else {
-                self.found = self.without(&own);
-            }
+        let mut before = self.undo();
+        if self.own.take().is_some() && self.windows.displaces() {
+            self.was_charged = true;
+            self.id = ReservationId::random().to_string();
         }
         let Due { outcome, charge, less } = self.due(&self.found.entries(), now);
-        let changes = self.changes(&less);
+        let Changes { commands, cuts } = self.changes(&less);
         let Some((entry, expires)) = charge else {
             // If the limit was made smaller, more counts than fits into it.
-            commands.extend(changes.commands);
             self.outcome = Some(outcome);
-            return commands;
+            return [before, commands];
         };
-        commands.extend(self.clearing(batch.time(), now.max(entry.since)));
-        commands.push(self.adding(&entry, now, batch.metadata_given()));
-        commands.extend(changes.commands.iter().cloned());
+        before.extend(self.clearing(batch.time(), now.max(entry.since)));
+        let adding = self.adding(&entry, now, batch.metadata_given());
+        let element = adding.last().and_then(|text| StoredEntry::element(text));
+        let mut after = vec![adding];
+        after.extend(commands);
         let late_ms = if batch.time() == Now::Store { LATENESS_US / 1_000 } else { 0 };
         let ttl_ms = (ttl_ms(expires, now, batch.time()) + late_ms).to_string();
         // NX for a key without a time to live, GT for one with a shorter one.
-        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
-        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
-        commands.push(self.reading());
-        self.own = Some(Own { since: entry.since, cost: entry.charged.cost, changes });
-        commands
+        after.push(command(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
+        after.push(command(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
+        self.own = Some(Own { since: entry.since, cost: entry.charged.cost, element, cuts });
+        [before, after]
     }
 
     /// By how much longer the entries hold their key than a full limit does, and the commands that replace them by a
@@ -292,16 +287,19 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         changes
     }
 
-    /// Decides on the entries that were read with the charge, executed at the server's time `exec`: on
-    /// the state before the charge, as of the time from which the charge counts. Returns the commands
-    /// that remain. The check stays undecided if the charge came too late, or is less than what is due.
+    /// Decides on the entries that were read just before the charge, at the server's time `exec`, as of the
+    /// time from which the charge counts. Returns the commands that remain. The check stays undecided if
+    /// the charge came too late, or is less than what is due.
     pub(super) fn judge(&mut self, now: Timestamp, exec: Timestamp) -> Vec<CommandWords> {
         let Some(own) = &self.own else { return Vec::new() };
         let is_late = exec.saturating_us_since(now) > LATENESS_US;
-        if self.outcome.is_some() || is_late || !self.is_there() {
+        // A list that expired meanwhile takes no charge that continues a window.
+        let is_there =
+            self.storage != EntryStorage::List || own.since == now || !self.found.0.is_empty();
+        if self.outcome.is_some() || is_late || !is_there {
             return Vec::new();
         }
-        let others = self.without(own).entries();
+        let others = self.found.entries();
         let view = self.windows.as_of(&others, own.since);
         let Due { outcome, charge, less } = self.due(&view, now);
         let due = match &charge {
@@ -323,43 +321,11 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
             return Vec::new();
         }
         let is_cut = |less: &&Less| {
-            own.changes.cuts.iter().any(|cut| cut.since == less.since && cut.left <= less.left)
+            own.cuts.iter().any(|cut| cut.since == less.since && cut.left <= less.left)
         };
         let less: Vec<_> = less.iter().filter(|less| !is_cut(less)).copied().collect();
         let cuts = self.changes(&less).commands;
         self.reduced(due).into_iter().chain(cuts).collect()
-    }
-
-    /// Whether the charge is stored: a list that expired meanwhile takes none.
-    fn is_there(&self) -> bool {
-        self.storage == EntryStorage::Counters
-            || self.found.0.iter().any(|stored| self.is_own(stored))
-    }
-
-    fn is_own(&self, stored: &StoredEntry) -> bool {
-        stored.id() == Some(self.id.as_bytes())
-    }
-
-    /// The entries without the own charge.
-    fn without(&self, own: &Own) -> StoredEntries {
-        let Changes { cuts, replaced, dropped, parts, .. } = &own.changes;
-        let all = self.found.0.iter();
-        if self.storage == EntryStorage::Counters {
-            let charged =
-                |stored: &StoredEntry| if stored.entry.since == own.since { own.cost } else { 0 };
-            let before =
-                |stored: &StoredEntry| stored.clone().without(charged(stored), cuts, replaced);
-            return StoredEntries(all.map(before).collect());
-        }
-        let is_part = |stored: &StoredEntry| parts.iter().any(|part| part.text == stored.text);
-        let theirs = all.filter(|stored| !self.is_own(stored) && !is_part(stored));
-        let is_gone =
-            |dropped: &&StoredEntry| !self.found.0.iter().any(|stored| stored.text == dropped.text);
-        let mut theirs: Vec<_> = dropped.iter().filter(is_gone).chain(theirs).cloned().collect();
-        if self.storage == EntryStorage::SortedSet {
-            theirs.sort_by_key(|stored| stored.entry.since);
-        }
-        StoredEntries(theirs)
     }
 
     /// The commands that take the charge back, unless it stays.
@@ -369,28 +335,23 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
 
     /// The commands that reduce the charge to `due`.
     fn reduced(&mut self, due: u64) -> Vec<CommandWords> {
-        let Some(Own { since, cost, .. }) = &mut self.own else { return Vec::new() };
+        let Some(Own { since, cost, element, .. }) = &mut self.own else { return Vec::new() };
         let more = cost.saturating_sub(due);
         *cost -= more;
         if more == 0 {
             return Vec::new();
         }
-        if self.storage == EntryStorage::Counters {
+        let Some(whole) = element.take() else {
             let (since, less) = (since.as_us().to_string(), format!("-{more}"));
             // If the key has expired meanwhile, this creates it again.
             return vec![
                 command(["HINCRBY", &self.key, &since, &less]),
                 command(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),
             ];
-        }
-        let Some(place) = self.found.0.iter().position(|stored| self.is_own(stored)) else {
-            return Vec::new();
         };
-        let whole = self.found.0.remove(place);
+        *element = whole.part(due);
+        let push = |part: &StoredEntry| with(command(["RPUSHX", &self.key]), part.text.clone());
         let gone = removal(self.storage, &self.key, &whole.text);
-        let Some(part) = whole.part(due) else { return vec![gone] };
-        let push = with(command(["RPUSHX", &self.key]), part.text.clone());
-        self.found.0.push(part);
-        vec![push, gone]
+        element.iter().map(push).chain([gone]).collect()
     }
 }

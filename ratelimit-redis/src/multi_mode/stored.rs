@@ -28,7 +28,7 @@ pub(super) struct StoredEntry {
     /// The part of it that counts.
     pub(super) entry: Entry,
     /// A counter's stored value.
-    raw: i64,
+    pub(super) raw: u64,
     /// A counter's cuts, each in a field of its own.
     pub(super) cuts: Vec<Cut>,
 }
@@ -109,23 +109,14 @@ impl StoredEntries {
 impl StoredEntry {
     fn counter(since: Timestamp, raw: i64, cuts: Vec<Cut>) -> Self {
         let text = since.as_us().to_string().into_bytes();
-        let mut stored = Self { text, entry: Entry::plain(since, 0), raw, cuts };
-        stored.count();
-        stored
+        let raw = u64::try_from(raw).unwrap_or(0);
+        let counted = cuts.iter().map(|cut| cut.counted(raw)).min();
+        let entry = Entry::plain(since, counted.unwrap_or(raw).min(MAX_INTEGER));
+        Self { text, entry, raw, cuts }
     }
 
-    fn count(&mut self) {
-        let raw = self.raw();
-        let counted = self.cuts.iter().map(|cut| cut.counted(raw)).min();
-        self.entry.charged.cost = counted.unwrap_or(raw).min(MAX_INTEGER);
-    }
-
-    /// A counter's stored value.
-    pub(super) fn raw(&self) -> u64 {
-        u64::try_from(self.raw).unwrap_or(0)
-    }
-
-    fn element(text: &[u8]) -> Option<Self> {
+    /// The element of this text; `None` if it is none.
+    pub(super) fn element(text: &[u8]) -> Option<Self> {
         let mut parts = text.splitn(5, |byte| *byte == b' ');
         let since = Timestamp::from_us(number(parts.next()?)?)?;
         let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
@@ -143,26 +134,13 @@ impl StoredEntry {
         [numbers.as_bytes(), &**metadata].concat()
     }
 
-    /// The id of the charge that added an element.
-    pub(super) fn id(&self) -> Option<&[u8]> {
-        self.text.splitn(5, |byte| *byte == b' ').nth(2)
-    }
-
     /// An element of the same charge with this cost; `None` for zero.
     pub(super) fn part(&self, cost: u64) -> Option<Self> {
-        let id = std::str::from_utf8(self.id()?).ok().filter(|_| cost > 0)?;
+        let id = self.text.splitn(5, |byte| *byte == b' ').nth(2).filter(|_| cost > 0)?;
+        let id = std::str::from_utf8(id).ok()?;
         let charged = WindowEntry { cost, ..self.entry.charged.clone() };
         let entry = Entry { charged, ..self.entry.clone() };
         Some(Self { text: Self::text_of(&entry, id), entry, ..self.clone() })
-    }
-
-    /// The counter without this charge and without these cuts, and again with those that they replaced.
-    pub(super) fn without(mut self, charged: u64, cuts: &[Cut], replaced: &[Cut]) -> Self {
-        self.raw = self.raw.saturating_sub_unsigned(charged);
-        self.cuts.retain(|cut| !cuts.contains(cut));
-        self.cuts.extend(replaced.iter().filter(|cut| cut.since == self.entry.since));
-        self.count();
-        self
     }
 
     /// All fields of a counter, or the element.
