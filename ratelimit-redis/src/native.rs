@@ -5,20 +5,20 @@
 //! entry or appends one after it, and drops the oldest.
 
 use ratelimit_core::algorithm::{
-    BucketCount, BucketedWindowState, ChargesAttempts, FirstRequestState, FixedWindowState,
-    LogEntry, PolicyState, SlidingLogState, WindowEntry, WindowLogState,
+    BucketCount, BucketedWindowState, FirstRequestState, FixedWindowState, LogEntry, PolicyState,
+    SlidingLogState, WindowEntry, WindowLogState,
 };
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, FirstRequestWindow, FixedWindow, Policy, SlidingLog,
     Timestamp, WindowLog,
 };
 
-/// An algorithm that a transaction can decide. A transaction charges first and reads afterwards, so the
+/// An algorithm that a transaction can decide. A transaction charges whatever it reads, so the
 /// algorithm has to count [attempts](Attempts).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be decided by native commands in MULTI",
     label = "a transaction cannot branch, and so charges every attempt",
-    note = "count attempts: wrap a window or a sliding log in `Attempts`",
+    note = "count attempts: wrap `FixedWindow`, `FirstRequestWindow`, `WindowLog`, `BucketedWindow` or `SlidingLog` in `Attempts`",
     note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
 )]
 pub trait MultiProgram: Algorithm {
@@ -84,37 +84,6 @@ pub enum EntryStorage {
     List,
     /// A sorted set: ZREMRANGEBYSCORE and ZADD.
     SortedSet,
-}
-
-/// How the state of [`Attempts`] of an algorithm is stored.
-#[diagnostic::on_unimplemented(
-    message = "`Attempts<{Self}>` cannot be decided by native commands in MULTI",
-    note = "take `FixedWindow`, `FirstRequestWindow`, `WindowLog`, `BucketedWindow` or `SlidingLog`",
-    note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
-)]
-pub trait NativeState: ChargesAttempts {
-    /// As [`MultiProgram::native`].
-    fn native(&self) -> Native;
-
-    /// As [`MultiProgram::entries`].
-    fn entries(&self, state: &Self::State) -> Vec<Entry>;
-
-    /// As [`MultiProgram::state`].
-    fn state(&self, entries: &[Entry]) -> Option<Self::State>;
-}
-
-impl<A: NativeState> MultiProgram for Attempts<A> {
-    fn native(&self) -> Option<Native> {
-        Some(self.algorithm().native())
-    }
-
-    fn entries(&self, state: &A::State) -> Vec<Entry> {
-        self.algorithm().entries(state)
-    }
-
-    fn state(&self, entries: &[Entry]) -> Option<A::State> {
-        self.algorithm().state(entries)
-    }
 }
 
 impl Windows {
@@ -214,10 +183,10 @@ fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
     earlier
 }
 
-impl NativeState for FixedWindow {
-    fn native(&self) -> Native {
-        let windows = Windows::Aligned { window_us: self.window_us() };
-        Native { name: "fixed-window", storage: EntryStorage::Counters, windows }
+impl MultiProgram for Attempts<FixedWindow> {
+    fn native(&self) -> Option<Native> {
+        let windows = Windows::Aligned { window_us: self.algorithm().window_us() };
+        Some(Native { name: "fixed-window", storage: EntryStorage::Counters, windows })
     }
 
     fn entries(&self, state: &FixedWindowState) -> Vec<Entry> {
@@ -226,12 +195,11 @@ impl NativeState for FixedWindow {
 
     /// The sum of the latest window, by the alignment that is configured now.
     fn state(&self, entries: &[Entry]) -> Option<FixedWindowState> {
-        let latest = entries.last()?.since;
-        let first =
-            entries.partition_point(|entry| !self.native().windows.is_same(entry.since, latest));
-        let start = entries[first].since;
-        let ends_us = aligned(start, self.window_us()).as_us() + self.window_us();
-        Some(FixedWindowState { start, count: sum(&entries[first..]), ends_us })
+        let window_us = self.algorithm().window_us();
+        let latest = aligned(entries.last()?.since, window_us);
+        let first = entries.partition_point(|entry| aligned(entry.since, window_us) < latest);
+        let (start, count) = (entries[first].since, sum(&entries[first..]));
+        Some(FixedWindowState { start, count, ends_us: latest.as_us() + window_us })
     }
 }
 
@@ -240,10 +208,10 @@ fn aligned(timestamp: Timestamp, length_us: u64) -> Timestamp {
     Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % length_us.max(1))
 }
 
-impl NativeState for FirstRequestWindow {
-    fn native(&self) -> Native {
-        let windows = Windows::SinceFirst { window_us: self.window_us() };
-        Native { name: "first-request-window", storage: EntryStorage::Counters, windows }
+impl MultiProgram for Attempts<FirstRequestWindow> {
+    fn native(&self) -> Option<Native> {
+        let windows = Windows::SinceFirst { window_us: self.algorithm().window_us() };
+        Some(Native { name: "first-request-window", storage: EntryStorage::Counters, windows })
     }
 
     fn entries(&self, state: &FirstRequestState) -> Vec<Entry> {
@@ -251,18 +219,23 @@ impl NativeState for FirstRequestWindow {
     }
 
     fn state(&self, entries: &[Entry]) -> Option<FirstRequestState> {
-        let (start, window) = last_window(entries, self.window_us())?;
-        let ends_us = start.as_us() + self.window_us();
+        let (start, window) = last_window(entries, self.algorithm().window_us())?;
+        let ends_us = start.as_us() + self.algorithm().window_us();
         Some(FirstRequestState { start, count: sum(window), ends_us })
     }
 }
 
-impl NativeState for BucketedWindow {
-    fn native(&self) -> Native {
-        let window_us =
-            self.windows().iter().map(|window| window.span_us).max().unwrap_or_default();
-        let windows = Windows::Sliding { window_us, bucket_us: self.bucket_us() };
-        Native { name: "bucketed-window", storage: EntryStorage::Counters, windows }
+impl MultiProgram for Attempts<BucketedWindow> {
+    fn native(&self) -> Option<Native> {
+        let window_us = self
+            .algorithm()
+            .windows()
+            .iter()
+            .map(|window| window.span_us)
+            .max()
+            .unwrap_or_default();
+        let windows = Windows::Sliding { window_us, bucket_us: self.algorithm().bucket_us() };
+        Some(Native { name: "bucketed-window", storage: EntryStorage::Counters, windows })
     }
 
     fn entries(&self, state: &BucketedWindowState) -> Vec<Entry> {
@@ -276,10 +249,10 @@ impl NativeState for BucketedWindow {
     }
 }
 
-impl NativeState for WindowLog {
-    fn native(&self) -> Native {
-        let windows = Windows::SinceFirst { window_us: self.window_us() };
-        Native { name: "window-log", storage: EntryStorage::List, windows }
+impl MultiProgram for Attempts<WindowLog> {
+    fn native(&self) -> Option<Native> {
+        let windows = Windows::SinceFirst { window_us: self.algorithm().window_us() };
+        Some(Native { name: "window-log", storage: EntryStorage::List, windows })
     }
 
     fn entries(&self, state: &WindowLogState) -> Vec<Entry> {
@@ -288,16 +261,16 @@ impl NativeState for WindowLog {
     }
 
     fn state(&self, entries: &[Entry]) -> Option<WindowLogState> {
-        let (start, window) = last_window(entries, self.window_us())?;
+        let (start, window) = last_window(entries, self.algorithm().window_us())?;
         let entries = window.into_iter().map(|entry| entry.charged.clone()).collect();
         Some(WindowLogState { start, entries })
     }
 }
 
-impl NativeState for SlidingLog {
-    fn native(&self) -> Native {
-        let windows = Windows::Sliding { window_us: self.window_us(), bucket_us: 1 };
-        Native { name: "sliding-log", storage: EntryStorage::SortedSet, windows }
+impl MultiProgram for Attempts<SlidingLog> {
+    fn native(&self) -> Option<Native> {
+        let windows = Windows::Sliding { window_us: self.algorithm().window_us(), bucket_us: 1 };
+        Some(Native { name: "sliding-log", storage: EntryStorage::SortedSet, windows })
     }
 
     fn entries(&self, state: &SlidingLogState) -> Vec<Entry> {
@@ -369,14 +342,13 @@ mod tests {
     #[test]
     fn concurrent_first_charges_share_a_window_in_any_order() {
         let rate = "9/10us".parse().expect("a rate");
-        let log = WindowLog::new(rate).expect("a limit");
+        let log = Attempts::new(WindowLog::new(rate).expect("a limit"));
         // The second charge begins the window and the third counts in the next: 12 is not within 2 to
         // 12.
-        let state = NativeState::state(&log, &entries(&[(3, 1), (2, 2), (12, 4)]));
-        let state = state.expect("a state");
+        let state = log.state(&entries(&[(3, 1), (2, 2), (12, 4)])).expect("a state");
         assert_eq!((state.start, state.entries.len()), (at(12), 1));
         // A charge of the window before that arrives late.
-        let late = NativeState::state(&log, &entries(&[(2, 1), (12, 4), (2, 2)]));
+        let late = log.state(&entries(&[(2, 1), (12, 4), (2, 2)]));
         assert_eq!(late.expect("a state"), state);
     }
 
