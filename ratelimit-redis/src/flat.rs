@@ -22,7 +22,7 @@ mod generator;
 pub(crate) use generator::{MOST_CHECKS, MOST_KINDS, deciding};
 
 /// How a check takes part in a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// It costs nothing; the script only returns its state.
     Look,
@@ -33,7 +33,7 @@ pub(crate) enum Role {
 }
 
 /// A check, as far as the script's text depends on it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) program: &'static Program,
     pub(crate) role: Role,
@@ -42,7 +42,7 @@ pub(crate) struct Shape {
 }
 
 /// One twin of a check.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TwinCheck<'a> {
     /// The check's position in the batch.
     pub(crate) position: usize,
@@ -61,16 +61,6 @@ impl TwinCheck<'_> {
         let Self { position, twin, field, shape, reservation, life_us } = self.clone();
         let field = field.into_owned().into();
         TwinCheck { position, twin, field, shape, reservation, life_us }
-    }
-
-    /// Whether both charge the same limit under the same key.
-    pub(crate) fn is_like(&self, other: &TwinCheck<'_>) -> bool {
-        self.shape == other.shape
-            && self.position == other.position
-            && self.field == other.field
-            && self.twin.capacity == other.twin.capacity
-            && self.twin.unit == other.twin.unit
-            && self.twin.parameters.as_slice() == other.twin.parameters.as_slice()
     }
 }
 

@@ -1,6 +1,9 @@
 //! [`LuaProgram`]: what an algorithm needs to run on the server.
 
+use std::hash::{Hash, Hasher};
+
 use ratelimit_core::Algorithm;
+use smallvec::SmallVec;
 
 use crate::codec::parsed;
 
@@ -43,10 +46,11 @@ pub trait LuaProgram: Algorithm {
 }
 
 /// An algorithm's twin in Lua with the parameters of a limit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Twin {
     pub(crate) program: &'static Program,
-    pub(crate) parameters: Parameters,
+    /// In the order in which the program names them.
+    pub(crate) parameters: SmallVec<[u64; MAX_PARAMETERS]>,
     pub(crate) capacity: u64,
     /// How many internal units the algorithm counts per unit of cost.
     pub(crate) unit: u64,
@@ -65,7 +69,7 @@ impl Twin {
         capacity: u64,
         parameters: [u64; N],
     ) -> Self {
-        let parameters = Parameters::new(parameters);
+        let parameters = SmallVec::from_slice(&parameters);
         Self { program, parameters, capacity, unit: 1, attempts: false, place: String::new() }
     }
 
@@ -105,6 +109,15 @@ impl PartialEq for Program {
     fn eq(&self, other: &Self) -> bool {
         let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
         std::ptr::eq(self, other) || of(self) == of(other)
+    }
+}
+
+impl Eq for Program {}
+
+/// A store knows no two programs of one name.
+impl Hash for Program {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
     }
 }
 
@@ -329,26 +342,6 @@ fn unpacked(bytes: [u8; PACKED_BYTES]) -> Option<u64> {
 
 /// The most parameters of any algorithm: a bucket and four windows.
 const MAX_PARAMETERS: usize = 9;
-
-/// An algorithm's parameters, in the order of its twin's `parameters`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Parameters {
-    numbers: [u64; MAX_PARAMETERS],
-    count: usize,
-}
-
-impl Parameters {
-    fn new<const N: usize>(given: [u64; N]) -> Self {
-        const { assert!(N <= MAX_PARAMETERS, "more parameters than a program may have") };
-        let mut numbers = [0; MAX_PARAMETERS];
-        numbers[..N].copy_from_slice(&given);
-        Self { numbers, count: N }
-    }
-
-    pub(crate) fn as_slice(&self) -> &[u64] {
-        &self.numbers[..self.count]
-    }
-}
 
 /// A value found on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! [`Scripts`]: the scripts of a store, made once each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::flat::{self, Role, Shape};
+use crate::flat::{self, Shape};
 use crate::program::{BUILT_IN, Program};
 use crate::script::Script;
 
@@ -20,7 +20,7 @@ struct Known {
     drivers: [BTreeMap<Vec<&'static str>, Arc<Script>>; 2],
     /// The newest script that decides a kind of requests, and the kind's number in it: at the server's time, and at a given
     /// one.
-    deciding: [BTreeMap<CheckKind, (Arc<Script>, usize)>; 2],
+    deciding: [HashMap<Vec<Shape>, (Arc<Script>, usize)>; 2],
     /// The kinds of the newest script.
     newest: [Vec<Vec<Shape>>; 2],
     /// How many scripts there are that decide.
@@ -30,9 +30,6 @@ struct Known {
 /// The most texts of a store that decide. Untrusted clients may choose which checks of a batch cost nothing or share an
 /// identifier.
 const MOST_TEXTS: usize = 256;
-
-/// The shapes of a request's checks, in an order: the algorithm, how it takes part, and the index of its key.
-type CheckKind = Vec<(&'static str, Role, usize)>;
 
 /// A script, and the numbers in it of the kinds that were asked for.
 type Numbered = (Arc<Script>, Vec<usize>);
@@ -86,9 +83,8 @@ impl Scripts {
         for shape in kinds.iter().copied().flatten() {
             known.register(shape.program)?;
         }
-        let asked: Vec<CheckKind> = kinds.iter().map(|shapes| kind_of(shapes)).collect();
         let form = usize::from(given_time);
-        let found = known.found(&asked, form);
+        let found = known.found(kinds, form);
         if found.is_some() || known.texts >= MOST_TEXTS {
             return Ok(found);
         }
@@ -96,7 +92,7 @@ impl Scripts {
         // Programs of users share no text: their Lua may fail.
         let of_user = kinds.iter().copied().flatten().any(|shape| !shape.program.is_built_in());
         let newest = &known.newest[form];
-        let is_new = of_user || newest.len() + asked.len() > flat::MOST_KINDS;
+        let is_new = of_user || newest.len() + kinds.len() > flat::MOST_KINDS;
         let mut all = if is_new { Vec::new() } else { newest.clone() };
         for shapes in kinds {
             if !all.iter().any(|known| known == shapes) {
@@ -106,12 +102,12 @@ impl Scripts {
         let script = Arc::new(flat::deciding(&all, given_time));
         known.texts += 1;
         for (number, shapes) in (1..).zip(&all) {
-            known.deciding[form].insert(kind_of(shapes), (Arc::clone(&script), number));
+            known.deciding[form].insert(shapes.clone(), (Arc::clone(&script), number));
         }
         if !of_user {
             known.newest[form] = all;
         }
-        Ok(known.found(&asked, form))
+        Ok(known.found(kinds, form))
     }
 
     /// Checks that the names of these programs belong to no others.
@@ -129,13 +125,13 @@ impl Scripts {
 
 impl Known {
     /// The script that decides all of these kinds, if one does, with their numbers.
-    fn found(&self, asked: &[CheckKind], form: usize) -> Option<Numbered> {
-        let (script, _) = self.deciding[form].get(asked.first()?)?;
-        let number = |kind| {
-            let (its, number) = self.deciding[form].get(kind)?;
+    fn found(&self, kinds: &[&[Shape]], form: usize) -> Option<Numbered> {
+        let (script, _) = self.deciding[form].get(*kinds.first()?)?;
+        let number = |kind: &&[Shape]| {
+            let (its, number) = self.deciding[form].get(*kind)?;
             Arc::ptr_eq(its, script).then_some(*number)
         };
-        let numbers = asked.iter().map(number).collect::<Option<_>>()?;
+        let numbers = kinds.iter().map(number).collect::<Option<_>>()?;
         Some((Arc::clone(script), numbers))
     }
 
@@ -153,10 +149,6 @@ impl Known {
             }
         }
     }
-}
-
-fn kind_of(shapes: &[Shape]) -> CheckKind {
-    shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key)).collect()
 }
 
 /// The driver's script for these programs.

@@ -155,7 +155,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
 
 /// Refuses a twin whose number of parameters differs from its program's.
 fn validate(limit: &str, twin: &Twin) -> Result<()> {
-    let (program, given) = (twin.program, twin.parameters.as_slice().len());
+    let (program, given) = (twin.program, twin.parameters.len());
     let named = program.parameters().len();
     if program.numbers.is_some() && named != given {
         return Err(RedisError::Config(format!(

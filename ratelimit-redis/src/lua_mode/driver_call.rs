@@ -146,7 +146,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             if program.numbers.is_some() {
                 words.extend([capacity * unit, *unit].map(Argument::Number));
             }
-            words.extend(parameters.as_slice().iter().map(|number| Argument::Number(*number)));
+            words.extend(parameters.iter().map(|number| Argument::Number(*number)));
         }
         words
     }

@@ -112,7 +112,7 @@ pub(super) fn push_check<'w>(
     words.push(Argument::Text(field));
     if shape.role != Role::Look {
         words.push(Argument::Number(twin.capacity * twin.unit));
-        words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
+        words.extend(twin.parameters.iter().copied().map(Argument::Number));
         words.push(Argument::Number(cost * twin.unit));
     }
 }
