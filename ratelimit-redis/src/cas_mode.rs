@@ -38,8 +38,6 @@ use crate::script::Script;
 use crate::store::{KeepsState, RedisStore, SingleSlot, cut, evalsha, ttl_ms};
 use crate::turns::Taken;
 
-static READ_VALUES: LazyLock<Script> =
-    LazyLock::new(|| Script::from_text(include_str!("lua/read_values.lua")));
 static COMPARE_AND_SET: LazyLock<Script> =
     LazyLock::new(|| Script::from_text(include_str!("lua/compare_and_set.lua")));
 
@@ -49,16 +47,6 @@ const ATTEMPTS: usize = 32;
 /// The longest first pause before another attempt. Each next pause is twice as long, up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(16);
-
-/// What happens to a value that no limit wrote.
-#[derive(Clone, Copy)]
-pub(crate) enum Foreign {
-    /// Remove and report it.
-    Remove,
-    /// Report it.
-    Leave,
-    Ignore,
-}
 
 /// A key, the value that was read, and the change to make.
 #[derive(Clone)]
@@ -313,7 +301,7 @@ impl<C: Connection> CasRequest<'_, C> {
     ) -> Result<(CasValue, Option<A::State>)> {
         let read = self.get(limit, &key).await?;
         let mut slot = CasValue { key, read, change: Write::Keep };
-        let state = self.decoded(limit, &mut slot, Foreign::Leave, A::State::decode).await?;
+        let state = self.decoded(limit, &mut slot, false, A::State::decode).await?;
         Ok((slot, state))
     }
 
@@ -357,21 +345,21 @@ impl<C: Connection> CasRequest<'_, C> {
             let (read, now) = join(all(reading), self.now(first)).await;
             (read.into_iter().collect::<Result<Vec<_>>>()?, now?)
         };
-        let foreign = if writes { Foreign::Remove } else { Foreign::Leave };
-        // A reset does not have to understand the state.
-        let of_states = if batch.operation() == Op::Reset { Foreign::Ignore } else { foreign };
         let (slots, states) = (Vec::with_capacity(keys.len()), Vec::with_capacity(checks.len()));
         let fingerprint = id.map_or(0, |_| reservation::fingerprint(&store.inner.keys, batch));
         let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint };
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
             let mut slot = CasValue { key, read, change: Write::Keep };
-            if place < checks.len() {
-                let decoded = self.decoded(limit, &mut slot, of_states, A::State::decode).await?;
-                reads.states.push(decoded);
-            } else {
-                let decoded = self.decoded(limit, &mut slot, foreign, reservation::decode).await?;
+            if place >= checks.len() {
+                let decoded = self.decoded(limit, &mut slot, writes, reservation::decode).await?;
                 reads.reservations.push(decoded);
+            } else if batch.operation() == Op::Reset {
+                // It does not have to understand the state.
+                reads.states.push(slot.written().and_then(A::State::decode));
+            } else {
+                let decoded = self.decoded(limit, &mut slot, writes, A::State::decode).await?;
+                reads.states.push(decoded);
             }
             reads.slots.push(slot);
         }
@@ -391,55 +379,38 @@ impl<C: Connection> CasRequest<'_, C> {
         if others.is_empty() || others.iter().any(is_elsewhere) {
             return Ok(None);
         }
-        let mut words = evalsha(keys.iter().map(String::as_str));
-        let reading =
-            inner.eval(first, &READ_VALUES, &mut words, TryAgain::Wait, self.deadline).await;
-        let mut parts = match reading {
+        let reads = keys.iter().map(|key| ["GET", key].map(Argument::Text).to_vec());
+        let commands: Vec<_> = reads.chain([vec![Argument::Text("TIME")]]).collect();
+        let replies = inner.connection.transaction(first, &commands, self.deadline).await;
+        let mut replies = match replies {
             Err(error) if error.is_wrong_type() => return Ok(None),
-            reply => reply?.into_array(&inner.peer)?,
+            replies => replies?,
         };
-        let values = parts.split_off(parts.len().min(2));
-        let told = Reply::Array(parts);
-        let now = match self.time {
-            Now::At(now) => now,
-            Now::Store => told.as_time().ok_or_else(|| inner.peer.unexpected(&told))?,
-        };
-        let value = |value| match value {
-            Reply::Nil => Ok(None),
-            Reply::Text(bytes) => Ok(Some(bytes)),
-            other => Err(inner.peer.unexpected(&other)),
-        };
-        let values = values.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
-        if values.len() == keys.len() {
-            Ok(Some((values, now)))
-        } else {
-            Err(inner.peer.unexpected(&told))
-        }
+        let told = replies.pop().filter(|_| replies.len() == keys.len()).unwrap_or(Reply::Nil);
+        let now = inner.time(&told)?;
+        let now = if let Now::At(given) = self.time { given } else { now };
+        let values = replies.into_iter().map(|reply| inner.value(reply));
+        Ok(Some((values.collect::<Result<_>>()?, now)))
     }
 
-    /// Decodes a slot's value. A value that does not decode is an error, unless it is to be ignored.
+    /// Decodes a slot's value. A value that does not decode is an error, and is removed if `removes`.
     pub(crate) async fn decoded<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
         slot: &mut CasValue,
-        foreign: Foreign,
+        removes: bool,
         decode: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Option<T>> {
         let found = slot.written().and_then(decode);
         if found.is_some() || slot.written().is_none() {
             return Ok(found);
         }
-        match foreign {
-            Foreign::Ignore => Ok(None),
-            Foreign::Leave => Err(RedisError::corrupt(limit, &slot.key, LEFT)),
-            Foreign::Remove => {
-                // Removes it if it is unchanged, so the limit recovers and the error is reported once.
-                slot.change = Write::Remove;
-                let error = RedisError::corrupt(limit, &slot.key, REMOVED);
-                self.write(std::slice::from_ref(slot), Timestamp::ZERO).await?;
-                Err(error)
-            }
+        if removes {
+            // If it is unchanged, so the limit recovers and the error is reported once.
+            slot.change = Write::Remove;
+            self.write(std::slice::from_ref(slot), Timestamp::ZERO).await?;
         }
+        Err(RedisError::corrupt(limit, &slot.key, if removes { REMOVED } else { LEFT }))
     }
 
     /// Makes the recorded changes, if any. Returns whether everything that was read was still unchanged.
@@ -452,14 +423,13 @@ impl<C: Connection> CasRequest<'_, C> {
         {
             return Ok(written);
         }
-        let changes: Vec<_> = slots.iter().map(|slot| self.change(&slot.change, now)).collect();
         let mut words = evalsha(slots.iter().map(|slot| &*slot.key));
-        for (slot, change) in slots.iter().zip(&changes) {
+        for slot in slots {
+            let (kind, value, ttl_ms) = self.change(&slot.change, now);
             let read = slot.read.as_deref();
             words.push(Argument::Text(if read.is_some() { "1" } else { "0" }));
             words.push(Argument::Bytes(read.unwrap_or_default()));
-            words.extend([Argument::Text(change.kind), Argument::Bytes(change.value)]);
-            words.push(Argument::Number(change.ttl_ms));
+            words.extend([Argument::Text(kind), Argument::Bytes(value), Argument::Number(ttl_ms)]);
         }
         match self
             .store
@@ -478,9 +448,9 @@ impl<C: Connection> CasRequest<'_, C> {
         if matches!(slot.change, Write::Keep) {
             return Ok(None);
         }
-        let change = self.change(&slot.change, now);
+        let (_, value, ttl_ms) = self.change(&slot.change, now);
         let mut words =
-            vec![Argument::Text("SET"), Argument::Text(&slot.key), Argument::Bytes(change.value)];
+            vec![Argument::Text("SET"), Argument::Text(&slot.key), Argument::Bytes(value)];
         match &slot.read {
             None => words.push(Argument::Text("NX")),
             Some(read) if !self.store.inner.lacks_ifeq.load(Ordering::Relaxed) => {
@@ -488,7 +458,7 @@ impl<C: Connection> CasRequest<'_, C> {
             }
             Some(_) => return Ok(None),
         }
-        words.extend([Argument::Text("PX"), Argument::Number(change.ttl_ms)]);
+        words.extend([Argument::Text("PX"), Argument::Number(ttl_ms)]);
         match self.store.inner.connection.send(&slot.key, &words, self.deadline).await {
             Ok(Reply::Text(_)) => Ok(Some(true)),
             Ok(Reply::Nil) => Ok(Some(false)),
@@ -504,25 +474,21 @@ impl<C: Connection> CasRequest<'_, C> {
         }
     }
 
-    /// A change, as the server gets it.
-    fn change<'w>(&self, write: &'w Write<Vec<u8>>, now: Timestamp) -> Change<'w> {
+    /// A change as the server gets it: its kind, the value, and for how many milliseconds that lives.
+    fn change<'w>(
+        &self,
+        write: &'w Write<Vec<u8>>,
+        now: Timestamp,
+    ) -> (&'static str, &'w [u8], u64) {
         match write {
-            Write::Keep => Change { kind: "", value: &[], ttl_ms: 1 },
+            Write::Keep => ("", &[], 1),
             // Without DEL, the value is emptied and expires after a millisecond.
-            Write::Remove => Change { kind: "remove", value: &[], ttl_ms: 1 },
+            Write::Remove => ("remove", &[], 1),
             Write::Put { state, expires } => {
                 // For as long as another request may be in flight that read no value.
                 let late_ms = u64::try_from(self.deadline.given().as_millis()).unwrap_or(u64::MAX);
-                let ttl_ms = ttl_ms(*expires, now, self.time).saturating_add(late_ms);
-                Change { kind: "put", value: state, ttl_ms }
+                ("put", state, ttl_ms(*expires, now, self.time).saturating_add(late_ms))
             }
         }
     }
-}
-
-/// The change of a key, as the server gets it.
-struct Change<'s> {
-    kind: &'static str,
-    value: &'s [u8],
-    ttl_ms: u64,
 }

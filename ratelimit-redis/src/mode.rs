@@ -87,7 +87,7 @@ impl Mode for Lua {
 
 impl Mode for Cas {
     const NAME: &'static str = "cas";
-    const COMMANDS: &'static str = "+eval +evalsha +ping +select +time +get +set +del";
+    const COMMANDS: &'static str = "+eval +evalsha +multi +exec +ping +select +time +get +set +del";
     const OLDEST: u32 = 5;
 }
 

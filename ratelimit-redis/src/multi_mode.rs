@@ -208,7 +208,7 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
             return Ok(now);
         }
         let reply = replies.last().unwrap_or(&Reply::Nil);
-        match reply.as_time().ok_or_else(|| self.inner.peer.unexpected(reply))? {
+        match self.inner.time(reply)? {
             Timestamp::MAX => Err(Refusal::EndOfTime { now_us: Timestamp::MAX.as_us() }.into()),
             now => Ok(now),
         }

@@ -128,8 +128,21 @@ impl<C: Connection> Inner<C> {
         if let Now::At(now) = now {
             return Ok(now);
         }
-        let reply = self.connection.send(key, &[Argument::Text("TIME")], deadline).await?;
-        reply.as_time().ok_or_else(|| self.peer.unexpected(&reply))
+        self.time(&self.connection.send(key, &[Argument::Text("TIME")], deadline).await?)
+    }
+
+    /// The time in the reply to TIME.
+    pub(crate) fn time(&self, reply: &Reply) -> Result<Timestamp> {
+        reply.as_time().ok_or_else(|| self.peer.unexpected(reply))
+    }
+
+    /// The value in the reply to GET.
+    pub(crate) fn value(&self, reply: Reply) -> Result<Option<Vec<u8>>> {
+        match reply {
+            Reply::Nil => Ok(None),
+            Reply::Text(bytes) => Ok(Some(bytes)),
+            other => Err(self.peer.unexpected(&other)),
+        }
     }
 
     /// The bytes of a limit's state under a key.
@@ -140,9 +153,7 @@ impl<C: Connection> Inner<C> {
         deadline: Deadline,
     ) -> Result<Option<Vec<u8>>> {
         match self.connection.send(key, &["GET", key].map(Argument::Text), deadline).await {
-            Ok(Reply::Nil) => Ok(None),
-            Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
-            Ok(other) => Err(self.peer.unexpected(&other)),
+            Ok(reply) => self.value(reply),
             Err(error) if error.is_wrong_type() => Err(RedisError::corrupt(limit, key, WRONG_TYPE)),
             Err(error) => Err(error),
         }

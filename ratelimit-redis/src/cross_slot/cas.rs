@@ -10,7 +10,7 @@ use ratelimit_core::store::{Check, Reservation};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
 use super::{Across, InSlot, worst};
-use crate::cas_mode::{CasRequest, CasValue, Foreign, Reads};
+use crate::cas_mode::{CasRequest, CasValue, Reads};
 use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::Connection;
@@ -105,8 +105,7 @@ impl<C: Connection> CasRequest<'_, C> {
                 return Ok(false);
             }
             let mut slot = CasValue { key: slot.key.clone(), read, change: Write::Keep };
-            let (foreign, decode) = (Foreign::Remove, A::State::decode);
-            let state = self.decoded(check.limit, &mut slot, foreign, decode).await?;
+            let state = self.decoded(check.limit, &mut slot, true, A::State::decode).await?;
             attempts.next(std::slice::from_ref(&slot))?;
             let Some(step) = algorithm.undo(state.as_ref(), now, &reservation, &left) else {
                 return Ok(false);
