@@ -13,47 +13,41 @@ use ratelimit_core::{
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Program, Stored, Twin};
 use crate::codec::{Numbers, number};
 
-macro_rules! program {
-    ($name:literal, $file:literal, $keeps:ident) => {
-        Program::of_entries($name, include_str!(concat!("../lua/", $file)), Keeps::$keeps)
-    };
-}
-
-/// A program whose state is a few numbers, with the names of these and of the parameters.
-macro_rules! of_numbers {
-    ($name:literal, $file:literal, $state:expr, $parameters:expr) => {
-        Program::of_numbers($name, $state, $parameters, include_str!(concat!("../lua/", $file)))
-    };
-}
-
-static GCRA: Program = of_numbers!(
+static GCRA: Program = Program::of_numbers(
     "gcra",
-    "gcra.lua",
     &["tat_us", "surplus", "timestamp"],
-    &["tick_units", "tick_us", "most"]
+    &["tick_units", "tick_us", "most"],
+    include_str!("../lua/gcra.lua"),
 );
-static FIXED_WINDOW: Program = of_numbers!(
+static FIXED_WINDOW: Program = Program::of_numbers(
     "fixed-window",
-    "fixed_window.lua",
     &["start", "count", "ends_us"],
-    &["window_us", "most"]
+    &["window_us", "most"],
+    include_str!("../lua/fixed_window.lua"),
 );
-static FIRST_REQUEST_WINDOW: Program = of_numbers!(
+static FIRST_REQUEST_WINDOW: Program = Program::of_numbers(
     "first-request-window",
-    "first_request_window.lua",
     &["start", "count", "ends_us"],
-    &["window_us"]
+    &["window_us"],
+    include_str!("../lua/first_request_window.lua"),
 );
-static SLIDING_COUNTER: Program = of_numbers!(
+static SLIDING_COUNTER: Program = Program::of_numbers(
     "sliding-counter",
-    "sliding_counter.lua",
     &["start", "previous", "current", "span_us"],
-    &["window_us"]
+    &["window_us"],
+    include_str!("../lua/sliding_counter.lua"),
 );
-static WINDOW_LOG: Program = program!("window-log", "window_log.lua", List);
-static BUCKETED_WINDOW: Program = program!("bucketed-window", "bucketed_window.lua", Numbers);
-static SLIDING_LOG: Program = program!("sliding-log", "sliding_log.lua", SortedSet);
-static CONCURRENCY: Program = program!("concurrency", "concurrency.lua", Numbers);
+static WINDOW_LOG: Program =
+    Program::of_entries("window-log", include_str!("../lua/window_log.lua"), Keeps::List);
+static BUCKETED_WINDOW: Program = Program::of_entries(
+    "bucketed-window",
+    include_str!("../lua/bucketed_window.lua"),
+    Keeps::Numbers,
+);
+static SLIDING_LOG: Program =
+    Program::of_entries("sliding-log", include_str!("../lua/sliding_log.lua"), Keeps::SortedSet);
+static CONCURRENCY: Program =
+    Program::of_entries("concurrency", include_str!("../lua/concurrency.lua"), Keeps::Numbers);
 
 /// All built-in programs.
 pub(crate) static BUILT_IN: [&Program; 8] = [
