@@ -431,14 +431,13 @@ impl<C: Connection> CasRequest<'_, C> {
             words.push(Argument::Bytes(read.unwrap_or_default()));
             words.extend([Argument::Text(kind), Argument::Bytes(value), Argument::Number(ttl_ms)]);
         }
-        match self
-            .store
-            .inner
-            .eval(&slots[0].key, &COMPARE_AND_SET, &mut words, TryAgain::Wait, self.deadline)
-            .await?
-        {
-            Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
-            other => Err(self.store.inner.peer.unexpected(&other)),
+        let (inner, key) = (&self.store.inner, &slots[0].key);
+        let wait = TryAgain::Wait;
+        let answer = inner.eval(key, &COMPARE_AND_SET, &mut words, wait, self.deadline).await?;
+        match &*answer {
+            b"0" => Ok(false),
+            b"1" => Ok(true),
+            _ => Err(inner.peer.unexpected(&Reply::Text(answer))),
         }
     }
 

@@ -91,6 +91,14 @@ fn number_before(bytes: &[u8], end: u8) -> Option<(u64, &[u8])> {
     Some((number(&bytes[..place])?, &bytes[place + 1..]))
 }
 
+/// Takes bytes from the front: their length, a colon, and themselves.
+pub(crate) fn take_sized<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
+    let (length, rest) = number_before(bytes, b':')?;
+    let (taken, rest) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+    *bytes = rest;
+    Some(taken)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -91,23 +91,17 @@ pub struct Program {
     /// table.
     pub(crate) source: &'static str,
     pub(crate) keeps: Keeps,
-    /// The names of its numbers, for a state of a few numbers.
-    pub(crate) numbers: Option<Numbers>,
-}
-
-/// The names of a program's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Numbers {
-    /// The names of the state's numbers, as they are stored.
+    /// The names of the numbers of a state of a few numbers, as they are stored; empty for any other.
     state: &'static [&'static str],
     /// The names of a limit's numbers, in the order in which its [`Twin`] has them.
-    parameters: &'static [&'static str],
+    pub(crate) parameters: &'static [&'static str],
 }
 
 /// The same program may stand at different addresses.
 impl PartialEq for Program {
     fn eq(&self, other: &Self) -> bool {
-        let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
+        let numbers = |program: &Self| (program.state, program.parameters);
+        let of = |program: &Self| (program.name, program.source, program.keeps, numbers(program));
         std::ptr::eq(self, other) || of(self) == of(other)
     }
 }
@@ -129,6 +123,9 @@ impl Program {
     ///
     /// Every number of a state is below 2^53. `src/lua/README.md` specifies what a section receives and
     /// what it leaves; `gcra.lua` beside it is an example, and `examples/own_twin.rs` a small one.
+    ///
+    /// # Panics
+    /// `state` names no number.
     #[must_use]
     pub const fn of_numbers(
         name: &'static str,
@@ -136,15 +133,15 @@ impl Program {
         parameters: &'static [&'static str],
         sections: &'static str,
     ) -> Self {
-        let numbers = Some(Numbers { state, parameters });
-        Self { name, source: sections, keeps: Keeps::Numbers, numbers }
+        assert!(!state.is_empty(), "a program without a number");
+        Self { name, source: sections, keeps: Keeps::Numbers, state, parameters }
     }
 
     /// A program whose state has variable length. Its name consists of ASCII letters, digits, `-` and
     /// `_`. `source` is a chunk that returns the algorithm's table, as `src/lua/README.md` specifies.
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
-        Self { name, source, keeps, numbers: None }
+        Self { name, source, keeps, state: &[], parameters: &[] }
     }
 
     /// Whether it is one of this crate's own, whose code cannot fail.
@@ -158,12 +155,9 @@ impl Program {
         !self.name.is_empty() && self.name.bytes().all(is_plain)
     }
 
-    fn state(&self) -> &'static [&'static str] {
-        self.numbers.map_or(&[], |numbers| numbers.state)
-    }
-
-    pub(crate) fn parameters(&self) -> &'static [&'static str] {
-        self.numbers.map_or(&[], |numbers| numbers.parameters)
+    /// Whether its state is a few numbers.
+    pub(crate) fn is_of_numbers(&self) -> bool {
+        !self.state.is_empty()
     }
 
     /// The source between `--- name` and the next section. Empty if there is no such section.
@@ -184,12 +178,12 @@ impl Program {
 
     /// How many bytes a stored state has.
     pub(crate) fn packed_bytes(&self) -> usize {
-        self.name.len() + 1 + PACKED_BYTES * (self.state().len() + 1)
+        self.name.len() + 1 + PACKED_BYTES * (self.state.len() + 1)
     }
 
     /// The format of a stored state, for `struct`: the name, the numbers, and until when the key is kept.
     fn packed_format(&self) -> String {
-        let numbers = format!("I{PACKED_BYTES}").repeat(self.state().len() + 1);
+        let numbers = format!("I{PACKED_BYTES}").repeat(self.state.len() + 1);
         format!("<c{}{numbers}", self.name.len() + 1)
     }
 
@@ -197,21 +191,21 @@ impl Program {
     /// milliseconds until which the key is kept, and stays 0 if that is not known. `unknown` runs if `seen` is no state of this
     /// algorithm; it may set `seen` to nil.
     pub(crate) fn parsing(&self, seen: &str, kept: &str, unknown: &str) -> String {
-        let (names, fresh) = (self.state().join(", "), self.section("fresh"));
+        let (names, fresh) = (self.state.join(", "), self.section("fresh"));
         let read = self.reading(seen, kept, unknown);
         format!("local {names}\nif {seen} then\n{read}end\nif not {seen} then\n{fresh}end\n")
     }
 
     /// Runs `unknown` if `seen` exists and is no state of this algorithm.
     pub(crate) fn refusing(&self, seen: &str, unknown: &str) -> String {
-        let (names, read) = (self.state().join(", "), self.reading(seen, "_", unknown));
+        let (names, read) = (self.state.join(", "), self.reading(seen, "_", unknown));
         format!("if {seen} then\nlocal {names}, _\n{read}end\n")
     }
 
     /// Sets the state's numbers from `seen`.
     fn reading(&self, seen: &str, kept: &str, unknown: &str) -> String {
-        let names = self.state().join(", ");
-        let mut valid: Vec<_> = self.state().iter().map(|name| format!("{name} < 2^53")).collect();
+        let names = self.state.join(", ");
+        let mut valid: Vec<_> = self.state.iter().map(|name| format!("{name} < 2^53")).collect();
         let own = self.section("valid");
         if !own.is_empty() {
             valid.push(own.trim().to_owned());
@@ -243,15 +237,16 @@ impl Program {
 
     /// An expression for the state as it is stored, under a key that is kept until then.
     pub(crate) fn written(&self, kept: &str) -> String {
-        let (format, names) = (self.packed_format(), self.state().join(", "));
+        let (format, names) = (self.packed_format(), self.state.join(", "));
         format!("pack0('{format}', '{} ', {names}, {kept})", self.name)
     }
 
     /// An expression for the algorithm's table, for the driver.
     pub(crate) fn chunk(&self) -> String {
-        let Some(Numbers { state, parameters }) = self.numbers else {
+        if !self.is_of_numbers() {
             return format!("(function()\n{}end)()", self.source);
-        };
+        }
+        let Self { state, parameters, .. } = *self;
         let quoted: Vec<_> = ["capacity", "cost_unit"]
             .iter()
             .chain(parameters)

@@ -89,8 +89,8 @@ impl<C: Connection> Inner<C> {
         Deadline::within(self.deadline)
     }
 
-    /// Calls a script by its hash, and by its text if the server does not know it. The arguments begin as
-    /// [`evalsha`] returns them; `key` is one of the keys.
+    /// What a script answers, called by its hash, and by its text if the server does not know it. The arguments
+    /// begin as [`evalsha`] returns them; `key` is one of the keys.
     pub(crate) async fn eval<'w>(
         &self,
         key: &str,
@@ -98,28 +98,25 @@ impl<C: Connection> Inner<C> {
         words: &mut [Argument<'w>],
         try_again: TryAgain,
         deadline: Deadline,
-    ) -> Result<Reply> {
+    ) -> Result<Vec<u8>> {
         words[1] = Argument::Text(&script.sha);
-        let answer = self.send(key, words, try_again, deadline).await;
-        if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
-            return answer;
-        }
-        // The server restarted, was flushed, or never saw it. Nothing has run yet.
-        words[0] = Argument::Text("EVAL");
-        words[1] = Argument::Text(&script.text);
-        self.send(key, words, try_again, deadline).await
-    }
-
-    async fn send(
-        &self,
-        key: &str,
-        words: &[Argument<'_>],
-        try_again: TryAgain,
-        deadline: Deadline,
-    ) -> Result<Reply> {
-        match try_again {
-            TryAgain::Wait => self.connection.send(key, words, deadline).await,
-            TryAgain::Return => self.connection.send_splittable(key, words, deadline).await,
+        let mut is_known = true;
+        loop {
+            let answer = match try_again {
+                TryAgain::Wait => self.connection.send(key, words, deadline).await,
+                TryAgain::Return => self.connection.send_splittable(key, words, deadline).await,
+            };
+            match answer {
+                Ok(Reply::Text(answer)) => return Ok(answer),
+                Ok(other) => return Err(self.peer.unexpected(&other)),
+                // The server restarted, was flushed, or never saw it. Nothing has run yet.
+                Err(RedisError::Server { code, .. }) if is_known && code == "NOSCRIPT" => {
+                    is_known = false;
+                    words[0] = Argument::Text("EVAL");
+                    words[1] = Argument::Text(&script.text);
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 

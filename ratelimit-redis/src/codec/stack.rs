@@ -4,7 +4,7 @@
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{StackState, StackedState};
 
-use super::Codec;
+use super::{Codec, number_before, take_sized};
 
 const NAME: &[u8] = b"stack";
 
@@ -33,12 +33,10 @@ impl<S: Codec> Codec for StackState<S> {
                 rest = more;
                 continue;
             }
-            let (expires, limit) = super::number_before(limit, b' ')?;
-            let (length, limit) = super::number_before(limit, b':')?;
-            let (state, more) = limit.split_at_checked(usize::try_from(length).ok()?)?;
-            let expires = Timestamp::from_us(expires)?;
-            states.push(Some(StackedState { state: S::decode(state)?, expires }));
+            let (expires, more) = number_before(limit, b' ')?;
             rest = more;
+            let (state, expires) = (take_sized(&mut rest)?, Timestamp::from_us(expires)?);
+            states.push(Some(StackedState { state: S::decode(state)?, expires }));
         }
         rest.is_empty().then_some(Self { states })
     }

@@ -4,7 +4,7 @@
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{WindowEntry, WindowLogState};
 
-use super::{Codec, number, number_before};
+use super::{Codec, number, number_before, take_sized};
 
 const NAME: &[u8] = b"window-log ";
 
@@ -28,15 +28,10 @@ impl Codec for WindowLogState {
         let mut entries = Vec::new();
         while let Some(entry) = rest.strip_prefix(b" ") {
             let (timestamp, entry) = number_before(entry, b' ')?;
-            let (cost, entry) = number_before(entry, b' ')?;
-            let (length, entry) = number_before(entry, b':')?;
-            let (metadata, more) = entry.split_at_checked(usize::try_from(length).ok()?)?;
-            entries.push(WindowEntry {
-                timestamp: Timestamp::from_us(timestamp)?,
-                cost,
-                metadata: metadata.into(),
-            });
+            let (cost, more) = number_before(entry, b' ')?;
             rest = more;
+            let (metadata, timestamp) = (take_sized(&mut rest)?, Timestamp::from_us(timestamp)?);
+            entries.push(WindowEntry { timestamp, cost, metadata: metadata.into() });
         }
         rest.is_empty().then_some(Self { start, entries })
     }

@@ -293,7 +293,7 @@ impl ScriptCheck {
     /// The names of the capacity and the parameters of a part's limit.
     fn given(&self) -> impl Iterator<Item = String> {
         let n = self.n;
-        let parameters = 0..self.shape.program.parameters().len();
+        let parameters = 0..self.shape.program.parameters.len();
         let parameters = parameters.map(move |parameter| format!("given{n}_{parameter}"));
         [format!("capacity{n}")].into_iter().chain(parameters)
     }
@@ -318,7 +318,7 @@ impl ScriptCheck {
     fn level(&self, text: &mut String) {
         let Self { n, shape: Shape { program, .. } } = self;
         let given: Vec<_> = self.given().collect();
-        let names = [&["capacity"], program.parameters()].concat().join(", ");
+        let names = [&["capacity"], program.parameters].concat().join(", ");
         let _ = writeln!(text, "do\nlocal {names} = {}", given.join(", "));
         let (seen, kept) = (format!("seen{n}"), format!("kept{n}"));
         text.push_str(&program.parsing(&seen, &kept, &program.replacing(&seen, &kept, UNKNOWN)));

@@ -14,7 +14,8 @@ pub(crate) struct Flight<L, O> {
     cabin: Mutex<Cabin<L, O>>,
     /// How many requests of the queue wait.
     waiting: Arc<AtomicUsize>,
-    half_time: Instant,
+    /// When half of the first request's time is over.
+    pub(super) half_time: Instant,
 }
 
 #[derive(Debug)]
@@ -40,7 +41,7 @@ struct Passenger {
 #[derive(Debug)]
 pub(crate) struct Seat<L, O> {
     flight: Arc<Flight<L, O>>,
-    number: usize,
+    pub(crate) number: usize,
     /// Whether the next look has to see what the flight knows. The first need not, whose waker has just gone on board.
     looks: bool,
     /// Whether the caller knows the outcome. Dropping the seat then does nothing.
@@ -158,11 +159,6 @@ impl<L, O> Flight<L, O> {
         self.cabin().has_departed
     }
 
-    /// When half of the first request's time is over.
-    pub(super) fn half_time(&self) -> Instant {
-        self.half_time
-    }
-
     /// Lets each caller watch the clock itself from now on. A timer each from the start would cost more than all else.
     pub(super) fn warn(&self) {
         let mut cabin = self.cabin();
@@ -185,10 +181,6 @@ impl<L, O> Flight<L, O> {
 }
 
 impl<L, O> Seat<L, O> {
-    pub(crate) fn number(&self) -> usize {
-        self.number
-    }
-
     /// What the request learns now. Without news, its caller is woken when there are some.
     pub(crate) fn news(&mut self, context: &Context<'_>) -> News<O> {
         if !std::mem::replace(&mut self.looks, true) {

@@ -32,7 +32,6 @@ pub(crate) struct Queue<L, O> {
     waiting: Mutex<Waiting<L, O>>,
     /// How many requests wait. Each flight knows it, so that a dropped request frees its place at once.
     requests: Arc<AtomicUsize>,
-    bound: usize,
     /// After how long a flight is overtaken.
     patience: Duration,
     /// 1 while the sender of a flight that has landed makes the next one ready.
@@ -82,11 +81,6 @@ pub(crate) enum Joined<L, O> {
 impl<L: Default, O> Queue<L, O> {
     /// A queue of requests that may take this long.
     pub(crate) fn new(deadline: Duration) -> Self {
-        Self::bounded(MOST_WAITING, deadline)
-    }
-
-    /// The same, in which at most so many requests wait.
-    pub(crate) fn bounded(bound: usize, deadline: Duration) -> Self {
         Self {
             waiting: Mutex::new(Waiting {
                 in_flight: [const { None }; MOST_FLIGHTS],
@@ -95,7 +89,6 @@ impl<L: Default, O> Queue<L, O> {
                 overtaken: Vec::new(),
             }),
             requests: Arc::new(AtomicUsize::new(0)),
-            bound,
             patience: deadline / 4,
             turning: AtomicUsize::new(0),
             watched_on: Mutex::new(Vec::new()),
@@ -119,7 +112,7 @@ impl<L: Default, O> Queue<L, O> {
             {
                 return Joined::Goes(number);
             }
-            if self.requests.load(Ordering::Relaxed) >= self.bound {
+            if self.requests.load(Ordering::Relaxed) >= MOST_WAITING {
                 return Joined::Alone;
             }
             let last = waiting.flights.back();
@@ -196,7 +189,7 @@ impl<L: Default, O> Queue<L, O> {
         self.with(|waiting| {
             let in_flight = waiting.in_flight.iter().flatten();
             let all = in_flight.filter_map(|trip| trip.flight.as_ref()).chain(&waiting.flights);
-            let late: Vec<_> = all.filter(|f| f.half_time() <= now).map(Arc::clone).collect();
+            let late: Vec<_> = all.filter(|f| f.half_time <= now).map(Arc::clone).collect();
             waiting.overtaken.extend(late);
             waiting.overtake(now);
             waiting.begin_next(now + self.patience)

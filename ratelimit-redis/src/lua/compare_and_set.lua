@@ -9,7 +9,7 @@
 
 for i, key in ipairs(KEYS) do
   local read = ARGV[5 * i - 4] == '1' and ARGV[5 * i - 3]
-  if redis.call('GET', key) ~= read then return 0 end
+  if redis.call('GET', key) ~= read then return '0' end
 end
 for i, key in ipairs(KEYS) do
   local change = ARGV[5 * i - 2]
@@ -19,4 +19,4 @@ for i, key in ipairs(KEYS) do
     redis.call('DEL', key)
   end
 end
-return 1
+return '1'

@@ -5,6 +5,7 @@ use ratelimit_core::store::{Now, Op, Reservation, Snapshot, States, decide};
 use ratelimit_core::{Timestamp, Verdict};
 
 use super::call::Call;
+use crate::codec::take_sized;
 use crate::connection::Connection;
 use crate::error::Result;
 use crate::program::{LuaProgram, Stored, Twin};
@@ -46,14 +47,14 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         for twins in self.twins.chunk_by(|one, next| one.position == next.position) {
             let mut stored = Vec::with_capacity(twins.len());
             for check in twins {
-                stored.push(self::stored(&check.twin, next_state(&mut seen)?).ok()?);
+                stored.push(self::stored(&check.twin, take_sized(&mut seen)?).ok()?);
             }
             let algorithm = checks[twins[0].position].limit.algorithm();
             states.push(state(algorithm, &stored).ok()?);
         }
         let mut reservations = Vec::new();
         for twin in self.twins.iter().filter(|twin| twin.reservation != 0) {
-            let found = match next_state(&mut seen)? {
+            let found = match take_sized(&mut seen)? {
                 [] => None,
                 stored => Some(reservation::decode(stored)?),
             };
@@ -103,15 +104,6 @@ pub(super) fn of_one(time: Now, answer: &[u8]) -> Option<(Timestamp, &str, &[u8]
 pub(super) fn first_line(answer: &[u8]) -> Option<(&str, &[u8])> {
     let end = answer.iter().position(|byte| *byte == b'\n')?;
     Some((std::str::from_utf8(&answer[..end]).ok()?, &answer[end + 1..]))
-}
-
-/// Takes the next state from an answer: its length, a colon, and the state.
-pub(super) fn next_state<'s>(seen: &mut &'s [u8]) -> Option<&'s [u8]> {
-    let colon = seen.iter().position(|byte| *byte == b':')?;
-    let length: usize = std::str::from_utf8(&seen[..colon]).ok()?.parse().ok()?;
-    let (state, rest) = seen[colon + 1..].split_at_checked(length)?;
-    *seen = rest;
-    Some(state)
 }
 
 /// Parses a time: seconds and microseconds.

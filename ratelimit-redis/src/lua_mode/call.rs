@@ -104,7 +104,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
 
     /// Whether each state is a few numbers, so that a script answers all of it.
     pub(super) fn has_few_numbers(&self) -> bool {
-        self.twins.iter().all(|check| check.twin.program.numbers.is_some())
+        self.twins.iter().all(|check| check.twin.program.is_of_numbers())
     }
 
     /// Attributes an error of the script to the check that caused it.
@@ -156,8 +156,8 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
 /// Refuses a twin whose number of parameters differs from its program's.
 fn validate(limit: &str, twin: &Twin) -> Result<()> {
     let (program, given) = (twin.program, twin.parameters.len());
-    let named = program.parameters().len();
-    if program.numbers.is_some() && named != given {
+    let named = program.parameters.len();
+    if program.is_of_numbers() && named != given {
         return Err(RedisError::Config(format!(
             "limit {limit:?}: the twin has {given} parameters, and the program {:?} names {named}; give it as many",
             program.name

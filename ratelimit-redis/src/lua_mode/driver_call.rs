@@ -3,9 +3,10 @@
 use ratelimit_core::store::{Batch, Op, decide};
 use ratelimit_core::{Timestamp, Verdict};
 
-use super::answer::{Seen, next_state, of_one, state, stored};
+use super::answer::{Seen, of_one, state, stored};
 use super::call::Call;
 use super::flat_call::given;
+use crate::codec::take_sized;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::error::Result;
 use crate::flat::TwinCheck;
@@ -73,10 +74,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             .inner
             .eval(&self.keys[0], &script, &mut words, TryAgain::Wait, self.deadline)
             .await;
-        let answer = match answer.map_err(|error| self.explain(error))? {
-            Reply::Text(answer) => answer,
-            other => return Err(self.inner.peer.unexpected(&other)),
-        };
+        let answer = answer.map_err(|error| self.explain(error))?;
         let parsed = of_one(self.batch.time(), &answer).map(|(now, line, seen)| {
             let mut words = line.split(' ');
             let line = words.next().unwrap_or_default().to_owned();
@@ -95,7 +93,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             // Those of a limit's twins that lie under another key count as new.
             let mut stored = vec![None; algorithm.twins().len()];
             for check in here {
-                let text = next_state(&mut rest)?;
+                let text = take_sized(&mut rest)?;
                 texts.push(text);
                 let place =
                     algorithm.twins().iter().position(|twin| twin.place == check.twin.place)?;
@@ -143,7 +141,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 Argument::Number(check.life_us),
                 given_each.get(place).copied().unwrap_or(Argument::Text("")),
             ]);
-            if program.numbers.is_some() {
+            if program.is_of_numbers() {
                 words.extend([capacity * unit, *unit].map(Argument::Number));
             }
             words.extend(parameters.iter().map(|number| Argument::Number(*number)));

@@ -34,8 +34,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             .eval(&self.keys[0], &script, &mut words, TryAgain::Wait, self.deadline)
             .await
         {
-            Ok(Reply::Text(answer)) => answer,
-            Ok(other) => return Err(self.inner.peer.unexpected(&other)),
+            Ok(answer) => answer,
             // The driver reports which key it is.
             Err(error) if error.is_wrong_type() => return Ok(None),
             Err(error) if Arc::ptr_eq(&script, &READ) => return Err(error.of_a_lookup()),

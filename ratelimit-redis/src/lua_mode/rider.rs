@@ -94,7 +94,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             return match of_group {
                 GroupOutcome::Failed(error) => Err(error.clone()),
                 GroupOutcome::Apart => alone(left).await,
-                GroupOutcome::Charged(charged) => self.part(charged, seat.number(), left).map(Some),
+                GroupOutcome::Charged(charged) => self.part(charged, seat.number, left).map(Some),
             };
         }
     }
@@ -171,7 +171,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             && self.twins.len() <= MOST_CHECKS;
         let fits = |check: &TwinCheck<'_>| {
             let twin = &check.twin;
-            twin.program.numbers.is_some()
+            twin.program.is_of_numbers()
                 && !twin.attempts
                 && self.check(check).cost <= twin.capacity
         };

@@ -18,8 +18,9 @@ use ratelimit_core::Timestamp;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::answer::{first_line, next_state, time};
+use super::answer::{first_line, time};
 use super::flat_call::push_check;
+use crate::codec::take_sized;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
@@ -251,10 +252,7 @@ impl<C: Connection> Inner<C> {
         for (part, kind) in call.iter().zip(kinds) {
             part.add(kind, &mut words);
         }
-        match self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await? {
-            Reply::Text(answer) => Ok(Some(answer)),
-            other => Err(self.peer.unexpected(&other)),
-        }
+        self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await.map(Some)
     }
 
     /// What became of each group, as the script answered. What cannot be read fails for itself and all after it.
@@ -294,7 +292,7 @@ impl<C: Connection> Inner<C> {
         }
         let admitted = line.parse().ok()?;
         for _ in 0..states {
-            next_state(rest)?;
+            take_sized(rest)?;
         }
         let seen = after[..after.len() - rest.len()].into();
         let Group { requests, .. } = group;
