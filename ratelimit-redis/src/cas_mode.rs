@@ -61,7 +61,7 @@ pub(crate) struct Reads<S> {
     /// One slot per check's state, then, if the batch has an id, one per reservation.
     pub(crate) slots: Vec<CasValue>,
     pub(crate) states: Vec<Option<S>>,
-    reservations: Vec<Option<Reservation>>,
+    pub(crate) reservations: Vec<Option<Reservation>>,
     fingerprint: u64,
 }
 
@@ -128,19 +128,13 @@ impl<S> Reads<S> {
         self.slots.iter().any(CasValue::changes)
     }
 
-    /// What the reservation of a check had before.
-    pub(crate) fn reserved_cost(&self, position: usize) -> u64 {
-        let known = self.reservations.get(position).and_then(Option::as_ref);
-        known.map_or(0, |reservation| reservation.cost)
-    }
-
     /// Marks new and grown reservations as `reserved`, and those that the id already has as confirmed.
     fn reserve_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
         let slots = &mut self.slots[self.states.len()..];
         for ((slot, reservation), check) in slots.iter_mut().zip(&self.reservations).zip(checks) {
             match (&mut slot.change, reservation) {
                 (Write::Put { state, .. }, _) if reserved => {
-                    *state = reservation::reserved(std::mem::take(state));
+                    state.extend_from_slice(reservation::RESERVED);
                 }
                 (Write::Keep, Some(reservation)) => {
                     let life_us =
@@ -213,7 +207,7 @@ impl<A: Algorithm<State: Codec>, C: Connection> KeepsState<A> for RedisStore<Cas
         deadline: Deadline,
     ) -> Result<Option<A::State>> {
         let request = self.request(Now::Store, deadline);
-        request.found(limit, self.key(limit, key)).await.map(|(_, state)| state)
+        request.found(limit, self.key(limit, key), false).await.map(|(_, state)| state)
     }
 
     async fn heal_key(
@@ -228,7 +222,7 @@ impl<A: Algorithm<State: Codec>, C: Connection> KeepsState<A> for RedisStore<Cas
         let request = self.request(Now::Store, self.inner.deadline());
         let mut attempts = request.attempts(&[]);
         loop {
-            let (mut slot, decoded) = request.found(limit, key.to_owned()).await?;
+            let (mut slot, decoded) = request.found(limit, key.to_owned(), false).await?;
             let now = request.now(key).await?;
             let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
                 return Ok(Vec::new());
@@ -293,15 +287,16 @@ impl<C: Connection> CasRequest<'_, C> {
         self.store.inner.get(limit, key, self.deadline).await
     }
 
-    /// The value under a key, and the state that it is.
-    async fn found<A: Algorithm<State: Codec>>(
+    /// The value under a key, and the state that it is. One that is none is an error, and is removed if `removes`.
+    pub(crate) async fn found<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
         key: String,
+        removes: bool,
     ) -> Result<(CasValue, Option<A::State>)> {
         let read = self.get(limit, &key).await?;
         let mut slot = CasValue { key, read, change: Write::Keep };
-        let state = self.decoded(limit, &mut slot, false, A::State::decode).await?;
+        let state = self.decoded(limit, &mut slot, removes, A::State::decode).await?;
         Ok((slot, state))
     }
 
@@ -394,7 +389,7 @@ impl<C: Connection> CasRequest<'_, C> {
     }
 
     /// Decodes a slot's value. A value that does not decode is an error, and is removed if `removes`.
-    pub(crate) async fn decoded<A: Algorithm, T>(
+    async fn decoded<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
         slot: &mut CasValue,

@@ -87,11 +87,10 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         Ok(if whole.is_settled_once() { part.settled_once() } else { part })
     }
 
-    /// All checks of these parts, for [`join`].
+    /// The positions of all of these parts, for [`join`].
     fn of_all(parts: &[Self]) -> Self {
-        let checks = in_order(parts, parts.iter().map(|part| part.checks.iter().copied()));
         let positions = in_order(parts, parts.iter().map(|part| part.positions.iter().copied()));
-        Self { checks, positions, group: None }
+        Self { checks: Vec::new(), positions, group: None }
     }
 
     /// The checks that `keep` accepts; `None` if there are none.

@@ -252,14 +252,9 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
         // The places of the checks that are charged, and the indexes among the replies of their entries.
         let mut readings = Vec::with_capacity(self.checks.len());
         for (place, pending) in self.checks.iter_mut().enumerate() {
-            let decided = pending.outcome.is_some();
-            let [before, after] = pending.commands(self.batch, now);
-            all.extend(before);
-            if !decided && pending.is_charged() {
-                readings.push((place, all.len()));
-                all.push(pending.reading());
-            }
-            all.extend(after);
+            let (commands, reading) = pending.commands(self.batch, now);
+            readings.extend(reading.map(|reading| (place, all.len() + reading)));
+            all.extend(commands);
         }
         if all.is_empty() {
             return Ok(now);

@@ -14,17 +14,12 @@ use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use crate::key::Keys;
 
-const RESERVED: &str = " ?";
-
-/// Marks a reservation that its writer may take back.
-pub(crate) fn reserved(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes.extend_from_slice(RESERVED.as_bytes());
-    bytes
-}
+/// Marks, as its end, a reservation that its writer may take back.
+pub(crate) const RESERVED: &[u8] = b" ?";
 
 /// Removes that mark; `None` if there is none.
 pub(crate) fn confirmed(bytes: &[u8]) -> Option<Vec<u8>> {
-    bytes.strip_suffix(RESERVED.as_bytes()).map(<[u8]>::to_vec)
+    bytes.strip_suffix(RESERVED).map(<[u8]>::to_vec)
 }
 
 /// The group of a batch with an id and several checks. It reveals no more of identifiers than the keys
@@ -62,8 +57,7 @@ pub(crate) fn encode(reservation: &Reservation) -> Vec<u8> {
 
 /// `None` if these bytes are no reservation.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Reservation> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    let text = text.strip_suffix(RESERVED).unwrap_or(text);
+    let text = std::str::from_utf8(bytes.strip_suffix(RESERVED).unwrap_or(bytes)).ok()?;
     let (text, group) = match text.split_once(" @") {
         None => (text, None),
         Some((text, group)) => {

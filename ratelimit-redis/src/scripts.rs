@@ -9,12 +9,12 @@ use crate::program::{BUILT_IN, Program};
 use crate::script::Script;
 
 /// The scripts made so far. Their number is bounded, because a server keeps every text that it has seen.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Scripts(Mutex<Known>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
-    /// No two have the same name: scripts and stored states distinguish programs by it.
+    /// Those of users. No two programs have the same name: scripts and stored states distinguish programs by it.
     programs: Vec<&'static Program>,
     /// The driver's scripts, by the names of the algorithms in them: at the server's time, and at a given one.
     drivers: [BTreeMap<Vec<&'static str>, Arc<Script>>; 2],
@@ -33,18 +33,6 @@ const MOST_TEXTS: usize = 256;
 
 /// A script, and the numbers in it of the kinds that were asked for.
 type Numbered = (Arc<Script>, Vec<usize>);
-
-impl Default for Scripts {
-    fn default() -> Self {
-        Self(Mutex::new(Known {
-            programs: BUILT_IN.to_vec(),
-            drivers: Default::default(),
-            deciding: Default::default(),
-            newest: Default::default(),
-            texts: 0,
-        }))
-    }
-}
 
 impl Scripts {
     /// The driver's script for these algorithms.
@@ -140,7 +128,7 @@ impl Known {
         if !program.has_plain_name() {
             return Err(program);
         }
-        match self.programs.iter().find(|known| known.name == program.name) {
+        match BUILT_IN.iter().chain(&self.programs).find(|known| known.name == program.name) {
             Some(known) if *known == program => Ok(()),
             Some(_) => Err(program),
             None => {

@@ -88,7 +88,8 @@ impl<C: Connection> CasRequest<'_, C> {
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
-        let cost = check.cost.saturating_sub(reads.reserved_cost(position));
+        let known = reads.reservations.get(position).and_then(Option::as_ref);
+        let cost = check.cost.saturating_sub(known.map_or(0, |reservation| reservation.cost));
         let reservation = Reservation::new(at, cost);
         let mut attempts = self.attempts(&[]);
         loop {
@@ -98,14 +99,12 @@ impl<C: Connection> CasRequest<'_, C> {
                     Some(own) => Ok(self.get(check.limit, &own.key).await? == own.read),
                 }
             };
-            let of_state = self.get(check.limit, &slot.key);
-            let (is_ours, read, now) =
+            let of_state = self.found(check.limit, slot.key.clone(), true);
+            let (is_ours, (mut slot, state), now) =
                 try_join3(of_reservation, of_state, self.now(&slot.key)).await?;
             if !is_ours {
                 return Ok(false);
             }
-            let mut slot = CasValue { key: slot.key.clone(), read, change: Write::Keep };
-            let state = self.decoded(check.limit, &mut slot, true, A::State::decode).await?;
             attempts.next(std::slice::from_ref(&slot))?;
             let Some(step) = algorithm.undo(state.as_ref(), now, &reservation, &left) else {
                 return Ok(false);

@@ -55,7 +55,9 @@ impl<C: Connection> RedisStore<Lua, C> {
                 members(&reply).map(Stored::SortedSet).map(Some).ok_or(NoState)
             }
             (reply @ Reply::Array(_), Keeps::List) => {
-                elements(&reply).map(Stored::List).map(Some).ok_or(NoState)
+                let elements = reply.strings().ok_or(NoState);
+                elements
+                    .map(|all| Some(Stored::List(all.into_iter().map(<[u8]>::to_vec).collect())))
             }
             (Reply::Text(field), Keeps::Numbers) => answer::stored(twin, &field),
             (other, _) => return Err(self.inner.peer.unexpected(&other)),
@@ -125,11 +127,6 @@ impl<A: LuaProgram, C: Connection> KeepsState<A> for RedisStore<Lua, C> {
         }
         Err(RedisError::Contended { attempts: HEALS })
     }
-}
-
-/// The elements of a list.
-fn elements(reply: &Reply) -> Option<Vec<Vec<u8>>> {
-    Some(reply.strings()?.into_iter().map(<[u8]>::to_vec).collect())
 }
 
 /// Members and scores of a reply that alternates them or, in RESP3, pairs them.

@@ -186,40 +186,44 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         Due { charge, less: less.collect(), ..nothing }
     }
 
-    /// The commands that charge what is due: those before its entries are read, and those after; none if the check is
+    /// The commands that charge what is due, and the place of the one that reads the entries before; none if the check is
     /// decided. If nothing is to be charged, this decides it. An earlier charge is taken back, or stays.
     pub(super) fn commands(
         &mut self,
         batch: &Batch<'_, A>,
         now: Timestamp,
-    ) -> [Vec<CommandWords>; 2] {
+    ) -> (Vec<CommandWords>, Option<usize>) {
         if self.outcome.is_some() {
-            return Default::default();
+            return (Vec::new(), None);
         }
-        let mut before = self.undo();
+        let mut commands = self.undo();
         if self.own.take().is_some() && self.windows.displaces() {
             self.was_charged = true;
             self.id = ReservationId::random().to_string();
         }
         let Due { outcome, charge, less } = self.due(&self.found.entries(), now);
-        let Changes { commands, cuts } = self.changes(&less);
+        let changes = self.changes(&less);
         let Some((entry, expires)) = charge else {
             // If the limit was made smaller, more counts than fits into it.
+            commands.extend(changes.commands);
             self.outcome = Some(outcome);
-            return [before, commands];
+            return (commands, None);
         };
-        before.extend(self.clearing(batch.time(), now.max(entry.since)));
+        commands.extend(self.clearing(batch.time(), now.max(entry.since)));
+        let reading = commands.len();
+        commands.push(self.reading());
         let adding = self.adding(&entry, now, batch.metadata_given());
         let element = adding.last().and_then(|text| StoredEntry::element(text));
-        let mut after = vec![adding];
-        after.extend(commands);
+        commands.push(adding);
+        commands.extend(changes.commands);
         let late_ms = if batch.time() == Now::Store { LATENESS_US / 1_000 } else { 0 };
         let ttl_ms = (ttl_ms(expires, now, batch.time()) + late_ms).to_string();
         // NX for a key without a time to live, GT for one with a shorter one.
-        after.push(command(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
-        after.push(command(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
-        self.own = Some(Own { since: entry.since, cost: entry.charged.cost, element, cuts });
-        [before, after]
+        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
+        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
+        let (since, cost, cuts) = (entry.since, entry.charged.cost, changes.cuts);
+        self.own = Some(Own { since, cost, element, cuts });
+        (commands, Some(reading))
     }
 
     /// By how much longer the entries hold their key than a full limit does, and the commands that replace them by a
