@@ -18,9 +18,8 @@ struct Known {
     programs: Vec<&'static Program>,
     /// The driver's scripts, by the names of the algorithms in them: at the server's time, and at a given one.
     drivers: [BTreeMap<Vec<&'static str>, Arc<Script>>; 2],
-    /// The newest script that decides a kind of requests, and the kind's number in it: at the server's time, and at a given
-    /// one.
-    deciding: [HashMap<Vec<Shape>, (Arc<Script>, usize)>; 2],
+    /// At the server's time, and at a given one.
+    deciding: [Deciding; 2],
     /// The kinds of the newest script.
     newest: [Vec<Vec<Shape>>; 2],
     /// How many scripts there are that decide.
@@ -30,6 +29,9 @@ struct Known {
 /// The most texts of a store that decide. Untrusted clients may choose which checks of a batch cost nothing or share an
 /// identifier.
 const MOST_TEXTS: usize = 256;
+
+/// The newest script that decides a kind of requests, and the kind's number in it.
+type Deciding = HashMap<Vec<Shape>, (Arc<Script>, usize)>;
 
 /// A script, and the numbers in it of the kinds that were asked for.
 type Numbered = (Arc<Script>, Vec<usize>);
