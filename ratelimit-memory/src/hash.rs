@@ -106,12 +106,18 @@ impl CallerHash {
 mod tests {
     use super::*;
     use crate::cuckoo::Address;
+    use crate::shard::shard_of;
     use ratelimit_core::store::fingerprint;
     use std::collections::HashSet;
 
     #[test]
     fn hashes_of_a_callers_limits_begin_alike_and_have_distinct_tags() {
         let hasher = KeyHasher::random();
+        let ids = (0..64).map(|id| hasher.hash_id(ReservationId::new(id)));
+        assert_eq!(ids.collect::<HashSet<_>>().len(), 64);
+        let callers = (0..1_000).map(|caller| hasher.hash(&caller.to_string()).0);
+        let shards: HashSet<_> = callers.map(|hash| shard_of(hash, 16)).collect();
+        assert_eq!(shards.len(), 16);
         let names: Vec<String> = (0..64).map(|n| format!("limit-{n}")).collect();
         for caller in (0..1_000).map(|caller| hasher.hash(&caller.to_string())) {
             let all = names.iter().map(|name| caller.under(fingerprint(name)));

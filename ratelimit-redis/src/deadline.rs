@@ -96,6 +96,7 @@ mod tests {
         tokio::time::advance(GIVEN / 4).await;
         assert_eq!(deadline.remaining(), GIVEN * 3 / 4);
         assert_eq!(deadline.half().remaining(), GIVEN * 3 / 8);
+        assert_eq!(deadline.extended().remaining(), GIVEN * 13 / 16);
         assert_eq!(deadline.to_charge().remaining(), GIVEN / 2);
         assert_eq!(deadline.half_time(), Instant::now() + GIVEN / 4);
         assert_eq!(deadline.to_give_back(), deadline);

@@ -268,6 +268,7 @@ mod tests {
             }
             let of_span = Packed::of_span(below(after_bits), compact.span_us);
             prop_assert_eq!(of_span.filter(|_| is_span), Some(packed).filter(|_| is_span));
+            prop_assert_eq!(Packed::of_span(1 << AT_BITS, 1 << SPAN_ONLY), None);
             if is_span {
                 let Compact { at, span_us, extra } = packed.span_since_epoch();
                 prop_assert_eq!((at.as_us(), span_us, extra), (below(after_bits), compact.span_us, 0));

@@ -69,6 +69,7 @@ fn a_growing_table_is_nearly_half_full_and_any_capacity_works() {
     assert_eq!(table.len(), 10_000);
     // The small segments of tests are three quarters as full as those of full size.
     let slots = table.segments() * BUCKETS * bucket::SLOTS;
+    eprintln!("SLOTS {slots}");
     assert!(slots * 45 < 10_000 * 100, "{slots} slots");
     let found = (0..10_000).filter(|n| seen(&table, address(*n)).is_some()).count();
     assert!((1..9_000).contains(&found), "{found}");

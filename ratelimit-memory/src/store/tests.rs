@@ -83,6 +83,19 @@ fn a_full_store_sweeps_little_until_some_states_are_idle() {
 }
 
 #[test]
+fn batches_make_room_in_full_buckets() {
+    let ((store, _), limit) = (store(100_000), limit(3));
+    for n in 0..1_000 {
+        let keys = [n.to_string(), format!("beside {n}")];
+        let checks = keys.each_ref().map(|key| Check { limit: &limit, key, cost: 1 });
+        let verdict = store.apply_now(&Batch::new(&checks).expect("distinct"));
+        assert!(verdict.expect("decides").allowed());
+    }
+    let in_shards = store.capacity.in_shards.used();
+    assert!(in_shards < 1_000, "{in_shards}");
+}
+
+#[test]
 fn settled_reservations_crowd_out_no_keys_are_bounded_and_are_swept() {
     let (store, clock) = store(20);
     let reserve = |id: u128, op: Op, cost: u64| {

@@ -245,8 +245,10 @@ impl Connection for Slow {
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        let answer = self.answer("MULTI", deadline).await?;
-        Ok(commands.iter().map(|_| answer.clone()).collect())
+        let time = self.answer("TIME", deadline).await?;
+        let is_time = |words: &Vec<_>| Words::of(words).name() == "TIME";
+        let reply = |words| if is_time(words) { time.clone() } else { Reply::Nil };
+        Ok(commands.iter().map(reply).collect())
     }
 
     async fn send_to_each(

@@ -15,6 +15,7 @@ use ratelimit_testkit::PureStore;
 use tokio::sync::Semaphore;
 
 use crate::common::prelude::*;
+use crate::own_twin::Trial;
 
 /// What holds each command back until the test lets it go.
 struct Gate {
@@ -344,6 +345,26 @@ async fn a_panic_of_one_requests_step_is_its_own() {
             Err(error) => assert!(cost == 3 && error.is_panic()),
         }
     }
+}
+
+#[tokio::test]
+async fn a_twin_of_a_user_shares_no_call_with_others() {
+    let (server, limit) = (server(), limit("api", "gcra 10/3650d"));
+    let own = named("own", Trial(9));
+    let gated = Gated::new(&server, PATIENCE, None).await;
+    let mut tasks = gated.fills(&limit).await;
+    tasks.push(gated.asks(&[(&limit, "alice", 1)]).await);
+    let store = gated.store.clone();
+    tasks.push(tokio::spawn(
+        async move { apply(&store, &[(&own, "bob", 1)], Op::Acquire, None).await },
+    ));
+    turns().await;
+    let before = gated.calls();
+    gated.gate.opens();
+    for task in tasks {
+        assert!(task.await.expect("no panic").expect("decides").allowed());
+    }
+    assert_eq!(gated.calls() - before, 2);
 }
 
 #[tokio::test]

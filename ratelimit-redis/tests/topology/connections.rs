@@ -258,8 +258,8 @@ async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
         (false, 5, ErrorKind::Indeterminate, 2),
         // The reads of a state and the time are concurrent; then the command that writes is pending.
         (true, 1, ErrorKind::Indeterminate, 3),
-        // The script that reads has to be sent anew: nothing has been written yet.
-        (true, 5, ErrorKind::Unavailable, 2),
+        // One transaction reads; then the script that writes is pending.
+        (true, 5, ErrorKind::Indeterminate, 2),
     ] {
         let slow = Slow::new(DEADLINE * 3 / 5);
         let builder = RedisStore::builder().deadline(DEADLINE);
