@@ -156,25 +156,32 @@ async fn a_strict_store_refuses_batches_across_slots() {
 #[tokio::test]
 async fn a_returned_charge_leaves_other_clients_charges() {
     let (server, user) = (server(), seldom());
-    for address in every(20) {
-        let needed = (plain(&server).await, address.clone());
-        let connection = meddled(&server).await.clustered();
-        let connection = connection.before_with(needed, |(aside, address), words| async move {
-            if words.asks("reserve", "alice") {
-                let _ = admitted(&aside, &[(&seldom(), "alice", 3)], Op::Acquire, None).await;
-            }
-            if words.asks("undo", "1.2.3.4") {
-                let _ = admitted(&aside, &[(&address, "1.2.3.4", 2)], Op::Acquire, None).await;
-            }
-            Fate::Sent
-        });
-        let store = over(patient(), connection);
-        let both = [(&address, "1.2.3.4", 5), (&user, "alice", 1)];
-        let verdict = apply(&store, &both, Op::Acquire, None).await.expect("decides");
-        assert!(!verdict.allowed());
-        let left = peek(&store, &address, "1.2.3.4").await;
-        assert_eq!((verdict.decisions()[0].remaining, left), (18, 18), "{}", address.name());
-        tell(&server, &["FLUSHALL"]);
+    // Without an id by the script, and with one by comparison.
+    for (place, id) in [(0, None), (1, Some(7))] {
+        let charges_back = |limit: &Limit<Policy>| limit.algorithm().reservation_us().is_some();
+        for address in every(20).into_iter().filter(|limit| id.is_none() || charges_back(limit)) {
+            let aside = in_every_mode(&plain(&server).await)[place].1.clone();
+            let needed = (aside, address.clone(), Arc::new(AtomicBool::new(false)));
+            let meddles = |(aside, address, meddled): (_, _, Arc<AtomicBool>), words: Words| async move {
+                if words.about("alice") && words.has_any(&["reserve", "put"]) {
+                    let _ = apply(&aside, &[(&seldom(), "alice", 3)], Op::Acquire, None).await;
+                }
+                let is_undo = words.about("1.2.3.4") && words.has_any(&["undo", "remove"]);
+                if is_undo && !meddled.swap(true, Ordering::SeqCst) {
+                    let _ = admitted(&aside, &[(&address, "1.2.3.4", 2)], Op::Acquire, None).await;
+                }
+                Fate::Sent
+            };
+            let connection = meddled(&server).await.clustered().before_with(needed, meddles);
+            let (mode, store) = in_every_mode(&over(patient(), connection))[place].clone();
+            let both = [(&address, "1.2.3.4", 5), (&user, "alice", 1)];
+            let verdict = apply(&store, &both, Op::Acquire, id).await.expect("decides");
+            assert!(!verdict.allowed());
+            let left = peek(&store, &address, "1.2.3.4").await;
+            let shown = (verdict.decisions()[0].remaining, left);
+            assert_eq!(shown, (18, 18), "{mode}: {}", address.name());
+            tell(&server, &["FLUSHALL"]);
+        }
     }
 }
 

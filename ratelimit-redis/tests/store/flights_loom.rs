@@ -195,6 +195,23 @@ fn a_flight_that_is_overtaken_is_ended_once() {
     });
 }
 
+/// A flight whose sender does not begin is sent by another; one that has departed is not sent again.
+#[test]
+fn a_flight_that_has_not_departed_in_time_waits_again() {
+    for departs in [false, true] {
+        model(move || {
+            let model = Model::new();
+            let taken: Vec<_> = (0..MOST_FLIGHTS).map(|n| model.join(100 + n)).collect();
+            let Joined::Waits(_seat, None) = model.join(1) else { panic!("all are taken") };
+            let Some(Joined::Goes(number)) = taken.into_iter().next() else { panic!("alone") };
+            let first = model.queue.next(number, model.begin).expect("it waits");
+            assert!(!departs || first.flight.depart(model.begin).is_some());
+            let again = model.queue.watch(model.begin + GIVEN / 2);
+            assert_eq!(again.is_some(), !departs);
+        });
+    }
+}
+
 /// A sender that ends while others join returns those that wait, or they find a free flight.
 #[test]
 fn an_abandoned_queue_strands_no_request() {
