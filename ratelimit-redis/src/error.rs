@@ -103,7 +103,7 @@ pub enum RedisError {
     InPart(Box<RedisError>),
     /// A transaction cannot decide this limit. Nothing was charged.
     #[error(
-        "limit {limit:?}: a transaction charges first and looks afterwards, and cannot decide this; use \
+        "limit {limit:?}: a transaction charges whatever it reads, and cannot decide this; use \
          the Lua mode, or count = \"attempts\" with one of fixed-window, first-request-window, \
          window-log, bucketed-window and sliding-log"
     )]

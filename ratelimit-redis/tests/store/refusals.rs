@@ -171,7 +171,7 @@ async fn a_limit_that_no_transaction_can_decide_is_refused_by_name() {
     let server = server();
     let store = store(&server.url(), Client::default()).await.in_mode::<Multi>();
     let limits = Limits::new([seldom()]).expect("limits");
-    let message = "limit \"seldom\": a transaction charges first and looks afterwards, and cannot decide \
+    let message = "limit \"seldom\": a transaction charges whatever it reads, and cannot decide \
                 this; use the Lua mode, or count = \"attempts\" with one of fixed-window, \
                 first-request-window, window-log, bucketed-window and sliding-log";
     fails(RedisStore::<Multi>::supports(&limits), ErrorKind::Unsupported, message);
