@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::algorithm::Write;
+use ratelimit_core::algorithm::{PolicyState, Write};
 use ratelimit_redis::HealOptions;
 
 use crate::common::prelude::*;
@@ -100,6 +100,21 @@ impl Place {
         let words = self.writing("17", garbage);
         tell(server, &words.iter().map(String::as_str).collect::<Vec<_>>());
     }
+
+    /// A program may read the state itself.
+    async fn state(
+        &self,
+        lua: &RedisStore<Lua>,
+        identifier: &str,
+    ) -> Result<Option<PolicyState>, RedisError> {
+        match self.stored {
+            Stored::Text => lua.in_mode::<Cas>().state(&self.limit, identifier).await,
+            _ if self.limit.algorithm().charges_denials() => {
+                lua.in_mode::<Multi>().state(&self.limit, identifier).await
+            }
+            _ => lua.state(&self.limit, identifier).await,
+        }
+    }
 }
 
 fn dump(server: &RedisServer, key: &str) -> RespValue {
@@ -125,15 +140,7 @@ async fn to_look_leaves_a_foreign_value_and_a_charge_removes_it_and_starts_fresh
             place.spoil(&server, &garbage);
             let before = dump(&server, key);
             corrupt(store, &[(limit, "a", 1)], (Op::Peek, None), LEFT).await;
-            // A program may read the state itself.
-            let read = match place.stored {
-                Stored::Text => lua.in_mode::<Cas>().state(limit, "a").await,
-                _ if limit.algorithm().charges_denials() => {
-                    lua.in_mode::<Multi>().state(limit, "a").await
-                }
-                _ => lua.state(limit, "a").await,
-            };
-            fails(read, ErrorKind::Corrupt, LEFT);
+            fails(place.state(&lua, "a").await, ErrorKind::Corrupt, LEFT);
             assert_eq!(dump(&server, key), before, "{key}: {garbage:?}");
             let said = corrupt(store, &[(limit, "a", 1)], (Op::Acquire, None), REMOVED).await;
             assert!(said.contains(limit.name()) && said.contains(key), "{said}");
@@ -146,22 +153,24 @@ async fn to_look_leaves_a_foreign_value_and_a_charge_removes_it_and_starts_fresh
 #[tokio::test]
 async fn a_key_of_another_type_is_reported_every_time_and_left_alone() {
     let server = server();
-    let (store, beside) = (plain(&server).await, limit("beside", "gcra 3/h"));
-    for Place { store, limit, key, stored } in places(&store, "a") {
-        let other = if stored == Stored::Text { "RPUSH" } else { "SET" };
-        tell(&server, &[other, &key, "another program's"]);
-        let before = dump(&server, &key);
+    let (lua, beside) = (plain(&server).await, limit("beside", "gcra 3/h"));
+    for place in places(&lua, "a") {
+        let Place { store, limit, key, stored } = &place;
+        let other = if *stored == Stored::Text { "RPUSH" } else { "SET" };
+        tell(&server, &[other, key, "another program's"]);
+        let before = dump(&server, key);
         for op in [Op::Acquire, Op::Peek] {
-            corrupt(&store, &[(&limit, "a", 1)], (op, None), &key).await;
+            corrupt(store, &[(limit, "a", 1)], (op, None), key).await;
         }
-        if stored != Stored::Counters && !limit.algorithm().charges_denials() {
+        fails(place.state(&lua, "a").await, ErrorKind::Corrupt, key);
+        if *stored != Stored::Counters && !limit.algorithm().charges_denials() {
             // A batch with several checks charges nothing, whichever of them has the wrong type.
-            let both = [(&beside, "b", 1), (&limit, "a", 1)];
-            corrupt(&store, &both, (Op::Acquire, None), &key).await;
-            assert_eq!(peek(&store, &beside, "b").await, 3);
+            let both = [(&beside, "b", 1), (limit, "a", 1)];
+            corrupt(store, &both, (Op::Acquire, None), key).await;
+            assert_eq!(peek(store, &beside, "b").await, 3);
         }
-        assert_eq!(dump(&server, &key), before, "{key}");
-        tell(&server, &["DEL", &key]);
+        assert_eq!(dump(&server, key), before, "{key}");
+        tell(&server, &["DEL", key]);
     }
 }
 
