@@ -33,7 +33,14 @@ fn trace() -> String {
 
 /// A replay leaves the choice of client, mode and place to the store, on which all of these agree: they are tried together,
 /// on the bundled log, and on a real one if the environment names one.
-fn a_log_gives_the_same_bytes_and_leaves_no_key(url: &str, nodes: &[RedisServer]) {
+#[test]
+fn a_log_gives_the_same_bytes_on_a_server_and_on_a_cluster_and_leaves_no_key() {
+    let one = [RedisServer::start().expect("a server")];
+    let cluster = RedisCluster::start().expect("a cluster");
+    let places = [
+        (one[0].url() + "?client=redis&mode=lua", &one[..]),
+        (cluster.url() + "?client=fred&mode=cas", cluster.nodes()),
+    ];
     let (policy, bundled) = example();
     // So few that some of a real log are denied, too.
     let scene = Scene::new(&policy.replace("650/d", "65/d"));
@@ -41,23 +48,11 @@ fn a_log_gives_the_same_bytes_and_leaves_no_key(url: &str, nodes: &[RedisServer]
     for log in [Some(bundled), real].into_iter().flatten() {
         let due = scene.decided(&[&log]);
         assert!(due.contains(r#""allowed":false"#) && due.contains(r#""allowed":true"#));
-        assert!(scene.decided(&["--store", url, &log]) == due, "the files differ");
-        assert_eq!(nodes.iter().map(keys).sum::<i64>(), 0);
+        for (url, nodes) in &places {
+            assert!(scene.decided(&["--store", url, &log]) == due, "the files differ: {url}");
+            assert_eq!(nodes.iter().map(keys).sum::<i64>(), 0, "{url}");
+        }
     }
-}
-
-#[test]
-fn a_log_gives_the_same_bytes_on_a_server_and_leaves_no_key() {
-    let one = RedisServer::start().expect("a server");
-    let url = one.url() + "?client=redis&mode=lua";
-    a_log_gives_the_same_bytes_and_leaves_no_key(&url, &[one]);
-}
-
-#[test]
-fn a_log_gives_the_same_bytes_on_a_cluster_and_leaves_no_key() {
-    let cluster = RedisCluster::start().expect("a cluster");
-    let url = cluster.url() + "?client=fred&mode=cas";
-    a_log_gives_the_same_bytes_and_leaves_no_key(&url, cluster.nodes());
 }
 
 #[test]
