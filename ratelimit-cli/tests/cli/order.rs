@@ -3,17 +3,17 @@
 
 use crate::common::{Ran, Scene, TWO, gzip, limit};
 
+/// A line of a caller, so many seconds after ten o'clock, with these fields behind its size.
+fn line(caller: u64, second: u64, more: &str) -> String {
+    let (minute, second) = (second / 60, second % 60);
+    format!(
+        "192.0.2.{caller} - - [17/May/2015:10:{minute:02}:{second:02} +0000] \"GET / HTTP/1.1\" 200 5{more}\n"
+    )
+}
+
 /// A line per second, of a few callers in bursts.
 fn log() -> Vec<String> {
-    let line = |second: u32| {
-        let (hour, minute) = (10 + second / 3_600, second / 60 % 60);
-        let caller = second * second / 7 % 5;
-        format!(
-            "192.0.2.{caller} - - [17/May/2015:{hour}:{minute:02}:{:02} +0000] \"GET / HTTP/1.1\" 200 5\n",
-            second % 60
-        )
-    };
-    (0..2_000).map(line).collect()
+    (0..2_000).map(|second| line(second * second / 7 % 5, second, "")).collect()
 }
 
 /// The same lines, each up to 59 places later.
@@ -30,8 +30,7 @@ fn decided(inputs: &[(&str, Vec<u8>)]) -> (String, Ran) {
         scene.write(name, contents);
     }
     let names: Vec<_> = inputs.iter().map(|(name, _)| *name).collect();
-    let ran = scene.replay(&[&["--decisions", "out.jsonl"], &*names].concat());
-    assert_eq!(ran.code, 0, "{ran:?}");
+    let ran = scene.replay(&[&["--decisions", "out.jsonl"], &*names].concat()).exits(0);
     (scene.read("out.jsonl"), ran)
 }
 
@@ -67,11 +66,9 @@ fn a_log_decides_alike_in_whatever_order_its_servers_and_files_come() {
 #[test]
 fn a_line_that_comes_too_late_to_be_sorted_is_counted_and_said_first() {
     let mut lines = log();
-    let late = lines.remove(0);
-    lines.push(late);
-    let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
-    scene.write("log", lines.concat());
-    let numbers = &scene.replay(&["--json", "log"]).json()[0];
+    lines.rotate_left(1);
+    let scene = Scene::with(&TWO, lines.concat());
+    let numbers = &scene.replay(&["--json", "input"]).json()[0];
     assert_eq!((&numbers["requests"], &numbers["bad_lines"]), (&2_000.into(), &0.into()));
     let note = numbers["notes"][0].as_str().expect("a note");
     assert!(note.starts_with("WARNING: 1 line came more than 5 minutes"), "{note}");
@@ -79,28 +76,24 @@ fn a_line_that_comes_too_late_to_be_sorted_is_counted_and_said_first() {
 
 #[test]
 fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
-    let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
     let line = |at| format!("{{\"at_us\": {at}, \"keys\": {{\"ip\": \"a\"}}}}\n");
-    scene.write("trace", [9, 5, 7].map(line).concat());
-    let ran = scene.replay(&["--decisions", "out.jsonl", "trace"]);
+    let (decided, ran) = decided(&[("trace", [9, 5, 7].map(line).concat().into())]);
     ran.says(&["note: 2 lines of a trace came after a later one"]);
-    let decided = scene.read("out.jsonl");
     assert_eq!(decided.lines().map(|line| &line[9..10]).collect::<Vec<_>>(), ["9", "5", "7"]);
 }
 
 #[test]
 fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
     let jobs = limit("jobs", "ip", "concurrency 2/30s", "");
-    let scene = Scene::new(&(TWO.clone() + &jobs));
-    scene.write("log", log().concat());
+    let scene = Scene::with(&(TWO.clone() + &jobs), log().concat());
     let note = "note: jobs: a concurrency limit cannot be replayed";
-    scene.replay(&["--decisions", "out.jsonl", "log"]).exits(0).says(&[note]);
-    let without = Scene::new(&TWO);
-    without.write("log", log().concat());
-    assert_eq!(scene.read("out.jsonl"), without.decided(&["log"]));
-    scene.command("suggest", &["--target", "0%", "log"]).exits(0).says(&[note]);
+    scene.replay(&["--decisions", "out.jsonl", "input"]).exits(0).says(&[note]);
+    let decided = scene.read("out.jsonl");
+    scene.command("suggest", &["--target", "0%", "input"]).exits(0).says(&[note]);
     scene.write("policy.toml", jobs);
-    scene.replay(&["log"]).exits(2).says(&[&note[6..]]);
+    scene.replay(&["input"]).exits(2).says(&[&note[6..]]);
+    scene.write("policy.toml", &*TWO);
+    assert_eq!(decided, scene.decided(&["input"]));
 }
 
 /// Requests of one caller that overlap, each with the time that it took: up to 35 s, under leases of 30 s.
@@ -126,10 +119,10 @@ fn a_request_holds_its_place_for_as_long_as_it_took() {
     let due: Vec<_> = due.collect();
     assert!(due.contains(&true) && due.contains(&false));
 
-    let line = |(at, took)| {
+    let traced = |(at, took)| {
         format!("{{\"at_us\":{at},\"keys\":{{\"ip\":\"a\"}},\"duration_us\":{took}}}\n")
     };
-    scene.write("trace", jobs().into_iter().map(line).collect::<String>());
+    scene.write("trace", jobs().into_iter().map(traced).collect::<String>());
     scene.replay(&["--decisions", "out.jsonl", "trace"]).exits(0).lacks("note");
     let decided = scene.read("out.jsonl");
     let allowed: Vec<_> =
@@ -140,12 +133,8 @@ fn a_request_holds_its_place_for_as_long_as_it_took() {
     let (mut named, mut plain) = (String::new(), String::new());
     for (at, took) in jobs() {
         let (at, took) = (at / 1_000_000, took / 1_000_000);
-        let (minute, second) = (at / 60, at % 60);
-        let line = format!(
-            "192.0.2.1 - - [17/May/2015:10:{minute:02}:{second:02} +0000] \"GET / HTTP/1.1\" 200 5"
-        );
-        named.extend([&*line, " \"-\" \"x\" ", &took.to_string(), ".000\n"]);
-        plain.extend([&*line, " \"-\" \"x\" ", &took.to_string(), "\n"]);
+        named += &line(1, at, &format!(" \"-\" \"x\" {took}.000"));
+        plain += &line(1, at, &format!(" \"-\" \"x\" {took}"));
     }
     scene.write("named", named);
     scene.write("plain", plain);
