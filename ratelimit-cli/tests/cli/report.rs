@@ -288,13 +288,9 @@ fn shadow_limits_are_told_as_what_they_would_have_denied() {
     let shadow = BUCKET.to_owned() + "shadow = true\n";
     scene.write("policy.toml", shadow);
     scene.write("input", "{\"at_us\": 5, \"key\": \"k\"}\n".repeat(9));
-    let outputs = ["--decisions", "out.jsonl", "--report", "out.html"];
-    scene.replay(&[&outputs[..], &["input"]].concat()).lacks("WARNING");
+    scene.replay(&["--report", "out.html", "input"]).exits(0).lacks("WARNING");
     let data = embedded(&scene.read("out.html"));
     assert_eq!((number(&data, "denied"), number(&data["limits"][0], "denied")), (0, 4));
-    let lines = json_lines(&scene.read("out.jsonl"));
-    let would_deny = |line: &&Value| !allowed(&line["shadow"][0]);
-    assert_eq!(lines.iter().filter(would_deny).count(), 4);
 }
 
 #[test]
