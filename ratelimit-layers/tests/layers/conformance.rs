@@ -10,6 +10,7 @@ use ratelimit_core::{Limit, ManualClock, OnOutage, Policy, Store, Verdict};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::{
     AlgorithmKind, ByOwnClock, Harness, Property, Scope, StoreClock, block_on, conformance,
+    try_same,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -133,40 +134,23 @@ conformance!(cached, ByOwnClock<Laws<DenialCache<Arc<Memory>, Policy, ManualCloc
 /// estimates; nor does the law that nothing leaks, because each draw leaves a reservation for an hour. Two more tests stand beside the
 /// other tests of allotments: that one node admits what the pure step admits, and that of many tasks at one moment none is admitted
 /// beyond it. There it may be fewer, because a request can be denied while a draw in flight holds what is left.
-mod allotted {
-    use ratelimit_testkit::try_same;
+#[test]
+fn with_allotments_limits_that_are_served_keep_the_laws_of_what_is_allowed_and_others_all_laws() {
+    type Allotted = Laws<Allotments<Arc<Memory>, Policy, ManualClock>>;
 
-    use super::*;
-
-    fn keep(laws: &[Property], scopes: &[Scope]) {
-        type Allotted = Laws<Allotments<Arc<Memory>, Policy, ManualClock>>;
-
-        for scope in scopes {
-            for law in laws {
-                if let Err(failure) = try_same(&Allotted::new(), *law, *scope, Allotted::CASES) {
-                    panic!("{scope:?}: {failure}");
-                }
+    let of_what_is_allowed = [Property::IdentifiersNeverMeet, Property::ItCanDoWhatItClaims];
+    let attempts = Scope::Attempts(AlgorithmKind::Gcra);
+    for scope in AlgorithmKind::ALL.map(Scope::One).into_iter().chain([attempts]) {
+        let laws = match scope {
+            Scope::One(
+                AlgorithmKind::Gcra | AlgorithmKind::TokenBucket | AlgorithmKind::FixedWindow,
+            ) => &of_what_is_allowed[..],
+            _ => &Property::ALL,
+        };
+        for law in laws {
+            if let Err(failure) = try_same(&Allotted::new(), *law, scope, Allotted::CASES) {
+                panic!("{scope:?}: {failure}");
             }
         }
-    }
-
-    #[test]
-    fn limits_that_are_not_served_keep_the_laws() {
-        let one = [
-            AlgorithmKind::SlidingLog,
-            AlgorithmKind::SlidingCounter,
-            AlgorithmKind::FirstRequestWindow,
-            AlgorithmKind::BucketedWindow,
-            AlgorithmKind::Concurrency,
-        ];
-        keep(&Property::ALL, &one.map(Scope::One));
-        keep(&Property::ALL, &[Scope::Attempts(AlgorithmKind::Gcra)]);
-    }
-
-    #[test]
-    fn limits_that_are_served_keep_the_laws_of_what_is_allowed() {
-        let laws = [Property::IdentifiersNeverMeet, Property::ItCanDoWhatItClaims];
-        let served = [AlgorithmKind::Gcra, AlgorithmKind::TokenBucket, AlgorithmKind::FixedWindow];
-        keep(&laws, &served.map(Scope::One));
     }
 }
