@@ -77,9 +77,8 @@ fn what_changes_a_key_here_is_asked_of_the_store() {
     // Also if the caller goes away.
     let (store, _) = cached();
     exhaust(&store, &limit);
-    store.store().set(SLOW);
+    store.store().once(SLOW);
     assert!(poll(pin!(operate(&store, Op::Reset, &limit, "alice", 1))).is_pending());
-    store.store().set(Mode::Answers);
     assert!(check(&store, &limit, 1).allowed());
 }
 
@@ -96,12 +95,11 @@ fn a_state_from_before_is_not_kept_after_what_the_store_decided_since() {
         let (store, clock) = cached();
         let limit = three();
         assert!(check(&store, &limit, 1).allowed());
-        store.store().set(SLOW);
+        store.store().once(SLOW);
         let late = Check { limit: &limit, key: "alice", cost: 3 };
         let (late, one) = (Batch::one(&late), Check { cost: 1, ..late });
         let mut late = pin!(store.apply(&late));
         assert!(poll(late.as_mut()).is_pending(), "decided, and not yet answered");
-        store.store().set(Mode::Answers);
         clock.advance(Duration::from_millis(later_ms));
         if is_known {
             assert!(!check(&store, &limit, 4).allowed());
@@ -191,10 +189,9 @@ fn an_answer_counts_no_longer_than_the_maximum_age_and_not_after_the_clock_has_g
         exhaust(&store, &limit);
         let late = Check { limit: &limit, key: "late", cost: 4 };
         let batch = Batch::one(&late);
-        store.store().set(SLOW);
+        store.store().once(SLOW);
         let mut late = pin!(store.apply(&batch));
         assert!(poll(late.as_mut()).is_pending());
-        store.store().set(Mode::Answers);
         clock.set(Timestamp::saturating_from_us(BEGIN.as_us() - back_us));
         if back_us == 1 {
             assert_eq!(check(&store, &limit, 1).source(), Source::Store);
