@@ -5,7 +5,7 @@ use http::Response;
 use ratelimit_core::{Clock, Limits, Timestamp};
 use ratelimit_memory::MemoryStore;
 use tokio::task::{JoinHandle, yield_now};
-use tower::{ServiceExt, service_fn};
+use tower::{Service, ServiceExt, service_fn};
 use tower_layer::Layer;
 
 use super::*;
@@ -25,9 +25,25 @@ type Paused = Waiter<MemoryStore<Policy, TokioClock>>;
 
 /// One request per second, after a burst of two.
 fn waiter() -> Paused {
-    let limits = Limits::builder().limit("api", "gcra 1/s burst 2").build().unwrap();
+    limited_by("api", "gcra 1/s burst 2")
+}
+
+fn limited_by(name: &str, words: &str) -> Paused {
+    let limits = Limits::builder().limit(name, words).build().unwrap();
     let store = MemoryStore::builder().clock(TokioClock(Instant::now())).build();
     Waiter::new(RateLimiter::new(limits, store))
+}
+
+/// A service whose answers have this status and this field.
+fn answering(
+    status: u16,
+    field: &'static str,
+    value: &'static str,
+) -> impl Service<(), Response = Response<()>, Error = Infallible, Future: Send> + Copy + Send + 'static
+{
+    service_fn(move |()| async move {
+        Ok(Response::builder().status(status).header(field, value).body(()).unwrap())
+    })
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -187,10 +203,7 @@ async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follo
         (500, RETRY, "7", 0),
         (429, "x-other", "7", 0),
     ] {
-        let denied = service_fn(move |(): ()| async move {
-            let response = Response::builder().status(status).header(field, value);
-            Ok::<_, Infallible>(response.body(()).unwrap())
-        });
+        let denied = answering(status, field, value);
         let layer = || WaitLayer::new(waiter(), |(): &()| "api", 10 * SECOND);
         for (layer, expected_s) in [(layer(), 0), (layer().heed_answers(), waited_s)] {
             let start = Instant::now();
@@ -205,22 +218,14 @@ async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follo
 
 #[tokio::test(start_paused = true)]
 async fn what_an_answer_says_remains_is_adopted_and_never_more() {
-    let answering = |remaining: &'static str| {
-        service_fn(move |(): ()| async move {
-            let response = Response::builder().header("x-ratelimit-remaining-requests", remaining);
-            Ok::<_, Infallible>(response.body(()).unwrap())
-        })
-    };
-    let limits = || Limits::builder().limit("requests", "gcra 1/s burst 9").build().unwrap();
+    const REMAINING: &str = "x-ratelimit-remaining-requests";
     // A limiter without a limit of the name changes nothing.
-    let other = Limits::builder().limit("api", "gcra 1/s burst 9").build().unwrap();
-    for (limits, told, left) in
-        [(limits(), "3", 3), (limits(), "50", 8), (limits(), "x", 8), (other, "3", 8)]
+    for (name, told, left) in
+        [("requests", "3", 3), ("requests", "50", 8), ("requests", "x", 8), ("api", "3", 8)]
     {
-        let store = MemoryStore::builder().clock(TokioClock(Instant::now())).build();
-        let waiter = Waiter::<_, Policy>::new(RateLimiter::new(limits, store));
+        let waiter = limited_by(name, "gcra 1/s burst 9");
         let layer = WaitLayer::new(waiter.clone(), |(): &()| "a", SECOND).adopt_answers();
-        layer.layer(answering(told)).oneshot(()).await.unwrap();
+        layer.layer(answering(200, REMAINING, told)).oneshot(()).await.unwrap();
         assert_eq!(waiter.limiter.peek("a", 0).await.unwrap().remaining(), left, "{told}");
     }
 }
