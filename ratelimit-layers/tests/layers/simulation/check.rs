@@ -28,11 +28,6 @@ impl Outcome {
         Self { plan, admitted, served: 0, asked: 0, left, end, late: 0 }
     }
 
-    /// Whether every interval keeps its bound.
-    pub(super) fn bounds(&self) -> Result<(), String> {
-        self.within(self.plan.lifetime_us)
-    }
-
     /// Whether every interval keeps the bound of allotments of this lifetime.
     ///
     /// A bucket admits a history exactly if every interval of a length `x` has at most `burst + rate · x` of it. So one with
