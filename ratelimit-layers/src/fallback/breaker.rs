@@ -191,8 +191,9 @@ mod tests {
     const PAUSE: Duration = Duration::from_secs(1);
     const PROBE_TIME: Duration = Duration::from_millis(100);
 
-    fn breaker(most_failures: u32) -> Breaker {
-        Breaker::new(most_failures, PAUSE, PROBE_TIME, "test")
+    /// One that opens after one failure.
+    fn breaker() -> Breaker {
+        Breaker::new(1, PAUSE, PROBE_TIME, "test")
     }
 
     fn fail(breaker: &Breaker) {
@@ -200,24 +201,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_opens_after_consecutive_failures_only() {
-        let breaker = breaker(3);
-        for _ in 0..5 {
-            fail(&breaker);
-            fail(&breaker);
-            breaker.admit().expect("closed").answered();
-        }
-        assert_eq!(breaker.state(), BreakerState::Closed);
-        for _ in 0..3 {
-            fail(&breaker);
-        }
-        assert_eq!(breaker.state(), BreakerState::Open);
-        assert_eq!(breaker.admit().expect_err("open"), PAUSE);
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn one_probe_at_a_time_decides_whether_it_closes() {
-        let breaker = breaker(1);
+        let breaker = breaker();
         fail(&breaker);
         // A probe whose caller goes away counts as failed.
         let endings: [fn(CallPermit<'_>); 2] = [|probe| probe.failed(), |probe| drop(probe)];
@@ -244,7 +229,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_sent_before_it_opened_says_nothing_afterwards() {
-        let breaker = breaker(1);
+        let breaker = breaker();
         let (early, late) = (breaker.admit().expect("closed"), breaker.admit().expect("closed"));
         fail(&breaker);
         early.answered();

@@ -97,8 +97,8 @@ async fn around_a_fallback_nothing_is_spent_that_the_store_has_not_charged() {
     assert!(store.counts().draws > 0);
 }
 
-/// What is decided within says nothing of the store: between two failures it does not make up for the first one, nor does it
-/// close the breaker in the place of a probe.
+/// What is decided within says nothing of the store: between two failures it does not make up for the first one, as an answer of
+/// the store does, nor does it close the breaker in the place of a probe.
 #[tokio::test(start_paused = true)]
 async fn within_a_fallback_what_a_layer_decides_says_nothing_of_the_store() {
     let clock = ManualClock::new(BEGIN);
@@ -111,6 +111,12 @@ async fn within_a_fallback_what_a_layer_decides_says_nothing_of_the_store() {
             let _ = ask("alice").await;
         }
         let fake = store.store().store().store();
+        for key in ["carol", "dave"] {
+            for (mode, due) in [(UNAVAILABLE, Source::Fallback), (Mode::Answers, Source::Store)] {
+                fake.set(mode);
+                assert_eq!((ask(key).await, store.breaker()), (due, BreakerState::Closed));
+            }
+        }
         fake.set(UNAVAILABLE);
         assert_eq!(ask("bob").await, Source::Fallback);
         assert_eq!(ask("alice").await, source);
