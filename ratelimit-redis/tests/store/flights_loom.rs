@@ -55,6 +55,17 @@ impl Model {
         })
     }
 
+    /// All flights are taken, by requests of these numbers, and a request waits.
+    fn full() -> (loom::sync::Arc<Self>, [u64; MOST_FLIGHTS], Seat<Vec<usize>, Vec<usize>>) {
+        let model = Self::new();
+        let taken = std::array::from_fn(|n| match model.join(100 + n) {
+            Joined::Goes(number) => number,
+            other => panic!("{other:?}"),
+        });
+        let Joined::Waits(seat, None) = model.join(1) else { panic!("all flights are taken") };
+        (model, taken, seat)
+    }
+
     /// A request whose caller waits for nothing.
     fn join(&self, number: usize) -> Joined<Vec<usize>, Vec<usize>> {
         self.join_as(Waker::noop().clone(), number)
@@ -158,10 +169,7 @@ fn each_request_is_sent_once_and_is_woken() {
 #[test]
 fn a_dropped_request_is_sent_or_taken_back() {
     model(|| {
-        let model = Model::new();
-        let taken: Vec<_> = (0..MOST_FLIGHTS).map(|n| model.join(100 + n)).collect();
-        let Joined::Waits(seat, None) = model.join(1) else { panic!("all flights are taken") };
-        let Some(Joined::Goes(number)) = taken.into_iter().next() else { panic!("it is alone") };
+        let (model, [number, _], seat) = Model::full();
         let other = loom::sync::Arc::clone(&model);
         let thread = thread::spawn(move || other.send(other.queue.next(number, other.begin)));
         let is_taken_back = seat.take_back();
@@ -175,20 +183,14 @@ fn a_dropped_request_is_sent_or_taken_back() {
 #[test]
 fn a_flight_that_is_overtaken_is_ended_once() {
     model(|| {
-        let model = Model::new();
-        let taken: Vec<_> = (0..MOST_FLIGHTS).map(|n| model.join(100 + n)).collect();
-        let Joined::Waits(seat, None) = model.join(1) else { panic!("all flights are taken") };
-        let numbers: Vec<_> = taken
-            .into_iter()
-            .map(|joined| if let Joined::Goes(number) = joined { number } else { panic!("alone") })
-            .collect();
+        let (model, [number, _], seat) = Model::full();
         let other = loom::sync::Arc::clone(&model);
         let departs = |departure: Option<Departure<_, _>>, now| {
             departure.is_some_and(|departure| departure.flight.depart(now).is_some())
         };
         let later = model.begin + GIVEN / 2;
         let thread = thread::spawn(move || departs(other.queue.watch(later), later));
-        let ended = departs(model.queue.next(numbers[0], model.begin), model.begin);
+        let ended = departs(model.queue.next(number, model.begin), model.begin);
         let overtook = thread.join().expect("no panic");
         assert_ne!(ended, overtook);
         drop(seat);
@@ -200,10 +202,7 @@ fn a_flight_that_is_overtaken_is_ended_once() {
 fn a_flight_that_has_not_departed_in_time_waits_again() {
     for departs in [false, true] {
         model(move || {
-            let model = Model::new();
-            let taken: Vec<_> = (0..MOST_FLIGHTS).map(|n| model.join(100 + n)).collect();
-            let Joined::Waits(_seat, None) = model.join(1) else { panic!("all are taken") };
-            let Some(Joined::Goes(number)) = taken.into_iter().next() else { panic!("alone") };
+            let (model, [number, _], _seat) = Model::full();
             let first = model.queue.next(number, model.begin).expect("it waits");
             assert!(!departs || first.flight.depart(model.begin).is_some());
             let again = model.queue.watch(model.begin + GIVEN / 2);

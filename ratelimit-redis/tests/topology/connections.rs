@@ -253,25 +253,21 @@ async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
     let limits = every(3);
     // Five states of a few numbers.
     let checks = [0, 1, 2, 3, 6].map(|n| (&limits[n], "alice", 1));
-    for (is_cas, some, kind, sent) in [
+    for (place, some, kind, sent) in [
         // The script has to be sent anew.
-        (false, 5, ErrorKind::Indeterminate, 2),
+        (0, 5, ErrorKind::Indeterminate, 2),
         // The reads of a state and the time are concurrent; then the command that writes is pending.
-        (true, 1, ErrorKind::Indeterminate, 3),
+        (1, 1, ErrorKind::Indeterminate, 3),
         // One transaction reads; then the script that writes is pending.
-        (true, 5, ErrorKind::Indeterminate, 2),
+        (1, 5, ErrorKind::Indeterminate, 2),
     ] {
         let slow = Slow::new(DEADLINE * 3 / 5);
         let builder = RedisStore::builder().deadline(DEADLINE);
         let store = builder.over(slow.clone()).expect("a prefix");
         let begun = Instant::now();
-        let answer = if is_cas {
-            apply(&store.in_mode::<Cas>(), &checks[..some], Op::Acquire, None).await
-        } else {
-            apply(&store, &checks[..some], Op::Acquire, None).await
-        };
-        fails(answer, kind, "");
+        let (mode, store) = &in_every_mode(&store)[place];
+        fails(apply(store, &checks[..some], Op::Acquire, None).await, kind, "");
         assert_eq!(begun.elapsed(), DEADLINE);
-        assert_eq!(slow.sent.load(Ordering::SeqCst), sent, "{is_cas}, {some}");
+        assert_eq!(slow.sent.load(Ordering::SeqCst), sent, "{mode}, {some}");
     }
 }
