@@ -8,7 +8,7 @@ use loom::thread;
 use tokio::time::Instant;
 
 use crate::deadline::Deadline;
-use flight::{News, Seat};
+use flight::News;
 use queue::{Departure, Joined, MOST_FLIGHTS};
 
 #[allow(dead_code, unreachable_pub, reason = "of the store")]
@@ -27,6 +27,7 @@ const GIVEN: Duration = Duration::from_secs(8);
 
 /// The numbers of the requests in a flight are its load and, once it has landed, its outcome.
 type Queue = queue::Queue<Vec<usize>, Vec<usize>>;
+type Seat = flight::Seat<Vec<usize>, Vec<usize>>;
 
 /// A caller's thread, which is woken.
 struct Caller(thread::Thread);
@@ -56,7 +57,7 @@ impl Model {
     }
 
     /// All flights are taken, by requests of these numbers, and a request waits.
-    fn full() -> (loom::sync::Arc<Self>, [u64; MOST_FLIGHTS], Seat<Vec<usize>, Vec<usize>>) {
+    fn full() -> (loom::sync::Arc<Self>, [u64; MOST_FLIGHTS], Seat) {
         let model = Self::new();
         let taken = std::array::from_fn(|n| match model.join(100 + n) {
             Joined::Goes(number) => number,
@@ -102,7 +103,7 @@ impl Model {
 
     /// Asks as the store does: alone if a flight is free, and otherwise with others. Returns the seat of a request that
     /// waits.
-    fn ask(&self, number: usize) -> Option<Seat<Vec<usize>, Vec<usize>>> {
+    fn ask(&self, number: usize) -> Option<Seat> {
         let caller = Waker::from(std::sync::Arc::new(Caller(thread::current())));
         match self.join_as(caller, number) {
             Joined::Goes(flight) => {
@@ -119,7 +120,7 @@ impl Model {
     }
 
     /// Waits as the store's caller does.
-    fn arrives(mut seat: Seat<Vec<usize>, Vec<usize>>, number: usize) {
+    fn arrives(mut seat: Seat, number: usize) {
         let caller = std::sync::Arc::new(Caller(thread::current()));
         let waker = Waker::from(caller);
         loop {
@@ -205,8 +206,7 @@ fn a_flight_that_has_not_departed_in_time_waits_again() {
             let (model, [number, _], _seat) = Model::full();
             let first = model.queue.next(number, model.begin).expect("it waits");
             assert!(!departs || first.flight.depart(model.begin).is_some());
-            let again = model.queue.watch(model.begin + GIVEN / 2);
-            assert_eq!(again.is_some(), !departs);
+            assert_ne!(model.queue.watch(model.begin + GIVEN / 2).is_some(), departs);
         });
     }
 }
