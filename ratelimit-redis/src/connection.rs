@@ -75,7 +75,7 @@ pub trait Connection: Send + Sync + 'static {
     /// other client's command in between.
     ///
     /// If the server rejects one of them, it executes none. An error during the execution of one does
-    /// not stop the others.
+    /// not stop the others, and is [`RedisError::InPart`](crate::RedisError::InPart).
     fn transaction(
         &self,
         key: &str,

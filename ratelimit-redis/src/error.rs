@@ -166,7 +166,13 @@ impl RedisError {
     /// Whether the server says that a key has another type than the command is for.
     pub(crate) fn is_wrong_type(&self) -> bool {
         // Within a script, older servers give another code and name this one in the message.
-        matches!(self, Self::Server { code, message, .. } if code == "WRONGTYPE" || message.contains("WRONGTYPE"))
+        match self {
+            Self::Server { code, message, .. } => {
+                code == "WRONGTYPE" || message.contains("WRONGTYPE")
+            }
+            Self::InPart(error) => error.is_wrong_type(),
+            _ => false,
+        }
     }
 
     /// Marks the error as one of a request that was already done in part.
@@ -194,6 +200,7 @@ impl RedisError {
     /// The error of a look-up that preceded the request: whatever happened to it, nothing was charged.
     pub(crate) fn of_a_lookup(self) -> Self {
         match self {
+            Self::InPart(error) => error.of_a_lookup(),
             Self::Lost { address, reason } => Self::Unreachable { address, reason },
             Self::TimedOut { address, deadline } => {
                 Self::Unreachable { address, reason: format!("no answer within {deadline:?}") }

@@ -70,8 +70,8 @@ pub trait Mode: sealed::Sealed {
     /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
     /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info +scan` (and `+hgetall` in the Lua mode) and, on a
     /// cluster, `+cluster|info`; [`RedisStore::heal`](crate::RedisStore::heal) needs `+scan`. The client
-    /// `fred` asks for `CLIENT ID` and `INFO` when it connects; it does without them, but unless the user has
-    /// `+client|id +info`, the server notes each refusal in its `ACL LOG`.
+    /// `fred` asks for `CLIENT ID` and `INFO` when it connects, and of a cluster for `CLUSTER INFO`; it does without them, but
+    /// unless the user has `+client|id +info +cluster|info`, the server notes each refusal in its `ACL LOG`.
     const COMMANDS: &'static str;
     /// The oldest Redis major version that has all of them.
     const OLDEST: u32;

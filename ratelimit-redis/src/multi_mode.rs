@@ -22,8 +22,10 @@
 //! Between a charge and its correction other clients see too much charged, never too little. A reset in between forgets the
 //! charge, and the correction then lowers what is charged after it: the window admits so much more.
 //!
-//! A sliding log takes nothing back, because another client may already have made room for the charge. An amount taken back
-//! from a counter is stored beside its count: see `stored.rs`.
+//! A sliding log takes nothing back, because another client may already have made room for the charge. Nor does it take back
+//! the rest of an entry that another attempt or a reset has removed meanwhile: yet another attempt may have made room for that
+//! rest. So more counts than was charged, for a window at most. An amount taken back from a counter is stored beside its
+//! count: see `stored.rs`.
 
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Limit, Limits, Refusal, Timestamp, Verdict};

@@ -345,12 +345,15 @@ async fn in_one(
     }
 }
 
-/// The last of these replies. If it is an error, the first error of them: that of the command at fault.
+/// The last of these replies. If it is an error, the first error of them: that of the command at fault. Without one before
+/// it, a command may have failed while the others were executed.
 fn executed(peer: &Peer, mut answers: Vec<Result<Value, Error>>) -> Result<Reply> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
     executed.map(reply_of).map_err(|error| {
         let first = answers.into_iter().find_map(Result::err);
-        server_answer(peer, &first.unwrap_or(error))
+        let is_inside =
+            first.is_none() && matches!(code(error.details()), Some("WRONGTYPE" | "ERR"));
+        server_answer(peer, &first.unwrap_or(error)).after(is_inside)
     })
 }
 

@@ -148,12 +148,15 @@ pub(in crate::connection) fn pipeline(asking: bool, commands: Commands<'_>) -> r
     pipeline
 }
 
-/// The last of these replies. If it is an error, the first error of them: that of the command at fault.
+/// The last of these replies. If it is an error, the first error of them: that of the command at fault. An error inside of
+/// it is of a command that failed while the others were executed.
 pub(in crate::connection) fn executed(peer: &Peer, mut values: Vec<Value>) -> Result<Reply> {
     let executed = values.pop().unwrap_or(Value::Nil);
     let is_error = |value: &Value| matches!(value, Value::ServerError(_));
-    let first = values.into_iter().find(|value| is_error(value) && is_error(&executed));
-    reply(peer, first.unwrap_or(executed))
+    if !is_error(&executed) {
+        return reply(peer, executed).map_err(RedisError::in_part);
+    }
+    reply(peer, values.into_iter().find(is_error).unwrap_or(executed))
 }
 
 pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
