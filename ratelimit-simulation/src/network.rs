@@ -69,11 +69,13 @@ pub struct Network {
     is_reachable: Vec<AtomicBool>,
 }
 
-/// What became of a message: the server's reply, or a cut.
-type Delivered = Option<Result<Reply, String>>;
+/// What became of a message: the server's replies, or a cut.
+type Delivered = Option<Result<Vec<Reply>, String>>;
 
 /// The words of a command.
 type Command = Vec<Vec<u8>>;
+/// A command, or those of a transaction.
+type Message = Vec<Command>;
 
 impl Network {
     /// A network to these servers whose faults a seed decides. It works at first.
@@ -120,7 +122,7 @@ impl Network {
     }
 
     /// Sends a message, which travels whether its caller waits or not.
-    fn post(self: &Arc<Self>, server: usize, message: Command) -> oneshot::Receiver<Delivered> {
+    fn post(self: &Arc<Self>, server: usize, message: Message) -> oneshot::Receiver<Delivered> {
         let (tell, told) = oneshot::channel();
         let faults = *lock(&self.faults);
         let mut random = lock(&self.random);
@@ -159,14 +161,15 @@ impl Network {
     }
 
     /// A message arrives at a server.
-    async fn arrive(&self, server: usize, message: Command) -> Delivered {
+    async fn arrive(&self, server: usize, message: Message) -> Delivered {
         let until = lock(&self.hangs_until)[server];
         pass(until.saturating_duration_since(Instant::now())).await;
         if !self.is_reachable(server) {
             return None;
         }
         let server = &self.servers[server];
-        Some(self.one_slot(&message).and_then(|()| server.execute(&message)))
+        let execute = |words: &Command| self.one_slot(words).and_then(|()| server.execute(words));
+        Some(message.iter().map(execute).collect())
     }
 
     /// Refuses a script whose keys lie in different slots of a cluster.
@@ -219,12 +222,22 @@ impl ModelConnection {
         self.is_up.store(false, Ordering::SeqCst);
     }
 
+    async fn ask_one(
+        &self,
+        server: usize,
+        arguments: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        let replies = self.ask(server, vec![words(arguments)], deadline).await?;
+        Ok(replies.into_iter().next().unwrap_or(Reply::Nil))
+    }
+
     async fn ask(
         &self,
         server: usize,
-        message: Command,
+        message: Message,
         deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
+    ) -> Result<Vec<Reply>, RedisError> {
         let address = || Arc::clone(&self.address);
         let refused = lock(&self.network.faults).refused;
         let is_refused = lock(&self.network.random).u64(..1_000) < refused;
@@ -235,7 +248,7 @@ impl ModelConnection {
         }
         let told = self.network.post(server, message);
         match timeout_at(deadline.at(), told).await {
-            Ok(Ok(Some(Ok(reply)))) => Ok(reply),
+            Ok(Ok(Some(Ok(replies)))) => Ok(replies),
             Ok(Ok(Some(Err(refused)))) => {
                 let (code, message) = refused.split_once(' ').unwrap_or((&refused, ""));
                 let (code, message) = (code.to_owned(), message.to_owned());
@@ -269,18 +282,17 @@ impl Connection for ModelConnection {
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let server = self.network.server_of(key);
-        self.ask(server, words(arguments), deadline).await
+        self.ask_one(server, arguments, deadline).await
     }
 
-    /// No node of a simulation decides in transactions.
     async fn transaction(
         &self,
-        _key: &str,
-        _commands: &[Vec<Argument<'_>>],
-        _deadline: Deadline,
+        key: &str,
+        commands: &[Vec<Argument<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        let (address, code) = (Arc::clone(&self.address), "ERR".to_owned());
-        Err(RedisError::Server { address, code, message: "the model has no MULTI".to_owned() })
+        let all = commands.iter().map(|arguments| words(arguments)).collect();
+        self.ask(self.network.server_of(key), all, deadline).await
     }
 
     async fn send_to_each(
@@ -290,7 +302,7 @@ impl Connection for ModelConnection {
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         let mut replies = Vec::new();
         for server in 0..self.network.servers.len() {
-            let reply = self.ask(server, words(arguments), deadline).await;
+            let reply = self.ask_one(server, arguments, deadline).await;
             replies.push((Arc::clone(&self.address), reply));
         }
         replies
