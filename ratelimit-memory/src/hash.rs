@@ -115,11 +115,11 @@ mod tests {
         let hasher = KeyHasher::random();
         let ids = (0..64).map(|id| hasher.hash_id(ReservationId::new(id)));
         assert_eq!(ids.collect::<HashSet<_>>().len(), 64);
-        let callers = (0..1_000).map(|caller| hasher.hash(&caller.to_string()).0);
-        let shards: HashSet<_> = callers.map(|hash| shard_of(hash, 16)).collect();
+        let callers: Vec<_> = (0..1_000).map(|n| hasher.hash(&n.to_string())).collect();
+        let shards: HashSet<_> = callers.iter().map(|caller| shard_of(caller.0, 16)).collect();
         assert_eq!(shards.len(), 16);
         let names: Vec<String> = (0..64).map(|n| format!("limit-{n}")).collect();
-        for caller in (0..1_000).map(|caller| hasher.hash(&caller.to_string())) {
+        for caller in callers {
             let all = names.iter().map(|name| caller.under(fingerprint(name)));
             assert!(all.clone().all(|hash| (hash ^ caller.0) >> (64 - CALLER_BITS) == 0));
             // In the smallest table outside of tests.
