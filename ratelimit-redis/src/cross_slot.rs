@@ -87,10 +87,11 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         Ok(if whole.is_settled_once() { part.settled_once() } else { part })
     }
 
-    /// The positions of all of these parts, for [`join`].
+    /// All checks of these parts, for [`join`].
     fn of_all(parts: &[Self]) -> Self {
+        let checks = in_order(parts, parts.iter().map(|part| part.checks.iter().copied()));
         let positions = in_order(parts, parts.iter().map(|part| part.positions.iter().copied()));
-        Self { checks: Vec::new(), positions, group: None }
+        Self { checks, positions, group: None }
     }
 
     /// The checks that `keep` accepts; `None` if there are none.

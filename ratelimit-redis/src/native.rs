@@ -227,14 +227,10 @@ impl MultiProgram for Attempts<FirstRequestWindow> {
 
 impl MultiProgram for Attempts<BucketedWindow> {
     fn native(&self) -> Option<Native> {
-        let window_us = self
-            .algorithm()
-            .windows()
-            .iter()
-            .map(|window| window.span_us)
-            .max()
-            .unwrap_or_default();
-        let windows = Windows::Sliding { window_us, bucket_us: self.algorithm().bucket_us() };
+        let algorithm = self.algorithm();
+        let window_us =
+            algorithm.windows().iter().map(|window| window.span_us).max().unwrap_or_default();
+        let windows = Windows::Sliding { window_us, bucket_us: algorithm.bucket_us() };
         Some(Native { name: "bucketed-window", storage: EntryStorage::Counters, windows })
     }
 
