@@ -83,12 +83,7 @@ fn limits_that_a_transaction_cannot_decide_are_refused_before_the_first_request(
     let scene = Scene::with(BUCKET, "{\"at_us\":1,\"key\":\"k\"}\n");
     // The port is closed.
     let ran = scene.replay(&["--store", "redis://127.0.0.1:1?mode=multi", "input"]).exits(2);
-    ran.says(&[
-        "limit \"",
-        "a transaction charges whatever it reads",
-        "count = \"attempts\"",
-        "Lua mode",
-    ]);
+    ran.says(&["limit \"", "a transaction charges whatever", "count = \"attempts\"", "Lua mode"]);
 }
 
 #[test]

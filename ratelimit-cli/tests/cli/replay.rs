@@ -188,6 +188,7 @@ fn an_output_never_overwrites_an_input_or_another_output() {
         &["--decisions", "soft"],
         &["--decisions", "./d/../input"],
         &["--report", "hard-policy"],
+        &["--report", "policy.toml"],
         &["--decisions", "o", "--report", "./o"],
         &["--decisions", "d/../o", "--report", "o"],
         &["--decisions", "dangling", "--report", "new"],

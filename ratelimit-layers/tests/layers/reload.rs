@@ -209,6 +209,7 @@ async fn a_panic_of_those_who_are_told_or_asked_ends_no_watch() {
     replace(&watched.path, &policy(&[("wrong", 5)]));
     watched.looks(5).await;
     assert_eq!(watched.told(), ["error: the function given to `validate` panicked"]);
+    assert!(watched.reload.last_error().is_some());
     replace(&watched.path, &policy(&[("right", 7)]));
     watched.looks(5).await;
     assert_eq!((watched.told().len(), capacity(&watched.reload)), (1, 7));
