@@ -37,7 +37,7 @@
 //!     put1 = (the numbers and kept1, packed)
 //!   end
 //! end
-//! (HSET of put1; PEXPIRE if the key would live for less than ttl1)
+//! (PEXPIRE if the key would live for less than ttl1; HSET of put1; PEXPIRE if the key is new)
 //! ```
 //!
 //! Reading and setting a time to live in every decision would cost the server. So a state ends with the moment until which
@@ -51,7 +51,7 @@
 
 use std::fmt::Write as _;
 
-use super::{REFUSAL, Role, Shape};
+use super::{REFUSED, Role, Shape};
 use crate::script::Script;
 
 /// The most checks of a request: Lua allows 200 local variables.
@@ -154,6 +154,9 @@ impl KindScript {
             check.step(text, self.given_time);
         }
         for key in 1..=*keys {
+            self.keep(text, key);
+        }
+        for key in 1..=*keys {
             self.write(text, key);
         }
         // Pieces, which are joined once.
@@ -221,38 +224,56 @@ impl KindScript {
         );
     }
 
-    /// Emits the write of a key's fields and its time to live: as long as the longest of them matters, and never shorter
-    /// than before, since another field may need it.
-    fn write(&self, text: &mut String, key: usize) {
-        // Leaves the group with what the server refused.
-        let refused = format!(
-            "if type(done) == 'table' then if wrote then answer0 = '!' .. {REFUSAL} .. '\\n' end break end"
-        );
-        let of_key: Vec<_> =
-            self.charged.iter().filter(|check| check.shape.key == key).copied().collect();
-        if of_key.is_empty() {
-            return;
-        }
-        let key = format!("keys0[key0 + {key}]");
-        let ttls = names(&of_key, "ttl");
-        let longest = if of_key.len() == 1 { ttls } else { format!("math.max({ttls})") };
+    /// The checks that are charged to a key, and whether any of them writes.
+    fn writing(&self, key: usize) -> Option<(Vec<ScriptCheck>, String)> {
+        let of_key = self.charged.iter().filter(|check| check.shape.key == key);
+        let of_key: Vec<_> = of_key.copied().collect();
         let any = if self.counts_attempts {
             names(&of_key, "put").replace(',', " or")
         } else {
             "admitted0 > 0".to_owned()
         };
+        (!of_key.is_empty()).then_some((of_key, any))
+    }
+
+    /// Emits the time to live of a key: as long as the longest of its fields matters, and never shorter than before, since
+    /// another field may need it. It comes before all writes, so that a user who may not set it writes nothing. A key that
+    /// does not exist yet is `new`, and gets it by [`write`](Self::write).
+    fn keep(&self, text: &mut String, key: usize) {
+        let Some((of_key, any)) = self.writing(key) else { return };
+        let name = format!("keys0[key0 + {key}]");
+        let ttls = names(&of_key, "ttl");
+        let longest = if of_key.len() == 1 { ttls } else { format!("math.max({ttls})") };
         let _ = writeln!(
             text,
-            "if {any} then\n\
+            "local new{key}\n\
+             if {any} then\n\
              local ttl_ms = {longest}\n\
-             local short = ttl_ms > 0 and call('PTTL', {key}) < ttl_ms"
+             if ttl_ms > 0 then\n\
+             done = pcall0('PTTL', {name})\n\
+             {REFUSED}\n\
+             if done < ttl_ms then\n\
+             ttl_ms = format('%d', ttl_ms)\n\
+             done = pcall0('PEXPIRE', {name}, ttl_ms)\n\
+             {REFUSED}\n\
+             if done == 0 then new{key} = ttl_ms end\n\
+             end\n\
+             end\n\
+             end"
         );
+    }
+
+    /// Emits the write of a key's fields.
+    fn write(&self, text: &mut String, key: usize) {
+        let Some((of_key, any)) = self.writing(key) else { return };
+        let name = format!("keys0[key0 + {key}]");
+        let _ = writeln!(text, "if {any} then");
         // Without attempts, all fields of the key are written or none.
         let at_once = if self.counts_attempts { 1 } else { of_key.len() };
         for fields in of_key.chunks(at_once) {
             let pairs: Vec<_> = fields.iter().map(|c| format!("field{0}, put{0}", c.n)).collect();
             let set = format!(
-                "done = pcall0('HSET', {key}, {})\n{refused}\nwrote = true",
+                "done = pcall0('HSET', {name}, {})\n{REFUSED}\nwrote = true",
                 pairs.join(", ")
             );
             let _ = match fields {
@@ -264,9 +285,9 @@ impl KindScript {
         }
         let _ = writeln!(
             text,
-            "if short then\n\
-             done = pcall0('PEXPIRE', {key}, format('%d', ttl_ms))\n\
-             {refused}\n\
+            "if new{key} then\n\
+             done = pcall0('PEXPIRE', {name}, new{key})\n\
+             {REFUSED}\n\
              end\n\
              end"
         );

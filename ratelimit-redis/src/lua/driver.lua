@@ -352,10 +352,20 @@ local function put_reservation(check, reservation)
   call('SET', check.reservation_key, stored, 'PX', format('%d', life_ms))
 end
 
+local function writes(check)
+  return line == '1' or check.attempt > 0
+end
+
+-- Extends the life of a key before anything is written: a user who may not do that writes nothing. A key that does not exist
+-- yet gets its time to live when it is written.
+local function keep(check)
+  if writes(check) and check.write == 'put' then expire(check.key, ttl_ms(check.expires)) end
+end
+
 local wrote = false
 local function write(check)
   local algorithm = check.algorithm
-  if line == '1' or check.attempt > 0 then
+  if writes(check) then
     -- A log is otherwise changed by what was added to it.
     if check.heals then algorithm.remove(check.key, check.field) end
     if check.write == 'put' then
@@ -378,15 +388,17 @@ local function write(check)
   end
 end
 
-for _, check in ipairs(checks) do
-  local done, problem = pcall(write, check)
-  if not done then
-    -- If the server refuses a command after others, for example one that the user may not call, the earlier writes remain.
-    local message = server_error(problem)
-    local again, found = pcall(check.algorithm.read, check.key, check.field)
-    local changed = not again or (found and seen(check, found) or '') ~= check.seen
-    if wrote or (changed and not match(message, '^OOM')) then message = 'RLPART ' .. message end
-    return redis.error_reply(message)
+for _, work in ipairs { keep, write } do
+  for _, check in ipairs(checks) do
+    local done, problem = pcall(work, check)
+    if not done then
+      -- If the server refuses a command after others, for example one that the user may not call, the earlier writes remain.
+      local message = server_error(problem)
+      local again, found = pcall(check.algorithm.read, check.key, check.field)
+      local changed = not again or (found and seen(check, found) or '') ~= check.seen
+      if wrote or (changed and not match(message, '^OOM')) then message = 'RLPART ' .. message end
+      return redis.error_reply(message)
+    end
   end
 end
 

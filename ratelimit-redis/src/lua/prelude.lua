@@ -39,7 +39,7 @@ local function kept_ms(expires)
   return math.max(floor(now / 1000) + ttl_ms(expires) - 10, 0)
 end
 
--- Extends the key's life to at least `ttl`. Another limit of the same key may need more.
+-- Extends the key's life to at least `ttl`, if it exists. Another limit of the same key may need more.
 local function expire(key, ttl)
   if call('PTTL', key) < ttl then call('PEXPIRE', key, format('%d', ttl)) end
 end

@@ -30,6 +30,7 @@ mod health;
 mod late_charges;
 mod merged_drops;
 mod own;
+mod permissions;
 mod refusals;
 mod repeats;
 mod scripts;
