@@ -122,7 +122,9 @@ pub(crate) fn problems(
     }
     // What is wrong with the document as a whole, such as two limits of one name.
     if let Err(error) = toml::from_str::<Limits<Policy>>(text) {
-        problems.push(Problem::of(text, &error));
+        let problem = Problem::of(text, &error);
+        let is_known = problems.iter().any(|known| known.place == problem.place);
+        problems.extend(Some(problem).filter(|_| !is_known));
     }
     problems.sort();
     problems.dedup();

@@ -29,6 +29,13 @@ impl ConfigError {
         self
     }
 
+    /// The same error, for a limit whose name is not known.
+    #[cfg(feature = "serde")]
+    pub(crate) fn unnamed(mut self) -> Self {
+        self.limit = None;
+        self
+    }
+
     /// The name of the limit at fault, if there is one.
     #[must_use]
     pub fn limit(&self) -> Option<&str> {

@@ -118,7 +118,8 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
     let gcra = "algorithm = \"gcra\"\nrate = \"1/s\"\n";
     let scene = Scene::new(&format!(
         "[[limit]]\nname = \"a\"\n{gcra}\n[[limit]]\nname = \"b\"\n{gcra}brust = 3\n\n[[limit]]\nname = \"c\"\nkey = [\"usr\"]\n\
-         {gcra}on_outage = \"open\"\n\n[[limit]]\nname = \"a\"\n{gcra}burst = 0\n"
+         {gcra}on_outage = \"open\"\n\n[[limit]]\nname = \"a\"\n{gcra}burst = 0\n\n\
+         [[limit]]\n{gcra}shadow = 1\nname = \"d\"\n"
     ));
     scene.write("input", "");
     let place = "policy.toml: line 10, column 1: unknown field `brust`";
@@ -126,9 +127,19 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
     scene.replay(&["input"]).exits(2).says(&[place, below]).lacks("TOML parse error");
 
     let lint = |more: &[&str]| scene.run(&[&["lint", "policy.toml"], more].concat());
-    let burst = "line 23, column 9: limit \"a\": a burst of 0";
-    let ran = lint(&[]).exits(2).says(&[place, burst]);
-    assert!(ran.out.ends_with("policy.toml: 4 limits, 2 problems\n"), "{}", ran.out);
+    let burst = "line 23, column 9: limit \"a\": burst is 0";
+    let ran = lint(&[]).exits(2).says(&[place, burst, "line 28, column 10: shadow is 1"]);
+    assert!(ran.out.ends_with("policy.toml: 5 limits, 3 problems\n"), "{}", ran.out);
+    // Where only the limit without a name so far is wrong, it is one problem, and a reader of the policy names its number.
+    scene.write(
+        "late.toml",
+        format!("[[limit]]\nname = \"c\"\n{gcra}[[limit]]\n{gcra}burst = 0\nname = \"d\"\n"),
+    );
+    let ran = scene.run(&["lint", "late.toml"]).exits(2).says(&["line 8, column 9: burst is 0"]);
+    assert!(ran.out.ends_with("late.toml: 2 limits, 1 problem\n"), "{}", ran.out);
+    scene
+        .run(&["replay", "--policy", "late.toml", "input"])
+        .says(&["column 9: limit 2: burst is 0"]);
 
     let lines = lint(&["--identifiers", "key,user", "--fallback", "--json"]).json();
     let told: Vec<_> = lines.iter().map(|line| (&line["line"], line["message"].as_str())).collect();
@@ -137,7 +148,7 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
             |(at, told): &(_, Option<&str>)| *at == line && told.is_some_and(|t| t.contains(says));
         assert!(told.iter().any(is_told), "{told:?}");
     }
-    assert_eq!(lines.last(), Some(&serde_json::json!({ "limits": 4, "problems": 4 })));
+    assert_eq!(lines.last(), Some(&serde_json::json!({ "limits": 5, "problems": 5 })));
 
     scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}"));
     let ran = lint(&["--identifiers", "key"]);

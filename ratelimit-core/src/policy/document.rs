@@ -1,8 +1,9 @@
 //! Policies read from a document. Every mistake is named with its limit and what is accepted.
 //!
 //! A limit is checked after each of its fields, while the format still knows where the field is: an error has the
-//! position of the first field with which the limit is wrong. In a format that sorts the fields (the crate `toml` without
-//! its feature `preserve_order`) this may be another field of the same limit.
+//! position of the first field with which the limit is wrong, whatever follows. What a later field can make right is an
+//! error only at the end, so the order of the fields decides nothing. In a format that sorts the fields (the crate `toml`
+//! without its feature `preserve_order`) the position may be that of another field of the same limit.
 //!
 //! The parser takes values of any type, so that an error can name the limit. Types therefore say nothing about the schema,
 //! and `ratelimit-cli/ratelimit.schema.json` is written by hand. Property tests compare it with this parser.
@@ -62,7 +63,7 @@ struct LimitTable(BTreeMap<&'static str, Option<GivenValue>>);
 /// Why an entry is no limit.
 struct Fault {
     error: ConfigError,
-    /// Whether a field is missing, which may follow; otherwise what is there is wrong.
+    /// Whether a field that makes it right may follow; otherwise what is there is wrong.
     may_follow: bool,
 }
 
@@ -98,12 +99,12 @@ impl<'de> Deserialize<'de> for Limits<Policy> {
 
 impl<'de> Deserialize<'de> for Limit<Policy> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        After(&[]).deserialize(deserializer)
+        After(None).deserialize(deserializer)
     }
 }
 
-/// Reads a limit that follows these.
-struct After<'l>(&'l [Limit<Policy>]);
+/// Reads a limit that follows these, if it is one of a document.
+struct After<'l>(Option<&'l [Limit<Policy>]>);
 
 impl<'de> DeserializeSeed<'de> for After<'_> {
     type Value = Limit<Policy>;
@@ -122,24 +123,31 @@ impl<'de> Visitor<'de> for After<'_> {
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
         let mut entry = LimitTable::default();
+        // A limit without a name so far is named by its number.
+        let in_limit = |error: ConfigError| match (error.limit(), self.0) {
+            (None, Some(limits)) => format!("limit {}: {error}", limits.len() + 1),
+            _ => error.to_string(),
+        };
         while let Some(Field(field)) = map.next_key()? {
             map.next_value_seed(Then(|given| {
                 let given = Some(given).filter(|given| !matches!(given, GivenValue::Nothing));
                 if entry.0.insert(field, given).is_some() {
-                    return Err(ConfigError::new(format!("{field} is there twice; write it once")));
+                    return Err(in_limit(ConfigError::new(format!(
+                        "{field} is there twice; write it once"
+                    ))));
                 }
-                // An error waits until it can name its limit.
-                let Some(GivenValue::Text(name)) = entry.get("name") else { return Ok(()) };
-                match entry.build() {
-                    Err(Fault { error, may_follow: false }) => Err(error),
-                    _ if self.0.iter().any(|limit| limit.name() == name) => {
-                        Err(name_is_taken(name))
-                    }
-                    _ => Ok(()),
+                if let Err(Fault { error, may_follow: false }) = entry.build() {
+                    return Err(in_limit(error));
+                }
+                let is_taken =
+                    |name: &&str| self.0.into_iter().flatten().any(|limit| limit.name() == *name);
+                match entry.text("name", "").ok().flatten().filter(is_taken) {
+                    Some(name) => Err(name_is_taken(name).to_string()),
+                    None => Ok(()),
                 }
             }))?;
         }
-        entry.build().map_err(|fault| M::Error::custom(fault.error))
+        entry.build().map_err(|fault| M::Error::custom(in_limit(fault.error)))
     }
 }
 
@@ -170,7 +178,7 @@ impl<'de> Visitor<'de> for Tables {
     }
 
     fn visit_seq<S: SeqAccess<'de>>(mut self, mut seq: S) -> Result<Self, S::Error> {
-        while let Some(limit) = seq.next_element_seed(After(&self.0))? {
+        while let Some(limit) = seq.next_element_seed(After(Some(&self.0)))? {
             self.0.push(limit);
         }
         Ok(self)
@@ -186,7 +194,7 @@ impl<'de> Deserialize<'de> for GivenValue {
 /// Reads a value of any type, and does this with it while the format knows its position.
 struct Then<F>(F);
 
-impl<'de, T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> DeserializeSeed<'de> for Then<F> {
+impl<'de, T, F: FnOnce(GivenValue) -> Result<T, String>> DeserializeSeed<'de> for Then<F> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -194,13 +202,13 @@ impl<'de, T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> DeserializeSeed<'d
     }
 }
 
-impl<T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> Then<F> {
+impl<T, F: FnOnce(GivenValue) -> Result<T, String>> Then<F> {
     fn with<E: Error>(self, given: GivenValue) -> Result<T, E> {
         (self.0)(given).map_err(E::custom)
     }
 }
 
-impl<'de, T, F: FnOnce(GivenValue) -> Result<T, ConfigError>> Visitor<'de> for Then<F> {
+impl<'de, T, F: FnOnce(GivenValue) -> Result<T, String>> Visitor<'de> for Then<F> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -325,21 +333,21 @@ impl LimitTable {
         let name = self.text("name", "\"burst\"")?;
         let in_limit = |error: ConfigError| match name {
             Some(name) => error.in_limit(name),
-            None => error,
+            None => error.unnamed(),
         };
         // What is missing keeps nothing else from being checked.
-        let (policy, missing) = match self.policy() {
+        let (policy, mut missing) = match self.policy() {
             Ok(policy) => (policy, None),
             Err(Fault { error, may_follow: true }) => {
-                (Policy::of_numbers("gcra", "1/s")?, Some(error))
+                (Policy::of_numbers("gcra", "1/s")?, Some(in_limit(error)))
             }
             Err(fault) => return Err(in_limit(fault.error).into()),
         };
-        let Some(name) = name else {
-            return Err(Fault::missing("a [[limit]] has no name; add name = \"…\""));
-        };
-        let limit = self.limit(name, policy).map_err(in_limit)?;
-        missing.map_or(Ok(limit), |error| Err(Fault { error: in_limit(error), may_follow: true }))
+        if name.is_none() {
+            missing = Some(ConfigError::new("a [[limit]] has no name; add name = \"…\""));
+        }
+        let limit = self.limit(name.unwrap_or("unnamed"), policy).map_err(in_limit)?;
+        missing.map_or(Ok(limit), |error| Err(Fault { error, may_follow: true }))
     }
 
     fn limit(&self, name: &str, policy: Policy) -> Result<Limit<Policy>, ConfigError> {
@@ -358,24 +366,66 @@ impl LimitTable {
     }
 
     fn policy(&self) -> Result<Policy, Fault> {
-        let algorithm = self.text("algorithm", "\"gcra\"")?.ok_or_else(|| {
-            Fault::missing(format!("no algorithm; add algorithm = one of {}", accepted()))
-        })?;
-        if !Policy::NAMES.contains(&algorithm) {
+        // Each field by itself first: nothing that follows makes it right.
+        let algorithm = self.text("algorithm", "\"gcra\"")?;
+        if let Some(algorithm) = algorithm.filter(|name| !Policy::NAMES.contains(name)) {
             return Err(unknown(algorithm).into());
         }
-        let numbers = match algorithm {
-            "bucketed-window" => self.windows()?,
-            _ => self.rate(algorithm)?,
+        let rate = self.text("rate", "\"10/s\"")?.map(str::parse::<Rate>).transpose()?;
+        let (burst, debt) = (self.number("burst", 1)?, self.number("debt", 0)?);
+        let bucket = self.text("bucket", "\"1s\"")?.map(period_us).transpose()?;
+        let rates = self.texts("rates", "[\"1000/1s\", \"5000/10s\"]")?.unwrap_or_default();
+        let rates = rates.iter().map(|rate| rate.parse::<Rate>().map(|rate| rate.to_string()));
+        let rates = rates.collect::<Result<Vec<_>, _>>()?.join(",");
+        let attempts = match self.text("count", "\"admitted\"")? {
+            None | Some("admitted") => false,
+            Some("attempts") => true,
+            Some(count) => {
+                let expected = "write count = \"admitted\" or count = \"attempts\"";
+                let message = format!("count = {count:?} is not known; {expected}");
+                return Err(ConfigError::new(message).into());
+            }
         };
-        let policy = Policy::of_numbers(algorithm, &numbers)?;
-        match self.text("count", "\"admitted\"")? {
-            None | Some("admitted") => Ok(policy),
-            Some("attempts") => Ok(counting_attempts(policy)?),
-            Some(count) => Err(ConfigError::new(format!(
-                "count = {count:?} is not known; write count = \"admitted\" or count = \"attempts\""
-            ))
-            .into()),
+
+        let algorithm = algorithm.ok_or_else(|| {
+            Fault::missing(format!("no algorithm; add algorithm = one of {}", accepted()))
+        })?;
+        let policy = if algorithm == "bucketed-window" {
+            let instead = "leave it out, or use gcra or token-bucket";
+            self.without(&["burst", "debt"], algorithm, instead)?;
+            self.without(&["rate"], algorithm, "write rates = [\"1000/1s\", \"5000/10s\"]")?;
+            let bucket = bucket.filter(|_| !rates.is_empty()).ok_or_else(|| {
+                Fault::missing(
+                    "a bucketed-window needs bucket = \"1s\" and rates = [\"1000/1s\", \"5000/10s\"]",
+                )
+            })?;
+            let bucket = Period { us: bucket, times_one: true };
+            Policy::of_numbers(algorithm, &format!("bucket {bucket} rates {rates}"))?
+        } else {
+            self.without(&["bucket", "rates"], algorithm, "leave it out, or use bucketed-window")?;
+            let rate = rate.ok_or_else(|| {
+                Fault::missing("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
+            })?;
+            let of = |burst: &str| Policy::of_numbers(algorithm, &format!("{rate}{burst}{debt}"));
+            // A burst that follows may fit where the count of the rate, which is its default, does not.
+            of(&burst).map_err(|error| Fault {
+                error,
+                may_follow: burst.is_empty() && of(" burst 1").is_ok(),
+            })?
+        };
+        Ok(if attempts { counting_attempts(policy)? } else { policy })
+    }
+
+    /// A whole number as an algorithm reads it from text, if it is there.
+    fn number(&self, field: &str, least: u64) -> Result<String, ConfigError> {
+        match self.get(field) {
+            None => Ok(String::new()),
+            Some(GivenValue::Number(number)) if *number >= least => {
+                Ok(format!(" {field} {number}"))
+            }
+            Some(wrong) => Err(ConfigError::new(format!(
+                "{field} is {wrong}; write a whole number of at least {least}, without quotes"
+            ))),
         }
     }
 
@@ -387,46 +437,6 @@ impl LimitTable {
                 Err(ConfigError::new(format!("{field} has no meaning for {algorithm}; {instead}")))
             }
         }
-    }
-
-    /// The rate and the burst, as the algorithm reads them from text.
-    fn rate(&self, algorithm: &str) -> Result<String, Fault> {
-        self.without(&["bucket", "rates"], algorithm, "leave it out, or use bucketed-window")?;
-        let number = |field, least| match self.get(field) {
-            None => Ok(String::new()),
-            Some(GivenValue::Number(number)) => Ok(format!(" {field} {number}")),
-            Some(wrong) => {
-                let says = "without quotes";
-                Err(ConfigError::new(format!(
-                    "{field} is {wrong}; write a whole number of at least {least}, {says}"
-                )))
-            }
-        };
-        let (burst, debt) = (number("burst", 1)?, number("debt", 0)?);
-        let rate = self.text("rate", "\"10/s\"")?.ok_or_else(|| {
-            Fault::missing("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
-        })?;
-        Ok(format!("{}{burst}{debt}", rate.parse::<Rate>()?))
-    }
-
-    /// The bucket and the rates of a bucketed window, as it reads them from text.
-    fn windows(&self) -> Result<String, Fault> {
-        let instead = "leave it out, or use gcra or token-bucket";
-        self.without(&["burst", "debt"], "bucketed-window", instead)?;
-        let instead = "write rates = [\"1000/1s\", \"5000/10s\"]";
-        self.without(&["rate"], "bucketed-window", instead)?;
-        let missing = || {
-            Fault::missing(
-                "a bucketed-window needs bucket = \"1s\" and rates = [\"1000/1s\", \"5000/10s\"]",
-            )
-        };
-        let bucket = self.text("bucket", "\"1s\"")?.ok_or_else(missing)?;
-        let bucket = Period { us: period_us(bucket)?, times_one: true };
-        let rates = self.texts("rates", "[\"1000/1s\", \"5000/10s\"]")?;
-        let rates = rates.filter(|rates| !rates.is_empty()).ok_or_else(missing)?;
-        let rates = rates.iter().map(|rate| rate.parse::<Rate>().map(|rate| rate.to_string()));
-        let rates = rates.collect::<Result<Vec<_>, _>>()?.join(",");
-        Ok(format!("bucket {bucket} rates {rates}"))
     }
 }
 

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::algorithms::Algorithm;
+use alloc::borrow::ToOwned;
 use alloc::string::ToString;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
 
 fn read(text: &str) -> Result<Limits<Policy>, String> {
     toml::from_str(text).map_err(|error: toml::de::Error| error.to_string())
@@ -84,7 +87,7 @@ const WRONG_LIMITS: &[(&str, &[&str])] = &[
 
 /// Each the fifth line of a limit that is right without it.
 const WRONG_LINES: &[(&str, &[&str])] = &[
-    ("burst = 0", &["burst of 0", "at least 1"]),
+    ("burst = 0", &["burst is 0", "at least 1"]),
     ("burst = -1", &["burst is -1", "at least 1", "line 5, column 9"]),
     ("burst = 1.5", &["burst is 1.5", "whole number"]),
     ("burst = 20.0", &["burst is 20.0", "whole number"]),
@@ -134,5 +137,124 @@ fn says_all(text: &str, says: &[&str]) {
     let error = read(text).expect_err(text);
     for part in says {
         assert!(error.contains(part), "{text}\n→ {error}\nlacks {part}");
+    }
+}
+
+/// A field of a limit that is right with any others, and its values; `None` leaves it out.
+type Values = (&'static str, &'static [Option<&'static str>]);
+
+const ANY: &[Values] = &[
+    ("key", &[None, Some("['ip', 'path']")]),
+    ("required", &[None, Some("true")]),
+    ("shadow", &[None, Some("true")]),
+    ("on_outage", &[None, Some("'open'")]),
+    ("count", &[None, Some("'admitted'"), Some("'attempts'")]),
+    // Alone, the second is too large for a bucket, whose burst is then the count.
+    ("rate", &[Some("'7/5m'"), Some("'1125899906842624/30d'")]),
+    ("burst", &[None, Some("1"), Some("1073741824"), Some("1125899906842624")]),
+    ("debt", &[None, Some("3"), Some("1125899906842624")]),
+    ("bucket", &[Some("'1s'")]),
+    ("rates", &[Some("['7/5m', '9/10m']")]),
+];
+
+/// Each field of which nothing that follows can make right.
+const WRONG: &[(&str, &str)] = &[
+    ("key", "['']"),
+    ("required", "1"),
+    ("shadow", "'no'"),
+    ("on_outage", "'shut'"),
+    ("count", "'all'"),
+    ("rate", "'0/s'"),
+    ("burst", "0"),
+    ("debt", "-1"),
+    ("bucket", "'soon'"),
+    ("rates", "['0/s']"),
+];
+
+/// The fields of a limit with this algorithm, in any order.
+fn limit_fields() -> impl Strategy<Value = (&'static str, Vec<(&'static str, &'static str)>)> {
+    let of_algorithm = |name: &'static str| {
+        let has = move |field: &str| match name {
+            "bucketed-window" => !["rate", "burst", "debt"].contains(&field),
+            "gcra" | "token-bucket" => !["bucket", "rates"].contains(&field),
+            "fixed-window" => !["bucket", "rates", "burst"].contains(&field),
+            _ => !["bucket", "rates", "burst", "debt"].contains(&field),
+        };
+        let fields: Vec<_> = ANY.iter().filter(|(field, _)| has(field)).collect();
+        let values: Vec<_> = fields.iter().map(|(_, values)| select(*values)).collect();
+        values.prop_map(move |values| {
+            let given = fields.iter().zip(values);
+            let given = given.filter_map(|((field, _), value)| Some((*field, value?)));
+            let algorithm = ("algorithm", name);
+            (name, given.chain([("name", "'a'"), algorithm]).collect::<Vec<_>>())
+        })
+    };
+    let name = select(Policy::NAMES).prop_flat_map(of_algorithm);
+    name.prop_flat_map(|(name, fields)| (Just(name), Just(fields).prop_shuffle()))
+}
+
+fn written(fields: &[(&str, &str)]) -> String {
+    let line = |(field, value): &(&str, &str)| match *field {
+        "algorithm" => format!("algorithm = {value:?}\n"),
+        field => format!("{field} = {value}\n"),
+    };
+    "[[limit]]\n".to_owned() + &fields.iter().map(line).collect::<String>()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    #[test]
+    fn the_order_of_the_fields_decides_nothing((algorithm, fields) in limit_fields()) {
+        let of = |name: &str| fields.iter().find(|(field, _)| *field == name).map(|(_, value)| *value);
+        let with = |name: &str| of(name).map_or(String::new(), |value| format!(" {name} {value}"));
+        let plain = |name: &str| of(name).unwrap_or_default().replace(['\'', '[', ']'], "");
+        let numbers = match algorithm {
+            "bucketed-window" => format!("bucket {} rates {}", plain("bucket"), plain("rates")),
+            _ => plain("rate") + &with("burst") + &with("debt"),
+        };
+        let attempts = of("count").map_or(String::new(), |_| format!(" count {}", plain("count")));
+        // Text has one order.
+        let due = format!("{algorithm} {numbers}{attempts}").parse::<Policy>();
+        let due = due.and_then(|policy| Limit::new("a", policy));
+        let text = written(&fields);
+        match (read(&text), due) {
+            (Ok(limits), Ok(due)) => {
+                let limit = &limits.as_slice()[0];
+                prop_assert_eq!(limit.algorithm(), due.algorithm());
+                let names: Vec<_> = limit.identifier_names().collect();
+                prop_assert_eq!(names.len(), if of("key").is_some() { 2 } else { 0 });
+                let given = [limit.is_required(), limit.is_shadow(), limit.outage().is_some()];
+                prop_assert_eq!(given, ["required", "shadow", "on_outage"].map(|name| of(name).is_some()));
+            }
+            (Err(_), Err(_)) => {}
+            (found, due) => prop_assert!(false, "{text}\n{found:?}\n{due:?}"),
+        }
+    }
+
+    #[test]
+    fn a_wrong_field_is_named_by_its_line_wherever_it_stands(
+        (_, mut fields) in limit_fields(),
+        wrong in any::<Index>(),
+    ) {
+        // What is too large in sum is another mistake.
+        for (field, value) in &mut fields {
+            match *field {
+                "rate" => *value = "'7/5m'",
+                "burst" => *value = "1",
+                "debt" => *value = "3",
+                "count" => *value = "'admitted'",
+                _ => {}
+            }
+        }
+        let may_be: Vec<_> = WRONG.iter().filter(|(field, _)| fields.iter().any(|(f, _)| f == field)).collect();
+        let (field, value) = wrong.get(&may_be);
+        let at = fields.iter().position(|(f, _)| f == field).expect("a field");
+        fields[at].1 = value;
+        let text = written(&fields);
+        let error = read(&text).expect_err(&text);
+        prop_assert!(error.contains(&format!("line {}, column ", at + 2)), "{text}\n{error}");
+        let is_named = fields[..=at].contains(&("name", "'a'"));
+        let limit = if is_named { "limit \"a\": " } else { "limit 1: " };
+        prop_assert!(error.contains(limit), "{text}\n{error}");
     }
 }
