@@ -6,6 +6,7 @@ mod allotments;
 mod cache;
 mod common;
 mod conformance;
+mod dashboard;
 mod fallback;
 mod observers;
 mod orders;
