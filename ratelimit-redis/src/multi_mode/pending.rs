@@ -288,6 +288,9 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
                 }
             }
         }
+        if !changes.commands.is_empty() {
+            changes.commands.push(self.undone());
+        }
         changes
     }
 
@@ -337,6 +340,11 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         if self.windows.displaces() { Vec::new() } else { self.reduced(0) }
     }
 
+    /// Lets a key end which a correction has created, because it expired meanwhile or another client removed it.
+    fn undone(&self) -> CommandWords {
+        command(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"])
+    }
+
     /// The commands that reduce the charge to `due`.
     fn reduced(&mut self, due: u64) -> Vec<CommandWords> {
         let Some(Own { since, cost, element, .. }) = &mut self.own else { return Vec::new() };
@@ -347,11 +355,7 @@ impl<'b, A: MultiProgram> PendingCheck<'b, A> {
         }
         let Some(whole) = element.take() else {
             let (since, less) = (since.as_us().to_string(), format!("-{more}"));
-            // If the key has expired meanwhile, this creates it again.
-            return vec![
-                command(["HINCRBY", &self.key, &since, &less]),
-                command(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),
-            ];
+            return vec![command(["HINCRBY", &self.key, &since, &less]), self.undone()];
         };
         *element = whole.part(due);
         let push = |part: &StoredEntry| with(command(["RPUSHX", &self.key]), part.text.clone());

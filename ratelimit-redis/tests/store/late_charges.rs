@@ -262,3 +262,30 @@ async fn acquire(
     let now = at(1_795_218_392 * WINDOW_US + us);
     apply_at(&store, &[(limit, "a", cost)], Op::Acquire, None, now).await.expect("decides")
 }
+
+/// Another client charges before the charge, and resets the key before the correction of what both have displaced.
+#[tokio::test]
+async fn a_correction_of_a_key_that_is_gone_leaves_no_key_for_ever() {
+    const DAY_US: u64 = 86_400_000_000;
+    let server = server();
+    let limit = limit("l", "bucketed-window bucket 1d rates 3/10d count attempts");
+    let others = plain(&server).await.in_mode::<Multi>();
+    let full = [(&limit, "a", 3)];
+    let before = at(now_us() - 2 * DAY_US);
+    assert!(apply_at(&others, &full, Op::Acquire, None, before).await.expect("decided").allowed());
+    let sent = Arc::new(AtomicUsize::new(0));
+    let needed = (others, limit.clone(), sent.clone());
+    let connection = meddled(&server).await;
+    let connection = connection.before_with(needed, |(others, limit, sent), words| async move {
+        if is_charge(&words) {
+            let op = [Op::Acquire, Op::Reset][sent.fetch_add(1, Ordering::SeqCst)];
+            let _ = apply(&others, &[(&limit, "a", 1)], op, None).await.expect("decided");
+        }
+        Fate::Sent
+    });
+    let store = over(RedisStore::builder().multi().deadline(PATIENCE), connection);
+    let one = apply(&store, &[(&limit, "a", 1)], Op::Acquire, None).await;
+    assert!(!one.expect("decided").allowed());
+    assert_eq!(sent.load(Ordering::SeqCst), 2, "a charge and a correction");
+    assert_eq!(outliving(&server, "rl", 1_000), [""; 0]);
+}
