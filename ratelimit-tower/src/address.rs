@@ -1,7 +1,8 @@
 //! [`ClientAddress`]: the address of the client, also behind proxies.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use derive_where::derive_where;
 use http::Extensions;
@@ -11,6 +12,7 @@ use ipnet::{IpNet, Ipv4Net};
 use ratelimit_core::ConfigError;
 
 use crate::identify::{Identification, Identify, IdentifyError};
+use crate::log::LogLines;
 
 mod forwarded;
 mod text;
@@ -54,13 +56,15 @@ pub enum ProxyHeader {
 /// the first other address is the client. Entries to its left can be written by the client, and never count.
 ///
 /// Where a trusted proxy reports something other than an address (`unknown`, `_hidden`, an error) or nothing at all, the client
-/// is known by the address of that proxy. Such clients share one limit; none is unlimited.
+/// is known by the address of that proxy. Such clients share one limit; none is unlimited. A warning with the address is
+/// logged once per minute.
 ///
 /// # IPv6
 ///
 /// A subscriber owns at least a /64 and can send from each of its addresses, so the network identifies the client.
 /// [`ipv6_prefix`](Self::ipv6_prefix) sets another length, such as 56 or 48. IPv4 addresses that are mapped into IPv6
-/// (`::ffff:192.0.2.7`) are the IPv4 address; zone ids are dropped.
+/// (`::ffff:192.0.2.7`), or translated to it (`64:ff9b::192.0.2.7`, RFC 6052), are the IPv4 address. A link-local address
+/// (`fe80::/10`) is an identifier by itself, since all hosts of a link share its network; zone ids are dropped.
 #[derive(Clone)]
 #[derive_where(Debug)]
 pub struct ClientAddress {
@@ -69,6 +73,9 @@ pub struct ClientAddress {
     ipv6_prefix: u8,
     #[derive_where(skip)]
     peer: PeerLookup,
+    /// The proxies whose reports could not be read.
+    #[derive_where(skip)]
+    unreported: Arc<LogLines>,
 }
 
 type PeerLookup = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
@@ -85,6 +92,7 @@ impl ClientAddress {
             header: None,
             ipv6_prefix: 64,
             peer: Arc::new(peer_address),
+            unreported: Arc::new(LogLines::every(Duration::from_secs(60))),
         }
     }
 
@@ -149,7 +157,7 @@ impl ClientAddress {
     #[inline]
     #[must_use]
     pub fn resolve(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
-        let peer = peer.to_canonical();
+        let peer = canonical(peer);
         match &self.header {
             Some(header) if self.is_proxy(peer) => self.reported(peer, header, headers),
             _ => peer,
@@ -158,28 +166,43 @@ impl ClientAddress {
 
     /// The address that this proxy reports: the first that is no trusted proxy, or the last one before what cannot be read.
     fn reported(&self, peer: IpAddr, header: &ProxyHeader, headers: &HeaderMap) -> IpAddr {
-        let (lines, address): (_, AddressOf) = match header {
-            ProxyHeader::Forwarded => (headers.get_all(FORWARDED), forwarded::address_of_forwarded),
-            ProxyHeader::XForwardedFor => {
-                (headers.get_all("x-forwarded-for"), forwarded::address_of_node)
-            }
+        let (name, address): (&HeaderName, AddressOf) = match header {
+            ProxyHeader::Forwarded => (&FORWARDED, forwarded::address_of_forwarded),
+            ProxyHeader::XForwardedFor => (&X_FORWARDED_FOR, forwarded::address_of_node),
             ProxyHeader::Single(name) => {
                 let value = headers.get_all(name).iter().next_back();
                 let address = value.and_then(|value| forwarded::address_of_node(value.as_bytes()));
-                return address.map_or(peer, |address| address.to_canonical());
+                return address.map_or_else(|| self.unreported_by(peer, name), canonical);
             }
         };
         let mut nearest = peer;
         // A list may be split over several lines.
-        let lines = lines.iter().rev().map(HeaderValue::as_bytes);
-        for element in lines.flat_map(|line| forwarded::split_from_the_right(line, b',')) {
-            let Some(hop) = address(element) else { break };
-            nearest = hop.to_canonical();
+        let lines = headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
+        let mut hops =
+            lines.flat_map(|line| forwarded::split_from_the_right(line, b',')).peekable();
+        if hops.peek().is_none() {
+            return self.unreported_by(peer, name);
+        }
+        for element in hops {
+            let Some(hop) = address(element) else { return self.unreported_by(nearest, name) };
+            nearest = canonical(hop);
             if !self.is_proxy(nearest) {
                 break;
             }
         }
         nearest
+    }
+
+    /// All clients of this proxy are one, which is seldom meant.
+    #[cold]
+    fn unreported_by(&self, proxy: IpAddr, header: &HeaderName) -> IpAddr {
+        if let Some(requests) = self.unreported.due(&proxy.to_string()) {
+            tracing::warn!(
+                %proxy, %header, requests,
+                "a trusted proxy reports no client address that can be read; all its clients share one limit"
+            );
+        }
+        proxy
     }
 
     fn is_proxy(&self, address: IpAddr) -> bool {
@@ -202,6 +225,7 @@ impl Identify for ClientAddress {
             _ => match self.resolve(peer, &request.headers) {
                 IpAddr::V4(ip) => text::of_ipv4(ip),
                 // Its network, such as `2001:db8::/64`.
+                IpAddr::V6(ip) if ip.is_unicast_link_local() => text::of_ipv6(ip, 128),
                 IpAddr::V6(ip) => {
                     let network = ip.to_bits() & (u128::MAX << (128 - u32::from(self.ipv6_prefix)));
                     text::of_ipv6(Ipv6Addr::from_bits(network), self.ipv6_prefix)
@@ -211,10 +235,38 @@ impl Identify for ClientAddress {
     }
 }
 
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The IPv4 address that an IPv6 address stands for: mapped (`::ffff:0:0/96`), or translated (`64:ff9b::/96`, RFC 6052). Any
+/// other address as it is.
+fn canonical(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(ipv6) => in_ipv6(ipv6).map_or(address, IpAddr::V4),
+        IpAddr::V4(_) => address,
+    }
+}
+
+/// The IPv4 address that this one stands for.
+const fn in_ipv6(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    match address.segments() {
+        [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+            Some(Ipv4Addr::from_bits((high as u32) << 16 | low as u32))
+        }
+        _ => None,
+    }
+}
+
 fn peer_address(extensions: &Extensions) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
-    if let Some(info) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
-        return Some(info.0.ip());
+    {
+        use axum::extract::ConnectInfo;
+        use axum::extract::connect_info::MockConnectInfo;
+
+        let connected = extensions.get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| peer);
+        let mocked = || extensions.get().map(|MockConnectInfo(peer)| peer);
+        if let Some(peer) = connected.or_else(mocked) {
+            return Some(peer.ip());
+        }
     }
     Some(extensions.get::<PeerAddress>()?.0.ip())
 }
@@ -228,7 +280,7 @@ fn network(text: &str) -> Result<IpNet, ConfigError> {
     };
     // Networks of mapped addresses, since addresses are compared as what they are mapped from.
     if let IpNet::V6(mapped) = network
-        && let Some(v4) = mapped.network().to_ipv4_mapped()
+        && let Some(v4) = in_ipv6(mapped.network())
         && let Some(Ok(v4)) = mapped.prefix_len().checked_sub(96).map(|p| Ipv4Net::new(v4, p))
     {
         return Ok(v4.into());

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const EVERY: Duration = Duration::from_secs(1);
+/// The most names that have lines of their own; all others share one.
+const MOST_NAMES: usize = 1_024;
 
 /// Lines by the name of a limit. Each tells how many requests it stands for: its own, and those since the line before.
 #[derive(Default)]
@@ -16,8 +17,17 @@ pub(crate) struct Log {
     pub(crate) unwired: LogLines,
 }
 
-#[derive(Default)]
-pub(crate) struct LogLines(Mutex<HashMap<Box<str>, LogLine>>);
+/// Lines by name: each at most once in a time, which is a second by default.
+pub(crate) struct LogLines {
+    every: Duration,
+    lines: Mutex<HashMap<Box<str>, LogLine>>,
+}
+
+impl Default for LogLines {
+    fn default() -> Self {
+        Self::every(Duration::from_secs(1))
+    }
+}
 
 struct LogLine {
     next: Instant,
@@ -26,19 +36,26 @@ struct LogLine {
 }
 
 impl LogLines {
-    /// Counts a request. Returns for how many a line stands, if one is due.
-    pub(crate) fn due(&self, limit: &str) -> Option<u64> {
-        self.due_at(limit, Instant::now())
+    /// At most one line of each name in this time.
+    pub(crate) fn every(every: Duration) -> Self {
+        Self { every, lines: Mutex::default() }
     }
 
-    fn due_at(&self, limit: &str, now: Instant) -> Option<u64> {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = lines.entry(limit.into()).or_insert(LogLine { next: now, untold: 0 });
+    /// Counts a request. Returns for how many a line stands, if one is due.
+    pub(crate) fn due(&self, name: &str) -> Option<u64> {
+        self.due_at(name, Instant::now())
+    }
+
+    fn due_at(&self, name: &str, now: Instant) -> Option<u64> {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_own = lines.len() < MOST_NAMES || lines.contains_key(name);
+        let name = if has_own { name } else { "" };
+        let line = lines.entry(name.into()).or_insert(LogLine { next: now, untold: 0 });
         line.untold += 1;
         if now < line.next {
             return None;
         }
-        line.next = now + EVERY;
+        line.next = now + self.every;
         Some(std::mem::take(&mut line.untold))
     }
 }
@@ -55,5 +72,14 @@ mod tests {
         assert_eq!(told.collect::<Vec<_>>(), [1, 1_000, 1_000]);
         assert_eq!(lines.due_at("search", begin), Some(1));
         assert_eq!(lines.due_at("login", begin + Duration::from_secs(60)), Some(1_000));
+    }
+
+    #[test]
+    fn names_without_end_share_a_line() {
+        let (lines, begin) = (LogLines::every(Duration::from_secs(60)), Instant::now());
+        let told = (0..10_000).filter_map(|name| lines.due_at(&format!("{name}"), begin));
+        assert_eq!(told.sum::<u64>(), MOST_NAMES as u64 + 1);
+        let later = lines.due_at("10000", begin + Duration::from_secs(60));
+        assert_eq!(later, Some(10_000 - MOST_NAMES as u64));
     }
 }

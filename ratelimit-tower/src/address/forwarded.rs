@@ -54,19 +54,26 @@ fn unquoted(value: &[u8]) -> Option<Vec<u8>> {
 
 /// The address of a node: `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::1`, `[2001:db8::1]:4711`, `fe80::1%eth0`. The port and
 /// the zone are dropped. `None` for everything else, such as `unknown` and `_hidden`.
+///
+/// Some proxies write `2001:db8::1:46532`: an IPv6 address and its port, without brackets. Where all of it is an address, it
+/// is read as one; a port of up to four digits then changes no more than the last group.
 pub(super) fn address_of_node(node: &[u8]) -> Option<IpAddr> {
     let node = std::str::from_utf8(node).ok()?.trim_matches('"');
-    let (address, port) = match node.strip_prefix('[') {
-        Some(bracketed) => bracketed.split_once(']')?,
-        // A second colon: an IPv6 address without brackets has no port.
-        None if node.matches(':').count() > 1 => (node, ""),
-        None => node.split_at(node.find(':').unwrap_or(node.len())),
-    };
-    if !(port.is_empty() || port.starts_with(':')) {
-        return None;
+    if let Some(bracketed) = node.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']')?;
+        let is_port = port.is_empty() || port.starts_with(':');
+        return without_zone(address).parse().ok().filter(|_| is_port);
     }
-    let address = address.split_once('%').map_or(address, |(address, _zone)| address);
-    address.parse().ok()
+    let before_port = || {
+        let (address, port) = node.rsplit_once(':')?;
+        let is_port = (1..=5).contains(&port.len()) && port.bytes().all(|b| b.is_ascii_digit());
+        without_zone(address).parse().ok().filter(|_| is_port)
+    };
+    without_zone(node).parse().ok().or_else(before_port)
+}
+
+fn without_zone(address: &str) -> &str {
+    address.split_once('%').map_or(address, |(address, _zone)| address)
 }
 
 #[cfg(test)]
@@ -83,6 +90,16 @@ mod tests {
             ("[2001:db8::1]:80", Some("2001:db8::1")),
             ("fe80::1%eth0", Some("fe80::1")),
             ("[fe80::1%25eth0]:80", Some("fe80::1")),
+            ("fe80::1%eth0:80", Some("fe80::1")),
+            // A port without brackets.
+            ("2001:db8::7:46532", Some("2001:db8::7")),
+            ("2001:DB8:1:2:3:4:5:6:443", Some("2001:db8:1:2:3:4:5:6")),
+            ("::ffff:203.0.113.9:51234", Some("::ffff:203.0.113.9")),
+            ("64:ff9b::203.0.113.9:443", Some("64:ff9b::203.0.113.9")),
+            ("2001:db8::7:465321", None),
+            ("2001:db8::7:46532:46532", None),
+            ("192.0.2.7:", None),
+            ("192.0.2.7:_port", None),
             ("[2001:db8::1]x", None),
             ("[2001:db8::1", None),
             ("unknown", None),

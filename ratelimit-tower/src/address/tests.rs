@@ -39,8 +39,13 @@ fn the_rightmost_untrusted_hop_is_the_client_of_a_proxy_and_any_other_peer_is_th
         assert_eq!(resolved, ip(client), "{peer}: {lines:?}");
     }
     let mapped = ClientAddress::behind(["::ffff:10.0.0.0/104"], ProxyHeader::XForwardedFor);
-    let headers = headers("x-forwarded-for", &["192.0.2.7"]);
-    assert_eq!(mapped.unwrap().resolve(ip(PROXY), &headers), ip("192.0.2.7"));
+    let reported = headers("x-forwarded-for", &["192.0.2.7"]);
+    assert_eq!(mapped.unwrap().resolve(ip(PROXY), &reported), ip("192.0.2.7"));
+    // A proxy behind a translator, and a client behind another.
+    let translated = ClientAddress::behind(["64:ff9b::10.0.0.0/104"], ProxyHeader::XForwardedFor);
+    let reported = headers("x-forwarded-for", &["64:FF9B::c000:207"]);
+    let proxy = ip("64:ff9b::10.0.0.1");
+    assert_eq!(translated.unwrap().resolve(proxy, &reported), ip("192.0.2.7"));
 }
 
 #[test]
@@ -71,6 +76,11 @@ fn identifiers_are_addresses_or_networks_of_the_peer_that_the_server_tells() {
     for (who, peer, identifier) in [
         (&who, "192.0.2.7:80", "192.0.2.7"),
         (&who, "[::ffff:192.0.2.7]:80", "192.0.2.7"),
+        (&who, "[64:ff9b::192.0.2.7]:80", "192.0.2.7"),
+        (&with(128), "[64:ff9b:1::192.0.2.7]:80", "64:ff9b:1::c000:207"),
+        (&who, "[fe80::1:2:3:4]:80", "fe80::1:2:3:4"),
+        (&with(48), "[febf::1]:80", "febf::1"),
+        (&who, "[fec0::1]:80", "fec0::/64"),
         (&who, "[2001:db8:1:2:3:4:5:6]:80", "2001:db8:1:2::/64"),
         (&with(48), "[2001:db8:1:2:3:4:5:6]:80", "2001:db8:1::/48"),
         (&with(128), "[2001:db8::1]:80", "2001:db8::1"),
@@ -102,10 +112,24 @@ fn what_cannot_be_meant_is_refused_with_the_remedy() {
     assert!([0, 129].iter().all(|length| ClientAddress::peer().ipv6_prefix(*length).is_err()));
 }
 
-/// Addresses outside of the trusted networks.
+/// Addresses outside of the trusted networks, of every kind.
 fn client() -> impl Strategy<Value = IpAddr> {
-    let all = any::<IpAddr>().prop_map(|address| address.to_canonical());
-    all.prop_filter("trusted", |address| !behind(ProxyHeader::Forwarded).is_proxy(*address))
+    let of_ipv4 = |prefix: u128| {
+        any::<u32>().prop_map(move |low| IpAddr::V6(Ipv6Addr::from_bits(prefix | u128::from(low))))
+    };
+    let all = prop_oneof![
+        any::<IpAddr>(),
+        of_ipv4(0xffff << 32),
+        of_ipv4(0x64_ff9b << 96),
+        any::<u64>()
+            .prop_map(|low| IpAddr::V6(Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(low)))),
+        // Short ones, in which a port reads like a group.
+        any::<[u16; 3]>()
+            .prop_map(|[a, b, c]| Ipv6Addr::new(0x2001, 0xdb8, a, 0, 0, 0, b, c).into()),
+    ];
+    all.prop_filter("trusted", |address| {
+        !behind(ProxyHeader::Forwarded).is_proxy(canonical(*address))
+    })
 }
 
 /// What a client may write: anything that a header can hold, and what parsers are weak against.
@@ -118,14 +142,57 @@ fn spoof() -> impl Strategy<Value = String> {
     ]
 }
 
-/// The address as proxies write it, with its port and without.
-fn written(address: IpAddr, with_port: bool, forwarded: bool) -> String {
-    let socket = SocketAddr::new(address, 4711).to_string();
-    match (forwarded, with_port) {
-        (true, true) => format!("By=_x;For=\"{socket}\";host=\"a,b;for=1.1.1.1\""),
-        (true, false) => format!("for=\"{}\";proto=https", socket.trim_end_matches(":4711")),
-        (false, true) => socket,
-        (false, false) => address.to_string(),
+/// How a proxy writes an address.
+#[allow(clippy::struct_excessive_bools, reason = "each differs from the next by itself")]
+#[derive(Clone, Copy, Debug)]
+struct Style {
+    forwarded: bool,
+    port: Option<u16>,
+    /// Around an IPv6 address with a port; proxies that leave them out exist.
+    brackets: bool,
+    zone: bool,
+    upper: bool,
+    /// Groups written in full.
+    long: bool,
+}
+
+fn style() -> impl Strategy<Value = Style> {
+    // A shorter port is read as a group of an address without brackets, in the same /64.
+    let port = prop::option::of(10_000..=u16::MAX);
+    (port, any::<[bool; 5]>()).prop_map(|(port, [forwarded, brackets, zone, upper, long])| Style {
+        forwarded,
+        port,
+        brackets,
+        zone,
+        upper,
+        long,
+    })
+}
+
+fn written(address: IpAddr, style: Style) -> String {
+    let mut text = match address {
+        IpAddr::V6(address) if style.long => {
+            address.segments().map(|group| format!("{group:04x}")).join(":")
+        }
+        address => address.to_string(),
+    };
+    if style.upper {
+        text = text.to_uppercase();
+    }
+    if address.is_ipv6() && style.zone {
+        text.push_str("%eth0");
+    }
+    // RFC 7239 asks for brackets.
+    if address.is_ipv6() && (style.brackets || style.forwarded) {
+        text = format!("[{text}]");
+    }
+    if let Some(port) = style.port {
+        text = format!("{text}:{port}");
+    }
+    match (style.forwarded, style.long) {
+        (true, true) => format!("By=_x;For=\"{text}\";host=\"a,b;for=1.1.1.1\""),
+        (true, false) => format!("for=\"{text}\";proto=https"),
+        (false, _) => text,
     }
 }
 
@@ -136,23 +203,24 @@ proptest! {
     fn whatever_the_client_prepends_changes_nothing(
         client in client(),
         mut lines in prop::collection::vec(spoof(), 0..3),
-        [joined, with_port, inner_proxy, forwarded]: [bool; 4],
+        style in style(),
+        [joined, inner_proxy]: [bool; 2],
     ) {
-        let mut ours = written(client, with_port, forwarded);
+        let mut ours = written(client, style);
         if inner_proxy {
-            ours = format!("{ours}, {}", written(ip("10.9.9.9"), with_port, forwarded));
+            ours = format!("{ours}, {}", written(ip("10.9.9.9"), style));
         }
         // A proxy appends to the client's last line, or adds a line of its own.
         match lines.last_mut() {
             Some(last) if joined => *last = format!("{last}, {ours}"),
             _ => lines.push(ours),
         }
-        let (header, name) = if forwarded {
+        let (header, name) = if style.forwarded {
             (ProxyHeader::Forwarded, "forwarded")
         } else {
             (ProxyHeader::XForwardedFor, "x-forwarded-for")
         };
         let resolved = behind(header).resolve(ip(PROXY), &headers(name, &lines));
-        prop_assert_eq!(resolved, client, "{:?}", lines);
+        prop_assert_eq!(resolved, canonical(client), "{:?}", lines);
     }
 }

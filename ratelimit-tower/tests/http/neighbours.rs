@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use http::Response;
+use http::{HeaderName, Response};
 use ratelimit_core::store::Op;
 use ratelimit_core::{ErrorKind, ManualClock, RateLimiter};
-use ratelimit_tower::{WaitLayer, Waiter};
+use ratelimit_tower::{ClientAddress, ProxyHeader, RateLimitLayer, WaitLayer, Waiter};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::harness::{Faulty, by_ip, hello, limits, request, send};
+use crate::harness::{BURST, Faulty, by_ip, hello, limiter, limits, request, send};
 use crate::reloading::Log;
 
 #[tokio::test]
@@ -43,4 +43,39 @@ async fn what_is_not_decided_or_adopted_is_logged_once_per_second() {
         let lines = log.count(line) as u64;
         assert!(lines >= 1 && lines <= 1 + begin.elapsed().as_secs(), "{line}: {lines}");
     }
+}
+
+#[tokio::test]
+async fn a_trusted_proxy_that_reports_nothing_readable_is_named_once_per_minute() {
+    let log = Log::default();
+    let _guards = log.listens();
+    let behind = |header| ClientAddress::behind(["192.0.2.0/24", "10.0.0.0/8"], header).unwrap();
+    let single = ProxyHeader::Single(HeaderName::from_static("x-real-ip"));
+    for (header, line, proxy) in [
+        (ProxyHeader::XForwardedFor, None, "192.0.2.7"),
+        (ProxyHeader::XForwardedFor, Some(("x-forwarded-for", "")), "192.0.2.7"),
+        (ProxyHeader::XForwardedFor, Some(("x-forwarded-for", "unknown, 10.1.1.1")), "10.1.1.1"),
+        (ProxyHeader::Forwarded, Some(("forwarded", "for=_hidden")), "192.0.2.7"),
+        (single, Some(("x-forwarded-for", "203.0.113.1")), "192.0.2.7"),
+    ] {
+        let layer = RateLimitLayer::new(limiter(BURST)).by("ip", behind(header));
+        let app = hello().layer(layer);
+        let before = log.count("reports no client address");
+        for _ in 0..3 {
+            let mut request = request("/");
+            if let Some((name, value)) = line {
+                request.headers_mut().insert(name, value.parse().unwrap());
+            }
+            send(&app, request).await;
+        }
+        assert_eq!(log.count("reports no client address"), before + 1, "{line:?}");
+        assert!(log.count(proxy) > 0, "{line:?}");
+    }
+    let before = log.count("reports no client address");
+    let layer = RateLimitLayer::new(limiter(BURST)).by("ip", behind(ProxyHeader::XForwardedFor));
+    let mut request = request("/");
+    // Clients of one's own network are proxies to others.
+    request.headers_mut().insert("x-forwarded-for", "10.1.1.1, 10.1.1.2".parse().unwrap());
+    send(&hello().layer(layer), request).await;
+    assert_eq!(log.count("reports no client address"), before);
 }
