@@ -20,6 +20,7 @@ fn app() -> Result<Router, ConfigError> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    // The layer needs the client's address.
     axum::serve(listener, app()?.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }
@@ -27,17 +28,25 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 #[cfg(test)]
 mod tests {
     use axum::body::Body;
-    use axum::extract::ConnectInfo;
     use http::Request;
-    use tower::ServiceExt;
+    use hyper::client::conn::http1::handshake;
+    use hyper_util::rt::TokioIo;
+    use tokio::net::TcpStream;
 
     use super::*;
 
     #[tokio::test]
-    async fn the_route_is_limited() -> Result<(), Box<dyn std::error::Error>> {
-        let peer: SocketAddr = "192.0.2.7:4711".parse()?;
-        let request = Request::get("/").extension(ConnectInfo(peer)).body(Body::empty())?;
-        let response = app()?.oneshot(request).await?;
+    async fn the_route_is_limited_as_it_is_served() -> Result<(), Box<dyn std::error::Error>> {
+        // As `main` serves it, at a free port.
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        let stream = TcpStream::connect(listener.local_addr()?);
+        let service = app()?.into_make_service_with_connect_info::<SocketAddr>();
+        tokio::spawn(async { axum::serve(listener, service).await });
+        let stream = stream.await?;
+        let (mut client, connection) = handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        let request = Request::get("/").header("host", "localhost").body(Body::empty())?;
+        let response = client.send_request(request).await?;
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["ratelimit-policy"], r#""burst";q=20;w=2"#);
         Ok(())

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -36,6 +36,17 @@ pub(crate) struct Gate<S, A> {
 /// Which limits are asked, at what costs, and what of the caller is waited for. The limiter is borrowed, unless it was chosen: counting
 /// references takes longer than the rest of an arrival.
 pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, LimitCosts, Option<Later>);
+
+/// What is wrong with the service, on standard error, once per process where no subscriber of `tracing` hears it: clients get a
+/// 500 without the reason.
+fn say_unheard(reason: &dyn fmt::Display) {
+    static SAID: Once = Once::new();
+    if !tracing::dispatcher::has_been_set() {
+        SAID.call_once(|| {
+            eprintln!("a rate limit is configured wrongly; requests are refused: {reason}");
+        });
+    }
+}
 
 impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     pub(crate) fn new(config: Config<S, A>) -> Self {
@@ -94,6 +105,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     fn misconfigured(&self, reason: &dyn fmt::Display) -> Box<Rejection> {
         if let Some(requests) = self.config.log.misconfigured.due("") {
             tracing::error!(%reason, requests, "a rate limit is configured wrongly; the request is refused");
+            say_unheard(reason);
         }
         Rejection::new(Reason::Misconfigured)
     }

@@ -10,6 +10,9 @@ use super::{Identification, Identify, IdentifyError, from_fn};
 ///
 /// The layer must be added with `Router::layer` or `Router::route_layer` of the router that has the routes. A request that no
 /// route matched, which the fallback answers, has the identifier `*`.
+///
+/// A layer around `nest_service` does not see the routes of the service, which share `*` then: nest a router by `nest`, or add the
+/// layer to the inner router.
 #[must_use]
 pub fn matched_route() -> impl Identify {
     from_fn(|request| {

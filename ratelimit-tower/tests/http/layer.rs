@@ -1,14 +1,17 @@
 //! The layer in front of axum routes: who is limited, by what, and what clients receive.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::extract::connect_info::MockConnectInfo;
 use axum::routing::get;
 use http::header::HeaderValue;
-use http::{Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use ratelimit_core::{
     DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter, Store,
 };
@@ -160,6 +163,40 @@ async fn routes_parameters_methods_and_functions_identify() {
             *request.method_mut() = words[0].parse().unwrap();
             assert_eq!(send(&app, request).await.status.to_string(), words[2], "{row}");
         }
+    }
+}
+
+#[tokio::test]
+async fn the_peer_of_axum_is_read_also_where_a_test_mocks_it() {
+    let app = || hello().layer(layer(BURST));
+    let [first, second]: [SocketAddr; 2] =
+        ["192.0.2.1:80", "192.0.2.2:80"].map(|a| a.parse().unwrap());
+    let from = |peer: Option<SocketAddr>| {
+        let mut request = Request::get("/").body(Body::empty()).unwrap();
+        peer.map(|peer| request.extensions_mut().insert(ConnectInfo(peer)));
+        request
+    };
+    let mocked = app().layer(MockConnectInfo(first));
+    let requests = [None, None, None, Some(second)].map(from);
+    assert_eq!(statuses(&mocked, requests).await, [200, 200, 429, 200]);
+    assert_eq!(statuses(&app(), [from(None), from(Some(first))]).await, [500, 200]);
+}
+
+#[tokio::test]
+async fn a_nested_service_hides_its_routes_from_a_layer_outside_and_a_nested_router_does_not() {
+    let routes = || Router::new().route("/a", get(|| async {})).route("/b", get(|| async {}));
+    let layer = || {
+        let limiter = limiter(&[("burst", "gcra 6/m burst 1", "route")]);
+        RateLimitLayer::new(limiter).by("route", matched_route())
+    };
+    for (app, second) in [
+        (Router::new().nest("/api", routes()).layer(layer()), 200),
+        (Router::new().nest_service("/api", routes().layer(layer())), 200),
+        // All that is below is one route, `*`.
+        (Router::new().nest_service("/api", routes()).layer(layer()), 429),
+    ] {
+        let requests = ["/api/a", "/api/b"].map(request);
+        assert_eq!(statuses(&app, requests).await, [200, second]);
     }
 }
 
