@@ -13,6 +13,7 @@ use crate::layer::RateLimitLayer;
 
 mod body;
 mod estimate;
+mod grpc_status;
 mod hold;
 mod mode;
 mod open;
@@ -88,6 +89,10 @@ impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
 }
 
 /// What a response costs.
+///
+/// The functions of [`free`](Self::free) and [`by_status`](Self::by_status) see the status of HTTP. gRPC answers 200 to everything,
+/// so for its responses they see what the `grpc-status` of the header or of the trailers stands for, as `google.rpc.Code` says: 404
+/// for `NOT_FOUND`, 429 for `RESOURCE_EXHAUSTED`, 500 for `INTERNAL`, 503 for `UNAVAILABLE`.
 ///
 /// A handler's word goes before all other rules, except after [`unmetered`](Self::unmetered): see [`Meter`].
 #[derive(Clone)]

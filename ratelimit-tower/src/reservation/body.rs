@@ -9,6 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::open::OpenReservation;
+use super::{Charge, grpc_status};
 
 pin_project! {
     /// A body that settles the reservation of its request when it ends, fails, or is dropped because the client is gone.
@@ -20,6 +21,8 @@ pin_project! {
         pub(super) body: B,
         pub(super) reservation: Option<Arc<OpenReservation>>,
         pub(super) counts_bytes: bool,
+        // What a status in the trailers changes.
+        pub(super) by_trailers: Option<Charge>,
     }
 }
 
@@ -34,7 +37,7 @@ impl<B> SettledBody<B> {
 /// A body that settles nothing, for the answers of the layer.
 impl<B> From<B> for SettledBody<B> {
     fn from(body: B) -> Self {
-        Self { body, reservation: None, counts_bytes: false }
+        Self { body, reservation: None, counts_bytes: false, by_trailers: None }
     }
 }
 
@@ -54,6 +57,12 @@ impl<B: Body> Body for SettledBody<B> {
                     && *this.counts_bytes
                 {
                     reservation.by_response.add(data.remaining() as u64);
+                }
+                if let (Some(reservation), Some(charge)) = (&this.reservation, &this.by_trailers)
+                    && let Some(status) = frame.trailers_ref().and_then(grpc_status::of_fields)
+                    && let (Some(cost), false) = charge.of(status, false)
+                {
+                    reservation.by_response.set(cost);
                 }
                 // A server that knows that this was the last frame asks for no other, and may hold the body until it is sent.
                 if this.body.is_end_stream() {

@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::open::{Counted, OpenReservation};
-use super::{Hold, Meter, Reserving, SettledBody};
+use super::{Hold, Meter, Reserving, SettledBody, grpc_status};
 use crate::caller::IdentifiedCaller;
 use crate::fields::BusyWait;
 use crate::gate::Gate;
@@ -88,7 +88,7 @@ impl Grant for Underway {
     fn end<B, E>(self, response: Result<Response<B>, E>) -> Result<Response<SettledBody<B>>, E> {
         let Self { mode, reservation } = self;
         // An error of the service is a 500 that another layer makes.
-        let status = response.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, Response::status);
+        let status = response.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, grpc_status::of);
         let (cost, counts_bytes) = mode.charge.of(status, response.is_err());
         if let Some(reservation) = &reservation {
             cost.inspect(|cost| reservation.by_response.set(*cost));
@@ -102,6 +102,8 @@ impl Grant for Underway {
                 );
             }
         }
-        Ok(response?.map(|body| SettledBody { body, reservation, counts_bytes }))
+        let response = response?;
+        let by_trailers = grpc_status::is_in_trailers(&response).then_some(mode.charge);
+        Ok(response.map(|body| SettledBody { body, reservation, counts_bytes, by_trailers }))
     }
 }
