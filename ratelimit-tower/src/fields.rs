@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response};
-use ratelimit_core::{Clock, SystemClock};
+use ratelimit_core::{Clock, ConfigError, Gcra, Limit, SystemClock};
 
 /// The names of the fields about a limit, what remains of it and its reset: the words are between this and that.
 macro_rules! three_fields {
@@ -22,6 +22,7 @@ pub(crate) mod advice;
 mod draft;
 mod entry;
 mod models;
+mod older;
 
 use crate::rejection::LimitDenial;
 
@@ -90,7 +91,16 @@ pub enum BusyWait {
     Estimated,
 }
 
-/// Which header fields an answer has.
+/// What clients see of one limit, where that differs from the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Shown {
+    name: Option<Box<str>>,
+    unit: Option<Unit>,
+    is_hidden: bool,
+    is_abnormal: bool,
+}
+
+/// Which header fields an answer has, and what they say of each limit.
 ///
 /// By default every answer has `RateLimit` and `RateLimit-Policy`, and every denial has `Retry-After` as well, unless the request
 /// can never be admitted, or lacks a place ([`BusyWait`]). All waits are rounded up to whole seconds, so that a client that honours them is admitted.
@@ -110,7 +120,8 @@ pub struct Fields {
     of_models: Option<ModelFields>,
     only_denials: bool,
     pub(crate) busy_wait: BusyWait,
-    units: Arc<[(Box<str>, Unit)]>,
+    jitter: Duration,
+    limits: Arc<[(Box<str>, Shown)]>,
     pub(crate) partition_secret: Option<[u8; 32]>,
 }
 
@@ -151,12 +162,79 @@ impl Fields {
         self
     }
 
+    /// The same, where a `Retry-After` is later by a random time of up to this if all of the quota is back at that moment, as at
+    /// the end of a window: not all denied clients return at once then. The waits of a bucket differ from client to client by themselves.
+    pub const fn jitter(mut self, jitter: Duration) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
     /// The same, where the limit of this name has this unit. Limits of [`Concurrency`](ratelimit_core::Concurrency) have theirs by
     /// themselves.
-    pub fn unit(mut self, limit: &str, unit: Unit) -> Self {
-        let others = self.units.iter().filter(|(name, _)| **name != *limit).cloned();
-        self.units = others.chain([(limit.into(), unit)]).collect();
+    pub fn unit(self, limit: &str, unit: Unit) -> Self {
+        self.with(limit, |shown| shown.unit = Some(unit))
+    }
+
+    /// The same, where clients do not see the limit of this name: no field describes it, and no problem names it. It denies as
+    /// before, with its `Retry-After`.
+    ///
+    /// ```
+    /// use ratelimit_tower::Fields;
+    ///
+    /// // The budget in micro-cents is no customer's concern, and `burst-v2` is `burst` to them.
+    /// let fields = Fields::new().hide("money").rename("burst-v2", "burst")?;
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    pub fn hide(self, limit: &str) -> Self {
+        self.with(limit, |shown| shown.is_hidden = true)
+    }
+
+    /// The same, where clients know the limit of this name by another.
+    ///
+    /// # Errors
+    /// A name that no limit could have.
+    pub fn rename(self, limit: &str, name: &str) -> Result<Self, ConfigError> {
+        Limit::new(name, Gcra::new("1/s".parse()?, 1)?)?;
+        Ok(self.with(limit, |shown| shown.name = Some(name.into())))
+    }
+
+    /// The same, where a denial by the limit of this name means that the client behaves abnormally, such as a limit that counts
+    /// failed logins: the problem type is `abnormal-usage-detected` then, and not `quota-exceeded`.
+    pub fn abnormal_usage(self, limit: &str) -> Self {
+        self.with(limit, |shown| shown.is_abnormal = true)
+    }
+
+    /// The same with this change of what clients see of a limit.
+    fn with(mut self, limit: &str, change: impl FnOnce(&mut Shown)) -> Self {
+        let mut shown = self.shown(limit).cloned().unwrap_or_default();
+        change(&mut shown);
+        let others = self.limits.iter().filter(|(name, _)| **name != *limit).cloned();
+        self.limits = others.chain([(limit.into(), shown)]).collect();
         self
+    }
+
+    fn shown(&self, limit: &str) -> Option<&Shown> {
+        let mut limits = self.limits.iter();
+        limits.find(|(name, _)| **name == *limit).map(|(_, shown)| shown)
+    }
+
+    /// The name by which clients know the limit of this name; `None` if they do not.
+    pub(crate) fn name_of<'a>(&'a self, limit: &'a str) -> Option<&'a str> {
+        match self.shown(limit) {
+            Some(shown) if shown.is_hidden => None,
+            shown => Some(shown.and_then(|shown| shown.name.as_deref()).unwrap_or(limit)),
+        }
+    }
+
+    /// Whether a denial by this limit is [abnormal usage](Self::abnormal_usage).
+    pub(crate) fn is_abnormal(&self, limit: &str) -> bool {
+        self.shown(limit).is_some_and(|shown| shown.is_abnormal)
+    }
+
+    /// The wait until the end of a window, and its jitter.
+    pub(crate) fn jittered(&self, wait_us: u64) -> u64 {
+        let most_us = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
+        if most_us == 0 { wait_us } else { wait_us.saturating_add(fastrand::u64(..=most_us)) }
     }
 
     /// The same with a partition key (`pk`), which shows a client which of its requests share a quota.

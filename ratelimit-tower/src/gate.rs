@@ -173,9 +173,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                     return Ok(None);
                 }
                 let (limits, request) = (limiter.limits().as_slice(), limiter.request(&caller));
-                let applies = request.applicable().map(|position| limits[position].name().into());
+                let applies = request.applicable().map(|position| limits[position].name());
                 let mut rejection = Rejection::new(Reason::ReducedCapacity);
-                rejection.violated_policies = applies.collect();
+                rejection.violated_policies = self.known_to_clients(applies);
                 Err(rejection)
             }
         }
@@ -211,8 +211,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             }
             entry
         };
-        // Without shadow limits, which a client need not know.
-        let mut decisions = limiter.named(verdict);
+        // Without shadow limits, which a client need not know, and hidden ones.
+        let is_known = |decided: &NamedDecision<'_, A>| fields.name_of(decided.name()).is_some();
+        let mut decisions = limiter.named(verdict).filter(is_known);
         if verdict.decisions().len() == 1 {
             return fields.tell(&[entry(decisions.next()?)]);
         }
@@ -232,6 +233,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         // denies by a count of its own.
         let closes = verdict.source() == Source::Fallback
             && denied().any(|decided| decided.configured().outage() == Some(OnOutage::Closed));
+        let fields = &self.config.fields;
         let (reason, wait_us, told) = if closes {
             (Reason::ReducedCapacity, verdict.summary().retry_after_us, None)
         } else {
@@ -241,11 +243,22 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                 let is_busy = decided.configured().algorithm().has_leases();
                 Some(longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { wait_us }))
             });
-            let told = self.tell(limiter, caller, verdict);
-            (Reason::QuotaExceeded, longest_us.flatten(), told)
+            let longest_us = longest_us.flatten();
+            // All of a window's quota comes back at its end, to all of its callers.
+            let is_end = |decided: NamedDecision<'_, A>| {
+                decided.retry_after_us == longest_us
+                    && longest_us == Some(decided.reset_after_us)
+                    && !decided.configured().algorithm().has_leases()
+            };
+            let is_end = denied().any(is_end);
+            let wait_us = longest_us.map(|us| if is_end { fields.jittered(us) } else { us });
+            let is_abnormal = denied().any(|decided| fields.is_abnormal(decided.name()));
+            let reason = if is_abnormal { Reason::AbnormalUsage } else { Reason::QuotaExceeded };
+            (reason, wait_us, self.tell(limiter, caller, verdict))
         };
         let mut rejection = Rejection::new(reason);
-        rejection.violated_policies = denied().map(|decided| decided.name().into()).collect();
+        let names = || denied().map(|decided| decided.name());
+        rejection.violated_policies = self.known_to_clients(names());
         rejection.retry_after = wait_us.map(Duration::from_micros);
         if let Some(wait_us) = wait_us {
             write_retry_after(wait_us, &mut rejection.headers);
@@ -253,9 +266,14 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         if let Some(told) = told {
             told.write_to(&mut rejection.headers);
         }
-        let Rejection { violated_policies: limits, retry_after, .. } = &*rejection;
+        let (limits, retry_after) = (names().collect::<Vec<_>>(), rejection.retry_after);
         tracing::debug!(?limits, ?retry_after, "a request is denied");
         rejection
+    }
+
+    /// The names by which clients know these limits.
+    fn known_to_clients<'a>(&self, limits: impl Iterator<Item = &'a str>) -> Vec<Box<str>> {
+        limits.filter_map(|limit| self.config.fields.name_of(limit).map(Into::into)).collect()
     }
 
     /// The wait for the place that this limit denied, if it is known.

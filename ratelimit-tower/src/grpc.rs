@@ -17,7 +17,9 @@ pub struct Grpc;
 impl<B: Default> Answer<B> for Grpc {
     fn answer(&self, rejection: &Rejection) -> Response<B> {
         let (code, message) = match rejection.reason {
-            Reason::QuotaExceeded => (Code::ResourceExhausted, "rate limit exceeded"),
+            Reason::QuotaExceeded | Reason::AbnormalUsage => {
+                (Code::ResourceExhausted, "rate limit exceeded")
+            }
             Reason::ReducedCapacity => (Code::Unavailable, "temporarily reduced capacity"),
             Reason::Unidentified if rejection.status == StatusCode::UNAUTHORIZED => {
                 (Code::Unauthenticated, "the caller is not identified")

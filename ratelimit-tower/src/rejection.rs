@@ -14,12 +14,21 @@ use serde::Serialize;
 pub enum Reason {
     /// A limit denied it: 429.
     QuotaExceeded,
+    /// A limit denied it whose denials mean [abnormal usage](crate::Fields::abnormal_usage): 429.
+    AbnormalUsage,
     /// The store could not decide, or the policy for an outage refuses: 503.
     ReducedCapacity,
     /// The client did not send what identifies it: 400 or 401.
     Unidentified,
     /// The service is configured wrongly: 500. The log has the reason, the response does not.
     Misconfigured,
+}
+
+impl Reason {
+    /// Whether limits denied the request, or would have.
+    const fn is_denial(self) -> bool {
+        matches!(self, Self::QuotaExceeded | Self::AbnormalUsage | Self::ReducedCapacity)
+    }
 }
 
 /// An extension of an answer: limits denied the request. The fields of the answer are theirs alone, whatever layers are around.
@@ -34,7 +43,8 @@ pub struct Rejection {
     pub reason: Reason,
     /// The status of the answer.
     pub status: StatusCode,
-    /// The names of the limits that denied the request, or that could not be decided.
+    /// The names of the limits that denied the request, or that could not be decided, as clients know them: without
+    /// [hidden](crate::Fields::hide) ones.
     pub violated_policies: Vec<Box<str>>,
     /// How long until the same request is admitted. `None` if that is never, or not known.
     pub retry_after: Option<Duration>,
@@ -49,7 +59,7 @@ impl Rejection {
     /// Boxed, because few requests have one and every decision would move it.
     pub(crate) fn new(reason: Reason) -> Box<Self> {
         let status = match reason {
-            Reason::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
+            Reason::QuotaExceeded | Reason::AbnormalUsage => StatusCode::TOO_MANY_REQUESTS,
             Reason::ReducedCapacity => StatusCode::SERVICE_UNAVAILABLE,
             Reason::Unidentified => StatusCode::BAD_REQUEST,
             Reason::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
@@ -67,7 +77,7 @@ impl Rejection {
     /// The answer, with its fields.
     pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
         let mut response = answer.answer(&self);
-        if matches!(self.reason, Reason::QuotaExceeded | Reason::ReducedCapacity) {
+        if self.reason.is_denial() {
             response.extensions_mut().insert(LimitDenial);
         }
         // A field that the answer has by itself replaces that of the layer.
@@ -129,6 +139,10 @@ impl<B: From<Bytes>> Answer<B> for ProblemJson {
             Reason::QuotaExceeded => (
                 "https://iana.org/assignments/http-problem-types#quota-exceeded",
                 "Request cannot be satisfied as assigned quota has been exceeded",
+            ),
+            Reason::AbnormalUsage => (
+                "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
+                "Request not satisfied due to detection of abnormal request pattern",
             ),
             Reason::ReducedCapacity => (
                 "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",

@@ -3,17 +3,26 @@
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{HeaderName, HeaderValue};
 use sfv::{BareItem, Item, List, ListEntry, Parameters, Parser};
 
 use super::Unit;
 use super::draft::{RATELIMIT, RATELIMIT_POLICY};
 use super::models::ModelFields;
+use super::older;
 
-/// The limits that a response describes, for its client: `Retry-After`, `RateLimit` and `RateLimit-Policy` of the current draft, and
-/// what providers of language models send.
+/// The limits that a response describes, for its client: `Retry-After`, `RateLimit` and `RateLimit-Policy` of draft 11, their older
+/// forms, and what providers of language models send.
 ///
 /// A malformed field is ignored whole, as the draft demands.
+///
+/// # Older forms
+///
+/// - `Retry-After` may have a fraction. `retry-after-ms` and `x-ms-retry-after-ms` are more exact, and count where they are sent.
+/// - Without a `RateLimit` of the current form, that of draft 07 is read (`limit=100, remaining=50, reset=30`), or else
+///   `RateLimit-Limit`, `-Remaining` and `-Reset`, or else `X-RateLimit-Limit`, `-Remaining` and `-Reset`. A reset is in seconds, or
+///   from 1,000,000,000 on at a Unix time, as GitHub writes it, or at a date.
+/// - Such a limit has the name in `X-RateLimit-Resource`, or else `default`.
 ///
 /// # Providers of language models
 ///
@@ -87,10 +96,11 @@ impl Advice {
     #[must_use]
     pub fn from_headers_at(headers: &HeaderMap, now: SystemTime) -> Self {
         let mut advice = Self {
-            retry_after: retry_after(headers, now),
+            retry_after: older::retry_after(headers, now),
             limits: items(headers, &RATELIMIT, AdvisedLimit::read),
             policies: items(headers, &RATELIMIT_POLICY, AdvisedPolicy::read),
         };
+        older::read(headers, now, &mut advice);
         ModelFields::read(headers, now, &mut advice);
         advice
     }
@@ -143,10 +153,7 @@ fn items<T>(
     field: &HeaderName,
     read: impl Fn(String, &Parameters) -> Option<T>,
 ) -> Vec<T> {
-    // RFC 9651, section 4.2: several lines of a list are one, joined by commas.
-    let lines: Vec<_> = headers.get_all(field).iter().map(HeaderValue::as_bytes).collect();
-    let joined = lines.join(&b", "[..]);
-    let list: List = Parser::new(&joined).parse().unwrap_or_default();
+    let list: List = Parser::new(&joined(headers, field)).parse().unwrap_or_default();
     let read = |entry: &ListEntry| match entry {
         ListEntry::Item(Item { bare_item: BareItem::String(name), params }) => {
             read(name.as_str().to_owned(), params)
@@ -156,8 +163,14 @@ fn items<T>(
     list.iter().map(read).collect::<Option<_>>().unwrap_or_default()
 }
 
+/// RFC 9651, section 4.2: several lines of a list are one, joined by commas.
+pub(super) fn joined(headers: &HeaderMap, field: &HeaderName) -> Vec<u8> {
+    let lines: Vec<_> = headers.get_all(field).iter().map(HeaderValue::as_bytes).collect();
+    lines.join(&b", "[..])
+}
+
 /// An integer of 0 or more.
-fn integer(value: &BareItem) -> Option<u64> {
+pub(super) fn integer(value: &BareItem) -> Option<u64> {
     u64::try_from(i64::from(value.as_integer()?)).ok()
 }
 
@@ -173,17 +186,6 @@ fn optional<T>(
     read: impl Fn(&BareItem) -> Option<T>,
 ) -> Option<Option<T>> {
     parameters.get(key).map_or(Some(None), |value| read(value).map(Some))
-}
-
-/// Whole seconds, or a date (RFC 9110, section 10.2.3). Several lines are malformed.
-fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let mut lines = headers.get_all(RETRY_AFTER).iter();
-    let text = lines.next().filter(|_| lines.next().is_none())?.to_str().ok()?.trim();
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
-    }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(now).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The `RateLimit` fields of draft-ietf-httpapi-ratelimit-headers-10, as structured lists (RFC 9651).
+//! The `RateLimit` fields of draft-ietf-httpapi-ratelimit-headers-11, as structured lists (RFC 9651).
 
 use std::fmt::Write;
 

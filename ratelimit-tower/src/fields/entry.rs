@@ -51,7 +51,7 @@ impl PolicyField {
 }
 
 impl<'a> FieldEntry<'a> {
-    /// The fields about this decision of this limit.
+    /// The fields about this decision of this limit. Those of one that clients do not see have its own name.
     pub(crate) fn new<A: Quota + 'static>(
         limit: &'a Limit<A>,
         decision: &Decision,
@@ -60,14 +60,14 @@ impl<'a> FieldEntry<'a> {
         let own = || {
             if limit.algorithm().has_leases() { &Unit::ConcurrentRequests } else { &Unit::Requests }
         };
-        let set = fields.units.iter().find(|(name, _)| **name == *limit.name());
-        let unit = set.map_or_else(own, |(_, unit)| unit);
+        let set = fields.shown(limit.name()).and_then(|shown| shown.unit.as_ref());
+        let unit = set.unwrap_or_else(own);
         // A window that is not a whole number of seconds is rounded up: the quota over a longer time promises no more. One
         // below a second cannot be said.
         let is_told = |us: &u64| *us >= 1_000_000 && *unit != Unit::ConcurrentRequests;
         let window_us = limit.algorithm().window_us(decision).filter(is_told);
         Self {
-            name: limit.name(),
+            name: fields.name_of(limit.name()).unwrap_or(limit.name()),
             limit: decision.limit,
             remaining: decision.remaining,
             window_s: window_us.map(whole_seconds),

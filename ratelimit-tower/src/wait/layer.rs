@@ -70,7 +70,7 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
 
 impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
     /// The same layer, which heeds the answers of the other service: after a 429 or 503 with a wait, in `Retry-After` or in the
-    /// `RateLimit` fields, later requests of the same key [wait until then](Waiter::hold_back).
+    /// fields that [`Advice`] reads, and after a 403 with one, which GitHub answers, later requests of the same key [wait until then](Waiter::hold_back).
     ///
     /// The denied response itself is handed on. A retry around this layer sends the request again when its turn comes.
     ///
@@ -92,9 +92,9 @@ impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
     #[must_use]
     pub fn heed_answers(self) -> Self {
         self.hold_back_by(|response| match response.status() {
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                Advice::from_headers(response.headers()).wait()
-            }
+            StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::FORBIDDEN => Advice::from_headers(response.headers()).wait(),
             _ => None,
         })
     }

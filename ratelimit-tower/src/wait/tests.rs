@@ -198,6 +198,11 @@ async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follo
         (429, RETRY, "7", 7),
         (503, RETRY, "7", 7),
         (429, "ratelimit", r#""burst";r=0;t=4"#, 4),
+        (429, "retry-after-ms", "2500", 2),
+        // As GitHub denies.
+        (403, RETRY, "7", 7),
+        (403, "ratelimit", "limit=9, remaining=0, reset=4", 4),
+        (403, "ratelimit", "limit=9, remaining=1, reset=4", 0),
         // Not a denial, or nothing to wait for.
         (200, RETRY, "7", 0),
         (500, RETRY, "7", 0),

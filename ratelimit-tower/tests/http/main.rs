@@ -9,3 +9,4 @@ mod neighbours;
 mod readiness;
 mod reloading;
 mod reservations;
+mod shown;
