@@ -10,6 +10,7 @@ mod stack;
 mod window_log;
 
 pub(crate) use numbers::{Numbers, parsed};
+pub(crate) use stack::parts as stack_parts;
 
 /// A state that can be stored as bytes.
 ///
@@ -40,9 +41,10 @@ pub trait Codec: Sized {
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// A built-in state is text: the algorithm's name and its [`Numbers`]; in a window log, metadata as well.
+/// A built-in state is text: the algorithm's name and its [`Numbers`]; in a window log, metadata as well. One of the numbers says
+/// when the newest charge was made.
 macro_rules! built_in {
-    ($($variant:ident of $state:ty as $name:literal),+ $(,)?) => {
+    ($($variant:ident of $state:ty as $name:literal, newest $newest:ident),+ $(,)?) => {
         $(
             impl Codec for $state {
                 fn encode(&self) -> Vec<u8> {
@@ -68,18 +70,41 @@ macro_rules! built_in {
                 log$( .or_else(|| <$state>::decode(bytes).map(Self::$variant)) )+
             }
         }
+
+        /// When the newest charge was made of a state that is these numbers, in any mode; `None` for an algorithm that is
+        /// not built in.
+        pub(crate) fn newest_of(name: &str, numbers: &[u64]) -> Option<u64> {
+            match name {
+                $( $name => $newest(numbers).copied(), )+
+                _ => None,
+            }
+        }
     };
 }
 
+// `PolicyState` has a variant for each algorithm, so the compiler asks for its row.
 built_in!(
-    Gcra of GcraState as "gcra",
-    FixedWindow of FixedWindowState as "fixed-window",
-    FirstRequestWindow of FirstRequestState as "first-request-window",
-    BucketedWindow of BucketedWindowState as "bucketed-window",
-    SlidingCounter of SlidingCounterState as "sliding-counter",
-    SlidingLog of SlidingLogState as "sliding-log",
-    Concurrency of ConcurrencyState as "concurrency",
+    Gcra of GcraState as "gcra", newest third,
+    FixedWindow of FixedWindowState as "fixed-window", newest first,
+    FirstRequestWindow of FirstRequestState as "first-request-window", newest first,
+    BucketedWindow of BucketedWindowState as "bucketed-window", newest of_last_pair,
+    SlidingCounter of SlidingCounterState as "sliding-counter", newest first,
+    SlidingLog of SlidingLogState as "sliding-log", newest of_last_pair,
+    Concurrency of ConcurrencyState as "concurrency", newest of_last_pair,
 );
+
+fn first(numbers: &[u64]) -> Option<&u64> {
+    numbers.first()
+}
+
+fn third(numbers: &[u64]) -> Option<&u64> {
+    numbers.get(2)
+}
+
+/// Of pairs of a time and a count, oldest first.
+fn of_last_pair(numbers: &[u64]) -> Option<&u64> {
+    numbers.iter().rev().nth(1)
+}
 
 pub(crate) fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()

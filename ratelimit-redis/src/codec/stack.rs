@@ -25,19 +25,28 @@ impl<S: Codec> Codec for StackState<S> {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = bytes.strip_prefix(NAME)?;
-        let mut states = Vec::new();
-        while let Some(limit) = rest.strip_prefix(b" ") {
-            if let Some(more) = limit.strip_prefix(b"-") {
-                states.push(None);
-                rest = more;
-                continue;
-            }
-            let (expires, more) = number_before(limit, b' ')?;
-            rest = more;
-            let (state, expires) = (take_sized(&mut rest)?, Timestamp::from_us(expires)?);
-            states.push(Some(StackedState { state: S::decode(state)?, expires }));
-        }
-        rest.is_empty().then_some(Self { states })
+        let decoded = |part: Option<(Timestamp, &[u8])>| {
+            let Some((expires, state)) = part else { return Some(None) };
+            Some(Some(StackedState { state: S::decode(state)?, expires }))
+        };
+        let states = parts(bytes)?.into_iter().map(decoded).collect::<Option<_>>()?;
+        Some(Self { states })
     }
+}
+
+/// The states in a stack's state, each with the time until which it matters; `None` if these bytes are none.
+pub(crate) fn parts(bytes: &[u8]) -> Option<Vec<Option<(Timestamp, &[u8])>>> {
+    let mut rest = bytes.strip_prefix(NAME)?;
+    let mut states = Vec::new();
+    while let Some(limit) = rest.strip_prefix(b" ") {
+        if let Some(more) = limit.strip_prefix(b"-") {
+            states.push(None);
+            rest = more;
+            continue;
+        }
+        let (expires, more) = number_before(limit, b' ')?;
+        rest = more;
+        states.push(Some((Timestamp::from_us(expires)?, take_sized(&mut rest)?)));
+    }
+    rest.is_empty().then_some(states)
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelimit_core::algorithm::WindowLogState;
 use ratelimit_core::store::Now;
 use ratelimit_core::{Clock, SystemClock, Timestamp};
 
 use super::{Health, Severity, Trial};
-use crate::codec::number;
+use crate::codec::{Codec, newest_of, number, stack_parts};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection};
 use crate::error::{RedisError, Result};
@@ -32,20 +33,16 @@ fn leading_number(text: &[u8]) -> Option<u64> {
     number(&text[..end])
 }
 
-/// When the newest charge of a state was made that is stored as a name and numbers.
-fn newest_in(field: &[u8]) -> Option<u64> {
-    if let Some(metadata) = field.strip_prefix(b"window-log ") {
-        return leading_number(metadata);
+/// When the newest charge of a built-in state was made: of one in a field of a hash, or as [`Codec`] encodes it.
+fn newest_us(stored: &[u8]) -> Option<u64> {
+    if let Some(states) = stack_parts(stored) {
+        return states.into_iter().flatten().filter_map(|(_, state)| newest_us(state)).max();
     }
-    let Stored::Numbers(name, numbers) = Stored::from_field(field)? else { return None };
-    let place = match &*name {
-        "gcra" => 2,
-        "fixed-window" | "first-request-window" | "sliding-counter" => 0,
-        // Pairs of a time and a count.
-        "bucketed-window" | "sliding-log" | "concurrency" => numbers.len().checked_sub(2)?,
-        _ => return None,
-    };
-    numbers.get(place).copied()
+    if let Some(log) = WindowLogState::decode(stored) {
+        return Some(log.entries.last().map_or(log.start, |entry| entry.timestamp).as_us());
+    }
+    let Stored::Numbers(name, numbers) = Stored::from_field(stored)? else { return None };
+    newest_of(&name, &numbers)
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C>
@@ -112,12 +109,12 @@ where
         // The command, which items of its reply say when (the first of them, and the step to the next), and how.
         let (command, more, first, step, newest): (_, _, _, _, fn(&[u8]) -> _) =
             match (M::NAME, part.split_once('+')) {
-                (Lua::NAME, None) if part.is_empty() => ("HGETALL", NONE, 1, 2, newest_in),
+                (Lua::NAME, None) if part.is_empty() => ("HGETALL", NONE, 1, 2, newest_us),
                 (Lua::NAME, None) if !part.contains(['#', '!']) => ("ZRANGE", SCORED, 1, 2, score),
                 (Lua::NAME, Some((_, ""))) | (Multi::NAME, Some((_, "window-log"))) => {
                     ("LRANGE", LAST, 0, 1, leading_number)
                 }
-                (Cas::NAME, None) if part.ends_with('!') => ("GET", NONE, 0, 1, newest_in),
+                (Cas::NAME, None) if part.ends_with('!') => ("GET", NONE, 0, 1, newest_us),
                 (Multi::NAME, Some((_, "sliding-log"))) => ("ZRANGE", LAST, 0, 1, leading_number),
                 (Multi::NAME, Some((_, algorithm))) if !algorithm.is_empty() => {
                     ("HGETALL", NONE, 0, 2, leading_number)

@@ -1,6 +1,6 @@
 //! States from the future of a server's clock: they are reported, and healed.
 
-use ratelimit_core::Decision;
+use ratelimit_core::{Decision, Stack};
 use ratelimit_redis::HealOptions;
 
 use crate::common::prelude::*;
@@ -101,6 +101,50 @@ async fn states_from_the_future_are_reported_and_cut_to_a_full_limit_in_every_mo
         heals!(store.in_mode::<Cas>(), every());
         heals!(store.in_mode::<Multi>(), limits(&NATIVE, " count attempts"));
     }
+}
+
+/// In any mode, of one limit alone.
+macro_rules! heals_one {
+    ($store:expr, $limit:expr) => {{
+        let (store, limit) = ($store, $limit);
+        let heal = async |limits: &Limits<_>| store.heal(limits, HealOptions::default()).await;
+        let case = limit.name().to_owned();
+        let limits = Limits::new([limit.clone()]).expect("one");
+        let charged = apply_at(&store, &[(&limit, "alice", 7)], Op::Acquire, None, later(24)).await;
+        assert!(charged.expect("it answers").allowed(), "{case}");
+        let found = told(&store.health().await);
+        let says = "states that were sampled are from the future, by up to 8";
+        assert!(found.contains(says), "{case}: {found}");
+        let state = store.state(&limit, "alice").await.expect("it answers").expect("charged");
+        let now = Timestamp::saturating_from_us(now_us());
+        let locked_us = limit.algorithm().step(Some(&state), now, 10).decision.retry_after_us;
+        assert!(locked_us > Some(HOUR_US * 22), "{case}: {locked_us:?}");
+        assert!(!heal(&limits).await.expect("it answers").states.is_empty(), "{case}");
+        assert!(store.health().await.findings().is_empty(), "{case}");
+        let reset = apply_at(&store, &[(&limit, "alice", 1)], Op::Reset, None, Now::Store).await;
+        assert!(reset.expect("it answers").allowed(), "{case}");
+    }};
+}
+
+/// A state alone: among others, one that is not looked at would not show.
+#[tokio::test]
+async fn a_state_from_the_future_of_each_algorithm_alone_is_reported_and_cut_in_every_mode() {
+    let server = server();
+    let store = plain(&server).await;
+    for limit in &every() {
+        heals_one!(store.clone(), limit.clone());
+        heals_one!(store.in_mode::<Cas>(), limit.clone());
+    }
+    for limit in &limits(&NATIVE, " count attempts") {
+        heals_one!(store.clone(), limit.clone());
+        heals_one!(store.in_mode::<Cas>(), limit.clone());
+        heals_one!(store.in_mode::<Multi>(), limit.clone());
+    }
+    let all = every();
+    let parts = all.iter().map(|limit| limit.algorithm().clone());
+    let stack = named("stack", Stack::new(parts).expect("a stack"));
+    heals_one!(store.clone(), stack.clone());
+    heals_one!(store.in_mode::<Cas>(), stack.clone());
 }
 
 #[tokio::test]
