@@ -1,5 +1,6 @@
 //! [`RedisUrl`]: the servers and how to reach them, in one line.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -9,6 +10,7 @@ use crate::error::{RedisError, Result};
 mod options;
 mod parts;
 
+use options::Login;
 pub(crate) use options::{Options, TlsFiles};
 use parts::{Parts, redacted};
 
@@ -22,6 +24,7 @@ use parts::{Parts, redacted};
 /// | `redis-sentinel://[user:password@]host[:port][,host[:port]…][/SERVICE][/database]` | the master that these sentinels name |
 /// | `redis-cluster://[user:password@]host[:port][,host[:port]…]` | the cluster that these are of |
 /// | `rediss://`, `rediss-sentinel://`, `rediss-cluster://` | the same, encrypted (feature `tls`) |
+/// | `redis+unix://[user:password@]/path/to/socket` | one, at a Unix socket |
 ///
 /// The default port is 6379, that of a Sentinel 26379, the default database 0, the default service
 /// `mymaster`. IPv6 addresses stand in brackets. In user, password and option values, characters with a
@@ -38,6 +41,7 @@ use parts::{Parts, redacted};
 /// | `tls-cert=FILE`, `tls-key=FILE` | the client certificate and its key, as PEM |
 /// | `service=NAME` | the Sentinels' name for the servers; also `sentinelServiceName=` |
 /// | `sentinel-user=USER`, `sentinel-password=PASSWORD` | the login at the Sentinels; by default none |
+/// | `db=DATABASE`, `user=USER`, `pass=PASSWORD` | at a Unix socket, where other clients write them so; also `password=` |
 ///
 /// # Examples
 ///
@@ -55,7 +59,8 @@ use parts::{Parts, redacted};
 pub struct RedisUrl {
     pub(crate) kind: Kind,
     is_encrypted: bool,
-    /// The server, the Sentinels, or some servers of a cluster: hosts without brackets, and ports.
+    /// The server, the Sentinels, or some servers of a cluster: hosts without brackets, and ports. A host that begins with `/` is
+    /// the path of a Unix socket, without a port.
     pub(crate) places: Vec<(String, u16)>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
@@ -76,7 +81,7 @@ pub(crate) enum Kind {
 }
 
 /// What a scheme says: the kind of servers, and whether the connection is encrypted.
-const SCHEMES: [(&str, Kind, bool); 7] = [
+const SCHEMES: [(&str, Kind, bool); 8] = [
     ("redis", Kind::One, false),
     ("valkey", Kind::One, false),
     ("rediss", Kind::One, true),
@@ -84,10 +89,14 @@ const SCHEMES: [(&str, Kind, bool); 7] = [
     ("rediss-sentinel", Kind::Sentinels, true),
     ("redis-cluster", Kind::Cluster, false),
     ("rediss-cluster", Kind::Cluster, true),
+    (SOCKET, Kind::One, false),
 ];
 
-const KNOWN_SCHEMES: &str = "accepted are redis://, valkey://, redis-sentinel://, redis-cluster:// and, \
-                             encrypted, rediss://, rediss-sentinel://, rediss-cluster://";
+/// The scheme of a Unix socket.
+const SOCKET: &str = "redis+unix";
+
+const KNOWN_SCHEMES: &str = "accepted are redis://, valkey://, redis-sentinel://, redis-cluster://, \
+                             encrypted rediss://, rediss-sentinel://, rediss-cluster://, and redis+unix://";
 const ESCAPES: &str =
     "in user, password and options %40 for @, %2F for /, %3A for :, %3F for ?, %23 for #";
 const DEFAULT_SERVICE: &str = "mymaster";
@@ -95,6 +104,9 @@ const DEFAULT_SERVICE: &str = "mymaster";
 impl Kind {
     fn write(self, scheme: &str) -> String {
         let more = match self {
+            Self::One if scheme == SOCKET => {
+                return format!("{scheme}://[user:password@]/path/to/socket");
+            }
             Self::One => "[/database]",
             Self::Sentinels => "[,host[:port]…][/SERVICE][/database]",
             Self::Cluster => "[,host[:port]…]",
@@ -187,23 +199,29 @@ fn read(url: &str) -> Result<RedisUrl, String> {
     if kind == Kind::Cluster && parts.database != 0 {
         return Err(format!("a cluster has only database 0; write {}", kind.write(scheme)));
     }
-    let options = Options::of(parts.query)?;
-    options.fit(kind == Kind::Sentinels, is_encrypted)?;
+    let mut options = Options::of(parts.query)?;
+    options.fit(scheme, kind == Kind::Sentinels, is_encrypted)?;
     let (user, password) = login(parts.login)?;
+    let Login { user: also_user, password: also_password, database } =
+        std::mem::take(&mut options.login);
+    if password.is_some() && also_password.is_some() {
+        return Err("the login is given twice; give it once".into());
+    }
     let service = match (parts.service, &options.service) {
         (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
         (Some(service), None) => service,
         (None, service) => service.as_deref().unwrap_or(DEFAULT_SERVICE),
     };
-    let place =
-        |(host, port): &(&str, Option<u16>)| ((*host).to_owned(), port.unwrap_or(kind.port()));
+    let place = |(host, port): &(Cow<'_, str>, Option<u16>)| {
+        (host.clone().into_owned(), port.unwrap_or(kind.port()))
+    };
     Ok(RedisUrl {
         kind,
         is_encrypted,
         places: parts.places.iter().map(place).collect(),
-        user,
-        password,
-        database: parts.database,
+        user: user.or(also_user),
+        password: password.or(also_password),
+        database: database.unwrap_or(parts.database),
         service: service.to_owned(),
         options,
         shown: redacted(url),

@@ -252,8 +252,11 @@ pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
     endpoint.peer.unreachable(format!("no connection within {within:?}{hint}"))
 }
 
-/// Connects to one of the server's addresses.
+/// Connects to one of the server's addresses, or to its Unix socket.
 pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node> {
+    if endpoint.socket().is_some() {
+        return Node::connect(endpoint, None).await;
+    }
     let found = lookup_host((&*endpoint.host, endpoint.port)).await;
     let found = found.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
     attempt_at(endpoint, found).await
@@ -265,7 +268,7 @@ async fn attempt_at(
     endpoint: &Endpoint,
     addresses: impl Iterator<Item = SocketAddr>,
 ) -> Result<Node> {
-    first(addresses.map(|address| Node::connect(endpoint, address)), HEAD_START).await
+    first(addresses.map(|address| Node::connect(endpoint, Some(address))), HEAD_START).await
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! decides what a failure means, in one place for both clients.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,7 +64,7 @@ impl Settings {
 /// A server, and how to log in to it.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    /// A name or an address, IPv6 without brackets.
+    /// A name or an address, IPv6 without brackets; or the path of a Unix socket.
     pub(crate) host: String,
     pub(crate) port: u16,
     /// Host and port for messages.
@@ -73,17 +74,30 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
-        let address =
-            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let address = match host {
+            _ if host.starts_with('/') => host.to_owned(),
+            _ if host.contains(':') => format!("[{host}]:{port}"),
+            _ => format!("{host}:{port}"),
+        };
         let (host, settings) = (host.to_owned(), Arc::clone(settings));
         Self { host, port, peer: Peer::new(address), settings }
+    }
+
+    /// The path of its Unix socket, if it has one.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        self.host.starts_with('/').then(|| Path::new(&self.host))
+    }
+
+    #[cfg(not(unix))]
+    fn no_sockets(&self) -> RedisError {
+        self.peer.unreachable("this system has no Unix sockets")
     }
 
     /// The error when what answers there broke off the first login, as a port for TLS does that meets none.
     fn broken_off(&self, reason: &str) -> RedisError {
         let settings = &self.settings;
         let is_first = !settings.has_served.load(Ordering::Acquire);
-        let may_be_tls = is_first && settings.tls.is_none();
+        let may_be_tls = is_first && settings.tls.is_none() && self.socket().is_none();
         let hint = if may_be_tls { "; if this port is for TLS, use rediss://" } else { "" };
         self.peer.unreachable(format!("{reason}{hint}"))
     }
@@ -110,12 +124,12 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    /// Connects to one of the server's addresses, logs in and selects the database. The caller enforces
+    /// Connects to one of the server's addresses, or without one to its Unix socket, logs in and selects the database. The caller enforces
     /// a deadline by dropping this.
     ///
     /// # Errors
     /// [`RedisError::Unreachable`], [`RedisError::Server`] for a refused login, [`RedisError::Config`].
-    pub(crate) async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Self> {
+    pub(crate) async fn connect(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Self> {
         match endpoint.settings.client {
             #[cfg(feature = "redis")]
             Client::Redis => redis_rs::Node::connect(endpoint, address).await.map(Self::Redis),

@@ -1,8 +1,9 @@
 //! Splits a URL into parts, and renders it without its login.
 
+use std::borrow::Cow;
 use std::str::FromStr;
 
-use super::SCHEMES;
+use super::{SCHEMES, SOCKET};
 
 /// The parts of a URL, each unambiguous.
 pub(super) struct Parts<'u> {
@@ -10,8 +11,8 @@ pub(super) struct Parts<'u> {
     pub(super) login: Option<&'u str>,
     /// The servers as written.
     addresses: &'u str,
-    /// Their hosts, without brackets, and ports.
-    pub(super) places: Vec<(&'u str, Option<u16>)>,
+    /// Their hosts, without brackets, and ports; or the path of a Unix socket.
+    pub(super) places: Vec<(Cow<'u, str>, Option<u16>)>,
     /// Service and database as written.
     path: &'u str,
     pub(super) service: Option<&'u str>,
@@ -31,11 +32,20 @@ impl<'u> Parts<'u> {
             Some((login, addresses)) => (Some(login), addresses),
             None => (None, authority),
         };
-        let places = addresses.split(',').map(place_of).collect::<Option<_>>()?;
+        let is_socket = scheme == SOCKET;
+        let places = if is_socket {
+            vec![(Cow::Owned(socket_of(addresses, path)?), Some(0))]
+        } else {
+            addresses.split(',').map(place_of).collect::<Option<_>>()?
+        };
         let hides_more = authority.contains('#') || query.contains(['@', '#']);
         // A separate login per server is not supported: one login serves all of them.
         let logs_in_twice = login.is_some_and(|login| login.contains('@') && login.contains(','));
-        let (service, database) = service_and_database(path, scheme.ends_with("-sentinel"))?;
+        let (service, database) = if is_socket {
+            (None, 0)
+        } else {
+            service_and_database(path, scheme.ends_with("-sentinel"))?
+        };
         (!hides_more && !logs_in_twice).then_some(Self {
             login,
             addresses,
@@ -48,8 +58,14 @@ impl<'u> Parts<'u> {
     }
 }
 
+/// The path of a Unix socket, before which no host stands.
+fn socket_of(addresses: &str, path: &str) -> Option<String> {
+    let is_path = addresses.is_empty() && path.len() > 1 && !path.contains(['@', '#']);
+    decoded(path).filter(|path| is_path && !path.contains('\0'))
+}
+
 /// A host and its port.
-fn place_of(address: &str) -> Option<(&str, Option<u16>)> {
+fn place_of(address: &str) -> Option<(Cow<'_, str>, Option<u16>)> {
     let bracketed = address.strip_prefix('[').and_then(|host| host.split_once(']'));
     let (host, port) =
         bracketed.unwrap_or_else(|| address.split_at(address.find(':').unwrap_or(address.len())));
@@ -61,7 +77,7 @@ fn place_of(address: &str) -> Option<(&str, Option<u16>)> {
         "" => None,
         port => Some(number(port.strip_prefix(':')?)?),
     };
-    is_host.then_some((host, port))
+    is_host.then_some((host.into(), port))
 }
 
 /// Service and database: `/SERVICE/1`, or either of them. Only Sentinels have a service.

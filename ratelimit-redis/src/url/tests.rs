@@ -75,6 +75,26 @@ fn a_cluster_has_several_places() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_socket_has_a_path_and_a_login_before_it_or_in_options() {
+    for (url, path, login, database) in [
+        ("redis+unix:///run/redis.sock", "/run/redis.sock", (None, None), 0),
+        ("redis+unix:///a%20b%3F?client=redis&db=3", "/a b?", (None, None), 3),
+        ("redis+unix://u:p%2F@/s", "/s", (Some("u"), Some("p/")), 0),
+        ("redis+unix://:p@/s?db=1", "/s", (None, Some("p")), 1),
+        ("redis+unix:///s?pass=p%40&user=u", "/s", (Some("u"), Some("p@")), 0),
+        ("redis+unix:///s?password=p", "/s", (None, Some("p")), 0),
+    ] {
+        let url = parse(url);
+        assert!(url.kind == Kind::One);
+        assert_eq!(places(&url), [(path, 0)]);
+        assert_eq!((url.user.as_deref(), url.password.as_deref()), login, "{url}");
+        assert_eq!(url.database, database, "{url}");
+        assert!(!url.to_string().contains(['?', '@']), "{url}");
+    }
+}
+
 #[cfg(feature = "tls")]
 #[test]
 fn an_encrypted_url_may_name_certificate_files() {
@@ -125,6 +145,14 @@ fn an_invalid_url_is_refused_with_what_is_accepted() {
         ("redis://h:1?pasword=x", "the option pasword is not known; accepted are client, mode"),
         ("redis://h:1?password=x", "stand before the host, user:password@host"),
         ("h:1", "accepted are redis://"),
+        ("redis+unix://h/s", "redis+unix://[user:password@]/path/to/socket"),
+        ("redis+unix://", "redis+unix://[user:password@]/path/to/socket"),
+        ("redis+unix:///", "redis+unix://[user:password@]/path/to/socket"),
+        ("redis+unix:///s?db=x", "number of a database"),
+        ("redis+unix:///s?user=u", "give both"),
+        ("redis+unix://u:p@/s?pass=q", "given twice"),
+        ("redis+unix:///s?tls-ca=x", "use rediss://"),
+        ("redis://h?db=1", "redis+unix://"),
     ] {
         let error = refused(url);
         assert!(error.contains(says), "{url} → {error}");
@@ -175,6 +203,12 @@ fn no_user_and_no_password_is_ever_shown() {
         ("redis://h?protocol=s3cret", "redis://h"),
         ("redis://h?client=s3cret", "redis://h"),
         ("redis-sentinel://h?sentinel-user=s3cret", "redis-sentinel://h"),
+        ("redis+unix://user:s3cret@/s", "redis+unix:///s"),
+        ("redis+unix:///s?user=user&pass=s3cret", "redis+unix:///s"),
+        ("redis+unix:///s?db=s3cret", "redis+unix:///s"),
+        ("redis+unix://user:s3c/ret@/s", "redis+unix://***"),
+        ("redis+unix:///s@s3cret", "redis+unix://***"),
+        ("redis+unix://user:s3cret", "redis+unix://***"),
         // Not a URL, or not the intended one.
         ("user:s3cret@h", "***"),
         ("s3cret://h:1", "***"),

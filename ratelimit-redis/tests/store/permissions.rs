@@ -99,7 +99,10 @@ async fn a_key_lives_as_long_as_its_state_after_a_permission_was_missing() {
             let state = admitted(&on.store, &checks, op, None).await;
             let life_ms = number(&on.server, &["PTTL", &on.store.key(limit, key)]);
             let least_ms = state.reset_after().as_millis() - 2_000;
-            assert!(i128::from(life_ms) >= least_ms.try_into().expect("hours"), "{case}: {life_ms}");
+            assert!(
+                i128::from(life_ms) >= least_ms.try_into().expect("hours"),
+                "{case}: {life_ms}"
+            );
         }
     }
 }

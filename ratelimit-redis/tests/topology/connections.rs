@@ -197,7 +197,39 @@ async fn a_hanging_shard_does_not_delay_the_others(client: Client) {
     waiting.join_all().await;
 }
 
+/// By a login in the URL and a database of its own; the connection is made again after it was closed.
+async fn a_server_is_reached_at_its_unix_socket(client: Client) {
+    let socket = format!("ratelimit-{}-{client}.sock", std::process::id());
+    let socket = std::env::temp_dir().join(socket);
+    let path = socket.to_str().expect("text");
+    let server = server_with(&["--unixsocket", path]);
+    let (url, rights) = (format!("redis+unix://{path}?db=2"), "~* +@all");
+    let by_login = login(std::slice::from_ref(&server), &url, rights);
+    for url in [by_login, format!("{url}&user=limiter&pass=s3cret&protocol=resp3")] {
+        let store = store(&url, client).await;
+        three_and_no_more(&store, &seldom(), "a").await;
+        assert_eq!(
+            number(&server, &["EVAL", "redis.call('SELECT', 2) return redis.call('DBSIZE')", "0"]),
+            1
+        );
+        tell(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
+        let _ = until(async || acquire(&store, &seldom(), "b").await).await;
+        let reset = [(&seldom(), "a", 1), (&seldom(), "b", 1)];
+        let _ = admitted(&store, &reset, Op::Reset, None).await;
+        let health = store.health().await;
+        assert!(health.is_ready() && &*health.servers()[0].address == path, "{health:?}");
+    }
+    let wrong = url.replace("?db=2", "?user=limiter&pass=other");
+    let refused = RedisStore::connect(&with_client(&wrong, client)).await;
+    let said = fails(refused, ErrorKind::Config, path);
+    assert!(!said.contains("other") && !said.contains("limiter"), "{said}");
+    drop(server);
+    let away = RedisStore::connect(&with_client(&url, client)).await;
+    fails(away, ErrorKind::Unavailable, path);
+}
+
 with_each_client! {
+    a_server_is_reached_at_its_unix_socket,
     a_hanging_shard_does_not_delay_the_others,
     a_thousand_callers_of_no_server_connect_a_few_times,
     short_deadlines_do_not_prevent_a_connection,

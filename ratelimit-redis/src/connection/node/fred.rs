@@ -43,7 +43,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Self> {
+    pub(crate) async fn connect(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Self> {
         let config = config(endpoint, address)?;
         let client = Client::new(config, Some(performance()), Some(connection()), None);
         let listens = client.error_rx();
@@ -208,8 +208,14 @@ enum FredFailure {
     Answered { error: Error, alone: bool },
 }
 
-fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config> {
-    let server = ServerConfig::Centralized { server: server(endpoint, address) };
+fn config(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Config> {
+    let server = match address {
+        Some(address) => ServerConfig::Centralized { server: server(endpoint, address) },
+        #[cfg(unix)]
+        None => ServerConfig::Unix { path: endpoint.host.clone().into() },
+        #[cfg(not(unix))]
+        None => return Err(endpoint.no_sockets()),
+    };
     let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
     let Ok(numbered) = u8::try_from(*database) else {
         return Err(RedisError::Config(format!(

@@ -9,6 +9,8 @@ use redis::{AsyncConnectionConfig, RedisConnectionInfo, Value};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+#[cfg(unix)]
+use tokio::net::UnixStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Endpoint, Settings};
@@ -30,7 +32,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Self> {
+    pub(crate) async fn connect(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Self> {
+        let Some(address) = address else { return Self::at_socket(endpoint).await };
         // We open the stream instead of the client, so that the task is ours: once it has ended, nothing
         // more can be sent.
         let stream = stream(address).await.map_err(|error| not_connected(endpoint, &error))?;
@@ -45,6 +48,18 @@ impl Node {
             #[cfg(not(feature = "tls"))]
             Some(tls) => match *tls {},
         }
+    }
+
+    #[cfg(unix)]
+    async fn at_socket(endpoint: &Endpoint) -> Result<Self> {
+        let stream = UnixStream::connect(&endpoint.host).await;
+        let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
+        Box::pin(Self::over(stream, endpoint)).await
+    }
+
+    #[cfg(not(unix))]
+    async fn at_socket(endpoint: &Endpoint) -> Result<Self> {
+        Err(endpoint.no_sockets())
     }
 
     /// Logs in. The client's own login would quote the server's error, which may quote the password.
