@@ -98,11 +98,21 @@ impl Caller {
             caller.bare = Some(bare.to_owned());
         }
         if !limits.iter().any(|limit| limit.key_for(&caller).is_some()) {
-            return Err(Failure::input(format!(
-                "no limit of the policy applies to {}. {} Write an identifier as NAME=VALUE",
-                keys.join(" "),
-                wanted(limits)
-            )));
+            return Err(Failure::input(match keys {
+                [key] if caller.named.list.is_empty() => {
+                    let name = names.first().copied().unwrap_or_default();
+                    format!(
+                        "{key:?} is a bare key, and no limit of the policy counts by one. {} Write identifiers by name, such \
+                         as {name}={key}",
+                        wanted(limits)
+                    )
+                }
+                _ => format!(
+                    "no limit of the policy applies to {}. {}",
+                    keys.join(" "),
+                    wanted(limits)
+                ),
+            }));
         }
         Ok(caller)
     }

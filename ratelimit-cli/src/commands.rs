@@ -3,8 +3,12 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+#[cfg(feature = "_servers")]
+use crate::args::CallerArgs;
 use crate::args::Command;
 use crate::failure::Failure;
+#[cfg(feature = "_servers")]
+use crate::text::quoted;
 
 mod check;
 mod documents;
@@ -41,6 +45,16 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         #[cfg(not(feature = "_servers"))]
         _ => Err(crate::store::no_client()),
     }
+}
+
+/// That these limits have no state for a caller, and why that may be.
+#[cfg(feature = "_servers")]
+fn not_stored(args: &CallerArgs, limits: &[&str], verb: &str) -> String {
+    let (limits, prefix) = (limits.join(", "), quoted(&args.prefix, 60));
+    format!(
+        "nothing {verb} stored for this caller under the prefix {prefix} in {limits}; the service may name its limit or \
+         identifier otherwise, use another prefix (--prefix), or hide identifiers by a secret (--secret-file)"
+    )
 }
 
 /// Writes to standard output, which may be closed, and returns the exit code of success.

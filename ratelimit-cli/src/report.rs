@@ -1,12 +1,12 @@
 //! The report: a replay as one self-contained HTML page, without scripts to run and without requests to make.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use ratelimit_core::Algorithm as _;
+use ratelimit_core::{Algorithm as _, Limit, Policy};
 
 use crate::caller::joined_names;
 use crate::compare::{Comparison, Differing};
 use crate::suggest::setting;
-use crate::summary::{by_limit, shown_caller, totals};
+use crate::summary::{WARNING, by_limit, shown_caller, totals};
 use crate::table::TextTable;
 use crate::tally::{LimitTally, Offender, Tally};
 use crate::text::{count, duration, plural, printable, share, time};
@@ -44,25 +44,24 @@ pub(crate) fn page(report: &Report<'_>) -> String {
     let offenders = tally.offenders(usize::MAX);
     // What else the input has, such as bad lines.
     let others = totals(tally).rows.into_iter().skip(3).filter(|row| row[1] != "0");
+    let headline = match (tally.requests, tally.denied) {
+        (0, _) => "The input has no requests".to_owned(),
+        (_, 0) => "No request would have been denied".to_owned(),
+        (all, denied) => share(denied, all) + " of requests would have been denied",
+    };
     let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Replay: " (title) }
+                title { "Replay: " (headline) }
                 // Without it, a browser asks a server for an icon.
                 link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
             body { main {
-                h1 {
-                    @match (tally.requests, tally.denied) {
-                        (0, _) => "The input has no requests",
-                        (_, 0) => "No request would have been denied",
-                        (all, denied) => { (share(denied, all)) " of requests would have been denied" }
-                    }
-                }
+                h1 { (headline) }
                 p.lead {
                     (count(tally.denied)) " of " (plural(tally.requests, "request", "requests"))
                     @if tally.denied > 0 {
@@ -75,10 +74,16 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                     @for part in title.split_inclusive('/') { (part) wbr; }
                     @if let Some((first, last)) = &tally.span { ", " (time(*first)) " to " (time(*last)) }
                 }
-                @for note in notes { p.note { (note) } }
+                @for note in notes {
+                    @match note.strip_prefix(WARNING) {
+                        Some(warning) => p.note.warning { strong { "Warning: " } (warning) },
+                        None => p.note { (note) },
+                    }
+                }
                 h2 { "Who is hurt" }
                 (hurt(tally, &offenders))
                 h2 { "Is the limit right?" }
+                (chart::key_of_dots())
                 @for counts in &tally.limits { (fit(counts)) }
                 h2 { "Denials over time" }
                 (chart::over_time(tally))
@@ -99,8 +104,13 @@ fn hurt(tally: &Tally, offenders: &[Offender<'_>]) -> Markup {
         @for kind in tally.blamable() {
             @let seen = kind.callers.len() as u64;
             p {
-                (kind.name) ": " strong { (count(kind.denied())) } " of " (plural(seen, "caller", "callers"))
-                " denied at least once, " (share(kind.denied(), seen))
+                (kind.name) ": "
+                @if seen == 0 {
+                    "no request has one"
+                } @else {
+                    strong { (count(kind.denied())) } " of " (plural(seen, "caller", "callers"))
+                    " denied at least once, " (share(kind.denied(), seen))
+                }
             }
         }
         @if !shown.is_empty() {
@@ -168,7 +178,7 @@ fn fit(counts: &LimitTally) -> Markup {
                     "It " (verb) " " strong { (count(counts.denied)) } " of "
                     (plural(counts.applied, "request", "requests")) " (" (share(counts.denied, counts.applied))
                     "), from " strong { (count(nearness.histogram().callers_denied)) } " of "
-                    (plural(needs.callers(), "caller", "callers")) ". Alone it would deny " (count(needs.denied(policy)))
+                    (callers(needs.callers(), limit)) ". Alone it would deny " (count(needs.denied(policy))) " of them"
                     @if let Some(most) = needs.most_admitted() {
                         "; the busiest caller that fits needed " (count(most)) " of " (count(policy.capacity())) " at once"
                     }
@@ -180,6 +190,14 @@ fn fit(counts: &LimitTally) -> Markup {
                 (chart::needs(&needs.histogram(), policy.capacity()))
             }
         }
+    }
+}
+
+/// So many callers of a limit, which are combinations where it counts by several identifiers.
+fn callers(n: u64, limit: &Limit<Policy>) -> String {
+    match limit.identifier_names().len() {
+        0 | 1 => plural(n, "caller", "callers"),
+        _ => plural(n, "combination", "combinations") + " of " + &joined_names(limit),
     }
 }
 

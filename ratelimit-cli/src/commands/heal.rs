@@ -48,7 +48,11 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
     let summary = format!(
         "{} from the future{}, in {}",
         plural(healed.states.len() as u64, "state", "states"),
-        if args.dry_run { ", none healed (--dry-run)" } else { ", cut to a full limit as of now" },
+        if args.dry_run {
+            ", none healed (--dry-run)"
+        } else {
+            ", cut to a used-up limit as of now"
+        },
         plural(healed.keys, "key", "keys"),
     );
     let mut notes = Vec::new();

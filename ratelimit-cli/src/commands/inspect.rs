@@ -54,13 +54,10 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
             let (name, shadow) = (limit.name(), limit.is_shadow());
             found.push(StoredLimit { name, shadow, told: (&decision, account).into(), state });
         }
-        if found.iter().all(|found| found.state.is_null()) {
-            let prefix = quoted(&args.prefix, 60);
-            let _ = writeln!(
-                text,
-                "note: nothing is stored for this caller under the prefix {prefix}; if its service uses another prefix, \
-                 name it with --prefix"
-            );
+        let absent = found.iter().filter(|found| found.state.is_null()).map(|found| found.name);
+        let absent: Vec<_> = absent.collect();
+        if absent.len() == found.len() {
+            let _ = writeln!(text, "note: {}", super::not_stored(args, &absent, "is"));
         }
         Ok(if args.json { caller_json(&caller, "limits", &found) } else { text })
     })?;

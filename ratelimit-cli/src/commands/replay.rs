@@ -118,7 +118,9 @@ fn finish(
     let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
     let title = format!("{} ({format}) against {}", inputs.join(", "), shown(&args.log.policy));
     let decisions = text::plural(tally.decisions(), "decision", "decisions");
-    let took = text::duration(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX));
+    // The microseconds say nothing beside milliseconds.
+    let took = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).saturating_mul(1_000);
+    let took = text::duration(took.max(1_000));
     let speed = format!("{decisions} in {took}, store {}", url.display());
     let name = args.compare.as_deref().map(shown).unwrap_or_default();
     let comparison = comparison.as_ref().map(|comparison| (&*name, comparison));

@@ -1,26 +1,56 @@
 //! `ratelimit reset`: forgets a caller.
 
+use std::fmt::Write;
+
 use ratelimit_core::store::Op;
+use serde::Serialize;
 
 use crate::args::CallerArgs;
 use crate::caller::Caller;
-use crate::decision_line::caller_json;
+use crate::decision_line::json_line;
 use crate::failure::Failure;
 use crate::policy;
-use crate::store;
+use crate::store::{self, in_each_mode};
+
+/// The limits that apply to a caller.
+#[derive(Serialize)]
+struct Reset<'r> {
+    #[serde(flatten)]
+    caller: &'r Caller,
+    /// Those that have their full capacity again.
+    reset: Vec<&'r str>,
+    /// Those that stored nothing.
+    absent: Vec<&'r str>,
+}
 
 pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
     let caller = Caller::from_args(&args.keys, &limits)?;
     let keyed = caller.keys(&limits);
-    let _ = store::block_on(async {
+    let mut told = Reset { caller: &caller, reset: Vec::new(), absent: Vec::new() };
+    store::block_on(async {
         let (store, failed) = store::of_caller(args, "reset", &limits).await?;
-        store::apply_to(&store, &keyed, Op::Reset, 1).await.map_err(failed)
+        for (limit, key) in &keyed {
+            let state = in_each_mode!(&store, store => store.state(limit, key).await);
+            let is_stored = state.map_err(&failed)?.is_some();
+            let names = if is_stored { &mut told.reset } else { &mut told.absent };
+            names.push(limit.name());
+        }
+        store::apply_to(&store, &keyed, Op::Reset, 1).await.map(drop).map_err(failed)
     })?;
-    let names: Vec<&str> = keyed.iter().map(|(limit, _)| limit.name()).collect();
-    super::print(if args.json {
-        caller_json(&caller, "reset", &names)
-    } else {
-        format!("{}: full capacity again in {}\n", caller.display(), names.join(", "))
-    })
+    super::print(if args.json { json_line(&told) } else { text(args, &told) })
+}
+
+fn text(args: &CallerArgs, told: &Reset<'_>) -> String {
+    let Reset { caller, reset, absent } = told;
+    let mut text = format!("{}: ", caller.display());
+    // Writing into memory cannot fail.
+    let _ = match reset[..] {
+        [] => writeln!(text, "nothing was reset"),
+        _ => writeln!(text, "full capacity again in {}", reset.join(", ")),
+    };
+    if !absent.is_empty() {
+        let _ = writeln!(text, "note: {}", super::not_stored(args, absent, "was"));
+    }
+    text
 }

@@ -31,6 +31,8 @@ struct ScanResult {
     skipped: u64,
     /// Whether there may be more keys than were looked at.
     is_cut: bool,
+    /// What kept the scan from a part of the keys.
+    failed: Option<Failure>,
     limited: Vec<Limited>,
 }
 
@@ -59,10 +61,12 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
     super::print(out)?;
-    interrupt.check().map(|()| 0)
+    interrupt.check()?;
+    found.failed.map_or(Ok(0), Err)
 }
 
-/// Looks at the keys of all servers, in steps with pauses.
+/// Looks at the keys of all servers, in steps with pauses. A failure does not lose what was found before it, nor the keys
+/// of other servers.
 async fn scan<M: Mode>(
     args: &TopArgs,
     redis: &Redis,
@@ -76,7 +80,16 @@ where
     let failed = |error| Failure::store(&may_scan(redis, &args.scan.prefix), &error);
     let mut found = ScanResult::default();
     let mut scan = store.scan(args.scan.max_keys, args.count, args.pause).await.map_err(failed)?;
-    while let Some(keys) = scan.next().await.map_err(failed)? {
+    'scan: loop {
+        let keys = match scan.next().await.map_err(failed) {
+            Ok(Some(keys)) => keys,
+            Ok(None) => break,
+            // The next step is on the next server.
+            Err(failure) => {
+                found.failed.get_or_insert(failure);
+                continue;
+            }
+        };
         found.keys += keys.len() as u64;
         let mut fresh = Vec::new();
         for key in &keys {
@@ -95,7 +108,10 @@ where
                 match limited {
                     Ok(limited) => found.limited.extend(limited),
                     Err(error) if error.kind() == ErrorKind::Corrupt => found.skipped += 1,
-                    Err(error) => return Err(Failure::store(&what, &error)),
+                    Err(error) => {
+                        found.failed.get_or_insert(Failure::store(&what, &error));
+                        break 'scan;
+                    }
                 }
             }
         }
@@ -104,7 +120,10 @@ where
         }
     }
     found.is_cut = scan.is_cut();
-    Ok(found)
+    match found.failed {
+        Some(failure) if found.keys == 0 => Err(failure),
+        _ => Ok(found),
+    }
 }
 
 /// The limits that deny a request of this caller now. A key does not tell the name of its identifier, so every limit is
@@ -129,6 +148,9 @@ async fn peek<S: Store<Policy, Error = RedisError>>(
 /// What the reader must know before trusting the list.
 fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
     let mut notes = Vec::new();
+    if found.failed.is_some() {
+        notes.push("stopped by an error: this is what was found before it".to_owned());
+    }
     if found.is_cut {
         notes.push(format!(
             "there are more keys than the {} that were looked at; raise --max-keys to see them",
@@ -216,6 +238,7 @@ fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String 
     let totals = json!({
         "limited": found.limited.len(), "callers": found.callers.len(), "keys": found.keys,
         "hidden_keys": found.hidden, "skipped": found.skipped, "max_keys_reached": found.is_cut,
+        "error": found.failed.as_ref().map(Failure::to_string),
     });
     json_lines(found.limited.iter().take(args.most).map(line).chain([totals]))
 }

@@ -8,21 +8,76 @@ use ratelimit_core::Timestamp;
 use crate::table::TextTable;
 use crate::tally::Tally;
 use crate::text::{count, duration, plural, time};
-use crate::timeline::{Counts, TimeBucket};
+use crate::timeline::{Counts, TimeBucket, Timeline};
 
 /// The whole of a chart, in thousandths of a percent.
 const WHOLE: u64 = 100_000;
 /// The most round numbers on an axis of counts.
 const MAX_TICKS: u64 = 3;
+const MINUTE_US: u64 = 60_000_000;
+const DAY_US: u64 = 86_400_000_000;
 
 /// The axis of time that charts share.
 struct Axis {
     buckets: Vec<(Timestamp, TimeBucket)>,
-    /// The places of round times, and their labels.
-    ticks: Vec<(u64, String)>,
+    width_us: u64,
+    ticks: Vec<Tick>,
+}
+
+/// A round time.
+struct Tick {
+    place: u64,
+    label: String,
+    /// Whether the label is a date among times of day.
+    begins_day: bool,
 }
 
 impl Axis {
+    fn of(timeline: &Timeline) -> Self {
+        let (buckets, width_us) = (timeline.buckets(), timeline.width_us());
+        let mut axis = Self { buckets, width_us, ticks: Vec::new() };
+        let [first, last] = axis.ends();
+        let whole = width_us * axis.buckets.len() as u64;
+        let (step_us, ticks) = timeline.ticks();
+        let tick = |at: Timestamp| {
+            let begins_day = step_us < DAY_US && axis.spans_days() && at.as_us() % DAY_US == 0;
+            let label = match (date(first), date(last)) {
+                _ if step_us < DAY_US && !begins_day => clock(at, step_us),
+                (first, last) if first[..4] == last[..4] => date(at).split_off(5),
+                _ => date(at),
+            };
+            Tick { place: scaled(at.saturating_us_since(first), WHOLE, whole), label, begins_day }
+        };
+        axis.ticks = ticks.map(tick).collect();
+        axis
+    }
+
+    /// When the first and the last bucket begin.
+    fn ends(&self) -> [Timestamp; 2] {
+        [self.buckets.first(), self.buckets.last()]
+            .map(|end| end.map_or(Timestamp::ZERO, |(at, _)| *at))
+    }
+
+    fn spans_days(&self) -> bool {
+        let [first, last] = self.ends().map(date);
+        first != last
+    }
+
+    /// What the axis shows: the dates, and the zone of its times.
+    fn title(&self) -> String {
+        let [first, last] = self.ends().map(date);
+        if first == last { format!("{first}, UTC") } else { format!("{first} to {last}, UTC") }
+    }
+
+    /// The beginning of a bucket, with its date if another bucket has another one.
+    fn moment(&self, at: Timestamp) -> String {
+        match (self.spans_days(), self.width_us) {
+            (true, DAY_US..) => date(at),
+            (true, width_us) => format!("{} {}", date(at), clock(at, width_us)),
+            (false, width_us) => clock(at, width_us),
+        }
+    }
+
     /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of a bucket.
     fn strip(&self, title: &str, highest: u64, counts: impl Fn(&TimeBucket) -> Counts) -> Markup {
         let step = round_step(highest);
@@ -36,7 +91,10 @@ impl Axis {
         html! {
             svg.strip role="img" aria-label=(format!("{title}. The table below has the numbers.")) {
                 @for (_, y) in &rows { line x1="0" x2="100%" y1=(y) y2=(y) {} }
-                @for (x, _) in &self.ticks { line x1=(percent(*x)) x2=(percent(*x)) y1="0" y2="100%" {} }
+                @for tick in &self.ticks {
+                    @let x = percent(tick.place);
+                    line x1=(x) x2=(x) y1="0" y2="100%" {}
+                }
                 @for (slot, at, counts) in counted.filter(|(.., counts)| counts.total() > 0) {
                     @let [left, right] = [slot, slot + 1].map(|slot| scaled(slot, WHOLE, slots));
                     @let admitted = visible(counts.admitted, top);
@@ -63,43 +121,40 @@ impl Axis {
 
 /// All requests, and below them the denials of each limit, on one axis of time.
 pub(super) fn over_time(tally: &Tally) -> Markup {
-    let buckets = tally.timeline.buckets();
-    let from = buckets.first().map_or(Timestamp::ZERO, |(first, _)| *first);
-    let whole = tally.timeline.width_us() * buckets.len() as u64;
-    let (step, ticks) = tally.timeline.ticks();
-    let place = |at: Timestamp| scaled(at.saturating_us_since(from), WHOLE, whole);
-    let ticks = ticks.map(|at| (place(at), clock(at, step))).collect();
-    let axis = Axis { buckets, ticks };
+    let axis = Axis::of(&tally.timeline);
+    let has_days = axis.ticks.iter().any(|tick| tick.begins_day);
     let most = |of: &dyn Fn(&TimeBucket) -> u64| {
         axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0)
     };
+    let quiet = tally.limits.iter().filter(|counts| counts.denied == 0);
+    let quiet: Vec<_> = quiet.map(|counts| counts.limit.name()).collect();
     // The limits are on one scale, so that they can be compared.
     let highest = most(&|bucket| bucket.by_limit.values().map(|c| c.denied).max().unwrap_or(0));
     html! {
         figure {
             p.legend { strong { "All requests" } span.of-admitted { "admitted" } span.of-denied { "denied" } }
             (axis.strip("All requests, admitted and denied", most(&|b| b.all.total()), |b| b.all))
-            @for (place, counts) in tally.limits.iter().enumerate() {
+            @for (place, counts) in tally.limits.iter().enumerate().filter(|(_, counts)| counts.denied > 0) {
                 @let (name, denied) = (counts.limit.name(), |b: &TimeBucket| b.limit(place).denied);
                 @let verb = if counts.limit.is_shadow() { "would have denied" } else { "denied" };
                 @let worst = axis.buckets.iter().rev().max_by_key(|(_, b)| denied(b));
                 p.legend {
                     strong { (name) } (verb) " " (count(counts.denied))
-                    @if let Some((at, bucket)) = worst.filter(|_| counts.denied > 0) {
-                        ", most at " (clock(*at, 1_000_000)) ": " (count(denied(bucket)))
+                    @if let Some((at, bucket)) = worst {
+                        ", most at " (axis.moment(*at)) ": " (count(denied(bucket)))
                     }
                 }
-                @if counts.denied > 0 {
-                    (axis.strip(&format!("Requests that {name} {verb}"), highest, |b| {
-                        Counts { admitted: 0, denied: denied(b) }
-                    }))
+                (axis.strip(&format!("Requests that {name} {verb}"), highest, |b| {
+                    Counts { admitted: 0, denied: denied(b) }
+                }))
+            }
+            svg.axis.days[has_days] aria-hidden="true" {
+                @for Tick { place, label, begins_day } in &axis.ticks {
+                    text.day[*begins_day] x=(percent(*place)) y="1em" text-anchor=(anchor(*place)) { (label) }
                 }
             }
-            svg.axis aria-hidden="true" {
-                @for (x, label) in &axis.ticks {
-                    text x=(percent(*x)) y="1em" text-anchor=(anchor(*x)) { (label) }
-                }
-            }
+            p.axis-title { (axis.title()) }
+            @if !quiet.is_empty() { p.legend { "Denied nothing: " (quiet.join(", ")) } }
         }
         details { summary { "Numbers of these charts" } (numbers(tally, &axis.buckets)) }
     }
@@ -136,7 +191,7 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
                 line.limit-line x1=(percent(x(capacity))) x2=(percent(x(capacity))) y1="24%" y2="76%" {}
                 @for (need, callers) in needs {
                     @let class = if *need <= capacity { "of-admitted" } else { "of-denied" };
-                    circle class=(class) cx=(percent(x(*need))) cy="50%" r=(4 + callers.ilog2()) {
+                    circle class=(class) cx=(percent(x(*need))) cy="50%" r=(radius(*callers)) {
                         title { (plural(*callers, "caller", "callers")) ": " (count(*need)) }
                     }
                 }
@@ -145,6 +200,7 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
                     text x=(percent(x(tick))) y="100%" dy="-.3em" text-anchor="middle" { (count(tick)) }
                 }
             }
+            p.axis-title { "needed at once" }
         }
         details {
             summary { "Numbers of this chart" }
@@ -153,15 +209,39 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
     }
 }
 
-/// The part of a time that changes from one step to the next: the date, hours and minutes, or everything below a day.
+/// What the dots of the charts of needs mean.
+pub(super) fn key_of_dots() -> Markup {
+    html! {
+        p.legend.dots-key {
+            "Callers per dot:"
+            @for callers in [1, 10, 100, 1_000] {
+                @let r = radius(callers);
+                span.sized {
+                    svg aria-hidden="true" width=(2 * r) height=(2 * r) { circle class="of-admitted" cx=(r) cy=(r) r=(r) {} }
+                    (count(callers))
+                }
+            }
+            span.of-admitted { "that fit" }
+            span.of-denied { "that do not" }
+        }
+    }
+}
+
+/// The radius of a dot that stands for so many callers.
+const fn radius(callers: u64) -> u32 {
+    4 + callers.ilog2()
+}
+
+/// The date of a time, such as `2026-03-01`.
+fn date(at: Timestamp) -> String {
+    time(at).chars().take(10).collect()
+}
+
+/// The time of day: hours and minutes, or everything if a step is shorter.
 fn clock(at: Timestamp, step_us: u64) -> String {
     let text = time(at);
-    let part = match step_us {
-        86_400_000_000.. => text.get(5..10),
-        60_000_000.. => text.get(11..16),
-        _ => text.get(11..).map(|clock| clock.trim_end_matches('Z')),
-    };
-    part.unwrap_or_default().to_owned()
+    let part = if step_us < MINUTE_US { text.get(11..) } else { text.get(11..16) };
+    part.unwrap_or_default().trim_end_matches('Z').to_owned()
 }
 
 /// Which end of a label stands at its place, so that it stays within the chart.
@@ -214,6 +294,37 @@ mod tests {
         let page = over_time(&tally).into_string();
         assert_eq!(page.matches("class=\"of-denied\" x=").count(), 1, "{page}");
         assert!(!page.contains("height=\"0.000%\"") && !page.contains("y=\"-"), "{page}");
+    }
+
+    #[test]
+    fn a_time_has_its_date_where_the_requests_are_of_several_days() {
+        // From 2026-03-01T13:00:00Z on.
+        const FROM: u64 = 1_772_370_000_000_000;
+        const HOUR_US: u64 = 60 * MINUTE_US;
+        for (step_us, most, ticks, title) in [
+            (1_000, "13:00:00.090000", "13:00:00 13:00:00.100000", "2026-03-01, UTC"),
+            (MINUTE_US, "14:30", "13:00 13:30 14:00", "2026-03-01, UTC"),
+            (
+                HOUR_US / 2,
+                "2026-03-03 10:00",
+                "03-02 12:00 03-03 12:00",
+                "2026-03-01 to 2026-03-04, UTC",
+            ),
+            (DAY_US, "2026-05-30", "03-08 04-07 05-07", "2026-03-01 to 2026-06-28, UTC"),
+            (10 * DAY_US, "2028-08-17", "2026-03-08 2027-03-03", "2026-02-06 to 2029-05-21, UTC"),
+        ] {
+            let mut timeline = Timeline::default();
+            for n in 0..120 {
+                timeline.count(Timestamp::saturating_from_us(FROM + n * step_us), true, []);
+            }
+            let axis = Axis::of(&timeline);
+            let labels: Vec<_> = axis.ticks.iter().map(|tick| &*tick.label).collect();
+            assert!(labels.join(" ").starts_with(ticks), "{labels:?}");
+            let moment = axis.moment(Timestamp::saturating_from_us(FROM + 90 * step_us));
+            assert_eq!((&*moment, &*axis.title()), (most, title));
+            let days = axis.ticks.iter().filter(|tick| tick.begins_day);
+            assert_eq!(days.count() > 0, step_us == HOUR_US / 2);
+        }
     }
 
     #[test]

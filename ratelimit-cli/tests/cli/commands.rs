@@ -30,7 +30,7 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
             &["counts by \"usr\". Of", "per-user needs user", "as key=usr=b"],
         ),
         (two, &["ip=a", "key=usr=b", "--json"], 0, &["{\"key\":\"usr=b\",\"keys\":{\"ip\":\"a\"}"]),
-        (two, &["alice"], 2, &["per-ip needs ip; per-user needs user"]),
+        (two, &["alice"], 2, &["\"alice\" is a bare key", "per-user needs user", "as ip=alice"]),
         (
             two,
             &["ip=a", "user=b", "--cost", "per-ip=3"],

@@ -175,6 +175,8 @@ fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifi
         for (key, names) in [("ip=a", "trial, per-ip"), ("path=c", "trial-path")] {
             let done = format!("{key}: full capacity again in {names}\n");
             assert_eq!(run("reset", &[key]).out, done);
+            // There is nothing to reset.
+            run("reset", &[key]).says(&["nothing was reset", names]).lacks("capacity");
         }
         assert_eq!(inspect("ip=a"), [of("trial", true, 2), of("per-ip", false, 2)]);
         assert_eq!(inspect("path=c"), [of("trial-path", true, 2)]);

@@ -38,7 +38,7 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
             charge(&scene, &url, &["--prefix", mode]);
             let lines = top(&scene, &url, &["--prefix", mode, "--count", "1", "--pause", "1us"]);
             assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"], "{url}: {lines:?}");
-            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "skipped": 0, "max_keys_reached": false });
+            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "skipped": 0, "max_keys_reached": false, "error": null });
             assert_eq!(lines[3], totals, "{url}");
             let wait = lines[0]["retry_after_us"].as_u64().expect("a wait");
             assert!((3_000_000_000..=3_600_000_000).contains(&wait), "{wait}");
@@ -114,7 +114,24 @@ fn a_tag_and_a_secret_find_the_states_of_a_store_that_has_them() {
     assert_eq!(remaining(&[], Some("open sesame")), 0);
     assert_eq!(remaining(&[], Some("another")), 5);
     assert_eq!(remaining(&[], None), 5);
-    scene.command("reset", &[&["carol", "--store", &url], &secret[..]].concat()).exits(0);
+    // Without the secret, or for a limit of another name, nothing is found and nothing is said to be reset.
+    let reset = |more: &[&str]| {
+        scene.command("reset", &[&["carol", "--store", &url], more].concat()).exits(0)
+    };
+    reset(&[]).says(&[
+        "carol: nothing was reset\nnote: nothing was stored",
+        "in bucket",
+        "--secret-file",
+    ]);
+    scene.write("policy.toml", BUCKET.replace("1/s", "1/h").replace("\"bucket\"", "\"buckt\""));
+    reset(&secret).says(&["nothing was reset", "in buckt"]).lacks("capacity");
+    assert_eq!(reset(&[&secret[..], &["--json"]].concat()).json()[0]["absent"], json!(["buckt"]));
+    scene
+        .command("inspect", &[&["carol", "--store", &url], &secret[..]].concat())
+        .says(&["in buckt", "--secret-file"]);
+    scene.write("policy.toml", BUCKET.replace("1/s", "1/h"));
+    assert_eq!(remaining(&secret, None), 0);
+    reset(&secret).says(&["carol: full capacity again in bucket\n"]).lacks("note");
     assert_eq!(remaining(&secret, None), 5);
 }
 
@@ -132,11 +149,11 @@ fn a_caller_that_a_state_from_the_future_locks_is_freed_by_heal() {
         write_gcra(&server, key, "bucket", future);
     }
     let heal = |more: &[&str]| scene.command("heal", &[&["--store", &url], more].concat()).exits(0);
-    for (more, done) in [(&["--dry-run"][..], "none healed"), (&[], "cut to a full limit")] {
+    for (more, done) in [(&["--dry-run"][..], "none healed"), (&[], "cut to a used-up limit")] {
         let parts = ["carol ", "{#0123456789abcdef", "2 states from the future", done, "in 9 keys"];
         heal(more).says(&parts);
     }
-    let done = "0 states from the future, cut to a full limit as of now, in 9 keys\n";
+    let done = "0 states from the future, cut to a used-up limit as of now, in 9 keys\n";
     assert_eq!(heal(&[]).out, done);
     let lines = top(&scene, &url, &[]);
     let carol = lines.iter().find(|line| line["value"] == "carol").expect("denied for an hour");
@@ -156,4 +173,43 @@ fn a_store_in_memory_and_a_missing_secret_are_refused() {
     ] {
         scene.command(command[0], &[&command[1..], more].concat()).exits(2).says(&[says]);
     }
+}
+
+#[test]
+fn what_was_found_is_kept_when_a_server_stalls() {
+    let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
+    let scene = scene();
+    let callers: Vec<_> = (0..24).map(|n| format!("caller-{n}")).collect();
+    for caller in &callers {
+        let charge = [caller, "--cost", "5", "--store", &cluster.url()];
+        scene.command("check", &charge).exits(0);
+    }
+    let of = |node: usize| {
+        let slots = callers.iter().map(|caller| cluster.slot_of(&format!("{{{caller}}}")));
+        slots.filter(|slot| cluster.master_of(*slot).expect("a master") == node).count()
+    };
+    let (lost, found) = (of(1), of(0) + of(2));
+    assert!(lost > 0 && found > 0, "{lost} {found}");
+    cluster.proxies()[1].hang(true);
+    let ran = scene.command("top", &["--json", "--store", &cluster.url()]).exits(3);
+    let lines = ran.json();
+    assert_eq!((self::callers(&lines).len(), &lines[found]["limited"]), (found, &json!(found)));
+    assert!(lines[found]["error"].as_str().is_some_and(|error| ran.err.contains(error)), "{ran:?}");
+    let ran = scene.command("top", &["--store", &cluster.url()]).exits(3);
+    ran.says(&["note: stopped by an error", &format!("{found} limited now"), "error: --store"]);
+
+    // In the middle of a server: only what a later step asks is not answered.
+    cluster.proxies()[1].hang(false);
+    for proxy in cluster.proxies() {
+        proxy.cut_matching(&callers[7], 1_000);
+    }
+    let lines = scene
+        .command("top", &["--json", "--count", "1", "--store", &cluster.url()])
+        .exits(3)
+        .json();
+    let totals = lines.last().expect("totals");
+    assert!(
+        !self::callers(&lines).contains(&&*callers[7]) && totals["error"].is_string(),
+        "{totals}"
+    );
 }

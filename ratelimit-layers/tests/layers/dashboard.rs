@@ -82,7 +82,7 @@ fn a_share_of_nothing_is_0_and_not_no_data() {
         .arg(file("tests.yml"))
         .output()
         .expect("runs");
-    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
 }
 
 /// The program that evaluates expressions of Prometheus. Without one, a line says that the test is skipped.
