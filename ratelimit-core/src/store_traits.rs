@@ -48,6 +48,17 @@ pub trait Store<A: Algorithm>: Send + Sync {
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
         let _ = report;
     }
+
+    /// Which of several servers decides this batch, as far as the store knows: a number of its own choice, the same for all
+    /// batches that fail together. `None`, the default, from a store with one server. A layer that wraps a store forwards it.
+    ///
+    /// A layer that stops asking after failures, such as a circuit breaker, counts them by this number: one server that is
+    /// down takes away only its own keys. A batch that several servers decide together has a number of their combination.
+    /// The store answers from memory.
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        let _ = batch;
+        None
+    }
 }
 
 /// A store that decides without waiting, so that it needs no runtime.
@@ -160,6 +171,10 @@ macro_rules! stores_behind {
 
             fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
                 (**self).report_counts(report);
+            }
+
+            fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+                (**self).server_of(batch)
             }
         }
 

@@ -229,6 +229,10 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Store<A> for A
         report("ratelimit_allotment_slots", slots as u64);
         self.inner.store.report_counts(report);
     }
+
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        self.inner.store.server_of(batch)
+    }
 }
 
 lists_entries!(

@@ -371,6 +371,10 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
         report("ratelimit_cache_keys", keys as u64);
         self.store.report_counts(report);
     }
+
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        self.store.server_of(batch)
+    }
 }
 
 lists_entries!(

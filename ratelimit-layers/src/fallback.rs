@@ -5,10 +5,12 @@
 //! - After an outage, the store is charged only the part of the local charges that still counts: the sum over an outage of
 //!   an hour would lock a key whose limit is per minute. A call can fail while the breaker is still closed, so any answer of
 //!   the store starts this, not only that of a probe.
+//! - A server that is away leaves the charges of its keys where they are, so those of other servers wait for none.
 //! - An answer from a [`DenialCache`](crate::DenialCache) or an allotment says nothing about the health of the store. The
 //!   fallback reads the [source](ratelimit_core::Source) of a verdict, and a probe answered by a cache leaves the next call
 //!   to probe.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,8 +33,8 @@ mod known_ids;
 mod outage;
 
 use crate::{LocalAlgorithm, OnDrop, lock};
-use breaker::Breaker;
 pub use breaker::BreakerState;
+use breaker::Breakers;
 pub use builder::{Builder, OnRecovery};
 pub use counts::OutageCount;
 pub use error::FallbackError;
@@ -69,7 +71,8 @@ use outage::Outage;
 /// other kinds come from a store that works, and are returned as they are. After [some consecutive failures](Builder::failures) a
 /// *circuit breaker* (Nygard, "Release It!", 2007) opens, and the store is not asked any more. After a
 /// [pause](Builder::probe_after) one call at a time, the probe, tries the store again; the first that is answered closes the
-/// breaker.
+/// breaker. Each server that the store [tells](Store::server_of), such as each master of a cluster, has a breaker of its own: while
+/// one is away, the store decides the keys of all others. The keys of several masters in one batch have one together.
 ///
 /// Each request that the store did not decide is decided by the choices of its limits:
 ///
@@ -93,8 +96,8 @@ use outage::Outage;
 ///   forced charge ([`Op::Force`]) per key and limit, one after the other. The first answer of the store starts this, whether
 ///   the breaker opened before or not. Until its charge arrives, a key has what the store knows of it. The charge is lost if
 ///   the store fails after it was sent, for requests whose outcome in the store is unknown, if the algorithm has no forced
-///   charges, for requests with an id, above [so many keys](Builder::capacity), and when the process ends. It never charges
-///   more than was admitted, and never twice.
+///   charges, for requests with an id, above [so many keys or bytes](Builder::capacity), and when the process ends. It never
+///   charges more than was admitted, and never twice. What does not count any more makes way for new keys.
 /// - **Unknown outcomes.** A request that was sent and got no answer may have been charged by the store, and is decided
 ///   once more without it. Each such request costs the caller at most its own cost in the store, and
 ///   [`OutageCount::undetermined`] counts it. Their number is bounded by the calls in flight when the breaker opens, and one
@@ -125,10 +128,30 @@ pub struct Fallback<S, A: InMemory = Policy, C = PreciseClock> {
 struct SharedFallback<S, A: InMemory, C> {
     store: S,
     deadline: Duration,
-    breaker: Breaker,
+    breakers: Breakers,
     outage: Outage<A, C>,
-    /// Until when other tasks leave it to one to charge what was admitted locally.
-    charging: Mutex<Option<Instant>>,
+    charging: Mutex<Charging>,
+}
+
+/// Which task charges to the store what was admitted locally, and when.
+#[derive(Debug, Default)]
+struct Charging {
+    /// Until when the others leave it to one.
+    leased_until: Option<Instant>,
+    /// Until when none begins if no breaker [closes](Breakers::closings) before, because what is left waits for servers that
+    /// are away.
+    rests_until: Option<(Instant, u64)>,
+}
+
+/// How a look at all pending charges ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Pass {
+    /// All are charged.
+    Done,
+    /// Those that are left wait for servers that are away.
+    Away,
+    /// A server failed, and its breaker is closed still.
+    Failed,
 }
 
 impl<S: std::fmt::Debug, A: InMemory, C> std::fmt::Debug for Fallback<S, A, C> {
@@ -147,10 +170,16 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
         &self.inner.store
     }
 
-    /// The state of the circuit breaker.
+    /// The state of the circuit breaker: of several, the one that is furthest from closed.
     #[must_use]
     pub fn breaker(&self) -> BreakerState {
-        self.inner.breaker.state()
+        self.inner.breakers.state()
+    }
+
+    /// How many circuit breakers are open or half-open. There is one per server that the store [tells](Store::server_of).
+    #[must_use]
+    pub fn servers_away(&self) -> usize {
+        self.inner.breakers.away()
     }
 
     /// How many decisions were made without the store, by limit and choice; none that are zero.
@@ -188,17 +217,18 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
 type StoreAnswer<T, E> = Result<Result<T, E>, FallbackError<E>>;
 
 impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
-    /// Asks the store within the deadline, if the breaker admits it, and tells the breaker how that ended. What `is_cached` in a
-    /// layer within tells nothing of the store; any other answer starts the recovery.
+    /// Asks the store about a batch within the deadline, if the breaker of its server admits it, and tells the breaker how that
+    /// ended. What `is_cached` in a layer within tells nothing of the store; any other answer starts the recovery.
     async fn ask<T, F: Future<Output = Result<T, S::Error>>>(
         &self,
-        op: Op,
+        batch: &Batch<'_, A>,
         asked: impl FnOnce() -> F,
         is_cached: fn(&T) -> bool,
     ) -> StoreAnswer<T, S::Error> {
-        let SharedFallback { breaker, deadline, .. } = &*self.inner;
+        let SharedFallback { store, breakers, deadline, .. } = &*self.inner;
+        let op = batch.operation();
         let is_open = |retry_after| FallbackError::BreakerOpen { op, retry_after };
-        let call = breaker.admit().map_err(is_open)?;
+        let call = breakers.of(store.server_of(batch)).admit().map_err(is_open)?;
         let error = match timeout(*deadline, asked()).await {
             Err(_) => FallbackError::TimedOut { deadline: *deadline },
             Ok(Err(error)) if error.kind().is_outage() => FallbackError::Store(error),
@@ -219,45 +249,66 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
     async fn ask_about(&self, batch: &Batch<'_, A>) -> StoreAnswer<Verdict, S::Error> {
         let is_cached =
             |verdict: &Verdict| matches!(verdict.source(), Source::Cache | Source::Allotment);
-        self.ask(batch.operation(), || self.inner.store.apply(batch), is_cached).await
+        self.ask(batch, || self.inner.store.apply(batch), is_cached).await
     }
 
     /// Starts a task that charges what was admitted locally, if there is something.
     fn recover(&self) {
-        if self.pending_charges() > 0 && !is_later(*lock(&self.inner.charging)) {
+        if self.pending_charges() == 0 {
+            return;
+        }
+        let Charging { leased_until, rests_until } = *lock(&self.inner.charging);
+        let closings = self.inner.breakers.closings();
+        let rests = rests_until.filter(|(_, since)| *since == closings).map(|(until, _)| until);
+        if !is_later(leased_until) && !is_later(rests) {
             let fallback = self.clone();
             tokio::spawn(async move { fallback.charge_pending().await });
         }
     }
 
-    /// Charges to the store what was admitted locally, until nothing is left or the breaker opens.
+    /// Charges to the store what was admitted locally, until nothing is left but what waits for servers that are away.
     async fn charge_pending(&self) {
-        let inner = &*self.inner;
+        let SharedFallback { breakers, charging, .. } = &*self.inner;
         // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
         // more when the task has ended: both sides take the lock between, so that one sees the other's.
-        while self.pending_charges() > 0 && self.breaker() == BreakerState::Closed {
+        while self.pending_charges() > 0 {
             {
                 // If no thread drives the runtime of another task that charges, this one takes over when its time is over.
-                let mut charging = lock(&inner.charging);
-                if is_later(*charging) {
+                let mut charging = lock(charging);
+                if is_later(charging.leased_until) {
                     return;
                 }
-                *charging = inner.charges_until(Duration::ZERO);
+                charging.leased_until = self.inner.charges_until(Duration::ZERO);
             }
-            let _ends = OnDrop(|| *lock(&inner.charging) = None);
-            while self.breaker() == BreakerState::Closed && !self.charge_some().await {
-                *lock(&inner.charging) = inner.charges_until(inner.breaker.pause);
-                tokio::time::sleep(inner.breaker.pause).await;
+            let _ends = OnDrop(|| lock(charging).leased_until = None);
+            loop {
+                let closings = breakers.closings();
+                match self.charge_all().await {
+                    Pass::Done => break,
+                    Pass::Failed => {
+                        let pause = breakers.pause();
+                        lock(charging).leased_until = self.inner.charges_until(pause);
+                        tokio::time::sleep(pause).await;
+                    }
+                    Pass::Away if breakers.closings() == closings => {
+                        let rests_until = Instant::now().checked_add(breakers.pause());
+                        lock(charging).rests_until = rests_until.map(|until| (until, closings));
+                        return;
+                    }
+                    Pass::Away => {}
+                }
             }
         }
     }
 
-    /// Charges until nothing is left, which returns `true`, or the store fails.
-    async fn charge_some(&self) -> bool {
-        let SharedFallback { outage, charging, .. } = &*self.inner;
-        let Some(journal) = &outage.journal else { return true };
-        while let Some(mut pending) = journal.pop() {
-            *lock(charging) = self.inner.charges_until(Duration::ZERO);
+    /// Tries to charge each key that has charges now. A server that fails is not asked about another one.
+    async fn charge_all(&self) -> Pass {
+        let SharedFallback { store, breakers, outage, charging, .. } = &*self.inner;
+        let Some(journal) = &outage.journal else { return Pass::Done };
+        let (mut begin, end) = (0, journal.end());
+        let (mut pass, mut failed) = (Pass::Done, HashSet::new());
+        while let Some((place, mut pending)) = journal.pop(begin..end) {
+            begin = place + 1;
             // Code of others may panic, and the runtime of this task may end.
             let forgets = OnDrop(|| journal.forget());
             let still = outage.counts_still(&pending.limit, &pending.key, pending.now);
@@ -268,24 +319,32 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
             }
             let check = Check { limit: &*pending.limit, key: &pending.key, cost: pending.cost };
             let batch = Batch::one(&check).op(Op::Force).now(pending.now);
+            let server = store.server_of(&batch);
+            let breaker = breakers.of(server);
+            if !breaker.is_closed() || failed.contains(&server) {
+                pass = pass.max(if breaker.is_closed() { Pass::Failed } else { Pass::Away });
+                std::mem::forget(forgets);
+                journal.put_back(place, pending);
+                continue;
+            }
+            lock(charging).leased_until = self.inner.charges_until(Duration::ZERO);
             let said = self.ask_about(&batch).await;
             std::mem::forget(forgets);
             match said {
-                Ok(Ok(_)) => {}
+                Ok(Ok(_)) => continue,
                 // The store is there, and its algorithm cannot do this.
-                Ok(Err(_)) => journal.forget(),
-                // It may have been charged, and is not charged twice.
-                Err(error) if error.kind() == ErrorKind::Indeterminate => {
+                Ok(Err(_)) => {
                     journal.forget();
-                    return false;
+                    continue;
                 }
-                Err(_) => {
-                    journal.put_back(&pending);
-                    return false;
-                }
+                // It may have been charged, and is not charged twice.
+                Err(error) if error.kind() == ErrorKind::Indeterminate => journal.forget(),
+                Err(_) => journal.put_back(place, pending),
             }
+            failed.insert(server);
+            pass = pass.max(if breaker.is_closed() { Pass::Failed } else { Pass::Away });
         }
-        true
+        pass
     }
 }
 
@@ -305,21 +364,21 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
     type Error = FallbackError<S::Error>;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
-        let SharedFallback { outage, breaker, .. } = &*self.inner;
+        let SharedFallback { outage, breakers, .. } = &*self.inner;
         // What could not be decided during an outage is refused before there is one.
         for check in batch.checks() {
             outage.choice(check.limit)?;
         }
         let is_known = outage.ids.known_by(batch) == Some(KnownBy::Local);
         let away = if is_known || batch.is_without_store() {
-            FallbackError::BreakerOpen { op: batch.operation(), retry_after: breaker.pause }
+            FallbackError::BreakerOpen { op: batch.operation(), retry_after: breakers.pause() }
         } else {
             match self.ask_about(batch).await {
                 Ok(said) => return said.map_err(FallbackError::Store),
                 Err(away) => away,
             }
         };
-        outage.decide(batch, is_known, away, breaker)
+        outage.decide(batch, is_known, away, breakers)
     }
 
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
@@ -327,6 +386,10 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
         report("ratelimit_journal_forgotten_total", self.forgotten_charges());
         self.inner.outage.local.report_counts(report);
         self.inner.store.report_counts(report);
+    }
+
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        self.inner.store.server_of(batch)
     }
 }
 
@@ -342,7 +405,9 @@ impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 's
         now: Now,
     ) -> Result<Vec<WindowEntry>, Self::Error> {
         let SharedFallback { store, outage, .. } = &*self.inner;
-        let away = match self.ask(Op::Peek, || store.entries(limit, key, now), |_| false).await {
+        let check = Check { limit, key, cost: 0 };
+        let peek = Batch::one(&check).op(Op::Peek);
+        let away = match self.ask(&peek, || store.entries(limit, key, now), |_| false).await {
             Ok(said) => return said.map_err(FallbackError::Store),
             Err(away) => away,
         };

@@ -19,12 +19,12 @@ const OUTCOMES: usize = OutageOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
 const OPS: usize = Op::Adopt as usize + 1;
 
-/// The circuit breaker of this store is now in this state.
-pub(crate) fn breaker(store: &str, state: BreakerState) {
+/// A circuit breaker of this store has turned; `furthest` from closed is now one in this state.
+pub(crate) fn breaker(store: &str, furthest: BreakerState, to: BreakerState) {
     let store = store.to_owned();
-    gauge!("ratelimit_breaker_state", "store" => store.clone()).set(state as u32);
+    gauge!("ratelimit_breaker_state", "store" => store.clone()).set(furthest as u32);
     let transitions = "ratelimit_breaker_transitions_total";
-    counter!(transitions, "store" => store, "to" => state.to_string()).increment(1);
+    counter!(transitions, "store" => store, "to" => to.to_string()).increment(1);
 }
 
 /// A limit was decided without this store.

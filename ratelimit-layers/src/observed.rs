@@ -97,6 +97,10 @@ impl<A: Algorithm, S: Store<A>, O: Observer> Store<A> for Observed<S, O> {
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
         self.store.report_counts(report);
     }
+
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        self.store.server_of(batch)
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]

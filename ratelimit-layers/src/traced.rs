@@ -12,16 +12,21 @@ use crate::fallback::BreakerState;
 use crate::observed::{Observed, Observer};
 use crate::pace::Pace;
 
-/// The circuit breaker of this store is now in this state.
-pub(crate) fn breaker(store: &str, state: BreakerState) {
+/// A circuit breaker of this store is now in this state, and so many of its breakers, one per server, are not closed.
+pub(crate) fn breaker(store: &str, state: BreakerState, away: usize) {
     match state {
         BreakerState::Open => {
-            warn!(store, "the circuit breaker is open: requests are decided without the store");
+            warn!(
+                store,
+                away, "the circuit breaker is open: requests are decided without the store"
+            );
         }
         BreakerState::HalfOpen => {
-            info!(store, "the circuit breaker is half-open: one call probes the store");
+            info!(store, away, "the circuit breaker is half-open: one call probes the store");
         }
-        BreakerState::Closed => info!(store, "the circuit breaker is closed: the store decides"),
+        BreakerState::Closed => {
+            info!(store, away, "the circuit breaker is closed: the store decides");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use ratelimit_core::{Algorithm, Refusal, Store, Verdict};
 
 use crate::codec::Codec;
 use crate::connection::Connection;
-use crate::cross_slot::split;
+use crate::cross_slot::{self, split};
 use crate::error::{RedisError, Result};
 use crate::mode::{Cas, Lua, Multi};
 use crate::multi_mode;
@@ -34,6 +34,10 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
     // Not `async`: a future around the future would move every verdict once more.
     fn apply(&self, batch: &Batch<'_, A>) -> impl Future<Output = Result<Verdict>> + Send {
         self.apply_noting(batch, None)
+    }
+
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        cross_slot::server_of(self, batch)
     }
 }
 
@@ -80,6 +84,10 @@ impl<A: Algorithm<State: Codec>, C: Connection> Store<A> for RedisStore<Cas, C> 
             (Some(across), _) => Box::pin(across.each()).await,
         }
     }
+
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        cross_slot::server_of(self, batch)
+    }
 }
 
 impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
@@ -95,5 +103,9 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
             None => self.outcomes(batch, deadline).await.map(multi_mode::verdict),
             Some(across) => Box::pin(across.apply()).await,
         }
+    }
+
+    fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        cross_slot::server_of(self, batch)
     }
 }

@@ -94,6 +94,13 @@ pub trait Connection: Send + Sync + 'static {
     /// Whether keys of different slots may lie on different servers.
     fn is_cluster(&self) -> bool;
 
+    /// A number of the server that is known to store this key: on a cluster, of the owner of its slot. `None`, the default,
+    /// where one server stores all keys, or where none is known.
+    fn server_of(&self, key: &str) -> Option<u64> {
+        let _ = key;
+        None
+    }
+
     /// Host and port for messages: of the server, or of all servers that were named.
     fn address(&self) -> &Arc<str>;
 }

@@ -5,7 +5,9 @@
 //! [`cas`] say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
 //! operation [each](Across::each) slot does its part.
 
+use std::collections::BTreeSet;
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Check, Op, ReservationGroup};
@@ -72,6 +74,29 @@ pub(crate) fn split<'b, A: Algorithm, M, C: Connection>(
         }
         _ => Ok(Some(Across { store, whole, parts, deadline })),
     }
+}
+
+/// A number of the server that decides a batch on a cluster, or of the combination of servers.
+pub(crate) fn server_of<A: Algorithm, M, C: Connection>(
+    store: &RedisStore<M, C>,
+    batch: &Batch<'_, A>,
+) -> Option<u64> {
+    let (inner, checks) = (&store.inner, batch.checks());
+    if !inner.connection.is_cluster() {
+        return None;
+    }
+    let of = |check: &Check<'_, A>| inner.connection.server_of(&inner.keys.shared(check.key));
+    let first = of(checks.first()?);
+    if checks.iter().all(|check| check.key == checks[0].key) {
+        return first;
+    }
+    let all: BTreeSet<_> = checks.iter().map(of).collect();
+    if all.len() == 1 {
+        return first;
+    }
+    let mut hasher = DefaultHasher::new();
+    all.hash(&mut hasher);
+    Some(hasher.finish())
 }
 
 impl<'a, A: Algorithm> InSlot<'a, A> {

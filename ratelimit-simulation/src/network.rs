@@ -312,6 +312,10 @@ impl Connection for ModelConnection {
         self.network.servers.len() > 1
     }
 
+    fn server_of(&self, key: &str) -> Option<u64> {
+        self.is_cluster().then(|| self.network.server_of(key) as u64)
+    }
+
     fn address(&self) -> &Arc<str> {
         &self.address
     }

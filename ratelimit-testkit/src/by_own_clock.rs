@@ -65,6 +65,10 @@ impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
             _ => self.store.apply(batch).await,
         }
     }
+
+    fn server_of(&self, batch: &Batch<'_, Policy>) -> Option<u64> {
+        self.store.server_of(batch)
+    }
 }
 
 /// Checks that the harness lacks nothing, and lists what its store lacks here: its sweeps follow the times of

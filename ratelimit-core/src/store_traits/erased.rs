@@ -24,6 +24,9 @@ pub trait DynStore<A: Algorithm>: Send + Sync {
 
     /// As [`Store::report_counts`].
     fn report_counts_dyn(&self, report: &mut dyn FnMut(&'static str, u64));
+
+    /// As [`Store::server_of`].
+    fn server_of_dyn(&self, batch: &Batch<'_, A>) -> Option<u64>;
 }
 
 #[async_trait]
@@ -34,6 +37,10 @@ impl<A: Algorithm, S: Store<A>> DynStore<A> for S {
 
     fn report_counts_dyn(&self, report: &mut dyn FnMut(&'static str, u64)) {
         self.report_counts(report);
+    }
+
+    fn server_of_dyn(&self, batch: &Batch<'_, A>) -> Option<u64> {
+        self.server_of(batch)
     }
 }
 
@@ -70,6 +77,10 @@ macro_rules! boxed_stores {
 
             fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
                 self.report_counts_dyn(report);
+            }
+
+            fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
+                self.server_of_dyn(batch)
             }
         }
     )+ };

@@ -8,7 +8,7 @@ use ratelimit_core::algorithm::{InMemory, Share};
 use ratelimit_core::{Clock, ConfigError, Limits};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
-use super::breaker::Breaker;
+use super::breaker::Breakers;
 use super::counts::OutageCounts;
 use super::journal::Journal;
 use super::known_ids::KnownIds;
@@ -70,7 +70,7 @@ impl<C: Clock> Builder<C> {
         Self { deadline: deadline.clamp(Duration::from_millis(1), LONGEST_DEADLINE), ..self }
     }
 
-    /// How many consecutive failures open the circuit breaker: 5 unless it is set, at least 1. A call that is dropped
+    /// How many consecutive failures of a server open its circuit breaker: 5 unless it is set, at least 1. A call that is dropped
     /// before its deadline counts neither as a failure nor as a success.
     #[must_use]
     pub fn failures(self, failures: u32) -> Self {
@@ -93,7 +93,8 @@ impl<C: Clock> Builder<C> {
 
     /// The most keys that the local limits keep, the most ids that are in use without the store, and the most keys whose
     /// charges are kept for the recovery: 131,072 of each unless it is set. Above that, local keys share one state per
-    /// limit ([`ratelimit_memory::Builder::capacity`]), and further charges are forgotten. A request under a new id is an error, or
+    /// limit ([`ratelimit_memory::Builder::capacity`]), and further charges are forgotten: also if the keys have more than 128
+    /// bytes on average, because charges are kept with their whole keys. A request under a new id is an error, or
     /// charged [without a record](ratelimit_core::Verdict::is_unrecorded) if the layer drew the id.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
@@ -135,9 +136,9 @@ impl<C: Clock> Builder<C> {
         let (ids, counts) = (KnownIds::new(capacity), OutageCounts::default());
         let outage = Outage { local, nodes, ids, counts, journal };
         outage.validate(limits)?;
-        let breaker = Breaker::new(failures, pause, deadline, &name);
+        let breakers = Breakers::new(failures, pause, deadline, &name);
         let charging = Mutex::default();
-        let inner = SharedFallback { store, deadline, breaker, outage, charging };
+        let inner = SharedFallback { store, deadline, breakers, outage, charging };
         Ok(Fallback { inner: Arc::new(inner) })
     }
 }

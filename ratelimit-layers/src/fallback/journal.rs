@@ -1,45 +1,110 @@
 //! [`Journal`]: what was admitted locally and is to be charged to the store when it is back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use derive_where::derive_where;
 use ratelimit_core::store::Now;
 use ratelimit_core::{Algorithm, Limit};
 
+use crate::bounded::WideKeyHasher;
 use crate::lock;
+
+/// How many bytes the keys may have on average. They are kept whole, because a store charges a key and not its hash.
+const KEY_BYTES: usize = 128;
+/// At how many others a new key looks, so that those whose charges count no more go faster than new ones come.
+const LOOKS: usize = 2;
 
 /// One key's charges under one limit.
 #[derive(Debug)]
 pub(super) struct PendingCharges<A> {
     /// The limit as the store knows it.
     pub(super) limit: Arc<Limit<A>>,
-    pub(super) key: Box<str>,
+    pub(super) key: Arc<str>,
     pub(super) cost: u64,
     /// The time of the last charge, if it was given.
     pub(super) now: Now,
 }
 
-#[derive(Debug)]
-struct LimitJournal<A> {
-    limit: Arc<Limit<A>>,
-    by_key: HashMap<Box<str>, (u64, Now)>,
-}
-
-/// Charges by limit and key, of at most so many keys. What finds no place is forgotten, and counted.
+/// Charges by limit and key, of at most so many keys and bytes. What finds no place is forgotten, and counted.
 #[derive(Debug)]
 pub(super) struct Journal<A> {
     most: usize,
-    by_limit: Mutex<HashMap<Box<str>, LimitJournal<A>>>,
+    hasher: WideKeyHasher,
+    entries: Mutex<Entries<A>>,
     /// How many keys there are.
     len: AtomicUsize,
     forgotten: AtomicU64,
 }
 
+/// Grows with each key that comes, so that a pass over the keys ends while others come.
+pub(super) type Place = u64;
+
+#[derive(Debug)]
+#[derive_where(Default)]
+struct Entries<A> {
+    /// By the place of the key.
+    by_place: BTreeMap<Place, JournalEntry>,
+    /// By the hash of limit and key.
+    places: HashMap<u128, Place>,
+    /// With how many keys each has. All charges under a limit have its newest parameters: a policy may be replaced during an
+    /// outage.
+    limits: HashMap<Arc<str>, (Arc<Limit<A>>, usize)>,
+    next: Place,
+    /// After which place the next look begins.
+    looked: Place,
+    /// Of all keys together.
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct JournalEntry {
+    limit: Arc<str>,
+    key: Arc<str>,
+    hash: u128,
+    cost: u64,
+    now: Now,
+}
+
+impl<A> Entries<A> {
+    fn at(&mut self, hash: u128) -> Option<&mut JournalEntry> {
+        self.by_place.get_mut(self.places.get(&hash)?)
+    }
+
+    fn insert(&mut self, place: Place, entry: JournalEntry) {
+        self.bytes += entry.key.len();
+        self.places.insert(entry.hash, place);
+        self.by_place.insert(place, entry);
+    }
+
+    /// A limit goes with its last key.
+    fn remove(&mut self, place: Place) -> Option<PendingCharges<A>> {
+        let JournalEntry { limit: name, key, hash, cost, now } = self.by_place.remove(&place)?;
+        self.places.remove(&hash);
+        self.bytes -= key.len();
+        let (limit, keys) = self.limits.get_mut(&name)?;
+        let limit = Arc::clone(limit);
+        *keys -= 1;
+        if *keys == 0 {
+            self.limits.remove(&name);
+        }
+        Some(PendingCharges { limit, key, cost, now })
+    }
+
+    /// The key that is looked at next, in turn.
+    fn look(&mut self) -> Option<Place> {
+        let after = self.looked.saturating_add(1);
+        let next = self.by_place.range(after..).next().or_else(|| self.by_place.first_key_value());
+        self.looked = *next?.0;
+        Some(self.looked)
+    }
+}
+
 impl<A: Algorithm + Clone> Journal<A> {
     pub(super) fn new(most: usize) -> Self {
-        let by_limit = Mutex::default();
-        Self { most, by_limit, len: AtomicUsize::new(0), forgotten: AtomicU64::new(0) }
+        let (hasher, entries) = (WideKeyHasher::default(), Mutex::default());
+        Self { most, hasher, entries, len: AtomicUsize::new(0), forgotten: AtomicU64::new(0) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -55,63 +120,95 @@ impl<A: Algorithm + Clone> Journal<A> {
         self.forgotten.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes a charge. All charges under its limit have the limit's parameters from now on: a policy may be replaced during
-    /// an outage.
-    pub(super) fn add(&self, limit: &Limit<A>, key: &str, cost: u64, now: Now) {
-        self.note(limit, key, cost, now, true);
+    /// Notes a charge. A new key drops others of which `counts` says that their charges do not count any more.
+    pub(super) fn add(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        (cost, now): (u64, Now),
+        counts: impl Fn(&Limit<A>, &str, Now) -> bool,
+    ) {
+        let mut entries = lock(&self.entries);
+        if let Some((newest, _)) = entries.limits.get_mut(limit.name()) {
+            *newest = Arc::new(limit.clone());
+        }
+        let is_known = entries.places.contains_key(&self.hash(limit.name(), key));
+        for _ in 0..if is_known { 0 } else { LOOKS } {
+            let Some(place) = entries.look() else { break };
+            let JournalEntry { limit, key, now, .. } = &entries.by_place[&place];
+            let limit = entries.limits.get(limit);
+            if !limit.is_some_and(|(limit, _)| counts(limit, key, *now)) {
+                entries.remove(place);
+            }
+        }
+        let place = entries.next;
+        entries.next += 1;
+        let (limit, key) = (Arc::new(limit.clone()), key.into());
+        self.note(&mut entries, place, PendingCharges { limit, key, cost, now }, true);
     }
 
     /// Puts back what the store did not take. What was noted meanwhile is newer.
-    pub(super) fn put_back(&self, pending: &PendingCharges<A>) {
-        let PendingCharges { limit, key, cost, now } = pending;
-        self.note(limit, key, *cost, *now, false);
+    pub(super) fn put_back(&self, place: Place, pending: PendingCharges<A>) {
+        self.note(&mut lock(&self.entries), place, pending, false);
     }
 
-    fn note(&self, limit: &Limit<A>, key: &str, cost: u64, now: Now, is_newest: bool) {
+    fn hash(&self, limit: &str, key: &str) -> u128 {
+        self.hasher.hash((limit, key))
+    }
+
+    fn note(
+        &self,
+        entries: &mut Entries<A>,
+        place: Place,
+        pending: PendingCharges<A>,
+        is_newest: bool,
+    ) {
+        let PendingCharges { limit, key, cost, now } = pending;
+        let hash = self.hash(limit.name(), &key);
+        let bytes = entries.bytes.saturating_add(key.len());
+        let has_room =
+            entries.by_place.len() < self.most && bytes <= self.most.saturating_mul(KEY_BYTES);
         if cost == 0 {
-            return;
-        }
-        let mut by_limit = lock(&self.by_limit);
-        let new = || LimitJournal { limit: Arc::new(limit.clone()), by_key: HashMap::new() };
-        let of_limit = by_limit.entry(limit.name().into()).or_insert_with(new);
-        if is_newest {
-            of_limit.limit = Arc::new(limit.clone());
-        }
-        if let Some((charged, at)) = of_limit.by_key.get_mut(key) {
-            *charged = charged.saturating_add(cost);
-            if is_newest {
-                *at = now;
-            }
-        } else if self.len() < self.most {
-            self.len.fetch_add(1, Ordering::SeqCst);
-            of_limit.by_key.insert(key.into(), (cost, now));
+        } else if let Some(known) = entries.at(hash) {
+            known.cost = known.cost.saturating_add(cost);
+            known.now = if is_newest { now } else { known.now };
+        } else if has_room {
+            let name: Arc<str> = limit.name().into();
+            let (_, keys) = entries.limits.entry(name.clone()).or_insert((limit, 0));
+            *keys += 1;
+            entries.insert(place, JournalEntry { limit: name, key, hash, cost, now });
         } else {
             self.forget();
         }
+        self.len.store(entries.by_place.len(), Ordering::SeqCst);
     }
 
     /// Takes off what was given back.
     pub(super) fn take_off(&self, name: &str, key: &str, cost: u64) {
-        let mut by_limit = lock(&self.by_limit);
-        let Some(of_limit) = by_limit.get_mut(name) else { return };
-        let Some((charged, _)) = of_limit.by_key.get_mut(key) else { return };
-        *charged = charged.saturating_sub(cost);
-        if *charged == 0 {
-            of_limit.by_key.remove(key);
-            self.len.fetch_sub(1, Ordering::SeqCst);
+        let mut entries = lock(&self.entries);
+        let hash = self.hash(name, key);
+        let Some(known) = entries.at(hash) else { return };
+        known.cost = known.cost.saturating_sub(cost);
+        if known.cost == 0
+            && let Some(place) = entries.places.get(&hash).copied()
+        {
+            entries.remove(place);
         }
+        self.len.store(entries.by_place.len(), Ordering::SeqCst);
     }
 
-    /// Removes one key's charges, of any limit. A limit goes with its last key.
-    pub(super) fn pop(&self) -> Option<PendingCharges<A>> {
-        let mut by_limit = lock(&self.by_limit);
-        let of_limit = by_limit.values_mut().find(|of_limit| !of_limit.by_key.is_empty())?;
-        let limit = Arc::clone(&of_limit.limit);
-        let key = of_limit.by_key.keys().next()?.clone();
-        let (cost, now) = of_limit.by_key.remove(&key)?;
-        by_limit.retain(|_, of_limit| !of_limit.by_key.is_empty());
-        self.len.fetch_sub(1, Ordering::SeqCst);
-        Some(PendingCharges { limit, key, cost, now })
+    /// The place of the next key that comes.
+    pub(super) fn end(&self) -> Place {
+        lock(&self.entries).next
+    }
+
+    /// Removes the first key's charges, of any limit, between these places.
+    pub(super) fn pop(&self, places: std::ops::Range<Place>) -> Option<(Place, PendingCharges<A>)> {
+        let mut entries = lock(&self.entries);
+        let place = *entries.by_place.range(places).next()?.0;
+        let pending = entries.remove(place);
+        self.len.store(entries.by_place.len(), Ordering::SeqCst);
+        Some(place).zip(pending)
     }
 }
 
@@ -124,6 +221,14 @@ mod tests {
         Limit::new("burst", words.parse().expect(words)).expect("a name")
     }
 
+    fn add(journal: &Journal<Policy>, limit: &Limit<Policy>, key: &str, cost: u64, now: Now) {
+        journal.add(limit, key, (cost, now), |_, _, _| true);
+    }
+
+    fn pop(journal: &Journal<Policy>) -> Option<(Place, PendingCharges<Policy>)> {
+        journal.pop(0..journal.end())
+    }
+
     fn at(us: u64) -> Now {
         Now::At(Timestamp::saturating_from_us(us))
     }
@@ -133,9 +238,9 @@ mod tests {
         let (old, new) = (limit("gcra 60/m burst 60"), limit("gcra 60/m burst 30"));
         for newest in ["alice", "bob"] {
             let journal = Journal::new(9);
-            journal.add(&old, "alice", 3, Now::Store);
-            journal.add(&new, newest, 3, Now::Store);
-            while let Some(pending) = journal.pop() {
+            add(&journal, &old, "alice", 3, Now::Store);
+            add(&journal, &new, newest, 3, Now::Store);
+            while let Some((_, pending)) = pop(&journal) {
                 assert_eq!(*pending.limit, new, "{}", pending.key);
             }
         }
@@ -145,13 +250,13 @@ mod tests {
     fn what_is_put_back_is_older_than_what_was_noted_meanwhile() {
         let (old, new) = (limit("gcra 60/m burst 60"), limit("gcra 60/m burst 30"));
         let journal = Journal::new(9);
-        journal.add(&old, "alice", 3, at(1));
-        let pending = journal.pop().expect("a charge");
-        journal.add(&new, "alice", 4, at(2));
-        journal.put_back(&pending);
-        let both = journal.pop().expect("both charges");
+        add(&journal, &old, "alice", 3, at(1));
+        let (place, pending) = pop(&journal).expect("a charge");
+        add(&journal, &new, "alice", 4, at(2));
+        journal.put_back(place, pending);
+        let (_, both) = pop(&journal).expect("both charges");
         assert_eq!((&*both.limit, both.cost, both.now), (&new, 7, at(2)));
-        assert!(journal.pop().is_none());
+        assert!(pop(&journal).is_none());
     }
 
     #[test]
@@ -159,13 +264,34 @@ mod tests {
         let journal = Journal::new(1);
         let limit = limit("gcra 60/m burst 60");
         for _ in 0..2 {
-            journal.add(&limit, "alice", 3, Now::Store);
-            journal.add(&limit, "bob", 3, Now::Store); // there is no place
+            add(&journal, &limit, "alice", 3, Now::Store);
+            add(&journal, &limit, "bob", 3, Now::Store); // there is no place
             journal.take_off("burst", "alice", 3);
-            journal.add(&limit, "alice", 3, Now::Store);
-            assert!(journal.pop().is_some());
-            assert_eq!((journal.len(), lock(&journal.by_limit).len()), (0, 0));
+            add(&journal, &limit, "alice", 3, Now::Store);
+            assert!(pop(&journal).is_some());
+            let entries = lock(&journal.entries);
+            assert_eq!((journal.len(), entries.limits.len(), entries.places.len()), (0, 0, 0));
         }
         assert_eq!(journal.forgotten(), 2);
+    }
+
+    #[test]
+    fn keys_are_bounded_in_bytes_and_what_counts_no_more_makes_way() {
+        let (journal, limit) = (Journal::new(64), limit("gcra 60/m burst 60"));
+        let most_bytes = 64 * KEY_BYTES;
+        for n in 0..50 {
+            add(&journal, &limit, &format!("{n:0>1000}"), 1, Now::Store);
+            assert!(lock(&journal.entries).bytes <= most_bytes);
+        }
+        assert_eq!((journal.len(), journal.forgotten()), (8, 42));
+        // A key that would take all of it.
+        add(&journal, &limit, &"x".repeat(most_bytes + 1), 1, Now::Store);
+        assert_eq!((journal.len(), journal.forgotten()), (8, 43));
+        // Once they count no more, they go faster than others come.
+        for n in 1..=50_u64 {
+            journal.add(&limit, &format!("{n:1>1000}"), (1, at(n)), |_, _, now| now == at(n - 1));
+            assert!(journal.len() <= 8, "{}", journal.len());
+        }
+        assert_eq!((journal.len(), journal.forgotten()), (2, 43));
     }
 }

@@ -11,7 +11,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 
-use super::breaker::Breaker;
+use super::breaker::Breakers;
 use super::counts::{OutageCounts, OutageOutcome};
 use super::error::FallbackError;
 use super::journal::Journal;
@@ -69,7 +69,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         batch: &Batch<'_, A>,
         is_known: bool,
         away: FallbackError<E>,
-        breaker: &Breaker,
+        breakers: &Breakers,
     ) -> Result<Verdict, FallbackError<E>> {
         batch.validate()?;
         let op = batch.operation();
@@ -95,7 +95,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         }
         let retry_after = match away {
             FallbackError::BreakerOpen { retry_after, .. } => retry_after,
-            _ => breaker.pause,
+            _ => breakers.pause(),
         };
         let noted = if refuses || op == Op::Peek {
             Noted::Known
@@ -125,7 +125,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 let outcome = OutageOutcome::of(check.limit, decision, verdict.allowed());
                 self.counts.count(limit, *choice, outcome, undetermined);
                 #[cfg(feature = "metrics")]
-                crate::metrics::outage(&breaker.name, limit, *choice, outcome);
+                crate::metrics::outage(breakers.name(), limit, *choice, outcome);
             }
         }
         // What the store may have charged is not charged once more.
@@ -197,7 +197,9 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
             match batch.operation() {
                 _ if *choice != OnOutage::Local => {}
                 Op::Acquire | Op::Force => {
-                    journal.add(check.limit, check.key, check.cost, batch.time());
+                    let counts =
+                        |limit: &Limit<A>, key: &str, now| self.counts_still(limit, key, now) > 0;
+                    journal.add(check.limit, check.key, (check.cost, batch.time()), counts);
                 }
                 Op::Refund => journal.take_off(check.limit.name(), check.key, check.cost),
                 Op::Peek | Op::Reset | Op::Settle | Op::Renew | Op::Extend | Op::Adopt => {}

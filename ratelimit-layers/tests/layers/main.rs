@@ -15,4 +15,5 @@ mod redis;
 mod reload;
 mod repeats;
 mod reported;
+mod servers;
 mod simulation;

@@ -193,3 +193,23 @@ async fn a_charge_that_panics_is_counted_and_holds_no_other_back() {
         assert_eq!((store.pending_charges(), store.forgotten_charges()), (pending, 1));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn long_keys_take_bounded_memory_and_go_when_they_count_no_more() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, clock) = layered_with(&limits, |settings| settings.on_recovery(OnRecovery::Charge));
+    down(&store, &limits).await;
+    let long = "x".repeat(100_000);
+    for n in 0..400 {
+        assert!(ask_all(&store, &limits, &format!("{n}{long}"), 1).await.allowed());
+    }
+    let kept = store.pending_charges();
+    assert!(kept * long.len() <= 16 << 20 && kept > 100, "{kept}");
+    assert_eq!(store.forgotten_charges(), 400 - kept as u64);
+    // The share is full again after a minute. Others take the places, and nothing is forgotten.
+    clock.advance(Duration::from_secs(60));
+    for n in 0..400 {
+        assert!(ask_all(&store, &limits, &n.to_string(), 1).await.allowed());
+    }
+    assert_eq!((store.pending_charges(), store.forgotten_charges()), (400, 400 - kept as u64));
+}

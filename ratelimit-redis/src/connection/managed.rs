@@ -177,6 +177,13 @@ impl Connection for RedisConnection {
         matches!(&*self.0, Topology::Several(servers) if servers.is_cluster())
     }
 
+    fn server_of(&self, key: &str) -> Option<u64> {
+        match &*self.0 {
+            Topology::Several(servers) => servers.server_of(key),
+            Topology::Single(_) => None,
+        }
+    }
+
     fn address(&self) -> &Arc<str> {
         self.peer().address()
     }

@@ -2,6 +2,7 @@
 //! servers of a service, whose master Sentinels name.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use tokio::time::Instant;
@@ -99,6 +100,14 @@ impl Servers {
 
     pub(crate) fn peer(&self) -> &Peer {
         &self.lookup.peer
+    }
+
+    /// A number of the server that is known to keep this key, on a cluster: a hash of its address.
+    pub(crate) fn server_of(&self, key: &str) -> Option<u64> {
+        let owner = if self.is_cluster() { self.inner.owner(slot::of(key)) } else { None }?;
+        let mut hasher = DefaultHasher::new();
+        owner.address().hash(&mut hasher);
+        Some(hasher.finish())
     }
 
     /// Reads the slot table for the first time.

@@ -6,6 +6,7 @@
 mod conformance;
 mod exact;
 mod fleet;
+mod servers;
 #[path = "../../../ratelimit-layers/tests/layers/simulation/shared.rs"]
 mod shared;
 
@@ -15,7 +16,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use ratelimit_simulation::Network;
+use ratelimit_simulation::{ModelServer, Network};
 use shared::by_each_seed;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
@@ -112,4 +113,18 @@ fn a_server_that_forgets_what_it_wrote_is_caught() {
     let (exact, fleet) = (exact::Plan::of, fleet::Plan::of);
     assert!((0..60).any(|seed| exact::run(&exact(seed).forgetting()).is_err()));
     assert!((0..60).any(|seed| fleet::run(&fleet(seed).forgetting()).is_err()));
+}
+
+#[test]
+fn a_server_that_is_away_takes_away_its_own_keys_only() {
+    for away in 0..3 {
+        let [its, others] = simulated(away as u64, async {
+            let network = Network::new(
+                (0..3).map(|_| ModelServer::new(shared::BEGIN.as_us(), 0)).collect(),
+                7,
+            );
+            servers::run(&network, away).await
+        });
+        assert!(its > 50 && others > 150, "{its} {others}");
+    }
 }
