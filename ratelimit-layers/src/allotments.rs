@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use dashmap::DashMap;
 use derive_where::derive_where;
 use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, EntryStore};
 use ratelimit_core::{Algorithm, Clock, Policy, Store, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 mod builder;
@@ -65,12 +67,13 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// - What is left goes back to the store when the allotment ends: after a lifetime, at the end of a window, when a cost no longer fits,
 ///   or by [`give_back`](Self::give_back).
 /// - A draw that is denied denies nothing: its request goes to the store alone. A denial by the store is final once this process has
-///   given back what it has left of the same limits and keys. What a draw in flight will have left comes too late for it.
+///   given back what it has left of the same limits and keys; it waits a lifetime at most for what is on its way. What a draw
+///   in flight will have left comes too late for it.
 ///
 /// It serves requests at the store's time under limits whose charges can be
 /// [settled](Algorithm::settle) and that [recover](Algorithm::recovery) in a known way: GCRA, token buckets and fixed windows, and batches of
 /// these. All other requests and operations go to the store: logs, other windows, leases, limits that count attempts, peeks, requests
-/// under an id, with metadata or at a given time. A batch with one such limit goes to the store as a whole.
+/// under an id, with metadata or at a given time, and those whose keys have more than 1,024 bytes. A batch with one such limit goes to the store as a whole.
 ///
 /// # How far it exceeds a limit
 ///
@@ -98,7 +101,8 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// A reset through this store ends the allotments of its keys. What is left of them is not given back, because the reset has
 /// returned it; other limits of the same batches stay charged until they recover. A refund, a forced charge or a settlement
 /// gives them back first. Resets by other processes are not seen: until an allotment ends, it is spent on top of the
-/// new budget, at most one per slot and process. Changed parameters of a limit end its allotments.
+/// new budget, at most one per slot and process. Changed parameters of a limit end its allotments: what is left of them goes back
+/// before the store is asked under the new ones.
 ///
 /// # With other stores
 ///
@@ -121,6 +125,16 @@ struct SharedAllotments<S, A: Algorithm, C> {
     terms: Terms,
     clock: C,
     tally: AllotmentTally,
+    returns: Returns,
+}
+
+/// What is on its way back to the store.
+#[derive(Debug, Default)]
+struct Returns {
+    /// How many units. Changes whenever some have arrived, or are lost.
+    units: watch::Sender<u64>,
+    /// In how many settlements a limit and key is, by its hash.
+    by_key: DashMap<u128, usize>,
 }
 
 #[derive(Debug, Default)]
@@ -191,23 +205,28 @@ impl<S, A: Algorithm, C> Allotments<S, A, C> {
 }
 
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Allotments<S, A, C> {
-    /// Ends all allotments and gives back what is left of them, also of draws in flight when their answers come.
-    /// Returns how many units, over all limits, did not go back: the store failed, or did not answer within 5 seconds. What it
-    /// has not answered by then still goes back if the runtime lives on. Draws in flight are not counted.
+    /// Ends all allotments and gives back what is left of them, also of draws in flight when their answers come. Waits for
+    /// what is on its way back already. Returns how many units, over all limits, did not go back meanwhile: the store failed, or
+    /// did not answer within 5 seconds. What it has not answered by then still goes back if the runtime lives on. Draws in
+    /// flight are not counted; [`AllotmentCounts::forfeited`] has what was lost before.
     ///
     /// For a program that ends: call it after the last request. Requests that come later draw again. Without a runtime it waits
     /// for as long as the store takes.
     pub async fn give_back(&self) -> u64 {
-        let all = self.inner.ledger.end_all();
-        let unused: u64 = all.iter().map(|(ended, _)| ended.unused).sum();
-        let back = Arc::default();
-        let settling = self.inner.settle(all, &back);
+        let SharedAllotments { ledger, tally, returns, .. } = &*self.inner;
+        let lost = tally.forfeited.load(Relaxed);
+        let settling = async {
+            self.inner.settle(ledger.end_all()).await;
+            let mut others = returns.units.subscribe();
+            drop(others.wait_for(|units| *units == 0).await);
+        };
         if Handle::try_current().is_ok() {
             let _is_late = timeout(LONGEST_GIVE_BACK, settling).await;
         } else {
             settling.await;
         }
-        unused.saturating_sub(back.load(Relaxed))
+        let lost = tally.forfeited.load(Relaxed).saturating_sub(lost);
+        lost.saturating_add(*returns.units.borrow())
     }
 }
 

@@ -9,7 +9,7 @@ use ratelimit_memory::PreciseClock;
 
 use super::ledger::Ledger;
 use super::slot::Terms;
-use super::{AllotmentTally, Allotments, SharedAllotments};
+use super::{AllotmentTally, Allotments, Returns, SharedAllotments};
 
 /// The settings of [`Allotments`] that are to be built: what [`Allotments::builder`] returns.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl<C: Clock> AllotmentsBuilder<C> {
     }
 
     /// The most slots: 65,536 unless it is set, at least 1. Each combination of limits and keys that requests ask about has
-    /// one. Above that, an older one is dropped. What it has left is given back; a draw in flight is forfeited.
+    /// one, and keeps its keys, of at most 1,024 bytes together. Above that, an older one is dropped. What it has left is given back; a draw in flight is forfeited.
     #[must_use]
     pub fn capacity(self, slots: usize) -> Self {
         Self { capacity: slots.max(1), ..self }
@@ -68,6 +68,9 @@ impl<C: Clock> AllotmentsBuilder<C> {
     pub fn build<S, A: Algorithm>(self, store: S) -> Allotments<S, A, C> {
         let Self { terms, capacity, clock } = self;
         let (ledger, tally) = (Ledger::new(capacity), AllotmentTally::default());
-        Allotments { inner: Arc::new(SharedAllotments { store, ledger, terms, clock, tally }) }
+        let returns = Returns::default();
+        Allotments {
+            inner: Arc::new(SharedAllotments { store, ledger, terms, clock, tally, returns }),
+        }
     }
 }

@@ -89,39 +89,40 @@ impl<A: Algorithm> Ledger<A> {
         self.hasher.hash((check.limit.fingerprint(), check.key))
     }
 
-    fn keys(&self, batch: &Batch<'_, A>) -> Vec<u128> {
-        batch.checks().iter().map(|check| self.key(check)).collect()
+    /// The hashes of the limits and keys of some checks.
+    pub(super) fn keys(&self, checks: &[Check<'_, A>]) -> Vec<u128> {
+        checks.iter().map(|check| self.key(check)).collect()
     }
 
     /// The slot of a batch: that of its key, or of all of its keys in their order.
     pub(super) fn slot_key(&self, batch: &Batch<'_, A>) -> SlotKey {
         match batch.checks() {
             [check] => self.key(check),
-            _ => self.hasher.hash(self.keys(batch)),
+            _ => self.hasher.hash(self.keys(batch.checks())),
         }
     }
 }
 
 impl<A: KeptAlgorithm> Ledger<A> {
     /// Calls `act` on the slot of a batch, which is made if it is new, and ended if its limits have changed. Also
-    /// returns the allotments that have ended by this.
+    /// returns the allotments that have ended by this: that of the slot itself, and those of slots that made room.
     pub(super) fn with<T>(
         &self,
         slot_key: SlotKey,
         batch: &Batch<'_, A>,
         (terms, now): (&Terms, Timestamp),
         act: impl FnOnce(&mut LedgerEntry<A>) -> T,
-    ) -> (T, Vec<EndedOf<A>>) {
-        let mut all_ended = Vec::new();
+    ) -> (T, [Vec<EndedOf<A>>; 2]) {
+        let [mut own, mut others] = [const { Vec::new() }; 2];
         let (acted, is_new) = {
             let (mut kept, is_new) = match self.slots.values.entry(slot_key) {
                 Entry::Occupied(entry) => (entry.into_ref(), false),
                 Entry::Vacant(entry) => (entry.insert(LedgerEntry::default()), true),
             };
             if kept.checks.as_ref().is_some_and(|checks| !checks.are_of(batch)) {
-                let ended = kept.slot.end(EarlyEnd::GivenBack);
+                let ended = kept.slot.change();
                 // It is settled under the parameters that are in force now.
-                all_ended.extend(ended.map(|ended| (ended, kept.checks(batch))));
+                own.extend(ended.map(|ended| (ended, kept.checks(batch))));
             }
             (act(&mut kept), is_new)
         };
@@ -130,15 +131,15 @@ impl<A: KeptAlgorithm> Ledger<A> {
             for (slot_key, mut kept) in gone.into_iter().flatten() {
                 let Some(checks) = kept.checks else { continue };
                 self.unshare(slot_key, &checks);
-                all_ended.extend(kept.slot.end(EarlyEnd::GivenBack).map(|ended| (ended, checks)));
+                others.extend(kept.slot.end(EarlyEnd::GivenBack).map(|ended| (ended, checks)));
             }
         }
-        (acted, all_ended)
+        (acted, [own, others])
     }
 
     /// The limits and keys of a batch that is about to draw, which are known by its keys from now on.
     pub(super) fn checks(&self, slot_key: SlotKey, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
-        let keys = if batch.checks().len() > 1 { self.keys(batch) } else { Vec::new() };
+        let keys = if batch.checks().len() > 1 { self.keys(batch.checks()) } else { Vec::new() };
         let checks = match self.slots.values.get_mut(&slot_key) {
             Some(mut kept) => kept.checks(batch),
             None => Arc::new(Checks::new(batch)),
@@ -185,7 +186,7 @@ impl<A: KeptAlgorithm> Ledger<A> {
         end: impl Fn(&mut AllotmentSlot) -> Option<Ended>,
     ) -> Vec<EndedOf<A>> {
         let mut slot_keys = Vec::new();
-        for key in self.keys(batch) {
+        for key in self.keys(batch.checks()) {
             slot_keys.push(key);
             self.shared.remove_if_mut(&key, |_, sharing| {
                 self.retain_drawn(sharing);

@@ -315,6 +315,13 @@ impl AllotmentSlot {
         self.take(ending)
     }
 
+    /// Ends the allotment because the numbers of its limits have changed: what the store said of the old ones says nothing now.
+    pub(super) fn change(&mut self) -> Option<Ended> {
+        self.remaining.clear();
+        self.rests_until = None;
+        self.end(EarlyEnd::GivenBack)
+    }
+
     /// The allotment's id and end.
     pub(super) fn ends(&self) -> Option<(ReservationId, Timestamp)> {
         self.allotment.as_ref().map(|allotment| (allotment.id, allotment.until))

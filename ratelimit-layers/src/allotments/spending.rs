@@ -1,8 +1,9 @@
 //! What [`Allotments`] does with a request: serves it, draws for it, or has the store asked.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use ratelimit_core::algorithm::Recovery;
@@ -13,7 +14,7 @@ use ratelimit_core::{
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::SharedAllotments;
 use super::ledger::{Checks, EndedOf, LedgerEntry, SlotKey};
@@ -24,12 +25,17 @@ use crate::{KeptAlgorithm, OnDrop};
 /// How many settlements of one caller are in flight at once.
 const SETTLEMENTS_AT_ONCE: usize = 64;
 
+/// The most bytes of a batch's keys, which its slot keeps to give back what is left.
+const MOST_KEY_BYTES: usize = 1_024;
+
 /// Whether requests like this one are served from allotments: see [`Allotments`](super::Allotments).
 fn is_served<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
     let can =
         |algorithm: &A| algorithm.reservation_us().is_some() && algorithm.recovery().is_some();
+    let key_bytes: usize = batch.checks().iter().map(|check| check.key.len()).sum();
     acquires_plainly(batch)
         && !batch.is_without_store()
+        && key_bytes <= MOST_KEY_BYTES
         && batch.checks().iter().all(|check| can(check.limit.algorithm()))
 }
 
@@ -55,7 +61,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             };
             if let Some(ending) = ending {
                 let all = self.ledger.end_of(batch, |slot| slot.end(ending));
-                self.settle(all, &Arc::default()).await;
+                self.settle(all).await;
             }
             // What is drawn during a reset may be charged before it.
             let forfeit = || {
@@ -84,10 +90,18 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             return Ok(self.served(decisions));
         }
         let all = self.ledger.end_of(batch, |slot| slot.take(EarlyEnd::GivenBack));
-        if all.is_empty() {
+        let keys = self.ledger.keys(batch.checks());
+        let is_here = || !keys.iter().any(|key| self.returns.by_key.contains_key(key));
+        if all.is_empty() && is_here() {
             return Ok(verdict);
         }
-        self.settle(all, &Arc::default()).await;
+        self.settle(all).await;
+        // Without a runtime, whoever has ended an allotment settles it.
+        if Handle::try_current().is_ok() {
+            let mut returns = self.returns.units.subscribe();
+            let others = returns.wait_for(|_| is_here());
+            let _is_late = timeout(Duration::from_micros(self.terms.lifetime_us), others).await;
+        }
         self.store.apply(batch).await
     }
 
@@ -108,9 +122,12 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             let asks = kept.slot.request(&self.terms, now, costs, ReservationId::random);
             asks.map_continue(|(ended, draw)| (ended.zip(kept.checks.clone()), draw))
         };
-        let (asks, gone) = self.ledger.with(slot_key, batch, (&self.terms, now), request);
-        for ended in gone {
-            self.settle_later(ended);
+        let (asks, [mut own, others]) =
+            self.ledger.with(slot_key, batch, (&self.terms, now), request);
+        if Handle::try_current().is_ok() {
+            others.into_iter().for_each(|ended| self.settle_later(ended));
+        } else {
+            own.extend(others);
         }
         let (ended, draw) = match asks {
             ControlFlow::Continue(asks) => asks,
@@ -121,67 +138,56 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             let checks = self.ledger.checks(slot_key, batch);
             DrawGuard { inner: self, slot_key, draw, checks, units: None, refused: None }
         });
-        self.settle(ended.into_iter().collect(), &Arc::default()).await;
+        // What was drawn under other numbers as well: the answer is then what the store would say without it.
+        own.extend(ended);
+        self.settle(own).await;
         match drawing {
             Some(drawing) => drawing.draw(batch, costs).await,
             None => Ok(None),
         }
     }
 
-    /// Settles allotments that have ended, some at once, waits for them, and adds up how many units are back. A caller that
-    /// goes away does not end this.
-    pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>, back: &Arc<AtomicU64>) {
+    /// Settles allotments that have ended, some of each server at once, and waits for them. A caller that goes away does not
+    /// end this.
+    pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>) {
         if all.is_empty() {
             return;
         }
+        let all: Vec<_> = all.into_iter().map(|ended| Returning::new(self, ended)).collect();
         let Ok(runtime) = Handle::try_current() else {
-            for ended in all {
-                back.fetch_add(self.settle_here(ended).await, Relaxed);
+            for returning in all {
+                returning.send().await;
             }
             return;
         };
-        let (inner, back) = (self.clone(), back.clone());
-        let settling = async move {
+        // A server that is away holds up none of the others.
+        let mut by_server: HashMap<Option<u64>, Vec<_>> = HashMap::new();
+        for returning in all {
+            by_server.entry(returning.server()).or_default().push(returning);
+        }
+        let settlements = by_server.into_values().map(|of_server| async move {
             let mut settlements = JoinSet::new();
-            for ended in all {
+            for returning in of_server {
                 if settlements.len() >= SETTLEMENTS_AT_ONCE {
                     // Its panic is that of the store, and the units stay charged.
                     drop(settlements.join_next().await);
                 }
-                let (inner, back) = (inner.clone(), back.clone());
-                settlements.spawn(async move {
-                    back.fetch_add(inner.settle_here(ended).await, Relaxed);
-                });
+                settlements.spawn(returning.send());
             }
             while settlements.join_next().await.is_some() {}
-        };
-        drop(runtime.spawn(settling).await);
+        });
+        let settlements: Vec<_> = settlements.map(|settling| runtime.spawn(settling)).collect();
+        for settling in settlements {
+            drop(settling.await);
+        }
     }
 
     /// Settles an allotment that has ended, in a task.
     fn settle_later(self: &Arc<Self>, ended: EndedOf<A>) {
-        let Ok(runtime) = Handle::try_current() else {
-            self.tally.forfeited.fetch_add(ended.0.unused, Relaxed);
-            return;
-        };
-        let inner = self.clone();
-        drop(runtime.spawn(async move { inner.settle_here(ended).await }));
-    }
-
-    /// Settles an allotment that has ended, and returns how many units are back. If it fails, they stay charged until the
-    /// limit recovers.
-    async fn settle_here(&self, (ended, checks): EndedOf<A>) -> u64 {
-        let checks = checks.costing(&ended.used);
-        let is_back = match Batch::new(&checks) {
-            Ok(batch) if ended.ending == EarlyEnd::GivenBack => {
-                let settling = batch.op(Op::Settle).id(ended.id).settled_once();
-                self.store.apply(&settling).await.is_ok()
-            }
-            _ => false,
-        };
-        let tally = if is_back { &self.tally.given_back } else { &self.tally.forfeited };
-        tally.fetch_add(ended.unused, Relaxed);
-        if is_back { ended.unused } else { 0 }
+        let returning = Returning::new(self, ended);
+        if let Ok(runtime) = Handle::try_current() {
+            drop(runtime.spawn(returning.send()));
+        }
     }
 
     /// Gives back what is left of an allotment when its time is over, in a task.
@@ -197,9 +203,64 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             let Some(inner) = inner.upgrade() else { return };
             let expire = |kept: &mut LedgerEntry<A>| kept.slot.expire(id).zip(kept.checks.clone());
             if let Some(ended) = inner.ledger.at(slot_key, expire).flatten() {
-                inner.settle_here(ended).await;
+                Returning::new(&inner, ended).send().await;
             }
         });
+    }
+}
+
+/// An allotment that has ended and is on its way back. However that ends, its units are counted: as given back once the store
+/// has settled them, else as forfeited, and then they stay charged until the limit recovers.
+struct Returning<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
+    inner: Arc<SharedAllotments<S, A, C>>,
+    ended: Ended,
+    checks: Arc<Checks<A>>,
+    keys: Vec<u128>,
+    is_back: bool,
+}
+
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Returning<S, A, C> {
+    fn new(inner: &Arc<SharedAllotments<S, A, C>>, (ended, checks): EndedOf<A>) -> Self {
+        let keys = inner.ledger.keys(&checks.costing(&ended.used));
+        for key in &keys {
+            *inner.returns.by_key.entry(*key).or_default() += 1;
+        }
+        inner.returns.units.send_modify(|units| *units = units.saturating_add(ended.unused));
+        Self { inner: inner.clone(), ended, checks, keys, is_back: false }
+    }
+
+    /// Which server settles it.
+    fn server(&self) -> Option<u64> {
+        let checks = self.checks.costing(&self.ended.used);
+        self.inner.store.server_of(&Batch::new(&checks).ok()?)
+    }
+
+    /// Settles it.
+    async fn send(mut self) {
+        let checks = self.checks.costing(&self.ended.used);
+        self.is_back = match Batch::new(&checks) {
+            Ok(batch) if self.ended.ending == EarlyEnd::GivenBack => {
+                let settling = batch.op(Op::Settle).id(self.ended.id).settled_once();
+                self.inner.store.apply(&settling).await.is_ok()
+            }
+            _ => false,
+        };
+    }
+}
+
+impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Returning<S, A, C> {
+    fn drop(&mut self) {
+        let (tally, unused) = (&self.inner.tally, self.ended.unused);
+        let tally = if self.is_back { &tally.given_back } else { &tally.forfeited };
+        tally.fetch_add(unused, Relaxed);
+        for key in &self.keys {
+            self.inner.returns.by_key.remove_if_mut(key, |_, settlements| {
+                *settlements -= 1;
+                *settlements == 0
+            });
+        }
+        // After that: it wakes those who wait.
+        self.inner.returns.units.send_modify(|units| *units = units.saturating_sub(unused));
     }
 }
 
@@ -274,7 +335,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
         self.units = None;
         match ended {
             Some(ended) => {
-                inner.settle(vec![(ended, self.checks.clone())], &Arc::default()).await;
+                inner.settle(vec![(ended, self.checks.clone())]).await;
             }
             None => inner.watch(self.slot_key),
         }

@@ -121,7 +121,8 @@ async fn before_a_process_ends_it_gives_back_all_that_is_left() {
     for _ in 0..2 {
         assert!(ask(&store, &limit, "alice", 1).await.allowed());
     }
-    assert_eq!((store.give_back().await, store.counts().given_back), (0, 14));
+    // Those that are still on their way are not back.
+    assert_eq!((store.give_back().await, store.counts().given_back), (6, 14));
 }
 
 /// What becomes of eight units and of their slot if their draw is not answered.
@@ -301,6 +302,8 @@ async fn requests_that_cannot_be_served_go_to_the_store_as_they_are() {
     ask_store(Batch::one(&check).now(Now::At(BEGIN))).await;
     ask_store(Batch::one(&check).op(Op::Peek)).await;
     ask_store(Batch::one(&check).without_store()).await;
+    let long = "x".repeat(1_025);
+    ask_store(Batch::one(&Check { key: &long, ..check })).await;
     // A cost of 0 changes nothing, and nothing is drawn for it.
     ask_store(Batch::one(&Check { cost: 0, ..check })).await;
 
@@ -373,5 +376,82 @@ proptest! {
             });
             prop_assert_eq!(left, due);
         }
+    }
+}
+
+/// A reload to other numbers ends what was drawn under the old ones, before the store is asked under the new ones.
+#[tokio::test(start_paused = true)]
+async fn after_a_reload_the_answers_are_those_of_the_store() {
+    for words in ["fixed-window", "gcra", "token-bucket"] {
+        let clock = ManualClock::new(BEGIN);
+        let [old, new] = [64, 16].map(|rate| limit("daily", &format!("{words} {rate}/d")));
+        let store = greedy(&clock).build(Fake::new(&clock));
+        let plain = memory(&clock);
+        for (limit, cost) in [(&old, 8), (&old, 2), (&new, 6), (&new, 1)] {
+            let due = ask(&plain, limit, "alice", cost).await;
+            let said = ask(&store, limit, "alice", cost).await;
+            assert_eq!(
+                (said.allowed(), said.retry_after()),
+                (due.allowed(), due.retry_after()),
+                "{words}: {cost}"
+            );
+        }
+        assert_eq!(store.give_back().await, 0, "{words}");
+        if words == "fixed-window" {
+            assert_eq!(store.store().left(&new, "alice"), left(&plain, &new, "alice"));
+        }
+    }
+}
+
+/// A request after a pause under limits that are replaced, now and then, by others of other numbers.
+fn reloading() -> impl Strategy<Value = (u64, [usize; 2], u8, u64)> {
+    let pause_us = prop_oneof![3 => Just(0), 3 => 0..5_000_u64, 1 => 0..2_000_000_u64];
+    (pause_us, [0..3_usize, 0..3_usize], 0..3_u8, 1..9_u64)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// With a runtime and without, in which what ends is settled in other ways, and with so few slots that they make room.
+    #[test]
+    fn across_reloads_one_node_answers_as_the_store_alone_and_counts_what_is_lost(
+        requests in prop::collection::vec(reloading(), 1..60),
+        stays in 1..6_usize,
+        capacity in 1..4_usize,
+        has_runtime: bool,
+    ) {
+        const NUMBERS: [u64; 3] = [64, 16, 200];
+        let clock = ManualClock::new(BEGIN);
+        let policy = |name, number: usize| {
+            limit(name, &format!("fixed-window {}/d", NUMBERS[number]))
+        };
+        let store = greedy(&clock).capacity(capacity).build(Fake::new(&clock));
+        let plain = memory(&clock);
+        let run = async {
+            let mut numbers = [0; 2];
+            for (at, (pause_us, new, which, cost)) in requests.into_iter().enumerate() {
+                clock.advance(Duration::from_micros(pause_us));
+                numbers = if at % stays == 0 { new } else { numbers };
+                let both = [policy("a", numbers[0]), policy("b", numbers[1])];
+                let asked = match which {
+                    0 => &both[..1],
+                    1 => &both[1..],
+                    _ => &both[..],
+                };
+                let said = ask_all(&store, asked, "alice", cost).await;
+                let due = ask_all(&plain, asked, "alice", cost).await;
+                let told = |verdict: &Verdict| (verdict.allowed(), verdict.retry_after());
+                prop_assert_eq!(told(&said), told(&due), "{}: {:?} {}", at, asked, cost);
+            }
+            let forfeited = store.counts().forfeited;
+            let lost = store.give_back().await;
+            prop_assert_eq!((forfeited, lost), (0, 0));
+            for (name, number) in [("a", numbers[0]), ("b", numbers[1])] {
+                let limit = policy(name, number);
+                prop_assert_eq!(store.store().left(&limit, "alice"), left(&plain, &limit, "alice"));
+            }
+            Ok(())
+        };
+        if has_runtime { crate::common::paused().block_on(run)? } else { block_on(run)? }
     }
 }
