@@ -125,7 +125,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         let (asks, [mut own, others]) =
             self.ledger.with(slot_key, batch, (&self.terms, now), request);
         if Handle::try_current().is_ok() {
-            others.into_iter().for_each(|ended| self.settle_later(ended));
+            for ended in others {
+                self.settle_later(ended);
+            }
         } else {
             own.extend(others);
         }
