@@ -175,7 +175,7 @@ pub use limit::{Limit, Limits, OnOutage};
 pub use limiter::{Lease, Leased};
 pub use limiter::{LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Request};
 #[cfg(feature = "tokio")]
-pub use limiter::{OwnedReservation, Reserved};
+pub use limiter::{OwnedReservation, ReserveError, Reserved};
 pub use limits_builder::LimitsBuilder;
 pub use policy::Policy;
 pub use rate::Rate;

@@ -5,9 +5,13 @@ use alloc::sync::Arc;
 use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Waker};
+use core::time::Duration;
+use core::{error, fmt};
 
 use derive_where::derive_where;
 use tokio::runtime::Handle;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 
 use super::{LimitCosts, RateLimiter, Request};
 use crate::algorithms::Algorithm;
@@ -15,8 +19,16 @@ use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::identifiers::Identifiers;
 use crate::limit::Limits;
-use crate::reservation::ReservationId;
+use crate::reservation::{Reservation, ReservationId};
 use crate::store_traits::{Store, StoreError};
+
+/// How long a settlement waits for a store that is away, at least: by then a store may have forgotten one that arrived.
+const PATIENCE: Duration = Duration::from_micros(Reservation::REPEAT_US);
+/// The pause before a settlement is sent again. Each next one is twice as long, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How often a store may say that it does not know a reservation whose request may still be on its way.
+const MOST_UNKNOWN: u32 = 3;
 
 impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// Charges an estimate, or grants a lease of that size, and hands over a value that settles or releases it.
@@ -27,7 +39,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// ```
     /// # use ratelimit_core::*;
     /// # use std::sync::Arc;
-    /// # async fn example<S: Store<Policy> + 'static>(limiter: Arc<RateLimiter<S>>) -> Result<(), S::Error> {
+    /// # async fn example<S: Store<Policy> + 'static>(limiter: Arc<RateLimiter<S>>) -> Result<(), ReserveError<S::Error>> {
     /// match limiter.reserve_owned("alice", 4_000).await? {
     ///     Reserved::Granted(reservation) => {
     ///         tokio::spawn(async move {
@@ -42,22 +54,24 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// ```
     ///
     /// If this future is dropped before it is done, or the store loses the answer, the charge is cancelled in the
-    /// background.
+    /// background, as soon as the store answers again: see [`OwnedReservation`].
     ///
     /// # Errors
-    /// What the store could not do; a limit without reservations. A denial is no error.
+    /// What the store could not do, with the [id](ReserveError::id); a limit without reservations. A denial is no error.
     pub async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(
         self: &Arc<Self>,
         caller: C,
         estimate: impl Into<LimitCosts>,
-    ) -> Result<Reserved<S, A, C>, S::Error> {
+    ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
         let estimate = estimate.into();
         let (limiter, id) = (self.clone(), ReservationId::random());
         let charge = Arc::new(OwnedCharge { limiter, caller, id });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
         let settling = charge.clone();
         let mut settlement = Settlement {
-            settle: Box::new(move |costs| Box::pin(settling.clone().settled(costs))),
+            settle: Box::new(move |costs, granted| {
+                Box::pin(settling.clone().settled(costs, granted))
+            }),
             runtime: Handle::try_current().ok(),
             costs: LimitCosts::default(),
             granted: false,
@@ -76,7 +90,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
             }
             Err(error) => {
                 settlement.done = error.kind() != ErrorKind::Indeterminate;
-                Err(error)
+                Err(ReserveError { id, error })
             }
         }
     }
@@ -90,6 +104,37 @@ pub enum Reserved<S, A, C> {
     Granted(OwnedReservation<S, A, C>),
     /// It is not.
     Denied(Verdict),
+}
+
+/// Why [`RateLimiter::reserve_owned`] failed.
+///
+/// It displays as the store's own error does, with the same [kind](StoreError::kind) and source.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReserveError<E> {
+    /// Under which id the estimate may be charged, if the kind is [`Indeterminate`](ErrorKind::Indeterminate). It is being
+    /// cancelled; a program that ends before can settle it later, at 0.
+    pub id: ReservationId,
+    /// What the store could not do.
+    pub error: E,
+}
+
+impl<E: fmt::Display> fmt::Display for ReserveError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<E: error::Error> error::Error for ReserveError<E> {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<E: StoreError> StoreError for ReserveError<E> {
+    fn kind(&self) -> ErrorKind {
+        self.error.kind()
+    }
 }
 
 /// A charge under an id of its own, or a lease, that is settled or released when the value is dropped.
@@ -106,8 +151,9 @@ pub enum Reserved<S, A, C> {
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
-/// The value is sent to the store once, and once more if the store does not answer. Sent again, a settlement changes nothing.
-/// The store forgets it [ten seconds](crate::store::Reservation::REPEAT_US) later.
+/// A store that is away is asked again, after pauses that grow to a second, until [ten
+/// seconds](crate::store::Reservation::REPEAT_US) have passed. Sent again, a settlement changes nothing. The pauses take a runtime with
+/// its time driver enabled.
 ///
 /// # Without a record
 ///
@@ -222,20 +268,31 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     }
 
     /// Settles it for no caller that could receive an error.
-    async fn settled(self: Arc<Self>, costs: LimitCosts) {
-        // The connection may have ended under the first attempt: under its id, a second one changes nothing if the first
-        // arrived. After it, the reservation expires.
-        for _ in 0..2 {
-            let answer = self.request().costs(&costs).settle().await;
-            if !answer.is_err_and(|error| error.kind().is_outage()) {
+    async fn settled(self: Arc<Self>, costs: LimitCosts, granted: bool) {
+        // Under its id, a further attempt changes nothing if the first arrived. After the last one, the reservation expires.
+        let (mut begin, mut pause, mut unknown) = (None, FIRST_PAUSE, 0);
+        loop {
+            let sent = begin.is_some();
+            match self.request().costs(&costs).settle().await.map_err(|error| error.kind()) {
+                Err(kind) if kind.is_outage() => {}
+                // The request that it cancels may come later, as by another connection.
+                Err(ErrorKind::Invalid) if !granted && unknown < MOST_UNKNOWN => unknown += 1,
+                _ => return,
+            }
+            // A store that takes long to fail is asked twice.
+            if begin.get_or_insert_with(Instant::now).elapsed() >= PATIENCE && sent {
                 return;
             }
+            // In a task, and not while the value is dropped.
+            yield_now().await;
+            sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 }
 
 /// Settles a charge at these costs. It shares the charge with its task, which outlives it.
-type Settle = dyn Fn(LimitCosts) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
+type Settle = dyn Fn(LimitCosts, bool) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 /// The settlement that is to come of a charge. It is sent when this is dropped, unless it is done.
 #[derive_where(Debug)]
@@ -258,7 +315,7 @@ impl Drop for Settlement {
         let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
             return;
         };
-        let mut settling = (self.settle)(std::mem::take(&mut self.costs));
+        let mut settling = (self.settle)(std::mem::take(&mut self.costs), self.granted);
         // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
         // store while this thread panics already would end the process.
         if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {

@@ -3,17 +3,17 @@
 //! Time is paused: a store that answers after a minute takes none.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::store::{Batch, Op};
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
     DynError, ErrorKind, LimitCosts, Limits, ManualClock, OwnedReservation, Policy, RateLimiter,
     Reserved, Store, StoreError, Verdict,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::common::{Memory, limit, limiter, store};
 
@@ -98,7 +98,7 @@ async fn what_is_committed_is_charged_and_what_is_cancelled_or_denied_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settlement_that_gets_lost_is_sent_once_more() {
+async fn a_settlement_that_gets_lost_is_sent_again_at_least_once() {
     for (lost, due) in [(0, 100), (1, 100), (2, 60)] {
         let (limiter, _) = slow(BUCKET);
         let mut reservation = reserve(&limiter, 40).await;
@@ -210,6 +210,73 @@ async fn without_room_for_a_reservation_the_estimate_stands_and_the_commit_says_
     assert_eq!(limiter.peek_now("alice", 0).expect("decides").remaining(), 70);
     let answer = recorded.commit(1).await.expect("settles");
     assert_eq!((answer.is_unrecorded(), answer.remaining()), (false, 79));
+}
+
+/// A store on a server that hangs. What is sent meanwhile is done when it goes on, in an order of its own, and its callers have
+/// given up by then.
+struct Hung {
+    store: Arc<Memory>,
+    goes_on: Instant,
+    /// How much later the first request of all is done, as on another connection.
+    late: Duration,
+    is_first: AtomicBool,
+}
+
+/// How long a caller waits for an answer.
+const DEADLINE: Duration = Duration::from_millis(100);
+
+impl Store<Policy> for Hung {
+    type Error = DynError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+        if Instant::now() >= self.goes_on && !self.is_first.load(Ordering::SeqCst) {
+            return self.store.apply(batch).await.map_err(DynError::new);
+        }
+        let is_first = self.is_first.swap(false, Ordering::SeqCst);
+        let done = self.goes_on + if is_first { self.late } else { Duration::ZERO };
+        let [check] = batch.checks() else { panic!("one limit") };
+        let (store, limit, key) = (self.store.clone(), check.limit.clone(), check.key.to_owned());
+        let (cost, op, id) = (check.cost, batch.operation(), batch.reservation_id());
+        tokio::spawn(async move {
+            sleep_until(done).await;
+            let check = Check { limit: &limit, key: &key, cost };
+            let batch = Batch::one(&check).op(op).id(id.expect("of a reservation")).settled_once();
+            store.apply(&batch).await
+        });
+        sleep(DEADLINE).await;
+        Err(DynError::new(Lost))
+    }
+}
+
+/// However long the server hangs, within ten seconds, and whichever of the two it does first: the request or what cancels it.
+#[tokio::test(start_paused = true)]
+async fn what_a_server_that_hangs_does_later_is_cancelled() {
+    for words in [BUCKET, LEASES] {
+        for hangs_ms in [0, 50, 150, 250, 600, 2_000, 8_000] {
+            for late_ms in [0, 5, 60] {
+                let (memory, _) = store(|builder| builder);
+                let (memory, policy) = (Arc::new(memory), limit("l", words));
+                let limits = Limits::new([policy.clone()]).expect("limits");
+                let hung = Hung {
+                    store: memory.clone(),
+                    goes_on: Instant::now() + Duration::from_millis(hangs_ms),
+                    late: Duration::from_millis(late_ms),
+                    is_first: true.into(),
+                };
+                let limiter = Arc::new(RateLimiter::new(limits, hung));
+                let failed = limiter.reserve_owned("alice", 40).await.expect_err("no answer");
+                assert_eq!(failed.kind(), ErrorKind::Indeterminate);
+                sleep(Duration::from_secs(30)).await;
+                let check = Check { limit: &policy, key: "alice", cost: 0 };
+                let peek = Batch::one(&check).op(Op::Peek);
+                let left = memory.apply(&peek).await.expect("decides").remaining();
+                assert_eq!(left, 100, "{words}: it hangs for {hangs_ms} ms, late by {late_ms} ms");
+                // The id is that of the charge, which was settled at 0.
+                let settle = Batch::one(&check).op(Op::Settle).id(failed.id).settled_once();
+                assert!(memory.apply(&settle).await.is_ok());
+            }
+        }
+    }
 }
 
 fn runtime() -> Runtime {

@@ -42,7 +42,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
         let decided = match &reserved {
             Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
             Ok(Reserved::Denied(verdict)) => Ok(verdict),
-            Err(error) => Err(error),
+            Err(failed) => Err(&failed.error),
         };
         let told = gate.judge(limiter, caller, decided)?;
         let mut underway = LayerMode::<S, A>::exempt(self);
