@@ -120,8 +120,8 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same checks under an id that was drawn for this one charge: no client chose it, and its settlement is sent at
-    /// most a few times, within seconds. Every batch under the id must declare it.
+    /// The same checks under an id that was drawn for this one charge: no client chose it, its acquire is sent once, and its
+    /// settlement at most a few times, within seconds. Every batch under the id must declare it.
     ///
     /// A store then forgets the settled reservation after [`REPEAT_US`](crate::store::Reservation::REPEAT_US). A store that has no
     /// room for another reservation charges the batch [without a record](crate::Verdict::is_unrecorded), where it refuses

@@ -11,7 +11,7 @@ use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::plain::acquires_plainly;
+use crate::plain::acquires_anew;
 use crate::{KeptAlgorithm, OnDrop};
 
 mod kept;
@@ -71,7 +71,9 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// - limits that [count attempts](ratelimit_core::Attempts), because each attempt is charged;
 /// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of others;
-/// - peeks, requests under an id, with metadata or at a given time, and all operations other than [`Op::Acquire`];
+/// - peeks, requests with metadata or at a given time, and all operations other than [`Op::Acquire`];
+/// - requests under an id, unless it was [drawn](Batch::settled_once) for this one request, as `reserve_owned` and HTTP layers
+///   draw one: an earlier request may have been admitted under an id of the caller's, and its repetition is then admitted too;
 /// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that spans slots has none either,
 ///   but is answered if the states of all of its parts are known from other requests.
 ///
@@ -183,7 +185,8 @@ impl<C: Clock> DenialCacheBuilder<C> {
         Self { max_wait, ..self }
     }
 
-    /// The most keys whose states are kept: 65,536 unless it is set, at least 1. A key under several limits counts once per
+    /// The most keys whose states are kept: 65,536 unless it is set, at least 1. Keys are kept as hashes of 16 bytes, and states
+    /// as they are in memory: a few numbers, or the entries of a log around a store that tells them. A key under several limits counts once per
     /// limit. Above that, the key that was kept first is dropped, and the store is asked about it again.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
@@ -335,7 +338,7 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let kept = &self.kept;
-        if !acquires_plainly(batch) {
+        if !acquires_anew(batch) {
             self.asked.fetch_add(1, Ordering::Relaxed);
             let keys = kept.keys(batch);
             let _dropping = OnDrop(|| match batch.operation() {

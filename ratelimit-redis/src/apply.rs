@@ -41,7 +41,7 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
     }
 }
 
-/// For limits whose state is a few numbers, in one slot, unless the request has an id or metadata.
+/// For limits whose state is a few numbers, in one slot.
 impl<A: LuaProgram, C: Connection> SnapshotStore<A> for RedisStore<Lua, C> {
     async fn apply_with_snapshot(&self, batch: &Batch<'_, A>) -> Result<WithSnapshot<A::State>> {
         let mut left = None;

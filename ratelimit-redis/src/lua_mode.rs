@@ -42,16 +42,16 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
-        left: Option<&mut Option<Snapshot<A::State>>>,
+        mut left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict> {
         if matches!(batch.operation(), Op::Refund | Op::Force | Op::Adopt) {
             refuse_unsupported(batch)?;
         }
         let call = Call::of(&self.inner, batch, deadline)?;
-        match call.apply_riding(left).await? {
+        match call.apply_riding(left.as_deref_mut()).await? {
             Some(verdict) => Ok(verdict),
             // Rare and large: unboxed, it would enlarge every request's future.
-            None => Box::pin(call.apply_driver()).await,
+            None => Box::pin(call.apply_driver(left)).await,
         }
     }
 }

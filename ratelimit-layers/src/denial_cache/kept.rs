@@ -8,7 +8,7 @@
 //! requested in an earlier generation is not kept. A request that is admitted while no state of its key is kept also starts
 //! a new generation, because tasks may read replies in another order than the store decided.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use dashmap::Entry;
 use ratelimit_core::store::{Batch, Snapshot};
@@ -57,6 +57,8 @@ impl<A: Algorithm> KeptState<A> {
 pub(super) struct DenialStates<A: Algorithm> {
     /// `None` for a key that was dropped: its place goes as a stale one does.
     states: BoundedMap<Option<KeptState<A>>>,
+    /// How many there are, without those that were dropped.
+    len: AtomicUsize,
     max_age_us: u64,
     hasher: WideKeyHasher,
     /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
@@ -70,6 +72,7 @@ impl<A: Algorithm> DenialStates<A> {
     pub(super) fn new(capacity: usize, max_age_us: u64) -> Self {
         Self {
             states: BoundedMap::new(capacity),
+            len: AtomicUsize::new(0),
             max_age_us,
             hasher: WideKeyHasher::default(),
             generations: (0..GROUPS).map(|_| AtomicU64::default()).collect(),
@@ -78,7 +81,17 @@ impl<A: Algorithm> DenialStates<A> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.states.values.iter().filter(|kept| kept.is_some()).count()
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Counts a change of a place, which its caller has locked.
+    fn change(&self, place: &mut Option<KeptState<A>>, to: Option<KeptState<A>>) {
+        match (place.is_some(), to.is_some()) {
+            (false, true) => self.len.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.len.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        *place = to;
     }
 
     /// The keys of a batch.
@@ -140,17 +153,21 @@ impl<A: Algorithm> DenialStates<A> {
         // this place and empties it.
         if is_later && self.is_current(key) {
             let is_new = matches!(place, Entry::Vacant(_));
-            drop(place.insert(Some(kept)));
+            self.change(&mut *place.or_insert(None), Some(kept));
             if is_new {
                 let is_fresh = |kept: &KeptState<A>| kept.is_fresh(sent, self.max_age_us);
-                self.states.make_room(key.hash, |kept| !kept.as_ref().is_some_and(is_fresh));
+                let gone =
+                    self.states.make_room(key.hash, |kept| !kept.as_ref().is_some_and(is_fresh));
+                for (_, mut kept) in gone.into_iter().flatten() {
+                    self.change(&mut kept, None);
+                }
             }
         } else if allowed && (before.is_none() || !self.is_current(key)) {
             // Which of two states is from before an invalidation, no time tells. What requests saw that are in flight may be from
             // before the charge, and is not kept either: they wait for this place, and then find another generation.
             self.advance(key);
             if let Entry::Occupied(mut place) = place {
-                place.insert(None);
+                self.change(place.get_mut(), None);
             }
         }
     }
@@ -178,7 +195,7 @@ impl<A: Algorithm> DenialStates<A> {
     pub(super) fn remove(&self, keys: &[KeyGeneration]) {
         for key in keys {
             if let Some(mut place) = self.states.values.get_mut(&key.hash) {
-                *place = None;
+                self.change(&mut place, None);
             }
         }
     }
@@ -196,7 +213,9 @@ impl<A: Algorithm> DenialStates<A> {
         for generation in &self.generations {
             generation.fetch_add(1, Ordering::AcqRel);
         }
-        self.states.values.iter_mut().for_each(|mut place| *place = None);
+        for mut place in self.states.values.iter_mut() {
+            self.change(&mut place, None);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Limit, ManualClock, Policy, ReservationId, Source, Store, Timestamp, Verdict,
+    Algorithm as _, Limit, ManualClock, Policy, ReservationId, Source, Store, Timestamp, Verdict,
 };
 use ratelimit_layers::{DenialCache, DenialCacheBuilder};
 use ratelimit_testkit::block_on;
@@ -153,6 +153,37 @@ fn what_the_cache_cannot_know_is_always_asked_of_the_store() {
     }
 }
 
+/// Nothing can have been charged under it before. Under an id of the caller's, it may be a repetition of what was admitted.
+#[test]
+fn the_denial_of_a_reservation_is_answered_if_its_id_was_drawn_for_it() {
+    let (store, limit) = (cached().0, three());
+    let reserve = |id: u128, is_drawn: bool| {
+        let check = Check { limit: &limit, key: "alice", cost: 2 };
+        let batch = Batch::one(&check).id(ReservationId::new(id));
+        apply(&store, &if is_drawn { batch.settled_once() } else { batch })
+    };
+    assert!(reserve(1, true).allowed());
+    for (id, is_drawn, due) in [
+        (2, true, (false, Source::Store)),
+        (3, true, (false, Source::Cache)),
+        (4, false, (false, Source::Store)),
+        (5, true, (false, Source::Store)),
+        (6, true, (false, Source::Cache)),
+        (1, false, (true, Source::Store)),
+    ] {
+        let verdict = reserve(id, is_drawn);
+        assert_eq!((verdict.allowed(), verdict.source()), due, "{id}");
+    }
+    // A plain request and a reservation learn of each other.
+    assert!(!reserve(7, true).allowed());
+    assert_eq!(check(&store, &limit, 3).source(), Source::Cache);
+    assert!(check(&store, &limit, 1).allowed());
+    let verdict = reserve(8, true);
+    assert_eq!((verdict.remaining(), verdict.source()), (0, Source::Cache));
+    // And none leaves a reservation.
+    assert_eq!(store.store().memory.reservations(), 1);
+}
+
 #[test]
 fn a_batch_is_answered_if_all_its_states_are_known_and_one_denies() {
     let (store, _) = cached();
@@ -270,7 +301,14 @@ fn a_denial_ends_no_later_than_in_the_store() {
             let cost = random.u64(1..5);
             let memory = &store.store().memory;
             let due = block_on(operate(memory, Op::Peek, limit, "alice", cost));
-            let verdict = check(&store, limit, cost);
+            let asked = Check { limit, key: "alice", cost };
+            let reserves = random.bool() && limit.algorithm().reservation_us().is_some();
+            let verdict = if reserves {
+                let id = ReservationId::new(random.u128(..));
+                apply(&store, &Batch::one(&asked).id(id).settled_once())
+            } else {
+                check(&store, limit, cost)
+            };
             if verdict.source() == Source::Cache {
                 let [got_us, due_us] =
                     [&verdict, &due].map(|verdict| verdict.summary().retry_after_us.unwrap_or(0));

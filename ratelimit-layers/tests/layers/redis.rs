@@ -5,7 +5,7 @@ mod faults;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op, Snapshot, SnapshotStore};
-use ratelimit_core::{Algorithm as _, OnOutage, Policy};
+use ratelimit_core::{Algorithm as _, OnOutage, Policy, ReservationId};
 use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::{RedisCluster, RedisServer};
@@ -45,6 +45,13 @@ async fn a_store_says_what_it_saw_merged_or_not() {
             let all = (0..20).map(|_| ask()).collect::<JoinSet<_>>().join_all().await;
             assert_eq!(all.iter().filter(|(verdict, _)| verdict.allowed()).count(), 3, "{key}");
             let (verdict, Snapshot { now, states }) = ask().await;
+            // A reservation tells as much, and a denied one leaves nothing.
+            let one = Check { limit: &limit, key: &key, cost: 1 };
+            let reserve = Batch::one(&one).id(ReservationId::random()).settled_once();
+            if limit.algorithm().reservation_us().is_some() {
+                let (denied, left) = store.apply_with_snapshot(&reserve).await.expect("decides");
+                assert!(!denied.allowed() && left.is_some_and(|left| left.states == states));
+            }
             let step = limit.algorithm().step(states[0].as_ref(), now, 1);
             assert_eq!(&step.decision, verdict.summary(), "{key}");
             // After all of them the state is full, whichever call they went in.

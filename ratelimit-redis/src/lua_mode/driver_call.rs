@@ -1,6 +1,6 @@
 //! Calls the driver (`driver.lua`), which runs what no [flat script](super::flat_call) does.
 
-use ratelimit_core::store::{Batch, Op, decide};
+use ratelimit_core::store::{Batch, Op, Snapshot, decide};
 use ratelimit_core::{Timestamp, Verdict};
 
 use super::answer::{Seen, of_one, state, stored};
@@ -25,8 +25,12 @@ pub(crate) struct DriverAnswer {
 }
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
-    /// Decides a batch by the driver.
-    pub(super) async fn apply_driver(&self) -> Result<Verdict> {
+    /// Decides a batch by the driver, and notes the states that it left where that is asked for and known: of a long state, the
+    /// answer has a part.
+    pub(super) async fn apply_driver(
+        &self,
+        left: Option<&mut Option<Snapshot<A::State>>>,
+    ) -> Result<Verdict> {
         let number = |twin: &TwinCheck<'_>| Argument::Number(twin.position as u64);
         let limits = match self.batch.operation() {
             Op::Adopt => self.twins.iter().map(number).collect(),
@@ -37,7 +41,15 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             Op::Peek => error.of_a_lookup(),
             _ => error,
         })?;
-        self.decided(&answer)
+        let mut seen = self.seen_in(&answer)?;
+        let verdict = self.verdict(&answer.line, &mut seen)?;
+        if let Some(left) = left
+            && self.batch.operation() == Op::Acquire
+            && self.has_few_numbers()
+        {
+            *left = Some(seen.snapshot);
+        }
+        Ok(verdict)
     }
 
     /// The verdict that follows from an answer.
