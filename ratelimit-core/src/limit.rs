@@ -179,7 +179,8 @@ impl<A: Algorithm> Limit<A> {
     }
 
     /// The same limit as one of `nodes` nodes enforces it by itself: the shares of all nodes together admit at most
-    /// what the limit admits. See [`Share`].
+    /// what the limit admits, except those of a [`SlidingCounter`](crate::SlidingCounter), which admit up to `nodes` − 1
+    /// more. See [`Share`].
     ///
     /// ```
     /// use core::num::NonZeroU64;

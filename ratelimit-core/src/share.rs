@@ -36,7 +36,8 @@ pub trait Share: Algorithm + Sized {
 fn part(capacity: u64, nodes: NonZeroU64) -> Result<u64, ConfigError> {
     match capacity / nodes {
         0 => Err(ConfigError::new(format!(
-            "a limit of {capacity} cannot be shared by {nodes} nodes; choose \"open\" or \"closed\", or fewer nodes"
+            "a limit of {capacity} cannot be shared by {nodes} nodes; choose \"open\" or \"closed\", fewer nodes, or let \
+             each node admit at least one (Fallback::builder().at_least_one())"
         ))),
         part => Ok(part),
     }

@@ -37,6 +37,7 @@ pub struct Builder<C = PreciseClock> {
     failures: u32,
     pause: Duration,
     nodes: Option<NonZeroU64>,
+    at_least_one: bool,
     capacity: usize,
     on_recovery: OnRecovery,
     name: Box<str>,
@@ -52,6 +53,7 @@ impl Fallback<()> {
             failures: 5,
             pause: Duration::from_secs(1),
             nodes: None,
+            at_least_one: false,
             capacity: 1 << 17,
             on_recovery: OnRecovery::Forget,
             name: "store".into(),
@@ -91,6 +93,14 @@ impl<C: Clock> Builder<C> {
         Self { nodes: Some(nodes), ..self }
     }
 
+    /// Lets each node admit at least one of a local limit that is smaller than the number of [nodes](Self::nodes), which is an error
+    /// otherwise. The limit is then shared as if there were only as many nodes as can share it. So all nodes together admit up to
+    /// `nodes` divided by that number times the limit in an outage: of a limit of 4 per hour, 10 nodes admit up to 10.
+    #[must_use]
+    pub fn at_least_one(self) -> Self {
+        Self { at_least_one: true, ..self }
+    }
+
     /// The most keys that the local limits keep, the most ids that are in use without the store, and the most keys whose
     /// charges are kept for the recovery: 131,072 of each unless it is set. Above that, local keys share one state per
     /// limit ([`ratelimit_memory::Builder::capacity`]), and further charges are forgotten: also if the keys have more than 128
@@ -117,24 +127,36 @@ impl<C: Clock> Builder<C> {
     /// the circuit breaker use tokio's time.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
-        let Self { deadline, failures, pause, nodes, capacity, on_recovery, name, .. } = self;
-        Builder { deadline, failures, pause, nodes, capacity, on_recovery, name, clock }
+        let Self { deadline, failures, pause, nodes, at_least_one, .. } = self;
+        let Self { capacity, on_recovery, name, .. } = self;
+        Builder {
+            deadline,
+            failures,
+            pause,
+            nodes,
+            at_least_one,
+            capacity,
+            on_recovery,
+            name,
+            clock,
+        }
     }
 
     /// Wraps this store, for these limits.
     ///
     /// # Errors
     /// A limit without a choice; a local limit without the number of [nodes](Self::nodes), or whose share would admit
-    /// nothing. The error names the limit.
+    /// nothing, unless each node admits [at least one](Self::at_least_one). The error names the limit.
     pub fn build<S, A>(self, store: S, limits: &Limits<A>) -> Result<Fallback<S, A, C>, ConfigError>
     where
         A: InMemory + Share + Clone,
     {
-        let Self { deadline, failures, pause, nodes, capacity, on_recovery, name, clock } = self;
+        let Self { deadline, failures, pause, nodes, at_least_one, .. } = self;
+        let Self { capacity, on_recovery, name, clock, .. } = self;
         let local = MemoryStore::builder().capacity(capacity).clock(clock).build();
         let journal = (on_recovery == OnRecovery::Charge).then(|| Journal::new(capacity));
         let (ids, counts) = (KnownIds::new(capacity), OutageCounts::default());
-        let outage = Outage { local, nodes, ids, counts, journal };
+        let outage = Outage { local, nodes, at_least_one, ids, counts, journal };
         outage.validate(limits)?;
         let breakers = Breakers::new(failures, pause, deadline, &name);
         let charging = Mutex::default();

@@ -23,10 +23,26 @@ pub(super) struct Outage<A: InMemory, C> {
     pub(super) local: MemoryStore<A, C>,
     /// How many nodes share each local limit, if that was said.
     pub(super) nodes: Option<NonZeroU64>,
+    /// Whether a node admits at least one of a limit that is smaller than their number.
+    pub(super) at_least_one: bool,
     pub(super) ids: KnownIds,
     pub(super) counts: OutageCounts,
     /// What is to be charged on recovery, if anything.
     pub(super) journal: Option<Journal<A>>,
+}
+
+/// The share of one of as many nodes as can share a limit, which are fewer than these.
+fn share_of_fewer<A: Share>(limit: &Limit<A>, nodes: NonZeroU64) -> Result<Limit<A>, ConfigError> {
+    let (mut share, mut fits, mut too_many) = (limit.share(NonZeroU64::MIN)?, 1, nodes.get());
+    while let Some(half) = NonZeroU64::new(fits + (too_many - fits) / 2)
+        && half.get() > fits
+    {
+        match limit.share(half) {
+            Ok(smaller) => (share, fits) = (smaller, half.get()),
+            Err(_) => too_many = half.get(),
+        }
+    }
+    Ok(share)
 }
 
 impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
@@ -50,7 +66,11 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
 
     /// This node's share of a limit.
     pub(super) fn share_of(&self, limit: &Limit<A>) -> Result<Limit<A>, ConfigError> {
-        limit.share(self.nodes(limit)?)
+        let nodes = self.nodes(limit)?;
+        match limit.share(nodes) {
+            Err(_) if self.at_least_one => share_of_fewer(limit, nodes),
+            share => share,
+        }
     }
 
     /// Checks that every limit has a choice that this node can keep.

@@ -368,3 +368,37 @@ async fn limits_without_a_choice_or_a_share_are_refused_by_name() {
     assert_eq!((error.kind(), store.store().calls()), (ErrorKind::Config, 0));
     assert!(error.to_string().contains("silent") && error.to_string().contains("on_outage"));
 }
+
+/// Of limits that are smaller than the number of nodes, each node admits one where that is chosen; of others, its share.
+#[tokio::test(start_paused = true)]
+async fn a_node_admits_at_least_one_where_that_is_chosen() {
+    for (words, nodes, due) in [
+        ("fixed-window 4/h", 10, Some(1)),
+        ("fixed-window 1/h", 1_000_000, Some(1)),
+        ("gcra 4/h burst 4", 7, Some(1)),
+        ("sliding-log 2/h", 3, Some(1)),
+        ("concurrency 3/h", 4, Some(1)),
+        ("bucketed-window bucket 1s rates 2/1s, 9/10s", 4, Some(1)),
+        ("fixed-window 30/h", 3, None),
+    ] {
+        let all = [limit("l", words).on_outage(OnOutage::Local)];
+        let clock = ManualClock::new(BEGIN);
+        let settings = || {
+            let nodes = std::num::NonZeroU64::new(nodes).expect("some");
+            Fallback::builder().nodes(nodes).clock(clock.clone())
+        };
+        let refused = settings().build(Fake::new(&clock), &limits(&all));
+        assert_eq!(refused.is_err(), due.is_some(), "{words}");
+        if let Err(error) = refused {
+            assert!(error.to_string().contains("at_least_one"), "{error}");
+        }
+        let store = settings().at_least_one().build(Fake::new(&clock), &limits(&all));
+        let store = store.expect("a share");
+        down(&store, &all).await;
+        let mut admitted = 0;
+        while ask(&store, &all, 1).await.allowed() {
+            admitted += 1;
+        }
+        assert_eq!(admitted, due.unwrap_or(10), "{words}");
+    }
+}
