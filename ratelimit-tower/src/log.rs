@@ -15,6 +15,8 @@ pub(crate) struct Log {
     pub(crate) undecided: LogLines,
     pub(crate) misconfigured: LogLines,
     pub(crate) unwired: LogLines,
+    #[cfg(feature = "tokio")]
+    pub(crate) expired: LogLines,
 }
 
 /// Lines by name: each at most once in a time, which is a second by default.

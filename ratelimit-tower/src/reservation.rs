@@ -35,9 +35,14 @@ pub use hold::{Held, Hold};
 /// | the handler panicked | as above |
 /// | the inner service failed | nothing, if a 500 is free |
 ///
-/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost, but no longer than its lease. A
-/// [`Hold`] renews the lease, also while an upgraded connection lives, such as a WebSocket's. Without one, the response 101 gives the place
-/// back.
+/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost. A [`Hold`] keeps it
+/// for longer, while an upgraded connection lives, such as a WebSocket's. Without one, the response 101 gives the place back.
+///
+/// # Renewal
+///
+/// What is reserved lives for an hour, and a place for its lease. The layer renews both at half of that time, for as long as the
+/// request is underway. A renewal that fails is an error of the store, as a failed settlement is, and is repeated three times before the
+/// end of the life. What has expired all the same is a warning in the log.
 ///
 /// A store that decides without waiting settles before the end of the body is reported, so that the next request finds the capacity. Any
 /// other settles after it: see [`settlements`](RateLimitLayer::settlements).

@@ -3,8 +3,6 @@
 use std::sync::{Arc, Weak};
 
 use ratelimit_core::{LimitCosts, Verdict};
-use tokio::runtime::Handle;
-use tokio::task::JoinSet;
 
 use super::open::{BoxError, OpenReservation};
 
@@ -82,21 +80,11 @@ impl Hold {
         Ok(last)
     }
 
-    /// Keeps the reservations until the returned value is dropped. In a tokio runtime, they are renewed meanwhile, so that a
-    /// lease may be shorter than the connection lives.
+    /// Keeps the reservations until the returned value is dropped.
     ///
     /// Call it before the handler returns: after the end of the body there is nothing left to keep.
     pub fn keep(&self) -> Held {
-        let reservations: Vec<_> = self.0.iter().filter_map(Weak::upgrade).collect();
-        let mut renewals = JoinSet::new();
-        if let Ok(runtime) = Handle::try_current() {
-            for reservation in &reservations {
-                let renewed =
-                    OpenReservation::renewals(Arc::downgrade(reservation), reservation.life);
-                renewals.spawn_on(renewed, &runtime);
-            }
-        }
-        Held { _reservations: reservations, _renewals: renewals }
+        Held { _reservations: self.0.iter().filter_map(Weak::upgrade).collect() }
     }
 }
 
@@ -105,6 +93,4 @@ impl Hold {
 #[derive(Debug)]
 pub struct Held {
     _reservations: Vec<Arc<OpenReservation>>,
-    /// They end with this value.
-    _renewals: JoinSet<()>,
 }

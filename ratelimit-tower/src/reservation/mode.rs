@@ -1,15 +1,17 @@
 //! How a layer reserves, and settles with the response.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::{Extensions, Response, StatusCode};
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::store::Reservation as Core;
 use ratelimit_core::{Limit, LimitCosts, RateLimiter, Reserved, Store};
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::open::{Counted, OpenReservation};
 use super::{Hold, Meter, Reserving, SettledBody, grpc_status};
@@ -50,13 +52,19 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
             let algorithms = || limiter.limits().iter().map(Limit::algorithm);
             let tells_hold_time = gate.config.fields.busy_wait == BusyWait::Estimated;
             let shortest_us = algorithms().filter_map(A::reservation_us).min();
-            underway.reservation = Some(Arc::new(OpenReservation {
+            let life = Duration::from_micros(shortest_us.unwrap_or(Core::LIFE_US));
+            let runtime = Handle::try_current().ok().filter(|_| !owned.verdict().is_unrecorded());
+            underway.reservation = Some(Arc::new_cyclic(|open| OpenReservation {
                 settles: Mutex::new(Box::new(owned)),
-                by_handler: None,
+                by_handler: OnceLock::new(),
                 by_response: Meter::default(),
-                life: Duration::from_micros(shortest_us.unwrap_or(Core::LIFE_US)),
                 is_lease: algorithms().any(A::has_leases),
                 since: tells_hold_time.then(|| (Instant::now(), gate.config.hold_time.clone())),
+                _renewals: runtime.map(|runtime| {
+                    let log = gate.config.log.clone();
+                    let renewals = OpenReservation::renewals(open.clone(), life, log);
+                    AbortOnDropHandle::new(runtime.spawn(renewals))
+                }),
             }));
         }
         Ok((told, underway))
@@ -76,9 +84,9 @@ impl Grant for Underway {
     fn begin(&mut self, request: &mut Extensions) {
         let meter = request.get_or_insert_default::<Meter>().clone();
         let hold = request.get_or_insert_default::<Hold>();
-        if let Some(reservation) = &mut self.reservation {
-            if let Some(reservation) = Arc::get_mut(reservation) {
-                reservation.by_handler = Some(meter).filter(|_| !self.mode.charge.unmetered);
+        if let Some(reservation) = &self.reservation {
+            if !self.mode.charge.unmetered {
+                reservation.by_handler.get_or_init(|| meter);
             }
             hold.0.push(Arc::downgrade(reservation));
         }

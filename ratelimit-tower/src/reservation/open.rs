@@ -1,7 +1,7 @@
 //! [`OpenReservation`]: what a request has reserved, until the last of its holders is dropped.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use derive_where::derive_where;
@@ -11,12 +11,14 @@ use ratelimit_core::{
 };
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
+use tokio_util::task::AbortOnDropHandle;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Meter;
 use crate::BoxFuture;
 use crate::caller::{Sources, Values};
 use crate::config::HoldTime;
+use crate::log::Log;
 
 /// A caller that outlives its request, counted among the settlements until its reservation is settled.
 pub(super) struct Counted {
@@ -38,6 +40,15 @@ impl Identifiers for Counted {
 /// The error of any store.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// What became of a renewal.
+pub(super) enum Renewed {
+    Lives,
+    /// The store could not do it. It may be back in time.
+    Failed,
+    /// There is nothing left to renew.
+    Expired,
+}
+
 /// A reservation of any store, which is settled at its cost when it is dropped.
 pub(super) trait Settle: Send + Sync {
     /// Sets the cost under all limits, if there is one, and then that under those which `each` names.
@@ -49,8 +60,8 @@ pub(super) trait Settle: Send + Sync {
     /// Grows it to this total, if that fits.
     fn extend(&mut self, total: LimitCosts) -> BoxFuture<'_, Result<Verdict, BoxError>>;
 
-    /// Keeps it from expiring. Returns whether it had not.
-    fn renew(&self) -> BoxFuture<'_, bool>;
+    /// Keeps it from expiring.
+    fn renew(&self) -> BoxFuture<'_, Renewed>;
 }
 
 impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A, Counted> {
@@ -70,15 +81,12 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
         Box::pin(async { self.extend(total).await.map_err(BoxError::from) })
     }
 
-    fn renew(&self) -> BoxFuture<'_, bool> {
+    fn renew(&self) -> BoxFuture<'_, Renewed> {
         Box::pin(async {
             match self.renew().await {
-                Err(error) if error.kind() == ErrorKind::Invalid => {
-                    tracing::warn!(%error, "a reservation that is held has expired");
-                    false
-                }
-                // A store that is away may be back in time.
-                _ => true,
+                Ok(_) => Renewed::Lives,
+                Err(error) if error.kind() == ErrorKind::Invalid => Renewed::Expired,
+                Err(_) => Renewed::Failed,
             }
         })
     }
@@ -90,25 +98,36 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
 pub(super) struct OpenReservation {
     #[derive_where(skip)]
     pub(super) settles: Mutex<Box<dyn Settle>>,
-    pub(super) by_handler: Option<Meter>,
+    pub(super) by_handler: OnceLock<Meter>,
     pub(super) by_response: Meter,
-    /// How long it lives without a renewal.
-    pub(super) life: Duration,
     pub(super) is_lease: bool,
     /// Since when it is held, and where to tell that.
     #[derive_where(skip)]
     pub(super) since: Option<(Instant, Arc<HoldTime>)>,
+    /// Keeps it from expiring. It ends with this value; there is none outside of a runtime.
+    pub(super) _renewals: Option<AbortOnDropHandle<()>>,
 }
 
 impl OpenReservation {
-    /// Renews it until it is dropped.
-    pub(super) async fn renewals(this: Weak<Self>, life: Duration) {
+    /// Renews it at half of its life, until it is dropped. After a failure there are three more attempts before it ends.
+    pub(super) async fn renewals(this: Weak<Self>, life: Duration, log: Arc<Log>) {
+        let mut wait = life / 2;
         loop {
-            sleep((life / 3).max(Duration::from_millis(1))).await;
+            sleep(wait.max(Duration::from_millis(1))).await;
             let Some(this) = this.upgrade() else { return };
-            if !this.settles.lock().await.renew().await {
-                return;
-            }
+            wait = match this.settles.lock().await.renew().await {
+                Renewed::Lives => life / 2,
+                Renewed::Failed => life / 8,
+                Renewed::Expired => {
+                    if let Some(requests) = log.expired.due("") {
+                        tracing::warn!(
+                            requests,
+                            "a reservation has expired while its request was underway"
+                        );
+                    }
+                    return;
+                }
+            };
         }
     }
 }
@@ -118,7 +137,7 @@ impl Drop for OpenReservation {
         if let Some((since, hold_time)) = &self.since {
             hold_time.add(since.elapsed());
         }
-        let by_handler = self.by_handler.as_ref();
+        let by_handler = self.by_handler.get();
         let all = by_handler.and_then(Meter::cost).or_else(|| self.by_response.cost());
         let each = by_handler.map(|meter| meter.each().clone()).unwrap_or_default();
         self.settles.get_mut().set_costs(all, &each);

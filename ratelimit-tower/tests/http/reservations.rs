@@ -1,6 +1,7 @@
 //! Costs that are known after the response: reserved, settled by status, bytes or the handler's word, however the request ends.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use http::{Extensions, Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use ratelimit_core::store::Op;
 use ratelimit_core::{ErrorKind, LimitCosts, ManualClock, Policy, RateLimiter};
 use ratelimit_tower::{
     BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
@@ -233,13 +235,86 @@ async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the
     assert_eq!(denied.headers()["ratelimit"], r#""busy";r=0, "burst";r=0;t=10"#);
 }
 
+/// How long a handler takes, and then its body, of a chunk per minute.
+#[derive(Clone, Copy)]
+struct Slow {
+    handler_min: u64,
+    body_min: u64,
+}
+
+/// A service of which each minute passes on both clocks.
+fn slow(clock: &ManualClock, Slow { handler_min, body_min }: Slow) -> Answers {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let clock = clock.clone();
+    BoxCloneSyncService::new(service_fn(move |_: Request<Body>| {
+        let clock = clock.clone();
+        async move {
+            let pass = move || {
+                clock.advance(MINUTE);
+                tokio::time::sleep(MINUTE)
+            };
+            for _ in 0..handler_min {
+                pass().await;
+            }
+            let chunks = stream::unfold((0, pass), move |(nth, pass)| async move {
+                pass().await;
+                let chunk = Ok::<_, Infallible>("x".repeat(10_000));
+                (nth < body_min).then_some((chunk, (nth + 1, pass)))
+            });
+            Ok(Response::new(Body::from_stream(chunks)))
+        }
+    }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_lives_longer_than_its_reservation_is_renewed_and_settled_at_its_cost() {
+    const BYTES: Rows = &[("bytes", "fixed-window 1000000/30d", "ip")];
+    for (rows, slow_by, renewals) in [
+        (BYTES, Slow { handler_min: 0, body_min: 20 }, 0),
+        (BYTES, Slow { handler_min: 0, body_min: 60 }, 2),
+        (BYTES, Slow { handler_min: 75, body_min: 60 }, 6),
+        (
+            &[BYTES[0], ("places", "concurrency 1/5m", "ip")],
+            Slow { handler_min: 9, body_min: 9 },
+            11,
+        ),
+    ] {
+        let (clock, renewed) = (ManualClock::default(), Arc::new(AtomicU64::new(0)));
+        let counts = renewed.clone();
+        let store = Faulty::new(&clock, move |_, op| {
+            // Each second renewal fails: it is repeated after an eighth of the life.
+            let is_away = op == Op::Renew && counts.fetch_add(1, Ordering::Relaxed) % 2 == 1;
+            is_away.then_some(ErrorKind::Unavailable)
+        });
+        let limiter = Arc::new(RateLimiter::new(limits(rows), store));
+        let cost = LimitCosts::from(1).of("bytes", 1_000);
+        let layer = by_ip(limiter.clone()).cost_of(move |_| cost.clone());
+        let layer = layer.reserve(Charge::body_bytes());
+        let answer = send(&layer.layer(slow(&clock, slow_by)), request("/")).await;
+        assert_eq!(answer.body.len() as u64, 10_000 * slow_by.body_min);
+        layer.settlements().wait().await;
+        let left = limiter.peek(&[("ip", "192.0.2.7")], 0).await.unwrap();
+        let left = limiter.named(&left).by_name("bytes").unwrap().remaining;
+        assert_eq!(left, 1_000_000 - 10_000 * slow_by.body_min);
+        let after = renewed.load(Ordering::Relaxed);
+        assert_eq!(after, renewals);
+        // And never again.
+        tokio::time::sleep(Duration::from_secs(10_000)).await;
+        assert_eq!(renewed.load(Ordering::Relaxed), after);
+    }
+}
+
 /// The handler of an upgraded connection answers with 101, and keeps its places for longer.
 #[tokio::test(start_paused = true)]
 async fn what_is_held_is_renewed_in_all_layers_until_it_is_let_go_also_after_an_outage() {
     let clock = ManualClock::default();
     let layers = [(); 2].map(|()| {
-        // The second call is the first renewal.
-        let away_once = |nth, _| (nth == 1).then_some(ErrorKind::Unavailable);
+        // The first renewal fails.
+        let is_away = AtomicBool::new(true);
+        let away_once = move |_, op| {
+            let fails = op == Op::Renew && is_away.swap(false, Ordering::Relaxed);
+            fails.then_some(ErrorKind::Unavailable)
+        };
         let limiter = RateLimiter::new(limits(BUSY), Faulty::new(&clock, away_once));
         by_ip(limiter).reserve(Charge::estimate())
     });
