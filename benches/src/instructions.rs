@@ -23,7 +23,8 @@ use gungraun::prelude::*;
 use gungraun::{Callgrind, CallgrindMetrics, EventKind};
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{
-    Concurrency, FixedWindow, Gcra, Leased, ManualClock, Rate, RateLimiter, Timestamp, Verdict,
+    Concurrency, FixedWindow, Gcra, Leased, ManualClock, Policy, Rate, RateLimiter, Timestamp,
+    Verdict,
 };
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
@@ -108,6 +109,13 @@ fn window() -> FixedWindow {
     FixedWindow::new(Rate::per_us(4_000_000_000, HOUR_US).expect("a rate")).expect("a limit")
 }
 
+/// States in a bucket of the table and in a shard.
+fn mixed() -> DecisionRun {
+    let limits =
+        ["gcra 1000000/s burst 4000000", "fixed-window 4000000000/h", "sliding-counter 1000000/h"];
+    charge(limits.map(|words| words.parse::<Policy>().expect("a policy")), known())
+}
+
 fn peek() -> DecisionRun {
     let limiter = limiter([gcra()]);
     let _admitted = limiter.check_now(CallerKey::new(0).as_str()).expect("decides");
@@ -154,6 +162,7 @@ const V6: &str = "[2001:db8:85a3:12::7]:4711";
 #[bench::peek(peek())]
 #[bench::new(charge([gcra()], new()))]
 #[bench::limits(charge([gcra(); 3], known()))]
+#[bench::mixed(mixed())]
 #[bench::new_limits(charge([gcra(); 3], new()))]
 #[bench::window(charge([window()], known()))]
 #[bench::new_window(charge([window()], new()))]

@@ -33,6 +33,7 @@ mod bucket_path;
 mod builder;
 mod error;
 mod fast_path;
+mod known_batch;
 mod locked_batch;
 mod optimistic_batch;
 mod shard_path;
@@ -208,7 +209,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             &mut many[..]
         };
         self.hash_all(batch, hashes);
-        match self.decide_optimistically(batch, hashes) {
+        let optimistic = self.decide_optimistically(batch, hashes);
+        match optimistic.or_else(|| self.decide_known(batch, hashes)) {
             Some(verdict) => Ok(verdict),
             None => self.decide_locked(batch, hashes, None),
         }

@@ -289,3 +289,32 @@ fn loom_a_key_charged_by_two_algorithms_has_one_state() {
         assert_eq!((store.len(), store.reservations()), (1, usize::from(id.is_some())));
     });
 }
+
+/// One limit's states lie in buckets, the other's in shards. Both keys have states, and room for one more charge.
+#[test]
+fn loom_a_batch_of_known_keys_and_a_check_of_one_of_them_are_serialized() {
+    const BOTH: [(&str, &str); 2] = [("few", "gcra 1/s burst 2"), ("all", "fixed-window 2/s")];
+    models([&BOTH[..1], &BOTH[1..], &BOTH], |others| {
+        let ask = |limits: &'static [(&str, &str)], op| {
+            move |store: &LoomStore<Policy>| {
+                let limits: Vec<_> = limits
+                    .iter()
+                    .map(|(name, words)| Limit::new(name, words.parse().expect("a policy")))
+                    .collect::<Result<_, _>>()
+                    .expect("names");
+                let checks: Vec<Check<'_, Policy>> =
+                    limits.iter().map(|limit| Check { limit, key: "a", cost: 1 }).collect();
+                let batch = Batch::new(&checks).expect("distinct").op(op);
+                store.apply_now(&batch).expect("decides")
+            }
+        };
+        let store = store(8, 1, 100);
+        assert!(ask(&BOTH, Op::Acquire)(&store).allowed());
+        let (here, there) = race(&store, ask(&BOTH, Op::Acquire), ask(others, Op::Acquire));
+        assert!(here.allowed() ^ there.allowed());
+        let left = ask(&BOTH, Op::Peek)(&store);
+        let free = |name: &str| here.allowed() || others.iter().any(|other| other.0 == name);
+        let due = BOTH.map(|(name, _)| u64::from(!free(name)));
+        assert_eq!([0, 1].map(|nth: usize| u64::from(left.decisions()[nth].allowed)), due);
+    });
+}
