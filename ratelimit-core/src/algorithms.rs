@@ -4,6 +4,8 @@
 //! charge is no admission, and each has its own bound. Both are unsupported by default, so your own algorithm needs only a
 //! capacity and a step.
 
+use alloc::borrow::Cow;
+
 use crate::decision::Decision;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -42,7 +44,7 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 ///   `now + d − 1`. A cost above the capacity is denied with `None`.
 /// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and waits are still
 ///   counted from `now`.
-/// - A state written under other parameters never creates more than [`capacity`](Self::capacity), and never locks a
+/// - A state written under other parameters of the same [kind](Self::state_kind) never creates more than [`capacity`](Self::capacity), and never locks a
 ///   key for longer than these parameters take to recover from empty, or from all that may be owed. A refund or settlement
 ///   lowers what it holds by no more than it gives back, and a forced charge lowers nothing; only an acquire takes it over.
 ///
@@ -86,6 +88,23 @@ pub trait Algorithm: Send + Sync {
 
     /// The most that one key can be admitted at one moment: the burst, or the limit of the window.
     fn capacity(&self) -> u64;
+
+    /// What tells its states from those of other limits of the same name, besides that name: the algorithm and, where a state
+    /// says nothing without it, the length of its window, such as `fixed-window/1d`. Numbers that may change on live states,
+    /// such as a rate or a burst, are no part of it. ASCII letters, digits, `-`, `_`, `.` and `/`.
+    ///
+    /// Empty, the default, if the name alone tells: all limits of the name then share a state, whatever their parameters. An
+    /// algorithm with another one inside forwards this method, and one with windows of its own names their length:
+    ///
+    /// ```
+    /// use ratelimit_core::{Algorithm, FixedWindow, Gcra};
+    /// assert_eq!(FixedWindow::per_hour(48).build()?.state_kind(), "fixed-window/1h");
+    /// assert_eq!(Gcra::per_hour(48).build()?.state_kind(), "gcra");
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    fn state_kind(&self) -> Cow<'static, str> {
+        Cow::Borrowed("")
+    }
 
     /// Decides a request of this cost at `now`, and returns what to write if the request is charged.
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State>;
@@ -348,6 +367,10 @@ macro_rules! forwards {
     ($inside:ident, $own:ident) => {
         fn capacity(&self) -> u64 {
             $inside!(self, |inner| inner.capacity())
+        }
+
+        fn state_kind(&self) -> alloc::borrow::Cow<'static, str> {
+            $inside!(self, |inner| inner.state_kind())
         }
 
         fn refund(

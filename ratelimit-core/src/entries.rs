@@ -2,11 +2,13 @@
 //!
 //! An entry made at `t` counts until just before `t + window`, and no longer at `t + window`.
 
+use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{InMemory, counts_entries};
+use crate::rate::kind_of_window;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
@@ -205,6 +207,11 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
 
     fn capacity(&self) -> u64 {
         self.limit
+    }
+
+    /// A lease of another length is another state: a shorter one would forget those of the longer one.
+    fn state_kind(&self) -> Cow<'static, str> {
+        kind_of_window(if LEASES { "concurrency" } else { "sliding-log" }, self.window_us)
     }
 
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {

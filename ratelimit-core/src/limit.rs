@@ -14,7 +14,7 @@ use crate::reservation::Reservation;
 use crate::share::Share;
 use crate::timestamp::Timestamp;
 
-/// A named algorithm. A store keeps a state per name and key.
+/// A named algorithm. A store keeps a state per [state name](Self::state_name) and key.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limit};
@@ -25,6 +25,7 @@ use crate::timestamp::Timestamp;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit<A> {
     name: Box<str>,
+    state_name: Box<str>,
     fingerprint: u64,
     identifier_names: Vec<Box<str>>,
     required: bool,
@@ -78,17 +79,18 @@ impl<A: Algorithm> Limit<A> {
     ///
     /// # Errors
     /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits,
-    /// `-`, `_` and `.` (it becomes a part of keys on a server). A [debt](Algorithm::debt) of a limit that counts attempts.
+    /// `-`, `_` and `.` (it becomes a part of keys on a server). A [state kind](Algorithm::state_kind) with other characters. A [debt](Algorithm::debt) of a limit that counts attempts.
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
         if algorithm.debt() > 0 && algorithm.charges_denials() {
             let message = "debt has no meaning with count = \"attempts\": denied requests would be owed; leave one of them out";
             return Err(ConfigError::new(message).in_limit(name));
         }
-        let fingerprint = fingerprint(name);
+        let state_name = state_name(name, &algorithm)?;
         Ok(Self {
             name: name.into(),
-            fingerprint,
+            fingerprint: fingerprint(&state_name),
+            state_name,
             identifier_names: Vec::new(),
             required: false,
             shadow: false,
@@ -198,8 +200,11 @@ impl<A: Algorithm> Limit<A> {
         A: Share,
     {
         let algorithm = self.algorithm.share(nodes).map_err(|error| error.in_limit(&*self.name))?;
+        let state_name = state_name(&self.name, &algorithm)?;
         Ok(Self {
             name: self.name.clone(),
+            fingerprint: fingerprint(&state_name),
+            state_name,
             identifier_names: self.identifier_names.clone(),
             algorithm,
             ..*self
@@ -298,7 +303,24 @@ impl<A: Algorithm> Limit<A> {
         }
     }
 
-    /// The [`fingerprint`] of the name.
+    /// What its states belong to, besides a key: its name, and behind a `/` the [kind](Algorithm::state_kind) of its algorithm's
+    /// states. So limits of one name whose algorithm or window differ have a state each, and those of other numbers share one.
+    ///
+    /// ```
+    /// use ratelimit_core::{FixedWindow, Limit};
+    /// let [old, new] = [10, 50].map(|count| FixedWindow::per_day(count).build());
+    /// let (old, new) = (Limit::new("daily", old?)?, Limit::new("daily", new?)?);
+    /// assert_eq!(old.state_name(), "daily/fixed-window/1d");
+    /// assert_eq!(old.state_name(), new.state_name());
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn state_name(&self) -> &str {
+        &self.state_name
+    }
+
+    /// A hash of the [state name](Self::state_name), the same in every process. Stores mix it into the hash of a key, so that
+    /// they hash the key once for all of its limits.
     #[inline]
     #[must_use]
     pub const fn fingerprint(&self) -> u64 {
@@ -343,13 +365,24 @@ impl<A: Algorithm> Limit<A> {
     }
 }
 
-/// The hash of a limit's name, the same in every process. Stores mix it into the hash of a key, so that they hash the key
-/// once for all of its limits.
+/// The state name of a limit of this name and algorithm. The name has no `/`.
+fn state_name<A: Algorithm>(name: &str, algorithm: &A) -> Result<Box<str>, ConfigError> {
+    let kind = algorithm.state_kind();
+    let plain = |b: u8| is_plain(b) || matches!(b, b'/' | b'(' | b')');
+    if !kind.bytes().all(plain) {
+        let other = format!(
+            "the kind of its algorithm's states is {kind:?}; take the characters A-Z a-z 0-9 - _ . / ( ) only"
+        );
+        return Err(ConfigError::new(other).in_limit(name));
+    }
+    Ok(if kind.is_empty() { name.into() } else { format!("{name}/{kind}").into() })
+}
+
+/// The hash of a state's name.
 ///
 /// Source: FNV-1a of 64 bits, then the finalizer of `MurmurHash3`, so that a change of one character changes every bit with
 /// even chance. It does not resist crafted collisions: the author of the limits is trusted.
-#[must_use]
-pub const fn fingerprint(name: &str) -> u64 {
+const fn fingerprint(name: &str) -> u64 {
     let (bytes, mut hash, mut at) = (name.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
     while at < bytes.len() {
         hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
@@ -376,9 +409,12 @@ pub(crate) fn name_is_taken(name: &str) -> ConfigError {
     ConfigError::new("two limits have this name; give each a name of its own").in_limit(name)
 }
 
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
+}
+
 fn checked_name(name: &str, what: &str) -> Result<(), ConfigError> {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(is_plain) {
         return Err(ConfigError::new(format!(
             "{what} must be 1 to {MAX_NAME_BYTES} of the characters A-Z a-z 0-9 - _ . and is {name:?}"
         )));

@@ -1,5 +1,6 @@
 //! [`Rate`], a count per period, and [`Refill`], the same rate in integers that stay exact.
 
+use alloc::borrow::Cow;
 use alloc::format;
 use alloc::string::{String, ToString};
 use core::fmt;
@@ -179,6 +180,11 @@ impl fmt::Display for Period {
             times => write!(f, "{times}{name}"),
         }
     }
+}
+
+/// The [kind](crate::Algorithm::state_kind) of an algorithm's states for windows of this length, such as `fixed-window/1d`.
+pub(crate) fn kind_of_window(algorithm: &str, us: u64) -> Cow<'static, str> {
+    format!("{algorithm}/{}", Period { us, times_one: true }).into()
 }
 
 /// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) and

@@ -2,6 +2,8 @@
 
 mod in_memory;
 
+use alloc::borrow::Cow;
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
@@ -135,27 +137,6 @@ impl<A: Algorithm> Stack<A> {
             .collect();
         Step { decision, write: written(states) }
     }
-
-    /// [`joined`](Self::joined), for refunds and forced charges. A stack of more limits, which may have written the state,
-    /// keeps the states of those that this one has not.
-    fn beside(
-        &self,
-        state: Option<&StackState<A::State>>,
-        now: Timestamp,
-        steps: Vec<Step<A::State>>,
-    ) -> Step<StackState<A::State>> {
-        let Step { decision, mut write } = self.joined(state, now, steps);
-        let more = state.and_then(|state| state.states.get(self.limits.len()..));
-        let more = more.filter(|more| more.iter().flatten().any(|stacked| stacked.expires > now));
-        if let (Some(more), false) = (more, matches!(write, Write::Keep)) {
-            let own = write.after(None).map_or(&[][..], |after| &after.states);
-            let mut states = own.to_vec();
-            states.resize(self.limits.len(), None);
-            states.extend_from_slice(more);
-            write = written(states);
-        }
-        Step { decision, write }
-    }
 }
 
 /// When the last of these states stops mattering.
@@ -173,6 +154,15 @@ fn written<S>(states: Vec<Option<StackedState<S>>>) -> Write<StackState<S>> {
 /// Its charges cannot be settled, and it keeps no metadata.
 impl<A: Algorithm> Algorithm for Stack<A> {
     type State = StackState<A::State>;
+
+    /// Those of its limits, in their order.
+    fn state_kind(&self) -> Cow<'static, str> {
+        let mut kind = String::from("stack");
+        for limit in &self.limits {
+            kind.extend(["(", &limit.state_kind(), ")"]);
+        }
+        kind.into()
+    }
 
     /// The least capacity of the limits.
     fn capacity(&self) -> u64 {
@@ -217,13 +207,13 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     /// `None` if a limit has no refunds.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let steps = self.each(state, |limit, state| limit.refund(state, now, cost));
-        Some(self.beside(state, now, steps.collect::<Option<_>>()?))
+        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// `None` if a limit has no forced charges.
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let steps = self.each(state, |limit, state| limit.force(state, now, cost));
-        Some(self.beside(state, now, steps.collect::<Option<_>>()?))
+        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// Takes the charge off each limit whose state can tell it apart.

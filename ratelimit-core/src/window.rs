@@ -1,7 +1,5 @@
 //! A count in one window: the common part of the fixed window, the first-request window and the window log.
 //!
-//! An acquire takes over a window that another limit has written: it ends by this limit's length.
-//!
 //! A count above the limit is owed: each following window begins with what is left of it once the limit has been taken off.
 
 use crate::algorithms::{Step, Write};

@@ -26,9 +26,10 @@ const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 /// A limiter whose limits are replaced while it is in use: by a call, or when a file changes.
 ///
 /// A request takes the [`limiter`](Self::limiter) of the moment and keeps it to its end, so that it is decided by the old
-/// limits or by the new ones, never by some of each. The store stays, with its states: a limit that keeps its name keeps its
-/// states, under the law that a state written under other parameters never creates more than the new capacity and never
-/// locks a key for longer than the new limit takes to recover. A limit with a new name, or another algorithm, starts at full capacity.
+/// limits or by the new ones, never by some of each. The store stays, with its states: a limit that keeps its name, its algorithm
+/// and its window keeps its states, under the law that a state written under other numbers never creates more than the new
+/// capacity and never locks a key for longer than the new limit takes to recover. With another name, algorithm or window, a limit
+/// starts at full capacity.
 ///
 /// ```
 /// use ratelimit_core::{Limits, Policy};
@@ -212,7 +213,7 @@ pub struct PolicyChanges {
     pub added: Vec<Box<str>>,
     /// Limits that are gone. Their states expire by themselves.
     pub removed: Vec<Box<str>>,
-    /// Limits with other parameters. They keep their states, unless the algorithm is another.
+    /// Limits with other parameters. They keep their states, unless the algorithm or its window is another.
     pub changed: Vec<Box<str>>,
     /// Whether the limits are in another order.
     pub reordered: bool,

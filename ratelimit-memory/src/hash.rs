@@ -90,7 +90,7 @@ pub(crate) struct CallerHash(u64);
 
 impl CallerHash {
     /// The hash of the caller's key under the limit whose name has this
-    /// [fingerprint](ratelimit_core::store::fingerprint).
+    /// [fingerprint](ratelimit_core::Limit::fingerprint).
     ///
     /// The hashes of two limits differ by the difference of their fingerprints, for every caller alike. So two
     /// names never meet, unless their fingerprints agree in all bits that a bucket stores of them: 24 bits in a
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::cuckoo::Address;
     use crate::shard::shard_of;
-    use ratelimit_core::store::fingerprint;
+    use ratelimit_core::{Gcra, Limit};
     use std::collections::HashSet;
 
     #[test]
@@ -118,13 +118,15 @@ mod tests {
         let callers: Vec<_> = (0..1_000).map(|n| hasher.hash(&n.to_string())).collect();
         let shards: HashSet<_> = callers.iter().map(|caller| shard_of(caller.0, 16)).collect();
         assert_eq!(shards.len(), 16);
-        let names: Vec<String> = (0..64).map(|n| format!("limit-{n}")).collect();
+        let gcra = Gcra::per_second(1).build().expect("a limit");
+        let limits = (0..64).map(|n| Limit::new(&format!("limit-{n}"), gcra).expect("a name"));
+        let limits: Vec<_> = limits.collect();
         for caller in callers {
-            let all = names.iter().map(|name| caller.under(fingerprint(name)));
+            let all = limits.iter().map(|limit| caller.under(limit.fingerprint()));
             assert!(all.clone().all(|hash| (hash ^ caller.0) >> (64 - CALLER_BITS) == 0));
             // In the smallest table outside of tests.
             let tags: HashSet<_> = all.map(|hash| Address::new(hash).tag(0)).collect();
-            assert_eq!(tags.len(), names.len());
+            assert_eq!(tags.len(), limits.len());
         }
     }
 }

@@ -15,7 +15,7 @@ const SWEEP_SLOTS: usize = 2;
 #[derive(Clone, Debug)]
 pub(crate) struct KeyedReservation {
     id: ReservationId,
-    /// The hash of the limit's name and the caller's key.
+    /// The hash of the limit's state name and the caller's key.
     key: u64,
     reservation: Reservation,
 }

@@ -14,9 +14,7 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
-use ratelimit_core::store::{
-    Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot, fingerprint,
-};
+use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
     Clock, Identifiers, Limit, Limits, Policy, RateLimiter, Store, SyncStore, Timestamp, Verdict,
 };
@@ -132,10 +130,10 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         lock(&self.overflow).entries() + self.capacity.entries.used()
     }
 
-    /// Returns the state of a key under the limit of this name, if the key has one of its own.
+    /// Returns the state of a key under a limit, if the key has one of its own.
     #[must_use]
-    pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
-        let hash = self.hasher.hash(key).under(fingerprint(limit));
+    pub fn state(&self, limit: &Limit<A>, key: &str) -> Option<A::State> {
+        let hash = self.hash(limit, key);
         // Locked until the shard has been searched: a key may move from one to the other.
         let mut pair = self.table.as_ref().map(|table| (table, table.lock(Address::new(hash))));
         if let Some((table, pair)) = &mut pair
@@ -403,7 +401,7 @@ impl<A: KeepsEntries + InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
         key: &str,
         now: Now,
     ) -> impl Future<Output = Result<Vec<WindowEntry>, MemoryError>> + Send {
-        let state = self.state(limit.name(), key);
+        let state = self.state(limit, key);
         let now = time_of(now, self.clock.now());
         let entries = |state: &A::State| limit.algorithm().entries_of(state, now).to_vec();
         ready(Ok(state.as_ref().map(entries).unwrap_or_default()))

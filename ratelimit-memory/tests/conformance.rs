@@ -64,7 +64,7 @@ impl<A: Any> Harness<A> for InMemory<A> {
     }
 
     async fn state(&self, store: &Self::Store, limit: &Limit<A>, key: &str) -> Option<A::State> {
-        store.state(limit.name(), key)
+        store.state(limit, key)
     }
 
     /// Moves the clock on, and checks that calls sweep up in passing.

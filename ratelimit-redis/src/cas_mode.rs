@@ -242,7 +242,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// The key on the server of a limit's state for a caller's key.
     #[must_use]
     pub fn key<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> String {
-        self.inner.keys.of_cas(limit.name(), key)
+        self.inner.keys.of_cas(limit.state_name(), key)
     }
 
     /// A request that is decided as of this time, and ends by this deadline.

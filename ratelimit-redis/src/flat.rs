@@ -85,6 +85,9 @@ pub(crate) fn begin(given_time: bool) -> String {
     [BEGIN, if given_time { GIVEN_TIME } else { ITS_TIME }].concat()
 }
 
+/// Removes the fields of a key that have ended.
+pub(crate) const SWEEP: &str = include_str!("lua/sweep.lua");
+
 /// Leaves the group with what the server says of a command that it refused, from the error's code on.
 const REFUSED: &str = "\
 if type(done) == 'table' then if wrote then answer0 = '!' .. (match(done.err, '%u%u+ .*') or done.err) .. '\\n' end break end";

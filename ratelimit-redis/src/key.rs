@@ -1,8 +1,8 @@
 //! Builds all keys on the server.
 //!
 //! A key is `{prefix}:{version}:{limit}:{tag}`. The tag is the identifier in braces, so a cluster keeps
-//! all keys of one identifier in one slot. The limit's part is empty in the key that all limits of an
-//! identifier share: a hash with one field per limit.
+//! all keys of one identifier in one slot. The limit's part begins with its state name, such as `daily/sliding-log/1d`. It is
+//! empty in the key that all limits of an identifier share: a hash with one field per state name.
 //!
 //! Identifiers are untrusted. Bytes that have a meaning in a key, to a cluster or to a terminal are
 //! escaped as `%XX`, so two identifiers never share a key. Long identifiers are hashed.
@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use ratelimit_core::ReservationId;
 
 use crate::error::{RedisError, Result};
+use crate::native::EntryStorage;
 
 /// Incremented when stored values change their meaning.
 const VERSION: &str = "1";
@@ -150,20 +151,18 @@ impl Keys {
         self.of_limit("", identifier)
     }
 
-    /// The key of a limit's state in the compare-and-set mode. No limit's name contains `!`, so no other
-    /// key equals it.
+    /// The key of a limit's state in the compare-and-set mode. No state name contains `!`, so no other key equals it.
     pub(crate) fn of_cas(&self, limit: &str, identifier: &str) -> String {
         self.of_limit(&format!("{limit}!"), identifier)
     }
 
-    /// The key of a limit's entries in the mode of native commands, one per algorithm. No limit's name
-    /// contains `+`, so no other key equals it.
-    pub(crate) fn of_multi(&self, limit: &str, algorithm: &str, identifier: &str) -> String {
-        self.of_limit(&format!("{limit}+{algorithm}"), identifier)
+    /// The key of a limit's entries in the mode of native commands. No state name contains `+`, so no other key equals it.
+    pub(crate) fn of_multi(&self, limit: &str, storage: EntryStorage, identifier: &str) -> String {
+        self.of_limit(&format!("{limit}+{}", storage.name()), identifier)
     }
 
-    /// The key of a limit's reservation under an id. No limit's name contains `#`. In the compare-and-set mode, the limit
-    /// is its name and `!`.
+    /// The key of a limit's reservation under an id. No state name contains `#`. In the compare-and-set mode, the limit
+    /// is its state name and `!`.
     pub(crate) fn of_reservation(
         &self,
         limit: &str,
@@ -173,8 +172,7 @@ impl Keys {
         self.of_limit(&format!("{limit}#{id}"), identifier)
     }
 
-    /// The key of a limit whose state is a list. No limit's name contains `+`, so an earlier state of
-    /// the same limit in another representation does not collide.
+    /// The key of a limit whose state is a list. No state name contains `+`.
     pub(crate) fn of_list(&self, limit: &str, identifier: &str) -> String {
         self.of_limit(&format!("{limit}+"), identifier)
     }

@@ -80,7 +80,7 @@ pub trait Mode: sealed::Sealed {
 impl Mode for Lua {
     const NAME: &'static str = "lua";
     const COMMANDS: &'static str = "+eval +evalsha +ping +select +time +get +set +del \
-        +unlink +hget +hmget +hset +hdel +pttl +pexpire +zadd +zrem +zrange +zcard +zcount +zremrangebyrank +rpush \
+        +unlink +hget +hmget +hset +hdel +hlen +hgetall +pttl +pexpire +zadd +zrem +zrange +zcard +zcount +zremrangebyrank +rpush \
         +rpushx +lindex +llen +lrange +lset +ltrim";
     const OLDEST: u32 = 5;
 }

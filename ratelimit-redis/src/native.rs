@@ -44,8 +44,6 @@ pub struct Entry {
 /// Where entries are stored on the server, and which of them count together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Native {
-    /// The algorithm's name. It is part of the key, so entries of another algorithm are never read.
-    pub name: &'static str,
     /// The data type.
     pub storage: EntryStorage,
     /// The windows in which entries count.
@@ -84,6 +82,17 @@ pub enum EntryStorage {
     List,
     /// A sorted set: ZREMRANGEBYSCORE and ZADD.
     SortedSet,
+}
+
+impl EntryStorage {
+    /// The name in keys.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Counters => "counters",
+            Self::List => "list",
+            Self::SortedSet => "sorted-set",
+        }
+    }
 }
 
 impl Windows {
@@ -186,20 +195,19 @@ fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
 impl MultiProgram for Attempts<FixedWindow> {
     fn native(&self) -> Option<Native> {
         let windows = Windows::Aligned { window_us: self.algorithm().window_us() };
-        Some(Native { name: "fixed-window", storage: EntryStorage::Counters, windows })
+        Some(Native { storage: EntryStorage::Counters, windows })
     }
 
     fn entries(&self, state: &FixedWindowState) -> Vec<Entry> {
         vec![Entry::plain(state.start, state.count)]
     }
 
-    /// The sum of the latest window, by the alignment that is configured now.
+    /// The sum of the latest window.
     fn state(&self, entries: &[Entry]) -> Option<FixedWindowState> {
-        let window_us = self.algorithm().window_us();
-        let latest = aligned(entries.last()?.since, window_us);
-        let first = entries.partition_point(|entry| aligned(entry.since, window_us) < latest);
-        let (start, count) = (entries[first].since, sum(&entries[first..]));
-        Some(FixedWindowState { start, count, ends_us: latest.as_us() + window_us })
+        let start = entries.last()?.since;
+        let first = entries.partition_point(|entry| entry.since < start);
+        let ends_us = start.as_us() + self.algorithm().window_us();
+        Some(FixedWindowState { start, count: sum(&entries[first..]), ends_us })
     }
 }
 
@@ -211,7 +219,7 @@ fn aligned(timestamp: Timestamp, length_us: u64) -> Timestamp {
 impl MultiProgram for Attempts<FirstRequestWindow> {
     fn native(&self) -> Option<Native> {
         let windows = Windows::SinceFirst { window_us: self.algorithm().window_us() };
-        Some(Native { name: "first-request-window", storage: EntryStorage::Counters, windows })
+        Some(Native { storage: EntryStorage::Counters, windows })
     }
 
     fn entries(&self, state: &FirstRequestState) -> Vec<Entry> {
@@ -231,7 +239,7 @@ impl MultiProgram for Attempts<BucketedWindow> {
         let window_us =
             algorithm.windows().iter().map(|window| window.span_us).max().unwrap_or_default();
         let windows = Windows::Sliding { window_us, bucket_us: algorithm.bucket_us() };
-        Some(Native { name: "bucketed-window", storage: EntryStorage::Counters, windows })
+        Some(Native { storage: EntryStorage::Counters, windows })
     }
 
     fn entries(&self, state: &BucketedWindowState) -> Vec<Entry> {
@@ -248,7 +256,7 @@ impl MultiProgram for Attempts<BucketedWindow> {
 impl MultiProgram for Attempts<WindowLog> {
     fn native(&self) -> Option<Native> {
         let windows = Windows::SinceFirst { window_us: self.algorithm().window_us() };
-        Some(Native { name: "window-log", storage: EntryStorage::List, windows })
+        Some(Native { storage: EntryStorage::List, windows })
     }
 
     fn entries(&self, state: &WindowLogState) -> Vec<Entry> {
@@ -266,7 +274,7 @@ impl MultiProgram for Attempts<WindowLog> {
 impl MultiProgram for Attempts<SlidingLog> {
     fn native(&self) -> Option<Native> {
         let windows = Windows::Sliding { window_us: self.algorithm().window_us(), bucket_us: 1 };
-        Some(Native { name: "sliding-log", storage: EntryStorage::SortedSet, windows })
+        Some(Native { storage: EntryStorage::SortedSet, windows })
     }
 
     fn entries(&self, state: &SlidingLogState) -> Vec<Entry> {

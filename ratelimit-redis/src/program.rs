@@ -189,11 +189,11 @@ impl Program {
 
     /// Declares the state's numbers and reads them from `seen`, or sets those of a fresh state. `kept` is set to the time in
     /// milliseconds until which the key is kept, and stays 0 if that is not known. `unknown` runs if `seen` is no state of this
-    /// algorithm; it may set `seen` to nil.
+    /// algorithm.
     pub(crate) fn parsing(&self, seen: &str, kept: &str, unknown: &str) -> String {
         let (names, fresh) = (self.state.join(", "), self.section("fresh"));
         let read = self.reading(seen, kept, unknown);
-        format!("local {names}\nif {seen} then\n{read}end\nif not {seen} then\n{fresh}end\n")
+        format!("local {names}\nif {seen} then\n{read}else\n{fresh}end\n")
     }
 
     /// Runs `unknown` if `seen` exists and is no state of this algorithm.
@@ -223,18 +223,6 @@ impl Program {
         )
     }
 
-    /// Sets `seen` to nil and `kept` to 0 if another algorithm wrote `seen`, whose state means nothing to this one; otherwise
-    /// runs `corrupt`.
-    pub(crate) fn replacing(&self, seen: &str, kept: &str, corrupt: &str) -> String {
-        format!(
-            "local writer0, rest0 = match({seen}, '^([%w_-]+) (.*)$')\n\
-             if not writer0 or writer0 == '{name}' then {corrupt} end\n\
-             if not match(rest0, '^[ %d]+$') and #rest0 % 7 ~= 0 then {corrupt} end\n\
-             {seen}, {kept} = nil, 0",
-            name = self.name,
-        )
-    }
-
     /// An expression for the state as it is stored, under a key that is kept until then.
     pub(crate) fn written(&self, kept: &str) -> String {
         let (format, names) = (self.packed_format(), self.state.join(", "));
@@ -257,7 +245,7 @@ impl Program {
         let (give, mark) = (self.section("give"), self.section("mark"));
         let removed = "if gone then return true, 'remove', nil, nil, at end\n";
         format!(
-            "of_numbers('{name}', {{ {quoted} }},\n\
+            "of_numbers({{ {quoted} }},\n\
              function(seen)\n\
              local {names}, kept0\n\
              {read}\
@@ -270,7 +258,6 @@ impl Program {
              local at = now\n\
              {level}\
              local after, expires = used + charge\n\
-             {held}\
              if operation == 'give' or operation == 'undo' then\n\
              {give}\
              after = used > charge and used - charge or 0\n\
@@ -289,10 +276,9 @@ impl Program {
              {carry}\
              end\n\
              {removed}\
-             kept0 = kept_ms(expires)\n\
+             kept0 = kept_ms(ttl_ms(expires))\n\
              return true, 'put', {written}, expires, at\n\
              end, {settles})",
-            name = self.name,
             quoted = quoted.join(", "),
             names = state.join(", "),
             read = self.reading("seen", "kept0", "error(CORRUPT)"),
@@ -304,7 +290,6 @@ impl Program {
             give = if give.is_empty() { "charge = 0\n" } else { &give },
             fill = self.fill(),
             most = if parameters.contains(&"most") { "most" } else { "capacity" },
-            held = self.section("held"),
             carry = self.section("carry"),
             ends = if self.section("carry").is_empty() { removed } else { "" },
             move_ = self.section("move"),
@@ -350,17 +335,20 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// Parses a field: a name and numbers, as text or packed.
+    /// Parses a field, or a state as a script answers it: a name and numbers, as text or packed. In a field, the time until which
+    /// the key is kept follows.
     pub(crate) fn from_field(field: &[u8]) -> Option<Self> {
         let space = field.iter().position(|byte| *byte == b' ')?;
         let (name, rest) = (std::str::from_utf8(&field[..space]).ok()?, &field[space + 1..]);
-        let is_text = rest.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
-        let numbers = if is_text {
+        let is_text = |rest: &[u8]| rest.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
+        let before_kept = rest.split_last_chunk::<PACKED_BYTES>().map(|(before, _)| before);
+        let numbers = if is_text(rest) {
             parsed(rest)?
+        } else if is_text(before_kept?) && !before_kept?.is_empty() {
+            parsed(before_kept?)?
         } else {
-            let (packed, rest) = rest.as_chunks::<PACKED_BYTES>();
-            // The last one says until when the key is kept.
-            let (_, packed) = packed.split_last().filter(|_| rest.is_empty())?;
+            let (packed, rest) = before_kept?.as_chunks::<PACKED_BYTES>();
+            let packed = Some(packed).filter(|packed| rest.is_empty() && !packed.is_empty())?;
             packed.iter().map(|bytes| unpacked(*bytes)).collect::<Option<_>>()?
         };
         Some(Self::Numbers(name.to_owned(), numbers))

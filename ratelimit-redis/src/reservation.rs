@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use ratelimit_core::store::{Batch, Reservation, ReservationGroup};
+use ratelimit_core::store::{Batch, Check, Reservation, ReservationGroup};
 use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
 use crate::key::Keys;
@@ -34,8 +34,9 @@ pub(crate) fn group<A: Algorithm>(
 /// A hash of the keys of a batch, independent of their order.
 pub(crate) fn fingerprint<A: Algorithm>(keys: &Keys, batch: &Batch<'_, A>) -> u64 {
     let id = batch.reservation_id().unwrap_or(ReservationId::new(0));
-    let all =
-        batch.checks().iter().map(|check| keys.of_reservation(check.limit.name(), id, check.key));
+    let of_check =
+        |check: &Check<'_, A>| keys.of_reservation(check.limit.state_name(), id, check.key);
+    let all = batch.checks().iter().map(of_check);
     let mut all: Vec<_> = all.collect();
     all.sort_unstable();
     let hash = blake3::hash(all.join("\n").as_bytes());

@@ -144,9 +144,11 @@ impl Known {
 /// The driver's script for these programs.
 fn driver(programs: &[&'static Program], given_time: bool) -> Script {
     let mut text = flat::begin(given_time);
+    // Writing to a string cannot fail.
+    let _ =
+        writeln!(text, "local function sweep(key, fields, life_ms, ttl_ms)\n{}end", flat::SWEEP);
     text.push_str(include_str!("lua/prelude.lua"));
     for program in programs {
-        // Writing to a string cannot fail.
         let _ = write!(text, "\nalgorithms['{}'] = {}\n", program.name, program.chunk());
     }
     text.push_str(include_str!("lua/driver.lua"));

@@ -229,7 +229,7 @@ impl<M: KeepsReservations, C: Connection> RedisStore<M, C> {
         key: &str,
         id: ReservationId,
     ) -> String {
-        self.inner.keys.of_reservation(&format!("{}{}", limit.name(), M::MARK), id, key)
+        self.inner.keys.of_reservation(&format!("{}{}", limit.state_name(), M::MARK), id, key)
     }
 
     /// The reservation of a limit for a key under an id, if the server still has it.

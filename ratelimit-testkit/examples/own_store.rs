@@ -108,7 +108,7 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MapStore<A, C> {
             kept.states.retain(|_, (_, expires)| clock < *expires);
             kept.reservations.retain(|_, (_, expires)| clock < *expires);
         }
-        let key = |limit: &Limit<A>, key: &str| (limit.name().to_owned(), key.to_owned());
+        let key = |limit: &Limit<A>, key: &str| (limit.state_name().to_owned(), key.to_owned());
         let keys = batch.checks().iter().map(|check| key(check.limit, check.key)).collect();
         let mut view =
             View { kept: &mut kept, keys, id: batch.reservation_id(), now, clock, grace_us };
@@ -202,7 +202,7 @@ mod tests {
             key: &str,
         ) -> Option<PolicyState> {
             let kept = store.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            let key = (limit.name().to_owned(), key.to_owned());
+            let key = (limit.state_name().to_owned(), key.to_owned());
             kept.states.get(&key).map(|(state, _)| state.clone())
         }
 

@@ -62,7 +62,7 @@ pub trait Harness<A: Algorithm = Policy>: Sync {
         StoreClock::Real
     }
 
-    /// The decoded state of a limit's key. `None` if the key has no state or another algorithm wrote it.
+    /// The decoded state of a limit's key. `None` if the key has no state.
     fn state(
         &self,
         store: &Self::Store,

@@ -18,7 +18,6 @@ use crate::capability::{Able, Capability};
 use crate::harness::AnyStore;
 use crate::law::ensure;
 use crate::pure::PureStore;
-use crate::seeds::AlgorithmKind;
 use crate::suite::guard::note_request;
 use crate::trace::TraceRequest;
 
@@ -43,8 +42,8 @@ pub(crate) fn difference(policy: &Policy, states: Both<Policy>) -> Option<[Optio
     (got != due).then_some([got, due])
 }
 
-/// The text of a state as far as it matters to this limit: nothing if another algorithm wrote it, and of a log the
-/// entries that had not expired when its newest entry was made. A store may keep more, or sweep it at leisure.
+/// The text of a state as far as it matters to this limit: of a log the entries that had not expired when its newest entry was
+/// made. A store may keep more, or sweep it at leisure.
 fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
     match (policy.by_admissions(), state) {
         (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
@@ -53,13 +52,7 @@ fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
             state.entries.retain(|entry| counts(entry.timestamp.as_us()));
             Some(format!("{state:?}"))
         }
-        (policy, state) => {
-            let shown = format!("{state:?}");
-            let kind = AlgorithmKind::of(&policy);
-            // Both buckets decide as one, and keep one state.
-            let kind = if kind.is_bucket() { AlgorithmKind::Gcra } else { kind };
-            shown.starts_with(&format!("{kind:?}(")).then_some(shown)
-        }
+        (_, state) => Some(format!("{state:?}")),
     }
 }
 

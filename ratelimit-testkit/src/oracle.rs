@@ -15,7 +15,7 @@ use ratelimit_core::{
     Store, Verdict,
 };
 
-use crate::seeds::{AlgorithmKind, full_us, refill};
+use crate::seeds::{full_us, refill};
 
 use End::{Newest, Oldest};
 
@@ -325,18 +325,14 @@ fn decision_of(
     }
 }
 
-/// The history of an account under this limit. If another limit of the same algorithm wrote it, it counts as one
-/// charge, at the time of the last write, of what was used then, capped at the new capacity and debt. An account of
-/// another algorithm counts as empty.
+/// The history of an account under this limit. If another limit wrote it, it counts as one charge, at the time of the last
+/// write, of what was used then, capped at the new capacity and debt.
 fn carried(account: Option<&Account>, policy: &Policy) -> KeyHistory {
     let Some((old, history)) = account else { return KeyHistory::new() };
     if old == policy {
         return history.clone();
     }
-    let Some(last) = history.last().filter(|_| AlgorithmKind::of(old) == AlgorithmKind::of(policy))
-    else {
-        return KeyHistory::new();
-    };
+    let Some(last) = history.last() else { return KeyHistory::new() };
     let used = capacity(old) - left(old, history, last.at_us);
     let units = (used + parts_per_unit(old) - 1) / parts_per_unit(old);
     let parts = (units * parts_per_unit(policy)).min(capacity(policy) + debt(policy));
@@ -444,7 +440,7 @@ impl NaiveStore {
         };
         let mut answers = Vec::new();
         for check in batch.checks() {
-            let key = (check.limit.name().to_owned(), check.key.to_owned());
+            let key = (check.limit.state_name().to_owned(), check.key.to_owned());
             let policy = check.limit.algorithm().by_admissions();
             let before = carried(accounts.get(&key), &policy);
             let (decision, after) = asked(check, op, &before, now_us);

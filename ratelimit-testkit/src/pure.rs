@@ -12,6 +12,7 @@ use ratelimit_core::{
 
 use crate::trace::TraceRequest;
 
+/// The state name of a limit, and a key.
 type StateKey = (String, String);
 
 /// The smallest possible store, for any algorithm. Other stores must agree with it, field by field and state by
@@ -50,7 +51,7 @@ impl<A: Algorithm> PureStore<A> {
     /// The state of a limit's key.
     #[must_use]
     pub fn state(&self, limit: &Limit<A>, key: &str) -> Option<A::State> {
-        self.kept().states.get(&(limit.name().to_owned(), key.to_owned())).cloned()
+        self.kept().states.get(&(limit.state_name().to_owned(), key.to_owned())).cloned()
     }
 
     /// The reservation of a limit's key under an id.
@@ -61,7 +62,10 @@ impl<A: Algorithm> PureStore<A> {
         key: &str,
         id: ReservationId,
     ) -> Option<Reservation> {
-        self.kept().reservations.get(&((limit.name().to_owned(), key.to_owned()), id)).cloned()
+        self.kept()
+            .reservations
+            .get(&((limit.state_name().to_owned(), key.to_owned()), id))
+            .cloned()
     }
 
     /// Decides a batch.
@@ -97,7 +101,7 @@ impl<A: Algorithm> Default for PureStore<A> {
 }
 
 fn keys<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<StateKey> {
-    let key = |check: &Check<'_, A>| (check.limit.name().to_owned(), check.key.to_owned());
+    let key = |check: &Check<'_, A>| (check.limit.state_name().to_owned(), check.key.to_owned());
     batch.checks().iter().map(key).collect()
 }
 

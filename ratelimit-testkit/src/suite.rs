@@ -14,7 +14,9 @@ use crate::harness::{AnyHarness, Harness, StoreClock};
 use crate::law::{Failure, Law, LawResult};
 use crate::laws::agreement::agrees;
 use crate::laws::capabilities::it_can_do_what_it_claims;
-use crate::laws::changes::a_changed_limit_is_safe;
+use crate::laws::changes::{
+    a_changed_limit_is_safe, pairs_in_turn, two_limits_in_turn_admit_their_sum,
+};
 use crate::laws::concurrency::{
     dropped_futures_stop_no_other, limits_of, many_tasks_are_admitted_at_the_stores_own_time,
     many_tasks_are_admitted_exactly_the_limit, many_tasks_are_answered_in_some_order,
@@ -40,7 +42,7 @@ pub enum Property {
     /// Law 10: every answer and every state is that of the pure step, errors with their messages, over traces of all operations:
     /// generated ones, with times at the promised wait and around it, and all small ones. A request with an id is sent twice.
     Agrees,
-    /// Law 11: the same while limits change, one beside the other.
+    /// Law 11: the same while limits change, one beside the other; and two limits of one name in turn admit their sum at most.
     AgreesAfterAChange,
     /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own. Of tasks that use all
     /// operations, some order explains every answer. A future that is dropped at its first await charges once or not at all, and
@@ -309,6 +311,13 @@ impl LawTrial<'_, Policy> {
     /// The properties of a store of policies, on the limits that suit each.
     fn run_on_policies(mut self, scope: Scope, cases: Cases<'_>) -> CaseResult {
         let (able, drawn) = (self.pool.able, matches!(cases, Cases::Drawn(_)));
+        if drawn && self.property == Property::AgreesAfterAChange {
+            for pair in pairs_in_turn(scope, able) {
+                self.awaited(async |subject| {
+                    two_limits_in_turn_admit_their_sum(subject, pair).await
+                })?;
+            }
+        }
         let is_real = || matches!(self.harness.open().clock(), StoreClock::Real);
         match self.property {
             Property::Agrees if drawn && scope.is_single() => {

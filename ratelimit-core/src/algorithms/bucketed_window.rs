@@ -9,6 +9,7 @@
 //!
 //! `bucketed_window.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
+use alloc::borrow::Cow;
 use alloc::format;
 use alloc::vec::Vec;
 
@@ -17,7 +18,7 @@ use crate::decision::Decision;
 use crate::entries::refunded;
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
-use crate::rate::{Period, Rate, gcd};
+use crate::rate::{Period, Rate, gcd, kind_of_window};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
@@ -132,10 +133,9 @@ impl BucketedWindow {
         self.windows().iter().map(|window| window.span_us).max().unwrap_or_default()
     }
 
-    /// When a bucket stops counting in a window: one window's length after its start. The start is aligned again: the
-    /// state may have been written for other buckets.
-    fn end_us(&self, bucket: BucketCount, span_us: u64) -> u64 {
-        self.aligned(bucket.start).as_us() + span_us
+    /// When a bucket stops counting in a window: one window's length after its start.
+    fn end_us(bucket: BucketCount, span_us: u64) -> u64 {
+        bucket.start.as_us() + span_us
     }
 
     fn aligned(&self, timestamp: Timestamp) -> Timestamp {
@@ -144,27 +144,27 @@ impl BucketedWindow {
 
     fn live<'a>(&self, state: Option<&'a BucketedWindowState>, now: Timestamp) -> LiveBuckets<'a> {
         let buckets = state.map_or(&[][..], |state| &state.buckets);
-        let last = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
+        let last = buckets.last().map_or(Timestamp::ZERO, |bucket| bucket.start);
         let current = self.aligned(now).max(last);
         let past =
-            |bucket: &BucketCount| self.end_us(*bucket, self.longest_us()) <= current.as_us();
+            |bucket: &BucketCount| Self::end_us(*bucket, self.longest_us()) <= current.as_us();
         LiveBuckets { current, buckets: &buckets[buckets.partition_point(past)..] }
     }
 
     /// The buckets that count in a window, and what they hold together.
-    fn in_window<'a>(&self, live: LiveBuckets<'a>, span_us: u64) -> (&'a [BucketCount], u64) {
-        let past = |bucket: &BucketCount| self.end_us(*bucket, span_us) <= live.current.as_us();
+    fn in_window(live: LiveBuckets<'_>, span_us: u64) -> (&[BucketCount], u64) {
+        let past = |bucket: &BucketCount| Self::end_us(*bucket, span_us) <= live.current.as_us();
         let buckets = &live.buckets[live.buckets.partition_point(past)..];
         (buckets, buckets.iter().map(|bucket| bucket.count).fold(0, u64::saturating_add))
     }
 
-    fn used(&self, live: LiveBuckets<'_>, window: BucketWindow) -> u64 {
-        self.in_window(live, window.span_us).1
+    fn used(live: LiveBuckets<'_>, window: BucketWindow) -> u64 {
+        Self::in_window(live, window.span_us).1
     }
 
     /// What every window has left.
     fn left(&self, live: LiveBuckets<'_>) -> u64 {
-        let left = |window: &BucketWindow| window.limit.saturating_sub(self.used(live, *window));
+        let left = |window: &BucketWindow| window.limit.saturating_sub(Self::used(live, *window));
         self.windows().iter().map(left).min().unwrap_or_default()
     }
 
@@ -173,7 +173,7 @@ impl BucketedWindow {
         let mut fits_us = live.current.as_us();
         for window in self.windows() {
             let room = window.limit.checked_sub(cost)?;
-            let (buckets, used) = self.in_window(live, window.span_us);
+            let (buckets, used) = Self::in_window(live, window.span_us);
             let mut used = used.saturating_add(charge);
             let current = BucketCount { start: live.current, count: charge };
             for bucket in buckets.iter().chain([&current]) {
@@ -182,7 +182,7 @@ impl BucketedWindow {
                 }
                 // Of foreign counts, the sum is less than all of them.
                 used = used.saturating_sub(bucket.count);
-                fits_us = fits_us.max(self.end_us(*bucket, window.span_us));
+                fits_us = fits_us.max(Self::end_us(*bucket, window.span_us));
             }
         }
         Some(fits_us)
@@ -197,7 +197,7 @@ impl BucketedWindow {
         retry_after_us: Option<u64>,
     ) -> Decision {
         let left = |window: &BucketWindow| {
-            window.limit.saturating_sub(self.used(live, *window).saturating_add(charge))
+            window.limit.saturating_sub(Self::used(live, *window).saturating_add(charge))
         };
         // `min_by_key` takes the first of equals.
         let all_left = self.windows().iter().map(|window| (window.limit, left(window)));
@@ -206,7 +206,7 @@ impl BucketedWindow {
             0 => live.buckets.last().copied(),
             count => Some(BucketCount { start: live.current, count }),
         };
-        let end_us = |bucket| self.end_us(bucket, self.longest_us());
+        let end_us = |bucket| Self::end_us(bucket, self.longest_us());
         let grown_us = self.fits_us(live, charge, remaining + 1);
         Decision {
             allowed: retry_after_us == Some(0),
@@ -248,27 +248,27 @@ impl BucketedWindow {
         match buckets.last() {
             None => Write::Remove,
             Some(last) => {
-                let end_us = self.end_us(*last, self.longest_us());
+                let end_us = Self::end_us(*last, self.longest_us());
                 Write::until(BucketedWindowState { buckets }, end_us)
             }
         }
     }
 
     /// The live buckets with `cost` added to the current one.
-    fn charged(&self, live: LiveBuckets<'_>, cost: u64) -> Option<Vec<BucketCount>> {
+    fn charged(live: LiveBuckets<'_>, cost: u64) -> Option<Vec<BucketCount>> {
         if cost == 0 {
             return None;
         }
         let mut buckets = Vec::with_capacity(live.buckets.len() + 1);
         buckets.extend_from_slice(live.buckets);
-        self.add(&mut buckets, BucketCount { start: live.current, count: cost });
+        Self::add(&mut buckets, BucketCount { start: live.current, count: cost });
         Some(buckets)
     }
 
     /// Adds a count to the last bucket, or a bucket after it.
-    fn add(&self, buckets: &mut Vec<BucketCount>, new: BucketCount) {
+    fn add(buckets: &mut Vec<BucketCount>, new: BucketCount) {
         match buckets.last_mut() {
-            Some(last) if self.aligned(last.start) >= new.start => last.count += new.count,
+            Some(last) if last.start >= new.start => last.count += new.count,
             _ => buckets.push(new),
         }
     }
@@ -282,10 +282,17 @@ impl Algorithm for BucketedWindow {
         self.windows().iter().map(|window| window.limit).min().unwrap_or_default()
     }
 
+    /// The buckets, and the longest window: for as long as that a state keeps them.
+    fn state_kind(&self) -> Cow<'static, str> {
+        let of_buckets = kind_of_window("bucketed-window", self.bucket_us);
+        kind_of_window(&of_buckets, self.longest_us())
+    }
+
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let live = self.live(state, now);
         let (decision, charge) = self.decide(now, cost, live);
-        let write = self.charged(live, charge).map_or(Write::Keep, |buckets| self.written(buckets));
+        let write =
+            Self::charged(live, charge).map_or(Write::Keep, |buckets| self.written(buckets));
         Step { decision, write }
     }
 
@@ -296,7 +303,7 @@ impl Algorithm for BucketedWindow {
             return Some(self.admitted(now, cost, live, None));
         };
         // Without its newest bucket the state may belong to an earlier time.
-        let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
+        let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| bucket.start);
         let live = LiveBuckets { current: self.aligned(now).max(newest), ..live };
         Some(self.admitted(now, cost, live, Some(buckets)))
     }
@@ -305,7 +312,7 @@ impl Algorithm for BucketedWindow {
     fn filled(&self, now: Timestamp) -> Step<BucketedWindowState> {
         let most = self.windows().iter().map(|window| window.limit).max().unwrap_or_default();
         let live = self.live(None, now);
-        self.admitted(now, self.capacity(), live, self.charged(live, most))
+        self.admitted(now, self.capacity(), live, Self::charged(live, most))
     }
 
     // Charges count in the newest bucket.
@@ -313,7 +320,7 @@ impl Algorithm for BucketedWindow {
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        Some(self.admitted(now, cost, live, self.charged(live, cost.min(self.left(live)))))
+        Some(self.admitted(now, cost, live, Self::charged(live, cost.min(self.left(live)))))
     }
 }
 
@@ -329,9 +336,9 @@ impl InMemory for BucketedWindow {
         if past > 0 {
             state.buckets.drain(..past);
         }
-        self.add(&mut state.buckets, new);
+        Self::add(&mut state.buckets, new);
         let newest = state.buckets.last().copied().unwrap_or(new);
-        Step { decision, write: Write::until((), self.end_us(newest, self.longest_us())) }
+        Step { decision, write: Write::until((), Self::end_us(newest, self.longest_us())) }
     }
 
     counts_entries!(buckets);
@@ -342,14 +349,14 @@ impl ChargesAttempts for BucketedWindow {
     /// that contains it has room for.
     fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
         let live = self.live(state, now);
-        let Some(mut buckets) = self.charged(live, cost) else { return Write::Keep };
+        let Some(mut buckets) = Self::charged(live, cost) else { return Write::Keep };
         let mut newer = 0;
         for bucket in buckets.iter_mut().rev() {
             let contains = |window: &&BucketWindow| {
-                self.end_us(*bucket, window.span_us) > live.current.as_us()
+                Self::end_us(*bucket, window.span_us) > live.current.as_us()
             };
             // A larger limit may have filled a window further, and still counts it.
-            let full = |window: &BucketWindow| window.limit.max(self.used(live, *window));
+            let full = |window: &BucketWindow| window.limit.max(Self::used(live, *window));
             let least = self.windows().iter().filter(contains).map(full).min();
             bucket.count = bucket.count.min(least.unwrap_or_default().saturating_sub(newer));
             newer += bucket.count;

@@ -16,12 +16,13 @@
 //!
 //! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms in Lua.
 
+use alloc::borrow::Cow;
 use alloc::format;
 
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Recovery, Step, Write};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
-use crate::rate::Rate;
+use crate::rate::{Rate, kind_of_window};
 use crate::reservation::Reservation;
 use crate::timestamp::{MAX_INTEGER, Timestamp};
 use crate::window::{WindowLimit, WindowState};
@@ -89,13 +90,13 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     /// The window of a request at `now`, with its count. A request before its start, because the clock went back, counts in it
     /// too. If the window is over, the current one begins with what is owed.
     ///
-    /// Another limit may have written the state, and count more in it, or for longer. This limit then counts up to its own
-    /// number, from a start that is aligned to its own windows, and until the earlier of both ends.
+    /// Another limit may have written the state, and count more in it. This limit then counts up to its own number, and until
+    /// the earlier of both ends.
     fn window(&self, state: Option<&WindowState<ALIGNED>>, now: Timestamp) -> WindowState<ALIGNED> {
         let state = state.filter(|state| now.as_us() < state.ends_us);
         let begun = self.window.begun(self.begin(now));
         let Some(state) = state else { return begun };
-        let (mut start, mut count) = (self.begin(state.start), state.count.min(self.window.most));
+        let (mut start, mut count) = (state.start, state.count.min(self.window.most));
         if now.as_us() >= start.as_us() + self.window.window_us {
             let over = begun.start.saturating_us_since(start) / self.window.window_us;
             count = count.saturating_sub(over.saturating_mul(self.window.limit));
@@ -115,12 +116,12 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         count: u64,
         current: WindowState<ALIGNED>,
     ) -> Write<WindowState<ALIGNED>> {
-        let (most, start) = (self.window.most, self.begin(state.start));
-        let own = |count: u64| self.window.counting(start, count.min(most));
+        let most = self.window.most;
+        let own = |count: u64| self.window.counting(state.start, count.min(most));
         if *state == own(state.count) {
             return if count > most { current } else { own(count) }.put();
         }
-        // Another limit wrote it, and counts by its own length; this one may be owed for longer.
+        // Another limit wrote it, and may be owed more than this one counts, or less.
         let owed_us = if count.min(most) > self.window.limit { own(count).ends_us } else { 0 };
         let ends_us = state.ends_us.max(owed_us);
         // A charge of a later window of this limit counts there, and for the other limit still in its own.
@@ -179,6 +180,11 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         self.window.limit
     }
 
+    fn state_kind(&self) -> Cow<'static, str> {
+        let name = if ALIGNED { "fixed-window" } else { "first-request-window" };
+        kind_of_window(name, self.window_us())
+    }
+
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         self.window.step(self.window(state, now), now, cost)
     }
@@ -231,7 +237,7 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
                 let written = state.map_or(now, |state| state.start);
                 let excess = reservation.cost - cost;
                 let back = match self.window(state, now).start.checked_since(made) {
-                    _ if self.begin(written) == made => excess,
+                    _ if written == made => excess,
                     None => 0,
                     Some(since) => {
                         let windows = since.as_us() / self.window.window_us;

@@ -14,15 +14,16 @@
 //!
 //! `sliding_counter.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
+use alloc::borrow::Cow;
 use alloc::format;
 
 use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
-use crate::rate::Rate;
+use crate::rate::{Rate, kind_of_window};
 use crate::reservation::Reservation;
-use crate::timestamp::{MAX_INTEGER, Timestamp};
+use crate::timestamp::Timestamp;
 
 /// A count in any span of one window's length, estimated from two aligned windows.
 ///
@@ -33,7 +34,7 @@ use crate::timestamp::{MAX_INTEGER, Timestamp};
 /// // Cloudflare's example: 42 in the last minute, and 18 in this one, of which a quarter has passed.
 /// let counter = SlidingCounter::new("50/m".parse()?)?;
 /// let [start, at] = [60_000_000, 75_000_000].map(Timestamp::saturating_from_us);
-/// let state = SlidingCounterState { start, previous: 42, current: 18, window_us: 60_000_000 };
+/// let state = SlidingCounterState { start, previous: 42, current: 18 };
 /// // 42 · 0.75 + 18 = 49.5
 /// assert_eq!(counter.step(Some(&state), at, 0).decision.remaining, 1);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -53,8 +54,6 @@ pub struct SlidingCounterState {
     pub previous: u64,
     /// What the current window has admitted.
     pub current: u64,
-    /// The length of the windows that the state was written with, in microseconds.
-    pub window_us: u64,
 }
 
 impl SlidingCounter {
@@ -79,42 +78,24 @@ impl SlidingCounter {
         self.window_us
     }
 
-    /// The two windows that count at `now`.
+    /// The two windows that count at `now`, as they were written.
     fn windows(&self, state: Option<&SlidingCounterState>, now: Timestamp) -> SlidingCounterState {
         let start = now.aligned(self.window_us);
-        let empty =
-            SlidingCounterState { start, previous: 0, current: 0, window_us: self.window_us };
-        let Some(state) = state else { return empty };
-        // Windows of another length are past when they are for the limit that counted in them.
-        if now.as_us() >= self.until_us(Some(state)) {
-            return empty;
-        }
-        // The start is aligned again, for the same reason. A count written under a larger limit counts up to this one.
-        let written = state.start.aligned(self.window_us);
-        let (previous, current) = (state.previous.min(self.limit), state.current.min(self.limit));
-        if written >= start {
-            // The current window, or a later one because the clock went back.
-            SlidingCounterState { start: written, previous, current, ..empty }
-        } else if written.as_us() + self.window_us == start.as_us() {
-            SlidingCounterState { previous: current, ..empty }
-        } else {
-            empty
-        }
-    }
-
-    /// When windows of another length are past; never for this one's.
-    fn until_us(&self, state: Option<&SlidingCounterState>) -> u64 {
-        state.filter(|state| state.window_us != self.window_us).map_or(u64::MAX, |it| empty_us(*it))
-    }
-
-    /// The windows of the limit that wrote the state, as it counts them at `now`; this limit's if there are none.
-    fn held(&self, state: Option<&SlidingCounterState>, now: Timestamp) -> SlidingCounterState {
         match state {
-            Some(state) if state.window_us > 0 && now.as_us() < self.until_us(Some(state)) => {
-                Self { limit: MAX_INTEGER, window_us: state.window_us }.windows(Some(state), now)
+            // The current window, or a later one because the clock went back.
+            Some(state) if state.start >= start => *state,
+            Some(state) if state.start.as_us() + self.window_us == start.as_us() => {
+                SlidingCounterState { start, previous: state.current, current: 0 }
             }
-            _ => self.windows(None, now),
+            _ => SlidingCounterState { start, previous: 0, current: 0 },
         }
+    }
+
+    /// The windows as this limit counts them: a count written under a larger limit counts up to this one.
+    fn counted(&self, windows: SlidingCounterState) -> SlidingCounterState {
+        let (previous, current) =
+            (windows.previous.min(self.limit), windows.current.min(self.limit));
+        SlidingCounterState { previous, current, ..windows }
     }
 
     /// What counts of both windows: of the previous one, as much as overlaps.
@@ -134,17 +115,15 @@ impl SlidingCounter {
         })
     }
 
-    /// The decision on windows that count until `until_us` at most.
     fn decision(
         &self,
         (now, cost): (Timestamp, u64),
         windows: SlidingCounterState,
-        until_us: u64,
         retry_after_us: Option<u64>,
     ) -> Decision {
         let used = self.used(windows, now);
         let remaining = self.limit.saturating_sub(used);
-        let wait_us = |us: u64| us.min(until_us).saturating_sub(now.as_us());
+        let wait_us = |us: u64| us.saturating_sub(now.as_us());
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
@@ -152,34 +131,48 @@ impl SlidingCounter {
             remaining,
             retry_after_us,
             replenish_after_us: self.fits_us(windows, remaining + 1).map_or(0, wait_us),
-            reset_after_us: if used == 0 { 0 } else { wait_us(empty_us(windows)) },
+            reset_after_us: if used == 0 { 0 } else { wait_us(self.empty_us(windows)) },
         }
     }
 
-    /// A refund or a forced charge. Another limit may have written the state, and count more, or for longer: the charge
-    /// or refund then counts in the windows of that limit.
+    /// A refund or a forced charge. Another limit may count more in the windows, and goes on to do so.
     fn changed(
         &self,
         state: Option<&SlidingCounterState>,
         (now, cost): (Timestamp, u64),
-        windows: SlidingCounterState,
         change: impl Fn(u64) -> u64,
     ) -> Step<SlidingCounterState> {
-        // Nor is there a change where the windows of the limit that wrote the state have nothing to give.
-        let held = self.held(state, now);
-        let stays = |current| change(current) == current;
-        if stays(windows.current) || stays(held.current) {
-            let until_us = self.until_us(state);
-            let decision = self.decision((now, cost), windows, until_us, Some(0));
-            return Step { decision, write: Write::Keep };
+        let held = self.windows(state, now);
+        let windows = self.counted(held);
+        let changed = change(windows.current);
+        let write = if changed == windows.current {
+            Write::Keep
+        } else {
+            let current = held.current - windows.current + changed;
+            self.written(SlidingCounterState { current, ..held }, now)
+        };
+        let left = self.counted(self.windows(write.after(state), now));
+        Step { decision: self.decision((now, cost), left, Some(0)), write }
+    }
+
+    /// When nothing of these windows will count.
+    fn empty_us(&self, windows: SlidingCounterState) -> u64 {
+        let SlidingCounterState { start, previous, current } = windows;
+        match current {
+            0 => faded_us(start.as_us(), self.window_us, previous, 0),
+            current => {
+                faded_us(start.as_us().saturating_add(self.window_us), self.window_us, current, 0)
+            }
         }
-        let current = change(held.current).min(MAX_INTEGER);
-        // A charge of a later window of this limit counts there, and for the other limit still in its own.
-        let start = if current > held.current { held.start.max(windows.start) } else { held.start };
-        let write = written(SlidingCounterState { start, current, ..held }, now);
-        let left = write.after(state);
-        let (after, until_us) = (self.windows(left, now), self.until_us(left));
-        Step { decision: self.decision((now, cost), after, until_us, Some(0)), write }
+    }
+
+    fn written(&self, state: SlidingCounterState, now: Timestamp) -> Write<SlidingCounterState> {
+        let ends_us = self.empty_us(state);
+        if ends_us > now.as_us() && (state.previous, state.current) != (0, 0) {
+            Write::until(state, ends_us)
+        } else {
+            Write::Remove
+        }
     }
 }
 
@@ -190,37 +183,39 @@ impl Algorithm for SlidingCounter {
         self.limit
     }
 
+    fn state_kind(&self) -> Cow<'static, str> {
+        kind_of_window("sliding-counter", self.window_us)
+    }
+
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
-        let windows = self.windows(state, now);
-        let until_us = self.until_us(state);
+        let held = self.windows(state, now);
+        let windows = self.counted(held);
         let keep = |retry_after_us| {
-            let decision = self.decision((now, cost), windows, until_us, retry_after_us);
+            let decision = self.decision((now, cost), windows, retry_after_us);
             Step { decision, write: Write::Keep }
         };
         if cost > self.limit.saturating_sub(self.used(windows, now)) {
-            let fits_us = self.fits_us(windows, cost).map(|us| us.min(until_us));
-            return keep(fits_us.map(|us| us - now.as_us()));
+            return keep(self.fits_us(windows, cost).map(|us| us - now.as_us()));
         }
         if cost == 0 {
             return keep(Some(0));
         }
-        let after = SlidingCounterState { current: windows.current + cost, ..windows };
-        let decision = self.decision((now, cost), after, u64::MAX, Some(0));
-        Step { decision, write: written(after, now) }
+        let after = SlidingCounterState { current: held.current + cost, ..held };
+        let decision = self.decision((now, cost), self.counted(after), Some(0));
+        Step { decision, write: self.written(after, now) }
     }
 
     /// Takes the cost off the current window; the previous one stays as it is.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        let windows = self.windows(state, now);
-        Some(self.changed(state, (now, cost), windows, |current| current.saturating_sub(cost)))
+        Some(self.changed(state, (now, cost), |current| current.saturating_sub(cost)))
     }
 
     undone_by_refund!(|state| state.start);
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        let windows = self.windows(state, now);
+        let windows = self.counted(self.windows(state, now));
         let charge = cost.min(self.limit.saturating_sub(self.used(windows, now)));
-        Some(self.changed(state, (now, cost), windows, |current| current.saturating_add(charge)))
+        Some(self.changed(state, (now, cost), |current| current.saturating_add(charge)))
     }
 }
 
@@ -230,9 +225,9 @@ impl ChargesAttempts for SlidingCounter {
     /// Counts up to the limit in the current window, whatever the previous one adds: the estimate may exceed the
     /// limit.
     fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
-        let windows = self.windows(state, now);
+        let windows = self.counted(self.windows(state, now));
         let charge = cost.min(self.limit - windows.current);
-        self.changed(state, (now, cost), windows, |current| current.saturating_add(charge)).write
+        self.changed(state, (now, cost), |current| current.saturating_add(charge)).write
     }
 }
 
@@ -244,24 +239,6 @@ fn faded_us(start_us: u64, window_us: u64, count: u64, room: u64) -> u64 {
     // count · overlap / window < room + 1 holds up to this overlap.
     let (overlap_us, rest) = multiplied_divided(room + 1, window_us, count);
     start_us.saturating_add(window_us) - overlap_us.saturating_sub(u64::from(rest == 0))
-}
-
-/// When nothing of these windows will count.
-fn empty_us(windows: SlidingCounterState) -> u64 {
-    let SlidingCounterState { start, previous, current, window_us } = windows;
-    match current {
-        0 => faded_us(start.as_us(), window_us, previous, 0),
-        current => faded_us(start.as_us().saturating_add(window_us), window_us, current, 0),
-    }
-}
-
-fn written(state: SlidingCounterState, now: Timestamp) -> Write<SlidingCounterState> {
-    let ends_us = empty_us(state);
-    if ends_us > now.as_us() && (state.previous, state.current) != (0, 0) {
-        Write::until(state, ends_us)
-    } else {
-        Write::Remove
-    }
 }
 
 /// `a · b / c`, rounded down, and the remainder, exactly.

@@ -6,6 +6,7 @@
 //!
 //! `window_log.lua` in `ratelimit-redis` is the same algorithm in Lua, on a list.
 
+use alloc::borrow::Cow;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -15,7 +16,7 @@ use crate::decision::Decision;
 use crate::entries::{refunded, sum};
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
-use crate::rate::Rate;
+use crate::rate::{Rate, kind_of_window};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 use crate::window::{WindowLimit, WindowState};
@@ -171,6 +172,10 @@ impl Algorithm for WindowLog {
 
     fn capacity(&self) -> u64 {
         self.window.limit
+    }
+
+    fn state_kind(&self) -> Cow<'static, str> {
+        kind_of_window("window-log", self.window_us())
     }
 
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {

@@ -27,7 +27,7 @@ pub(super) struct PendingCharges<A> {
     pub(super) now: Now,
 }
 
-/// Charges by limit and key, of at most so many keys and bytes. What finds no place is forgotten, and counted.
+/// Charges by state name and key, of at most so many keys and bytes. What finds no place is forgotten, and counted.
 #[derive(Debug)]
 pub(super) struct Journal<A> {
     most: usize,
@@ -129,10 +129,10 @@ impl<A: Algorithm + Clone> Journal<A> {
         counts: impl Fn(&Limit<A>, &str, Now) -> bool,
     ) {
         let mut entries = lock(&self.entries);
-        if let Some((newest, _)) = entries.limits.get_mut(limit.name()) {
+        if let Some((newest, _)) = entries.limits.get_mut(limit.state_name()) {
             *newest = Arc::new(limit.clone());
         }
-        let is_known = entries.places.contains_key(&self.hash(limit.name(), key));
+        let is_known = entries.places.contains_key(&self.hash(limit.state_name(), key));
         for _ in 0..if is_known { 0 } else { LOOKS } {
             let Some(place) = entries.look() else { break };
             let JournalEntry { limit, key, now, .. } = &entries.by_place[&place];
@@ -152,8 +152,8 @@ impl<A: Algorithm + Clone> Journal<A> {
         self.note(&mut lock(&self.entries), place, pending, false);
     }
 
-    fn hash(&self, limit: &str, key: &str) -> u128 {
-        self.hasher.hash((limit, key))
+    fn hash(&self, state_name: &str, key: &str) -> u128 {
+        self.hasher.hash((state_name, key))
     }
 
     fn note(
@@ -164,7 +164,7 @@ impl<A: Algorithm + Clone> Journal<A> {
         is_newest: bool,
     ) {
         let PendingCharges { limit, key, cost, now } = pending;
-        let hash = self.hash(limit.name(), &key);
+        let hash = self.hash(limit.state_name(), &key);
         let bytes = entries.bytes.saturating_add(key.len());
         let has_room =
             entries.by_place.len() < self.most && bytes <= self.most.saturating_mul(KEY_BYTES);
@@ -173,7 +173,7 @@ impl<A: Algorithm + Clone> Journal<A> {
             known.cost = known.cost.saturating_add(cost);
             known.now = if is_newest { now } else { known.now };
         } else if has_room {
-            let name: Arc<str> = limit.name().into();
+            let name: Arc<str> = limit.state_name().into();
             let (_, keys) = entries.limits.entry(name.clone()).or_insert((limit, 0));
             *keys += 1;
             entries.insert(place, JournalEntry { limit: name, key, hash, cost, now });
@@ -184,9 +184,9 @@ impl<A: Algorithm + Clone> Journal<A> {
     }
 
     /// Takes off what was given back.
-    pub(super) fn take_off(&self, name: &str, key: &str, cost: u64) {
+    pub(super) fn take_off(&self, limit: &Limit<A>, key: &str, cost: u64) {
         let mut entries = lock(&self.entries);
-        let hash = self.hash(name, key);
+        let hash = self.hash(limit.state_name(), key);
         let Some(known) = entries.at(hash) else { return };
         known.cost = known.cost.saturating_sub(cost);
         if known.cost == 0
@@ -266,7 +266,7 @@ mod tests {
         for _ in 0..2 {
             add(&journal, &limit, "alice", 3, Now::Store);
             add(&journal, &limit, "bob", 3, Now::Store); // there is no place
-            journal.take_off("burst", "alice", 3);
+            journal.take_off(&limit, "alice", 3);
             add(&journal, &limit, "alice", 3, Now::Store);
             assert!(pop(&journal).is_some());
             let entries = lock(&journal.entries);

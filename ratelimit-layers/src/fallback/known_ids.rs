@@ -54,7 +54,7 @@ impl KnownIds {
 
     fn entry<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Option<KnownId> {
         let id = batch.reservation_id()?;
-        let checks = batch.checks().iter().map(|check| (check.limit.name(), check.key));
+        let checks = batch.checks().iter().map(|check| (check.limit.state_name(), check.key));
         Some((id, self.hasher.hash_one(checks.collect::<Vec<_>>())))
     }
 

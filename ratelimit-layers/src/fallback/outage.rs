@@ -221,7 +221,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                         |limit: &Limit<A>, key: &str, now| self.counts_still(limit, key, now) > 0;
                     journal.add(check.limit, check.key, (check.cost, batch.time()), counts);
                 }
-                Op::Refund => journal.take_off(check.limit.name(), check.key, check.cost),
+                Op::Refund => journal.take_off(check.limit, check.key, check.cost),
                 Op::Peek | Op::Reset | Op::Settle | Op::Renew | Op::Extend | Op::Adopt => {}
             }
         }

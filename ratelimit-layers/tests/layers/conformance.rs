@@ -108,7 +108,7 @@ impl<L: Layer> Harness for Laws<L> {
         limit: &Limit<Policy>,
         key: &str,
     ) -> Option<PolicyState> {
-        store.memory.state(limit.name(), key)
+        store.memory.state(limit, key)
     }
 
     /// Moves the clock on, and says what memory still keeps after calls.

@@ -32,7 +32,7 @@ fn table(store: &Loomed) -> &CuckooTable {
 }
 
 fn address(key: &str) -> Address {
-    Address::new(KeyHasher::random().hash(key).under(fingerprint("l")))
+    Address::new(KeyHasher::random().hash(key).under(limit(1).fingerprint()))
 }
 
 /// The first keys whose addresses satisfy `is_wanted`. The hash of a model's store has a fixed key.

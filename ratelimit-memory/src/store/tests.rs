@@ -64,7 +64,7 @@ fn a_full_store_sweeps_little_until_some_states_are_idle() {
     let gets_a_place = |n: u32, cost: u64| {
         let key = n.to_string();
         let _ = ask(&store, &key, Op::Acquire, cost);
-        store.state("l", &key).is_some()
+        store.state(&limit(3), &key).is_some()
     };
     let looked_at = || store.buckets_when_full.load(Ordering::Relaxed);
     assert!((0..5_000).all(|n| gets_a_place(n, if n % 50 == 7 { 1 } else { 3 })));

@@ -161,7 +161,7 @@ fn a_key_at_a_full_store_is_admitted_at_most_twice_its_limit() {
             let (name, now) = (key.to_string(), [clock.now(); 2]);
             let op = if random.u8(..16) == 0 { Op::Reset } else { Op::Acquire };
             // A reset is deliberate: it starts the key's limit again.
-            if op == Op::Reset && store.state("l", &name).is_none() {
+            if op == Op::Reset && store.state(&limit, &name).is_none() {
                 continue;
             }
             let verdict = ask(&store, (&limit, &name), op, 1);

@@ -62,7 +62,7 @@ fn decisions_by_a_wandering_clock_are_the_algorithms() {
             pure.decide(&batch).ok(),
             "turn {turn}: {batch:?}"
         );
-        assert_eq!(store.state(limit.name(), key), pure.state(limit, key), "turn {turn}");
+        assert_eq!(store.state(limit, key), pure.state(limit, key), "turn {turn}");
         let _ = ask(&store, (limit, &format!("new {turn}")), Op::Peek, 1);
     }
     let kept = |limit| ["a", "b", "c"].map(|key| pure.state(limit, key).is_some());

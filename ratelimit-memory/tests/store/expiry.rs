@@ -34,7 +34,7 @@ fn reclaimed(algorithm: &str, options: &str, expired: usize, (calls, width): (us
     }
     assert!((1..=most_freed(width)).contains(&most), "{algorithm}: {most} at one call");
     assert_eq!(store.len(), LIVE, "{algorithm}");
-    assert!((0..LIVE).all(|n| store.state("d", &n.to_string()).is_some()));
+    assert!((0..LIVE).all(|n| store.state(&long, &n.to_string()).is_some()));
 }
 
 #[test]

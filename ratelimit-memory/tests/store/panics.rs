@@ -129,7 +129,7 @@ struct Seen<S> {
 
 fn seen<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::State> {
     let (len, entries) = (store.len(), store.entry_count());
-    let states = HELD.iter().chain(&NEW).map(|key| store.state(limit.name(), key)).collect();
+    let states = HELD.iter().chain(&NEW).map(|key| store.state(limit, key)).collect();
     let check = Check { limit, key: "next", cost: 1 };
     let next = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
     let reservations = store.reservations();

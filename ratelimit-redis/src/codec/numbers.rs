@@ -78,7 +78,7 @@ in_fields!(
     GcraState { tat_us, surplus, timestamp }
     FixedWindowState { start, count, ends_us }
     FirstRequestState { start, count, ends_us }
-    SlidingCounterState { start, previous, current, window_us }
+    SlidingCounterState { start, previous, current }
     BucketedWindowState { buckets }
     BucketCount { start, count }
     SlidingLogState { entries }

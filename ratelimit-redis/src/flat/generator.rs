@@ -37,7 +37,7 @@
 //!     put1 = (the numbers and kept1, packed)
 //!   end
 //! end
-//! (PEXPIRE if the key would live for less than ttl1; HSET of put1; PEXPIRE if the key is new)
+//! (PEXPIRE if the key would live for less than ttl1; HSET of put1; PEXPIRE if the key is new; at times sweep.lua)
 //! ```
 //!
 //! Reading and setting a time to live in every decision would cost the server. So a state ends with the moment until which
@@ -51,7 +51,7 @@
 
 use std::fmt::Write as _;
 
-use super::{REFUSED, Role, Shape};
+use super::{REFUSED, Role, SWEEP, Shape};
 use crate::script::Script;
 
 /// The most checks of a request: Lua allows 200 local variables.
@@ -132,7 +132,7 @@ impl KindScript {
         }
         for check in checks.iter().filter(|check| !check.is_charged()) {
             let (seen, program) = (format!("seen{}", check.n), check.shape.program);
-            text.push_str(&program.refusing(&seen, &program.replacing(&seen, "_", UNKNOWN)));
+            text.push_str(&program.refusing(&seen, UNKNOWN));
         }
         let zeros = vec!["0"; charged.len()].join(", ");
         let of_each = |prefix| names(charged, prefix);
@@ -238,7 +238,7 @@ impl KindScript {
 
     /// Emits the time to live of a key: as long as the longest of its fields matters, and never shorter than before, since
     /// another field may need it. It comes before all writes, so that a user who may not set it writes nothing. A key that
-    /// does not exist yet is `new`, and gets it by [`write`](Self::write).
+    /// does not exist yet, whose `life` is negative, gets it by [`write`](Self::write).
     fn keep(&self, text: &mut String, key: usize) {
         let Some((of_key, any)) = self.writing(key) else { return };
         let name = format!("keys0[key0 + {key}]");
@@ -246,17 +246,16 @@ impl KindScript {
         let longest = if of_key.len() == 1 { ttls } else { format!("math.max({ttls})") };
         let _ = writeln!(
             text,
-            "local new{key}\n\
+            "local life{key}, due{key}\n\
              if {any} then\n\
-             local ttl_ms = {longest}\n\
-             if ttl_ms > 0 then\n\
+             due{key} = {longest}\n\
+             if due{key} > 0 then\n\
              done = pcall0('PTTL', {name})\n\
              {REFUSED}\n\
-             if done < ttl_ms then\n\
-             ttl_ms = format('%d', ttl_ms)\n\
-             done = pcall0('PEXPIRE', {name}, ttl_ms)\n\
+             if done < due{key} then life{key} = done end\n\
+             if life{key} and done >= -1 then\n\
+             done = pcall0('PEXPIRE', {name}, format('%d', due{key}))\n\
              {REFUSED}\n\
-             if done == 0 then new{key} = ttl_ms end\n\
              end\n\
              end\n\
              end"
@@ -268,6 +267,15 @@ impl KindScript {
         let Some((of_key, any)) = self.writing(key) else { return };
         let name = format!("keys0[key0 + {key}]");
         let _ = writeln!(text, "if {any} then");
+        let sweep = match self.given_time {
+            // Nothing is known about the server's clock.
+            true => String::new(),
+            false => {
+                let fields = of_key.len();
+                let known = format!("{name}, {fields}, life{key}, due{key}");
+                format!("local key, fields, life_ms, ttl_ms = {known}\n{SWEEP}")
+            }
+        };
         // Without attempts, all fields of the key are written or none.
         let at_once = if self.counts_attempts { 1 } else { of_key.len() };
         for fields in of_key.chunks(at_once) {
@@ -285,9 +293,12 @@ impl KindScript {
         }
         let _ = writeln!(
             text,
-            "if new{key} then\n\
-             done = pcall0('PEXPIRE', {name}, new{key})\n\
+            "if life{key} then\n\
+             if life{key} < -1 then\n\
+             done = pcall0('PEXPIRE', {name}, format('%d', due{key}))\n\
              {REFUSED}\n\
+             end\n\
+             {sweep}\
              end\n\
              end"
         );
@@ -342,7 +353,7 @@ impl ScriptCheck {
         let names = [&["capacity"], program.parameters].concat().join(", ");
         let _ = writeln!(text, "do\nlocal {names} = {}", given.join(", "));
         let (seen, kept) = (format!("seen{n}"), format!("kept{n}"));
-        text.push_str(&program.parsing(&seen, &kept, &program.replacing(&seen, &kept, UNKNOWN)));
+        text.push_str(&program.parsing(&seen, &kept, UNKNOWN));
         let _ = writeln!(text, "local at = now\n{}after{n} = used", program.section("level"));
     }
 
@@ -358,14 +369,13 @@ impl ScriptCheck {
                  if after <= capacity then\n\
                  {move_}{written}\
                  else\n\
-                 {held}{fill}\
+                 {fill}\
                  if after ~= used then\n\
                  local gone\n\
                  {move_}{carry}{written}\
                  end\n\
                  end\n\
                  end",
-                held = program.section("held"),
                 fill = program.fill(),
                 carry = program.section("carry"),
             ),

@@ -111,14 +111,12 @@ where
             match (M::NAME, part.split_once('+')) {
                 (Lua::NAME, None) if part.is_empty() => ("HGETALL", NONE, 1, 2, newest_us),
                 (Lua::NAME, None) if !part.contains(['#', '!']) => ("ZRANGE", SCORED, 1, 2, score),
-                (Lua::NAME, Some((_, ""))) | (Multi::NAME, Some((_, "window-log"))) => {
+                (Lua::NAME, Some((_, ""))) | (Multi::NAME, Some((_, "list"))) => {
                     ("LRANGE", LAST, 0, 1, leading_number)
                 }
                 (Cas::NAME, None) if part.ends_with('!') => ("GET", NONE, 0, 1, newest_us),
-                (Multi::NAME, Some((_, "sliding-log"))) => ("ZRANGE", LAST, 0, 1, leading_number),
-                (Multi::NAME, Some((_, algorithm))) if !algorithm.is_empty() => {
-                    ("HGETALL", NONE, 0, 2, leading_number)
-                }
+                (Multi::NAME, Some((_, "sorted-set"))) => ("ZRANGE", LAST, 0, 1, leading_number),
+                (Multi::NAME, Some((_, "counters"))) => ("HGETALL", NONE, 0, 2, leading_number),
                 _ => return Ok(None),
             };
         let words = [&[command, key], more].concat();

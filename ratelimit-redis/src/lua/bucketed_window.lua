@@ -54,14 +54,9 @@ local function total_of(state, n)
   return number_at(state, 2 * n)
 end
 
-local function aligned(limit, timestamp)
-  return timestamp - timestamp % limit.bucket_us
-end
-
--- The time at which the n-th bucket leaves a window. Its start is aligned again, because it may belong
--- to buckets of another length.
-local function end_us(limit, state, n, span_us)
-  return aligned(limit, start_of(state, n)) + span_us
+-- The time at which the n-th bucket leaves a window.
+local function end_us(state, n, span_us)
+  return start_of(state, n) + span_us
 end
 
 -- The view at `now`: the start of the current bucket (that of `now`, or the newest of the state if
@@ -69,16 +64,16 @@ end
 local function live(limit, state)
   state = state or { stored = NAME, count = 0 }
   local count = state.count
-  local seen = { state = state, current = aligned(limit, now), windows = {}, span_us = 0, left = MOST }
+  local seen = { state = state, current = now - now % limit.bucket_us, windows = {}, span_us = 0, left = MOST }
   if count > 0 then
-    seen.current = math.max(seen.current, aligned(limit, start_of(state, count)))
+    seen.current = math.max(seen.current, start_of(state, count))
     seen.total = total_of(state, count)
   end
   for n = 1, 4 do
     local most, span_us = limit['limit' .. n], limit['span' .. n .. '_us']
     if most > 0 then
       local first = first_for(1, count + 1, function(bucket)
-        return end_us(limit, state, bucket, span_us) > seen.current
+        return end_us(state, bucket, span_us) > seen.current
       end)
       local used = first <= count and around(seen.total - total_of(state, first - 1)) or 0
       seen.windows[n] = { limit = most, span_us = span_us, first = first, used = used }
@@ -131,23 +126,23 @@ local function with_bucket(seen, n, start, total)
 end
 
 -- Writes a state, which matters until its newest bucket leaves the longest window.
-local function put(limit, seen, after)
-  return true, 'put', after.stored, end_us(limit, after, after.count, seen.span_us)
+local function put(seen, after)
+  return true, 'put', after.stored, end_us(after, after.count, seen.span_us)
 end
 
-local function charged(limit, seen, charge)
+local function charged(seen, charge)
   local state = seen.state
   if charge == 0 then return true end
-  if seen.used == 0 then return put(limit, seen, with_bucket(seen, 0, seen.current, charge)) end
+  if seen.used == 0 then return put(seen, with_bucket(seen, 0, seen.current, charge)) end
   local newest, total = start_of(state, state.count), around(seen.total + charge)
-  if aligned(limit, newest) >= seen.current then
-    return put(limit, seen, with_bucket(seen, state.count - 1, newest, total))
+  if newest >= seen.current then
+    return put(seen, with_bucket(seen, state.count - 1, newest, total))
   end
-  return put(limit, seen, with_bucket(seen, state.count, seen.current, total))
+  return put(seen, with_bucket(seen, state.count, seen.current, total))
 end
 
 -- Takes the cost off the newest buckets: a refund undoes the latest charges.
-local function give(limit, seen, cost)
+local function give(seen, cost)
   local state = seen.state
   if cost == 0 or seen.used == 0 then return true end
   if cost >= seen.used then return true, 'remove' end
@@ -156,12 +151,12 @@ local function give(limit, seen, cost)
   local newest = first_for(seen.first, state.count, function(bucket)
     return around(total_of(state, bucket) - before) >= stays
   end)
-  return put(limit, seen, with_bucket(seen, newest - 1, start_of(state, newest), around(before + stays)))
+  return put(seen, with_bucket(seen, newest - 1, start_of(state, newest), around(before + stays)))
 end
 
 -- Counts the charge in the current bucket. Then each bucket, from the newest back, keeps as much as
 -- every window that contains it has room for.
-local function fill(limit, seen, charge)
+local function fill(seen, charge)
   if charge == 0 then return true end
   local buckets = {}
   for n = seen.first, seen.state.count do
@@ -169,7 +164,7 @@ local function fill(limit, seen, charge)
     buckets[#buckets + 1] = { start = start_of(seen.state, n), count = count }
   end
   local newest = buckets[#buckets]
-  if newest and aligned(limit, newest.start) >= seen.current then
+  if newest and newest.start >= seen.current then
     newest.count = newest.count + charge
   else
     buckets[#buckets + 1] = { start = seen.current, count = charge }
@@ -178,7 +173,7 @@ local function fill(limit, seen, charge)
   for n = #buckets, 1, -1 do
     local bucket, least = buckets[n], MOST
     for _, window in ipairs(seen.windows) do
-      if aligned(limit, bucket.start) + window.span_us > seen.current then
+      if bucket.start + window.span_us > seen.current then
         -- A larger limit may have filled a window further.
         least = math.min(least, math.max(window.limit, window.used))
       end
@@ -193,7 +188,7 @@ local function fill(limit, seen, charge)
       stored[#stored + 1] = wide(bucket.start) .. wide(total)
     end
   end
-  return put(limit, seen, { stored = table.concat(stored), count = count })
+  return put(seen, { stored = table.concat(stored), count = count })
 end
 
 function bucketed_window.change(limit, state, operation, cost, made)
@@ -201,15 +196,15 @@ function bucketed_window.change(limit, state, operation, cost, made)
   if operation == 'full' then
     -- The largest of the windows' limits.
     for _, window in ipairs(seen.windows) do cost = math.max(cost, window.limit) end
-    return charged(limit, seen, cost)
+    return charged(seen, cost)
   end
   -- A charge went into the newest bucket, and is taken back from there.
   if operation == 'undo' and not (state and start_of(state, state.count) == made) then return true end
-  if operation == 'give' or operation == 'undo' then return give(limit, seen, cost) end
-  if operation == 'fill' then return fill(limit, seen, cost) end
-  if operation == 'force' then return charged(limit, seen, math.min(cost, seen.left)) end
+  if operation == 'give' or operation == 'undo' then return give(seen, cost) end
+  if operation == 'fill' then return fill(seen, cost) end
+  if operation == 'force' then return charged(seen, math.min(cost, seen.left)) end
   if cost > seen.left then return false end
-  return charged(limit, seen, cost)
+  return charged(seen, cost)
 end
 
 function bucketed_window.mark(state)

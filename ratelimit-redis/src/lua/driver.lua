@@ -359,7 +359,7 @@ end
 -- Extends the life of a key before anything is written: a user who may not do that writes nothing. A key that does not exist
 -- yet gets its time to live when it is written.
 local function keep(check)
-  if writes(check) and check.write == 'put' then expire(check.key, ttl_ms(check.expires)) end
+  if writes(check) and check.write == 'put' then check.life = expire(check.key, ttl_ms(check.expires)) end
 end
 
 local wrote = false
@@ -369,7 +369,9 @@ local function write(check)
     -- A log is otherwise changed by what was added to it.
     if check.heals then algorithm.remove(check.key, check.field) end
     if check.write == 'put' then
-      algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
+      local ttl = ttl_ms(check.expires)
+      algorithm.put(check.key, check.field, check.put, ttl, metadata)
+      if not padding_ms then sweep(check.key, 1, check.life, ttl) end
     elseif check.write == 'remove' then
       algorithm.remove(check.key, check.field)
     end

@@ -12,13 +12,11 @@ start < 2^52
 
 --- level
 local begun, held, written_us = start, count, ends_us
--- Another limit aligned the start to windows of another length.
-start = start - start % window_us
-local aligned, current, used = start, now - now % window_us, 0
+local current, used = now - now % window_us, 0
 if now < ends_us then
   -- A state written under a larger limit is capped at this limit.
   used = count < most and count or most
-  if start < current then used = math.max(used - (current - start) / window_us * capacity, 0) end
+  if start < current then used = math.max(used - floor((current - start) / window_us) * capacity, 0) end
 else
   held, start = 0, current
 end
@@ -35,20 +33,20 @@ expires = ends_us
 -- A charge of a past window counts in the state of that window. In a later one it counts less what each window since may
 -- have paid of it.
 local window = made and made - made % window_us
-if made and window ~= aligned then
+if made and window ~= begun then
   charge = window > start and 0 or math.max(charge - (start - window) / window_us * capacity, 0)
 end
 
 --- carry
--- The change counts in the window as it was written: another limit may count more in it, or for longer. Only a count that
--- this limit could not read begins anew in the current window.
+-- The change counts in the window as it was written: another limit may count more in it, or be owed for longer. Only a count
+-- that this limit could not read begins anew in the current window.
 if held > 0 then
   local counts = after > used and held + after - used or held - charge
   if counts < 0 then counts = 0 end
   local capped, before = counts < most and counts or most, held < most and held or most
-  local gone_us = aligned + (capped > capacity and ceil(capped / capacity) or 1) * window_us
-  local own = begun == aligned and held <= most
-    and written_us == aligned + (before > capacity and ceil(before / capacity) or 1) * window_us
+  local gone_us = begun + (capped > capacity and ceil(capped / capacity) or 1) * window_us
+  local own = held <= most
+    and written_us == begun + (before > capacity and ceil(before / capacity) or 1) * window_us
   if not own then
     -- A charge of a later window of this limit counts there, and for the other limit still in its own.
     if after <= used or start < begun then start = begun end

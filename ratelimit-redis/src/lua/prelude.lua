@@ -33,26 +33,33 @@ local function ttl_ms(expires)
   return math.max(ceil((expires - now) / 1000), 1) + (padding_ms or 0)
 end
 
--- Until when such a key lives, by the server's clock; 0 if a given time says nothing about that.
-local function kept_ms(expires)
+-- Until when a key with so long to live is kept, by the server's clock; 0 if a given time says nothing about that.
+local function kept_ms(ttl)
   if padding_ms then return 0 end
-  return math.max(floor(now / 1000) + ttl_ms(expires) - 10, 0)
+  return math.max(floor(now / 1000) + ttl - 10, 0)
 end
 
--- Extends the key's life to at least `ttl`, if it exists. Another limit of the same key may need more.
+-- Extends the key's life to at least `ttl`, if it exists. Another limit of the same key may need more. Returns how long it had
+-- to live.
 local function expire(key, ttl)
-  if call('PTTL', key) < ttl then call('PEXPIRE', key, format('%d', ttl)) end
+  local life = call('PTTL', key)
+  if life < ttl then call('PEXPIRE', key, format('%d', ttl)) end
+  return life
 end
 
--- What an algorithm stored in a field of the identifier's hash, behind its name and a space; nil if there is nothing.
+-- Writes a field of the identifier's hash.
+local function put_field(key, field, stored, ttl)
+  call('HSET', key, field, stored)
+  expire(key, ttl)
+end
+
+-- What an algorithm stored in a field of the identifier's hash: its name, a space and the rest, without until when the key is
+-- kept; nil if there is nothing.
 local function read_field(key, field, algorithm)
   local stored = call('HGET', key, field)
   if not stored then return nil end
-  local writer, rest = match(stored, '^([%w_-]+) (.*)$')
-  if not writer then error(CORRUPT) end
-  if writer == algorithm then return stored end
-  -- The limit had another algorithm before, whose state means nothing to this one.
-  if not match(rest, '^[ %d]+$') and #rest % 7 ~= 0 then error(CORRUPT) end
+  if match(stored, '^([%w_-]+) ') ~= algorithm then error(CORRUPT) end
+  return string.sub(stored, 1, -8)
 end
 
 -- Adds to a twin how its state is stored in a field of the identifier's hash. A state is that text, or a table with it.
@@ -62,8 +69,7 @@ local function in_field(twin)
   end
 
   function twin.put(key, field, stored, ttl)
-    call('HSET', key, field, stored)
-    expire(key, ttl)
+    put_field(key, field, stored .. pack0('<I7', kept_ms(ttl)), ttl)
   end
 
   function twin.remove(key, field)
@@ -75,14 +81,17 @@ end
 
 -- The table of a twin in sections. `look` raises CORRUPT unless a text is a state, and returns its mark. `run` contains the
 -- sections; it gets units instead of a cost.
-local function of_numbers(name, parameters, look, run, settles)
+local function of_numbers(parameters, look, run, settles)
   local twin = in_field { parameters = parameters, mark = look, settles = settles }
 
   function twin.read(key, field)
-    local stored = read_field(key, field, name)
+    local stored = call('HGET', key, field) or nil
     if stored then look(stored) end
     return stored
   end
+
+  -- The text says until when the key is kept.
+  twin.put = put_field
 
   function twin.change(limit, stored, operation, cost, made)
     if operation == 'full' then return run(limit, nil, 'force', limit.most or limit.capacity) end

@@ -120,11 +120,9 @@ pub(super) fn stored(twin: &Twin, text: &[u8]) -> Result<Option<Stored>, NoState
     if text.is_empty() {
         return Ok(None);
     }
-    Ok(match Stored::from_field(text).ok_or(NoState)? {
-        // The limit had another algorithm before, whose state means nothing to this one.
-        Stored::Numbers(writer, _) if writer != twin.program.name => None,
-        stored => Some(stored),
-    })
+    let stored = Stored::from_field(text).ok_or(NoState)?;
+    stored.numbers(twin.program).ok_or(NoState)?;
+    Ok(Some(stored))
 }
 
 /// The state of which a limit's twins stored these parts: nothing, if it is new to each. An error if that is no state.

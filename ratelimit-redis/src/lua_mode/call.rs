@@ -48,7 +48,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             group: reservation::group_text(group.as_ref()),
         };
         for (position, &Check { limit, key, cost }) in batch.checks().iter().enumerate() {
-            let reservation_key = |id| keys.of_reservation(limit.name(), id, key);
+            let reservation_key = |id| keys.of_reservation(limit.state_name(), id, key);
             let reservation =
                 batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
             for twin in limit.algorithm().twins() {
@@ -166,11 +166,11 @@ fn validate(limit: &str, twin: &Twin) -> Result<()> {
     Ok(())
 }
 
-/// The field of a limit's twin: the limit's name, and in a stack its place.
+/// The field of a limit's twin: the limit's state name, and in a stack its place.
 pub(super) fn field_of<'a, A: LuaProgram>(limit: &'a Limit<A>, twin: &Twin) -> Cow<'a, str> {
     match &*twin.place {
-        "" => limit.name().into(),
-        place => format!("{}{place}", limit.name()).into(),
+        "" => limit.state_name().into(),
+        place => format!("{}{place}", limit.state_name()).into(),
     }
 }
 

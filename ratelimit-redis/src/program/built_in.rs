@@ -33,7 +33,7 @@ static FIRST_REQUEST_WINDOW: Program = Program::of_numbers(
 );
 static SLIDING_COUNTER: Program = Program::of_numbers(
     "sliding-counter",
-    &["start", "previous", "current", "span_us"],
+    &["start", "previous", "current"],
     &["window_us"],
     include_str!("../lua/sliding_counter.lua"),
 );

@@ -17,11 +17,6 @@ pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
     let other = walk.other;
     while walk.go().is_some() {
         let (Some(state), latest) = (&walk.state, walk.latest) else { continue };
-        // A limit of another algorithm knows nothing of the state.
-        let unused = other.step(None, latest, 0).decision;
-        if other.step(Some(state), latest, 0).decision == unused {
-            continue;
-        }
         let unit_us = other.step(None, latest, 1).decision.reset_after_us;
         let full_us = other.step(None, latest, other.capacity()).decision.reset_after_us;
         for us in [0, 1, unit_us, full_us, walk.scale.unit_us, walk.scale.full_us / 2] {

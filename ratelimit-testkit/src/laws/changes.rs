@@ -1,12 +1,122 @@
-//! Law 11 for stores that charge before they read.
+//! Law 11: two limits of one name in turn; and, for stores that charge before they read, a limit that was changed.
 
 use ratelimit_core::store::{Now, Op};
-use ratelimit_core::{Algorithm, Policy};
+use ratelimit_core::{Algorithm, Decision, Limit, Policy, ReservationId, Timestamp};
 
+use crate::capability::{Able, Capability};
 use crate::law::{LawResult, ensure};
-use crate::laws::Subject;
-use crate::seeds::full_us;
+use crate::laws::{Said, Subject};
+use crate::seeds::{AlgorithmKind, BEGINNINGS_US, Scope, full_us, rate};
+use crate::trace::made::limit;
 use crate::trace::{Ask, Trace, TraceRequest};
+
+const HOUR_US: u64 = 3_600_000_000;
+const DAY_US: u64 = 24 * HOUR_US;
+
+/// Pairs of limits that may take turns under one name: of other windows, and of other algorithms.
+pub(crate) fn pairs_in_turn(scope: Scope, able: Able) -> Vec<[Policy; 2]> {
+    let all = match scope {
+        Scope::Reservations => AlgorithmKind::RESERVATIONS.map(Scope::One).to_vec(),
+        _ => Scope::singles(),
+    };
+    let limit_of = |scope: Scope, count, us| scope.at_rate(rate(count, us), count);
+    let mut pairs = Vec::new();
+    for (place, one) in all.iter().enumerate() {
+        if scope.is_single() && scope != *one {
+            continue;
+        }
+        let next = &all[(place + 1) % all.len()..][..1];
+        let others = if scope.is_single() { &all[..] } else { next };
+        let others = others.iter().flat_map(|other| limit_of(*other, 4, HOUR_US));
+        let others = limit_of(*one, 4, DAY_US).into_iter().chain(others);
+        let one = limit_of(*one, 3, HOUR_US)[0];
+        pairs.extend(others.map(|other| [one, other]));
+    }
+    let is_one_state = |pair: &[Policy; 2]| pair[0].state_kind() == pair[1].state_kind();
+    pairs.retain(|pair| able.can(Capability::Changes) || !is_one_state(pair));
+    pairs.retain(|pair| pair.iter().all(|policy| able.can_keep(policy)));
+    pairs
+}
+
+/// Two limits of one name that take turns, as in a rolling deployment.
+struct Turns<'s, 'a> {
+    subject: &'s Subject<'a, Policy>,
+    limits: [Limit<Policy>; 2],
+    at: Timestamp,
+}
+
+impl Turns<'_, '_> {
+    async fn said(
+        &self,
+        (op, limit): (Op, usize),
+        key: &str,
+        cost: u64,
+        id: Option<ReservationId>,
+    ) -> Result<Said, String> {
+        let asks = vec![Ask { limit, key: key.to_owned(), cost }];
+        let request = TraceRequest { at: self.at, op, asks, id };
+        self.subject.answer(&self.limits, &request, Now::At(self.at)).await
+    }
+
+    async fn decision(&self, of: (Op, usize), key: &str, cost: u64) -> Result<Decision, String> {
+        let failed = |(_, error)| format!("{of:?} of {key:?} failed: {error}");
+        Ok(*self.said(of, key, cost, None).await?.map_err(failed)?.summary())
+    }
+
+    /// What remains of a key under each of the limits.
+    async fn remaining(&self, key: &str) -> Result<[u64; 2], String> {
+        let mut remaining = [0; 2];
+        for (limit, left) in remaining.iter_mut().enumerate() {
+            *left = self.decision((Op::Peek, limit), key, 0).await?.remaining;
+        }
+        Ok(remaining)
+    }
+}
+
+/// Law 11: a caller of two limits of one name in turn is admitted at most the sum of both, of other algorithms or windows as well;
+/// what one of these reserves, the other neither settles nor forgets.
+pub(crate) async fn two_limits_in_turn_admit_their_sum(
+    subject: &Subject<'_, Policy>,
+    pair: [Policy; 2],
+) -> LawResult {
+    let limits = pair.map(|policy| limit("turns", policy));
+    let turns = Turns { subject, limits, at: Timestamp::saturating_from_us(BEGINNINGS_US[2]) };
+    let of = || format!("{} and {} in turn", pair[0], pair[1]);
+    let capacities = pair.map(|policy| policy.capacity());
+    let sum: u64 = capacities.iter().sum();
+    let mut admitted = 0;
+    for turn in 0..3 * sum {
+        let limit = usize::try_from(turn % 2).unwrap_or_default();
+        admitted += u64::from(turns.decision((Op::Acquire, limit), "a", 1).await?.allowed);
+    }
+    let is_one_state = pair[0].state_kind() == pair[1].state_kind();
+    let most = if is_one_state { capacities.into_iter().max().unwrap_or_default() } else { sum };
+    ensure(admitted <= most, || format!("{}: {admitted} are admitted, {most} at most", of()))?;
+    if is_one_state {
+        return Ok(());
+    }
+    ensure(admitted == sum, || format!("{}: {admitted} of {sum} are admitted", of()))?;
+    if subject.able.can(Capability::Reset) {
+        let _ = turns.decision((Op::Reset, 1), "a", 0).await?;
+        let left = turns.remaining("a").await?;
+        ensure(left == [0, capacities[1]], || format!("{}: a reset leaves {left:?}", of()))?;
+    }
+    let can_reserve = AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(&pair[0]));
+    if can_reserve && !pair[0].charges_denials() && subject.able.can(Capability::Reservations) {
+        let id = Some(ReservationId::new(7));
+        let failed = |(_, error)| format!("{}: {error}", of());
+        let _ = turns.said((Op::Acquire, 0), "b", 2, id).await?.map_err(failed)?;
+        let settled = turns.said((Op::Settle, 1), "b", 0, id).await?;
+        let left = turns.remaining("b").await?;
+        ensure(settled.is_err() && left == [capacities[0] - 2, capacities[1]], || {
+            format!("{}: the other limit settles, {settled:?}, which leaves {left:?}", of())
+        })?;
+        let _ = turns.said((Op::Settle, 0), "b", 0, id).await?.map_err(failed)?;
+        let left = turns.remaining("b").await?;
+        ensure(left == capacities, || format!("{}: its settlement leaves {left:?}", of()))?;
+    }
+    Ok(())
+}
 
 /// Law 11: a state written under an old limit of the same name admits no more than the new capacity, and blocks no longer than
 /// the new limit takes to recover from empty. Stores with [`Capability::Changes`](crate::Capability::Changes) agree with the pure

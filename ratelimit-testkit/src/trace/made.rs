@@ -257,6 +257,18 @@ impl<A: Algorithm + 'static> Pool<A> {
 
     fn resolve(&self, picks: &[usize], begin_us: u64, drafts: &[Draft]) -> Trace<A> {
         let mut all: Vec<_> = (self.make)().into_iter().map(Some).collect();
+        let kind = |position: usize| all[position].as_ref().map(|it| it.algorithm.state_kind());
+        let mut picks = picks.to_vec();
+        // By itself, an algorithm knows states of one kind; a store is tried on either.
+        if let (&[one, other], true) = (&picks[..], self.alone || drafts.len() % 2 == 1) {
+            let near = (0..all.len()).map(|by| (other + by) % all.len());
+            let same = near.filter(|near| *near != one).find(|near| kind(*near) == kind(one));
+            match same {
+                Some(same) if self.alone || self.changed => picks[1] = same,
+                None if self.alone => picks.truncate(1),
+                _ => {}
+            }
+        }
         let (mut limits, mut texts) = (Vec::new(), Vec::new());
         for instance in picks.iter().filter_map(|position| all[*position].take()) {
             let name = if self.changed { 0 } else { limits.len() };
@@ -273,7 +285,7 @@ impl<A: Algorithm + 'static> Pool<A> {
         let (mut at_us, mut last, mut requests) = (begin_us, None, Vec::new());
         let mut reserved: HashMap<ReservationId, Vec<(usize, usize)>> = HashMap::new();
         for draft in drafts {
-            // A limit is changed once: a store may keep the states of two algorithms apart.
+            // A limit is changed once, as the text of a trace can tell.
             let changed = requests.len() * limits.len() / drafts.len();
             let limit_key = |(limit, key): (usize, usize)| {
                 let key = ["a", "b", "c"][key / 6 + usize::from(key > 9)];

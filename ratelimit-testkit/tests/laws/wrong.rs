@@ -48,6 +48,8 @@ pub(crate) enum Flaw {
     MintsWhenTimeGoesBack,
     /// `retry_after` is a microsecond short.
     WaitsOneShort,
+    /// All limits of one name share a state, whatever their algorithm or window: one forgives what another has charged.
+    KnowsNamesOnly,
     /// The limit is stored with the first state written under it; a changed limit has no effect.
     KeepsTheOldLimit,
     /// The reservation of a lease does not know that it was renewed.
@@ -111,7 +113,7 @@ impl Fold {
     }
 }
 
-/// The name of a limit, and a key.
+/// The state name of a limit, and a key.
 type Key = (String, String);
 
 struct Entry {
@@ -184,12 +186,13 @@ impl WrongStore {
     }
 
     fn key(&self, limit: &Limit<Policy>, key: &str) -> Key {
-        let name = limit.name();
+        let (name, state_name) = (limit.name(), limit.state_name());
         match self.flaw {
-            Some(Flaw::FoldsKeys(fold)) => (name.to_owned(), fold.folded(key)),
+            Some(Flaw::FoldsKeys(fold)) => (state_name.to_owned(), fold.folded(key)),
             Some(Flaw::FoldsNames(fold)) => (fold.folded(name), key.to_owned()),
             Some(Flaw::JoinsKeys(sign)) => (String::new(), format!("{name}{sign}{key}")),
-            _ => (name.to_owned(), key.to_owned()),
+            Some(Flaw::KnowsNamesOnly) => (name.to_owned(), key.to_owned()),
+            _ => (state_name.to_owned(), key.to_owned()),
         }
     }
 

@@ -15,6 +15,8 @@
 //! whole burst and debt. An acquire replaces the state by that reading and the charge. A refund or a forced charge moves the TAT
 //! as it was written, by as much as it moves the reading: the other limit still counts the rest.
 
+use alloc::borrow::Cow;
+
 use super::{GcraState, LeakyBucket};
 use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
 use crate::decision::Decision;
@@ -212,6 +214,11 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
     #[inline]
     fn capacity(&self) -> u64 {
         self.refill.burst
+    }
+
+    /// The same for both names.
+    fn state_kind(&self) -> Cow<'static, str> {
+        Cow::Borrowed("gcra")
     }
 
     #[inline]

@@ -205,7 +205,7 @@ fn the_states_told_are_those_that_the_decision_left() {
             Ok(_) => &mut denied,
             Err(_) => &mut refused,
         } += 1;
-        let states = batch.checks().iter().map(|it| store.state(it.limit.name(), it.key)).collect();
+        let states = batch.checks().iter().map(|it| store.state(it.limit, it.key)).collect();
         let left = Snapshot { now: time_of(batch.time(), clock.now()), states };
         assert_eq!(told, due.map(|verdict| (verdict, Some(left))), "{batch:?}");
     });

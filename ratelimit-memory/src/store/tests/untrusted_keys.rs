@@ -13,7 +13,7 @@ use super::*;
 
 /// The hash of a key under the limit of these tests.
 fn hash_by(hasher: &KeyHasher, key: &str) -> u64 {
-    hasher.hash(key).under(fingerprint("l"))
+    hasher.hash(key).under(limit(1).fingerprint())
 }
 
 /// The number of keys per set.
