@@ -87,20 +87,29 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         if ALIGNED { first.aligned(self.window_us()) } else { first }
     }
 
+    /// The state, if what it counts is not gone.
+    fn live<'s>(
+        &self,
+        state: Option<&'s WindowState<ALIGNED>>,
+        now: Timestamp,
+    ) -> Option<&'s WindowState<ALIGNED>> {
+        let is_over = |start: Timestamp| now.as_us() >= start.as_us() + self.window_us();
+        state.filter(|state| now.as_us() < state.ends_us && (ALIGNED || !is_over(state.start)))
+    }
+
     /// The window of a request at `now`, with its count. A request before its start, because the clock went back, counts in it
     /// too. If the window is over, the current one begins with what is owed.
     ///
     /// Another limit may have written the state, and count more in it. This limit then counts up to its own number, and until
     /// the earlier of both ends.
     fn window(&self, state: Option<&WindowState<ALIGNED>>, now: Timestamp) -> WindowState<ALIGNED> {
-        let state = state.filter(|state| now.as_us() < state.ends_us);
         let begun = self.window.begun(self.begin(now));
-        let Some(state) = state else { return begun };
+        let Some(state) = self.live(state, now) else { return begun };
         let (mut start, mut count) = (state.start, state.count.min(self.window.most));
         if now.as_us() >= start.as_us() + self.window.window_us {
             let over = begun.start.saturating_us_since(start) / self.window.window_us;
             count = count.saturating_sub(over.saturating_mul(self.window.limit));
-            if !ALIGNED || count == 0 {
+            if count == 0 {
                 return begun;
             }
             start = begun.start;
@@ -116,6 +125,9 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         count: u64,
         current: WindowState<ALIGNED>,
     ) -> Write<WindowState<ALIGNED>> {
+        if !ALIGNED {
+            return WindowState { count, ..self.window.begun(state.start) }.put();
+        }
         let most = self.window.most;
         let own = |count: u64| self.window.counting(state.start, count.min(most));
         if *state == own(state.count) {
@@ -139,7 +151,7 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         let window = self.window(state, now);
         let count = change(window.count);
         let current = self.window.counting(window.start, count);
-        let write = match state.filter(|state| now.as_us() < state.ends_us) {
+        let write = match self.live(state, now) {
             _ if count == window.count => Write::Keep,
             None => current.put(),
             Some(state) => self.changed_in(state, change(state.count), current),

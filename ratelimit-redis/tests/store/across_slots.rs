@@ -229,7 +229,7 @@ async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
     let questions: [(usize, IsQuestion); 4] = [
         // A single peek is a script with a key and a field, and without a charge.
         (0, |words| {
-            let reads = words.0.len() == 5 && words.has("attempts");
+            let reads = words.0.len() == 5 && words.has(attempts().state_name());
             reads || words.has_any(&["ask", "show", "peek"])
         }),
         (1, |words| words.has("GET")),

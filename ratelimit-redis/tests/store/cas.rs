@@ -7,7 +7,7 @@ use crate::common::prelude::*;
 
 /// The key of an identifier's state under the limit that never refills.
 fn key(identifier: &str) -> String {
-    format!("rl:1:seldom!:{{{identifier}}}")
+    format!("rl:1:seldom/gcra!:{{{identifier}}}")
 }
 
 /// Writes a state as another client: another one for each number.

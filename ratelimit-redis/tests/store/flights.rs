@@ -276,7 +276,7 @@ async fn what_the_server_refuses_is_decided_one_by_one() {
     let gated = Gated::new(&server, PATIENCE, None).await;
     let of = |key| gated.store.key(&limit, key);
     tell(&server, &["RPUSH", &of("mallory"), "no", "hash"]);
-    tell(&server, &["HSET", &of("eve"), "api", "no state"]);
+    tell(&server, &["HSET", &of("eve"), limit.state_name(), "no state"]);
     // And one call is refused as a whole, which has charged nothing.
     *gated.gate.refused.lock().unwrap() = Some("dave");
     let in_flight = gated.fills(&limit).await;

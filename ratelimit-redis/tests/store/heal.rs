@@ -168,7 +168,7 @@ async fn requests_during_the_healing_are_admitted_by_the_old_state_or_by_the_new
 #[tokio::test]
 async fn a_value_that_no_limit_wrote_is_skipped_and_left() {
     let server = server();
-    for key in ["rl:1::{alice}", "rl:1:sliding-log:{alice}", "rl:1:other:{alice}"] {
+    for key in ["rl:1::{alice}", "rl:1:sliding-log/sliding-log/1h:{alice}", "rl:1:other:{alice}"] {
         tell(&server, &["SET", key, "7"]);
     }
     let store = plain(&server).await;

@@ -127,15 +127,79 @@ async fn a_read_only_request_runs_a_read_only_script() {
     assert_eq!(keys(&wire.server), [""; 0]);
 }
 
-/// Another algorithm's state is ignored and replaced.
 #[tokio::test]
-async fn a_limit_that_changes_its_algorithm_needs_no_driver() {
+async fn limits_of_one_name_have_a_field_each_and_need_no_driver() {
     let wire = Wire::new().await;
-    for policy in ["gcra 3/h", "fixed-window 3/h", "gcra 3/h count attempts"] {
-        let limit = limit("login", policy);
-        let (verdict, sent) = wire.apply(&[(&limit, "alice", 1)], Op::Acquire).await;
+    let policies = ["gcra 3/h", "fixed-window 3/h", "fixed-window 3/d"];
+    let limits = policies.map(|policy| limit("login", policy));
+    for limit in &limits {
+        let (verdict, sent) = wire.apply(&[(limit, "alice", 1)], Op::Acquire).await;
         assert_eq!((verdict.remaining(), by_driver(&sent)), (2, false), "{sent:?}");
     }
+    assert_eq!(keys(&wire.server), ["rl:1::{alice}"]);
+    for limit in &limits {
+        let there = tell(&wire.server, &["HEXISTS", "rl:1::{alice}", limit.state_name()]);
+        assert_eq!(there, RespValue::Integer(1), "{}", limit.state_name());
+    }
+    // As a change from attempts to admissions does.
+    let attempts = limit("login", "fixed-window 3/d count attempts");
+    let (verdict, _) = wire.apply(&[(&attempts, "alice", 1)], Op::Acquire).await;
+    assert_eq!(verdict.remaining(), 1);
+}
+
+/// What limits left that no one uses any more, such as windows of another length.
+#[tokio::test]
+async fn fields_that_have_ended_go_when_the_key_lives_longer() {
+    let server = server();
+    let store = plain(&server).await;
+    let mut client = server.client().expect("it is up");
+    let kept = |text: &str, kept_ms: u64| [text.as_bytes(), &kept_ms.to_le_bytes()[..7]].concat();
+    let (past, future) = (now_us() / 1_000 - 1, now_us() / 1_000 + 60_000);
+    let numbers = "gcra 123456712345671234567";
+    let fields = [
+        ("ended/gcra", kept(numbers, past)),
+        ("ended/concurrency/1s", kept("concurrency 5 1", past)),
+        ("live/gcra", kept(numbers, future)),
+        ("written/at/a/given/time", kept(numbers, 0)),
+        ("foreign", b"anything else".to_vec()),
+        ("short", b"6 byte".to_vec()),
+    ];
+    for policy in ["gcra 3/3650d", "sliding-counter 3/3650d", "concurrency 3/3650d"] {
+        for (given, goes) in [(false, true), (true, false)] {
+            let limit = limit("used", policy);
+            let key = store.key(&limit, policy);
+            for (field, value) in &fields {
+                let words = [b"HSET", key.as_bytes(), field.as_bytes(), value];
+                client.command(&words).expect("it answers").ok().expect("done");
+            }
+            tell(&server, &["PEXPIRE", &key, "60000"]);
+            let now = if given { Now::At(Timestamp::saturating_from_us(1)) } else { Now::Store };
+            let verdict = apply_at(&store, &[(&limit, policy, 1)], Op::Acquire, None, now).await;
+            assert_eq!(verdict.expect("decides").remaining(), 2);
+            let left = number(&server, &["HLEN", &key]);
+            assert_eq!(left, if goes { 5 } else { 7 }, "{policy}");
+            for (field, _) in &fields {
+                let there = number(&server, &["HEXISTS", &key, field]) == 1;
+                assert_eq!(there, !goes || !field.starts_with("ended"), "{policy}: {field}");
+            }
+            tell(&server, &["DEL", &key]);
+        }
+    }
+}
+
+/// Looking for fields that have ended would cost a tenth of a short script.
+#[tokio::test]
+async fn a_busy_caller_is_seldom_looked_through() {
+    let (server, limit) = (server(), limit("api", "gcra 1000/s burst 1000"));
+    let store = plain(&server).await;
+    for caller in 0..9 {
+        for _ in 0..9 {
+            let _ = admitted(&store, &[(&limit, &format!("{caller}"), 9)], Op::Acquire, None).await;
+        }
+    }
+    // At most once in 70 minutes for each.
+    assert!(server.calls("hlen").expect("it is up") <= 9);
+    assert_eq!(server.calls("hgetall").expect("it is up"), 0);
 }
 
 /// As many checks as a script has room for, and one more, of one caller and of as many callers.
@@ -174,8 +238,9 @@ async fn a_batch_of_every_algorithm_is_one_call_and_one_key_per_form_of_state() 
     let before = server.calls("evalsha").expect("it is up");
     let _ = limiter.check("1.2.3.4").await.expect("decides");
     assert_eq!(server.calls("evalsha").expect("it is up") - before, 1);
-    let due = ["rl:1::{1.2.3.4}", "rl:1:sliding-log:{1.2.3.4}", "rl:1:window-log+:{1.2.3.4}"];
-    assert_eq!(keys(&server), due);
+    let own = ["sliding-log/sliding-log/3650d", "window-log/window-log/3650d+"];
+    let [log, list] = own.map(|own| format!("rl:1:{own}:{{1.2.3.4}}"));
+    assert_eq!(keys(&server), ["rl:1::{1.2.3.4}", &log, &list]);
     let _ = limiter.reset("1.2.3.4").await.expect("forgets");
     assert_eq!(keys(&server), [""; 0]);
 }
