@@ -1,6 +1,7 @@
 //! What those that only observe hear, and that they pass on everything.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU64;
 use std::sync::LazyLock;
 
 use proptest::collection::vec;
@@ -185,4 +186,162 @@ fn each_decision_is_a_span_and_each_error_an_event_at_most_once_per_second() {
     assert_eq!((errors, told(&asked.replace("DEBUG", "WARN"))), (told("not decided"), errors + 1));
     assert!(errors >= 1 && errors <= 1 + begin.elapsed().as_secs(), "{errors}");
     assert_eq!(told("breaker is open"), 1);
+}
+
+/// What is due of each limit, by its name: how often it allowed, denied, and so on, and which keys it denied how often.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ByName {
+    outcomes: BTreeMap<(String, String), u64>,
+    denied: BTreeMap<(String, String), u64>,
+    /// Of each request with its limits: which limits it had, and which denied.
+    spans: Vec<(String, String)>,
+}
+
+/// Limits that differ in all: rate, identifiers, and whether they are enforced.
+fn differing() -> [Limit<Policy>; 4] {
+    [
+        limit("address", "fixed-window 4/h").by(["ip"]).expect("a name"),
+        limit("user", "gcra 3/h burst 3").by(["user"]).expect("a name"),
+        limit("both", "sliding-log 2/h").by(["ip", "user"]).expect("names"),
+        limit("watched", "fixed-window 2/h").by(["ip"]).expect("a name").shadow(),
+    ]
+    .map(|limit| limit.on_outage(OnOutage::Local))
+}
+
+/// The requests of a seed: who, with or without a user, and at what cost.
+fn callers(seed: u64) -> Vec<(Vec<(&'static str, &'static str)>, u64)> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..40)
+        .map(|_| {
+            let ip = ("ip", ["192.0.2.1", "192.0.2.2"][random.usize(..2)]);
+            let user = ("user", ["alice", "bob"][random.usize(..2)]);
+            (if random.u8(..4) == 0 { vec![ip] } else { vec![ip, user] }, random.u64(1..3))
+        })
+        .collect()
+}
+
+/// What the verdicts of a limiter over a store without layers say, by name.
+fn due(all: &[Limit<Policy>], seed: u64) -> ByName {
+    let limiter = RateLimiter::new(limits(all), memory(&ManualClock::new(BEGIN)));
+    let mut due = ByName::default();
+    for (caller, cost) in callers(seed) {
+        let verdict = limiter.check_n_now(&caller[..], cost).expect("decides");
+        let mut count = |name: &str, outcome: &str| {
+            *due.outcomes.entry((name.to_owned(), outcome.to_owned())).or_default() += 1;
+        };
+        let (mut asked, mut denied) = (Vec::new(), Vec::new());
+        for one in limiter.named(&verdict) {
+            asked.push(one.name().to_owned());
+            count(
+                one.name(),
+                match (one.allowed, verdict.allowed()) {
+                    (true, true) => "allowed",
+                    (true, false) => "spared",
+                    (false, _) => "denied",
+                },
+            );
+            if !one.allowed {
+                denied.push(one.name().to_owned());
+                let key = one.configured().key_for(&caller[..]).expect("it applies");
+                *due.denied.entry((one.name().to_owned(), key.into())).or_default() += 1;
+            }
+        }
+        due.spans.push((asked.join(","), denied.join(",")));
+        for one in limiter.named(&verdict).shadow() {
+            count(one.name(), if one.allowed { "allowed" } else { "shadow-denied" });
+            let denied = if one.allowed { "" } else { one.name() };
+            due.spans.push((one.name().to_owned(), denied.to_owned()));
+        }
+    }
+    due
+}
+
+/// What the observers of the same requests tell.
+fn observed(all: &[Limit<Policy>], seed: u64, is_away: bool) -> ByName {
+    let mut told = ByName::default();
+    let (mut lines, mut sums) = (Vec::new(), BTreeMap::new());
+    let recorded = recorded(|| {
+        lines = traced(|| {
+            paused().block_on(async {
+                let clock = ManualClock::new(BEGIN);
+                let settings = Fallback::builder().nodes(NonZeroU64::MIN).clock(clock.clone());
+                let within = settings.build(Fake::new(&clock), &limits(all)).expect("choices");
+                within.store().set(if is_away { UNAVAILABLE } else { Mode::Answers });
+                let store = Metrics::new(Traced::new(TopDenied::new(within, 1_000)));
+                let limiter = RateLimiter::new(limits(all), store);
+                for (caller, cost) in callers(seed) {
+                    let _ = limiter.check_n(&caller[..], cost).await.expect("decides");
+                }
+                let top = limiter.store().store().store();
+                for denied in top.top(1_000) {
+                    let key = (denied.limit.into_string(), denied.key.into_string());
+                    told.denied.insert(key, denied.count);
+                }
+                for count in top.store().outage_counts() {
+                    let all = count.allowed + count.denied + count.spared;
+                    assert!(sums.insert(count.limit.to_string(), all).is_none());
+                }
+            });
+        });
+    });
+    let source = if is_away { "fallback" } else { "store" };
+    let mut outages = BTreeMap::new();
+    for ((name, labels), count) in recorded {
+        let key = || (labels["limit"].clone(), labels["outcome"].clone());
+        match &*name {
+            "ratelimit_decisions_total" => {
+                assert_eq!(labels["source"], source);
+                told.outcomes.insert(key(), count);
+            }
+            "ratelimit_outage_decisions_total" => _ = outages.insert(key(), count),
+            _ => {}
+        }
+    }
+    // The fallback tells the same in two ways, and nothing of what the store decides.
+    let decided = if is_away { told.outcomes.clone() } else { BTreeMap::new() };
+    assert_eq!(outages, decided);
+    let mut due: BTreeMap<String, u64> = BTreeMap::new();
+    for ((limit, _), count) in decided {
+        *due.entry(limit).or_default() += count;
+    }
+    assert_eq!(sums, due);
+    let field = |line: &str, name: &str| {
+        let value = line.split_once(&format!(" {name}=\"")).map(|(_, rest)| rest);
+        value.and_then(|rest| rest.split('"').next()).unwrap_or_default().to_owned()
+    };
+    let spans = lines.iter().filter(|line| line.ends_with("}: close"));
+    told.spans = spans.map(|line| (field(line, "limits"), field(line, "denied_by"))).collect();
+    told
+}
+
+/// Of limits that differ, in every order, each denies in its turn, and some do not apply: all that observers tell has the name
+/// that the verdict has.
+#[test]
+fn whatever_is_told_of_a_limit_has_the_name_that_the_verdict_has() {
+    let all = differing();
+    for (seed, order) in (0..).zip(orders(&all)) {
+        let due = due(&order, seed);
+        for limit in &all {
+            let denies = |((name, outcome), _): (&(String, String), &u64)| {
+                name == limit.name() && outcome.ends_with("denied")
+            };
+            assert!(due.outcomes.iter().any(denies), "{} denies: {due:?}", limit.name());
+        }
+        for is_away in [false, true] {
+            assert_eq!(observed(&order, seed, is_away), due, "{order:?}, away: {is_away}");
+        }
+    }
+}
+
+/// These limits in every order.
+fn orders(all: &[Limit<Policy>]) -> Vec<Vec<Limit<Policy>>> {
+    let [first, rest @ ..] = all else { return vec![Vec::new()] };
+    let inserted = |order: &Vec<Limit<Policy>>, at: usize| {
+        let mut order = order.clone();
+        order.insert(at, first.clone());
+        order
+    };
+    let orders = orders(rest);
+    let each = orders.iter().flat_map(|order| (0..=order.len()).map(move |at| (order, at)));
+    each.map(|(order, at)| inserted(order, at)).collect()
 }

@@ -1,5 +1,6 @@
 //! A policy is replaced as a whole, keeps its states, and stays where the new one is broken.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{Limits, ManualClock, Policy};
-use ratelimit_layers::{Fallback, PolicyChanges, Reload, ReloadError};
+use ratelimit_layers::{Fallback, Part, PolicyChanges, Reload, ReloadError};
 
 use crate::common::{BEGIN, Memory, memory};
 
@@ -228,4 +229,83 @@ async fn a_file_that_is_still_being_written_is_not_taken() {
     }
     watched.looks(2).await;
     assert_eq!(watched.told(), ["added a, b, c; removed more; changed burst"]);
+}
+
+/// Every field that a `[[limit]]` may have, as the parser lists them: a field that is new has no row below.
+fn fields() -> BTreeSet<String> {
+    let unknown = toml::from_str::<Limits<Policy>>("[[limit]]\nnone = 1\n").expect_err("unknown");
+    let unknown = unknown.to_string();
+    let (_, listed) = unknown.split_once("expected one of ").expect("a list");
+    listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Each field alone, in a policy of two limits of which the other one stays. All users of the policy see it, and the change names
+/// its limit.
+#[test]
+fn a_reload_takes_each_field_that_differs_alone() {
+    const GCRA: &[(&str, &str)] = &[("algorithm", "'gcra'"), ("rate", "'60/m'")];
+    const WINDOW: &[(&str, &str)] = &[("algorithm", "'fixed-window'"), ("rate", "'60/m'")];
+    const BUCKETS: &[(&str, &str)] =
+        &[("algorithm", "'bucketed-window'"), ("bucket", "'1s'"), ("rates", "['9/2s']")];
+    let rows = [
+        ("name", "'other'", GCRA),
+        ("key", "['ip']", GCRA),
+        ("algorithm", "'token-bucket'", GCRA),
+        ("rate", "'61/m'", GCRA),
+        ("burst", "7", GCRA),
+        ("debt", "5", GCRA),
+        ("count", "'attempts'", WINDOW),
+        ("required", "true", GCRA),
+        ("shadow", "true", GCRA),
+        ("on_outage", "'open'", GCRA),
+        ("bucket", "'2s'", BUCKETS),
+        ("rates", "['8/2s']", BUCKETS),
+    ];
+    let named = rows.iter().map(|(field, ..)| (*field).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(named, fields(), "each field has a row");
+    for (field, value, rest) in rows {
+        let limit = |differs: bool| {
+            let mut fields: BTreeMap<_, _> = rest.iter().copied().collect();
+            fields.insert("name", "'limit'");
+            fields.extend(differs.then_some((field, value)));
+            let lines = fields.iter().map(|(field, value)| format!("{field} = {value}\n"));
+            "[[limit]]\n".to_owned() + &lines.collect::<String>()
+        };
+        let documents = [false, true].map(|differs| policy(&[("stays", 9)]) + &limit(differs));
+        for [old, new] in [[0, 1], [1, 0]].map(|order| order.map(|at: usize| &*documents[at])) {
+            let reload = reload(old);
+            let (whole, part) = (Part::from(&reload), reload.part(["*"]).expect("all"));
+            let _seen = part.limiter();
+            let changes = reload.read(new).expect("a policy");
+            let name = if field == "name" { "added" } else { "changed limit" };
+            assert!(changes.to_string().contains(name), "{field}: {changes}");
+            assert!(!changes.to_string().contains("stays"), "{field}: {changes}");
+            // Compared as text as well, in case the comparison itself misses a field.
+            let due = limits(new);
+            assert_ne!(format!("{due:?}"), format!("{:?}", limits(old)), "{field}");
+            for limiter in [reload.limiter(), whole.limiter(), part.limiter()] {
+                assert_eq!(*limiter.limits(), due, "{field}");
+                assert_eq!(format!("{:?}", limiter.limits()), format!("{due:?}"), "{field}");
+            }
+            assert!(reload.read(new).expect("a policy").is_empty(), "{field}");
+        }
+    }
+}
+
+/// A policy differs in its limits, and in their order.
+#[test]
+fn a_reload_takes_another_order_and_other_limits() {
+    let all = [("a", 1), ("b", 2), ("c", 3)];
+    let reload = reload(&policy(&all[..2]));
+    for (limits, told) in [
+        (vec![all[1], all[0]], "reordered"),
+        (vec![all[1], all[0], all[2]], "added c"),
+        (vec![all[1], all[2]], "removed a"),
+    ] {
+        assert_eq!(reload.read(&policy(&limits)).expect("a policy").to_string(), told);
+        let limiter = reload.limiter();
+        let verdict = limiter.peek_now("alice", 1).expect("decides");
+        let said: Vec<_> = limiter.named(&verdict).map(|one| (one.name(), one.limit)).collect();
+        assert_eq!(said, limits);
+    }
 }
