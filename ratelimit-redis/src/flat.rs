@@ -67,7 +67,7 @@ impl TwinCheck<'_> {
 const BEGIN: &str = "\
 local call, match, format = redis.call, string.match, string.format
 local ceil, floor = math.ceil, math.floor
-local pcall0, pack0, unpack0 = redis.pcall, struct.pack, struct.unpack
+local pcall0, pack0, unpack0, may0 = redis.pcall, struct.pack, struct.unpack, redis.acl_check_cmd
 ";
 const ITS_TIME: &str = "\
 local t = call('TIME')

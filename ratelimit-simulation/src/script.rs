@@ -13,6 +13,7 @@ const LIBRARY: &str = "
 redis = {
   pcall = command,
   error_reply = function(message) return { err = message } end,
+  acl_check_cmd = function() return true end,
   call = function(...)
     local reply = command(...)
     if type(reply) == 'table' and reply.err then error(reply, 0) end

@@ -37,7 +37,7 @@
 //!     put1 = (the numbers and kept1, packed)
 //!   end
 //! end
-//! (PEXPIRE if the key would live for less than ttl1; HSET of put1; PEXPIRE if the key is new; at times sweep.lua)
+//! (HSET of put1; PEXPIRE if the key would live for less than ttl1, and at times sweep.lua)
 //! ```
 //!
 //! Reading and setting a time to live in every decision would cost the server. So a state ends with the moment until which
@@ -236,9 +236,9 @@ impl KindScript {
         (!of_key.is_empty()).then_some((of_key, any))
     }
 
-    /// Emits the time to live of a key: as long as the longest of its fields matters, and never shorter than before, since
-    /// another field may need it. It comes before all writes, so that a user who may not set it writes nothing. A key that
-    /// does not exist yet, whose `life` is negative, gets it by [`write`](Self::write).
+    /// Emits how long a key has to live, as `due`: as long as the longest of its fields matters, and never shorter than before,
+    /// since another field may need it. If that is longer than now, its `life` so far is known, and the user has to be allowed
+    /// to extend it, before anything is written.
     fn keep(&self, text: &mut String, key: usize) {
         let Some((of_key, any)) = self.writing(key) else { return };
         let name = format!("keys0[key0 + {key}]");
@@ -252,10 +252,12 @@ impl KindScript {
              if due{key} > 0 then\n\
              done = pcall0('PTTL', {name})\n\
              {REFUSED}\n\
-             if done < due{key} then life{key} = done end\n\
-             if life{key} and done >= -1 then\n\
-             done = pcall0('PEXPIRE', {name}, format('%d', due{key}))\n\
+             if done < due{key} then\n\
+             life{key} = done\n\
+             if not may0('PEXPIRE', {name}, '1') then\n\
+             done = pcall0('PEXPIRE', {name}, '1')\n\
              {REFUSED}\n\
+             end\n\
              end\n\
              end\n\
              end"
@@ -294,10 +296,8 @@ impl KindScript {
         let _ = writeln!(
             text,
             "if life{key} then\n\
-             if life{key} < -1 then\n\
              done = pcall0('PEXPIRE', {name}, format('%d', due{key}))\n\
              {REFUSED}\n\
-             end\n\
              {sweep}\
              end\n\
              end"

@@ -356,10 +356,14 @@ local function writes(check)
   return line == '1' or check.attempt > 0
 end
 
--- Extends the life of a key before anything is written: a user who may not do that writes nothing. A key that does not exist
--- yet gets its time to live when it is written.
+-- Asks how long a key lives, and whether the user may extend that, before anything is written: a key never lives for ever.
 local function keep(check)
-  if writes(check) and check.write == 'put' then check.life = expire(check.key, ttl_ms(check.expires)) end
+  if not writes(check) or check.write ~= 'put' then return end
+  check.life = call('PTTL', check.key)
+  if check.life < ttl_ms(check.expires) and not may0('PEXPIRE', check.key, '1') then
+    -- The server says why.
+    call('PEXPIRE', check.key, '1')
+  end
 end
 
 local wrote = false

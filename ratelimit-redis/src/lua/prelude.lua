@@ -39,12 +39,9 @@ local function kept_ms(ttl)
   return math.max(floor(now / 1000) + ttl - 10, 0)
 end
 
--- Extends the key's life to at least `ttl`, if it exists. Another limit of the same key may need more. Returns how long it had
--- to live.
+-- Extends the key's life to at least `ttl`. Another limit of the same key may need more.
 local function expire(key, ttl)
-  local life = call('PTTL', key)
-  if life < ttl then call('PEXPIRE', key, format('%d', ttl)) end
-  return life
+  if call('PTTL', key) < ttl then call('PEXPIRE', key, format('%d', ttl)) end
 end
 
 -- Writes a field of the identifier's hash.
