@@ -279,6 +279,96 @@ async fn what_a_server_that_hangs_does_later_is_cancelled() {
     }
 }
 
+/// A store that is a way off: a request that is dropped on its way there does not arrive.
+struct Far {
+    store: Memory,
+    /// Whether the next answer is lost.
+    loses: AtomicBool,
+}
+
+/// Each way.
+const WAY: Duration = Duration::from_millis(10);
+
+impl Store<Policy> for Far {
+    type Error = DynError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+        sleep(WAY).await;
+        let answer = self.store.apply(batch).await.map_err(DynError::new);
+        sleep(WAY).await;
+        if self.loses.swap(false, Ordering::SeqCst) { Err(DynError::new(Lost)) } else { answer }
+    }
+}
+
+/// How an operation under way ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    /// Its future is dropped before the message has left the process.
+    DroppedUnsent,
+    /// Its future is dropped when it has arrived, and before the answer is there.
+    DroppedUnanswered,
+    Lost,
+}
+
+/// Every operation of a reservation of 40 × every way in which it ends × how the value ends then: what is charged in the end is
+/// what was said last.
+#[tokio::test(start_paused = true)]
+async fn however_an_operation_ends_what_was_said_last_is_charged() {
+    const FATES: [Fate; 4] =
+        [Fate::Answered, Fate::DroppedUnsent, Fate::DroppedUnanswered, Fate::Lost];
+    // What is charged if it is dropped then, or committed at 7; `commit` ends it.
+    for (op, dropped) in [("reserve", 40), ("commit", 10), ("extend", 60), ("renew", 40)] {
+        for fate in FATES {
+            for commits in [false, true] {
+                let (store, _) = store(|builder| builder);
+                let limits = Limits::new([limit("l", BUCKET)]).expect("limits");
+                let store = Far { store, loses: false.into() };
+                let limiter = Arc::new(RateLimiter::new(limits, store));
+                let patience = match fate {
+                    Fate::Answered | Fate::Lost => WAY * 4,
+                    Fate::DroppedUnsent => WAY / 2,
+                    Fate::DroppedUnanswered => WAY * 3 / 2,
+                };
+                let mut held = None;
+                if op != "reserve" {
+                    held = Some(reserve(&limiter, 40).await);
+                }
+                limiter.store().loses.store(fate == Fate::Lost, Ordering::SeqCst);
+                match (op, &mut held) {
+                    ("commit", held) => {
+                        let reservation = held.take().expect("made");
+                        let _ = timeout(patience, reservation.commit(10)).await;
+                    }
+                    ("extend", Some(held)) => _ = timeout(patience, held.extend(60)).await,
+                    (_, Some(held)) => _ = timeout(patience, held.renew()).await,
+                    (_, held) => {
+                        let reserved = timeout(patience, limiter.reserve_owned("alice", 40)).await;
+                        if let Ok(Ok(Reserved::Granted(reservation))) = reserved {
+                            *held = Some(reservation);
+                        }
+                    }
+                }
+                let due = match (&held, op) {
+                    (None, "reserve") => 0,
+                    (None, _) => dropped,
+                    (Some(_), _) if commits => 7,
+                    // An extension without an answer is not one.
+                    (Some(_), "extend") if fate != Fate::Answered => 40,
+                    (Some(_), _) => dropped,
+                };
+                match held {
+                    Some(reservation) if commits => _ = reservation.commit(7).await,
+                    held => drop(held),
+                }
+                sleep(Duration::from_secs(30)).await;
+                let left = limiter.peek("alice", 0).await.expect("decides").remaining();
+                assert_eq!(100 - left, due, "{op}, {fate:?}, then commits: {commits}");
+            }
+        }
+    }
+}
+
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
 }
