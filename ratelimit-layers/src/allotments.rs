@@ -100,7 +100,8 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// A reset through this store ends the allotments of its keys. What is left of them is not given back, because the reset has
 /// returned it; other limits of the same batches stay charged until they recover. A refund, a forced charge or a settlement
-/// gives them back first. Resets by other processes are not seen: until an allotment ends, it is spent on top of the
+/// gives them back first. So does the adoption of what remains elsewhere; a draw in flight then stays charged, because what is adopted
+/// counts it. Resets by other processes are not seen: until an allotment ends, it is spent on top of the
 /// new budget, at most one per slot and process. Changed parameters of a limit end its allotments: what is left of them goes back
 /// before the store is asked under the new ones.
 ///

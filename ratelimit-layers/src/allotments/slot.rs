@@ -79,8 +79,8 @@ impl PendingDraw {
 pub(super) enum EarlyEnd {
     /// It is given back.
     GivenBack,
-    /// It stays charged, because the store no longer counts its charge: after a reset, to give it back would create
-    /// capacity.
+    /// It stays charged, because the store no longer counts its charge: after a reset, or when the store has adopted what
+    /// remains elsewhere, to give it back would create capacity.
     Forfeited,
 }
 
@@ -285,20 +285,22 @@ impl AllotmentSlot {
         (decisions, Some(allotment.end(ends)))
     }
 
-    /// Ends a draw that was not admitted. The next request is asked alone. If the store `refuses` draws, there is none for
-    /// a lifetime from `now`.
+    /// Ends a draw that was not admitted, or not answered. The next request is asked alone. If the store `refuses` draws, there
+    /// is none for a lifetime from `now`. Returns what becomes of what may be charged.
     pub(super) fn not_drawn(
         &mut self,
         terms: &Terms,
         id: ReservationId,
         refuses: Option<Timestamp>,
-    ) {
-        if self.draw.take_if(|under_way| under_way.id == id).is_some() {
-            self.size = 1;
-        }
+    ) -> EarlyEnd {
         if let Some(now) = refuses {
             self.rests_until = Some(now.saturating_add_us(terms.lifetime_us));
         }
+        // A slot that does not know of the draw does not know of a reset.
+        self.draw.take_if(|under_way| under_way.id == id).map_or(EarlyEnd::Forfeited, |draw| {
+            self.size = 1;
+            draw.ends.unwrap_or(EarlyEnd::GivenBack)
+        })
     }
 
     /// Notes what the store said about a request of this slot.
@@ -309,10 +311,15 @@ impl AllotmentSlot {
 
     /// Ends the allotment now, and a draw that is in flight when its answer comes.
     pub(super) fn end(&mut self, ending: EarlyEnd) -> Option<Ended> {
+        self.end_draw(ending);
+        self.take(ending)
+    }
+
+    /// Ends a draw that is in flight when its answer comes.
+    pub(super) fn end_draw(&mut self, ending: EarlyEnd) {
         if let Some(draw) = &mut self.draw {
             draw.ends = draw.ends.max(Some(ending));
         }
-        self.take(ending)
     }
 
     /// Ends the allotment because the numbers of its limits have changed: what the store said of the old ones says nothing now.

@@ -54,22 +54,28 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             }
             slot_key = Some(slot);
         } else {
-            let ending = match batch.operation() {
-                Op::Reset => Some(EarlyEnd::Forfeited),
-                Op::Force | Op::Refund | Op::Settle | Op::Adopt => Some(EarlyEnd::GivenBack),
+            // What is spent here already, and what a draw in flight will have. The store may charge that before this.
+            let endings = match batch.operation() {
+                Op::Reset => Some([EarlyEnd::Forfeited; 2]),
+                Op::Adopt => Some([EarlyEnd::GivenBack, EarlyEnd::Forfeited]),
+                Op::Force | Op::Refund | Op::Settle => Some([EarlyEnd::GivenBack; 2]),
                 Op::Acquire | Op::Peek | Op::Renew | Op::Extend => None,
             };
-            if let Some(ending) = ending {
-                let all = self.ledger.end_of(batch, |slot| slot.end(ending));
-                self.settle(all).await;
+            if let Some([here, drawn]) = endings {
+                let end = |slot: &mut AllotmentSlot| {
+                    slot.end_draw(drawn);
+                    slot.take(here)
+                };
+                self.settle(self.ledger.end_of(batch, end)).await;
             }
-            // What is drawn during a reset may be charged before it.
+            // As what is drawn meanwhile.
             let forfeit = || {
                 for (ended, _) in self.ledger.end_of(batch, |slot| slot.end(EarlyEnd::Forfeited)) {
                     self.tally.forfeited.fetch_add(ended.unused, Relaxed);
                 }
             };
-            forgets = (batch.operation() == Op::Reset).then(|| OnDrop(forfeit));
+            let forfeits = matches!(batch.operation(), Op::Reset | Op::Adopt);
+            forgets = forfeits.then(|| OnDrop(forfeit));
         }
         self.tally.asked.fetch_add(1, Relaxed);
         let verdict = self.store.apply(batch).await?;
@@ -350,10 +356,12 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for DrawG
     fn drop(&mut self) {
         let Self { inner, slot_key, draw, refused, .. } = self;
         // One that was drawn is not in flight any more.
-        inner.ledger.at(*slot_key, |kept| kept.slot.not_drawn(&inner.terms, draw.id, *refused));
+        let not_drawn =
+            |kept: &mut LedgerEntry<A>| kept.slot.not_drawn(&inner.terms, draw.id, *refused);
+        let ending = inner.ledger.at(*slot_key, not_drawn).unwrap_or(EarlyEnd::Forfeited);
         if let Some(units) = self.units.take() {
             let (unused, used) = (units.iter().sum(), vec![0; units.len()]);
-            let ended = Ended { id: draw.id, used, unused, ending: EarlyEnd::GivenBack };
+            let ended = Ended { id: draw.id, used, unused, ending };
             inner.settle_later((ended, self.checks.clone()));
         }
     }

@@ -39,6 +39,8 @@ pub(crate) enum Mode {
     Silent,
     /// It decides, and answers after so long.
     Late(Duration),
+    /// It decides after so long.
+    Delayed(Duration),
     /// It is so far away, there and back, by its clock.
     Far([Duration; 2]),
     Hangs,
@@ -149,6 +151,7 @@ impl SnapshotStore<Policy> for Fake {
                 return Err(Refusal::CannotReserve { limit: "daily".to_owned() }.into());
             }
             Mode::Far([there, _]) => self.clock.advance(there),
+            Mode::Delayed(by) => tokio::time::sleep(by).await,
             _ => {}
         }
         let (verdict, seen) = self.memory.apply_with_snapshot(batch).await?;

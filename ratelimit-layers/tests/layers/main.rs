@@ -7,6 +7,7 @@ mod cache;
 mod common;
 mod conformance;
 mod dashboard;
+mod ends;
 mod fallback;
 mod observers;
 mod orders;

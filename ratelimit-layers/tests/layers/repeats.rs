@@ -28,11 +28,11 @@ fn all() -> [Limit<Policy>; 4] {
     ]
 }
 
-type Stack = Arc<dyn DynStore<Policy>>;
-type MakeStack = fn(&Arc<Fake>, &ManualClock) -> Stack;
+pub(crate) type Stack = Arc<dyn DynStore<Policy>>;
+pub(crate) type MakeStack = fn(&Arc<Fake>, &ManualClock) -> Stack;
 
 /// A layer of every kind around the store, and all of them in the order of the guide.
-const STACKS: [(&str, MakeStack); 5] = [
+pub(crate) const STACKS: [(&str, MakeStack); 5] = [
     ("none", |fake, _| Arc::clone(fake) as Stack),
     ("cache", |fake, clock| Arc::new(cache(Arc::clone(fake), clock))),
     ("allotments", |fake, clock| Arc::new(allotments(Arc::clone(fake), clock))),
