@@ -213,13 +213,29 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 #[allow(clippy::expect_used, reason = "tests")]
 mod tests {
     use ratelimit_servers::RedisServer;
-    use ratelimit_testkit::algorithm_conformance;
+    use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_conformance};
 
     use super::*;
 
     // The laws, by the step itself and in memory.
     algorithm_conformance!(alone, WeekendBudget, [WeekendBudget(1), WeekendBudget(100)]);
+    algorithm_conformance!(around_weekends, AroundWeekends);
     algorithm_conformance!(plan, Plan, [WeekendBudget(3).into(), gcra().into()]);
+
+    struct AroundWeekends;
+
+    impl AlgorithmHarness for AroundWeekends {
+        type Algorithm = WeekendBudget;
+
+        fn limits() -> Vec<Instance<WeekendBudget>> {
+            [1, 100].map(|budget| Instance::new(budget.to_string(), WeekendBudget(budget))).into()
+        }
+
+        /// The budget is another one from a Saturday on, and from the Monday after it.
+        fn unkind_times() -> Vec<Timestamp> {
+            [20_533, 20_535].map(|day| Timestamp::saturating_from_us(day * DAY_US)).into()
+        }
+    }
 
     fn gcra() -> Gcra {
         Gcra::per_second(10).burst(20).build().expect("a limit")

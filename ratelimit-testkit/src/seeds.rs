@@ -308,7 +308,15 @@ impl Scope {
             let policies = self.made(able, make).into_iter();
             policies.map(|policy| Instance::new(policy.to_string(), policy)).collect()
         };
-        Pool { make: Rc::new(make), some, changed: false, reserves, alone: false, able }
+        Pool {
+            make: Rc::new(make),
+            unkind_us: Rc::default(),
+            some,
+            changed: false,
+            reserves,
+            alone: false,
+            able,
+        }
     }
 
     /// The limits on which the laws are tried.

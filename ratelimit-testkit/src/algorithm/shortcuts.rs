@@ -319,7 +319,8 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
         let leases = algorithm.has_leases();
         let due = if leases { had } else { (had - cost).saturating_sub(1) };
         ensure(more == due, || message("settled at one more", more))?;
-        for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
+        let by_scale = [0, 1, walk.scale.unit_us, walk.scale.full_us / 2];
+        for us in by_scale.into_iter().chain(walk.unkind_after(at)) {
             let Some(then) = later(at, us).filter(|_| us < life_us) else { continue };
             let without = left(charged, then);
             for at_cost in [0, cost / 2, cost] {

@@ -9,6 +9,9 @@ use ratelimit_core::{Algorithm, Decision, Timestamp};
 use crate::trace::made::Scale;
 use crate::trace::{Trace, TraceRequest};
 
+/// How many of the unkind times that follow a moment a law looks at.
+const UNKIND_TIMES: usize = 40;
+
 /// One step of a walk: an acquire, a refund or a forced charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalkStep {
@@ -30,12 +33,14 @@ pub(crate) struct Walk<'a, A: Algorithm> {
     pub(crate) latest: Timestamp,
     /// When the state expires.
     pub(crate) expires: Option<Timestamp>,
+    /// The harness's unkind times, ascending.
+    unkind_us: &'a [u64],
     requests: Iter<'a, TraceRequest>,
 }
 
 impl<'a, A: Algorithm> Walk<'a, A> {
     /// A walk of the trace's first limit through the first check of each request.
-    pub(crate) fn new(trace: &'a Trace<A>) -> Self {
+    pub(crate) fn new(trace: &'a Trace<A>, unkind_us: &'a [u64]) -> Self {
         let (algorithm, last) = (trace.limits[0].algorithm(), trace.limits.len() - 1);
         let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
         Self {
@@ -47,6 +52,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
             state: None,
             latest: Timestamp::ZERO,
             expires: None,
+            unkind_us,
             requests: trace.requests.iter(),
         }
     }
@@ -106,6 +112,14 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         Some(asked)
     }
 
+    /// The next unkind times after this one, and the microsecond before each, as spans from it.
+    pub(crate) fn unkind_after(&self, from: Timestamp) -> impl Iterator<Item = u64> + use<'a, A> {
+        let from_us = from.as_us();
+        let next = self.unkind_us.partition_point(|at_us| *at_us <= from_us);
+        let next = self.unkind_us[next..].iter().take(UNKIND_TIMES);
+        next.flat_map(move |at_us| [at_us - from_us - 1, at_us - from_us])
+    }
+
     /// The costs at which two states are most likely to decide differently.
     pub(crate) fn costs(&self) -> [u64; 6] {
         let capacity = self.scale.capacity;
@@ -120,7 +134,9 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         from: Timestamp,
     ) -> Result<(), String> {
         let Scale { unit_us, full_us, .. } = self.scale;
-        for us in [0, 1, unit_us, full_us / 2, full_us.saturating_sub(1), full_us, full_us * 2] {
+        let by_scale =
+            [0, 1, unit_us, full_us / 2, full_us.saturating_sub(1), full_us, full_us * 2];
+        for us in by_scale.into_iter().chain(self.unkind_after(from)) {
             let at = from.saturating_add_us(us);
             for cost in self.costs() {
                 let one = self.algorithm().step(one, at, cost).decision;

@@ -90,7 +90,7 @@ const LATEST: Timestamp = Timestamp::saturating_from_us(Timestamp::MAX.as_us() -
 fn later_on(begin_us: u64, at: Timestamp) -> Timestamp {
     let begin_us = begin_us.min(MONTH_US * (begin_us / MONTH_US));
     // By its own clock a store refuses the last moment, which a slow limit reaches.
-    at.saturating_add_us(BEGIN_US - begin_us).min(LATEST)
+    at.saturating_add_us(BEGIN_US.saturating_sub(begin_us)).min(LATEST)
 }
 
 /// Two windows of a limit that recovers within this time end while the test waits.

@@ -35,6 +35,8 @@ impl<A> Instance<A> {
 pub(crate) struct Pool<A> {
     /// Makes all of them.
     pub(crate) make: Rc<dyn Fn() -> Vec<Instance<A>>>,
+    /// The times at which the algorithm is likely to go wrong, ascending.
+    pub(crate) unkind_us: Rc<[u64]>,
     /// The least and the most limits of one trace.
     pub(crate) some: [usize; 2],
     /// Whether both limits of a trace have one name: the first is changed to the second.
@@ -48,7 +50,7 @@ pub(crate) struct Pool<A> {
 
 impl<A> Clone for Pool<A> {
     fn clone(&self) -> Self {
-        Self { make: Rc::clone(&self.make), ..*self }
+        Self { make: Rc::clone(&self.make), unkind_us: Rc::clone(&self.unkind_us), ..*self }
     }
 }
 
@@ -80,6 +82,8 @@ enum Advance {
     Part(u64),
     /// A time of the first limit, or one that the last verdict promised, plus or minus some microseconds.
     Until(Until, i64),
+    /// To an unkind time, so many after the next one, plus or minus some microseconds.
+    Unkind(usize, i64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +127,16 @@ pub(crate) const DRAWN: ReservationId = ReservationId::new(0xd);
 const IDS: [ReservationId; 3] =
     [ReservationId::new(1), ReservationId::new(u128::MAX), ReservationId::new((1 << 64) + 1)];
 
-fn advances(slow: bool) -> BoxedStrategy<Advance> {
+/// So long before an unkind time a charge can still be settled after it.
+const SHORTLY_US: i64 = 1_200_000_000;
+
+fn advances(slow: bool, unkind: bool) -> BoxedStrategy<Advance> {
+    if unkind {
+        let off = select(vec![0, 0, -1, 1, -SHORTLY_US]);
+        let nth = select(vec![0, 0, 0, 1, 2]);
+        let to_unkind = (nth, off).prop_map(|(nth, off)| Advance::Unkind(nth, off));
+        return prop_oneof![to_unkind, advances(slow, false)].boxed();
+    }
     if slow {
         // Seconds in total, and sometimes so many minutes that a settable clock may let a limit refill.
         return prop_oneof![16 => Just(0_u64), 8 => 0_u64..1_000_000, 1 => 0_u64..60_000_000]
@@ -209,14 +222,30 @@ impl<A: Algorithm + 'static> Pool<A> {
         if shape.to_the_end {
             beginnings.push(Timestamp::MAX.as_us() - 1_000_000_000);
         }
+        for at_us in self.unkind_us.iter() {
+            let before_us = [0, 1, SHORTLY_US.unsigned_abs()];
+            beginnings.extend(before_us.map(|us| at_us.saturating_sub(us)));
+        }
         let back = prop::bool::weighted(if shape.back { 0.1 } else { 0.0 });
         // Most batches are small; numbers are reduced to the limits and keys that exist.
         let asks = prop_oneof![2 => Just(1), 1 => 1..=4_usize].prop_flat_map(|count| {
             prop::collection::vec((0_usize..12, 0_usize..12, costs()), count)
         });
         let again = prop::bool::weighted(0.75);
-        let draft = (back, advances(shape.slow), ops(self.able, self.reserves), asks, again)
-            .prop_map(|(back, advance, op, asks, again)| Draft { back, advance, op, asks, again });
+        let draft = (
+            back,
+            advances(shape.slow, !self.unkind_us.is_empty()),
+            ops(self.able, self.reserves),
+            asks,
+            again,
+        )
+            .prop_map(|(back, advance, op, asks, again)| Draft {
+                back,
+                advance,
+                op,
+                asks,
+                again,
+            });
         let all = (self.make)().len();
         let some = self.some.map(|some| some.min(all));
         let picks = subsequence((0..all).collect::<Vec<_>>(), some[0]..=some[1]).prop_shuffle();
@@ -253,6 +282,14 @@ impl<A: Algorithm + 'static> Pool<A> {
             Trace { limits, texts, requests }
         });
         changed.collect()
+    }
+
+    /// The time until an unkind time; 0 where none follows.
+    fn until_unkind_us(&self, at_us: u64, nth: usize, off: i64) -> u64 {
+        let next = self.unkind_us.partition_point(|unkind_us| *unkind_us <= at_us);
+        let unkind_us = self.unkind_us.get(next + nth).or(self.unkind_us.get(next));
+        let Some(unkind_us) = unkind_us else { return 0 };
+        unkind_us.saturating_add_signed(off).saturating_sub(at_us)
     }
 
     fn resolve(&self, picks: &[usize], begin_us: u64, drafts: &[Draft]) -> Trace<A> {
@@ -298,7 +335,10 @@ impl<A: Algorithm + 'static> Pool<A> {
                 }
             };
             let on = scales[limit_key((draft.asks[0].0, 0)).0];
-            let by_us = on.us(draft.advance, last);
+            let by_us = match draft.advance {
+                Advance::Unkind(nth, off) => self.until_unkind_us(at_us, nth, off),
+                other => on.us(other, last),
+            };
             at_us = if draft.back { at_us.saturating_sub(by_us) } else { at_us + by_us };
             // Stay short of the last moment, after which time cannot advance.
             at_us = at_us.min(Timestamp::MAX.as_us() - 10);
@@ -374,6 +414,8 @@ impl Scale {
 
     fn us(&self, advance: Advance, last: Option<Decision>) -> u64 {
         match advance {
+            // `resolve` knows these times.
+            Advance::Unkind(..) => 0,
             Advance::Us(us) => us,
             Advance::Units(n, off) => (n * self.unit_us).saturating_add_signed(off),
             Advance::Part(thousandths) => self.full_us / 1000 * thousandths,

@@ -8,6 +8,7 @@ mod capabilities;
 mod documents;
 mod failed_once;
 mod linearizability;
+mod months;
 mod oracle;
 mod reservations;
 mod wrong;
