@@ -53,6 +53,51 @@ impl Clock for SystemClock {
     }
 }
 
+/// Tokio's time, which a test can pause: then it stands still while tasks work, and passes at once when all of them sleep. A store on
+/// any other clock stands still while a program sleeps in paused time.
+///
+/// It needs a tokio runtime where it is made and read, as tokio's own time does.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// use core::time::Duration;
+/// use ratelimit_core::{Clock, TokioClock};
+/// let clock = TokioClock::default();
+/// tokio::time::sleep(Duration::from_secs(60)).await; // passes at once, in paused time
+/// assert!(clock.now().as_us() >= 60_000_000);
+/// # }
+/// ```
+#[cfg(feature = "tokio")]
+#[derive(Clone, Copy, Debug)]
+pub struct TokioClock {
+    origin: Timestamp,
+    since: tokio::time::Instant,
+}
+
+#[cfg(feature = "tokio")]
+impl TokioClock {
+    /// A clock that reads `now`, and goes on from there.
+    #[must_use]
+    pub fn new(now: Timestamp) -> Self {
+        Self { origin: now, since: tokio::time::Instant::now() }
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Default for TokioClock {
+    fn default() -> Self {
+        Self::new(Timestamp::ZERO)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Clock for TokioClock {
+    fn now(&self) -> Timestamp {
+        self.origin + self.since.elapsed()
+    }
+}
+
 /// A clock that stands still until a test moves it. Clones share one time.
 ///
 /// ```

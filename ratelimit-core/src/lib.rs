@@ -124,7 +124,7 @@
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
 //! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore) and [`DynError`]: a store chosen at run time |
 //! | `serde` | no | `Limits<Policy>` read from a document |
-//! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped |
+//! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped; [`TokioClock`]: its time, for tests that pause it |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
@@ -166,6 +166,8 @@ pub use algorithms::{
 pub use attempts::Attempts;
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
+#[cfg(feature = "tokio")]
+pub use clock::TokioClock;
 pub use clock::{Clock, ManualClock};
 pub use decision::{Account, Decision, Source, Verdict};
 pub use error::{ConfigError, ErrorKind};

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use derive_where::derive_where;
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Decision, Identifiers, LimitCosts, Policy, RateLimiter, Store, Verdict,
+    Algorithm, ConfigError, Decision, Gcra, Identifiers, Limit, LimitCosts, Policy, RateLimiter,
+    Store, Verdict,
 };
 use tokio::time::{Instant, sleep_until};
 
@@ -14,16 +16,25 @@ mod queue;
 
 pub use layer::{WaitLayer, WaitService, WaitServiceError};
 
-use queue::{QueueKey, WaitQueues};
+use queue::{LONGEST_HOLD, QueueKey, QueuePosition, Turn, WaitQueues};
 
 use crate::fields::advice::Advice;
 
 /// Waits until a request is admitted, instead of refusing it.
 ///
 /// Callers with the same identifiers are served in the order in which they came, in this process: the first of them asks the store
-/// and sleeps for the wait that it returns, and the others wait behind it. Callers with other identifiers do not wait for them.
+/// and sleeps for the wait that it returns, and the others wait behind it. Callers with other identifiers do not wait for them, unless a
+/// limit denies both: those whom one limit has denied under one key are served in the order in which it denied them, and callers that
+/// come later wait behind them. So one request at a time asks a limit that is used up, and a request of a large cost is not starved by
+/// smaller ones.
+///
+/// Other processes, and requests that do not wait, know nothing of these queues: as long as they take all that comes back, a request
+/// that needs more than they leave is denied again and again. Give such requests a limit of their own, or a smaller cost.
 ///
 /// A wait that is dropped has charged nothing, unless the store was deciding at that moment.
+///
+/// A place of a [`Concurrency`](ratelimit_core::Concurrency) limit has to be given back, and no wait does that: such a limit is refused.
+/// Acquire it by [`reserve_owned`](RateLimiter::reserve_owned).
 ///
 /// The limiter knows the client's own limit. What another service says remains goes to [`adopt`](Self::adopt), and what it asks for to
 /// [`hold_back`](Self::hold_back).
@@ -47,6 +58,9 @@ pub struct Waiter<S, A = Policy> {
     #[derive_where(skip(Debug))]
     queues: Arc<WaitQueues>,
     jitter: Duration,
+    /// Its charge in the store is the time for which a caller is held back, in microseconds.
+    #[derive_where(skip(Debug))]
+    holds: Option<Arc<Limit<A>>>,
 }
 
 /// Why a wait ended without an admission. Nothing was charged, unless the store's error is `Indeterminate`.
@@ -78,6 +92,9 @@ pub enum WaitError<E> {
         /// The denial.
         verdict: Verdict,
     },
+    /// A limit grants leases, which no wait gives back.
+    #[error(transparent)]
+    Unsuitable(ConfigError),
     /// The store cannot decide.
     #[error(transparent)]
     Store(#[from] E),
@@ -87,7 +104,56 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// A waiter for admissions of this limiter. Its clones have one queue.
     #[must_use]
     pub fn new(limiter: impl Into<Arc<RateLimiter<S, A>>>) -> Self {
-        Self { limiter: limiter.into(), queues: Arc::default(), jitter: Duration::ZERO }
+        let (limiter, queues) = (limiter.into(), Arc::default());
+        Self { limiter, queues, jitter: Duration::ZERO, holds: None }
+    }
+
+    /// Checks that every limit [suits](Limit::check_reserving) a waiter. Without this check, each wait for such a limit is
+    /// refused.
+    ///
+    /// # Errors
+    /// A limit that grants leases.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        self.limiter.limits().iter().try_for_each(|limit| limit.check_reserving(false))?;
+        Ok(self)
+    }
+
+    /// The same waiter, which shares through its store for how long callers are held back: with all waiters over this store that use
+    /// this name, in any process. [`hold_back_all`](Self::hold_back_all) and [`WaitLayer::heed_answers`] tell them. Each request then
+    /// asks the store twice.
+    ///
+    /// The store keeps it under a limit of this name, which has to differ from the names of other limits. It has to be a store that can
+    /// [adopt](Op::Adopt), and the clock is the store's.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ratelimit_core::*;
+    /// use ratelimit_tower::Waiter;
+    ///
+    /// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), Box<dyn std::error::Error>>
+    /// # where S::Error: 'static {
+    /// let waiter = Waiter::new(limiter).shared_holds("provider-holds")?;
+    /// waiter.hold_back_all("api.example.com", Duration::from_secs(7)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// No limit can have this name, or one of the limiter has it.
+    pub fn shared_holds(self, name: &str) -> Result<Self, ConfigError>
+    where
+        A: From<Gcra>,
+    {
+        if self.limiter.limits().has(name) {
+            return Err(ConfigError::new(format!(
+                "{name:?} is the name of a limit; choose another name for what is held back"
+            )));
+        }
+        // A microsecond of a hold is a unit, of which one flows back per microsecond.
+        let most_us = u64::try_from(LONGEST_HOLD.as_micros()).unwrap_or(u64::MAX);
+        let charged = Gcra::per_second(1_000_000).burst(most_us).build()?;
+        let holds = Some(Arc::new(Limit::new(name, charged.into())?));
+        Ok(Self { holds, ..self })
     }
 
     /// The same waiter, whose waits are longer by a random time of up to this, so that processes that share a limit do not all ask at
@@ -125,11 +191,15 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         let deadline = Instant::now().checked_add(max_wait);
         let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
         let held_back = |wait| WaitError::HeldBack { max_wait, wait };
+        let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
+        let applicable: Vec<_> = request.applicable().collect();
+        for limit in applicable.iter().map(|position| &limits[*position]) {
+            limit.check_reserving(false).map_err(WaitError::Unsuitable)?;
+        }
         let mut position = self.queues.enter(self.queue_of(caller));
         // Those who would wait for too long need not queue up for it.
         position.held_until(deadline).map_err(held_back)?;
-        let (limits, request) = (limiter.limits().as_slice(), limiter.request(caller));
-        if request.applicable().any(|position| limits[position].algorithm().capacity() < cost) {
+        if applicable.iter().any(|position| limits[*position].algorithm().capacity() < cost) {
             // No wait is long enough. Only the store can say so in a verdict. During an outage it may admit the request in its turn.
             let verdict = limiter.request(caller).cost(cost).peek().await?;
             if !verdict.allowed() && verdict.retry_after().is_none() {
@@ -137,32 +207,92 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             }
         }
         let _turn = position.take_turn(deadline).await.ok_or_else(|| too_long(None))?;
+        let shared = self.shared_queues(caller, &applicable);
+        // The turn at a limit that has denied it, and the limits at which it has let those before it go.
+        let (mut at_limit, mut passed): (Option<Turn<'_>>, Vec<usize>) = (None, Vec::new());
         loop {
-            let held = position.held_until(deadline).map_err(held_back)?;
-            let at = if let Some(at) = held {
-                at
-            } else {
-                position.goes_on_by(Instant::now());
-                let verdict = limiter.request(caller).cost(cost).acquire().await?;
-                if verdict.allowed() {
-                    return Ok(*verdict.summary());
-                }
-                let Some(wait) = verdict.retry_after() else {
-                    return Err(WaitError::Never { verdict });
-                };
-                let is_in_time = |at: &Instant| deadline.is_none_or(|deadline| *at <= deadline);
-                let Some(at) = Instant::now().checked_add(wait).filter(is_in_time) else {
-                    return Err(too_long(Some(verdict)));
-                };
-                at
+            if let Some(at) = position.held_until(deadline).map_err(held_back)? {
+                (at_limit, passed) = Default::default();
+                self.sleep(at, deadline, [Some(&position), None]).await;
+                continue;
+            }
+            if let Some(wait) = self.held_elsewhere(caller).await? {
+                position.hold_back(wait);
+                continue;
+            }
+            let is_busy = |limit: &usize| {
+                !passed.contains(limit) && self.queues.is_waited_in(&shared[*limit])
             };
-            // It sleeps until then, longer by the jitter, and no longer than the deadline.
-            position.goes_on_by(at.checked_add(self.jitter).unwrap_or(at));
-            let most_us = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
-            let jitter = Duration::from_micros(fastrand::u64(..=most_us));
-            let jittered = at.checked_add(jitter).unwrap_or(at);
-            sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
+            if let Some(busy) = (0..shared.len()).find(is_busy) {
+                drop(at_limit.take());
+                let turn = position.turn_in(shared[busy].clone(), deadline).await;
+                at_limit = Some(turn.ok_or_else(|| too_long(None))?);
+                passed.push(busy);
+                continue;
+            }
+            let asked = Instant::now();
+            let turns = [Some(&position), at_limit.as_ref().map(|turn| &turn.position)];
+            turns.into_iter().flatten().for_each(|turn| turn.goes_on_by(asked));
+            let verdict = limiter.request(caller).cost(cost).acquire().await?;
+            if verdict.allowed() {
+                return Ok(*verdict.summary());
+            }
+            let Some(wait) = verdict.retry_after() else {
+                return Err(WaitError::Never { verdict });
+            };
+            let answered = Instant::now();
+            let is_in_time = |at: &Instant| deadline.is_none_or(|deadline| *at <= deadline);
+            let Some(at) = answered.checked_add(wait).filter(is_in_time) else {
+                return Err(too_long(Some(verdict)));
+            };
+            let decisions = verdict.decisions().iter().zip(0..);
+            let denials = decisions.filter(|(decision, _)| !decision.allowed);
+            let longest = denials.max_by_key(|(decision, _)| decision.retry_after_us);
+            // One that recovers while the store is asked is asked by all at once: in turns they would not use it up.
+            let denier = longest.filter(|_| wait >= answered - asked).map(|(_, denier)| denier);
+            if let Some(denier) = denier.filter(|denier| *denier < shared.len())
+                && (at_limit.is_none() || passed.last() != Some(&denier))
+            {
+                drop(at_limit.take());
+                let turn = position.turn_in(shared[denier].clone(), deadline).await;
+                at_limit = Some(turn.ok_or_else(|| too_long(None))?);
+                passed.push(denier);
+            }
+            passed.drain(..passed.len().saturating_sub(1));
+            let turns = [Some(&position), at_limit.as_ref().map(|turn| &turn.position)];
+            self.sleep(at, deadline, turns).await;
         }
+    }
+
+    /// Sleeps until then, longer by the jitter, and no longer than the deadline, while the caller keeps these turns.
+    async fn sleep(
+        &self,
+        at: Instant,
+        deadline: Option<Instant>,
+        turns: [Option<&QueuePosition<'_>>; 2],
+    ) {
+        if at <= Instant::now() {
+            return;
+        }
+        let latest = at.checked_add(self.jitter).unwrap_or(at);
+        turns.into_iter().flatten().for_each(|turn| turn.goes_on_by(latest));
+        let most_us = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
+        let jitter = Duration::from_micros(fastrand::u64(..=most_us));
+        let jittered = at.checked_add(jitter).unwrap_or(at);
+        sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
+    }
+
+    /// For how long the caller is held back by what the store says.
+    async fn held_elsewhere<C: Identifiers + ?Sized>(
+        &self,
+        caller: &C,
+    ) -> Result<Option<Duration>, S::Error> {
+        let Some(holds) = &self.holds else { return Ok(None) };
+        // All of it is there again when the time is over.
+        let check =
+            Check { limit: holds, key: &self.hold_key(caller), cost: holds.algorithm().capacity() };
+        let verdict = self.limiter.store().apply(&Batch::one(&check).op(Op::Peek)).await?;
+        Ok(verdict.retry_after().filter(|_| !verdict.allowed()))
     }
 
     /// Holds back the requests of callers with these identifiers for this long, because the service that they go to asks for it:
@@ -171,6 +301,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     ///
     /// A request whose maximum wait is shorter is refused at once, and charges nothing. Requests that were admitted before are not called
     /// back. When the time is over, requests go in the order in which they came, as fast as the limiter allows.
+    ///
+    /// It holds back the requests of this waiter and its clones. [`hold_back_all`](Self::hold_back_all) tells other processes.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -185,6 +317,24 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// ```
     pub fn hold_back<C: Identifiers + ?Sized>(&self, caller: &C, wait: Duration) {
         self.queues.hold_back(self.queue_of(caller), wait);
+    }
+
+    /// The same for all waiters with the same [shared holds](Self::shared_holds); without these, for this one.
+    ///
+    /// # Errors
+    /// The store's error: a store by MULTI cannot adopt. This waiter holds its requests back nevertheless.
+    pub async fn hold_back_all<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        wait: Duration,
+    ) -> Result<(), S::Error> {
+        self.hold_back(caller, wait);
+        let Some(holds) = &self.holds else { return Ok(()) };
+        let wait_us = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
+        // The longest counts: adopting never leaves more than before.
+        let cost = holds.algorithm().capacity().saturating_sub(wait_us);
+        let check = Check { limit: holds, key: &self.hold_key(caller), cost };
+        self.limiter.store().apply(&Batch::one(&check).op(Op::Adopt)).await.map(drop)
     }
 
     /// Adopts what the service that the requests go to says remains: each limit of the limiter that the answer names has no more
@@ -227,8 +377,40 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
 
     /// The queue of a caller: the keys that its limits are kept by.
     fn queue_of<C: Identifiers + ?Sized>(&self, caller: &C) -> QueueKey {
+        QueueKey::Caller(self.keys_of(caller))
+    }
+
+    fn keys_of<C: Identifiers + ?Sized>(&self, caller: &C) -> Vec<Option<String>> {
         let limits = self.limiter.limits().iter();
         limits.map(|limit| Some(limit.key_for(caller)?.into_owned())).collect()
+    }
+
+    /// The queues at the limits that apply to a caller, in the order of a verdict's decisions; none if all callers of one have
+    /// one queue anyway.
+    fn shared_queues<C: Identifiers + ?Sized>(
+        &self,
+        caller: &C,
+        applicable: &[usize],
+    ) -> Vec<QueueKey> {
+        let limits = self.limiter.limits().as_slice();
+        let queue = |position: &usize| {
+            let key = limits[*position].key_for(caller)?.into_owned();
+            Some(QueueKey::Limit(*position, key))
+        };
+        if limits.len() < 2 { Vec::new() } else { applicable.iter().filter_map(queue).collect() }
+    }
+
+    /// The key under which a caller is held back in the store: as under the only limit, or of all of them, each with its length.
+    fn hold_key<C: Identifiers + ?Sized>(&self, caller: &C) -> String {
+        let mut keys = self.keys_of(caller);
+        if let [only] = &mut keys[..] {
+            return only.take().unwrap_or_default();
+        }
+        let part = |key: &Option<String>| match key {
+            Some(key) => format!("{}:{key}", key.len()),
+            None => "-".to_owned(),
+        };
+        keys.iter().map(part).collect()
     }
 }
 

@@ -44,6 +44,8 @@ pub struct WaitLayer<S, F, Res, A = Policy> {
     adopts: Option<fn(&Res) -> Advice>,
     #[derive_where(skip(Debug))]
     unadopted: Arc<LogLines>,
+    #[derive_where(skip(Debug))]
+    unshared: Arc<LogLines>,
 }
 
 /// Tells from a response for how long the following requests of the same key are held back.
@@ -53,7 +55,8 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
     /// A layer that waits for at most this long per request.
     #[must_use]
     pub fn new(waiter: Waiter<S, A>, caller: F, max_wait: Duration) -> Self {
-        Self { waiter, caller, max_wait, hold_back: None, adopts: None, unadopted: Arc::default() }
+        let (unadopted, unshared) = Default::default();
+        Self { waiter, caller, max_wait, hold_back: None, adopts: None, unadopted, unshared }
     }
 
     /// The same layer, where this function returns, from a response, for how long later requests of the same key are delayed:
@@ -70,7 +73,9 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
 
 impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
     /// The same layer, which heeds the answers of the other service: after a 429 or 503 with a wait, in `Retry-After` or in the
-    /// fields that [`Advice`] reads, and after a 403 with one, which GitHub answers, later requests of the same key [wait until then](Waiter::hold_back).
+    /// fields that [`Advice`] reads, and after a 403 with one, which GitHub answers, later requests of the same key [wait until
+    /// then](Waiter::hold_back). With [shared holds](Waiter::shared_holds), those of other processes do so too; if the store
+    /// cannot, the log says so, at most once per second.
     ///
     /// The denied response itself is handed on. A retry around this layer sends the request again when its turn comes.
     ///
@@ -162,8 +167,11 @@ where
             waited.map_err(WaitServiceError::Wait)?;
             let response = ready.call(request).await.map_err(WaitServiceError::Inner)?;
             let told = shared.hold_back.as_ref().and_then(|told_by| told_by(&response));
-            if let Some(wait) = told {
-                shared.waiter.hold_back(&caller, wait);
+            if let Some(wait) = told
+                && let Err(error) = shared.waiter.hold_back_all(&caller, wait).await
+                && let Some(requests) = shared.unshared.due("")
+            {
+                tracing::warn!(%error, requests, "other processes are not told to hold back requests");
             }
             if let Some(advice) = shared.adopts.map(|advice_of| advice_of(&response))
                 && let Err(error) = shared.waiter.adopt(&caller, &advice).await

@@ -6,17 +6,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// The longest time for which a queue is held back.
-const LONGEST_HOLD: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const LONGEST_HOLD: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How much later than it means to the caller whose turn it is may go on, until the others no longer wait for it: its future may
 /// be kept, and not polled again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The key of a caller under each limit, if that applies.
-pub(super) type QueueKey = Vec<Option<String>>;
+/// What a queue is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum QueueKey {
+    /// A caller: its key under each limit, if that applies.
+    Caller(Vec<Option<String>>),
+    /// Callers that the limit of this position has denied under this key.
+    Limit(usize, String),
+}
 
 /// Held by the caller that may ask the store. It is fair: others get it in the order in which they came.
 type TurnLock = tokio::sync::Mutex<()>;
@@ -69,6 +75,11 @@ impl WaitQueues {
         QueuePosition { queues: self, name, turn }
     }
 
+    /// Whether callers wait in this queue.
+    pub(super) fn is_waited_in(&self, name: &QueueKey) -> bool {
+        self.lock().queues.contains_key(name)
+    }
+
     pub(super) fn hold_back(&self, name: QueueKey, wait: Duration) {
         // A clock that cannot tell the time of tomorrow holds nothing back. Answers come in any order: the longest counts.
         let until = Instant::now().checked_add(wait.min(LONGEST_HOLD));
@@ -83,7 +94,33 @@ pub(super) struct QueuePosition<'a> {
     turn: Arc<TurnLock>,
 }
 
-impl QueuePosition<'_> {
+/// The turn in a queue, until it is dropped.
+pub(super) struct Turn<'a> {
+    /// Dropped first, so that the last position removes its queue.
+    _lock: OwnedMutexGuard<()>,
+    pub(super) position: QueuePosition<'a>,
+}
+
+impl<'a> QueuePosition<'a> {
+    /// Waits for the turn in another queue, while the caller keeps its turn in this one; `None` if the deadline is over first.
+    pub(super) async fn turn_in(
+        &self,
+        other: QueueKey,
+        deadline: Option<Instant>,
+    ) -> Option<Turn<'a>> {
+        let mut position = self.queues.enter(other);
+        let lock = {
+            let mut turn = pin!(position.take_turn(deadline));
+            loop {
+                self.goes_on_by(Instant::now());
+                if let Ok(lock) = timeout(PATIENCE / 2, turn.as_mut()).await {
+                    break lock?;
+                }
+            }
+        };
+        Some(Turn { _lock: lock, position })
+    }
+
     /// Waits for the caller's turn; `None` if the deadline is over first. Where the caller whose turn it is does not go on, the
     /// others form another queue.
     pub(super) async fn take_turn(
@@ -138,6 +175,10 @@ impl QueuePosition<'_> {
         }
         self.turn = queue.turn.clone();
         true
+    }
+
+    pub(super) fn hold_back(&self, wait: Duration) {
+        self.queues.hold_back(self.name.clone(), wait);
     }
 
     /// Until when the queue is held back, if it is. The error is the time, if it lies beyond the deadline.

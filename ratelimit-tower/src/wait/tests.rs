@@ -1,23 +1,29 @@
 use std::convert::Infallible;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::Response;
-use ratelimit_core::{Clock, Limits, Timestamp};
-use ratelimit_memory::MemoryStore;
+use ratelimit_core::{Limits, TokioClock};
+use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::task::{JoinHandle, yield_now};
 use tower::{Service, ServiceExt, service_fn};
 use tower_layer::Layer;
 
 use super::*;
 
-/// The store's clock is tokio's, which the tests pause.
-#[derive(Clone, Debug)]
-struct TokioClock(Instant);
+/// Counts the calls of a store.
+#[derive(Clone)]
+struct Counted(Arc<MemoryStore<Policy, TokioClock>>, Arc<AtomicU64>);
 
-impl Clock for TokioClock {
-    fn now(&self) -> Timestamp {
-        let us = 1_000_000_000 + u64::try_from(self.0.elapsed().as_micros()).unwrap();
-        Timestamp::saturating_from_us(us)
+impl Store<Policy> for Counted {
+    type Error = MemoryError;
+
+    fn apply(
+        &self,
+        batch: &Batch<'_, Policy>,
+    ) -> impl Future<Output = Result<Verdict, MemoryError>> + Send {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.apply(batch)
     }
 }
 
@@ -30,7 +36,7 @@ fn waiter() -> Paused {
 
 fn limited_by(name: &str, words: &str) -> Paused {
     let limits = Limits::builder().limit(name, words).build().unwrap();
-    let store = MemoryStore::builder().clock(TokioClock(Instant::now())).build();
+    let store = MemoryStore::builder().clock(TokioClock::default()).build();
     Waiter::new(RateLimiter::new(limits, store))
 }
 
@@ -219,6 +225,131 @@ async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follo
             assert_eq!(start.elapsed().as_secs(), expected_s, "{status} {field}: {value}");
         }
     }
+}
+
+/// A limit of all callers, and one for each of them.
+fn shared(words: &str) -> Limits<Policy> {
+    let limits = Limits::builder().limit("all", words).by(["service"]);
+    limits.limit("user", "gcra 1000/s").by(["user"]).build().unwrap()
+}
+
+/// The cost of a request that a user sends to the only service.
+async fn send<S: Store<Policy, Error: std::fmt::Debug>>(waiter: &Waiter<S>, user: u64, cost: u64) {
+    let caller = [("service", "one".to_owned()), ("user", user.to_string())];
+    waiter.until_n_allowed(&caller, cost, 60 * SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_of_a_shared_limit_ask_one_at_a_time() {
+    let start = Instant::now();
+    let store = MemoryStore::builder().clock(TokioClock::default()).build();
+    let store = Counted(Arc::new(store), Arc::default());
+    let waiter = Waiter::new(RateLimiter::new(shared("gcra 100/s burst 1"), store.clone()));
+    futures_util::future::join_all((0..200).map(|user| send(&waiter, user, 1))).await;
+    assert_passed(start, 1..3); // no slower than the limit
+    let calls = store.1.load(Ordering::Relaxed);
+    assert!(calls <= 2 * 200, "{calls} calls for 200 admissions");
+    assert!(waiter.queues.lock().queues.is_empty());
+}
+
+/// Each of the light callers waits at a limit of its own as well.
+#[tokio::test(start_paused = true)]
+async fn a_request_of_the_whole_burst_is_not_starved_by_light_ones_of_other_callers() {
+    for own in ["gcra 1000/s", "gcra 2/s burst 1"] {
+        let limits = Limits::builder().limit("all", "gcra 10/s burst 10").by(["service"]);
+        let limits = limits.limit("user", own).by(["user"]).build().unwrap();
+        let store = MemoryStore::builder().clock(TokioClock::default()).build();
+        let waiter = Waiter::new(RateLimiter::new(limits, store));
+        let light = |user| {
+            let waiter = waiter.clone();
+            async move {
+                loop {
+                    send(&waiter, user, 1).await;
+                }
+            }
+        };
+        let _light: tokio::task::JoinSet<()> = (0..20).map(light).collect();
+        tokio::time::sleep(2 * SECOND).await;
+        let start = Instant::now();
+        let heavy = [("service", "one")];
+        waiter.until_n_allowed(&heavy, 10, 60 * SECOND).await.unwrap();
+        assert_passed(start, 0..5);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_waits_at_its_own_limit_or_is_held_back_does_not_keep_others_waiting() {
+    let limits = Limits::builder().limit("all", "gcra 1/s burst 1").by(["service"]);
+    let limits = limits.limit("user", "gcra 1/h burst 1").by(["user"]).build().unwrap();
+    let store = MemoryStore::builder().clock(TokioClock::default()).build();
+    let waiter = Waiter::new(RateLimiter::new(limits, store));
+    send(&waiter, 0, 1).await;
+    let slow = [("service", "one"), ("user", "0")];
+    let waits = waiter.until_allowed(&slow, 3 * 3_600 * SECOND);
+    let held = [("service", "one"), ("user", "1")];
+    let others = async {
+        for user in 2..6 {
+            let start = Instant::now();
+            send(&waiter, user, 1).await;
+            assert_passed(start, 0..3);
+            waiter.hold_back(&held, 7_200 * SECOND);
+        }
+    };
+    let (slow, held, ()) = tokio::join!(waits, waiter.until_allowed(&held, 9_000 * SECOND), others);
+    slow.unwrap();
+    held.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_grants_leases_is_refused_at_the_start_and_by_each_wait() {
+    let waiter = limited_by("places", "concurrency 2/2s");
+    let said = waiter.clone().checked().unwrap_err().to_string();
+    assert!(said.contains("\"places\"") && said.contains("reserve_owned"), "{said}");
+    for _ in 0..6 {
+        let refused = waiter.until_allowed("a", 60 * SECOND).await;
+        assert!(matches!(&refused, Err(WaitError::Unsuitable(_))), "{refused:?}");
+        let layer = WaitLayer::new(waiter.clone(), |(): &()| "a", SECOND);
+        let refused = layer.layer(answering(200, "x-other", "7")).oneshot(()).await;
+        assert!(matches!(&refused, Err(WaitServiceError::Wait(WaitError::Unsuitable(_)))));
+    }
+    assert!(waiter.limiter.peek("a", 2).await.unwrap().allowed());
+    super::tests::waiter().checked().unwrap();
+}
+
+/// As of four processes over one store.
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_shared_by_all_waiters_over_a_store() {
+    let clock = TokioClock::default();
+    let store = Arc::new(MemoryStore::<Policy, _>::builder().clock(clock).build());
+    let process = |name: &str| {
+        let limits = Limits::builder().limit("api", "gcra 100/s").build().unwrap();
+        let waiter = Waiter::new(RateLimiter::new(limits, store.clone()));
+        waiter.shared_holds(name).unwrap()
+    };
+    let told = WaitLayer::new(process("holds"), |(): &()| "a", SECOND).heed_answers();
+    told.layer(answering(429, "retry-after", "7")).oneshot(()).await.unwrap();
+    // The longest counts.
+    process("holds").hold_back_all("a", 3 * SECOND).await.unwrap();
+    let (start, others) = (Instant::now(), process("holds"));
+    others.until_allowed("b", Duration::ZERO).await.unwrap();
+    process("other").until_allowed("a", Duration::ZERO).await.unwrap();
+    let refused = others.until_allowed("a", 6 * SECOND).await;
+    assert!(matches!(refused, Err(WaitError::HeldBack { .. })), "{refused:?}");
+    let _ = futures_util::future::join_all((0..3).map(async |_| {
+        process("holds").until_allowed("a", 8 * SECOND).await.unwrap();
+        assert_passed(start, 7..8);
+    }))
+    .await;
+    assert!(limited_by("api", "gcra 1/s").shared_holds("api").is_err());
+}
+
+#[test]
+fn callers_of_several_limits_are_held_back_under_different_keys() {
+    let waiter = Waiter::<_, Policy>::new(RateLimiter::new(shared("gcra 1/s"), MemoryStore::new()));
+    let key = |service: &str, user: &str| waiter.hold_key(&[("service", service), ("user", user)]);
+    assert_ne!(key("a", "1:b"), key("a1:1", "b"));
+    assert_ne!(key("a", "-"), waiter.hold_key(&[("service", "a")]));
+    assert_eq!(limited_by("api", "gcra 1/s").hold_key("a"), "a");
 }
 
 #[tokio::test(start_paused = true)]
