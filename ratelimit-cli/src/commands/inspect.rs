@@ -14,7 +14,7 @@ use crate::decision_line::{Told, caller_json};
 use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, in_each_mode};
-use crate::text::{count, duration, quoted, time};
+use crate::text::{count, quoted, time};
 
 /// How many entries of a log are shown to people.
 const SHOWN: usize = 100;
@@ -89,7 +89,6 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
         }
         PolicyState::SlidingCounter(state) => json!({
             "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
-            "window_us": state.window_us,
         }),
         PolicyState::WindowLog(state) => {
             let entry = |e: &WindowEntry| {
@@ -117,7 +116,6 @@ fn described(value: &Value) -> String {
                 below.extend((parts.len() > SHOWN).then_some("\n      …"));
                 format!("{name} {}", parts.len())
             }
-            (_, Some(us), Some("window")) => format!("window {}", duration(us)),
             (_, Some(us), Some(name)) => {
                 format!("{name} {}", time(Timestamp::saturating_from_us(us)))
             }
