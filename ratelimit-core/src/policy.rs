@@ -141,7 +141,7 @@ macro_rules! policies {
 
         #[deny(clippy::missing_trait_methods)]
         impl InMemory for Policy {
-            /// Steps in place if the state belongs to this algorithm. Otherwise steps from no state and replaces it.
+            /// A state of another algorithm, which a store finds only where two hashes agree, counts as none.
             fn step_in_place(&self, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
                 match (self, &mut *state) {
                     $(

@@ -4,6 +4,8 @@
 //!
 //! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
 
+use std::borrow::Cow;
+
 use ratelimit_core::algorithm::{GcraState, InMemory, Step, Write};
 use ratelimit_core::{
     Algorithm, ConfigError, Decision, Gcra, Limit, Limits, LimitsBuilder, RateLimiter, Store,
@@ -112,7 +114,14 @@ impl Algorithm for Plan {
         }
     }
 
-    // A state of the other algorithm, left by a limit that was changed, counts as no state.
+    // A limit that changes from one to the other has another state, so the other's is never found.
+    fn state_kind(&self) -> Cow<'static, str> {
+        match self {
+            Self::Burst(gcra) => gcra.state_kind(),
+            Self::Budget(_) => "weekend-budget".into(),
+        }
+    }
+
     fn step(&self, state: Option<&PlanState>, now: Timestamp, cost: u64) -> Step<PlanState> {
         match (self, state) {
             (Self::Burst(gcra), Some(PlanState::Burst(state))) => {

@@ -12,7 +12,6 @@ use std::fmt::Write as _;
 use ratelimit_core::ReservationId;
 
 use crate::error::{RedisError, Result};
-use crate::native::EntryStorage;
 
 /// Incremented when stored values change their meaning.
 const VERSION: &str = "1";
@@ -156,9 +155,10 @@ impl Keys {
         self.of_limit(&format!("{limit}!"), identifier)
     }
 
-    /// The key of a limit's entries in the mode of native commands. No state name contains `+`, so no other key equals it.
-    pub(crate) fn of_multi(&self, limit: &str, storage: EntryStorage, identifier: &str) -> String {
-        self.of_limit(&format!("{limit}+{}", storage.name()), identifier)
+    /// The key of a limit's entries in the mode of native commands, in this data type. No state name contains `+`, so no other
+    /// key equals it.
+    pub(crate) fn of_multi(&self, limit: &str, storage: &str, identifier: &str) -> String {
+        self.of_limit(&format!("{limit}+{storage}"), identifier)
     }
 
     /// The key of a limit's reservation under an id. No state name contains `#`. In the compare-and-set mode, the limit

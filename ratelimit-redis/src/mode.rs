@@ -68,7 +68,7 @@ pub trait Mode: sealed::Sealed {
     const NAME: &'static str;
     /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides access to the
     /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
-    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info +scan` (and `+hgetall` in the Lua mode) and, on a
+    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info +scan` and, on a
     /// cluster, `+cluster|info`; [`RedisStore::heal`](crate::RedisStore::heal) needs `+scan`. The client
     /// `fred` asks for `CLIENT ID` and `INFO` when it connects, and of a cluster for `CLUSTER INFO`; it does without them, but
     /// unless the user has `+client|id +info +cluster|info`, the server notes each refusal in its `ACL LOG`.

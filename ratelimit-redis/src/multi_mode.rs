@@ -73,7 +73,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     #[must_use]
     pub fn key<A: MultiProgram>(&self, limit: &Limit<A>, key: &str) -> Option<String> {
         let native = limit.algorithm().native()?;
-        Some(self.inner.keys.of_multi(limit.state_name(), native.storage, key))
+        Some(self.inner.keys.of_multi(limit.state_name(), native.storage.name(), key))
     }
 
     /// Runs a batch whose keys all lie on one server. Returns the outcome of each check.
@@ -181,7 +181,8 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
     fn of(inner: &'b Inner<C>, batch: &'b Batch<'b, A>, deadline: Deadline) -> Result<Self> {
         let pending = |check: &'b Check<'b, A>| {
             let native = native(check.limit)?;
-            let key = inner.keys.of_multi(check.limit.state_name(), native.storage, check.key);
+            let key =
+                inner.keys.of_multi(check.limit.state_name(), native.storage.name(), check.key);
             Ok(PendingCheck::new(check, key, native))
         };
         let checks = batch.checks().iter().map(pending).collect::<Result<Vec<_>>>()?;

@@ -207,8 +207,7 @@ pub trait KeepsState<A: Algorithm> {
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// The stored state of a limit for a key; `None` also if the mode `Lua` finds the value of another algorithm that a
-    /// limit of this name had before.
+    /// The stored state of a limit for a key.
     ///
     /// # Errors
     /// The server does not answer, no limit wrote the value, or the mode cannot decide the limit.

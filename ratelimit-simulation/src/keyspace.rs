@@ -158,6 +158,11 @@ impl Keyspace {
                 let set = |pair: &[Bytes]| hash.insert(pair[0].clone(), pair[1].clone()).is_none();
                 Ok(integer(pairs.chunks(2).map(set).filter(|is_new| *is_new).count()))
             }
+            ("HLEN", []) => Ok(integer(self.hash(key)?.len())),
+            ("HGETALL", []) => {
+                let pairs = self.hash(key)?.iter().flat_map(|(field, value)| [field, value]);
+                Ok(Reply::Array(pairs.cloned().map(Reply::Text).collect()))
+            }
             ("HDEL", fields) => {
                 let hash = self.hash(key)?;
                 Ok(integer(fields.iter().filter(|field| hash.remove(*field).is_some()).count()))

@@ -71,9 +71,8 @@ where
                 }
             }
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
-                let scan = if M::NAME == Lua::NAME { "+scan +hgetall" } else { "+scan" };
                 let unseen = "no states from the future were looked for";
-                let message = super::forbidden(unseen, "SCAN", scan);
+                let message = super::forbidden(unseen, "SCAN", "+scan");
                 health.find(address, Severity::Warning, message);
             }
             Err(_) => {}

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::{Limit, Policy, Timestamp};
+use ratelimit_core::store::{Batch, Check};
+use ratelimit_core::{Limit, Policy, Store, Timestamp};
 use ratelimit_redis::{Builder as StoreBuilder, Cas, Lua, Mode, RedisStore, Reply};
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
 use ratelimit_testkit::{Harness, Property, StoreClock, conformance, regression};
@@ -140,4 +141,43 @@ fn a_state_is_kept_to_its_last_microsecond() {
         );
         regression::<on_one_server::OneLua>(Property::DecidesByItsOwnClock, &case);
     }
+}
+
+/// Law 9: a busy caller keeps no state of a window that was changed, long after that has ended.
+#[test]
+fn what_an_old_window_left_goes_while_the_caller_is_busy() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let model = Model::new(1);
+    let store = model.store(RedisStore::builder());
+    let server = &model.network.servers()[0];
+    let busy = |policy: &str, from_us: u64, hours: u64| {
+        let limit = Limit::new("api", policy.parse::<Policy>().expect(policy)).expect("a name");
+        let check = Check { limit: &limit, key: "alice", cost: 1 };
+        for minutes in 0..hours * 60 {
+            server.set(from_us + minutes * 60_000_000);
+            let answer = model.runtime.block_on(store.apply(&Batch::one(&check)));
+            assert!(answer.expect("it answers").allowed(), "{policy}");
+        }
+    };
+    let fields = || {
+        let words = [&b"HLEN"[..], b"rl:1::{alice}"].map(<[u8]>::to_vec);
+        server.execute(&words).expect("it answers")
+    };
+    let policies = [
+        "fixed-window 60/h",
+        "sliding-counter 90/h",
+        "bucketed-window bucket 1m rates 60/h",
+        "concurrency 300/2h",
+        "gcra 60/h",
+        "fixed-window 1440/d",
+    ];
+    let mut at_us = BEGIN_US;
+    for policy in policies {
+        busy(policy, at_us, 5);
+        at_us += 5 * HOUR_US;
+        // Its own, and at most those of the last hours.
+        assert!(matches!(fields(), Reply::Integer(1..=2)), "{policy}: {:?}", fields());
+    }
+    busy("gcra 60/h", at_us, 48);
+    assert_eq!(fields(), Reply::Integer(1));
 }
