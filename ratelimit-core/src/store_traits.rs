@@ -62,6 +62,12 @@ pub trait Store<A: Algorithm>: Send + Sync {
 }
 
 /// A store that decides without waiting, so that it needs no runtime.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not decide without waiting",
+    label = "this store is asynchronous",
+    note = "methods whose names end in `_now`, and `immediate()` of a layer, need a store in memory; await the methods \
+            without `_now`, and leave `immediate()` out, for a store on a server"
+)]
 pub trait SyncStore<A: Algorithm>: Store<A> {
     /// [`Store::apply`] without waiting.
     ///

@@ -22,9 +22,9 @@ use ratelimit_core::{
 use ratelimit_layers::Reload;
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    Advice, BusyWait, Charge, Choice, ClientAddress, Fields, Grpc, Hold, IdentifyError, Meter,
-    OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer, Waiter,
-    XRateLimit, extension, header, matched_route, optional, path_param, unauthorized,
+    Advice, BusyWait, Charge, Choice, ClientAddress, Decisions, Fields, Grpc, Hold, IdentifyError,
+    Meter, OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer,
+    Waiter, XRateLimit, extension, header, matched_route, optional, path_param, unauthorized,
 };
 
 /// A customer, as authentication leaves it in the extensions of a request.
@@ -203,6 +203,17 @@ fn connections(layer: Layer) -> Router {
     Router::new().route("/chat", get(chat)).layer(layer.reserve(Charge::estimate()))
 }
 
+async fn search(Extension(decisions): Extension<Decisions>) -> String {
+    match decisions.by_name("burst") {
+        Some(burst) => format!("{} of {} left\n", burst.remaining, burst.limit),
+        None => "not limited\n".to_owned(),
+    }
+}
+
+fn seen_by_handlers(layer: Layer) -> Router {
+    Router::new().route("/search", get(search)).layer(layer.tell_handlers())
+}
+
 async fn wait<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), WaitError<S::Error>> {
     let waiter = Waiter::new(limiter).jitter(Duration::from_millis(50));
     waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
@@ -238,6 +249,7 @@ async fn main() -> Result<(), Error> {
     let _after = (bytes(limiter()?), tokens(limiter()?), parallel()?, connections(identify()?));
     let per_host = Limits::builder().limit("api", Gcra::per_second(10)).build()?;
     wait(RateLimiter::new(per_host.clone(), MemoryStore::new())).await?;
+    let _seen = seen_by_handlers(identify()?);
     let _client = client(Waiter::new(RateLimiter::new(per_host, MemoryStore::new())));
     println!("{:?}", advice(&Response::new(())));
     Ok(())
@@ -251,6 +263,16 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
+
+    #[tokio::test]
+    async fn handlers_see_what_is_left() {
+        let limits = Limits::builder().limit("burst", Gcra::per_minute(6).burst(3)).by(["ip"]);
+        let limiter = RateLimiter::new(limits.build().expect("limits"), MemoryStore::new());
+        let app = seen_by_handlers(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()));
+        let answer = app.oneshot(request("/search")).await.expect("an answer");
+        let body = axum::body::to_bytes(answer.into_body(), 99).await.expect("a body");
+        assert_eq!(&body[..], b"2 of 3 left\n");
+    }
 
     fn request(path: &str) -> Request<Body> {
         let mut request = Request::new(Body::empty());

@@ -20,7 +20,8 @@ pub enum Choice<S, A> {
     Limited(#[derive_where(skip)] Arc<RateLimiter<S, A>>),
     /// No limit applies, such as to a health check.
     Exempt,
-    /// The request is refused: what the choice depends on is missing.
+    /// The request is refused: what the choice depends on is missing, or the client may not, with a
+    /// [status](IdentifyError::refused) such as 402 or 403.
     Refused(IdentifyError),
 }
 
@@ -64,6 +65,8 @@ pub(crate) struct Config<S, A> {
     pub(crate) reserves: bool,
     pub(crate) cost: Cost,
     pub(crate) fields: Fields,
+    /// Whether requests have the decisions as an extension.
+    pub(crate) tells_handlers: bool,
     pub(crate) on_store_error: OnStoreError,
     /// All clones of a layer share it, as they do the next.
     pub(crate) log: Arc<Log>,
@@ -102,6 +105,7 @@ impl<S, A: Quota> Config<S, A> {
             reserves: false,
             cost: Cost::Fixed(1),
             fields: Fields::new(),
+            tells_handlers: false,
             on_store_error: OnStoreError::default(),
             log: Arc::default(),
             hold_time: Arc::default(),

@@ -20,6 +20,7 @@ use ratelimit_core::{
 
 use crate::caller::{IdentifiedCaller, Later, Values};
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
+use crate::decisions::Decisions;
 use crate::fields::{AnswerFields, BusyWait, FieldEntry, PolicyField, write_retry_after};
 use crate::identify::IdentifyError;
 use crate::rejection::{Reason, Rejection};
@@ -36,6 +37,12 @@ pub(crate) struct Gate<S, A> {
 /// Which limits are asked, at what costs, and what of the caller is waited for. The limiter is borrowed, unless it was chosen: counting
 /// references takes longer than the rest of an arrival.
 pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, LimitCosts, Option<Later>);
+
+/// What an admitted request leaves for its handler, and for its answer.
+pub(crate) struct Admitted {
+    pub(crate) told: Option<AnswerFields>,
+    pub(crate) decisions: Option<Decisions>,
+}
 
 /// What is wrong with the service, on standard error, once per process where no subscriber of `tracing` hears it: clients get a
 /// 500 without the reason.
@@ -95,6 +102,12 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         }
     }
 
+    /// A request is admitted that no limit has decided.
+    pub(crate) fn undecided(&self) -> Admitted {
+        let decisions = self.config.tells_handlers.then(Decisions::default);
+        Admitted { told: None, decisions }
+    }
+
     /// The caller with these identifiers.
     pub(crate) const fn caller<'a>(&'a self, values: &'a Values) -> IdentifiedCaller<'a> {
         IdentifiedCaller { sources: &self.config.sources, values }
@@ -116,6 +129,11 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         let (what, challenge) = match error {
             IdentifyError::NotWired(reason) => return self.misconfigured(&reason),
             IdentifyError::Missing { what, challenge } => (what, challenge),
+            IdentifyError::Refused { what, status } => {
+                let mut rejection = Rejection::new(Reason::Refused);
+                (rejection.status, rejection.detail) = (status, Some(what));
+                return rejection;
+            }
         };
         let mut rejection = Rejection::new(Reason::Unidentified);
         if let Some(challenge) = challenge {
@@ -133,12 +151,15 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         limiter: &RateLimiter<S, A>,
         caller: IdentifiedCaller<'_>,
         decided: Result<&Verdict, &S::Error>,
-    ) -> Result<Option<AnswerFields>, Box<Rejection>> {
+    ) -> Result<Admitted, Box<Rejection>> {
         match decided {
             Ok(verdict) => {
                 self.log_shadow_denials(limiter, verdict);
                 if verdict.allowed() {
-                    Ok(self.tell(limiter, caller, verdict))
+                    let told = self.tell(limiter, caller, verdict);
+                    let tells_handlers = self.config.tells_handlers;
+                    let decisions = tells_handlers.then(|| Decisions::of(limiter.named(verdict)));
+                    Ok(Admitted { told, decisions })
                 } else {
                     Err(self.deny(limiter, caller, verdict))
                 }
@@ -153,7 +174,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         limiter: &RateLimiter<S, A>,
         caller: IdentifiedCaller<'_>,
         error: &S::Error,
-    ) -> Result<Option<AnswerFields>, Box<Rejection>> {
+    ) -> Result<Admitted, Box<Rejection>> {
         match (error.kind(), caller.lacking()) {
             // The client did not send an identifier that it may lack, and without it no limit applies.
             (ErrorKind::Invalid, Some(lacking)) => {
@@ -170,7 +191,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                     tracing::warn!(%error, admits, requests, "the store of a rate limit cannot decide");
                 }
                 if admits {
-                    return Ok(None);
+                    return Ok(self.undecided());
                 }
                 let (limits, request) = (limiter.limits().as_slice(), limiter.request(&caller));
                 let applies = request.applicable().map(|position| limits[position].name());

@@ -9,6 +9,7 @@ use std::future::Future;
 
 use compact_str::{CompactString, ToCompactString};
 use derive_where::derive_where;
+use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
 
@@ -47,7 +48,7 @@ impl From<String> for Identifier {
     }
 }
 
-/// Why a request has no identifier. Either way it is refused, and never unlimited.
+/// Why a request has no identifier, or is refused otherwise before a limit decides. It is never unlimited.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentifyError {
@@ -63,6 +64,14 @@ pub enum IdentifyError {
         /// The `WWW-Authenticate` field of a 401. Without one, the answer is 400.
         challenge: Option<HeaderValue>,
     },
+    /// The client is known, and its request is refused: a customer has not paid (402), or is blocked (403).
+    #[error("{what}")]
+    Refused {
+        /// Why, for the client.
+        what: Cow<'static, str>,
+        /// The status of the answer.
+        status: StatusCode,
+    },
 }
 
 impl IdentifyError {
@@ -76,6 +85,19 @@ impl IdentifyError {
     #[must_use]
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
         Self::Missing { what: what.into(), challenge: None }
+    }
+
+    /// The request is refused with this status, and the text is for the client.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use ratelimit_tower::IdentifyError;
+    ///
+    /// let unpaid = IdentifyError::refused(StatusCode::PAYMENT_REQUIRED, "the subscription has ended");
+    /// ```
+    #[must_use]
+    pub fn refused(status: StatusCode, what: impl Into<Cow<'static, str>>) -> Self {
+        Self::Refused { what: what.into(), status }
     }
 }
 

@@ -171,6 +171,14 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
+    /// The same layer, whose requests have [`Decisions`](crate::Decisions) as an extension: what each limit decided, for their
+    /// handlers. It takes an allocation, and is off by default.
+    #[must_use]
+    pub const fn tell_handlers(mut self) -> Self {
+        self.config.tells_handlers = true;
+        self
+    }
+
     /// The same layer, with this answer to requests that the store cannot decide. By default they are refused with 503.
     #[must_use]
     pub const fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {

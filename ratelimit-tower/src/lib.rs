@@ -6,6 +6,7 @@
 //! | [`RateLimitLayer`] | limiting the requests of a service |
 //! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | identifying the caller |
 //! | [`Choice`] | choosing the limits of each request |
+//! | [`Decisions`] | what the limits decided, for handlers |
 //! | [`Fields`], [`ModelFields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | header fields and rejections |
 //! | [`Grpc`] (feature `grpc`) | rejections for clients of tonic |
 //! | [`Reserving`], [`Charge`], [`Meter`], [`Hold`], [`CostEstimates`] | costs that are known after the response |
@@ -129,6 +130,7 @@ use std::pin::Pin;
 mod address;
 mod caller;
 mod config;
+mod decisions;
 mod fields;
 mod gate;
 #[cfg(feature = "grpc")]
@@ -146,6 +148,7 @@ mod wait;
 
 pub use address::{ClientAddress, PeerAddress, ProxyHeader};
 pub use config::{Choice, OnStoreError};
+pub use decisions::Decisions;
 pub use fields::advice::{Advice, AdvisedLimit, AdvisedPolicy};
 pub use fields::{BusyWait, Fields, ModelFields, Unit, XRateLimit};
 #[cfg(feature = "grpc")]

@@ -14,12 +14,11 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{LimitCosts, RateLimiter, Store, SyncStore};
 
 use crate::caller::IdentifiedCaller;
-use crate::fields::AnswerFields;
-use crate::gate::Gate;
+use crate::gate::{Admitted, Gate};
 use crate::rejection::Rejection;
 
-/// The fields of an admitted request, and what it holds.
-pub(crate) type GateResult<G> = Result<(Option<AnswerFields>, G), Box<Rejection>>;
+/// An admitted request, and what it holds.
+pub(crate) type GateResult<G> = Result<(Admitted, G), Box<Rejection>>;
 
 /// How the store is asked: [`Awaited`], [`Immediate`], or reserving.
 pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
@@ -113,6 +112,6 @@ impl<S: SyncStore<A>, A: Quota + 'static> LayerMode<S, A> for Immediate {
             Some(cost) => limiter.check_n_now(&caller, cost),
             None => limiter.request(&caller).costs(costs).apply_now(Op::Acquire),
         };
-        Some(gate.judge(limiter, caller, decided.as_ref()).map(|told| (told, ())))
+        Some(gate.judge(limiter, caller, decided.as_ref()).map(|admitted| (admitted, ())))
     }
 }

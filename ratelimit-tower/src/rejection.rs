@@ -20,6 +20,8 @@ pub enum Reason {
     ReducedCapacity,
     /// The client did not send what identifies it: 400 or 401.
     Unidentified,
+    /// It is [refused](crate::IdentifyError::refused) with a status of its own, such as 402 or 403.
+    Refused,
     /// The service is configured wrongly: 500. The log has the reason, the response does not.
     Misconfigured,
 }
@@ -61,7 +63,7 @@ impl Rejection {
         let status = match reason {
             Reason::QuotaExceeded | Reason::AbnormalUsage => StatusCode::TOO_MANY_REQUESTS,
             Reason::ReducedCapacity => StatusCode::SERVICE_UNAVAILABLE,
-            Reason::Unidentified => StatusCode::BAD_REQUEST,
+            Reason::Unidentified | Reason::Refused => StatusCode::BAD_REQUEST,
             Reason::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Box::new(Self {
@@ -148,7 +150,7 @@ impl<B: From<Bytes>> Answer<B> for ProblemJson {
                 "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
                 "Request cannot be satisfied due to temporary server capacity constraints",
             ),
-            Reason::Unidentified | Reason::Misconfigured => {
+            Reason::Unidentified | Reason::Refused | Reason::Misconfigured => {
                 ("about:blank", rejection.status.canonical_reason().unwrap_or("Error"))
             }
         };

@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use crate::caller::Values;
 use crate::fields::AnswerFields;
-use crate::gate::Gate;
+use crate::gate::{Admitted, Gate};
 use crate::mode::{Awaited, Grant, LayerMode};
 use crate::rejection::{Answer, Rejection};
 use crate::{BoxFuture, take_ready};
@@ -58,7 +58,7 @@ where
         let mut values = Values::new();
         let decided = match gate.arrive(&mut parts, &mut values) {
             Err(rejection) => Err(rejection),
-            Ok(None) => Ok((None, mode.exempt())),
+            Ok(None) => Ok((gate.undecided(), mode.exempt())),
             Ok(Some((limiter, costs, later))) => {
                 let now = match later {
                     None => M::decide_now(gate, &limiter, gate.caller(&values), &costs),
@@ -97,8 +97,8 @@ where
     }
 }
 
-/// The fields of an admitted request and what it holds, or the answer to one that is refused.
-type Deciding<G, B> = BoxFuture<'static, Result<(Option<AnswerFields>, G), Box<Response<B>>>>;
+/// An admitted request and what it holds, or the answer to one that is refused.
+type Deciding<G, B> = BoxFuture<'static, Result<(Admitted, G), Box<Response<B>>>>;
 
 pin_project! {
     /// The response of a [`RateLimitService`].
@@ -133,8 +133,11 @@ where
     fn responding(
         service: &mut Svc,
         mut request: Request<ReqBody>,
-        (told, mut grant): (Option<AnswerFields>, G),
+        (Admitted { told, decisions }, mut grant): (Admitted, G),
     ) -> Self {
+        if let Some(decisions) = decisions {
+            decisions.add_to(request.extensions_mut());
+        }
         grant.begin(request.extensions_mut());
         Self::Responding { response: service.call(request), told, grant: Some(grant) }
     }

@@ -43,6 +43,10 @@ pub struct Request<'a, S, A, C: ?Sized> {
 /// What a request costs under each limit: one cost under all of them, or [of its own](Request::costs) under some. A number is the
 /// cost under all.
 ///
+/// A cost under a limit that does not apply to the caller, because it lacks the limit's identifiers, is not charged. A name that no
+/// limit of the policy has is an error of the request: a misspelt name must not go unnoticed. A settlement alone leaves such a name
+/// out, so that the rest is settled.
+///
 /// ```
 /// use ratelimit_core::LimitCosts;
 ///

@@ -46,7 +46,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
             Ok(Reserved::Denied(verdict)) => Ok(verdict),
             Err(failed) => Err(&failed.error),
         };
-        let told = gate.judge(limiter, caller, decided)?;
+        let admitted = gate.judge(limiter, caller, decided)?;
         let mut underway = LayerMode::<S, A>::exempt(self);
         if let Ok(Reserved::Granted(owned)) = reserved {
             let algorithms = || limiter.limits().iter().map(Limit::algorithm);
@@ -67,7 +67,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
                 }),
             }));
         }
-        Ok((told, underway))
+        Ok((admitted, underway))
     }
 }
 

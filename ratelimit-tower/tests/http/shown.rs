@@ -1,13 +1,22 @@
-//! What clients see of a limit by choice: another name, nothing, abnormal usage, and waits that differ.
+//! What clients and handlers see by choice: a limit of another name, none, abnormal usage, waits that differ, decisions, refusals.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ratelimit_core::{ErrorKind, ManualClock, RateLimiter};
-use ratelimit_tower::{Fields, Grpc, ModelFields, XRateLimit};
+use axum::extract::Extension;
+use axum::{Router, routing::get};
+use http::StatusCode;
+use ratelimit_core::{ErrorKind, Limits, ManualClock, RateLimiter};
+use ratelimit_tower::{
+    Charge, Choice, Decisions, Fields, Grpc, IdentifyError, ModelFields, OnStoreError,
+    RateLimitLayer, XRateLimit, from_fn, header, optional,
+};
 use tonic::{Code, Status};
 
-use crate::harness::{Faulty, Rows, by_ip, hello, layer, limiter, limits, request, send};
+use crate::harness::{
+    API_KEY, BURST, Faulty, Manual, Rows, by_ip, hello, layer, limiter, limits, request, send,
+    store,
+};
 
 const ROWS: Rows = &[("money", "gcra 6/m burst 1", "ip"), ("tokens-v2", "gcra 60/m burst 4", "ip")];
 
@@ -79,4 +88,63 @@ async fn clients_of_a_window_that_ends_return_at_different_times_and_never_too_e
     // A bucket's wait differs by itself, and is the longer one of the second.
     assert_eq!(waits("gcra 6/m burst 9", 5).await, [10].into());
     assert_eq!(waits("first-request-window 8/s", 8).await, [70].into());
+}
+
+#[tokio::test]
+async fn handlers_see_what_each_limit_decided_of_all_layers_and_nothing_where_none_did() {
+    async fn handler(Extension(decisions): Extension<Decisions>) -> String {
+        let left =
+            decisions.iter().map(|(name, decision)| format!("{name} {}", decision.remaining));
+        left.collect::<Vec<_>>().join(", ")
+    }
+    let shadow = Limits::builder().limit("tried", "gcra 6/m burst 9").by(["ip"]).shadow();
+    let shadow = shadow.limit("key", "gcra 6/m burst 7").by(["key"]);
+    let shadow = shadow.limit("all", "gcra 6/m burst 5").build().unwrap();
+    let limiter = RateLimiter::new(shadow, store(&ManualClock::default()));
+    let outer = by_ip(limiter).by("key", optional(header(API_KEY)));
+    let outer = outer.key(from_fn(|_| Ok(Some("all".into()))));
+    let exempt = RateLimitLayer::<Manual>::choosing(|_| Choice::Exempt);
+    let away = Faulty::new(&ManualClock::default(), |_, _| Some(ErrorKind::Unavailable));
+    let away = by_ip(RateLimiter::new(limits(ROWS), away)).on_store_error(OnStoreError::Admit);
+    let app = || Router::new().route("/", get(handler));
+    let inner = || layer(ROWS).fields(fields()).tell_handlers();
+    for (app, seen) in [
+        (app().layer(inner().immediate()), "money 0, tokens-v2 3"),
+        (app().layer(inner().reserve(Charge::estimate())), "money 0, tokens-v2 3"),
+        (app().layer(inner()).layer(outer.tell_handlers()), "all 4, money 0, tokens-v2 3"),
+        (app().layer(exempt.tell_handlers()), ""),
+        (app().layer(away.tell_handlers()), ""),
+    ] {
+        let answer = send(&app, request("/")).await;
+        assert_eq!((answer.status, &*answer.body), (200, seen.as_bytes()));
+    }
+    // By choice.
+    assert_eq!(send(&app().layer(layer(ROWS)), request("/")).await.status, 500);
+}
+
+#[tokio::test]
+async fn a_choice_can_be_refused_with_any_status_and_says_why() {
+    for (status, code) in [
+        (StatusCode::PAYMENT_REQUIRED, Code::PermissionDenied),
+        (StatusCode::FORBIDDEN, Code::PermissionDenied),
+        (StatusCode::UNAUTHORIZED, Code::Unauthenticated),
+        (StatusCode::GONE, Code::InvalidArgument),
+        (StatusCode::BAD_GATEWAY, Code::Internal),
+    ] {
+        let layer = RateLimitLayer::<Manual>::choosing(move |_| {
+            Choice::Refused(IdentifyError::refused(status, "the subscription has ended"))
+        });
+        let refused = send(&hello().layer(layer.clone()), request("/")).await;
+        assert_eq!(refused.status, status.as_u16());
+        let problem = refused.problem();
+        assert_eq!(problem["detail"], "the subscription has ended");
+        assert_eq!(problem["title"], status.canonical_reason().unwrap());
+        let refused = send(&hello().layer(layer.answer(Grpc)), request("/")).await;
+        let said = Status::from_header_map(&refused.headers).map(|status| status.code());
+        assert_eq!((refused.status, said), (200, Some(code)));
+        // A source can refuse, too, also one that may be lacking.
+        let blocked = from_fn(move |_| Err(IdentifyError::refused(status, "blocked")));
+        let layer = RateLimitLayer::new(limiter(BURST)).by("ip", optional(blocked));
+        assert_eq!(send(&hello().layer(layer), request("/")).await.status, status.as_u16());
+    }
 }

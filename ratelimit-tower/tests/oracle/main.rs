@@ -12,13 +12,18 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use proptest::prelude::*;
+use ratelimit_core::{Clock, Policy, RateLimiter, Timestamp};
+use ratelimit_memory::MemoryStore;
+use ratelimit_tower::{WaitError, Waiter};
 use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::Instant;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower::ServiceExt;
 
-use model::{Answer, Model};
-use setup::{Ask, Setup};
+use model::{Answer, Model, Waited};
+use setup::{Ask, LimitSpec, Mode, Presence, Setup};
 use system::System;
 
 /// The fields that are compared: those that are expected, and that no other of these is there.
@@ -83,6 +88,7 @@ async fn compare(
             429 => Code::ResourceExhausted,
             503 => Code::Unavailable,
             401 => Code::Unauthenticated,
+            402 => Code::PermissionDenied,
             _ => Code::InvalidArgument,
         };
         let said = Status::from_header_map(&parts.headers).unwrap();
@@ -102,6 +108,8 @@ async fn compare(
         prop_assert_eq!(violated, Value::from(due.violated.clone()));
     }
 
+    prop_assert_eq!(system.take_seen(), due.seen.clone());
+
     let asked = system.take_asked();
     let expected: Vec<_> = due.asked.iter().map(|(limit, _, cost)| (&**limit, *cost)).collect();
     let names: Vec<_> = asked.iter().map(|(limit, _, cost)| (&**limit, *cost)).collect();
@@ -112,13 +120,32 @@ async fn compare(
     Ok(())
 }
 
+/// The time of a store, which passes with that of the runtime.
+struct Passing(Instant);
+
+impl Clock for Passing {
+    fn now(&self) -> Timestamp {
+        Timestamp::ZERO + self.0.elapsed()
+    }
+}
+
+/// The identifiers of a request.
+fn caller(ask: &Ask) -> Vec<(&'static str, String)> {
+    let ip = [("ip", ask.peer.identity())];
+    ip.into_iter().chain(ask.user.map(|user| ("user", user.to_owned()))).collect()
+}
+
+/// A runtime whose time passes as soon as all wait.
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
     fn a_layer_answers_and_charges_as_the_model_does((setup, asks) in setup::play()) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
+        runtime().block_on(async {
             let (system, mut keys) = (System::new(&setup), Keys::default());
             let mut model = Model::new(&setup);
             for (nth, ask) in asks.iter().enumerate() {
@@ -128,6 +155,66 @@ proptest! {
                 compared.map_err(|error| TestCaseError::fail(format!("request {nth}: {error}")))?;
             }
             Ok::<(), TestCaseError>(())
+        })?;
+    }
+
+    #[test]
+    fn a_waiter_admits_when_the_model_does((mut setup, asks) in setup::play()) {
+        setup.header = None;
+        // A limit of all callers applies to each.
+        setup.limits[0].by = &["ip"];
+        setup.limits.iter_mut().for_each(|limit| (limit.required, limit.shadow) = (false, false));
+        runtime().block_on(async {
+            let store = MemoryStore::builder().clock(Passing(Instant::now())).build();
+            let limits = system::limits(setup.limits.iter().filter(|limit| !limit.by.is_empty()));
+            let waiter = Waiter::<_, Policy>::new(RateLimiter::new(limits, store));
+            setup.limits.retain(|limit| !limit.by.is_empty());
+            let mut model = Model::new(&setup);
+            for ask in &asks {
+                tokio::time::advance(Duration::from_millis(ask.after_ms)).await;
+                let (due, start) = (model.wait(ask), Instant::now());
+                let patience = Duration::from_millis(ask.patience_ms);
+                let admitted = waiter.until_n_allowed(&caller(ask)[..], ask.cost, patience).await;
+                let passed_us = u64::try_from(start.elapsed().as_micros()).unwrap();
+                let waited = match admitted {
+                    // Timers are rounded up to milliseconds.
+                    Ok(_) => Waited::Admitted { after_us: passed_us },
+                    Err(WaitError::TooLong { .. }) => Waited::TooLong,
+                    Err(WaitError::Never { .. }) => Waited::Never,
+                    Err(error) => return Err(TestCaseError::fail(error.to_string())),
+                };
+                prop_assert_eq!(waited, due);
+            }
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn a_layer_answers_as_the_limits_choose_while_the_store_is_away((mut setup, asks) in setup::play()) {
+        setup.header = None;
+        setup.user = Presence::Optional;
+        setup.limits.iter_mut().for_each(|limit| (limit.required, limit.shadow) = (false, false));
+        setup.limits.push(LimitSpec { name: "all", by: &[], ..setup.limits[0].clone() });
+        (setup.mode, setup.grpc) = (Mode::Awaited, false);
+        runtime().block_on(async {
+            let system = System::new(&setup);
+            let service = system.with_fallback(&setup);
+            let mut model = Model::new(&setup);
+            for ask in &asks {
+                let (status, denied) = model.in_outage(ask);
+                let status = if status == 200 { ask.handler.status } else { status };
+                let due = (status, denied);
+                system.pass(&Ask { away: true, ..ask.clone() });
+                tokio::time::advance(Duration::from_millis(ask.after_ms)).await;
+                let response = service.clone().oneshot(system.request(ask)).await.unwrap();
+                let status = response.status().as_u16();
+                let body = response.into_body().collect().await.unwrap().to_bytes();
+                let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let denied = problem["violated-policies"].as_array().cloned().unwrap_or_default();
+                let denied: Vec<_> = denied.iter().map(|name| name.as_str().unwrap().to_owned()).collect();
+                prop_assert_eq!((status, denied), due);
+            }
+            Ok(())
         })?;
     }
 }

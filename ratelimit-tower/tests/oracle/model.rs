@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use ratelimit_core::OnOutage;
+
 use crate::setup::{Ask, Charged, Kind, LimitSpec, Mode, Net, Plan, Presence, Setup, Shown};
 
 /// What a layer should answer.
@@ -15,8 +17,18 @@ pub(crate) struct Answer {
     /// The end of the problem's type.
     pub(crate) problem: Option<&'static str>,
     pub(crate) violated: Vec<String>,
+    /// What the handler sees: each limit's own name, and what remains.
+    pub(crate) seen: Vec<(String, u64)>,
     /// Each limit that the store charged or was asked to: its name, whose it is, and at what cost.
     pub(crate) asked: Vec<(String, Vec<String>, u64)>,
+}
+
+/// How a wait ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    Admitted { after_us: u64 },
+    TooLong,
+    Never,
 }
 
 /// What one limit says of a request.
@@ -182,7 +194,7 @@ impl<'a> Model<'a> {
         }
         let about_blank = |status| Answer { status, problem: Some("blank"), ..Answer::default() };
         if setup.mode == Mode::Choosing && ask.plan == Plan::Refused {
-            return about_blank(400);
+            return about_blank(402);
         }
         match (ask.user, setup.user) {
             (None, Presence::Mandatory) => return about_blank(400),
@@ -221,7 +233,9 @@ impl<'a> Model<'a> {
         }
         let fields =
             if allowed && setup.fields.only_denials { Vec::new() } else { fields(setup, &said) };
-        let answer = Answer { fields, asked, ..Answer::default() };
+        let seen = said.iter().map(|said| (said.limit.name.to_owned(), said.remaining));
+        let seen = if allowed { seen.collect() } else { Vec::new() };
+        let answer = Answer { fields, asked, seen, ..Answer::default() };
         if allowed {
             if let Mode::Reserving(charged) = setup.mode {
                 for said in said.iter().chain(&charged_in_shadow) {
@@ -241,6 +255,56 @@ impl<'a> Model<'a> {
             violated: denied().filter_map(|said| shown(said.limit)).collect(),
             ..answer
         }
+    }
+
+    /// A client waits until its limits admit it, for as long as it has patience. Returns when it goes on, in microseconds from now,
+    /// or why it does not.
+    pub(crate) fn wait(&mut self, ask: &Ask) -> Waited {
+        self.now_us += ask.after_ms * 1_000;
+        let with_key = |limit: &'a LimitSpec| Some((limit, self.whose(limit, ask)?, ask.cost));
+        let limits = self.setup.limits.iter().filter(|limit| !limit.shadow);
+        let apply: Vec<_> = limits.filter_map(with_key).collect();
+        let said = self.ask_all(apply.clone());
+        let mut wait_us = 0;
+        for denied in said.iter().filter(|said| !said.fits) {
+            let Some(retry_us) = denied.retry_us else { return Waited::Never };
+            wait_us = retry_us.max(wait_us);
+        }
+        if wait_us > ask.patience_ms * 1_000 {
+            return Waited::TooLong;
+        }
+        if wait_us > 0 {
+            self.now_us += wait_us;
+            let admitted = self.ask_all(apply).iter().all(|said| said.fits);
+            assert!(admitted, "the model waits for too short");
+        }
+        Waited::Admitted { after_us: wait_us }
+    }
+
+    /// What a layer answers while the store is away and a fallback decides: the status, and the limits that deny.
+    pub(crate) fn in_outage(&mut self, ask: &Ask) -> (u16, Vec<String>) {
+        self.now_us += ask.after_ms * 1_000;
+        let with_key =
+            |limit: &'a LimitSpec| Some((limit, self.whose(limit, ask)?, self.cost(limit, ask)));
+        let limits = self.setup.limits.iter().filter(|limit| !limit.shadow);
+        let apply: Vec<_> = limits.filter_map(with_key).collect();
+        let denies = |(limit, whose, cost): &&(&LimitSpec, Vec<String>, u64)| {
+            let (asked, all) = Self::sizes(limit, *cost);
+            match limit.on_outage {
+                OnOutage::Open => false,
+                OnOutage::Closed => true,
+                OnOutage::Local => asked > 0 && self.used(limit, whose) + asked > all,
+            }
+        };
+        let denied: Vec<_> = apply.iter().filter(denies).collect();
+        let is_closed = denied.iter().any(|one| one.0.on_outage == OnOutage::Closed);
+        let names = denied.iter().filter_map(|one| shown(one.0)).collect();
+        if !denied.is_empty() {
+            return (if is_closed { 503 } else { 429 }, names);
+        }
+        let is_local = |one: &(&LimitSpec, _, _)| one.0.on_outage == OnOutage::Local;
+        self.ask_all(apply.into_iter().filter(is_local).collect());
+        (200, names)
     }
 
     /// The response has ended: the request costs this under the limit.

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
+use ratelimit_core::OnOutage;
 
 /// A limit.
 #[derive(Clone, Debug)]
@@ -12,6 +13,8 @@ pub(crate) struct LimitSpec {
     pub(crate) by: &'static [&'static str],
     pub(crate) required: bool,
     pub(crate) shadow: bool,
+    /// What it does in an outage.
+    pub(crate) on_outage: OnOutage,
     pub(crate) abnormal: bool,
     pub(crate) shown: Shown,
     pub(crate) unit: Option<&'static str>,
@@ -106,6 +109,7 @@ pub(crate) enum Plan {
     Backwards,
     First,
     Exempt,
+    /// It has not paid.
     Refused,
 }
 
@@ -151,6 +155,8 @@ pub(crate) struct Ask {
     pub(crate) plan: Plan,
     pub(crate) away: bool,
     pub(crate) handler: Handler,
+    /// How long a client waits for its turn.
+    pub(crate) patience_ms: u64,
 }
 
 const NAMES: [&str; 4] = ["burst", "requests", "money", "daily"];
@@ -171,16 +177,11 @@ fn limits() -> impl Strategy<Value = Vec<LimitSpec>> {
         1 => Just(Shown::As("x.y_z-1")),
     ];
     let unit = prop::option::weighted(0.2, select(vec!["content-bytes", "tokens"]));
-    let limit = (kind, select(IDENTIFIERS.to_vec()), rare(), rare(), rare(), shown, unit);
-    let limit = limit.prop_map(|(kind, by, required, shadow, abnormal, shown, unit)| LimitSpec {
-        name: "",
-        kind,
-        by,
-        required,
-        shadow,
-        abnormal,
-        shown,
-        unit,
+    let on_outage = select(vec![OnOutage::Open, OnOutage::Closed, OnOutage::Local]);
+    let limit =
+        (kind, select(IDENTIFIERS.to_vec()), rare(), rare(), on_outage, rare(), shown, unit);
+    let limit = limit.prop_map(|(kind, by, required, shadow, on_outage, abnormal, shown, unit)| {
+        LimitSpec { name: "", kind, by, required, shadow, on_outage, abnormal, shown, unit }
     });
     let names = Just(NAMES.to_vec()).prop_shuffle();
     (prop::collection::vec(limit, 1..=4), names).prop_map(|(mut limits, names)| {
@@ -352,19 +353,22 @@ fn ask(setup: &Setup) -> impl Strategy<Value = Ask> + use<> {
         costs,
         select(plans),
         prop::bool::weighted(0.05),
-        handler,
+        (handler, select(vec![0, 100, 1_000, 30_000, 10_000_000])),
     )
-        .prop_map(|(after_ms, peer, lines, user, cost, costs, plan, away, handler)| Ask {
-            after_ms,
-            peer,
-            lines,
-            user,
-            cost,
-            costs,
-            plan,
-            away,
-            handler,
-        })
+        .prop_map(
+            |(after_ms, peer, lines, user, cost, costs, plan, away, (handler, patience_ms))| Ask {
+                after_ms,
+                peer,
+                lines,
+                user,
+                cost,
+                costs,
+                plan,
+                away,
+                handler,
+                patience_ms,
+            },
+        )
 }
 
 /// A layer, and requests to it.

@@ -2,21 +2,23 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
 use http::header::{HeaderName, HeaderValue};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
     ErrorKind, LimitCosts, Limits, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError,
     SyncStore, Verdict,
 };
+use ratelimit_layers::Fallback;
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    Answer, Charge, Choice, ClientAddress, Fields, Grpc, Identify, IdentifyError, Meter,
+    Answer, Charge, Choice, ClientAddress, Decisions, Fields, Grpc, Identify, IdentifyError, Meter,
     ModelFields, OnStoreError, PeerAddress, ProblemJson, ProxyHeader, RateLimitLayer, Rejection,
     Unit, XRateLimit, from_fn, header, optional, unauthorized,
 };
@@ -73,6 +75,9 @@ impl SyncStore<Policy> for Noting {
     }
 }
 
+/// What the handler has seen of the decisions.
+type Seen = Arc<Mutex<Vec<(String, u64)>>>;
+
 type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
 pub(crate) struct System {
@@ -80,6 +85,7 @@ pub(crate) struct System {
     store: Arc<Noting>,
     pub(crate) service: Boxed,
     header: Option<Header>,
+    seen: Seen,
 }
 
 /// The answers of the two formats.
@@ -96,7 +102,7 @@ impl Answer<Body> for InFormat {
 
 const USER: HeaderName = HeaderName::from_static("x-user");
 
-fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<Policy> {
+pub(crate) fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<Policy> {
     let mut limits = Limits::builder();
     for spec in specs {
         let words = match spec.kind {
@@ -107,7 +113,7 @@ fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<Policy> {
                 format!("fixed-window {limit}/{}ms", length_us / 1_000)
             }
         };
-        limits = limits.limit(spec.name, &*words).by(spec.by);
+        limits = limits.limit(spec.name, &*words).by(spec.by).on_outage(spec.on_outage);
         if spec.required {
             limits = limits.required();
         }
@@ -161,6 +167,9 @@ async fn handle(request: Request<Body>) -> Result<Response<Body>, Infallible> {
             meter.add_of(limit, cost);
         }
     }
+    let decisions: &Decisions = request.extensions().get().unwrap();
+    let seen = decisions.iter().map(|(name, one)| (name.to_owned(), one.remaining)).collect();
+    *request.extensions().get::<Seen>().unwrap().lock().unwrap() = seen;
     let body = "x".repeat(usize::try_from(handler.bytes).unwrap());
     Ok(Response::builder().status(handler.status).body(Body::from(body)).unwrap())
 }
@@ -172,6 +181,38 @@ where
     S: Clone + Send + Sync + 'static,
 {
     BoxCloneSyncService::new(service.map_response(|response: Response<B>| response.map(Body::new)))
+}
+
+/// The layer with all that the setup says.
+fn configured<S: Store<Policy>>(
+    setup: &Setup,
+    layer: RateLimitLayer<S>,
+) -> RateLimitLayer<S, Policy, InFormat> {
+    let address = match setup.header {
+        None => ClientAddress::peer(),
+        Some(header) => {
+            let header = match header {
+                Header::Forwarded => ProxyHeader::Forwarded,
+                Header::XForwardedFor => ProxyHeader::XForwardedFor,
+                Header::RealIp => ProxyHeader::Single(HeaderName::from_static("x-real-ip")),
+            };
+            ClientAddress::behind(["10.0.0.0/8", "2001:db8:ff::/48"], header).unwrap()
+        }
+    };
+    let layer = match setup.user {
+        Presence::Mandatory => layer.by("user", header(USER)),
+        Presence::Optional => layer.by("user", optional(header(USER))),
+        Presence::Unauthorized => layer.by("user", by_bearer()),
+    };
+    let layer = layer
+        .by("ip", address)
+        .key(from_fn(|_| Ok(Some("all".into()))))
+        .cost_of(|request| request.extensions.get::<LimitCosts>().unwrap().clone())
+        .fields(fields(setup))
+        .tell_handlers()
+        .answer(InFormat { grpc: setup.grpc });
+    let admits = [OnStoreError::Refuse, OnStoreError::Admit][usize::from(setup.admits_outage)];
+    layer.on_store_error(admits)
 }
 
 impl System {
@@ -190,35 +231,12 @@ impl System {
                 Plan::Backwards => Choice::Limited(backwards.clone()),
                 Plan::First => Choice::Limited(first.clone()),
                 Plan::Exempt => Choice::Exempt,
-                Plan::Refused => Choice::Refused(IdentifyError::missing("no customer")),
+                Plan::Refused => Choice::Refused(unpaid()),
             })
         } else {
             RateLimitLayer::new(all)
         };
-        let address = match setup.header {
-            None => ClientAddress::peer(),
-            Some(header) => {
-                let header = match header {
-                    Header::Forwarded => ProxyHeader::Forwarded,
-                    Header::XForwardedFor => ProxyHeader::XForwardedFor,
-                    Header::RealIp => ProxyHeader::Single(HeaderName::from_static("x-real-ip")),
-                };
-                ClientAddress::behind(["10.0.0.0/8", "2001:db8:ff::/48"], header).unwrap()
-            }
-        };
-        let layer = match setup.user {
-            Presence::Mandatory => layer.by("user", header(USER)),
-            Presence::Optional => layer.by("user", optional(header(USER))),
-            Presence::Unauthorized => layer.by("user", by_bearer()),
-        };
-        let layer = layer
-            .by("ip", address)
-            .key(from_fn(|_| Ok(Some("all".into()))))
-            .cost_of(|request| request.extensions.get::<LimitCosts>().unwrap().clone())
-            .fields(fields(setup))
-            .answer(InFormat { grpc: setup.grpc });
-        let admits = [OnStoreError::Refuse, OnStoreError::Admit][usize::from(setup.admits_outage)];
-        let layer = layer.on_store_error(admits);
+        let layer = configured(setup, layer);
         let service = match setup.mode {
             Mode::Immediate => boxed(layer.immediate().layer(service_fn(handle))),
             Mode::Awaited | Mode::Choosing => boxed(layer.layer(service_fn(handle))),
@@ -232,7 +250,16 @@ impl System {
                 boxed(layer.layer(service_fn(handle)))
             }
         };
-        Self { clock, store, service, header: setup.header }
+        Self { clock, store, service, header: setup.header, seen: Seen::default() }
+    }
+
+    /// The same layer over a fallback around the store.
+    pub(crate) fn with_fallback(&self, setup: &Setup) -> Boxed {
+        let limits = limits(setup.limits.iter());
+        let settings = Fallback::builder().nodes(NonZeroU64::MIN).clock(self.clock.clone());
+        let store = settings.build(self.store.clone(), &limits).unwrap();
+        let layer = RateLimitLayer::new(RateLimiter::new(limits, store));
+        boxed(configured(setup, layer).layer(service_fn(handle)))
     }
 
     /// The time until the request passes, and the store is away or comes back.
@@ -249,6 +276,7 @@ impl System {
         let extensions = request.extensions_mut();
         extensions.insert(PeerAddress(peer));
         extensions.insert(costs);
+        extensions.insert(self.seen.clone());
         extensions.insert(ask.plan);
         extensions.insert(ask.handler.clone());
         if let Some(user) = ask.user {
@@ -262,10 +290,19 @@ impl System {
         request
     }
 
+    /// What the handler has seen since the last call.
+    pub(crate) fn take_seen(&self) -> Vec<(String, u64)> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+
     /// What the store was asked to charge since the last call: limit, key, cost.
     pub(crate) fn take_asked(&self) -> Vec<(String, String, u64)> {
         std::mem::take(&mut self.store.asked.lock().unwrap())
     }
+}
+
+fn unpaid() -> IdentifyError {
+    IdentifyError::refused(StatusCode::PAYMENT_REQUIRED, "the subscription has ended")
 }
 
 fn by_bearer() -> impl Identify {
