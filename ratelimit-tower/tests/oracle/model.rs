@@ -235,7 +235,7 @@ impl<'a> Model<'a> {
             if allowed && setup.fields.only_denials { Vec::new() } else { fields(setup, &said) };
         let seen = said.iter().map(|said| (said.limit.name.to_owned(), said.remaining));
         let seen = if allowed { seen.collect() } else { Vec::new() };
-        let answer = Answer { fields, asked, seen, ..Answer::default() };
+        let answer = Answer { fields, seen, asked, ..Answer::default() };
         if allowed {
             if let Mode::Reserving(charged) = setup.mode {
                 for said in said.iter().chain(&charged_in_shadow) {
@@ -288,7 +288,7 @@ impl<'a> Model<'a> {
             |limit: &'a LimitSpec| Some((limit, self.whose(limit, ask)?, self.cost(limit, ask)));
         let limits = self.setup.limits.iter().filter(|limit| !limit.shadow);
         let apply: Vec<_> = limits.filter_map(with_key).collect();
-        let denies = |(limit, whose, cost): &&(&LimitSpec, Vec<String>, u64)| {
+        let refuses = |(limit, whose, cost): &&(&LimitSpec, Vec<String>, u64)| {
             let (asked, all) = Self::sizes(limit, *cost);
             match limit.on_outage {
                 OnOutage::Open => false,
@@ -296,7 +296,7 @@ impl<'a> Model<'a> {
                 OnOutage::Local => asked > 0 && self.used(limit, whose) + asked > all,
             }
         };
-        let denied: Vec<_> = apply.iter().filter(denies).collect();
+        let denied: Vec<_> = apply.iter().filter(refuses).collect();
         let is_closed = denied.iter().any(|one| one.0.on_outage == OnOutage::Closed);
         let names = denied.iter().filter_map(|one| shown(one.0)).collect();
         if !denied.is_empty() {
