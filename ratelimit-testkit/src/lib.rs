@@ -171,6 +171,7 @@
 //! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all laws on that clock |
 //! | [`AlsoSync`] | all laws by the calls of [`SyncStore`](ratelimit_core::SyncStore), too |
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
+//! | [`RequestHarness`] | whole requests to a limiter, by the names of its limits |
 //! | [`NaiveStore`], [`PureStore`] | the references for comparison |
 //! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
 //! | [`Admissions`] | what was admitted in every interval of a history of any length |
@@ -196,6 +197,7 @@ mod laws;
 mod linearizability;
 mod oracle;
 mod pure;
+mod requests;
 mod seeds;
 mod suite;
 mod trace;
@@ -214,6 +216,7 @@ pub use law::{Failure, Law};
 pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained, charges};
 pub use oracle::NaiveStore;
 pub use pure::PureStore;
+pub use requests::{AskedRequest, RequestHarness, TestCaller, try_requests};
 pub use seeds::{AlgorithmKind, Scope};
 pub use suite::{Property, regression, test, try_same};
 pub use trace::made::Instance;

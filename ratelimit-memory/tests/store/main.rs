@@ -14,5 +14,6 @@ mod linearizability;
 mod neighbours;
 mod owned_reservations;
 mod panics;
+mod requests;
 mod reservations;
 mod shadow;

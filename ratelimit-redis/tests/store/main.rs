@@ -33,4 +33,5 @@ mod own;
 mod permissions;
 mod refusals;
 mod repeats;
+mod requests;
 mod scripts;

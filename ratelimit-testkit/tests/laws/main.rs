@@ -10,6 +10,7 @@ mod failed_once;
 mod linearizability;
 mod months;
 mod oracle;
+mod requests;
 mod reservations;
 mod wrong;
 mod wrong_algorithms;

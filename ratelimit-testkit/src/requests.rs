@@ -1,0 +1,214 @@
+//! Whole requests to a limiter: of several limits that differ in everything, of callers that lack identifiers, with every option.
+//! A model that knows the steps of the algorithms, and neither batches nor verdicts, says by the name of each limit what must come out.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use proptest::test_runner::{TestCaseError, TestError};
+use ratelimit_core::algorithm::Quota as _;
+use ratelimit_core::store::Op;
+use ratelimit_core::{
+    Account, Decision, Limits, Policy, RateLimiter, Request, Store, StoreError as _, Verdict,
+};
+
+use crate::law::LawResult;
+use crate::suite::same;
+pub use made::{AskedRequest, TestCaller};
+use made::{LimitDraft, RequestCase, cases};
+use model::{Due, Model};
+
+mod made;
+mod model;
+
+/// A store on which whole requests are tried: see [`try_requests`].
+pub trait RequestHarness {
+    /// The store.
+    type Store: Store<Policy>;
+
+    /// The number of cases, of some dozen requests each.
+    const CASES: u32;
+
+    /// Whether a limit can read what one of other numbers has left.
+    const CHANGES: bool = true;
+
+    /// Whether the store can keep this limit. By default, all.
+    fn can_keep(policy: &Policy) -> bool {
+        let _ = policy;
+        true
+    }
+
+    /// The operations that the store has. By default, all.
+    fn can_do(op: Op) -> bool {
+        let _ = op;
+        true
+    }
+
+    /// Opens a store without states.
+    fn store(&self) -> Self::Store;
+
+    /// Sends a request to a limiter over the store, at the request's time.
+    fn ask(
+        &self,
+        limiter: &RateLimiter<Arc<Self::Store>>,
+        asked: &AskedRequest,
+    ) -> impl Future<Output = Result<Verdict, <Self::Store as Store<Policy>>::Error>>;
+
+    /// Looks at what the store keeps after the requests of callers with these identifiers.
+    fn look(
+        &self,
+        store: &Self::Store,
+        identifiers: &BTreeSet<&str>,
+    ) -> impl Future<Output = LawResult> {
+        let _ = (store, identifiers);
+        std::future::ready(Ok(()))
+    }
+
+    /// Runs a future to its end. By default, without a runtime.
+    fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        crate::harness::block_on(future)
+    }
+}
+
+/// Tries whole requests on a store: what they say of each limit, by its name, is what a model says. Of two limiters over the store,
+/// the limits of the second have the names of the first, and other numbers.
+///
+/// # Errors
+/// The smallest case found on which an answer differs, as text.
+pub fn try_requests<H: RequestHarness>(harness: &H) -> LawResult {
+    let all = cases(H::can_keep, H::can_do, H::CHANGES);
+    let tried = same(H::CASES)
+        .run(&all, |case| harness.block_on(holds_on(harness, &case)).map_err(TestCaseError::fail));
+    tried.map_err(|error| match error {
+        TestError::Abort(reason) => reason.to_string(),
+        TestError::Fail(reason, case) => format!("{reason}\non {case:#?}"),
+    })
+}
+
+async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResult {
+    let store = Arc::new(harness.store());
+    let limiters = [false, true].map(|changed| {
+        let limits = case.limits.iter().map(|limit| limit.built(changed));
+        let limits = Limits::new(limits).expect("names of their own");
+        let limiter = RateLimiter::new(limits, Arc::clone(&store));
+        if case.allows_unlimited { limiter.allow_unlimited() } else { limiter }
+    });
+    let mut model = Model::new(&case.limits, case.allows_unlimited);
+    for asked in &case.requests {
+        let limiter = &limiters[usize::from(asked.changed)];
+        let due = model.due(asked);
+        let got = harness.ask(limiter, asked).await;
+        let said = match &got {
+            Ok(verdict) => Said::of(limiter, verdict),
+            Err(error) => Said::Refused(error.kind()),
+        };
+        let wanted = Said::due(due.clone());
+        let in_words = || format!("{asked:?}\n got {got:?}\n due {due:?}");
+        if said != wanted {
+            return Err(in_words());
+        }
+        if let (Due::Refused { names, .. }, Err(error)) = (&due, &got) {
+            let text = error.to_string();
+            if let Some(name) = names.iter().find(|name| !text.contains(&format!("{name:?}"))) {
+                return Err(format!("{}\n the error names no {name:?}", in_words()));
+            }
+        }
+        if let (Due::Decided { decided, .. }, Ok(verdict)) = (&due, &got) {
+            agrees_by_name(limiter, verdict, &case.limits, decided)
+                .map_err(|how| format!("{how}: {}", in_words()))?;
+        }
+    }
+    let identifiers = case.requests.iter().flat_map(|asked| asked.caller.texts()).collect();
+    harness.look(&store, &identifiers).await
+}
+
+/// What a limiter says by the names of its limits, in a form that can be compared.
+#[derive(Debug, PartialEq)]
+enum Said {
+    Refused(ratelimit_core::ErrorKind),
+    Decided { summary: Decision, decided: Vec<Named>, shadow: Vec<(String, Decision)> },
+}
+
+/// A decision with the name of its limit, and what it leaves beside itself.
+pub(crate) type Named = (String, Decision, Account);
+
+impl Said {
+    fn of<S>(limiter: &RateLimiter<S>, verdict: &Verdict) -> Self {
+        let named = limiter.named(verdict);
+        let shadow = named.shadow().map(|one| (one.name().to_owned(), *one.decision()));
+        Self::Decided {
+            shadow: shadow.collect(),
+            summary: *verdict.summary(),
+            decided: named
+                .map(|one| (one.name().to_owned(), *one.decision(), one.account()))
+                .collect(),
+        }
+    }
+
+    fn due(due: Due) -> Self {
+        match due {
+            Due::Refused { kind, .. } => Self::Refused(kind),
+            Due::Decided { summary, decided, shadow } => Self::Decided { summary, decided, shadow },
+        }
+    }
+}
+
+/// Compares all that is found by a name, and all sums, with the decisions.
+fn agrees_by_name<S>(
+    limiter: &RateLimiter<S>,
+    verdict: &Verdict,
+    limits: &[LimitDraft],
+    decided: &[Named],
+) -> LawResult {
+    let named = limiter.named(verdict);
+    for limit in limits {
+        let due = decided.iter().find(|(name, ..)| *name == limit.name);
+        let got = named.by_name(&limit.name);
+        let found = got.map(|got| (got.name().to_owned(), *got.decision(), got.account()));
+        if found.as_ref() != due {
+            return Err(format!("{:?} is found as {found:?}", limit.name));
+        }
+        let Some(got) = got else { continue };
+        let own = limiter.limits().iter().find(|own| own.name() == limit.name);
+        let policy = own.expect("it is there").algorithm();
+        let window = got.window().map(|window| window.as_micros().try_into().unwrap_or(u64::MAX));
+        if window != policy.window_us(got.decision()) || got.rate() != policy.rate() {
+            return Err(format!("the quota of {:?} is another limit's", limit.name));
+        }
+    }
+    let denied: Vec<_> = verdict.denied_by().map(|position| decided[position].0.as_str()).collect();
+    let due: Vec<_> =
+        decided.iter().filter(|(_, one, _)| !one.allowed).map(|one| one.0.as_str()).collect();
+    let most = |of: fn(&Account) -> u64| decided.iter().map(|(.., account)| of(account)).max();
+    let owed = most(|account| account.owed).unwrap_or_default();
+    let forgiven = most(|account| account.forgiven).unwrap_or_default();
+    let is_unlimited = decided.is_empty();
+    if denied != due
+        || (verdict.owed(), verdict.forgiven()) != (owed, forgiven)
+        || verdict.is_unlimited() != is_unlimited
+    {
+        return Err(format!(
+            "denied by {denied:?} and not {due:?}, {owed} owed, {forgiven} forgiven"
+        ));
+    }
+    Ok(())
+}
+
+impl AskedRequest {
+    /// The request to a limiter, without its time.
+    pub fn to<'a, S>(&'a self, limiter: &'a RateLimiter<S>) -> Request<'a, S, Policy, TestCaller> {
+        let request = limiter.request(&self.caller).metadata(&self.metadata);
+        let request = match self.costs.same() {
+            Some(cost) => request.cost(cost),
+            None => request.costs(&self.costs),
+        };
+        self.id.map_or(request, |id| request.id(id))
+    }
+}
+
+impl fmt::Display for AskedRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.op, self.at)
+    }
+}

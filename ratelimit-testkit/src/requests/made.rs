@@ -1,0 +1,276 @@
+//! The strategies that generate limits and requests to them.
+
+use std::borrow::Cow;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::{Index, select, subsequence};
+use ratelimit_core::store::Op;
+use ratelimit_core::{
+    Algorithm as _, Identifiers, Limit, LimitCosts, OnOutage, Policy, ReservationId, Timestamp,
+};
+
+/// Texts of limits with a number to fill in: they differ in algorithm, rate, window and life.
+const LIMITS: [&str; 18] = [
+    "gcra 1/s burst N",
+    "gcra N/m burst N",
+    "gcra 1/m burst N debt 4",
+    "token-bucket 3/h burst N",
+    "token-bucket 1/s burst N debt 2",
+    "fixed-window N/s",
+    "fixed-window N/7m",
+    "fixed-window N/3h debt 3",
+    "first-request-window N/2s",
+    "window-log N/9s",
+    "bucketed-window bucket 1s rates N/5s, 9/20s",
+    "sliding-counter N/11s",
+    "sliding-log N/13s",
+    "concurrency N/30s",
+    "fixed-window N/17s count attempts",
+    "sliding-log N/4s count attempts",
+    "window-log N/6s count attempts",
+    "first-request-window N/40s count attempts",
+];
+
+/// The names of the identifiers, and their values. Two of the values are one text when they are joined.
+const NAMES: [&str; 2] = ["ip", "user"];
+const VALUES: [&str; 5] =
+    ["sekret-0", "sekret-1", "sekret-1|sekret-2", "sekret-2", "sekret-2|sekret\\3"];
+
+/// A limit, and the same with another number.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitDraft {
+    pub(crate) name: String,
+    /// The limit of the first limiter, and that of the second.
+    pub(crate) policies: [Policy; 2],
+    pub(crate) by: Vec<&'static str>,
+    pub(crate) required: bool,
+    pub(crate) shadow: bool,
+    on_outage: Option<OnOutage>,
+}
+
+impl LimitDraft {
+    pub(crate) fn built(&self, changed: bool) -> Limit<Policy> {
+        let limit = Limit::new(&self.name, self.policies[usize::from(changed)]);
+        let mut limit = limit.and_then(|limit| limit.by(&self.by)).expect("plain names");
+        limit = if self.required { limit.required() } else { limit };
+        limit = if self.shadow { limit.shadow() } else { limit };
+        match self.on_outage {
+            Some(on_outage) => limit.on_outage(on_outage),
+            None => limit,
+        }
+    }
+}
+
+/// Who asks: some identifiers, as text that lies there or is made for each call.
+#[derive(Clone, Debug)]
+pub struct TestCaller {
+    pub(crate) bare: Option<&'static str>,
+    pub(crate) named: Vec<(&'static str, &'static str)>,
+    is_owned: bool,
+}
+
+impl TestCaller {
+    fn text(&self, text: &'static str) -> Cow<'_, str> {
+        if self.is_owned { Cow::Owned(text.to_owned()) } else { Cow::Borrowed(text) }
+    }
+
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
+        self.bare.into_iter().chain(self.named.iter().map(|(_, value)| *value))
+    }
+
+    /// The identifiers that a limit counts by; `None` if the caller lacks one.
+    pub(crate) fn key(&self, limit: &LimitDraft) -> Option<Vec<&'static str>> {
+        if limit.by.is_empty() {
+            return self.bare.map(|bare| vec![bare]);
+        }
+        let value = |name: &&str| self.named.iter().find(|(own, _)| own == name).map(|own| own.1);
+        limit.by.iter().map(value).collect()
+    }
+}
+
+impl Identifiers for TestCaller {
+    fn bare(&self) -> Option<Cow<'_, str>> {
+        self.bare.map(|bare| self.text(bare))
+    }
+
+    fn identifier(&self, name: &str) -> Option<Cow<'_, str>> {
+        let found = self.named.iter().find(|(own, _)| *own == name);
+        found.map(|(_, value)| self.text(value))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.named.iter().map(|(name, _)| *name).collect()
+    }
+}
+
+/// A request with all its options.
+#[derive(Clone, Debug)]
+pub struct AskedRequest {
+    /// The operation.
+    pub op: Op,
+    /// When it is made.
+    pub at: Timestamp,
+    /// Who asks.
+    pub caller: TestCaller,
+    /// The costs by the names of the limits.
+    pub costs: LimitCosts,
+    /// The id of a reservation.
+    pub id: Option<ReservationId>,
+    /// The caller's metadata.
+    pub metadata: Vec<u8>,
+    /// Whether it goes to the limiter whose limits have other numbers.
+    pub(crate) changed: bool,
+}
+
+/// Limits, and requests to them.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestCase {
+    pub(crate) limits: Vec<LimitDraft>,
+    pub(crate) allows_unlimited: bool,
+    pub(crate) requests: Vec<AskedRequest>,
+}
+
+fn limits(can_keep: fn(&Policy) -> bool) -> impl Strategy<Value = Vec<LimitDraft>> {
+    let policy = |text: &str, number: u64| -> Policy {
+        text.replace('N', &number.to_string()).parse().expect("a policy")
+    };
+    let texts: Vec<_> = LIMITS.into_iter().filter(|text| can_keep(&policy(text, 3))).collect();
+    let by = select(vec![
+        vec![],
+        vec![],
+        vec!["ip"],
+        vec!["user"],
+        vec!["ip", "user"],
+        vec!["user", "ip"],
+    ]);
+    let seldom = || prop::bool::weighted(0.15);
+    let on_outage = option::of(select(vec![OnOutage::Open, OnOutage::Closed, OnOutage::Local]));
+    let options = (2_u64..7, 1_u64..9, by, seldom(), seldom(), on_outage);
+    // Some more than are decided without an allocation.
+    let most = texts.len();
+    let count = select(vec![1, 1, 2, 2, 2, 3, 3, 4, 5, 6, 10])
+        .prop_map(move |count: usize| count.min(most));
+    let texts = count.prop_flat_map(move |count| subsequence(texts.clone(), count)).prop_shuffle();
+    (texts, vec(options, most)).prop_map(move |(texts, options)| {
+        let named = texts.into_iter().zip(options).enumerate();
+        let limit =
+            named.map(|(n, (text, (one, other, by, required, shadow, on_outage)))| LimitDraft {
+                name: format!("l{n}"),
+                policies: [one, other].map(|number| policy(text, number)),
+                by,
+                required,
+                shadow,
+                on_outage,
+            });
+        limit.collect()
+    })
+}
+
+fn callers() -> impl Strategy<Value = TestCaller> {
+    let value = || option::weighted(0.75, select(&VALUES[..]));
+    (value(), [value(), value()], any::<bool>()).prop_map(|(bare, named, is_owned)| {
+        let named = NAMES.into_iter().zip(named).filter_map(|(name, value)| Some((name, value?)));
+        TestCaller { bare, named: named.collect(), is_owned }
+    })
+}
+
+#[derive(Clone, Debug)]
+struct Draft {
+    op: Op,
+    later_us: u64,
+    caller: TestCaller,
+    cost: u64,
+    costs: Vec<(usize, u64)>,
+    misspelt: bool,
+    reserves: bool,
+    settles: Index,
+    metadata: Vec<u8>,
+    changed: bool,
+}
+
+fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
+    let ops = [
+        Op::Acquire,
+        Op::Acquire,
+        Op::Acquire,
+        Op::Acquire,
+        Op::Peek,
+        Op::Force,
+        Op::Refund,
+        Op::Reset,
+        Op::Settle,
+        Op::Settle,
+    ];
+    let ops: Vec<_> = ops.into_iter().filter(|op| can_do(*op)).collect();
+    let later = select(vec![0, 0, 1, 1_000, 300_000, 1_000_000, 2_500_000, 7_000_000]);
+    let costs = prop_oneof![3 => Just(Vec::new()), 1 => vec((0_usize..10, 0_u64..5), 1..3)];
+    let misspelt = prop::bool::weighted(0.03);
+    let reserves = prop::bool::weighted(if can_do(Op::Settle) { 0.3 } else { 0.0 });
+    let metadata = prop_oneof![3 => Just(Vec::new()), 1 => vec(any::<u8>(), 1..9)];
+    let what = (select(ops), later, callers(), 0_u64..6, costs);
+    let how = (misspelt, reserves, any::<Index>(), metadata, prop::bool::weighted(0.3));
+    (what, how).prop_map(|((op, later_us, caller, cost, costs), how)| {
+        let (misspelt, reserves, settles, metadata, changed) = how;
+        Draft { op, later_us, caller, cost, costs, misspelt, reserves, settles, metadata, changed }
+    })
+}
+
+/// Cases for a store that can keep these limits and has these operations.
+pub(crate) fn cases(
+    can_keep: fn(&Policy) -> bool,
+    can_do: fn(Op) -> bool,
+    changes: bool,
+) -> impl Strategy<Value = RequestCase> {
+    let begin =
+        select(vec![1_795_218_392_123_456_u64, 1_795_218_390_000_000, 1_795_218_389_999_999]);
+    let drafts = vec(drafts(can_do), 1..24);
+    // What another limiter charged in between says how a settlement is read: a law of its own.
+    let reserves = any::<bool>();
+    (limits(can_keep), prop::bool::weighted(0.2), begin, drafts, reserves).prop_map(
+        move |(limits, allows_unlimited, mut at_us, drafts, reserves)| {
+            let mut reserved: Vec<AskedRequest> = Vec::new();
+            let mut requests = Vec::new();
+            for (n, draft) in drafts.into_iter().enumerate() {
+                at_us += draft.later_us;
+                let mut costs = LimitCosts::from(draft.cost);
+                for (limit, cost) in &draft.costs {
+                    costs.set(&limits[limit % limits.len()].name, *cost);
+                }
+                if draft.misspelt {
+                    costs.set("l99", 1);
+                }
+                let mut asked = AskedRequest {
+                    op: draft.op,
+                    at: Timestamp::saturating_from_us(at_us),
+                    caller: draft.caller,
+                    costs,
+                    id: None,
+                    metadata: draft.metadata,
+                    changed: draft.changed && changes && !reserves,
+                };
+                let applies = |limit: &&LimitDraft| asked.caller.key(limit).is_some();
+                let applying: Vec<_> = limits.iter().filter(applies).collect();
+                let can = |limit: &&&LimitDraft| {
+                    limit.policies[0].reservation_us().is_some() && asked.costs.get(&limit.name) > 0
+                };
+                let can_reserve = applying.iter().filter(can).count() == applying.len();
+                match asked.op {
+                    Op::Settle if reserved.is_empty() => asked.op = Op::Acquire,
+                    Op::Settle => {
+                        let settled = reserved.remove(draft.settles.index(reserved.len()));
+                        (asked.id, asked.caller) = (settled.id, settled.caller);
+                    }
+                    Op::Acquire if reserves && draft.reserves && can_reserve && !draft.misspelt => {
+                        asked.id = Some(ReservationId::new(n as u128 + 1));
+                        reserved.push(asked.clone());
+                    }
+                    _ => {}
+                }
+                requests.push(asked);
+            }
+            RequestCase { limits, allows_unlimited, requests }
+        },
+    )
+}

@@ -1,0 +1,233 @@
+//! What a limiter must say: the steps of the algorithms, one limit after the other, by name.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ratelimit_core::algorithm::{PolicyState, Step, Write};
+use ratelimit_core::store::{Op, Reservation};
+use ratelimit_core::{
+    Account, Algorithm as _, Decision, ErrorKind, Policy, ReservationId, Timestamp,
+};
+
+use super::Named;
+use super::made::{AskedRequest, LimitDraft};
+
+/// What must come out.
+#[derive(Clone, Debug)]
+pub(crate) enum Due {
+    /// An error of this kind, which names these.
+    Refused { kind: ErrorKind, names: Vec<String> },
+    /// A decision of each limit that applies, in the order of the policy.
+    Decided { summary: Decision, decided: Vec<Named>, shadow: Vec<(String, Decision)> },
+}
+
+/// A limit's name and the identifiers that it counts by.
+type ModelKey = (String, Vec<&'static str>);
+
+/// The states of all keys, and the reservations of all ids.
+pub(crate) struct Model<'l> {
+    limits: &'l [LimitDraft],
+    allows_unlimited: bool,
+    states: HashMap<ModelKey, PolicyState>,
+    reservations: BTreeMap<(ReservationId, String), Reservation>,
+}
+
+/// A limit that applies, with its state before the request and its step.
+struct Stepped {
+    key: ModelKey,
+    policy: Policy,
+    cost: u64,
+    before: Option<PolicyState>,
+    step: Step<PolicyState>,
+    forgiven: u64,
+    reservation: Option<Reservation>,
+}
+
+impl<'l> Model<'l> {
+    pub(crate) fn new(limits: &'l [LimitDraft], allows_unlimited: bool) -> Self {
+        let (states, reservations) = (HashMap::new(), BTreeMap::new());
+        Self { limits, allows_unlimited, states, reservations }
+    }
+
+    /// What a request must be told. Changes the states as it does.
+    pub(crate) fn due(&mut self, asked: &AskedRequest) -> Due {
+        let refused = |kind, names| Due::Refused { kind, names };
+        let limits = self.limits;
+        let (mut given, _) = asked.costs.parts();
+        if let Some((unknown, _)) =
+            given.find(|(name, _)| limits.iter().all(|limit| limit.name != *name))
+        {
+            return refused(ErrorKind::Invalid, vec![unknown.to_owned()]);
+        }
+        let lacks = |limit: &&LimitDraft| {
+            limit.required && !limit.shadow && asked.caller.key(limit).is_none()
+        };
+        if let Some(limit) = limits.iter().find(lacks) {
+            return refused(ErrorKind::Invalid, vec![limit.name.clone()]);
+        }
+        let applying = |shadow: bool| {
+            limits
+                .iter()
+                .filter(move |limit| limit.shadow == shadow && asked.caller.key(limit).is_some())
+        };
+        if applying(false).chain(applying(true)).next().is_none()
+            && !self.allows_unlimited
+            && !limits.iter().all(|limit| limit.shadow)
+        {
+            let names = limits.iter().map(|limit| limit.name.clone()).collect();
+            return refused(ErrorKind::Invalid, names);
+        }
+        let decided = match self.decided(&applying(false).collect::<Vec<_>>(), asked) {
+            Ok(decided) => decided,
+            Err(refused) => return refused,
+        };
+        let allowed = decided.iter().all(|(_, one, _)| one.allowed);
+        let mut shadow = Vec::new();
+        for limit in applying(true).filter(|_| allowed) {
+            if let Ok(one) = self.decided(&[limit], asked) {
+                shadow.extend(one.into_iter().map(|(name, one, _)| (name, one)));
+            }
+        }
+        Due::Decided { summary: summary(&decided), decided, shadow }
+    }
+
+    /// The decisions of limits that are charged together or not at all.
+    fn decided(&mut self, limits: &[&LimitDraft], asked: &AskedRequest) -> Result<Vec<Named>, Due> {
+        let mut stepped = Vec::new();
+        let mut known = limits.is_empty() || asked.op != Op::Settle;
+        for limit in limits {
+            let one = self.stepped(limit, asked)?;
+            known |= one.reservation.is_some();
+            stepped.push(one);
+        }
+        if !known {
+            return Err(Due::Refused { kind: ErrorKind::Invalid, names: Vec::new() });
+        }
+        let allowed = stepped.iter().all(|one| one.step.decision.allowed);
+        let mut decided = Vec::new();
+        for one in stepped {
+            let (now, charges_denials) = (asked.at, one.policy.charges_denials());
+            let mut decision = one.step.decision;
+            let written = allowed || charges_denials;
+            let after = match &one.step.write {
+                Write::Put { state, .. } if written => Some(state.clone()),
+                Write::Remove if written => None,
+                _ => one.before.clone(),
+            };
+            if !allowed && decision.allowed {
+                if charges_denials {
+                    decision.retry_after_us = one.policy.wait_us(after.as_ref(), now, one.cost);
+                } else {
+                    decision = one.policy.step(one.before.as_ref(), now, 0).decision;
+                    decision.cost = one.cost;
+                }
+            }
+            let owed = one.policy.owed(after.as_ref(), now);
+            decided.push((one.key.0.clone(), decision, Account { owed, forgiven: one.forgiven }));
+            if asked.op == Op::Peek {
+                continue;
+            }
+            if let (Some(id), Some(reservation), true) = (asked.id, one.reservation, allowed) {
+                self.reservations.insert((id, one.key.0.clone()), reservation);
+            }
+            match after {
+                Some(state) => _ = self.states.insert(one.key, state),
+                None => _ = self.states.remove(&one.key),
+            }
+        }
+        Ok(decided)
+    }
+
+    fn stepped(&self, limit: &LimitDraft, asked: &AskedRequest) -> Result<Stepped, Due> {
+        let policy = limit.policies[usize::from(asked.changed)];
+        let key = (limit.name.clone(), asked.caller.key(limit).expect("it applies"));
+        let (cost, now) = (asked.costs.get(&limit.name), asked.at);
+        let before = self.states.get(&key).cloned();
+        let state = before.as_ref();
+        let unsupported =
+            || Due::Refused { kind: ErrorKind::Unsupported, names: vec![limit.name.clone()] };
+        let mut reservation = None;
+        let mut charged = 0;
+        let step = match asked.op {
+            Op::Refund => policy.refund(state, now, cost).ok_or_else(unsupported)?,
+            Op::Force => policy.force(state, now, cost).ok_or_else(unsupported)?,
+            Op::Reset => {
+                let mut decision = policy.step(None, now, 0).decision;
+                decision.cost = cost;
+                Step { decision, write: Write::Remove }
+            }
+            Op::Settle => {
+                let of =
+                    self.reservations.get(&(asked.id.expect("settled by id"), limit.name.clone()));
+                let of = of.filter(|of| is_live(of, &policy, now));
+                if let Some(of) = of {
+                    reservation = Some(Reservation { settled: Some(cost), ..of.clone() });
+                    charged = of.cost;
+                    policy.settle(state, now, of, cost).ok_or_else(unsupported)?
+                } else {
+                    let mut decision = policy.step(state, now, 0).decision;
+                    decision.cost = cost;
+                    Step { decision, write: Write::Keep }
+                }
+            }
+            _ => {
+                if asked.id.is_some() {
+                    policy.reservation_us().ok_or_else(unsupported)?;
+                    reservation = Some(Reservation::new(policy.charged_at(state, now), cost));
+                }
+                policy.step(state, now, cost)
+            }
+        };
+        let forced = matches!(asked.op, Op::Force | Op::Settle) && cost >= charged;
+        let forgiven = if forced { forgiven(&policy, state, now, cost - charged) } else { 0 };
+        // A lease that has ended has nothing to forgive.
+        let forgiven = if asked.op == Op::Settle && reservation.is_none() { 0 } else { forgiven };
+        Ok(Stepped { key, policy, cost, before, step, forgiven, reservation })
+    }
+}
+
+fn is_live(reservation: &Reservation, policy: &Policy, now: Timestamp) -> bool {
+    let life_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
+    now.as_us() < reservation.since.as_us() + life_us
+}
+
+/// What a charge of this cost passes capacity and debt by, for a limit that may owe.
+fn forgiven(policy: &Policy, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> u64 {
+    if policy.debt() == 0 {
+        return 0;
+    }
+    let left = policy.step(state, now, 0).decision.remaining;
+    (cost + policy.owed(state, now)).saturating_sub(left + policy.debt())
+}
+
+/// What is shown of all: the limit with the least remaining, the first of several, and the longest waits.
+fn summary(decided: &[Named]) -> Decision {
+    let all = || decided.iter().map(|(_, one, _)| one);
+    let Some(least) = all().map(|one| one.remaining).min() else {
+        return Decision {
+            allowed: true,
+            cost: 0,
+            limit: u64::MAX,
+            remaining: u64::MAX,
+            retry_after_us: Some(0),
+            replenish_after_us: 0,
+            reset_after_us: 0,
+        };
+    };
+    let tied = || all().filter(|one| one.remaining == least);
+    let shown = tied().next().expect("the least is one of them");
+    let grows = tied().all(|one| one.replenish_after_us > 0);
+    let waits: Option<Vec<_>> = all().map(|one| one.retry_after_us).collect();
+    Decision {
+        allowed: all().all(|one| one.allowed),
+        cost: shown.cost,
+        limit: shown.limit,
+        remaining: least,
+        retry_after_us: waits.and_then(|waits| waits.into_iter().max()),
+        replenish_after_us: if grows {
+            tied().map(|one| one.replenish_after_us).max().unwrap_or(0)
+        } else {
+            0
+        },
+        reset_after_us: all().map(|one| one.reset_after_us).max().unwrap_or_default(),
+    }
+}
