@@ -6,26 +6,45 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use ratelimit_core::{Algorithm, ConfigError, Limit, Limits, Policy};
+use ratelimit_core::{Algorithm, ConfigError, Limit, LimitCosts, Limits, Policy};
 
 use crate::nearness::Nearness;
 use crate::tally::Tally;
 use crate::text::decimal;
 
-/// These limits without a bound, to observe what callers use: one for each window of each.
+/// These limits without a bound, to observe what callers use: one for each window of each. The first has the limit's name.
 pub(crate) fn unbounded(limits: &Limits<Policy>) -> Result<Limits<Policy>, ConfigError> {
     let mut unbounded = Vec::new();
     for (place, limit) in limits.iter().enumerate() {
         for (nth, window) in windows(limit.algorithm()).into_iter().enumerate() {
+            let name = if nth == 0 { limit.name().to_owned() } else { further(limits, place, nth) };
             let larger = |(largest, best), bit| {
                 let capacity = largest | 1_u64 << bit;
                 with_capacity(&window, capacity).map_or((largest, best), |wide| (capacity, wide))
             };
             let (_, largest) = (0..53).rev().fold((0, window), larger);
-            unbounded.push(with_policy(limit, &format!("{place}.{nth}"), largest)?);
+            unbounded.push(with_policy(limit, &name, largest)?);
         }
     }
     Limits::new(unbounded)
+}
+
+/// The name of a further window of a limit, which no limit has.
+fn further(limits: &Limits<Policy>, place: usize, nth: usize) -> String {
+    let mut name = format!("{place}.{nth}");
+    while limits.iter().any(|limit| limit.name() == name) {
+        name.push('_');
+    }
+    name
+}
+
+/// These costs with those of the further windows of [`unbounded`], each as that of its limit.
+pub(crate) fn with_windows(costs: &LimitCosts, limits: &Limits<Policy>) -> LimitCosts {
+    limits.iter().enumerate().fold(costs.clone(), |costs, (place, limit)| {
+        let cost = costs.get(limit.name());
+        let further = (1..windows(limit.algorithm()).len()).map(|nth| further(limits, place, nth));
+        further.fold(costs, |costs, name| costs.of(&name, cost))
+    })
 }
 
 /// A limit like this one, of another name and policy, that denies.

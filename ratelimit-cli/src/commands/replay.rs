@@ -50,7 +50,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         let replay = Replay {
             this: Judge::new(&this, nearness, forgets),
             other: other.as_ref().map(|other| Judge::new(other, None, forgets)),
-            needs: is_detailed.then(|| Judge::new(&needs, Some(usize::MAX), false)),
+            needs: is_detailed.then(|| Judge::observing(&needs, &limits)),
             requests,
             decisions,
         };

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter};
+use ratelimit_memory::MemoryStore;
 use serde_json::json;
 
 use crate::args::SuggestArgs;
@@ -39,7 +40,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let mut requests = ReplayedRequests::open(&args.log, &interrupt, Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;
         let wrong = |error| Failure::input(format!("no proposal: {error}"));
-        let first = replay(unbounded(&limits).map_err(wrong)?, requests).await?;
+        let observing = limiter(unbounded(&limits).map_err(wrong)?);
+        let first = replay(Judge::observing(&observing, &limits), requests).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
@@ -55,7 +57,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let mut rows: Vec<_> = rows.collect();
         let again = Reading { silent: true, ..Reading::default() };
         let again = ReplayedRequests::open(&args.log, &interrupt, again)?;
-        let second = replay(proposal(&limits, &rows).map_err(wrong)?, again).await?;
+        let proposed = limiter(proposal(&limits, &rows).map_err(wrong)?);
+        let second = replay(Judge::new(&proposed, Some(usize::MAX), false), again).await?;
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
             let nearness = counts.nearness.as_ref();
             row.denied_together =
@@ -82,13 +85,15 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     })
 }
 
+fn limiter(limits: Limits<Policy>) -> RateLimiter<MemoryStore> {
+    RateLimiter::new(limits, store::memory()).allow_unlimited()
+}
+
 /// Reads the log once.
 async fn replay(
-    limits: Limits<Policy>,
+    this: Judge<'_, MemoryStore>,
     requests: ReplayedRequests,
 ) -> Result<ReplayOutcome, Failure> {
-    let limiter = RateLimiter::new(limits, store::memory()).allow_unlimited();
-    let this = Judge::new(&limiter, Some(usize::MAX), false);
     let replay = Replay { this, other: None, needs: None, requests, decisions: None };
     let mut outcome = replay.run().await;
     std::mem::replace(&mut outcome.ended, Ok(())).map(|()| outcome)

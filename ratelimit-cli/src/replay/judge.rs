@@ -1,12 +1,16 @@
 //! [`Judge`]: one policy, its store, and what was counted of its decisions.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Algorithm, ErrorKind, Policy, RateLimiter, Store, StoreError, Verdict};
+use ratelimit_core::{
+    Algorithm, ErrorKind, LimitCosts, Limits, Policy, RateLimiter, Store, StoreError, Verdict,
+};
 
 use super::leases::Leases;
 use crate::input::{BadLine, InputEntry};
+use crate::suggest::with_windows;
 use crate::tally::{Decided, Tally};
 
 /// The number of keys that one call resets.
@@ -21,6 +25,8 @@ pub(crate) struct Judge<'r, S> {
     touched: Option<HashSet<(usize, Box<str>)>>,
     /// The leases, if a limit has any.
     leases: Option<Leases>,
+    /// The limits whose needs these limits observe, if they do.
+    observed: Option<&'r Limits<Policy>>,
 }
 
 impl<'r, S: Store<Policy>> Judge<'r, S> {
@@ -33,12 +39,29 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
             tally: Tally::new(limiter.limits(), nearness),
             touched: forgets.then(HashSet::new),
             leases: has_leases.then(Leases::default),
+            observed: None,
+        }
+    }
+
+    /// Observes what the callers of `limits` need, by these limits [without a bound](crate::suggest::unbounded).
+    pub(crate) fn observing(limiter: &'r RateLimiter<S>, limits: &'r Limits<Policy>) -> Self {
+        Self { observed: Some(limits), ..Self::new(limiter, Some(usize::MAX), false) }
+    }
+
+    /// The costs under these limits.
+    fn costs<'e>(&self, entry: &'e InputEntry) -> Cow<'e, LimitCosts> {
+        match self.observed {
+            Some(limits) if entry.costs.same().is_none() => {
+                Cow::Owned(with_windows(&entry.costs, limits))
+            }
+            _ => Cow::Borrowed(&entry.costs),
         }
     }
 
     /// Refuses a request that no store can decide.
     pub(super) fn validate(&self, entry: &InputEntry) -> Result<(), BadLine> {
-        let request = self.limiter.request(&entry.caller).costs(&entry.costs);
+        let costs = self.costs(entry);
+        let request = self.limiter.request(&entry.caller).costs(&costs);
         request.validate().map_err(|refusal| refusal.to_string())
     }
 
@@ -47,7 +70,8 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
         &mut self,
         entry: &InputEntry,
     ) -> Result<Result<Verdict, BadLine>, S::Error> {
-        let request = self.limiter.request(&entry.caller).costs(&entry.costs).at(entry.at);
+        let costs = self.costs(entry);
+        let request = self.limiter.request(&entry.caller).costs(&costs).at(entry.at);
         if let Some(leases) = &mut self.leases {
             leases.end_until(self.limiter, entry.at).await?;
         }
