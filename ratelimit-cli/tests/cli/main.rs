@@ -18,6 +18,8 @@ mod redis;
 mod replay;
 mod report;
 mod schema;
+#[cfg(all(feature = "fred", feature = "redis"))]
+mod servers;
 mod suggest;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod top;

@@ -1,0 +1,113 @@
+//! `check`, `inspect`, `top`, `heal` and `reset` on a server, of two limits that differ in one thing: a row per algorithm,
+//! and one per field of a limit. What each says of a limit is that limit's.
+
+use ratelimit_core::Policy;
+use ratelimit_servers::RedisServer;
+use serde_json::{Value, json};
+
+use crate::common::{Scene, limit};
+
+/// A limit of this name, by these identifiers, of this algorithm, with room for so many.
+fn of(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
+    let document = limit(name, key, &format!("{algorithm} {room}/h"), more);
+    if algorithm != "bucketed-window" {
+        return document;
+    }
+    let rates = format!("bucket = \"1h\"\nrates = [\"{room}/h\"]");
+    document.replace(&format!("rate = \"{room}/h\""), &rates)
+}
+
+/// The fields of the limit of this name in a list.
+fn named<'v>(list: &'v Value, name: &str) -> &'v Value {
+    let mut all = list.as_array().expect("a list").iter();
+    all.find(|one| one["name"] == name).unwrap_or(&Value::Null)
+}
+
+#[test]
+fn each_command_tells_two_limits_apart_whatever_differs() {
+    let server = RedisServer::start().expect("a server");
+    let url = server.url();
+    let mut rows: Vec<_> = Policy::NAMES
+        .iter()
+        .map(|name| (*name, of("one", "ip", name, 3, ""), of("two", "ip", name, 9, "")))
+        .collect();
+    let gcra = |more| of("two", "ip", "gcra", 9, more);
+    rows.extend([
+        ("shadow", of("one", "ip", "gcra", 3, ""), gcra("shadow = true")),
+        ("attempts", of("one", "ip", "gcra", 3, ""), gcra("count = \"attempts\"")),
+        ("identifier", of("one", "ip", "gcra", 3, ""), of("two", "user", "gcra", 9, "")),
+        ("identifiers", of("one", "ip", "gcra", 3, ""), of("two", "user ip", "gcra", 9, "")),
+        ("algorithm", of("one", "ip", "fixed-window", 3, ""), gcra("")),
+        ("required", of("one", "ip", "gcra", 3, ""), gcra("required = true")),
+        ("debt", of("one", "ip", "gcra", 3, ""), gcra("debt = 5")),
+    ]);
+    for (place, (row, one, two)) in rows.iter().enumerate() {
+        for (order, policy) in [[one, two], [two, one]].iter().enumerate() {
+            let scene = Scene::new(&(policy[0].clone() + policy[1]));
+            scene.write("secret", "open sesame");
+            let prefix = format!("p{place}-{order}");
+            // Every other row hides its identifiers.
+            let hides = place % 2 == order;
+            let on = ["--store", &url, "--prefix", &prefix];
+            let secret: &[&'static str] = if hides { &["--secret-file", "secret"] } else { &[] };
+            let run = |command: &str, more: &[&str], code: i32| {
+                let ran = scene.command(command, &[&on[..], more, &["--json"]].concat());
+                ran.exits(code).json()
+            };
+            let caller: &[&'static str] = match *row {
+                "identifier" | "identifiers" => &["ip=192.0.2.7", "user=bob-smith"],
+                _ => &["ip=192.0.2.7"],
+            };
+            let asked = |more: &[&'static str]| [caller, secret, more].concat();
+            let line = &run("check", &asked(&["--cost", "3"]), 0)[0];
+            let list = |line: &Value, name: &str| {
+                let shadow = *row == "shadow" && name == "two";
+                named(&line[if shadow { "shadow" } else { "limits" }], name).clone()
+            };
+            for (name, limit, left) in [("one", 3, 0), ("two", 9, 6)] {
+                let found = list(line, name);
+                let found = [&found["allowed"], &found["limit"], &found["remaining"]];
+                assert_eq!(found, [&json!(true), &json!(limit), &json!(left)], "{row}: {line}");
+            }
+            let line = &run("check", &asked(&["--peek"]), 1)[0];
+            assert_eq!(list(line, "one")["allowed"], json!(false), "{row}: {line}");
+            assert!(line["retry_after_us"].as_u64() > Some(0), "{row}: {line}");
+
+            let found = &run("inspect", &asked(&[]), 0)[0]["limits"];
+            for (name, left) in [("one", 0), ("two", 6)] {
+                let found = named(found, name);
+                assert_eq!(found["remaining"], json!(left), "{row}: {found}");
+                assert!(found["state"].is_object(), "{row}: {found}");
+                let is_shadow = *row == "shadow" && name == "two";
+                assert_eq!(found["shadow"], json!(is_shadow), "{row}: {found}");
+            }
+
+            // No key and no list shows what is hidden.
+            let keys = server.command(&["KEYS", &format!("{prefix}*")]).expect("it answers");
+            let keys: String = keys.as_array().iter().filter_map(|key| key.as_text()).collect();
+            for value in caller.iter().map(|given| given.split('=').nth(1).expect("a value")) {
+                assert_eq!(keys.contains(value), !hides, "{row}: {keys}");
+            }
+            let lines = run("top", &[], 0);
+            let (totals, listed) = lines.split_last().expect("totals");
+            let told: Vec<_> = listed.iter().map(|line| (&line["name"], &line["limit"])).collect();
+            let due = if hides { vec![] } else { vec![(json!("one"), json!(3))] };
+            assert_eq!(told, due.iter().map(|(a, b)| (a, b)).collect::<Vec<_>>(), "{row}: {lines:?}");
+            assert_eq!(totals["hidden_keys"].as_u64() > Some(0), hides, "{row}: {totals}");
+            assert_eq!(run("heal", &[], 0)[0]["states"], 0, "{row}");
+
+            // What is reset without the secret is another caller's.
+            if hides {
+                let reset = &run("reset", caller, 0)[0];
+                assert_eq!(reset["reset"], json!([]), "{row}: {reset}");
+            }
+            let reset = &run("reset", &asked(&[]), 0)[0];
+            let due = if order == 0 { ["one", "two"] } else { ["two", "one"] };
+            assert_eq!((&reset["reset"], &reset["absent"]), (&json!(due), &json!([])), "{row}");
+            let line = &run("check", &asked(&["--peek", "--cost", "3"]), 0)[0];
+            for (name, left) in [("one", 0), ("two", 6)] {
+                assert_eq!(list(line, name)["remaining"], json!(left), "{row}: {line}");
+            }
+        }
+    }
+}
