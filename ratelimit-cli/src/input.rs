@@ -148,7 +148,7 @@ mod tests {
                 for (number, line) in (1..).zip(&lines) {
                     let _ = detector.look(Line { number, bytes: Some(line) });
                 }
-                let _ = detector.give_up();
+                let _ = detector.give_up(false);
             }
             let mut csv = csv::Csv::under(b"at_us,key,cost,op").unwrap().expect("a header");
             for line in &lines {

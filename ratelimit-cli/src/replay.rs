@@ -84,12 +84,13 @@ impl<S: Store<Policy>> Replay<'_, S> {
             });
         }
         trouble.bar.finish_and_clear();
-        if skipped > NAMED_BAD_LINES {
+        let told = skipped - trouble.untold;
+        if told > NAMED_BAD_LINES {
             let [one, many] = match trouble.refused {
                 0 => ["bad line", "bad lines"],
                 _ => ["skipped line", "skipped lines"],
             };
-            let more = plural(skipped - NAMED_BAD_LINES, one, many);
+            let more = plural(told - NAMED_BAD_LINES, one, many);
             trouble.say(&format!("… and {more} more"));
         }
         if let Some(mut decisions) = decisions
@@ -193,6 +194,8 @@ pub(crate) struct Trouble {
     /// Whether a line is named together with its input.
     several: bool,
     bad_lines: u64,
+    /// Those of them that are not told one by one.
+    untold: u64,
     /// Operations that the store does not support.
     refused: u64,
     order: Order,
@@ -201,6 +204,11 @@ pub(crate) struct Trouble {
 impl Trouble {
     const fn skipped(&self) -> u64 {
         self.bad_lines + self.refused
+    }
+
+    /// Whether the lines of an input in no known format are told one by one: nothing else may name that input.
+    const fn names_all(&self) -> bool {
+        self.how.strict || self.several
     }
 
     /// Writes a line to standard error, above the bar.
@@ -230,6 +238,15 @@ impl Trouble {
     fn bad(&mut self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
         self.report(name, number, bad)?;
         self.bad_lines += 1;
+        Ok(())
+    }
+
+    /// Handles the lines of an input in no known format: those that resemble none are only counted.
+    fn gave_up(&mut self, name: &Path, lines: (Vec<(u64, BadLine)>, u64)) -> Result<(), Failure> {
+        let (told, others) = lines;
+        self.before(name, &told)?;
+        self.bad_lines += others;
+        self.untold += others;
         Ok(())
     }
 

@@ -105,7 +105,7 @@ fn finish(
         }
         Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
         // There is nothing to sum up, only a note about what was left behind.
-        Err(_) if tally.decisions() + tally.bad_lines + tally.refused_operations == 0 => {
+        Err(_) if tally.decisions() == 0 && !args.json && report.is_none() => {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }

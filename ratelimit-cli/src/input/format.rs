@@ -62,9 +62,15 @@ impl Detector {
         self.bad.len() as u64 >= LINES
     }
 
-    /// The lines so far, each with the error for the format that it resembles.
-    pub(crate) fn give_up(&mut self) -> BadLines {
-        self.before(None)
+    /// The lines so far, each with the error for the format that it resembles; and how many resemble none, unless each is to
+    /// be `named`.
+    pub(crate) fn give_up(&mut self, named: bool) -> (BadLines, u64) {
+        let is_named = named || self.format != FormatArg::Auto;
+        let resembles = |likely: &FormatArg| is_named || *likely != FormatArg::Combined;
+        let all = self.bad.len();
+        self.bad.retain(|(.., likely)| resembles(likely));
+        let others = all - self.bad.len();
+        (self.before(None), others as u64)
     }
 
     /// The lines so far, each with its error in a format.

@@ -135,7 +135,8 @@ impl ReplayedRequests {
         }
         bar.set_length(total.unwrap_or_default());
         let (interrupt, several, order) = (interrupt.clone(), inputs.len() > 1, Order::default());
-        let trouble = Trouble { bar, how, interrupt, several, bad_lines: 0, refused: 0, order };
+        let trouble =
+            Trouble { bar, how, interrupt, several, bad_lines: 0, untold: 0, refused: 0, order };
         let (names, asked) = (log.names(), log.format);
         Ok(Self { inputs, names, asked, failed: None, has_leases: false, trouble })
     }
@@ -273,7 +274,7 @@ impl Input {
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(error) => {
-                    trouble.before(name, &self.detector.give_up())?;
+                    trouble.gave_up(name, self.detector.give_up(trouble.names_all()))?;
                     let (name, number) = (name.display(), self.lines.number);
                     let what = format!("{name}: cannot be read after line {number}: {error}");
                     return Err(Failure::input(what));
@@ -318,7 +319,7 @@ impl Input {
             }
         }
         let gave_up = self.detector.is_at_a_loss();
-        trouble.before(name, &self.detector.give_up())?;
+        trouble.gave_up(name, self.detector.give_up(trouble.names_all()))?;
         if gave_up {
             let lines = plural(DETECTED_LINES, "line", "lines");
             let remedy = match self.detector.format {

@@ -64,7 +64,8 @@ fn an_input_without_a_request_exits_with_2_and_says_what_is_wrong_and_names_the_
         ("hello\n{\nx\n", &[], "line 2: EOF"),
         ("at_us;key\n5;k\n", &[], "line 1: is a header separated by semicolons"),
         ("at_us,ip,ip\n", &[], "line 1: the header names \"ip\" twice"),
-        (&"x\n".repeat(999), &[], "… and 979 bad lines more"),
+        (&"x\n".repeat(999), &[], "(999 bad lines); its format is not known"),
+        (&"{\n".repeat(999), &[], "… and 979 bad lines more"),
         (&"x\n".repeat(5_000), &[], "first 1,000 lines tells its format; name it with --format"),
         (GOOD, &["--format", "combined"], "no line of it is a request as access log"),
         (LOG, &["--format", "jsonl"], "or name its format with --format"),
@@ -76,6 +77,9 @@ fn an_input_without_a_request_exits_with_2_and_says_what_is_wrong_and_names_the_
     ] {
         check(input, more, 2, 0, &[says]);
     }
+    // Of what is no log at all, nothing else is said, and nothing is summed up.
+    let ran = check("hello\nworld\n".repeat(2_000), &[], 2, 0, &[]);
+    assert!(ran.out.is_empty() && ran.err.lines().count() == 1, "{ran:?}");
 }
 
 #[test]

@@ -92,7 +92,11 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
             let (totals, listed) = lines.split_last().expect("totals");
             let told: Vec<_> = listed.iter().map(|line| (&line["name"], &line["limit"])).collect();
             let due = if hides { vec![] } else { vec![(json!("one"), json!(3))] };
-            assert_eq!(told, due.iter().map(|(a, b)| (a, b)).collect::<Vec<_>>(), "{row}: {lines:?}");
+            assert_eq!(
+                told,
+                due.iter().map(|(a, b)| (a, b)).collect::<Vec<_>>(),
+                "{row}: {lines:?}"
+            );
             assert_eq!(totals["hidden_keys"].as_u64() > Some(0), hides, "{row}: {totals}");
             assert_eq!(run("heal", &[], 0)[0]["states"], 0, "{row}");
 
@@ -109,5 +113,42 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
                 assert_eq!(list(line, name)["remaining"], json!(left), "{row}: {line}");
             }
         }
+    }
+}
+
+#[test]
+fn heal_frees_every_algorithm_and_each_of_two_limits() {
+    const AHEAD: i64 = 100 * 86_400;
+    let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");
+    let url = server.url();
+    for (place, algorithm) in Policy::NAMES.iter().enumerate() {
+        let [one, two] =
+            [("one", 3), ("two", 9)].map(|(name, room)| of(name, "ip", algorithm, room, ""));
+        let scene = Scene::new(&if place % 2 == 0 { one + &two } else { two + &one });
+        scene.write("secret", "open sesame");
+        let prefix = format!("p{place}");
+        let run = |command: &str, more: &[&str], code: i32| {
+            let on = ["--store", &url, "--prefix", &prefix, "--json"];
+            scene.command(command, &[&on[..], more].concat()).exits(code).json()
+        };
+        clock.set_ahead(AHEAD).expect("sets");
+        run("check", &["ip=a", "--cost", "3"], 0);
+        run("check", &["ip=hidden", "--secret-file", "secret"], 0);
+        clock.set_ahead(0).expect("sets");
+        let peek =
+            || run("check", &["ip=a", "--peek"], 1)[0]["retry_after_us"].as_u64().expect("a wait");
+        assert!(peek() > 90 * 86_400_000_000, "{algorithm}");
+        for more in [&["--dry-run"][..], &[]] {
+            let lines = run("heal", more, 0);
+            assert_eq!(lines.last().expect("totals")["states"], 4, "{algorithm}: {lines:?}");
+            for name in ["one", "two"] {
+                let of_name = lines.iter().filter(|line| line["name"] == name);
+                let mut values: Vec<_> = of_name.map(|line| line["value"].to_string()).collect();
+                values.sort();
+                assert_eq!(values, ["\"a\"", "null"], "{algorithm}: {lines:?}");
+            }
+        }
+        assert_eq!(run("heal", &[], 0)[0]["states"], 0, "{algorithm}");
+        assert!(peek() <= 2 * 3_600_000_000, "{algorithm}");
     }
 }

@@ -51,7 +51,9 @@ fn the_written_policy_has_the_proposed_limits_and_all_else_as_it_was() {
 #[test]
 fn the_cost_under_a_limit_is_that_of_all_of_its_windows() {
     let steps = "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"1s\"\nrates = [\"4/1s\", \"6/10s\"]\n";
-    let line = |(at, cost)| format!("{{\"at_us\":{at}000000,\"key\":\"k\",\"cost\":{{\"steps\":{cost}}}}}\n");
+    let line = |(at, cost)| {
+        format!("{{\"at_us\":{at}000000,\"key\":\"k\",\"cost\":{{\"steps\":{cost}}}}}\n")
+    };
     let scene = Scene::with(steps, [(100, 4), (101, 4), (102, 4)].map(line).concat());
     let row = &scene.command("suggest", &["--target", "0%", "--json", "input"]).exits(0).json()[0];
     assert_eq!(row["proposed"]["policy"], "bucketed-window bucket 1s rates 8/1s, 12/10s");
