@@ -25,13 +25,13 @@ const FIRST_DEPTH: u32 = if cfg!(all(test, not(loom))) { 1 } else { 0 };
 const DEPTH_BITS: u32 = 5;
 
 /// Buckets that are allocated, and split, together.
-#[derive(Debug)]
-pub(crate) struct Segment([Bucket; BUCKETS]);
+type Segment = [Bucket; BUCKETS];
 
-impl Segment {
-    fn boxed() -> Box<Self> {
-        Box::new(Self(std::array::from_fn(|_| Bucket::new())))
-    }
+/// A segment made where it stays: by way of the stack, it would overflow that of a small thread, such as loom's.
+fn new_segment() -> Box<Segment> {
+    let buckets: Box<[Bucket]> = (0..BUCKETS).map(|_| Bucket::new()).collect();
+    // They are as many as they should be, so this ends at once.
+    buckets.try_into().unwrap_or_else(|_| new_segment())
 }
 
 /// Where a key lies, while the directory's word is unchanged.
@@ -73,7 +73,7 @@ impl<'t> KeyRoute<'t> {
     /// The key's first bucket and its alternate.
     #[inline(always)]
     pub(crate) const fn buckets(self) -> [&'t Bucket; 2] {
-        let buckets = &self.segment.0;
+        let buckets = self.segment;
         [&buckets[self.address.first()], &buckets[self.address.second()]]
     }
 
@@ -81,7 +81,7 @@ impl<'t> KeyRoute<'t> {
     /// instructions that follow until they need the buckets.
     #[inline(always)]
     pub(crate) fn prefetch(self) {
-        let buckets = self.segment.0.as_slice();
+        let buckets = self.segment.as_slice();
         prefetch_index(buckets, self.address.first());
         prefetch_index(buckets, self.address.second());
     }
@@ -149,11 +149,11 @@ impl Directory {
 
     #[inline(always)]
     fn segment(&self, number: usize) -> &Segment {
-        self.segments[number].get_or_init(Segment::boxed)
+        self.segments[number].get_or_init(new_segment)
     }
 
     pub(crate) fn bucket(&self, id: BucketIndex) -> &Bucket {
-        &self.segment(id.0).0[id.1]
+        &self.segment(id.0)[id.1]
     }
 
     /// The bits of a prefix, which are the greatest depth of a segment.
@@ -184,9 +184,9 @@ impl Directory {
         }
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let upper = self.segment(number);
-        let held: Vec<_> = route.segment.0.iter().map(Bucket::lock).collect();
+        let held: Vec<_> = route.segment.iter().map(Bucket::lock).collect();
         let held: Vec<_> =
-            held.into_iter().zip(&upper.0).map(|(bucket, to)| divided(bucket, to)).collect();
+            held.into_iter().zip(upper).map(|(bucket, to)| divided(bucket, to)).collect();
         self.publish(route, number);
         drop(held);
         true

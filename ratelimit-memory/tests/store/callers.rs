@@ -1,6 +1,7 @@
 //! The facade over the memory store, as a service uses it: callers of several identifiers, limits that apply to some of
 //! them, and several callers at once.
 
+use ratelimit_core::store::Op;
 use ratelimit_core::{
     ErrorKind, Identifiers, Limit, Limits, Policy, RateLimiter, ReservationId, StoreError,
     Timestamp, Verdict,
@@ -8,7 +9,7 @@ use ratelimit_core::{
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
 
-use crate::common::{Limiter, limit, limiter, store};
+use crate::common::{Limiter, Memory, ask, limit, limiter, store};
 
 fn limits() -> [Limit<Policy>; 3] {
     let by = |limit: Limit<Policy>, names: &[&str]| limit.by(names).expect("plain names");
@@ -170,4 +171,16 @@ fn the_closure_may_call_the_limiter_again() {
     });
     // `a` is charged by the call and by the closure, in turn.
     assert_eq!(left, [(3, 2), (3, 1), (0, 0)]);
+}
+
+/// As of a thread in a model of loom, which has 32 KiB, and no test allocator beside it. A segment has as many.
+#[test]
+fn a_store_is_made_used_and_dropped_on_a_small_stack() {
+    let thread = std::thread::Builder::new().stack_size(64 * 1_024);
+    let works = thread.spawn(|| {
+        let (store, _): (Memory, _) = store(|builder| builder);
+        let limit = limit("l", "gcra 1/h burst 3");
+        (0..4).filter(|_| ask(&store, (&limit, "a"), Op::Acquire, 1).allowed()).count()
+    });
+    assert_eq!(works.expect("a thread").join().expect("no panic"), 3);
 }
