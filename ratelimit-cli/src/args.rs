@@ -110,7 +110,7 @@ pub(crate) struct ReplayArgs {
     /// `redis-sentinel://host[:port][,host[:port]…]/SERVICE[/db]`, the master that these name; or
     /// `redis-cluster://host[:port][,host[:port]…]`. Encrypted: `rediss://`, `rediss-sentinel://`,
     /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
-    /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. `?mode=cas` compares and sets, and
+    /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. At a Unix socket: `redis+unix:///path`. `?mode=cas` compares and sets, and
     /// `?mode=multi` uses transactions, instead of scripts; `?client=fred` uses another client.
     /// On Redis a replay uses keys of its own, and removes them at the end. Redis needs a build with the feature `redis`
     /// or `fred`.

@@ -19,6 +19,10 @@ use crate::{BoxFuture, take_ready};
 ///
 /// It limits requests of any type. The function returns the key of a request.
 ///
+/// [`heed_answers`](Self::heed_answers) and [`adopt_answers`](Self::adopt_answers) are for services whose response is an
+/// [`http::Response`]. One with a response of its own, such as `reqwest::Client`, is converted below the layer:
+/// `client.map_response(http::Response::<reqwest::Body>::from)`, by `tower::ServiceExt`.
+///
 /// ```
 /// # use std::time::Duration;
 /// # use ratelimit_core::*;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter, Timestamp};
+use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter, Timestamp, TokioClock};
 use ratelimit_memory::{CoarseClock, MemoryStore};
 
 use crate::Error;
@@ -22,6 +22,19 @@ fn a_test_moves_the_clock() -> Result<(), Error> {
 
     clock.set(Timestamp::ZERO); // back to the beginning
     assert!(!limiter.check_now("alice")?.allowed());
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)] // sleeping takes no time
+async fn a_token_comes_back_after_twelve_seconds() -> Result<(), Error> {
+    let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+    let store = MemoryStore::builder().clock(TokioClock::default()).build();
+    let limiter = RateLimiter::new(limits, store);
+    assert!(limiter.check_n("alice", 5).await?.allowed());
+    assert!(!limiter.check("alice").await?.allowed());
+
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert!(limiter.check("alice").await?.allowed());
     Ok(())
 }
 
