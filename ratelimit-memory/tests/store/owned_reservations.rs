@@ -351,11 +351,10 @@ async fn however_an_operation_ends_what_was_said_last_is_charged() {
                 }
                 let due = match (&held, op) {
                     (None, "reserve") => 0,
-                    (None, _) => dropped,
                     (Some(_), _) if commits => 7,
                     // An extension without an answer is not one.
                     (Some(_), "extend") if fate != Fate::Answered => 40,
-                    (Some(_), _) => dropped,
+                    _ => dropped,
                 };
                 match held {
                     Some(reservation) if commits => _ = reservation.commit(7).await,
