@@ -182,7 +182,68 @@ impl Refusal {
         match self {
             Self::Unsupported { .. } | Self::CannotReserve { .. } => ErrorKind::Unsupported,
             Self::EndOfTime { .. } => ErrorKind::Config,
-            _ => ErrorKind::Invalid,
+            Self::NoLimitApplies { .. }
+            | Self::MissingIdentifier { .. }
+            | Self::UnknownLimit { .. }
+            | Self::ReservesNothing { .. }
+            | Self::NoId { .. }
+            | Self::Metadata { .. }
+            | Self::UnknownReservation { .. }
+            | Self::Settled { .. }
+            | Self::Reserved { .. }
+            | Self::OtherChecks { .. }
+            | Self::Pending { .. } => ErrorKind::Invalid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row per variant: the match in [`Refusal::kind`] does not compile without a new one, and its kind is said here.
+    #[test]
+    fn each_refusal_has_its_kind_and_names_the_limit_that_it_is_about() {
+        let (limit, id) = (|| String::from("l7"), ReservationId::new(9));
+        let text = String::from("a, b");
+        let refusals = [
+            (
+                Refusal::NoLimitApplies { had: text.clone(), wanted: text.clone() },
+                ErrorKind::Invalid,
+                false,
+            ),
+            (
+                Refusal::MissingIdentifier {
+                    limit: limit(),
+                    had: text.clone(),
+                    wanted: text.clone(),
+                },
+                ErrorKind::Invalid,
+                true,
+            ),
+            (
+                Refusal::UnknownLimit { name: text.clone(), limits: text.clone() },
+                ErrorKind::Invalid,
+                false,
+            ),
+            (Refusal::Unsupported { limit: limit(), op: Op::Force }, ErrorKind::Unsupported, true),
+            (Refusal::CannotReserve { limit: limit() }, ErrorKind::Unsupported, true),
+            (Refusal::ReservesNothing { limit: limit() }, ErrorKind::Invalid, true),
+            (Refusal::NoId { op: Op::Settle }, ErrorKind::Invalid, false),
+            (Refusal::EndOfTime { now_us: 1 }, ErrorKind::Config, false),
+            (Refusal::Metadata { limit: limit(), bytes: 2, most: 1 }, ErrorKind::Invalid, true),
+            (Refusal::UnknownReservation { id }, ErrorKind::Invalid, false),
+            (Refusal::Settled { limit: limit(), id, at: 1 }, ErrorKind::Invalid, true),
+            (Refusal::Reserved { limit: limit(), id, at: 1 }, ErrorKind::Invalid, true),
+            (Refusal::OtherChecks { limit: limit(), id, reserved: text }, ErrorKind::Invalid, true),
+            (Refusal::Pending { limit: limit(), id }, ErrorKind::Invalid, true),
+        ];
+        for (refusal, kind, is_about_one) in refusals {
+            let said = alloc::string::ToString::to_string(&refusal);
+            assert_eq!(refusal.kind(), kind, "{said}");
+            assert!(!kind.is_outage(), "no refusal is an outage, and none has charged: {said}");
+            assert_eq!(refusal.limit(), is_about_one.then_some("l7"), "{said}");
+            assert_eq!(said.contains("limit \"l7\""), is_about_one, "{said}");
         }
     }
 }

@@ -261,3 +261,140 @@ impl StoreError for RedisError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> Arc<str> {
+        "127.0.0.1:6379".into()
+    }
+
+    fn server(code: &str, message: &str) -> RedisError {
+        RedisError::Server { address: address(), code: code.into(), message: message.into() }
+    }
+
+    /// Each variant by its number: a new one does not compile before it has a row.
+    const fn number(error: &RedisError) -> usize {
+        match error {
+            RedisError::Config(_) => 0,
+            RedisError::Unreachable { .. } => 1,
+            RedisError::NoServer { .. } => 2,
+            RedisError::Lost { .. } => 3,
+            RedisError::TimedOut { .. } => 4,
+            RedisError::Server { .. } => 5,
+            RedisError::Corrupt { .. } => 6,
+            RedisError::Contended { .. } => 7,
+            RedisError::CrossSlot { .. } => 8,
+            RedisError::InPart(_) => 9,
+            RedisError::NotNative { .. } => 10,
+            RedisError::NoOperation { .. } => 11,
+            RedisError::Refused(_) => 12,
+            RedisError::Disagrees { .. } => 13,
+            RedisError::Protocol { .. } => 14,
+        }
+    }
+
+    /// Each error, its kind, and whether the request may be charged.
+    fn rows() -> Vec<(RedisError, ErrorKind, bool)> {
+        let (reason, deadline) = (String::from("gone"), Duration::from_millis(7));
+        let (limit, key) = (String::from("l7"), String::from("p:1:{a}"));
+        let cannot_reserve = Refusal::CannotReserve { limit: limit.clone() };
+        let mut rows = vec![
+            (RedisError::Config(reason.clone()), ErrorKind::Config, false),
+            (
+                RedisError::Unreachable { address: address(), reason: reason.clone() },
+                ErrorKind::Unavailable,
+                false,
+            ),
+            (
+                RedisError::NoServer { address: address(), reason: reason.clone() },
+                ErrorKind::Unavailable,
+                false,
+            ),
+            (
+                RedisError::Lost { address: address(), reason: reason.clone() },
+                ErrorKind::Indeterminate,
+                true,
+            ),
+            (RedisError::TimedOut { address: address(), deadline }, ErrorKind::Indeterminate, true),
+            (
+                RedisError::Corrupt { limit: limit.clone(), key: key.clone(), detail: reason },
+                ErrorKind::Corrupt,
+                false,
+            ),
+            (RedisError::Contended { attempts: 3 }, ErrorKind::Contended, false),
+            (RedisError::CrossSlot { first: key.clone(), other: key }, ErrorKind::CrossSlot, false),
+            (
+                RedisError::InPart(Box::new(RedisError::Contended { attempts: 3 })),
+                ErrorKind::Indeterminate,
+                true,
+            ),
+            (RedisError::NotNative { limit: limit.clone() }, ErrorKind::Unsupported, false),
+            (
+                RedisError::NoOperation { limit: limit.clone(), op: Op::Force },
+                ErrorKind::Unsupported,
+                false,
+            ),
+            (cannot_reserve.into(), ErrorKind::Unsupported, false),
+            (RedisError::Disagrees { limit, address: address() }, ErrorKind::Indeterminate, true),
+            (
+                RedisError::Protocol { address: address(), answer: "integer".into() },
+                ErrorKind::Indeterminate,
+                true,
+            ),
+        ];
+        let codes = [
+            ("NOAUTH", "", ErrorKind::Config),
+            ("WRONGPASS", "", ErrorKind::Config),
+            ("NOPERM", "", ErrorKind::Config),
+            ("DENIED", "", ErrorKind::Config),
+            ("MOVED", "1 127.0.0.1:1", ErrorKind::Config),
+            ("ASK", "1 127.0.0.1:1", ErrorKind::Config),
+            ("EXECABORT", "NOPERM", ErrorKind::Config),
+            ("EXECABORT", "OOM", ErrorKind::Unavailable),
+            ("ERR", "ACL failure in script: no", ErrorKind::Config),
+            ("ERR", "unauthenticated bulk length", ErrorKind::Config),
+            ("ERR", "DB index is out of range", ErrorKind::Config),
+            ("ERR", "unknown command 'EVALSHA'", ErrorKind::Unsupported),
+            ("ERR", "max number of clients reached", ErrorKind::Unavailable),
+            ("CROSSSLOT", "", ErrorKind::CrossSlot),
+            ("WRONGTYPE", "", ErrorKind::Corrupt),
+            ("OOM", "", ErrorKind::Unavailable),
+            ("READONLY", "", ErrorKind::Unavailable),
+            ("LOADING", "", ErrorKind::Unavailable),
+            ("BUSY", "", ErrorKind::Unavailable),
+            ("CLUSTERDOWN", "", ErrorKind::Unavailable),
+        ];
+        rows.extend(codes.map(|(code, message, kind)| (server(code, message), kind, false)));
+        rows
+    }
+
+    #[test]
+    fn each_error_says_whether_the_request_may_be_charged() {
+        let rows = rows();
+        for (error, kind, may_be_charged) in &rows {
+            assert_eq!(error.kind(), *kind, "{error}");
+            assert_eq!(error.kind() == ErrorKind::Indeterminate, *may_be_charged, "{error}");
+            // After a part of the request was done, whatever happens leaves that open; a look-up has done nothing.
+            for after in [error.clone().in_part(), error.clone().after(true)] {
+                assert_eq!(after.kind(), ErrorKind::Indeterminate, "{after}");
+            }
+            assert_eq!(error.clone().after(false).kind(), *kind, "{error}");
+            let looked_up = error.clone().of_a_lookup().kind();
+            let is_answer =
+                matches!(error, RedisError::Protocol { .. } | RedisError::Disagrees { .. });
+            assert!(is_answer || looked_up != ErrorKind::Indeterminate, "{error}");
+            let in_use = error.clone().in_use(&address()).kind();
+            assert_eq!(
+                in_use,
+                if *kind == ErrorKind::Config { ErrorKind::Unavailable } else { *kind },
+                "{error}"
+            );
+        }
+        let mut numbers: Vec<_> = rows.iter().map(|(error, ..)| number(error)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers, (0..15).collect::<Vec<_>>(), "a row per variant");
+    }
+}
