@@ -14,7 +14,7 @@ use crate::store::{self, in_each_mode};
 
 /// The limits that apply to a caller.
 #[derive(Serialize)]
-struct Reset<'r> {
+struct Found<'r> {
     #[serde(flatten)]
     caller: &'r Caller,
     /// Those that have their full capacity again.
@@ -27,7 +27,7 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
     let caller = Caller::from_args(&args.keys, &limits)?;
     let keyed = caller.keys(&limits);
-    let mut told = Reset { caller: &caller, reset: Vec::new(), absent: Vec::new() };
+    let mut told = Found { caller: &caller, reset: Vec::new(), absent: Vec::new() };
     store::block_on(async {
         let (store, failed) = store::of_caller(args, "reset", &limits).await?;
         for (limit, key) in &keyed {
@@ -41,8 +41,8 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
     super::print(if args.json { json_line(&told) } else { text(args, &told) })
 }
 
-fn text(args: &CallerArgs, told: &Reset<'_>) -> String {
-    let Reset { caller, reset, absent } = told;
+fn text(args: &CallerArgs, told: &Found<'_>) -> String {
+    let Found { caller, reset, absent } = told;
     let mut text = format!("{}: ", caller.display());
     // Writing into memory cannot fail.
     let _ = match reset[..] {

@@ -40,7 +40,8 @@ impl Axis {
         let whole = width_us * axis.buckets.len() as u64;
         let (step_us, ticks) = timeline.ticks();
         let tick = |at: Timestamp| {
-            let begins_day = step_us < DAY_US && axis.spans_days() && at.as_us() % DAY_US == 0;
+            let begins_day =
+                step_us < DAY_US && axis.spans_days() && at.as_us().is_multiple_of(DAY_US);
             let label = match (date(first), date(last)) {
                 _ if step_us < DAY_US && !begins_day => clock(at, step_us),
                 (first, last) if first[..4] == last[..4] => date(at).split_off(5),

@@ -71,7 +71,7 @@ fn the_picture_of_the_report_is_small() {
     let picture = picture.unwrap_or_else(|| scene.path("report.png"));
     let made = Command::new(program)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
-        .args(["--blink-settings=preferredColorScheme=1", "--window-size=960,1066"])
+        .args(["--blink-settings=preferredColorScheme=1", "--window-size=960,1078"])
         .arg(format!("--screenshot={}", picture.display()))
         .arg(format!("file://{}", scene.path("out.html").display()))
         .output();
