@@ -25,7 +25,7 @@ impl<S: Codec> Codec for StackState<S> {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let decoded = |part: Option<(Timestamp, &[u8])>| {
+        let decoded = |part: Option<Part<'_>>| {
             let Some((expires, state)) = part else { return Some(None) };
             Some(Some(StackedState { state: S::decode(state)?, expires }))
         };
@@ -34,8 +34,11 @@ impl<S: Codec> Codec for StackState<S> {
     }
 }
 
-/// The states in a stack's state, each with the time until which it matters; `None` if these bytes are none.
-pub(crate) fn parts(bytes: &[u8]) -> Option<Vec<Option<(Timestamp, &[u8])>>> {
+/// A state in a stack's state, and the time until which it matters.
+type Part<'b> = (Timestamp, &'b [u8]);
+
+/// The states in a stack's state; `None` if these bytes are none.
+pub(crate) fn parts(bytes: &[u8]) -> Option<Vec<Option<Part<'_>>>> {
     let mut rest = bytes.strip_prefix(NAME)?;
     let mut states = Vec::new();
     while let Some(limit) = rest.strip_prefix(b" ") {

@@ -269,14 +269,12 @@ impl KindScript {
         let Some((of_key, any)) = self.writing(key) else { return };
         let name = format!("keys0[key0 + {key}]");
         let _ = writeln!(text, "if {any} then");
-        let sweep = match self.given_time {
-            // Nothing is known about the server's clock.
-            true => String::new(),
-            false => {
-                let fields = of_key.len();
-                let known = format!("{name}, {fields}, life{key}, due{key}");
-                format!("local key, fields, life_ms, ttl_ms = {known}\n{SWEEP}")
-            }
+        // At a given time, nothing is known about the server's clock.
+        let sweep = if self.given_time {
+            String::new()
+        } else {
+            let known = format!("{name}, {}, life{key}, due{key}", of_key.len());
+            format!("local key, fields, life_ms, ttl_ms = {known}\n{SWEEP}")
         };
         // Without attempts, all fields of the key are written or none.
         let at_once = if self.counts_attempts { 1 } else { of_key.len() };
