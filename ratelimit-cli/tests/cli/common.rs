@@ -198,10 +198,11 @@ pub(crate) fn gzip(plain: &[u8]) -> Vec<u8> {
 }
 
 /// Writes a state of GCRA beside the store, packed as the store packs it.
-pub(crate) fn write_gcra(server: &RedisServer, key: &str, field: &str, numbers: [u64; 3]) {
+pub(crate) fn write_gcra(server: &RedisServer, key: &str, limit: &str, numbers: [u64; 3]) {
     let script = "return redis.call('HSET', KEYS[1], ARGV[1], \
                   struct.pack('<c5I7I7I7I7', 'gcra ', ARGV[2], ARGV[3], ARGV[4], 0))";
     let [tat_us, surplus, timestamp] = numbers.map(|number| number.to_string());
-    let words = ["EVAL", script, "1", key, field, &tat_us, &surplus, &timestamp];
+    let field = format!("{limit}/gcra");
+    let words = ["EVAL", script, "1", key, &field, &tat_us, &surplus, &timestamp];
     server.command(&words).expect("it answers").ok().expect("written");
 }
