@@ -1,5 +1,6 @@
 //! An algorithm and a clock that panic on demand, at a chosen call.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -79,6 +80,7 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
 
     passing! {
         Parameter capacity() -> u64;
+        Parameter state_kind() -> Cow<'static, str>;
         Step step(state: Held<'_, A>, now: Timestamp, cost: u64) -> Step<A::State>;
         Step refund(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
         Step force(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
