@@ -254,7 +254,7 @@ impl KindScript {
              {REFUSED}\n\
              if done < due{key} then\n\
              life{key} = done\n\
-             if not may0('PEXPIRE', {name}, '1') then\n\
+             if may0 and not may0('PEXPIRE', {name}, '1') then\n\
              done = pcall0('PEXPIRE', {name}, '1')\n\
              {REFUSED}\n\
              end\n\

@@ -360,7 +360,7 @@ end
 local function keep(check)
   if not writes(check) or check.write ~= 'put' then return end
   check.life = call('PTTL', check.key)
-  if check.life < ttl_ms(check.expires) and not may0('PEXPIRE', check.key, '1') then
+  if check.life < ttl_ms(check.expires) and may0 and not may0('PEXPIRE', check.key, '1') then
     -- The server says why.
     call('PEXPIRE', check.key, '1')
   end
