@@ -15,7 +15,7 @@ struct ByItsClock(ManualClock);
 impl RequestHarness for ByItsClock {
     type Store = Store;
 
-    const CASES: u32 = 512;
+    const CASES: u32 = 1_024;
 
     fn store(&self) -> Store {
         MemoryStore::builder().capacity(1_000).clock(self.0.clone()).build()

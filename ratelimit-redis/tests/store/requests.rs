@@ -118,7 +118,7 @@ macro_rules! harness {
                 let (_, prefix, nth) = &store.0;
                 // Of an identifier that was joined to others each part is one.
                 let parts = identifiers.iter().flat_map(|text| text.split(['|', '\\']));
-                let parts = parts.filter(|part| part.starts_with("sekret")).collect();
+                let parts = parts.filter(|part| part.contains("sekret")).collect();
                 look_at(self.server, (prefix, *nth), &parts)
             }
 

@@ -12,9 +12,13 @@ use ratelimit_core::{
 };
 
 /// Texts of limits with a number to fill in: they differ in algorithm, rate, window and life.
-const LIMITS: [&str; 18] = [
+const LIMITS: [&str; 22] = [
     "gcra 1/s burst N",
     "gcra N/m burst N",
+    "gcra N/s burst N",
+    "gcra 2/s burst N",
+    "token-bucket 1/2s burst N",
+    "token-bucket N/7s burst N",
     "gcra 1/m burst N debt 4",
     "token-bucket 3/h burst N",
     "token-bucket 1/s burst N debt 2",
@@ -33,10 +37,21 @@ const LIMITS: [&str; 18] = [
     "first-request-window N/40s count attempts",
 ];
 
-/// The names of the identifiers, and their values. Two of the values are one text when they are joined.
+/// The names of the identifiers, and their values: mostly the same. Where the separator or its escape is missing, two pairs of
+/// the others are joined to one text.
 const NAMES: [&str; 2] = ["ip", "user"];
-const VALUES: [&str; 5] =
-    ["sekret-0", "sekret-1", "sekret-1|sekret-2", "sekret-2", "sekret-2|sekret\\3"];
+const VALUES: [&str; 10] = [
+    "sekret-1",
+    "sekret-1",
+    "sekret-1",
+    "sekret-2",
+    "sekret-2",
+    "sekret-11",
+    "1sekret-2",
+    "sekret-1|sekret-2",
+    "sekret-2|sekret-2",
+    "sekret\\3",
+];
 
 /// A limit, and the same with another number.
 #[derive(Clone, Debug)]
@@ -136,6 +151,7 @@ fn limits(can_keep: fn(&Policy) -> bool) -> impl Strategy<Value = Vec<LimitDraft
     let policy = |text: &str, number: u64| -> Policy {
         text.replace('N', &number.to_string()).parse().expect("a policy")
     };
+    // Buckets have more paths than others.
     let texts: Vec<_> = LIMITS.into_iter().filter(|text| can_keep(&policy(text, 3))).collect();
     let by = select(vec![
         vec![],
