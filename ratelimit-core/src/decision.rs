@@ -25,7 +25,7 @@ pub struct Decision {
     pub cost: u64,
     /// The capacity: the burst of a bucket, the limit of a window.
     pub limit: u64,
-    /// What is left after this decision, in whole units of cost.
+    /// What is left after this decision, in whole units of cost; of a peek, what such a request would leave.
     pub remaining: u64,
     /// How long until the same request is admitted, in microseconds, if no other request comes. 0 if it is admitted now,
     /// `None` if it never can be (its cost is above the capacity). The charge of a denied request, if there is one, counts
@@ -282,7 +282,8 @@ impl Verdict {
         self.summary.limit
     }
 
-    /// The least remaining of all limits, in whole units of cost.
+    /// The least remaining of all limits, in whole units of cost. Of a peek it is what such a request would leave: peek at cost 0
+    /// for what is there.
     #[inline]
     #[must_use]
     pub const fn remaining(&self) -> u64 {

@@ -216,7 +216,19 @@ macro_rules! operations {
 }
 
 operations! {
-    /// Decides as [`check_n`](Self::check_n) does, and charges nothing.
+    /// Decides as [`check_n`](Self::check_n) does, and charges nothing. [`remaining`](Verdict::remaining) is what such a request
+    /// would leave; of a peek at cost 0, it is what is there.
+    ///
+    /// ```
+    /// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
+    /// use ratelimit_memory::MemoryStore;
+    ///
+    /// let daily = Limits::builder().limit("daily", FixedWindow::per_day(10)).build()?;
+    /// let limiter = RateLimiter::new(daily, MemoryStore::new());
+    /// assert_eq!(limiter.peek_now("alice", 1)?.remaining(), 9);
+    /// assert_eq!(limiter.peek_now("alice", 0)?.remaining(), 10);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// The store's error.

@@ -34,12 +34,14 @@ pub trait RequestHarness {
     const CHANGES: bool = true;
 
     /// Whether the store can keep this limit. By default, all.
+    #[must_use]
     fn can_keep(policy: &Policy) -> bool {
         let _ = policy;
         true
     }
 
     /// The operations that the store has. By default, all.
+    #[must_use]
     fn can_do(op: Op) -> bool {
         let _ = op;
         true

@@ -318,3 +318,23 @@ fn loom_a_batch_of_known_keys_and_a_check_of_one_of_them_are_serialized() {
         assert_eq!([0, 1].map(|nth: usize| u64::from(left.decisions()[nth].allowed)), due);
     });
 }
+
+/// A limit of one is used up under an id. What ends the charge comes before the other request, or after it.
+#[test]
+fn loom_what_ends_a_charge_beside_a_request_comes_before_or_after_it() {
+    models([(Op::Settle, true), (Op::Refund, false), (Op::Reset, false)], |(op, by_id)| {
+        let store = windows(8);
+        assert!(reserved(&store, Op::Acquire, 7, 3).expect("a place").allowed());
+        let end = move |store: &Windows| {
+            let check = Check { limit: &window(3), key: "a", cost: if by_id { 0 } else { 3 } };
+            let batch = Batch::one(&check).op(op);
+            let batch = if by_id { batch.id(ReservationId::new(7)) } else { batch };
+            store.apply_now(&batch).expect("ends it")
+        };
+        let ask = |store: &Windows| apply(store, &window(3), &["a"], |batch| batch).allowed();
+        let (there, ended) = race(&store, ask, end);
+        let left = apply(&store, &window(3), &["a"], |batch| batch.op(Op::Peek)).remaining();
+        // The peek shows what a cost of 1 would leave.
+        assert_eq!((left, ended.remaining()), (if there { 1 } else { 2 }, 3));
+    });
+}

@@ -220,3 +220,35 @@ async fn requests_of_one_flight_are_decided_each_by_its_own_numbers() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_transaction_gives_each_key_a_life_once_the_one_before_has_ended() {
+    let server = server();
+    let store = plain(&server).await.in_mode::<Multi>();
+    let live = NATIVE.map(|name| {
+        let numbers = if name == "bucketed-window" { "bucket 10ms rates 3/50ms" } else { "3/50ms" };
+        (limit(name, &format!("{name} {numbers} count attempts")), &store, &server)
+    });
+    let lives = live.iter().map(|(limit, store, server)| async move {
+        for life in 0..3 {
+            // By the server's clock the limit recovers while no request charges it.
+            until(async || match peek(*store, limit, limit.name()).await {
+                3 => Ok(()),
+                left => Err(format!("{left} are left of {}", limit.name())),
+            })
+            .await;
+            let asked = [(limit, limit.name(), 2)];
+            let said = apply(*store, &asked, Op::Acquire, None).await.expect("decided");
+            assert_eq!(
+                (said.allowed(), said.remaining()),
+                (true, 1),
+                "{} in life {life}",
+                limit.name()
+            );
+            for key in keys(server).iter().filter(|key| key.contains(limit.name())) {
+                assert_ne!(number(server, &["PTTL", key]), -1, "{key} in life {life}");
+            }
+        }
+    });
+    join_all(lives).await;
+}

@@ -243,9 +243,9 @@ pub(crate) fn cases(
         select(vec![1_795_218_392_123_456_u64, 1_795_218_390_000_000, 1_795_218_389_999_999]);
     let drafts = vec(drafts(can_do), 1..24);
     // What another limiter charged in between says how a settlement is read: a law of its own.
-    let reserves = any::<bool>();
-    (limits(can_keep), prop::bool::weighted(0.2), begin, drafts, reserves).prop_map(
-        move |(limits, allows_unlimited, mut at_us, drafts, reserves)| {
+    let by_id = any::<bool>();
+    (limits(can_keep), prop::bool::weighted(0.2), begin, drafts, by_id).prop_map(
+        move |(limits, allows_unlimited, mut at_us, drafts, by_id)| {
             let mut reserved: Vec<AskedRequest> = Vec::new();
             let mut requests = Vec::new();
             for (n, draft) in drafts.into_iter().enumerate() {
@@ -264,7 +264,7 @@ pub(crate) fn cases(
                     costs,
                     id: None,
                     metadata: draft.metadata,
-                    changed: draft.changed && changes && !reserves,
+                    changed: draft.changed && changes && !by_id,
                 };
                 let applies = |limit: &&LimitDraft| asked.caller.key(limit).is_some();
                 let applying: Vec<_> = limits.iter().filter(applies).collect();
@@ -278,7 +278,7 @@ pub(crate) fn cases(
                         let settled = reserved.remove(draft.settles.index(reserved.len()));
                         (asked.id, asked.caller) = (settled.id, settled.caller);
                     }
-                    Op::Acquire if reserves && draft.reserves && can_reserve && !draft.misspelt => {
+                    Op::Acquire if by_id && draft.reserves && can_reserve && !draft.misspelt => {
                         asked.id = Some(ReservationId::new(n as u128 + 1));
                         reserved.push(asked.clone());
                     }
