@@ -141,7 +141,7 @@ async fn a_state_from_the_future_of_each_algorithm_alone_is_reported_and_cut_in_
         heals_one!(store.in_mode::<Multi>(), limit.clone());
     }
     let all = every();
-    let parts = all.iter().map(|limit| limit.algorithm().clone());
+    let parts = all.iter().map(|limit| *limit.algorithm());
     let stack = named("stack", Stack::new(parts).expect("a stack"));
     heals_one!(store.clone(), stack.clone());
     heals_one!(store.in_mode::<Cas>(), stack.clone());

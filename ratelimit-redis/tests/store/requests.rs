@@ -187,9 +187,14 @@ async fn requests_of_one_flight_are_decided_each_by_its_own_numbers() {
     let buckets = twice("bucket", |count| format!("gcra 1/3650d burst {count}"));
     let logs = twice("log", |count| format!("sliding-log {count}/3650d"));
     // One limit after the other, then two at once.
-    let ways: [&[&[(Limit<Policy>, u64); 2]]; 5] =
-        [&[&windows], &[&buckets], &[&logs], &[&windows, &buckets], &[&buckets, &logs]];
-    for (nth, limits) in ways.into_iter().enumerate() {
+    let ways = [
+        vec![&windows],
+        vec![&buckets],
+        vec![&logs],
+        vec![&windows, &buckets],
+        vec![&buckets, &logs],
+    ];
+    for (nth, limits) in ways.iter().enumerate() {
         // The server loads the scripts with the first requests, which it gets once more: by then others have come.
         let before = format!("before{nth}");
         for which in [0, 1] {
