@@ -155,6 +155,24 @@ pub trait Algorithm: Send + Sync {
         now
     }
 
+    /// The record of a charge of this cost that is about to be made at `now`: what a settlement needs to give it back, whatever
+    /// the limit's numbers are by then. `before` is the reservation that the charge extends.
+    ///
+    /// A record keeps what was charged in the [terms of the state](Reservation::terms), because a unit of cost may be worth
+    /// more once the limit has changed. By default it keeps the cost, and the time of the first charge.
+    fn record(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        cost: u64,
+        before: Option<&Reservation>,
+    ) -> Reservation {
+        let new = Reservation::new(self.charged_at(state, now), cost);
+        let Some(before) = before else { return new };
+        let counts = before.counts.saturating_add(cost);
+        Reservation { timestamp: before.timestamp, counts, ..new }
+    }
+
     /// Settles a reservation at `cost`, its final cost; a lease ends. Always allowed. A lower cost returns the part of
     /// the difference that still counts; a higher one charges the rest, as [`force`](Self::force) does. Returns `None`, the
     /// default, if the algorithm has no reservations.
@@ -388,6 +406,16 @@ macro_rules! forwards {
 
         fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
             $inside!(self, |inner| inner.charged_at($own(state), now))
+        }
+
+        fn record(
+            &self,
+            state: Option<&Self::State>,
+            now: Timestamp,
+            cost: u64,
+            before: Option<&Reservation>,
+        ) -> Reservation {
+            $inside!(self, |inner| inner.record($own(state), now, cost, before))
         }
 
         fn renew(

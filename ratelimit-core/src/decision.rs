@@ -95,12 +95,12 @@ struct Rare {
     accounts: Vec<(usize, Account)>,
 }
 
-/// What a limit with a [debt](crate::Algorithm::debt) leaves beside its [`Decision`], in units of cost; 0 for any other limit.
+/// What a limit leaves beside its [`Decision`], in units of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Account {
-    /// What the key owes after this decision, rounded up.
+    /// What the key owes after this decision, rounded up. 0 for a limit without a [debt](crate::Algorithm::debt).
     pub owed: u64,
-    /// What this request used and the limit did not charge, because it passes capacity and debt. Rounded up.
+    /// What a forced charge or a settlement used and the limit did not charge, because it passes capacity and debt. Rounded up.
     pub forgiven: u64,
 }
 

@@ -89,6 +89,8 @@ pub enum ErrorKind {
     Corrupt,
     /// The request is at fault: see [`Refusal`](crate::Refusal). Nothing was charged.
     Invalid,
+    /// The reservation or lease under the id has ended, or there was none. Nothing was charged, and nothing given back.
+    Ended,
     /// The store is configured wrongly, or the server refuses it. Nothing was charged.
     Config,
 }

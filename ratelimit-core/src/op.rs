@@ -19,7 +19,7 @@ pub enum Op {
     /// Give the cost back, up to the capacity. Without an id, a repetition gives it back once more.
     Refund,
     /// Forget the key: full capacity. Without an id, a repetition also forgets what was charged in between. Reservations
-    /// stay: settling one below its cost returns capacity that the reset has already returned.
+    /// stay: settling one below its cost may return capacity that the reset has already returned.
     Reset,
     /// Settle the reservation under the batch's id at the cost of the checks. A lease ends.
     Settle,
@@ -27,7 +27,8 @@ pub enum Op {
     /// batch has ended, because another caller may have its place.
     Renew,
     /// Grow the reservation under the batch's id to the cost of the checks, if what is added fits every limit; otherwise nothing
-    /// changes. A reservation of that cost or more stays as it is, so a repetition changes nothing. Leases do not grow.
+    /// changes. A reservation of that cost or more stays as it is, so a repetition charges nothing more. It lives longer, as after
+    /// [`Op::Renew`]. Leases do not grow, and are not renewed by it.
     Extend,
     /// Charge until no more remains than the cost of the checks, for a limit of another service, which says what remains there.
     /// Where less remains, nothing changes.

@@ -182,13 +182,13 @@ impl Refusal {
         match self {
             Self::Unsupported { .. } | Self::CannotReserve { .. } => ErrorKind::Unsupported,
             Self::EndOfTime { .. } => ErrorKind::Config,
+            Self::UnknownReservation { .. } => ErrorKind::Ended,
             Self::NoLimitApplies { .. }
             | Self::MissingIdentifier { .. }
             | Self::UnknownLimit { .. }
             | Self::ReservesNothing { .. }
             | Self::NoId { .. }
             | Self::Metadata { .. }
-            | Self::UnknownReservation { .. }
             | Self::Settled { .. }
             | Self::Reserved { .. }
             | Self::OtherChecks { .. }
@@ -232,7 +232,7 @@ mod tests {
             (Refusal::NoId { op: Op::Settle }, ErrorKind::Invalid, false),
             (Refusal::EndOfTime { now_us: 1 }, ErrorKind::Config, false),
             (Refusal::Metadata { limit: limit(), bytes: 2, most: 1 }, ErrorKind::Invalid, true),
-            (Refusal::UnknownReservation { id }, ErrorKind::Invalid, false),
+            (Refusal::UnknownReservation { id }, ErrorKind::Ended, false),
             (Refusal::Settled { limit: limit(), id, at: 1 }, ErrorKind::Invalid, true),
             (Refusal::Reserved { limit: limit(), id, at: 1 }, ErrorKind::Invalid, true),
             (Refusal::OtherChecks { limit: limit(), id, reserved: text }, ErrorKind::Invalid, true),

@@ -70,14 +70,21 @@ pub struct ReservationGroup {
 /// What a store keeps of a reservation or a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// When its charge counts as made. Renewing a lease moves this time; renewing any other reservation does not. In a
+    /// When its newest charge counts as made. Renewing a lease moves this time; renewing any other reservation does not. In a
     /// settled reservation that is forgotten [early](Self::settled_at), when it is forgotten: later than `since`.
     pub timestamp: Timestamp,
-    /// The charge.
+    /// The charge: of an extended reservation the sum of its charges.
     pub cost: u64,
+    /// The part of the cost that counted at `timestamp`: what a settlement can give back. All of it, until an extension finds
+    /// that some of what was charged before has been paid back. 0 once it is settled.
+    pub counts: u64,
+    /// What that part is in the terms of the state, so that it is not worth more once the limit's numbers have changed. The
+    /// algorithm [records](crate::Algorithm::record) them, each below 2^53; all 0 if it needs none, or if the charge was made
+    /// under the numbers of the limit that settles it.
+    pub terms: [u64; 3],
     /// The cost at which it was settled, if it was. A settled reservation does not change.
     pub settled: Option<u64>,
-    /// When it was charged or renewed last, or settled to be forgotten early: it lives from then.
+    /// When it was charged, extended or renewed last, or settled to be forgotten early: it lives from then.
     pub since: Timestamp,
     /// The batch that it was charged in; `None` for a single check.
     pub group: Option<Arc<ReservationGroup>>,
@@ -87,7 +94,8 @@ impl Reservation {
     /// An unsettled reservation of a single check: `cost`, charged at `timestamp`.
     #[must_use]
     pub const fn new(timestamp: Timestamp, cost: u64) -> Self {
-        Self { timestamp, cost, settled: None, since: timestamp, group: None }
+        let (counts, terms) = (cost, [0; 3]);
+        Self { timestamp, cost, counts, terms, settled: None, since: timestamp, group: None }
     }
 
     /// How long a reservation can be settled, and how long a store remembers an operation with an id: one hour, in
@@ -106,7 +114,7 @@ impl Reservation {
             self.timestamp = self.ends(life_us).min(now.saturating_add_us(Self::REPEAT_US));
             self.since = now;
         }
-        self.settled = Some(cost);
+        (self.settled, self.counts, self.terms) = (Some(cost), 0, [0; 3]);
         self
     }
 

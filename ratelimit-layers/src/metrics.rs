@@ -217,6 +217,7 @@ const fn kind_name(kind: ErrorKind) -> &'static str {
         ErrorKind::Unsupported => "unsupported",
         ErrorKind::Corrupt => "corrupt",
         ErrorKind::Invalid => "invalid",
+        ErrorKind::Ended => "ended",
         ErrorKind::Config => "config",
         _ => "other",
     }

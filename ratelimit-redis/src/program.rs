@@ -243,6 +243,7 @@ impl Program {
         let limits: Vec<_> =
             ["capacity"].iter().chain(parameters).map(|name| format!("limit.{name}")).collect();
         let (give, mark) = (self.section("give"), self.section("mark"));
+        let terms = self.section("terms");
         let removed = "if gone then return true, 'remove', nil, nil, at end\n";
         format!(
             "of_numbers({{ {quoted} }},\n\
@@ -251,15 +252,17 @@ impl Program {
              {read}\
              return {mark}\n\
              end,\n\
-             function(limit, seen, operation, charge, made)\n\
+             function(limit, seen, operation, charge, made, reservation)\n\
              local {parameters} = {limits}\n\
+             local cost_unit = limit.cost_unit\n\
              local kept0\n\
              {parsed}\
              local at = now\n\
              {level}\
              local after, expires = used + charge\n\
-             if operation == 'give' or operation == 'undo' then\n\
+             if operation == 'give' or operation == 'undo' or operation == 'left' then\n\
              {give}\
+             if operation == 'left' then return floor((used > charge and charge or used) / cost_unit) end\n\
              after = used > charge and used - charge or 0\n\
              elseif operation == 'fill' and after > capacity then\n\
              {fill}\
@@ -277,8 +280,8 @@ impl Program {
              end\n\
              {removed}\
              kept0 = kept_ms(ttl_ms(expires))\n\
-             return true, 'put', {written}, expires, at\n\
-             end, {settles})",
+             return true, 'put', {written}, expires, at, {terms}\n\
+             end, {settles}, {keeps_terms})",
             quoted = quoted.join(", "),
             names = state.join(", "),
             read = self.reading("seen", "kept0", "error(CORRUPT)"),
@@ -295,6 +298,9 @@ impl Program {
             move_ = self.section("move"),
             written = self.written("kept0"),
             settles = !give.is_empty() && mark.is_empty(),
+            terms =
+                if terms.is_empty() { "nil".to_owned() } else { format!("{{ {} }}", terms.trim()) },
+            keeps_terms = !terms.is_empty(),
         )
     }
 }

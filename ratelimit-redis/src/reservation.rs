@@ -1,4 +1,4 @@
-//! Encodes a [`Reservation`] under a key of its own, in every mode: `TIMESTAMP SINCE COST`, and after
+//! Encodes a [`Reservation`] under a key of its own, in every mode: `TIMESTAMP SINCE COST COUNTS TERM TERM TERM`, and after
 //! the settlement `TIMESTAMP SINCE COST SETTLED`. One that is then forgotten early has the time at which it is as its
 //! TIMESTAMP, later than SINCE. `driver.lua` reads and writes the same text.
 //!
@@ -51,9 +51,12 @@ pub(crate) fn group_text(group: Option<&Arc<ReservationGroup>>) -> String {
 pub(crate) fn encode(reservation: &Reservation) -> Vec<u8> {
     let (timestamp_us, since_us, cost) =
         (reservation.timestamp.as_us(), reservation.since.as_us(), reservation.cost);
-    let settled = reservation.settled.map_or_else(String::new, |settled| format!(" {settled}"));
+    let rest = match (reservation.settled, reservation.counts, reservation.terms) {
+        (Some(settled), ..) => settled.to_string(),
+        (None, counts, [first, second, third]) => format!("{counts} {first} {second} {third}"),
+    };
     let group = group_text(reservation.group.as_ref());
-    format!("{timestamp_us} {since_us} {cost}{settled}{group}").into_bytes()
+    format!("{timestamp_us} {since_us} {cost} {rest}{group}").into_bytes()
 }
 
 /// `None` if these bytes are no reservation.
@@ -67,10 +70,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Reservation> {
             (text, Some(Arc::new(ReservationGroup { limits: limits.into(), fingerprint })))
         }
     };
-    let mut words = text.split(' ').map(str::parse::<u64>);
-    let timestamp = Timestamp::from_us(words.next()?.ok()?)?;
-    let since = Timestamp::from_us(words.next()?.ok()?)?;
-    let cost = words.next()?.ok()?;
-    let settled = words.next().transpose().ok()?;
-    words.next().is_none().then_some(Reservation { timestamp, cost, settled, since, group })
+    let words = text.split(' ').map(str::parse::<u64>).collect::<Result<Vec<_>, _>>().ok()?;
+    let (timestamp_us, since_us, cost, settled, counts, terms) = match words[..] {
+        [timestamp, since, cost, settled] => (timestamp, since, cost, Some(settled), 0, [0; 3]),
+        [timestamp, since, cost, counts, first, second, third] => {
+            (timestamp, since, cost, None, counts, [first, second, third])
+        }
+        _ => return None,
+    };
+    let (timestamp, since) = (Timestamp::from_us(timestamp_us)?, Timestamp::from_us(since_us)?);
+    Some(Reservation { timestamp, cost, counts, terms, settled, since, group })
 }

@@ -220,6 +220,9 @@ properties! {
     ChangingALimitIsSafe by ChangingALimit = laws::changing_a_limit_is_safe,
     /// Law 11: refunds, forced charges and settlements of another limit forgive nothing that this one charged.
     AnotherLimitForgivesNothing by ChangingALimit = beside::another_limit_forgives_nothing,
+    /// Laws 11 and 13: a settlement returns no more than was charged and still counts, also of a reservation that was extended,
+    /// and after the limit has changed.
+    SettlementsCreateNothing by SettledOnce = beside::settlements_create_nothing,
     /// Law 13: a reservation is settled, renewed and refunded for exactly what it charged.
     AReservationIsSettledOnce by SettledOnce = shortcuts::a_reservation_is_settled_once,
 }
@@ -245,6 +248,7 @@ pub fn test_algorithm<T: AlgorithmHarness>(
     let any = |of: fn(&T::Algorithm) -> bool| limits.iter().any(|limit| of(&limit.algorithm));
     let lacking = match property {
         AlgorithmProperty::AReservationIsSettledOnce
+        | AlgorithmProperty::SettlementsCreateNothing
             if !any(|limit| limit.reservation_us().is_some()) =>
         {
             Some("its charges cannot be reserved")

@@ -414,19 +414,20 @@ fn account_of(
     now_us: u64,
 ) -> Owing {
     let policy = &check.limit.algorithm().by_admissions();
-    if policy.debt() == 0 {
-        return Owing::default();
-    }
     let in_units = |parts: i128| {
         let units = (parts + parts_per_unit(policy) - 1) / parts_per_unit(policy);
         u64::try_from(units.max(0)).expect("at most the cost")
     };
-    let room = left(policy, before, now_us) + debt(policy);
+    let has_debt = policy.debt() > 0;
+    // Without a debt nothing is owed: a key that has used more than a limit which was lowered has nothing left.
+    let before = left(policy, before, now_us);
+    let room = if has_debt { before + debt(policy) } else { before.max(0) };
     let forgiven = match op {
         Op::Force => in_units(i128::from(check.cost) * parts_per_unit(policy) - room),
         _ => 0,
     };
-    Owing { owed: in_units(-left(policy, after, now_us)), forgiven }
+    let owed = if has_debt { in_units(-left(policy, after, now_us)) } else { 0 };
+    Owing { owed, forgiven }
 }
 
 impl NaiveStore {

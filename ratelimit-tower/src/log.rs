@@ -13,6 +13,8 @@ pub(crate) struct Log {
     pub(crate) shadow: LogLines,
     /// The store could not decide by limits of which the named one is the first.
     pub(crate) undecided: LogLines,
+    /// The store could not settle reservations of limits of which the named one is the first.
+    pub(crate) unsettled: LogLines,
     pub(crate) misconfigured: LogLines,
     pub(crate) unwired: LogLines,
     #[cfg(feature = "tokio")]

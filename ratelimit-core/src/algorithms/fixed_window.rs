@@ -167,6 +167,33 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     }
 }
 
+impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
+    /// What `cost` of what a reservation charged still counts: all of it in the state of its window; in a later one less what
+    /// each window since may have paid, under either limit, and what passes the most that this one counts.
+    fn left_of(
+        &self,
+        state: Option<&WindowState<ALIGNED>>,
+        now: Timestamp,
+        reservation: &Reservation,
+        cost: u64,
+    ) -> u64 {
+        let cost = cost.min(reservation.counts);
+        let made = self.begin(reservation.timestamp);
+        let written = state.map_or(now, |state| state.start);
+        match self.window(state, now).start.checked_since(made) {
+            _ if written == made => cost,
+            None => 0,
+            Some(since) => {
+                let [level, limit, _] = reservation.terms;
+                let windows = since.as_us() / self.window.window_us;
+                let paid = windows.saturating_mul(limit.max(self.window.limit));
+                let lost = level.saturating_sub(self.window.most);
+                cost.saturating_sub(paid).saturating_sub(lost)
+            }
+        }
+    }
+}
+
 impl FixedWindow {
     /// As [`new`](Self::new), and up to `debt` may be owed: see [`Algorithm::debt`].
     ///
@@ -232,6 +259,21 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         if ALIGNED { self.window(state, now).start.max(now) } else { now }
     }
 
+    /// The count that the charge leaves, and what a window pays: an extension in a later window counts there.
+    fn record(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        cost: u64,
+        before: Option<&Reservation>,
+    ) -> Reservation {
+        let count = self.window(state, now).count;
+        let left = before.map_or(0, |before| self.left_of(state, now, before, before.counts));
+        let (counts, level) = (left.min(count) + cost, count.saturating_add(cost));
+        let terms = [level, self.window.limit, 0];
+        Reservation { counts, terms, ..Reservation::new(self.charged_at(state, now), cost) }
+    }
+
     /// Charges what a higher cost adds. Returns what a lower cost leaves if the state is still that of the charge's window;
     /// otherwise less what each window since may have paid of it.
     fn settle(
@@ -245,18 +287,8 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
             _ if !ALIGNED => None,
             Some(missing) => self.force(state, now, missing),
             None => {
-                let made = self.begin(reservation.timestamp);
-                let written = state.map_or(now, |state| state.start);
                 let excess = reservation.cost - cost;
-                let back = match self.window(state, now).start.checked_since(made) {
-                    _ if written == made => excess,
-                    None => 0,
-                    Some(since) => {
-                        let windows = since.as_us() / self.window.window_us;
-                        excess.saturating_sub(windows.saturating_mul(self.window.limit))
-                    }
-                };
-                self.refund(state, now, back)
+                self.refund(state, now, self.left_of(state, now, reservation, excess))
             }
         }
         .map(|step| step.costing(cost))

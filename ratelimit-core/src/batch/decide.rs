@@ -137,10 +137,30 @@ fn account<A: Algorithm>(
     forgiven: u64,
 ) -> Option<Account> {
     let algorithm = check.limit.algorithm();
-    if decision.remaining > 0 || algorithm.debt() == 0 {
+    if decision.remaining > 0 || (algorithm.debt() == 0 && forgiven == 0) {
         return None;
     }
-    Some(Account { owed: algorithm.owed(after, now), forgiven })
+    let owed = if algorithm.debt() == 0 { 0 } else { algorithm.owed(after, now) };
+    Some(Account { owed, forgiven })
+}
+
+/// The reservation once `more` is charged to it. It lives longer, unless it is a lease, which is moved to live longer.
+fn extended<A: Algorithm>(
+    reservation: Reservation,
+    (state, check, more): (Option<&A::State>, &Check<'_, A>, u64),
+    (now, at): (Timestamp, Timestamp),
+) -> Reservation {
+    let algorithm = check.limit.algorithm();
+    if algorithm.has_leases() {
+        return reservation;
+    }
+    let since = at.max(reservation.since);
+    if more == 0 {
+        return Reservation { since, ..reservation };
+    }
+    let Reservation { timestamp, counts, terms, .. } =
+        algorithm.record(state, now, more, Some(&reservation));
+    Reservation { timestamp, counts, terms, since, cost: check.cost, ..reservation }
 }
 
 /// The decision of a check that charges nothing, for its cost.
@@ -199,12 +219,17 @@ impl<A: Algorithm> Batch<'_, A> {
                     (Step { decision, write: Write::Keep }, 0, None)
                 }
                 IdState::New => {
-                    // An acquired charge can be settled later; any other operation counts as settled.
-                    let settled = (self.op != Op::Acquire).then_some(check.cost);
-                    let (new, group) = (Reservation::new(at, check.cost), group.clone());
                     let step = self.step(check, state, now)?;
                     let forgiven = self.forgiven(check, 0, state, now);
-                    (step, forgiven, Some(Reservation { settled, group, ..new }))
+                    // An acquired charge can be settled later; any other operation counts as settled.
+                    let new = if self.op != Op::Acquire {
+                        Reservation::new(at, check.cost).settled_at(check.cost, now, life_us, false)
+                    } else if step.decision.allowed {
+                        algorithm.record(state, now, check.cost, None)
+                    } else {
+                        Reservation::new(at, check.cost)
+                    };
+                    (step, forgiven, Some(Reservation { group: group.clone(), ..new }))
                 }
                 IdState::Reserved(reservation) if self.op == Op::Renew => {
                     let step = algorithm.renew(state, now, &reservation).costing(check.cost);
@@ -220,8 +245,7 @@ impl<A: Algorithm> Batch<'_, A> {
                         return Err(Refusal::Unsupported { limit, op: self.op });
                     }
                     let step = algorithm.step(state, now, more).costing(check.cost);
-                    let cost = reservation.cost.max(check.cost);
-                    (step, 0, Some(Reservation { cost, ..reservation }))
+                    (step, 0, Some(extended(reservation, (state, check, more), (now, at))))
                 }
                 IdState::Reserved(reservation) => {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
@@ -269,7 +293,7 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
-    /// What a forced charge, or a settlement of what was charged before, leaves out of a limit with a debt.
+    /// What a forced charge, or a settlement of what was charged before, leaves out. A lease ends at any cost.
     #[inline]
     fn forgiven(
         &self,
@@ -280,7 +304,8 @@ impl<A: Algorithm> Batch<'_, A> {
     ) -> u64 {
         let algorithm = check.limit.algorithm();
         match self.op {
-            Op::Force | Op::Settle if algorithm.debt() > 0 && check.cost >= charged => {
+            Op::Settle if algorithm.has_leases() => 0,
+            Op::Force | Op::Settle if check.cost > charged => {
                 algorithm.forgiven(state, now, check.cost - charged)
             }
             _ => 0,

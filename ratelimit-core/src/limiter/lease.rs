@@ -78,7 +78,7 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> 
     /// Starts it again, for the length of a lease.
     ///
     /// # Errors
-    /// The store's error. [`Invalid`](crate::ErrorKind::Invalid) if the lease has ended: another caller may have its place.
+    /// The store's error. [`Ended`](crate::ErrorKind::Ended) if the lease has: another caller may have its place.
     pub fn renew_now(&self) -> Result<Verdict, S::Error> {
         self.request.apply_now(Op::Renew)
     }

@@ -7,6 +7,7 @@ use core::pin::Pin;
 use core::task::{Context, Waker};
 use core::time::Duration;
 use core::{error, fmt};
+use std::sync::OnceLock;
 
 use derive_where::derive_where;
 use tokio::runtime::Handle;
@@ -65,20 +66,22 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
         let estimate = estimate.into();
         let (limiter, id) = (self.clone(), ReservationId::random());
-        let charge = Arc::new(OwnedCharge { limiter, caller, id });
+        let charge = Arc::new(OwnedCharge { limiter, caller, id, report: OnceLock::new() });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
         let settling = charge.clone();
         let mut settlement = Settlement {
-            settle: Box::new(move |costs, granted| {
-                Box::pin(settling.clone().settled(costs, granted))
+            settle: Box::new(move |costs, charged, granted| {
+                Box::pin(settling.clone().settled(costs, charged, granted))
             }),
             runtime: Handle::try_current().ok(),
             costs: LimitCosts::default(),
+            charged: LimitCosts::default(),
             granted: false,
             done: false,
         };
         match charge.request().costs(&estimate).acquire().await {
             Ok(verdict) if verdict.allowed() => {
+                settlement.charged = estimate.clone();
                 settlement.costs = estimate;
                 settlement.granted = true;
                 settlement.done = verdict.is_unrecorded();
@@ -153,7 +156,33 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 ///
 /// A store that is away is asked again, after pauses that grow to a second, until [ten
 /// seconds](crate::store::Reservation::REPEAT_US) have passed. Sent again, a settlement changes nothing. The pauses take a runtime with
-/// its time driver enabled.
+/// its time driver enabled. No caller is told of its errors: [`on_error`](Self::on_error) is.
+///
+/// # Held for long
+///
+/// A store forgets a reservation that nobody touches for an hour, and a lease after its length. [`renew`](Self::renew) and
+/// [`extend`](Self::extend) keep a reservation for another hour, and `renew` keeps a lease, so renew what lives for longer, at
+/// a third of that time.
+///
+/// ```
+/// # use ratelimit_core::*;
+/// # use std::time::Duration;
+/// # async fn example<S: Store<Policy> + 'static>(
+/// #     reservation: OwnedReservation<S, Policy, &'static str>,
+/// #     mut work: impl Future<Output = u64> + Unpin,
+/// # ) -> Result<Verdict, S::Error> {
+/// let tokens_used = loop {
+///     match tokio::time::timeout(Duration::from_secs(20 * 60), &mut work).await {
+///         Ok(tokens_used) => break tokens_used,
+///         Err(_) => _ = reservation.renew().await?,
+///     }
+/// };
+/// reservation.commit(tokens_used).await
+/// # }
+/// ```
+///
+/// A settlement that comes too late cannot give back what was too much. It still charges what was too little, as
+/// [`force`](RateLimiter::force) does, once however often it is sent, and its error is [`Ended`](ErrorKind::Ended).
 ///
 /// # Without a record
 ///
@@ -203,8 +232,14 @@ where
         self.settlement.costs = cost.into().known(|name| self.limits().has(name));
     }
 
+    /// Calls this with an error of the settlement that no caller is told of, because the value was dropped. The first call
+    /// of this method counts.
+    pub fn on_error(&self, report: impl Fn(&dyn StoreError) + Send + Sync + 'static) {
+        let _is_set = self.charge.report.set(Box::new(report));
+    }
+
     /// Grows the reservation to this total, if what is added fits: a stream that is longer than its estimate asks before it
-    /// goes on. After a denial the reservation is what it was.
+    /// goes on. Then it lives for another hour. After a denial the reservation is what it was.
     ///
     /// # Errors
     /// What the store could not do; the reservation has expired, or has [no record](Self#without-a-record). After an error
@@ -213,6 +248,7 @@ where
         let total = total.into();
         let verdict = self.charge.request().costs(&total).extend().await?;
         if verdict.allowed() {
+            self.settlement.charged = total.clone().max(&self.settlement.charged);
             self.settlement.costs = total.max(&self.settlement.costs);
         }
         Ok(verdict)
@@ -225,8 +261,9 @@ where
     /// the background.
     ///
     /// # Errors
-    /// What the store could not do; the reservation has expired. After the cost of a name that no limit has, the reservation is
-    /// settled at its [`costs`](Self::costs) before.
+    /// What the store could not do. [`Ended`](ErrorKind::Ended) if the reservation had expired: it is [settled
+    /// late](Self#held-for-long). After the cost of a name that no limit has, the reservation is settled at its
+    /// [`costs`](Self::costs) before.
     pub async fn commit(mut self, cost: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
         if self.verdict.is_unrecorded() {
             return Ok(self.verdict.clone());
@@ -234,10 +271,11 @@ where
         let costs = cost.into();
         self.charge.request().costs(&costs).validate()?;
         self.settlement.costs = costs;
-        let answer = self.charge.request().costs(&self.settlement.costs).settle().await;
+        let Settlement { costs, charged, .. } = &self.settlement;
+        let answer = self.charge.settle(costs, charged).await;
         self.settlement.done = match &answer {
             Ok(_) => true,
-            Err(error) => error.kind() == ErrorKind::Invalid,
+            Err(error) => matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Ended),
         };
         answer
     }
@@ -245,7 +283,7 @@ where
     /// Renews a lease for its whole length, and keeps a reservation for another hour.
     ///
     /// # Errors
-    /// The store's error. [`Invalid`](ErrorKind::Invalid) if it had expired: then another caller may have
+    /// The store's error. [`Ended`](ErrorKind::Ended) if it had expired: then another caller may have
     /// the place of the lease.
     pub async fn renew(&self) -> Result<Verdict, S::Error> {
         self.charge.request().renew().await
@@ -260,27 +298,67 @@ struct OwnedCharge<S, A, C> {
     #[derive_where(skip)]
     caller: C,
     id: ReservationId,
+    /// What is told of errors that no caller receives.
+    #[derive_where(skip)]
+    report: OnceLock<Box<Report>>,
 }
+
+/// Hears of an error.
+type Report = dyn Fn(&dyn StoreError) + Send + Sync;
+
+/// Marks the id of what a reservation cost more than was charged, once it has ended.
+const LATE: u128 = 0x6c61_7465 << 96;
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     fn request(&self) -> Request<'_, S, A, C> {
         self.limiter.request(&self.caller).drawn(self.id)
     }
 
+    /// Settles it at these costs, of which so much was charged. If the store has forgotten it, the rest is charged under an id of
+    /// its own, once, and the error stands.
+    async fn settle(&self, costs: &LimitCosts, charged: &LimitCosts) -> Result<Verdict, S::Error> {
+        let answer = self.request().costs(costs).settle().await;
+        if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Ended) {
+            let mut more = LimitCosts::from(0);
+            // A lease ends at any cost.
+            for limit in self.limiter.limits().iter().filter(|it| !it.algorithm().has_leases()) {
+                let name = limit.name();
+                more.set(name, costs.get(name).saturating_sub(charged.get(name)));
+            }
+            if more.parts().0.any(|(_, cost)| cost > 0) {
+                let id = ReservationId::new(self.id.as_u128() ^ LATE);
+                let _charged =
+                    self.limiter.request(&self.caller).drawn(id).costs(&more).force().await?;
+            }
+        }
+        answer
+    }
+
     /// Settles it for no caller that could receive an error.
-    async fn settled(self: Arc<Self>, costs: LimitCosts, granted: bool) {
+    async fn settled(self: Arc<Self>, costs: LimitCosts, charged: LimitCosts, granted: bool) {
         // Under its id, a further attempt changes nothing if the first arrived. After the last one, the reservation expires.
         let (mut begin, mut pause, mut unknown) = (None, FIRST_PAUSE, 0);
         loop {
             let sent = begin.is_some();
-            match self.request().costs(&costs).settle().await.map_err(|error| error.kind()) {
-                Err(kind) if kind.is_outage() => {}
+            let Err(error) = self.settle(&costs, &charged).await else { return };
+            let is_again = match error.kind() {
+                kind if kind.is_outage() => true,
                 // The request that it cancels may come later, as by another connection.
-                Err(ErrorKind::Invalid) if !granted && unknown < MOST_UNKNOWN => unknown += 1,
-                _ => return,
-            }
+                ErrorKind::Ended if !granted => {
+                    unknown += 1;
+                    if unknown > MOST_UNKNOWN {
+                        return;
+                    }
+                    true
+                }
+                _ => false,
+            };
             // A store that takes long to fail is asked twice.
-            if begin.get_or_insert_with(Instant::now).elapsed() >= PATIENCE && sent {
+            let is_late = begin.get_or_insert_with(Instant::now).elapsed() >= PATIENCE && sent;
+            if is_late || !is_again {
+                if let Some(report) = self.report.get() {
+                    report(&error);
+                }
                 return;
             }
             // In a task, and not while the value is dropped.
@@ -291,8 +369,10 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     }
 }
 
-/// Settles a charge at these costs. It shares the charge with its task, which outlives it.
-type Settle = dyn Fn(LimitCosts, bool) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
+/// Settles a charge at the first costs, of which the second were charged, and which was granted or may not have been. It shares
+/// the charge with its task, which outlives it.
+type Settle =
+    dyn Fn(LimitCosts, LimitCosts, bool) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 /// The settlement that is to come of a charge. It is sent when this is dropped, unless it is done.
 #[derive_where(Debug)]
@@ -302,6 +382,7 @@ struct Settlement {
     /// The runtime in which it was made.
     runtime: Option<Handle>,
     costs: LimitCosts,
+    charged: LimitCosts,
     /// The store has answered: no request is in flight that a settlement could overtake.
     granted: bool,
     done: bool,
@@ -315,7 +396,8 @@ impl Drop for Settlement {
         let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
             return;
         };
-        let mut settling = (self.settle)(std::mem::take(&mut self.costs), self.granted);
+        let (costs, charged) = (std::mem::take(&mut self.costs), std::mem::take(&mut self.charged));
+        let mut settling = (self.settle)(costs, charged, self.granted);
         // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
         // store while this thread panics already would end the process.
         if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {

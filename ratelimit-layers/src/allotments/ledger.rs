@@ -121,7 +121,7 @@ impl<A: KeptAlgorithm> Ledger<A> {
             };
             if kept.checks.as_ref().is_some_and(|checks| !checks.are_of(batch)) {
                 let ended = kept.slot.change();
-                // It is settled under the parameters that are in force now.
+                // It is settled under the numbers that are in force now. Its record bounds what that gives back.
                 own.extend(ended.map(|ended| (ended, kept.checks(batch))));
             }
             (act(&mut kept), is_new)

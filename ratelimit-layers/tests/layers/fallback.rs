@@ -214,6 +214,7 @@ async fn errors_of_a_store_that_is_there_are_returned_and_do_not_open_the_breake
         ErrorKind::Unsupported,
         ErrorKind::Corrupt,
         ErrorKind::Invalid,
+        ErrorKind::Ended,
         ErrorKind::Config,
     ] {
         store.store().set(Mode::Fails(kind));

@@ -4,6 +4,7 @@
 
 mod allotments;
 mod cache;
+mod changed_numbers;
 mod common;
 mod conformance;
 mod dashboard;

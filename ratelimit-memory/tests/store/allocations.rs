@@ -18,12 +18,14 @@ use crate::common::{limit, limiter, policy, store};
 const KNOWN_KEY: &str = "203.0.113.77";
 
 /// A limit of three, of which one is charged, is used up, and some of it returned.
-const EVERY_OPERATION: [(Op, bool); 8] = [
+const EVERY_OPERATION: [(Op, bool); 9] = [
     (Op::Peek, true),
     (Op::Acquire, true),
     (Op::Acquire, true),
     (Op::Peek, false),
     (Op::Acquire, false),
+    (Op::Refund, true),
+    // What a forced charge leaves out, its verdict keeps elsewhere.
     (Op::Force, true),
     (Op::Refund, true),
     (Op::Acquire, true),

@@ -2,8 +2,8 @@
 //!
 //! Time is paused: a store that answers after a minute takes none.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op};
@@ -21,12 +21,16 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// A hundred, and next to nothing flows back.
 const BUCKET: &str = "gcra 1/d burst 100";
 const LEASES: &str = "concurrency 100/1h";
+/// A hundred, and nothing comes back within hours.
+const WINDOW: &str = "fixed-window 100/360d";
 
 /// A store in memory that decides at once and answers a minute later, or never.
 struct Slow {
     store: Memory,
     /// How many of the next requests are lost, peeks aside: a settlement on its way to the store, any other on its way back.
     lost: AtomicU64,
+    /// 1 if the answer to the next settlement is lost on its way back, and 2 if that to the next forced charge is.
+    late: AtomicU64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +53,9 @@ impl Store<Policy> for Slow {
         let lost = |lost: u64| lost.checked_sub(1);
         let is_lost = self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lost).is_ok();
         let arrives = !is_lost || batch.operation() != Op::Settle;
+        let (op, late) = (batch.operation(), self.late.load(Ordering::SeqCst));
+        let is_late = (late == 1 && op == Op::Settle) || (late == 2 && op == Op::Force);
+        let is_lost = is_lost || is_late && self.late.swap(0, Ordering::SeqCst) > 0;
         let answer = if arrives { Some(self.store.apply(batch).await) } else { None };
         sleep(ANSWER).await;
         let answer = answer.filter(|_| !is_lost).ok_or_else(|| DynError::new(Lost))?;
@@ -57,11 +64,12 @@ impl Store<Policy> for Slow {
 }
 
 type Limiter = Arc<RateLimiter<Slow>>;
+type Reservation = OwnedReservation<Slow, Policy, &'static str>;
 
 fn slow(words: &str) -> (Limiter, ManualClock) {
     let (store, clock) = store(|builder| builder);
     let limits = Limits::new([limit("l", words)]).expect("limits");
-    (Arc::new(RateLimiter::new(limits, Slow { store, lost: 0.into() })), clock)
+    (Arc::new(RateLimiter::new(limits, Slow { store, lost: 0.into(), late: 0.into() })), clock)
 }
 
 async fn left(limiter: &Limiter) -> u64 {
@@ -172,7 +180,65 @@ async fn a_lease_is_released_when_it_is_dropped_or_its_task_panics_and_lives_whi
     assert_eq!(left(&limiter).await, 99);
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(left(&limiter).await, 100);
-    assert_eq!(lease.renew().await.expect_err("its time is over").kind(), ErrorKind::Invalid);
+    assert_eq!(lease.renew().await.expect_err("its time is over").kind(), ErrorKind::Ended);
+}
+
+/// An hour and a minute after it was charged.
+async fn held_for_long(limiter: &Limiter, clock: &ManualClock) -> Reservation {
+    let held = reserve(limiter, 40).await;
+    clock.advance(Duration::from_secs(3_660));
+    held
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reservation_that_is_extended_or_renewed_lives_for_another_hour() {
+    let (limiter, clock) = slow(WINDOW);
+    for extends in [true, false] {
+        let mut held = reserve(&limiter, 10).await;
+        for _ in 0..4 {
+            clock.advance(Duration::from_secs(1_800));
+            let kept = if extends { held.extend(10).await } else { held.renew().await };
+            assert!(kept.expect("it lives").allowed());
+        }
+        let _ = held.commit(0).await.expect("it lives");
+        assert_eq!(left(&limiter).await, 100, "extended: {extends}");
+    }
+}
+
+/// What was too little is charged, once, and what was too much stays charged.
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_comes_too_late_charges_what_is_missing_and_says_so() {
+    let (limiter, clock) = slow(WINDOW);
+    let held = held_for_long(&limiter, &clock).await;
+    assert_eq!(held.commit(10).await.expect_err("it is late").kind(), ErrorKind::Ended);
+    assert_eq!(left(&limiter).await, 60);
+    let held = held_for_long(&limiter, &clock).await;
+    assert_eq!(held.commit(45).await.expect_err("it is late").kind(), ErrorKind::Ended);
+    assert_eq!(left(&limiter).await, 60 - 45);
+    // The first answer to the settlement, and then that to the charge, are lost: it is sent again.
+    let (limiter, clock) = slow(WINDOW);
+    for lost in [1, 2] {
+        let before = left(&limiter).await;
+        let mut held = held_for_long(&limiter, &clock).await;
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let heard = told.clone();
+        held.on_error(move |error| heard.lock().expect("no panic").push(error.kind()));
+        held.set_cost(45);
+        limiter.store().late.store(lost, Ordering::SeqCst);
+        drop(held);
+        assert_eq!(left_at_the_end(&limiter).await, before - 45, "lost: {lost}");
+        assert_eq!(*told.lock().expect("no panic"), [ErrorKind::Ended], "lost: {lost}");
+    }
+    // Of an extension, what was charged is known; a lease ends at any cost.
+    let (limiter, clock) = slow(WINDOW);
+    let mut held = reserve(&limiter, 10).await;
+    assert!(held.extend(30).await.expect("fits").allowed());
+    clock.advance(Duration::from_secs(3_660));
+    held.commit(31).await.expect_err("it is late");
+    assert_eq!(left(&limiter).await, 100 - 31);
+    let (limiter, clock) = slow(LEASES);
+    held_for_long(&limiter, &clock).await.commit(90).await.expect_err("it is late");
+    assert_eq!(left(&limiter).await, 100);
 }
 
 #[tokio::test(start_paused = true)]

@@ -44,7 +44,7 @@ fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     clock.advance(Duration::from_secs(30));
     let late = second.renew_now().expect_err("it is over");
     let id = second.id().expect("a lease has one");
-    assert_eq!(late.kind(), ErrorKind::Invalid);
+    assert_eq!(late.kind(), ErrorKind::Ended);
     assert!(late.to_string().starts_with(&format!("{id} has no reservation")), "{late}");
     // Another lease has its place, and keeps it.
     assert!(limiter.check_n_now("a", 2).expect("decides").allowed());
@@ -74,7 +74,7 @@ fn without_room_for_a_reservation_a_lease_of_the_limiter_is_granted_and_ends_by_
     assert!(!first.verdict().is_unrecorded() && second.verdict().is_unrecorded());
     assert_eq!(limiter.store().unrecorded(), 1);
     assert!(matches!(limiter.reserve_now("b", ID, 1), Err(MemoryError::Full { capacity: 1 })));
-    assert_eq!(second.renew_now().expect_err("there is no record").kind(), ErrorKind::Invalid);
+    assert_eq!(second.renew_now().expect_err("there is no record").kind(), ErrorKind::Ended);
     // A denial is the limit's, and needs no record.
     assert!(matches!(limiter.lease_now("a").expect("decides"), Leased::Denied(_)));
     drop(second);

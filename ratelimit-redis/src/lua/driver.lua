@@ -13,7 +13,7 @@
 --
 --     ask      A peek that removes what no limit wrote, as an acquire does.
 --     reserve  An acquire that may be taken back. Answers where each charge went, or '-'.
---     grow     An extension that may be taken back. Answers as 'reserve', with a colon and what the reservation had before.
+--     grow     An extension that may be taken back. Answers as 'reserve', with a colon and what the reservation was before.
 --     undo     Takes back what 'reserve' or 'grow' charged, given as they answered it. Answers 1 or 0 for each check.
 --     attempt  An acquire of a batch that another slot has denied.
 --
@@ -91,6 +91,27 @@ local function is_too_long(digits)
   return #digits > 20 or #digits == 20 and digits > '18446744073709551615'
 end
 
+-- A reservation from its numbers.
+local function parsed(numbers)
+  local timestamp, since, cost, rest = match(numbers, '^(%d+) (%d+) (%d+) ([ %d]+)$')
+  local settled = match(rest or '', '^%d+$')
+  local counts, first, second, third = match(rest or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  local reservation = {
+    numbers = numbers,
+    timestamp = integer(timestamp),
+    since = integer(since),
+    cost_text = cost,
+    -- A settled cost may be any.
+    cost = settled and tonumber(cost) or integer(cost),
+    settled_text = settled,
+    counts = settled and 0 or integer(counts),
+    terms = settled and { 0, 0, 0 } or { integer(first), integer(second), integer(third) },
+  }
+  local latest = math.max(reservation.timestamp, reservation.since)
+  if latest > MOST or is_too_long(cost) or settled and is_too_long(settled) then error(CORRUPT) end
+  return reservation
+end
+
 -- The reservation under the batch's id; nil if there is none or it has ended.
 local function live_reservation(check)
   local stored = call('GET', check.reservation_key)
@@ -99,19 +120,8 @@ local function live_reservation(check)
   local reserved = string.sub(stored, -#RESERVED) == RESERVED
   if reserved then stored = string.sub(stored, 1, -#RESERVED - 1) end
   local alone, its_group = match(stored, '^([ %d]-)( @' .. string.rep('%x', 16) .. ' [%w%-_.,]+)$')
-  local timestamp, since, cost, settled = match(alone or stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
-  local reservation = {
-    timestamp = integer(timestamp),
-    since = integer(since),
-    cost_text = cost,
-    -- A settled cost may be any.
-    cost = settled == '' and integer(cost) or tonumber(cost),
-    settled_text = settled ~= '' and settled or nil,
-    reserved = reserved,
-    group = its_group or '',
-  }
-  local latest = math.max(reservation.timestamp, reservation.since)
-  if latest > MOST or is_too_long(cost) or is_too_long(settled) then error(CORRUPT) end
+  local reservation = parsed(alone or stored)
+  reservation.reserved, reservation.group = reserved, its_group or ''
   if now < ends(reservation, check.life_us) then return reservation end
 end
 
@@ -153,12 +163,26 @@ local function status(check)
   return 'done'
 end
 
--- Notes what a step finds and changes. Returns the time at which a charge counts as made.
-local function change(check, name, cost, made)
+-- Notes what a step finds and changes, and what a charge is in the terms of the state. Returns the time at which a charge
+-- counts as made.
+local function change(check, name, cost, made, reservation)
   local at
-  check.fits, check.write, check.put, check.expires, at =
-    check.algorithm.change(check.limit, check.state, name, cost, made)
+  check.fits, check.write, check.put, check.expires, at, check.terms =
+    check.algorithm.change(check.limit, check.state, name, cost, made, reservation)
   return at or now
+end
+
+-- Charges `more` to a reservation, if that fits.
+local function extend(check, reservation, more)
+  local algorithm, left = check.algorithm, nil
+  if algorithm.keeps_terms then
+    left = algorithm.change(check.limit, check.state, 'left', reservation.counts, reservation.timestamp, reservation)
+  end
+  local at = change(check, 'acquire', more)
+  check.made, check.before = at, string.gsub(reservation.numbers, ' ', ',')
+  reservation.cost_text, reservation.counts = check.cost_text, (left or reservation.counts) + more
+  if left then reservation.timestamp, reservation.terms = at, check.terms end
+  return at
 end
 
 -- The largest cost that fits a limit, by bisection: a twin says only whether a cost does. The twins of a stack were given
@@ -209,13 +233,16 @@ local function settle(check, reservation)
   if extends then
     local more = cost > reservation.cost
     if more and algorithm.settles == 'all' then error(REFUSED) end
-    local at = change(check, 'acquire', more and cost - reservation.cost or 0)
-    reservation.reserved = grows and more
+    local at
     if more then
-      check.made, check.before = at, reservation.cost_text
-      reservation.cost_text = check.cost_text
+      at = extend(check, reservation, cost - reservation.cost)
+    else
+      at = change(check, 'acquire', 0)
     end
-    return now
+    reservation.reserved = grows and more
+    -- A lease is moved to live longer.
+    if algorithm.settles ~= 'all' then reservation.since = math.max(at, reservation.since) end
+    return at
   elseif algorithm.settles == 'all' then
     return change(check, operation, reservation.cost, reservation.timestamp)
   elseif operation == 'renew' then
@@ -225,7 +252,7 @@ local function settle(check, reservation)
   elseif cost >= reservation.cost then
     return change(check, 'force', cost - reservation.cost)
   end
-  return change(check, 'give', reservation.cost - cost, reservation.timestamp)
+  return change(check, 'give', math.min(reservation.cost - cost, reservation.counts), reservation.timestamp, reservation)
 end
 
 local known, lease_has_ended, new_reservations = not settling, false, {}
@@ -243,10 +270,11 @@ local function step(check)
     local own = not check.reservation_key
       or reservation and reservation.reserved and reservation.cost_text == check.cost_text and reservation.group == group
     if not own then return end
-    local made, before = match(check.given, '^(%d+):?(%d*)$')
-    change(check, 'undo', check.cost - (tonumber(before) or 0), tonumber(made))
-    if check.write and before ~= '' then
-      reservation.cost_text, reservation.reserved, check.reservation = before, false, reservation
+    local made, numbers = match(check.given, '^(%d+):?([%d,]*)$')
+    local before = numbers ~= '' and parsed((string.gsub(numbers, ',', ' '))) or nil
+    change(check, 'undo', check.cost - (before and before.cost or 0), tonumber(made))
+    if check.write and before then
+      before.group, check.reservation = reservation.group, before
     end
     return
   end
@@ -283,6 +311,8 @@ local function step(check)
       timestamp = at,
       since = at,
       cost_text = check.cost_text,
+      counts = check.cost,
+      terms = check.terms or { 0, 0, 0 },
       settled_text = settled_text,
       reserved = reserves,
       group = group,
@@ -344,8 +374,12 @@ if not known or lease_has_ended then line = '=' end
 if line == '=' then return answer() end
 
 local function put_reservation(check, reservation)
-  local stored = format('%d %d %s', reservation.timestamp, reservation.since, reservation.cost_text)
-  if reservation.settled_text then stored = stored .. ' ' .. reservation.settled_text end
+  local stored = format('%d %d %s ', reservation.timestamp, reservation.since, reservation.cost_text)
+  if reservation.settled_text then
+    stored = stored .. reservation.settled_text
+  else
+    stored = stored .. format('%d %d %d %d', reservation.counts, unpack(reservation.terms))
+  end
   stored = stored .. reservation.group
   if reservation.reserved and not reservation.settled_text then stored = stored .. RESERVED end
   local life_ms = ttl_ms(ends(reservation, check.life_us))

@@ -29,12 +29,18 @@ count = after
 ends_us = start + (count > capacity and ceil(count / capacity) or 1) * window_us
 expires = ends_us
 
+--- terms
+-- The count that the charge leaves, and what a window pays.
+count, capacity, 0
+
 --- give
 -- A charge of a past window counts in the state of that window. In a later one it counts less what each window since may
--- have paid of it.
+-- have paid of it, under either limit, and what passes the most that this one counts.
 local window = made and made - made % window_us
 if made and window ~= begun then
-  charge = window > start and 0 or math.max(charge - (start - window) / window_us * capacity, 0)
+  local terms = reservation and reservation.terms or { 0, 0, 0 }
+  local paid, lost = (start - window) / window_us * math.max(terms[2], capacity), math.max(terms[1] - most, 0)
+  charge = window > start and 0 or math.max(charge - paid - lost, 0)
 end
 
 --- carry

@@ -17,8 +17,8 @@
 -- The file is no script by itself: each section after a line `---` is pasted into scripts that read the state,
 -- write it and answer. They set `now`, the `capacity` and all charges in units of work, and `at`, the moment to
 -- decide at: `now`, unless a section moves it. `level` finds what is `used` at that moment; `move` makes the state
--- in which `after` units are used, and `expires`, when that state stops mattering; `give` reduces a `charge` made at the
--- time `made` to what a refund may return; `carry` keeps what another limit wrote beyond this one's burst. README.md beside
+-- in which `after` units are used, and `expires`, when that state stops mattering; `terms` lists what the record of a
+-- charge keeps; `give` reduces a `charge` made at the time `made` to what a refund may return; `carry` keeps what another limit wrote beyond this one's burst. README.md beside
 -- this file has the whole contract. gcra.rs and work.rs in ratelimit-core are the same algorithm in Rust, with the same
 -- names in the same order.
 
@@ -64,14 +64,29 @@ surplus = ticks_after * tick_units - after
 timestamp = at
 expires = tat_us
 
+--- terms
+-- The level that the charge leaves, and what a token is in time: so many microseconds of work, divided by so many.
+tat_us - at, cost_unit * tick_us, tick_units
+
 --- give
 -- A charge of a known time: all of it if nothing was charged since, otherwise less what can have refilled since,
 -- so that settling never creates capacity.
 if made and charge > most then charge = most end
+local terms, counts = reservation and reservation.terms or { 0, 0, 0 }, reservation and reservation.counts or 0
+local whole_us = terms[3] > 0 and floor(terms[2] / terms[3]) or 0
+-- It is worth no more than it was when it was charged.
+if made and terms[3] > 0 and not (terms[2] == cost_unit * tick_us and terms[3] == tick_units) then
+  charge = math.min(charge, floor(charge / cost_unit * whole_us / tick_us) * tick_units)
+end
 if made and timestamp ~= made then
   local ago_us = now > made and now - made or 0
-  local flowed = ago_us < recovery_us and ceil(ago_us / tick_us) * tick_units or charge
-  charge = charge > flowed and charge - flowed or 0
+  -- What lay beyond the most that this limit holds is lost.
+  local lost_us = terms[1] > recovery_us and terms[1] - recovery_us or 0
+  local flowed = (ceil(ago_us / tick_us) + ceil(lost_us / tick_us)) * tick_units
+  -- The state holds less than the charge, after a reset or an acquire of a limit that recovers sooner.
+  local lowered = written_us + tick_us < made + counts * whole_us
+  if lowered or ago_us >= recovery_us or flowed > charge then flowed = charge end
+  charge = charge - flowed
 end
 
 --- carry

@@ -78,8 +78,8 @@ end
 
 -- The table of a twin in sections. `look` raises CORRUPT unless a text is a state, and returns its mark. `run` contains the
 -- sections; it gets units instead of a cost.
-local function of_numbers(parameters, look, run, settles)
-  local twin = in_field { parameters = parameters, mark = look, settles = settles }
+local function of_numbers(parameters, look, run, settles, keeps_terms)
+  local twin = in_field { parameters = parameters, mark = look, settles = settles, keeps_terms = keeps_terms }
 
   function twin.read(key, field)
     local stored = call('HGET', key, field) or nil
@@ -90,9 +90,9 @@ local function of_numbers(parameters, look, run, settles)
   -- The text says until when the key is kept.
   twin.put = put_field
 
-  function twin.change(limit, stored, operation, cost, made)
+  function twin.change(limit, stored, operation, cost, made, reservation)
     if operation == 'full' then return run(limit, nil, 'force', limit.most or limit.capacity) end
-    return run(limit, stored, operation, cost * limit.cost_unit, made)
+    return run(limit, stored, operation, cost * limit.cost_unit, made, reservation)
   end
 
   return twin

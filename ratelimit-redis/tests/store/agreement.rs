@@ -227,18 +227,21 @@ fn kept(reservation: Result<Option<Reservation>, RedisError>) -> impl PartialEq 
     })
 }
 
-/// No law reads them.
+/// No law reads them. Each limit has other numbers in every third request.
 #[test]
 fn reservations_are_kept_as_the_pure_step_keeps_them() {
     let limits = [
-        "gcra 3/s burst 4 debt 5",
-        "fixed-window 5/s debt 12",
-        "token-bucket 1/2h burst 9",
-        "concurrency 3/2s",
-        "gcra 3/s burst 4 count attempts",
-        "window-log 3/s",
+        ("gcra 3/s burst 4 debt 5", "gcra 700/s burst 3 debt 1"),
+        ("fixed-window 5/s debt 12", "fixed-window 3/s debt 20"),
+        ("token-bucket 1/2h burst 9", "token-bucket 3/s burst 9"),
+        ("concurrency 3/2s", "concurrency 2/2s"),
+        ("gcra 3/s burst 4 count attempts", "gcra 4/s burst 4 count attempts"),
+        ("window-log 3/s", "window-log 3/s"),
+        ("gcra 1000000007/30d burst 1000000007", "gcra 5000000/s burst 2"),
     ];
-    let limits: Vec<_> = (0..).zip(limits).map(|(n, text)| limit(&format!("l{n}"), text)).collect();
+    let named = |(n, text)| limit(&format!("l{n}"), text);
+    let changed: Vec<_> = (0..).zip(limits.map(|(_, after)| after)).map(named).collect();
+    let limits: Vec<_> = (0..).zip(limits.map(|(before, _)| before)).map(named).collect();
     let servers = [|connection| connection, Meddled::clustered].map(OnServer::<Lua>::shared);
     let ops = select(vec![
         Op::Acquire,
@@ -253,7 +256,8 @@ fn reservations_are_kept_as_the_pure_step_keeps_them() {
     ]);
     let costs = prop_oneof![9 => 0..6_u64, 1 => Just(u64::MAX)];
     let asks = vec((0..limits.len(), select(vec!["a", "b"]), costs), 1..3);
-    let requests = vec((-2_000_000..3_000_000_i64, ops, 0..3_u128, asks), 1..40);
+    let advances = prop_oneof![2 => Just(0), 3 => -2_000_000..3_000_000_i64];
+    let requests = vec((advances, ops, 0..3_u128, asks, 0..3), 1..40);
     let config =
         ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(requests in requests, is_split in any::<bool>())| {
@@ -261,7 +265,8 @@ fn reservations_are_kept_as_the_pure_step_keeps_them() {
         let lua = Harness::<Policy>::store(server);
         let (cas, pure) = (lua.in_mode::<Cas>(), PureStore::new());
         let mut at_us = 1_795_218_392_123_456_u64;
-        for (advance_us, op, id, mut asks) in requests {
+        for (advance_us, op, id, mut asks, which) in requests {
+            let limits = if which == 0 { &changed } else { &limits };
             at_us = at_us.saturating_add_signed(advance_us);
             asks.sort_unstable();
             asks.dedup_by_key(|(place, key, _)| (*place, *key));

@@ -198,9 +198,10 @@ impl World {
                     }
                     ErrorKind::Unavailable if !is_repeated.load(SeqCst) => return Ok(Vec::new()),
                     ErrorKind::Unavailable => Err(ErrorKind::Indeterminate),
-                    ErrorKind::Indeterminate | ErrorKind::Invalid | ErrorKind::Unsupported => {
-                        Err(kind)
-                    }
+                    ErrorKind::Indeterminate
+                    | ErrorKind::Invalid
+                    | ErrorKind::Ended
+                    | ErrorKind::Unsupported => Err(kind),
                     _ => return Err(format!("{kind:?}: {error}")),
                 }
             }

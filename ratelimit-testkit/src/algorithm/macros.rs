@@ -127,6 +127,7 @@ macro_rules! __algorithm_tests {
             (shortcuts_agree_with_the_step, ShortcutsAgreeWithTheStep)
             (changing_a_limit_is_safe, ChangingALimitIsSafe)
             (another_limit_forgives_nothing, AnotherLimitForgivesNothing)
+            (settlements_create_nothing, SettlementsCreateNothing)
             (a_reservation_is_settled_once, AReservationIsSettledOnce)
         ]);
     };

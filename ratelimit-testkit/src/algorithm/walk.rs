@@ -62,6 +62,11 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         self.algorithm
     }
 
+    /// How many steps are still to take.
+    pub(crate) fn steps_left(&self) -> usize {
+        self.requests.len()
+    }
+
     /// The next step. An operation that the algorithm does not support is an acquire.
     pub(crate) fn next(&mut self) -> Option<WalkStep> {
         let TraceRequest { at, op, asks, .. } = self.requests.next()?;

@@ -16,6 +16,40 @@ const OWING: [(&str, u64, u64); 5] = [
     ("fixed-window 3/7us debt 1", 3, 7),
 ];
 
+/// What a request used and no limit charged, also of a limit without a debt. A lease ends at any cost.
+#[test]
+fn what_is_used_beyond_a_limit_is_told() {
+    for words in [
+        "gcra 10/d burst 20",
+        "token-bucket 10/d burst 20",
+        "fixed-window 20/d",
+        "first-request-window 20/d",
+        "window-log 20/d",
+        "bucketed-window bucket 1h rates 20/1d",
+        "sliding-counter 20/d",
+        "sliding-log 20/d",
+        "concurrency 20/1h",
+        "fixed-window 20/d count attempts",
+        "gcra 10/d burst 20 debt 5",
+    ] {
+        let (limit, store) = (limit("l", words), PureStore::new());
+        let debt = limit.algorithm().debt();
+        let told = |op, cost| {
+            let verdict = ask(&store, &[&limit], (op, None, cost), 0).expect("decides");
+            (verdict.forgiven(), verdict.owed())
+        };
+        assert_eq!(told(Op::Force, 15), (0, 0), "{words}");
+        assert_eq!(told(Op::Force, 12), (7 - debt, debt), "{words}");
+        assert_eq!(told(Op::Acquire, 3), (0, debt), "{words}");
+    }
+    for (words, forgiven) in [("gcra 10/d burst 20", 5), ("concurrency 20/1h", 0)] {
+        let (limit, store) = (limit("l", words), PureStore::new());
+        let _ = ask(&store, &[&limit], (Op::Acquire, Some(1), 10), 0).expect("fits");
+        let settled = ask(&store, &[&limit], (Op::Settle, Some(1), 25), 0).expect("is known");
+        assert_eq!(settled.forgiven(), forgiven, "{words}");
+    }
+}
+
 /// Parts of a recovery that pass, operations with the number of an id, and costs in parts of the capacity.
 type Story = Vec<(u64, Op, u128, u64)>;
 

@@ -154,7 +154,7 @@ fn an_impossible_operation_is_refused_and_writes_nothing() {
         (vec![&fixed], (Op::Settle, None, 1), ErrorKind::Invalid),
         (vec![&fixed], (Op::Renew, None, 1), ErrorKind::Invalid),
         (vec![&fixed], (Op::Acquire, Some(ID), 0), ErrorKind::Invalid),
-        (vec![&fixed], (Op::Settle, Some(ID), 1), ErrorKind::Invalid),
+        (vec![&fixed], (Op::Settle, Some(ID), 1), ErrorKind::Ended),
         (vec![&fixed, &log], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
         (vec![&fixed, &attempts], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
     ] {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ratelimit_core::algorithm::{
-    Compact, FixedWindowState, InMemory, MaybeStep, Step, Write, step_compact,
+    Compact, FixedWindowState, InMemory, MaybeStep, Recovery, Step, Write, step_compact,
 };
 use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm, FixedWindow, Rate, Timestamp};
@@ -25,7 +25,7 @@ macro_rules! flaws {
                 type Algorithm = Window;
 
                 fn limits() -> Vec<Instance<Window>> {
-                    [(1, 3), (4, 7_000), (2, 300_000_000), (7, 300_000_000)]
+                    [(1, 3), (4, 7_000), (2, 300_000_000), (7, 300_000_000), (60, 300_000_000)]
                         .map(|(limit, us)| {
                             let text = format!("{limit} per {us} us");
                             Instance::new(text, Window::new(Wrong::$wrong, limit, us))
@@ -81,6 +81,10 @@ flaws! {
     FastStepByTheEpoch,
     /// A settlement returns charges that no longer count.
     SettlesWhatIsPast,
+    /// A settlement goes by the limit's own numbers, also of what was charged under others.
+    SettlesByItsOwnNumbers,
+    /// An extension counts as made when the reservation was.
+    ExtendsWhatIsPast,
     /// A settlement above the reservation charges the whole cost again.
     SettlesTheWhole,
     /// Its capacity is one more than the step's.
@@ -190,6 +194,28 @@ impl Algorithm for Window {
 
     fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
         self.sound.charged_at(state, now)
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        self.sound.recovery()
+    }
+
+    fn record(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        cost: u64,
+        before: Option<&Reservation>,
+    ) -> Reservation {
+        let sound = self.sound.record(state, now, cost, before);
+        match before {
+            Some(before) if self.is(Wrong::ExtendsWhatIsPast) => {
+                let counts = before.counts.saturating_add(cost);
+                Reservation { timestamp: before.timestamp, counts, ..sound }
+            }
+            _ if self.is(Wrong::SettlesByItsOwnNumbers) => Reservation { terms: [0; 3], ..sound },
+            _ => sound,
+        }
     }
 
     fn settle(
@@ -307,6 +333,8 @@ fn each_flaw_is_caught_by_the_properties_that_name_its_law() {
     caught::<WritesNothingInPlace>(&[Property::ShortcutsAgreeWithTheStep]);
     caught::<FastStepByTheEpoch>(&[Property::ShortcutsAgreeWithTheStep]);
     caught::<SettlesWhatIsPast>(&[Property::AReservationIsSettledOnce]);
+    caught::<SettlesByItsOwnNumbers>(&[Property::SettlementsCreateNothing]);
+    caught::<ExtendsWhatIsPast>(&[Property::SettlementsCreateNothing]);
     caught::<SettlesTheWhole>(&[Property::AReservationIsSettledOnce]);
     caught::<HasOneMore>(&[Property::WhatIsLeftIsWhatFits]);
     caught::<WaitsForMore>(&[Property::ShortcutsAgreeWithTheStep]);

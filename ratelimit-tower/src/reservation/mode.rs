@@ -49,6 +49,13 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
         let admitted = gate.judge(limiter, caller, decided)?;
         let mut underway = LayerMode::<S, A>::exempt(self);
         if let Ok(Reserved::Granted(owned)) = reserved {
+            let log = gate.config.log.clone();
+            let first = limiter.limits().iter().next().map_or("", Limit::name).to_owned();
+            owned.on_error(move |error| {
+                if let Some(requests) = log.unsettled.due(&first) {
+                    tracing::warn!(%error, requests, "a reservation was not settled");
+                }
+            });
             let algorithms = || limiter.limits().iter().map(Limit::algorithm);
             let tells_hold_time = gate.config.fields.busy_wait == BusyWait::Estimated;
             let shortest_us = algorithms().filter_map(A::reservation_us).min();

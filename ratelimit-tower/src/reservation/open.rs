@@ -85,7 +85,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
         Box::pin(async {
             match self.renew().await {
                 Ok(_) => Renewed::Lives,
-                Err(error) if error.kind() == ErrorKind::Invalid => Renewed::Expired,
+                Err(error) if error.kind() == ErrorKind::Ended => Renewed::Expired,
                 Err(_) => Renewed::Failed,
             }
         })

@@ -21,7 +21,8 @@ use ratelimit_tower::{
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::harness::{Faulty, Manual, Rows, by_ip, layer, limiter, limits, request, send};
+use crate::harness::{Faulty, Manual, Rows, by_ip, layer, limiter, limits, request, send, store};
+use crate::reloading::Log;
 
 /// A hundred per caller; the clock stands still.
 const BUDGET: Rows = &[("budget", "gcra 100/m burst 100", "ip")];
@@ -430,4 +431,21 @@ async fn an_algorithm_that_cannot_reserve_is_a_500() {
     let layer = layer(&[("log", "sliding-log 10/m", "ip")]).reserve(Charge::estimate());
     let service = layer.layer(answers(200, Then::Ends));
     assert_eq!(send(&service, request("/")).await.status, 500);
+}
+
+#[tokio::test]
+async fn a_response_that_outlives_its_reservation_pays_what_is_missing_and_is_logged() {
+    const ROWS: Rows = &[("budget", "fixed-window 100/360d", "ip")];
+    let (log, clock) = (Log::default(), ManualClock::default());
+    let _guards = log.listens();
+    let limiter = Arc::new(RateLimiter::new(limits(ROWS), store(&clock)));
+    let layer = by_ip(limiter.clone()).cost(10).reserve(Charge::body_bytes());
+    let bytes = get(async || Body::from(vec![0; 45]));
+    let app = Router::new().route("/", bytes).layer(layer);
+    let response = app.oneshot(request("/")).await.unwrap();
+    clock.advance(Duration::from_secs(3_660));
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let left = limiter.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+    assert_eq!((body.len(), left), (45, 100 - 45));
+    assert_eq!(log.count("a reservation was not settled"), 1);
 }

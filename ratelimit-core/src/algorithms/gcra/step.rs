@@ -187,24 +187,49 @@ impl Refill {
         self.step_beside(state, asked, level, level.used.saturating_sub(units))
     }
 
-    /// The units that a settlement at `cost`, below the reserved cost, returns: all of the difference if nothing was
-    /// charged after the reservation; otherwise the difference less what may have refilled since.
+    /// What a token is in time: so many microseconds of work, divided by so many.
+    const fn token_us(&self) -> [u64; 2] {
+        [self.token_units * self.tick_us, self.tick_units]
+    }
+
+    /// The units of refill ticks that begin within this time.
+    const fn flow(&self, us: u64) -> u64 {
+        us.div_ceil(self.tick_us) * self.tick_units
+    }
+
+    /// The units that `cost` of what a reservation charged still is: all of it if nothing was charged since, otherwise less
+    /// what may have refilled.
+    ///
+    /// It is worth no more than it was when it was charged. If another limit charged it, that one's work may have been more
+    /// than this one can hold: what lay beyond is lost, and counts for nothing. So is all of it once the state holds less
+    /// than it, after a reset or an acquire of a limit that recovers sooner.
     fn units_left(
         &self,
         reservation: &Reservation,
         cost: u64,
         now: Timestamp,
-        last_charged: Option<Timestamp>,
+        state: Option<GcraState>,
     ) -> u64 {
-        let excess = self.units_of(reservation.cost - cost);
-        if last_charged == Some(reservation.timestamp) {
-            return excess;
+        let Some(state) = state else { return 0 };
+        let cost = cost.min(reservation.counts).min(self.most);
+        let ([level_us, token_us, divided_by], made) = (reservation.terms, reservation.timestamp);
+        let whole_us = token_us.checked_div(divided_by).unwrap_or_default();
+        let mut units = cost * self.token_units;
+        if divided_by > 0 && [token_us, divided_by] != self.token_us() {
+            let ticks = cost.saturating_mul(whole_us) / self.tick_us;
+            units = units.min(ticks.saturating_mul(self.tick_units));
         }
-        let ago_us = now.saturating_us_since(reservation.timestamp);
-        if ago_us >= self.recovery_us() {
+        if state.timestamp == made {
+            return units;
+        }
+        let ago_us = now.saturating_us_since(made);
+        let own_us = reservation.counts.saturating_mul(whole_us);
+        let until_us = state.tat_us.saturating_add(self.tick_us);
+        if ago_us >= self.recovery_us() || until_us < made.as_us().saturating_add(own_us) {
             return 0;
         }
-        excess.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
+        let lost_us = level_us.saturating_sub(self.recovery_us());
+        units.saturating_sub(self.flow(ago_us)).saturating_sub(self.flow(lost_us))
     }
 }
 
@@ -275,6 +300,25 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
         state.map_or(now, |state| now.max(state.timestamp))
     }
 
+    /// The level that the charge leaves, and what a token is in time: work is time, whatever the limit's numbers are.
+    fn record(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        cost: u64,
+        before: Option<&Reservation>,
+    ) -> Reservation {
+        let (refill, state) = (&self.refill, state.copied());
+        let level = refill.level(state, now);
+        let left = before.map_or(0, |before| refill.units_left(before, before.counts, now, state));
+        let counts = left.min(level.used) / refill.token_units + cost;
+        let after = (level.used + refill.units_of(cost)).min(refill.most_units());
+        let level_us = refill.moved(level, after).tat_us - level.at.as_us();
+        let [token_us, divided_by] = refill.token_us();
+        let terms = [level_us, token_us, divided_by];
+        Reservation { counts, terms, ..Reservation::new(level.at, cost) }
+    }
+
     /// Charges what a higher cost adds. Returns what a lower cost leaves: all of it if nothing was charged since,
     /// otherwise less what can have refilled since, so that settling never creates capacity.
     fn settle(
@@ -287,8 +331,8 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
         if let Some(missing) = cost.checked_sub(reservation.cost) {
             return Some(self.force(state, now, missing)?.costing(cost));
         }
-        let last_charged = state.map(|state| state.timestamp);
-        let units = self.refill.units_left(reservation, cost, now, last_charged);
+        let excess = reservation.cost - cost;
+        let units = self.refill.units_left(reservation, excess, now, state.copied());
         Some(self.refill.given_back(state.copied(), (now, cost), units))
     }
 }

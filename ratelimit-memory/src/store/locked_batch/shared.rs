@@ -89,7 +89,9 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_,
             all.try_fold(first, |sum, next| {
                 let next = next?;
                 let settled = sum.settled.zip(next.settled).map(|(a, b)| a.saturating_add(b));
-                Some(Reservation { cost: sum.cost.saturating_add(next.cost), settled, ..sum })
+                let cost = sum.cost.saturating_add(next.cost);
+                let counts = sum.counts.saturating_add(next.counts);
+                Some(Reservation { cost, counts, settled, ..sum })
             })
         })
     }
@@ -98,8 +100,9 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_,
         self.states.fingerprint()
     }
 
-    /// Each check's reservation has the check's own costs.
+    /// Each check's reservation has the check's own costs, and of what counts its part.
     fn put_reservation(&mut self, part: usize, reservation: Reservation, expires: Timestamp) {
+        let mut counting = reservation.counts;
         for position in self.positions(part).collect::<Vec<_>>() {
             let charged = self.batch.checks()[position].cost;
             let reserved = self.states.reservation(position).map(|own| own.cost);
@@ -109,7 +112,9 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for MergedStates<'_, '_,
                 _ => charged,
             };
             let settled = reservation.settled.map(|_| charged);
-            let own = Reservation { cost, settled, ..reservation.clone() };
+            let counts = counting.min(cost);
+            counting -= counts;
+            let own = Reservation { cost, counts, settled, ..reservation.clone() };
             self.states.put_reservation(position, own, expires);
         }
     }

@@ -89,6 +89,7 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         Step forgiven(state: Held<'_, A>, now: Timestamp, cost: u64) -> u64;
         Parameter reservation_us() -> Option<u64>;
         Step charged_at(state: Held<'_, A>, now: Timestamp) -> Timestamp;
+        Step record(state: Held<'_, A>, now: Timestamp, cost: u64, before: Option<&Reservation>) -> Reservation;
         Step settle(state: Held<'_, A>, now: Timestamp, reservation: &Reservation, cost: u64) -> Option<Step<A::State>>;
         Step renew(state: Held<'_, A>, now: Timestamp, reservation: &Reservation) -> Step<A::State>;
         Step undo(state: Held<'_, A>, now: Timestamp, reservation: &Reservation, charged: &A::State) -> Option<Step<A::State>>;

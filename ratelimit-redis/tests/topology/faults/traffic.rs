@@ -116,7 +116,7 @@ impl Row {
             // One slot of a batch may be refused after another was charged.
             let cause = if let RedisError::InPart(cause) = error { cause.kind() } else { kind };
             // What a settlement meets if its reservation was lost.
-            let is_lost = kind == ErrorKind::Invalid && self.more != Some(0);
+            let is_lost = kind == ErrorKind::Ended && self.more != Some(0);
             // A machine that itself stands still says nothing about the store.
             if AWAY.contains(&kind) && seen.stood_still > self.deadline / 2 {
                 continue;

@@ -88,7 +88,9 @@ impl Store<Policy> for Recorded {
             // Some limits have no reservations.
             let is_due = match kind {
                 ErrorKind::Unavailable | ErrorKind::Indeterminate => world.is_disturbed(),
-                ErrorKind::Unsupported | ErrorKind::Invalid => batch.reservation_id().is_some(),
+                ErrorKind::Unsupported | ErrorKind::Invalid | ErrorKind::Ended => {
+                    batch.reservation_id().is_some()
+                }
                 // Between two slots, others may charge what was still left a moment ago, again and again.
                 ErrorKind::Contended => world.plan.servers > 1,
                 _ => false,
