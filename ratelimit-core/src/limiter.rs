@@ -107,7 +107,8 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
             return Ok(Verdict::several(Vec::new()));
         }
         let wants = |limit: &Limit<A>| format!("limit {:?} wants {}", limit.name(), limit.wanted());
-        let wanted: Vec<_> = self.limits.iter().map(wants).collect();
+        let enforced = self.limits.iter().filter(|limit| !limit.is_shadow());
+        let wanted: Vec<_> = enforced.map(wants).collect();
         Err(Refusal::NoLimitApplies { had: had(caller), wanted: wanted.join(", ") })
     }
 

@@ -158,15 +158,18 @@ async fn run(
         forfeited += if name.contains("forfeited") { count } else { 0 };
     });
     let is = fake.left(&last, "alice");
-    let (least, most) = (all.iter().min().expect("one"), all.iter().max().expect("one"));
+    let (fewest, most) = (all.iter().min().expect("one"), all.iter().max().expect("one"));
     let told = format!("{is} left of {all:?}, {forfeited} forfeited");
-    if is > *most || is + forfeited < *least || (forfeited == 0 && !all.contains(&is)) {
+    if is > *most || is + forfeited < *fewest || (forfeited == 0 && !all.contains(&is)) {
         return Err(told);
     }
     // And the layers know it: what is left is admitted, and no more.
-    let more = ask(&store, &last, "alice", is + 1).await.allowed();
-    if more || (is > 0 && !ask(&store, &last, "alice", is).await.allowed()) {
-        return Err(format!("{told}: {}", if more { "more is admitted" } else { "it is denied" }));
+    let is_more_admitted = ask(&store, &last, "alice", is + 1).await.allowed();
+    if is_more_admitted || (is > 0 && !ask(&store, &last, "alice", is).await.allowed()) {
+        return Err(format!(
+            "{told}: {}",
+            if is_more_admitted { "more is admitted" } else { "it is denied" }
+        ));
     }
     Ok(())
 }

@@ -69,11 +69,9 @@ impl<'l> Model<'l> {
                 .iter()
                 .filter(move |limit| limit.shadow == shadow && asked.caller.key(limit).is_some())
         };
-        if applying(false).chain(applying(true)).next().is_none()
-            && !self.allows_unlimited
-            && !limits.iter().all(|limit| limit.shadow)
-        {
-            let names = limits.iter().map(|limit| limit.name.clone()).collect();
+        let mut enforced = limits.iter().filter(|limit| !limit.shadow).peekable();
+        if applying(false).next().is_none() && !self.allows_unlimited && enforced.peek().is_some() {
+            let names = enforced.map(|limit| limit.name.clone()).collect();
             return refused(ErrorKind::Invalid, names);
         }
         let decided = match self.decided(&applying(false).collect::<Vec<_>>(), asked) {

@@ -208,7 +208,7 @@ impl<'a> Model<'a> {
         let lacks = |limit: &&LimitSpec| limit.required && self.whose(limit, ask).is_none();
         let apply: Vec<_> = enforced.iter().filter_map(with_key).collect();
         let shadow_apply: Vec<_> = shadow.iter().filter_map(with_key).collect();
-        let none_applies = apply.is_empty() && shadow_apply.is_empty() && !enforced.is_empty();
+        let none_applies = apply.is_empty() && !enforced.is_empty();
         if enforced.iter().any(lacks) || none_applies {
             return about_blank(400);
         }
