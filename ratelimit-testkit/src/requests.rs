@@ -117,6 +117,12 @@ async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResu
             }
         }
         if let (Due::Decided { decided, .. }, Ok(verdict)) = (&due, &got) {
+            let request = asked.to(limiter);
+            let applicable =
+                request.applicable().map(|position| case.limits[position].name.as_str());
+            if !applicable.eq(decided.iter().map(|(name, ..)| name.as_str())) {
+                return Err(format!("other limits are applicable: {}", in_words()));
+            }
             agrees_by_name(limiter, verdict, &case.limits, decided)
                 .map_err(|how| format!("{how}: {}", in_words()))?;
         }

@@ -3,8 +3,7 @@
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    ErrorKind, Identifiers, Limit, Limits, Policy, RateLimiter, ReservationId, StoreError,
-    Timestamp, Verdict,
+    ErrorKind, Identifiers, Limit, Limits, Policy, RateLimiter, ReservationId, StoreError, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
@@ -18,38 +17,6 @@ fn limits() -> [Limit<Policy>; 3] {
         by(limit("daily", "fixed-window 5/d"), &["user"]),
         by(limit("pair", "fixed-window 2/h"), &["ip", "user"]),
     ]
-}
-
-#[test]
-fn several_limits_of_several_identifiers_are_charged_all_or_none_and_named() {
-    let (limiter, clock) = limiter(limits(), |builder| builder);
-    clock.set(Timestamp::ZERO);
-    let alice = [("ip", "192.0.2.1"), ("user", "alice")];
-    assert_eq!(limiter.request(&alice).applicable().collect::<Vec<_>>(), [0, 1, 2]);
-    assert!(limiter.check_n_now(&alice, 2).expect("decides").allowed());
-    let denied = limiter.check_now(&alice).expect("decides");
-    // The pair's limit denies. The others would have admitted, and are uncharged.
-    let seen = limiter.named(&denied).map(|d| (d.name(), d.allowed, d.remaining));
-    assert_eq!(
-        seen.collect::<Vec<_>>(),
-        [("burst", true, 1), ("daily", true, 3), ("pair", false, 0)]
-    );
-    assert_eq!((denied.allowed(), denied.limit(), denied.remaining()), (false, 2, 0));
-    clock.advance(denied.retry_after().expect("it fits later"));
-    assert!(limiter.check_now(&alice).expect("decides").allowed());
-    // Another address makes another pair, of the same user.
-    let elsewhere = [("ip", "192.0.2.2"), ("user", "alice")];
-    assert_eq!(limiter.peek_now(&elsewhere, 0).expect("decides").decisions()[1].remaining, 2);
-    // Without a user only the address is limited.
-    let unlimited = limiter.peek_now(&[("ip", "192.0.2.1")], 0).expect("decides");
-    assert_eq!(limiter.named(&unlimited).map(|d| d.name()).collect::<Vec<_>>(), ["burst"]);
-    assert!(limiter.named(&unlimited).by_name("daily").is_none());
-    // Without an address only the user is, whether the identifier is kept as text or written as text.
-    let ip = std::net::IpAddr::from([192, 0, 2, 1]);
-    for caller in [&[("user", "alice")] as &dyn Identifiers, &[("user", ip)]] {
-        let verdict = limiter.peek_now(caller, 0).expect("decides");
-        assert_eq!(limiter.named(&verdict).map(|d| d.name()).collect::<Vec<_>>(), ["daily"]);
-    }
 }
 
 /// Asks in every way about a caller to whom no limit applies or who lacks a required identifier.

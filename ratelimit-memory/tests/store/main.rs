@@ -16,4 +16,3 @@ mod owned_reservations;
 mod panics;
 mod requests;
 mod reservations;
-mod shadow;

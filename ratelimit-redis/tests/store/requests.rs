@@ -172,8 +172,10 @@ fn requests_are_decided_by_name_and_leave_what_the_options_say() {
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Two limits of each name, and the number of each.
-fn twice(name: &str, policy: impl Fn(u64) -> String) -> [(Limit<Policy>, u64); 2] {
+/// Two limits of one name, and the number of each.
+type Twice = [(Limit<Policy>, u64); 2];
+
+fn twice(name: &str, policy: impl Fn(u64) -> String) -> Twice {
     [3, 8].map(|count| (limit(name, &policy(count)), count))
 }
 
@@ -187,14 +189,9 @@ async fn requests_of_one_flight_are_decided_each_by_its_own_numbers() {
     let buckets = twice("bucket", |count| format!("gcra 1/3650d burst {count}"));
     let logs = twice("log", |count| format!("sliding-log {count}/3650d"));
     // One limit after the other, then two at once.
-    let ways = [
-        vec![&windows],
-        vec![&buckets],
-        vec![&logs],
-        vec![&windows, &buckets],
-        vec![&buckets, &logs],
-    ];
-    for (nth, limits) in ways.iter().enumerate() {
+    let ways: [&[&Twice]; 5] =
+        [&[&windows], &[&buckets], &[&logs], &[&windows, &buckets], &[&buckets, &logs]];
+    for (nth, limits) in ways.into_iter().enumerate() {
         // The server loads the scripts with the first requests, which it gets once more: by then others have come.
         let before = format!("before{nth}");
         for which in [0, 1] {
