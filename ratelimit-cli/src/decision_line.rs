@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use ratelimit_core::{Account, Decision, Limit, LimitCosts, NamedDecision, Policy};
+use ratelimit_core::{Account, Algorithm, Decision, Limit, LimitCosts, NamedDecision, Policy};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ pub(crate) struct Told {
     remaining: Option<u64>,
     retry_after_us: Option<u64>,
     reset_after_us: u64,
-    /// Only a limit with a debt owes and forgives.
+    /// Only told of a limit with a debt.
     #[serde(skip_serializing_if = "Option::is_none")]
     owed: Option<NonZeroU64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,10 +74,19 @@ impl From<(&Decision, Account)> for Told {
     }
 }
 
+/// What a limit with a debt owes and forgives. Lines of other limits have the fields that every line has.
+fn account_of_debt(one: NamedDecision<'_, Policy>) -> Account {
+    if one.configured().algorithm().debt() > 0 { one.account() } else { Account::default() }
+}
+
 impl<'d> DecisionLine<'d> {
     pub(crate) fn new(decided: &Decided<'d>) -> Self {
         let Decided { entry, limits, verdict, .. } = decided;
-        let account = Account { owed: verdict.owed(), forgiven: verdict.forgiven() };
+        let of_all = decided.named.clone().map(account_of_debt);
+        let account = of_all.fold(Account::default(), |most, one| Account {
+            owed: most.owed.max(one.owed),
+            forgiven: most.forgiven.max(one.forgiven),
+        });
         let mut summary = Told::from((verdict.summary(), account));
         if verdict.is_unlimited() {
             (summary.limit, summary.remaining) = (None, None);
@@ -85,7 +94,7 @@ impl<'d> DecisionLine<'d> {
         let has_shadow = limits.iter().any(Limit::is_shadow);
         let of_limit = |one: NamedDecision<'d, Policy>| OfLimit {
             name: one.name(),
-            told: (one.decision(), one.account()).into(),
+            told: (one.decision(), account_of_debt(one)).into(),
         };
         Self {
             at_us: Some(entry.at.as_us()),

@@ -39,7 +39,8 @@ count, capacity, 0
 local window = made and made - made % window_us
 if made and window ~= begun then
   local terms = reservation and reservation.terms or { 0, 0, 0 }
-  local paid, lost = (start - window) / window_us * math.max(terms[2], capacity), math.max(terms[1] - most, 0)
+  local windows = floor((start - window) / window_us)
+  local paid, lost = windows * math.max(terms[2], capacity), math.max(terms[1] - most, 0)
   charge = window > start and 0 or math.max(charge - paid - lost, 0)
 end
 

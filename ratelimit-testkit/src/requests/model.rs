@@ -177,8 +177,9 @@ impl<'l> Model<'l> {
         };
         let forced = matches!(asked.op, Op::Force | Op::Settle) && cost >= charged;
         let forgiven = if forced { forgiven(&policy, state, now, cost - charged) } else { 0 };
-        // A lease that has ended has nothing to forgive.
-        let forgiven = if asked.op == Op::Settle && reservation.is_none() { 0 } else { forgiven };
+        // A lease that ends has nothing to forgive.
+        let is_lease = asked.op == Op::Settle && policy.has_leases();
+        let forgiven = if is_lease { 0 } else { forgiven };
         Ok(Stepped { key, policy, cost, before, step, forgiven, reservation })
     }
 }
@@ -188,11 +189,8 @@ fn is_live(reservation: &Reservation, policy: &Policy, now: Timestamp) -> bool {
     now.as_us() < reservation.since.as_us() + life_us
 }
 
-/// What a charge of this cost passes capacity and debt by, for a limit that may owe.
+/// What a charge of this cost passes capacity and debt by.
 fn forgiven(policy: &Policy, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> u64 {
-    if policy.debt() == 0 {
-        return 0;
-    }
     let left = policy.step(state, now, 0).decision.remaining;
     (cost + policy.owed(state, now)).saturating_sub(left + policy.debt())
 }
