@@ -98,7 +98,7 @@ impl<'l> Model<'l> {
             stepped.push(one);
         }
         if !known {
-            return Err(Due::Refused { kind: ErrorKind::Invalid, names: Vec::new() });
+            return Err(Due::Refused { kind: ErrorKind::Ended, names: Vec::new() });
         }
         let allowed = stepped.iter().all(|one| one.step.decision.allowed);
         let mut decided = Vec::new();
@@ -168,18 +168,26 @@ impl<'l> Model<'l> {
                 }
             }
             _ => {
+                let step = policy.step(state, now, cost);
                 if asked.id.is_some() {
                     policy.reservation_us().ok_or_else(unsupported)?;
-                    reservation = Some(Reservation::new(policy.charged_at(state, now), cost));
+                    reservation = Some(if step.decision.allowed {
+                        policy.record(state, now, cost, None)
+                    } else {
+                        Reservation::new(policy.charged_at(state, now), cost)
+                    });
                 }
-                policy.step(state, now, cost)
+                step
             }
         };
-        let forced = matches!(asked.op, Op::Force | Op::Settle) && cost >= charged;
-        let forgiven = if forced { forgiven(&policy, state, now, cost - charged) } else { 0 };
-        // A lease that ends has nothing to forgive.
-        let is_lease = asked.op == Op::Settle && policy.has_leases();
-        let forgiven = if is_lease { 0 } else { forgiven };
+        let forgives = match asked.op {
+            Op::Force => true,
+            // A lease ends at any cost, and a reservation that has ended has nothing to forgive.
+            Op::Settle => reservation.is_some() && !policy.has_leases(),
+            _ => false,
+        };
+        let more = cost.saturating_sub(charged);
+        let forgiven = if forgives { forgiven(&policy, state, now, more) } else { 0 };
         Ok(Stepped { key, policy, cost, before, step, forgiven, reservation })
     }
 }
