@@ -23,7 +23,8 @@ use crate::fields::advice::Advice;
 /// Waits until a request is admitted, instead of refusing it.
 ///
 /// Callers with the same identifiers are served in the order in which they came, in this process: the first of them asks the store
-/// and sleeps for the wait that it returns, and the others wait behind it. Callers with other identifiers do not wait for them, unless a
+/// and sleeps for the wait that it returns, and the others wait behind it. Past a wait that is kept and not polled they go on after a
+/// second, and then not always in order. Callers with other identifiers do not wait for them, unless a
 /// limit denies both: those whom one limit has denied under one key are served in the order in which it denied them, and callers that
 /// come later wait behind them. So one request at a time asks a limit that is used up, and a request of a large cost is not starved by
 /// smaller ones.
