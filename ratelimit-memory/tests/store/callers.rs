@@ -119,6 +119,16 @@ fn several_callers_are_decided_as_one_by_one() {
         agrees::<str>(&limits, &["a", "b", "a", "a", "c", "b", "a", "a", "a", "a", "b"]);
     }
     let [by_ip, by_user, by_both] = limits();
+    // In shadow, alone and beside another, none of them denies; one that is required refuses whoever lacks its identifier.
+    for limits in [
+        vec![by_ip.clone().shadow()],
+        vec![by_ip.clone().shadow(), by_user.clone()],
+        vec![by_ip.clone().required()],
+        vec![by_both.clone().required(), by_user.clone().shadow()],
+    ] {
+        let both: &[(&str, &str)] = &[("ip", "1.2.3.4"), ("user", "u")];
+        agrees(&limits, &[both, both, &both[1..], both, both, both, &both[..1], both, both, both]);
+    }
     let both: &[(&str, &str)] = &[("ip", "1.2.3.4"), ("user", "u")];
     let (user, neither) = (&both[1..], &both[..0]);
     for limits in [vec![by_ip.clone()], vec![by_both], vec![by_ip, by_user]] {
