@@ -52,6 +52,25 @@ fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     assert_eq!(left(&limiter), 0);
 }
 
+/// Another caller may have its place, whatever lives longer.
+#[test]
+fn a_renewal_is_refused_once_any_of_several_leases_has_ended_wherever_it_stands() {
+    let all = ["concurrency 9/30s", "concurrency 9/60s", "fixed-window 9/d"];
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let limits = order.map(|place: usize| limit(&format!("l{place}"), all[place]));
+        let (limiter, clock) = limiter(limits, |builder| builder);
+        assert!(limiter.reserve_now("a", ID, 1).expect("decides").allowed());
+        clock.advance(Duration::from_secs(29));
+        assert!(limiter.renew_now("a", ID).expect("all live").allowed());
+        clock.advance(Duration::from_secs(30));
+        let late = limiter.renew_now("a", ID).expect_err("one has ended");
+        assert_eq!(late.kind(), ErrorKind::Ended, "{order:?}");
+        // What lives on is settled.
+        assert!(limiter.commit_now("a", ID, 0).expect("two live").allowed());
+        assert_eq!(left(&limiter), 9, "{order:?}");
+    }
+}
+
 #[test]
 fn what_the_limiter_reserved_under_an_id_of_its_own_is_forgotten_soon_after_its_settlement() {
     let (limiter, clock) = limiter([limit("slots", SLOTS)], |builder| builder.capacity(1_000));
