@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    Clock, ErrorKind, Limit, ManualClock, OnOutage, Policy, Source, Store as _, Timestamp,
+    Clock, ErrorKind, Limit, ManualClock, OnOutage, Policy, Source, Store as _, Timestamp, Verdict,
 };
 use ratelimit_layers::{BreakerState, Fallback, OnRecovery};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
 use crate::common::{
-    Fake, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, fallback, operate, paused, settled,
+    Fake, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, fallback, limit, operate, paused, settled,
 };
 use crate::fallback::{Layered, ask, burst, down, layered_with, up};
 
@@ -212,4 +212,45 @@ async fn long_keys_take_bounded_memory_and_go_when_they_count_no_more() {
         assert!(ask_all(&store, &limits, &n.to_string(), 1).await.allowed());
     }
     assert_eq!((store.pending_charges(), store.forgotten_charges()), (400, 400 - kept as u64));
+}
+
+/// A fallback that charges on recovery and is down, and what it decides of one request to all of these limits.
+async fn decided(limits: &[Limit<Policy>], op: Op, cost: u64) -> (Layered, Verdict) {
+    let charge = OnRecovery::Charge;
+    let (store, _) = layered_with(limits, |settings| settings.on_recovery(charge));
+    down(&store, limits).await;
+    let checks = checks(limits, "alice", cost);
+    let batch = Batch::new(&checks).expect("distinct").op(op);
+    let verdict = store.apply(&batch).await.expect("decides");
+    (store, verdict)
+}
+
+/// Beside limits of other choices, in every order: what a limit decides, owes and forgives is what it says alone, and what it was
+/// charged, by force too, reaches the store.
+#[tokio::test(start_paused = true)]
+async fn each_of_several_limits_is_decided_and_charged_as_if_alone() {
+    let all = [
+        limit("open", "fixed-window 90/d debt 9").on_outage(OnOutage::Open),
+        limit("owing", "fixed-window 30/d debt 9").on_outage(OnOutage::Local),
+        limit("roomy", "fixed-window 900/d debt 9").on_outage(OnOutage::Local),
+    ];
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let limits = order.map(|place: usize| all[place].clone());
+        for (op, cost) in [(Op::Acquire, 7), (Op::Force, 20)] {
+            let case = format!("{op} in {order:?}");
+            let (store, together) = decided(&limits, op, cost).await;
+            for (position, limit) in limits.iter().enumerate() {
+                let (_, alone) = decided(std::slice::from_ref(limit), op, cost).await;
+                let name = limit.name();
+                assert_eq!(together.decisions()[position], alone.decisions()[0], "{name}: {case}");
+                assert_eq!(together.account(position), alone.account(0), "{name}: {case}");
+            }
+            up(&store, &limits).await;
+            sleep(Duration::from_millis(1)).await;
+            // No more counts than the share of one of three has room for.
+            for (limit, left) in all.iter().zip([90, 30 - cost.min(10), 900 - cost]) {
+                assert_eq!(store.store().left(limit, "alice"), left, "{}: {case}", limit.name());
+            }
+        }
+    }
 }
