@@ -309,3 +309,31 @@ fn a_reload_takes_another_order_and_other_limits() {
         assert_eq!(said, limits);
     }
 }
+
+/// Of several parts, each refuses what it cannot use, wherever it stands among them.
+#[test]
+fn a_reload_meets_what_each_of_several_parts_requires() {
+    let parts = [("a", "ip"), ("b", "user"), ("c", "key")];
+    let limit = |name: &str, key: &str, algorithm: &str| {
+        format!("[[limit]]\nname = '{name}.one'\nkey = ['{key}']\n{algorithm}\n")
+    };
+    let (gcra, leases) =
+        ("algorithm = 'gcra'\nrate = '1/s'", "algorithm = 'concurrency'\nrate = '1/30s'");
+    let right = parts.map(|(name, key)| limit(name, key, gcra));
+    for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
+        let reload = reload(&right.concat());
+        for (name, key) in order.map(|place: usize| parts[place]) {
+            let part = reload.part([format!("{name}.*")]).expect("it is there");
+            part.require(&[Some(key)], false).expect("it suits");
+        }
+        for (place, (name, key)) in parts.into_iter().enumerate() {
+            for wrong in [limit(name, "other", gcra), limit(name, key, leases), String::new()] {
+                let mut limits = right.clone();
+                limits[place] = wrong;
+                let refused = reload.read(&limits.concat()).expect_err("it does not suit a part");
+                assert!(refused.to_string().contains(&format!("\"{name}.")), "{refused}");
+                assert_eq!(*reload.limiter().limits(), self::limits(&right.concat()));
+            }
+        }
+    }
+}
