@@ -42,9 +42,12 @@ async fn one_of_everything() {
     for _ in 0..2 {
         let _counted = ask_all(&store, &shadow, "alice", 1).await;
     }
-    let owing = [limit("owing", "fixed-window 3/d debt 2").on_outage(OnOutage::Open)];
-    let asks = checks(&owing, "alice", 9);
-    let forced = store.apply(&Batch::one(&asks[0]).op(Op::Force)).await.expect("decides");
+    // The second of two forgives.
+    let two = [("roomy", "fixed-window 99/d debt 2"), ("owing", "fixed-window 3/d debt 2")];
+    let two = two.map(|(name, words)| limit(name, words).on_outage(OnOutage::Open));
+    let asks = checks(&two, "alice", 9);
+    let force = Batch::new(&asks).expect("distinct").op(Op::Force);
+    let forced = store.apply(&force).await.expect("decides");
     assert_eq!((forced.owed(), forced.forgiven()), (2, 4));
 }
 
@@ -74,6 +77,7 @@ fn decisions_are_counted_by_limit_outcome_and_source() {
         ("_decisions_total", "limit=shadow outcome=allowed", 1),
         ("_decisions_total", "limit=shadow outcome=shadow-denied", 1),
         ("_forgiven_total", "limit=owing", 4),
+        ("_forgiven_total", "", 4),
         ("_errors_total", "op=acquire kind=corrupt", 1),
         ("_duration_seconds", "op=acquire source=store", 4),
         ("_duration_seconds", "op=acquire source=fallback", 6),
