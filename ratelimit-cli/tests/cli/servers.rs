@@ -1,11 +1,13 @@
 //! `check`, `inspect`, `top`, `heal` and `reset` on a server, of two limits that differ in one thing: a row per algorithm,
 //! and one per field of a limit. What each says of a limit is that limit's.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use ratelimit_core::Policy;
 use ratelimit_servers::RedisServer;
 use serde_json::{Value, json};
 
-use crate::common::{Scene, limit};
+use crate::common::{Scene, limit, write_gcra};
 
 /// A limit of this name, by these identifiers, of this algorithm, with room for so many.
 fn of(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
@@ -112,6 +114,33 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
             for (name, left) in [("one", 0), ("two", 6)] {
                 assert_eq!(list(line, name)["remaining"], json!(left), "{row}: {line}");
             }
+        }
+    }
+}
+
+#[test]
+fn what_a_limit_is_owed_is_told_of_that_limit() {
+    let server = RedisServer::start().expect("a server");
+    let url = server.url();
+    let named = |name: &str, more| of(name, "ip", "gcra", 9, more);
+    // Of two limits with a debt one is owed three of nine an hour, the other nothing; the third can be owed nothing.
+    let policy = [named("plain", ""), named("one", "debt = 5"), named("two", "debt = 5")];
+    let scene = Scene::new(&policy.concat());
+    let now_us = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
+    let now_us = u64::try_from(now_us).expect("before 2112");
+    for owing in ["one", "two"] {
+        let key = format!("rl:1::{{{owing}}}");
+        write_gcra(&server, &key, owing, [now_us + 12 * 400_000_000, 0, now_us]);
+        let caller = format!("ip={owing}");
+        let on = [&*caller, "--store", &url];
+        let found = &scene.command("inspect", &[&on[..], &["--json"]].concat()).exits(0).json()[0];
+        let words = scene.command("inspect", &on).exits(0).out;
+        for name in ["plain", "one", "two"] {
+            let is_owed = name == owing;
+            let owed = self::named(&found["limits"], name)["owed"].as_u64();
+            assert_eq!(owed, is_owed.then_some(3), "{owing}: {found}");
+            let line = words.lines().find(|line| line.trim().starts_with(&format!("{name} ")));
+            assert_eq!(line.expect("a line").contains("owe"), is_owed, "{owing}: {words}");
         }
     }
 }
