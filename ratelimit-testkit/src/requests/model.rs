@@ -180,14 +180,14 @@ impl<'l> Model<'l> {
                 step
             }
         };
-        let forgives = match asked.op {
+        let is_told = match asked.op {
             Op::Force => true,
             // A lease ends at any cost, and a reservation that has ended has nothing to forgive.
             Op::Settle => reservation.is_some() && !policy.has_leases(),
             _ => false,
         };
         let more = cost.saturating_sub(charged);
-        let forgiven = if forgives { forgiven(&policy, state, now, more) } else { 0 };
+        let forgiven = if is_told { forgiven(&policy, state, now, more) } else { 0 };
         Ok(Stepped { key, policy, cost, before, step, forgiven, reservation })
     }
 }
