@@ -363,6 +363,28 @@ mod tests {
     }
 
     proptest! {
+        /// Nor can one be guessed: whoever lacks the secret cannot tell the key of any identifier, of any length.
+        #[test]
+        fn with_a_secret_the_key_of_every_identifier_depends_on_it(identifier in ".{0,300}", end in prop::sample::select(vec!['/', 'a'])) {
+            for tag in [Tag::Identifier, Tag::UpTo(end), Tag::Fixed("acme".into())] {
+                let [one, other, open] = [Some("one"), Some("other"), None].map(|secret| {
+                    let mut keys = tagged(tag.clone());
+                    secret.into_iter().for_each(|secret| keys.set_secret(secret.as_bytes()));
+                    keys
+                });
+                let parts = |keys: &Keys| {
+                    let key = keys.shared(&identifier);
+                    let (tag, rest) = key.split_once('}').expect("a tag");
+                    [tag.to_owned(), rest.to_owned()]
+                };
+                for (one, others) in parts(&one).iter().zip(parts(&other).iter().zip(&parts(&open))) {
+                    let is_hidden = |two: &String| one != two || one.is_empty();
+                    prop_assert!(is_hidden(others.0) && is_hidden(others.1), "{one} {others:?}");
+                }
+                prop_assert_eq!(one.read(&one.shared(&identifier)), StoredKey::Hidden);
+            }
+        }
+
         #[test]
         fn two_identifiers_never_share_a_key_and_each_is_read_from_its_own(
             a in ".{0,200}", b in "[/%#{}0-9A-F]{0,5}", c in "[/%#{}0-9A-F]{0,5}", end in prop::sample::select(vec!['/', '#', '%', 'A']),
