@@ -147,6 +147,39 @@ async fn a_state_from_the_future_of_each_algorithm_alone_is_reported_and_cut_in_
     heals_one!(store.in_mode::<Cas>(), stack.clone());
 }
 
+/// In any mode, of one limit alone.
+macro_rules! reports_the_newest {
+    ($store:expr, $limit:expr) => {{
+        let (store, limit) = ($store, $limit);
+        for (cost, time) in [(1, Now::Store), (7, at(now_us() + HOUR_US / 2))] {
+            let charge = [(&limit, "alice", cost)];
+            let charged = apply_at(&store, &charge, Op::Acquire, None, time).await;
+            assert!(charged.expect("it answers").allowed(), "{}", limit.name());
+        }
+        let found = told(&store.health().await);
+        assert!(found.contains("are from the future, by up to 1"), "{}: {found}", limit.name());
+        let reset = apply_at(&store, &[(&limit, "alice", 1)], Op::Reset, None, Now::Store).await;
+        assert!(reset.expect("it answers").allowed(), "{}", limit.name());
+    }};
+}
+
+/// Of a state that keeps the time of each charge or of the last one, beside a charge in time.
+#[tokio::test]
+async fn a_charge_from_the_future_is_reported_beside_one_in_time_in_every_mode() {
+    let server = server();
+    let store = plain(&server).await;
+    let logs = ["sliding-log", "bucketed-window"];
+    for limit in &limits(&["gcra", "token-bucket", "concurrency"], "") {
+        reports_the_newest!(store.clone(), limit.clone());
+        reports_the_newest!(store.in_mode::<Cas>(), limit.clone());
+    }
+    for limit in &limits(&logs, " count attempts") {
+        reports_the_newest!(store.clone(), limit.clone());
+        reports_the_newest!(store.in_mode::<Cas>(), limit.clone());
+        reports_the_newest!(store.in_mode::<Multi>(), limit.clone());
+    }
+}
+
 #[tokio::test]
 async fn requests_during_the_healing_are_admitted_by_the_old_state_or_by_the_new_one() {
     let server = server();
