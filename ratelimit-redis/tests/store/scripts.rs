@@ -324,24 +324,26 @@ async fn the_entries_of_a_log_have_their_metadata_until_its_window_is_over() {
     let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
     let every: Vec<u8> = (0..=255).collect();
     for policy in ["window-log 3/5ms", "window-log 3/5ms count attempts"] {
-        let (log, memory) = (limit("log", policy), MemoryStore::new());
-        let is_native = log.algorithm().charges_denials();
-        // The fourth does not fit.
+        // Two in one request, of which the first denies the fourth.
+        let logs = [limit("log", policy), limit("wide", &policy.replace("3/", "9/"))];
+        let (memory, is_native) = (MemoryStore::new(), logs[0].algorithm().charges_denials());
         for (us, metadata) in [(1, &every[..]), (1, b""), (2, b"mine"), (3, b"late")] {
-            let check = Check { limit: &log, key: "a", cost: 1 };
-            let batch = Batch::one(&check).now(at(us)).metadata(metadata);
+            let checks = logs.each_ref().map(|limit| Check { limit, key: "a", cost: 1 });
+            let batch = Batch::new(&checks).expect("distinct").now(at(us)).metadata(metadata);
             let due = memory.apply(&batch).await.expect("decides");
             for (_, store) in &in_every_mode(&lua)[..if is_native { 3 } else { 2 }] {
                 assert_eq!(store.apply(&batch).await.expect("decides"), due);
             }
         }
-        for us in [4, 5_000, 5_001, 10_000] {
-            let due = memory.entries(&log, "a", at(us)).await.expect("reads");
-            assert_eq!(due.len(), if us < 5_001 { 3 } else { 0 }, "{us}");
+        for (log, us) in logs.iter().flat_map(|log| [4, 5_000, 5_001, 10_000].map(|us| (log, us))) {
+            let due = memory.entries(log, "a", at(us)).await.expect("reads");
+            // An attempt is charged where it was not denied, too.
+            let charged = 3 + usize::from(is_native && log.name() == "wide");
+            assert_eq!(due.len(), if us < 5_001 { charged } else { 0 }, "{us}");
             let mut read =
-                vec![lua.entries(&log, "a", at(us)).await, cas.entries(&log, "a", at(us)).await];
+                vec![lua.entries(log, "a", at(us)).await, cas.entries(log, "a", at(us)).await];
             if is_native {
-                read.push(multi.entries(&log, "a", at(us)).await);
+                read.push(multi.entries(log, "a", at(us)).await);
             }
             assert!(read.into_iter().all(|entries| entries.expect("reads") == due), "{us}");
         }
