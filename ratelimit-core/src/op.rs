@@ -28,7 +28,7 @@ pub enum Op {
     Renew,
     /// Grow the reservation under the batch's id to the cost of the checks, if what is added fits every limit; otherwise nothing
     /// changes. A reservation of that cost or more stays as it is, so a repetition charges nothing more. It lives longer, as after
-    /// [`Op::Renew`], and is refused as that is. Leases do not grow, and are not renewed by it.
+    /// [`Op::Renew`]. Leases do not grow, and are not renewed by it: one that has ended is left out.
     Extend,
     /// Charge until no more remains than the cost of the checks, for a limit of another service, which says what remains there.
     /// Where less remains, nothing changes.

@@ -191,7 +191,7 @@ impl<A: Algorithm> Batch<'_, A> {
         let mut steps = Vec::with_capacity(self.checks.len());
         let group = self.reservation_group(|| states.fingerprint());
         let mut known = !self.op.needs_id();
-        // Another caller may have the place of a lease that has ended, so no other check makes its renewal or extension known.
+        // Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
         let mut lease_has_ended = false;
         for (position, check) in checks {
             let algorithm = check.limit.algorithm();
@@ -210,7 +210,7 @@ impl<A: Algorithm> Batch<'_, A> {
             let about = self.known(check, id, known_as)?;
             let is_known = !matches!(about, IdState::Unknown);
             known |= is_known;
-            lease_has_ended |= !is_known && self.op != Op::Settle && algorithm.has_leases();
+            lease_has_ended |= !is_known && self.op == Op::Renew && algorithm.has_leases();
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
             let (step, forgiven, left) = match about {

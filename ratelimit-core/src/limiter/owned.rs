@@ -239,7 +239,8 @@ where
     }
 
     /// Grows the reservation to this total, if what is added fits: a stream that is longer than its estimate asks before it
-    /// goes on. Then it lives for another hour. After a denial the reservation is what it was.
+    /// goes on. Then it lives for another hour. After a denial the reservation is what it was. A lease beside it is not renewed,
+    /// and one that has ended is left out: [`renew`](Self::renew) tells.
     ///
     /// # Errors
     /// What the store could not do; the reservation has expired, or has [no record](Self#without-a-record). After an error

@@ -280,8 +280,8 @@ local function step(check)
   end
   local is, reservation = status(check), check.known
   known = known or is ~= 'unknown'
-  -- Another caller may have the place of a lease that has ended, so no other check makes its renewal or extension known.
-  lease_has_ended = lease_has_ended or is == 'unknown' and operation ~= 'settle' and check.algorithm.settles == 'all'
+  -- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+  lease_has_ended = lease_has_ended or is == 'unknown' and operation == 'renew' and check.algorithm.settles == 'all'
   if is == 'done' then
     if reservation.reserved then
       -- From now on a caller relies on it.
