@@ -363,7 +363,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nor can one be guessed: whoever lacks the secret cannot tell the key of any identifier, of any length.
+        /// Nor can one be guessed: a client without the secret cannot tell the key of any identifier, of any length.
         #[test]
         fn with_a_secret_the_key_of_every_identifier_depends_on_it(identifier in ".{0,300}", end in prop::sample::select(vec!['/', 'a'])) {
             for tag in [Tag::Identifier, Tag::UpTo(end), Tag::Fixed("acme".into())] {

@@ -23,7 +23,7 @@ use crate::limit::Limits;
 use crate::reservation::{Reservation, ReservationId};
 use crate::store_traits::{Store, StoreError};
 
-/// How long a settlement waits for a store that is away, at least: by then a store may have forgotten one that arrived.
+/// How long a settlement waits for an unreachable store, at least: by then a store may have forgotten one that arrived.
 const PATIENCE: Duration = Duration::from_micros(Reservation::REPEAT_US);
 /// The pause before a settlement is sent again. Each next one is twice as long, up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
@@ -154,13 +154,13 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
-/// A store that is away is asked again, after pauses that grow to a second, until [ten
+/// An unreachable store is asked again, after pauses that grow to a second, until [ten
 /// seconds](crate::store::Reservation::REPEAT_US) have passed. Sent again, a settlement changes nothing. The pauses take a runtime with
 /// its time driver enabled. No caller is told of its errors: [`on_error`](Self::on_error) is.
 ///
 /// # Held for long
 ///
-/// A store forgets a reservation that nobody touches for an hour, and a lease after its length. [`renew`](Self::renew) and
+/// A store forgets a reservation that no request touches for an hour, and a lease after its length. [`renew`](Self::renew) and
 /// [`extend`](Self::extend) keep a reservation for another hour, and `renew` keeps a lease, so renew what lives for longer, at
 /// a third of that time.
 ///

@@ -102,7 +102,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             return Ok(verdict);
         }
         self.settle(all).await;
-        // Without a runtime, whoever has ended an allotment settles it.
+        // Without a runtime, the caller that ended an allotment settles it.
         if Handle::try_current().is_ok() {
             let mut returns = self.returns.units.subscribe();
             let others = returns.wait_for(|_| is_here());
