@@ -369,7 +369,9 @@ mod tests {
             for tag in [Tag::Identifier, Tag::UpTo(end), Tag::Fixed("acme".into())] {
                 let [one, other, open] = [Some("one"), Some("other"), None].map(|secret| {
                     let mut keys = tagged(tag.clone());
-                    secret.into_iter().for_each(|secret| keys.set_secret(secret.as_bytes()));
+                    if let Some(secret) = secret {
+                        keys.set_secret(secret.as_bytes());
+                    }
                     keys
                 });
                 let parts = |keys: &Keys| {
