@@ -7,7 +7,7 @@ use ratelimit_core::{Algorithm, Decision, NamedDecisions};
 /// [tells its handlers](crate::RateLimitLayer::tell_handlers).
 ///
 /// Layers inside each other add to it, the outer one first. It is empty where no limit has decided. It has the limits' own names, and
-/// those that clients do not see.
+/// those that clients do not see, without shadow limits.
 ///
 /// ```
 /// use axum::Extension;

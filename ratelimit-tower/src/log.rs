@@ -14,6 +14,7 @@ pub(crate) struct Log {
     /// The store could not decide by limits of which the named one is the first.
     pub(crate) undecided: LogLines,
     /// The store could not settle reservations of limits of which the named one is the first.
+    #[cfg(feature = "tokio")]
     pub(crate) unsettled: LogLines,
     pub(crate) misconfigured: LogLines,
     pub(crate) unwired: LogLines,
