@@ -5,7 +5,7 @@
 //! - After an outage, the store is charged only the part of the local charges that still counts: the sum over an outage of
 //!   an hour would lock a key whose limit is per minute. A call can fail while the breaker is still closed, so any answer of
 //!   the store starts this, not only that of a probe.
-//! - A server that is away leaves the charges of its keys where they are, so those of other servers wait for none.
+//! - An unreachable server leaves the charges of its keys where they are, so those of other servers wait for none.
 //! - An answer from a [`DenialCache`](crate::DenialCache) or an allotment says nothing about the health of the store. The
 //!   fallback reads the [source](ratelimit_core::Source) of a verdict, and a probe answered by a cache leaves the next call
 //!   to probe.

@@ -156,7 +156,7 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 ///
 /// An unreachable store is asked again, after pauses that grow to a second, until [ten
 /// seconds](crate::store::Reservation::REPEAT_US) have passed. Sent again, a settlement changes nothing. The pauses take a runtime with
-/// its time driver enabled. No caller is told of its errors: [`on_error`](Self::on_error) is.
+/// its time driver enabled. Its errors reach no caller; [`on_error`](Self::on_error) receives them.
 ///
 /// # Held for long
 ///
@@ -232,7 +232,7 @@ where
         self.settlement.costs = cost.into().known(|name| self.limits().has(name));
     }
 
-    /// Calls this with an error of the settlement that no caller is told of, because the value was dropped. The first call
+    /// Calls this with an error of the settlement that no caller receives, because the value was dropped. The first call
     /// of this method counts.
     pub fn on_error(&self, report: impl Fn(&dyn StoreError) + Send + Sync + 'static) {
         let _is_set = self.charge.report.set(Box::new(report));
@@ -299,7 +299,7 @@ struct OwnedCharge<S, A, C> {
     #[derive_where(skip)]
     caller: C,
     id: ReservationId,
-    /// What is told of errors that no caller receives.
+    /// Receives the errors that reach no caller.
     #[derive_where(skip)]
     report: OnceLock<Box<Report>>,
 }

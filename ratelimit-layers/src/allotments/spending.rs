@@ -168,7 +168,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             }
             return;
         };
-        // A server that is away holds up none of the others.
+        // An unreachable server holds up none of the others.
         let mut by_server: HashMap<Option<u64>, Vec<_>> = HashMap::new();
         for returning in all {
             by_server.entry(returning.server()).or_default().push(returning);
