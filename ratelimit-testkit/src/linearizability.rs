@@ -416,13 +416,14 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
     }
 }
 
-/// Spins until so many threads have arrived: a thread that has to be woken would be too late to overlap.
+/// Spins until so many threads have arrived: a thread that has to be woken would be too late to overlap. Yields soon, as
+/// those that have not arrived may wait for a processor.
 pub(crate) fn meet(arrived: &AtomicUsize, all: usize) {
     arrived.fetch_add(1, Ordering::SeqCst);
     let mut waited = 0_u32;
     while arrived.load(Ordering::SeqCst) < all {
         waited += 1;
-        if waited.is_multiple_of(256) {
+        if waited.is_multiple_of(32) {
             std::thread::yield_now();
         }
         std::hint::spin_loop();
