@@ -279,7 +279,7 @@ impl Program {
              {carry}\
              end\n\
              {removed}\
-             kept0 = kept_ms(ttl_ms(expires))\n\
+             kept0 = kept_ms(state_ttl_ms(expires))\n\
              return true, 'put', {written}, expires, at, {terms}\n\
              end, {settles}, {keeps_terms})",
             quoted = quoted.join(", "),

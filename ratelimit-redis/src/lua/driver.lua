@@ -394,7 +394,7 @@ end
 local function keep(check)
   if not writes(check) or check.write ~= 'put' then return end
   check.life = call('PTTL', check.key)
-  if check.life < ttl_ms(check.expires) and may0 and not may0('PEXPIRE', check.key, '1') then
+  if check.life < state_ttl_ms(check.expires) and may0 and not may0('PEXPIRE', check.key, '1') then
     -- The server says why.
     call('PEXPIRE', check.key, '1')
   end
@@ -407,7 +407,7 @@ local function write(check)
     -- A log is otherwise changed by what was added to it.
     if check.heals then algorithm.remove(check.key, check.field) end
     if check.write == 'put' then
-      local ttl = ttl_ms(check.expires)
+      local ttl = state_ttl_ms(check.expires)
       algorithm.put(check.key, check.field, check.put, ttl, metadata)
       if not padding_ms then sweep(check.key, 1, check.life, ttl) end
     elseif check.write == 'remove' then

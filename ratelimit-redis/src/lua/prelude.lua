@@ -33,6 +33,11 @@ local function ttl_ms(expires)
   return math.max(ceil((expires - now) / 1000), 1) + (padding_ms or 0)
 end
 
+-- The same for the key of a state. It lives 20 ms longer, so that a state has ended by the time until which its key is kept.
+local function state_ttl_ms(expires)
+  return ttl_ms(expires + 20000)
+end
+
 -- Until when a key with so long to live is kept, by the server's clock; 0 if a given time says nothing about that.
 local function kept_ms(ttl)
   if padding_ms then return 0 end
