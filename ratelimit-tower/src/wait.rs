@@ -6,8 +6,8 @@ use std::time::Duration;
 use derive_where::derive_where;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, ConfigError, Decision, Gcra, Identifiers, Limit, LimitCosts, Policy, RateLimiter,
-    Store, Verdict,
+    Algorithm, ConfigError, Decision, Gcra, Identifiers, Limit, LimitCosts, OnOutage, Policy,
+    RateLimiter, Store, Verdict,
 };
 use tokio::time::{Instant, sleep_until};
 
@@ -124,7 +124,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// asks the store twice.
     ///
     /// The store keeps it under a limit of this name, which has to differ from the names of other limits. It has to be a store that can
-    /// [adopt](Op::Adopt), and the clock is the store's.
+    /// [adopt](Op::Adopt), and the clock is the store's. While a `Fallback` decides without the store, each process holds back by what
+    /// it was told itself.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -153,7 +154,9 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         // A microsecond of a hold is a unit, of which one flows back per microsecond.
         let most_us = u64::try_from(LONGEST_HOLD.as_micros()).unwrap_or(u64::MAX);
         let charged = Gcra::per_second(1_000_000).burst(most_us).build()?;
-        let holds = Some(Arc::new(Limit::new(name, charged.into())?));
+        // In an outage, each process holds back by what it was told itself.
+        let holds = Limit::new(name, charged.into())?.on_outage(OnOutage::Open);
+        let holds = Some(Arc::new(holds));
         Ok(Self { holds, ..self })
     }
 

@@ -3,7 +3,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::Response;
-use ratelimit_core::{Limits, TokioClock};
+use ratelimit_core::{Limits, OnOutage, TokioClock};
+use ratelimit_layers::Fallback;
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::task::{JoinHandle, yield_now};
 use tower::{Service, ServiceExt, service_fn};
@@ -341,6 +342,19 @@ async fn a_hold_is_shared_by_all_waiters_over_a_store() {
     }))
     .await;
     assert!(limited_by("api", "gcra 1/s").shared_holds("api").is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn holds_are_shared_over_a_fallback() {
+    let limits = Limits::builder().limit("api", "gcra 100/s").on_outage(OnOutage::Open);
+    let limits = limits.build().unwrap();
+    let store = MemoryStore::builder().clock(TokioClock::default()).build();
+    let store = Fallback::builder().build(store, &limits).unwrap();
+    let waiter = Waiter::new(RateLimiter::new(limits, store)).shared_holds("holds").unwrap();
+    waiter.hold_back_all("a", 7 * SECOND).await.unwrap();
+    let start = Instant::now();
+    waiter.until_allowed("a", 8 * SECOND).await.unwrap();
+    assert_passed(start, 7..8);
 }
 
 #[test]
