@@ -121,8 +121,9 @@ impl Breakers {
             return Arc::clone(&known);
         }
         if self.by_server.len() >= MOST_SERVERS {
-            // A new one knows as much.
-            self.by_server.retain(|_, breaker| !breaker.is_idle());
+            // A new one knows as much, unless a call in flight is to tell the old one how it ended.
+            self.by_server
+                .retain(|_, breaker| !breaker.is_idle() || Arc::strong_count(breaker) > 1);
             if self.by_server.len() >= MOST_SERVERS {
                 return Arc::clone(&self.common);
             }
@@ -363,6 +364,21 @@ mod tests {
         told((BreakerState::HalfOpen, 1));
         two.failed();
         told((BreakerState::Open, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_breaker_with_a_call_in_flight_stays_and_learns_how_the_call_ends() {
+        let breakers = breakers();
+        let call = breakers.of(Some(0)).admit().expect("closed");
+        for server in 1..=MOST_SERVERS as u64 {
+            breakers.of(Some(server)).admit().expect("closed").answered();
+        }
+        call.failed();
+        assert_eq!(breakers.away(), 1);
+        assert!(breakers.of(Some(0)).admit().is_err(), "it is open");
+        advance(PAUSE).await;
+        breakers.of(Some(0)).admit().expect("the probe").answered();
+        assert_eq!((breakers.state(), breakers.away()), (BreakerState::Closed, 0));
     }
 
     #[tokio::test(start_paused = true)]
