@@ -128,9 +128,10 @@ impl<A: Algorithm + Clone> Journal<A> {
         (cost, now): (u64, Now),
         counts: impl Fn(&Limit<A>, &str, Now) -> bool,
     ) {
+        let noted = Arc::new(limit.clone());
         let mut entries = lock(&self.entries);
         if let Some((newest, _)) = entries.limits.get_mut(limit.state_name()) {
-            *newest = Arc::new(limit.clone());
+            *newest = Arc::clone(&noted);
         }
         let is_known = entries.places.contains_key(&self.hash(limit.state_name(), key));
         for _ in 0..if is_known { 0 } else { LOOKS } {
@@ -143,8 +144,8 @@ impl<A: Algorithm + Clone> Journal<A> {
         }
         let place = entries.next;
         entries.next += 1;
-        let (limit, key) = (Arc::new(limit.clone()), key.into());
-        self.note(&mut entries, place, PendingCharges { limit, key, cost, now }, true);
+        let pending = PendingCharges { limit: noted, key: key.into(), cost, now };
+        self.note(&mut entries, place, pending, true);
     }
 
     /// Puts back what the store did not take. What was noted meanwhile is newer.
