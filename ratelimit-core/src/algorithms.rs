@@ -44,9 +44,10 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 ///   `now + d − 1`. A cost above the capacity is denied with `None`.
 /// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and waits are still
 ///   counted from `now`.
-/// - A state written under other parameters of the same [kind](Self::state_kind) never creates more than [`capacity`](Self::capacity), and never locks a
-///   key for longer than these parameters take to recover from empty, or from all that may be owed. A refund or settlement
-///   lowers what it holds by no more than it gives back, and a forced charge lowers nothing; only an acquire takes it over.
+/// - A state written under other parameters of the same [kind](Self::state_kind) never creates more than
+///   [`capacity`](Self::capacity), and never locks a key for longer than these parameters take to recover from empty, or from
+///   all that may be owed. A refund or settlement lowers what it holds by no more than it gives back, and a forced charge
+///   lowers nothing; only an acquire takes it over.
 ///
 /// # What to implement
 ///
@@ -91,7 +92,7 @@ pub trait Algorithm: Send + Sync {
 
     /// What tells its states from those of other limits of the same name, besides that name: the algorithm and, where a state
     /// says nothing without it, the length of its window, such as `fixed-window/1d`. Numbers that may change on live states,
-    /// such as a rate or a burst, are no part of it. ASCII letters, digits, `-`, `_`, `.` and `/`.
+    /// such as a rate or a burst, are no part of it. ASCII letters, digits, `-`, `_`, `.`, `/` and parentheses.
     ///
     /// Empty, the default, if the name alone tells: all limits of the name then share a state, whatever their parameters. An
     /// algorithm with another one inside forwards this method, and one with windows of its own names their length:

@@ -253,7 +253,8 @@ operations! {
     /// The store's error.
     reset, reset_now() => |request| request, Reset;
 
-    /// Charges the caller an estimate under this id, to [commit](Self::commit) within an hour. Under a
+    /// Charges the caller an estimate under this id, to [commit](Self::commit) within an hour of this call, or of the
+    /// last that renews or extends it. Under a
     /// [`Concurrency`](crate::Concurrency) limit it grants a lease, to [renew](Self::renew), and to release by committing 0. A
     /// reservation that is never settled stays charged; a lease ends by itself.
     ///

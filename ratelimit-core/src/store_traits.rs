@@ -26,7 +26,7 @@ pub(crate) mod erased;
 /// - The store decides a batch as [`decide`](crate::store::decide) does, isolated from every other batch that shares a key.
 /// - For [`Now::Store`](crate::store::Now::Store) it reads its own clock, as late as it can.
 /// - It removes every state by itself, soon after the state has expired.
-/// - A key is the pair of the limit's name and the check's key, of any bytes.
+/// - A state belongs to the pair of the limit's [state name](Limit::state_name) and the check's key, of any bytes.
 /// - A [shadow limit](Limit::shadow) is to a store a limit like any other.
 /// - A future that is dropped before it is done leaves the batch charged or not charged, and stops no later one.
 /// - An error means that the batch was not charged, unless its kind is [`Indeterminate`](ErrorKind::Indeterminate). A

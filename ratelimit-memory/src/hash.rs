@@ -89,11 +89,10 @@ thread_local! {
 pub(crate) struct CallerHash(u64);
 
 impl CallerHash {
-    /// The hash of the caller's key under the limit whose name has this
-    /// [fingerprint](ratelimit_core::Limit::fingerprint).
+    /// The hash of the caller's key under the limit with this [fingerprint](ratelimit_core::Limit::fingerprint).
     ///
     /// The hashes of two limits differ by the difference of their fingerprints, for every caller alike. So two
-    /// names never meet, unless their fingerprints agree in all bits that a bucket stores of them: 24 bits in a
+    /// state names never meet, unless their fingerprints agree in all bits that a bucket stores of them: 24 bits in a
     /// small table.
     #[inline]
     pub(crate) const fn under(self, fingerprint: u64) -> u64 {

@@ -119,7 +119,7 @@
 //! - **Merging.** Requests that wait for a connection share its next call, whatever their keys.
 //! - **Keys.** Every key has a time to live, and is gone soon after its state stops mattering. Limits whose state is a few numbers
 //!   share one hash per identifier, with a field per limit; a sliding log is a sorted set, and a window log is a list. A
-//!   reservation is a key of some 200 bytes, for an hour, or for ten seconds after its settlement if the layer drew its id. The
+//!   reservation is a key of some 230 bytes, for an hour, or for ten seconds after its settlement if the layer drew its id. The
 //!   keys of one identifier have one hash tag.
 //!
 //! # Existing clients

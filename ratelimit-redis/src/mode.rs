@@ -100,7 +100,7 @@ impl Mode for Multi {
 
 /// A mode that keeps reservations.
 pub trait KeepsReservations: Mode {
-    /// What follows a limit's name in the keys of its reservations, so that no two modes share one.
+    /// What follows a limit's state name in the keys of its reservations, so that no two modes share one.
     #[doc(hidden)]
     const MARK: &'static str;
 }

@@ -14,7 +14,7 @@ use ratelimit_core::{
     Store, StoreError, SyncStore, SystemClock, Timestamp, Verdict,
 };
 
-/// A limit's name and a caller's key. As a pair, so that no two pairs become one text.
+/// A limit's state name and a caller's key. As a pair, so that no two pairs become one text.
 type Key = (String, String);
 
 /// States and reservations in maps, each with the time at which it expires.

@@ -224,8 +224,8 @@ impl Identify for ClientAddress {
             (IpAddr::V4(ip), None) => text::of_ipv4(ip),
             _ => match self.resolve(peer, &request.headers) {
                 IpAddr::V4(ip) => text::of_ipv4(ip),
-                // Its network, such as `2001:db8::/64`.
                 IpAddr::V6(ip) if ip.is_unicast_link_local() => text::of_ipv6(ip, 128),
+                // Its network, such as `2001:db8::/64`.
                 IpAddr::V6(ip) => {
                     let network = ip.to_bits() & (u128::MAX << (128 - u32::from(self.ipv6_prefix)));
                     text::of_ipv6(Ipv6Addr::from_bits(network), self.ipv6_prefix)

@@ -22,7 +22,7 @@ use super::slot::{AllotmentSlot, Draw, EarlyEnd, Ended};
 use crate::plain::acquires_plainly;
 use crate::{KeptAlgorithm, OnDrop};
 
-/// How many settlements of one caller are in flight at once.
+/// How many settlements of one caller are in flight at once, on each server.
 const SETTLEMENTS_AT_ONCE: usize = 64;
 
 /// The most bytes of a batch's keys, which its slot keeps to give back what is left.
