@@ -78,8 +78,9 @@ impl<A: Algorithm> Limit<A> {
     /// A limit of this name, which counts by the bare key.
     ///
     /// # Errors
-    /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits,
-    /// `-`, `_` and `.` (it becomes a part of keys on a server). A [state kind](Algorithm::state_kind) with other characters. A [debt](Algorithm::debt) of a limit that counts attempts.
+    /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits, `-`, `_` and `.` (it becomes a
+    /// part of keys on a server). A [state kind](Algorithm::state_kind) with other characters. A [debt](Algorithm::debt) of a
+    /// limit that counts attempts.
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
         if algorithm.debt() > 0 && algorithm.charges_denials() {

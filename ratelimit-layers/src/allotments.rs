@@ -70,10 +70,11 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///   given back what it has left of the same limits and keys; it waits a lifetime at most for what is on its way. What a draw
 ///   in flight will have left comes too late for it.
 ///
-/// It serves requests at the store's time under limits whose charges can be
-/// [settled](Algorithm::settle) and that [recover](Algorithm::recovery) in a known way: GCRA, token buckets and fixed windows, and batches of
-/// these. All other requests and operations go to the store: logs, other windows, leases, limits that count attempts, peeks, requests
-/// under an id, with metadata or at a given time, and those whose keys have more than 1,024 bytes. A batch with one such limit goes to the store as a whole.
+/// It serves requests at the store's time under limits whose charges can be [settled](Algorithm::settle) and that
+/// [recover](Algorithm::recovery) in a known way: GCRA, token buckets and fixed windows, and batches of these. All other
+/// requests and operations go to the store: logs, other windows, leases, limits that count attempts, peeks, requests under an
+/// id, with metadata or at a given time, and those whose keys have more than 1,024 bytes. A batch with one such limit goes to
+/// the store as a whole.
 ///
 /// # How far it exceeds a limit
 ///

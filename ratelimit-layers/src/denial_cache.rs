@@ -185,9 +185,9 @@ impl<C: Clock> DenialCacheBuilder<C> {
         Self { max_wait, ..self }
     }
 
-    /// The most keys whose states are kept: 65,536 unless it is set, at least 1. Keys are kept as hashes of 16 bytes, and states
-    /// as they are in memory: a few numbers, or the entries of a log around a store that tells them. A key under several limits counts once per
-    /// limit. Above that, the key that was kept first is dropped, and the store is asked about it again.
+    /// The most keys whose states are kept: 65,536 unless it is set, at least 1. Keys are kept as hashes of 16 bytes, and
+    /// states as they are in memory: a few numbers, or the entries of a log around a store that tells them. A key under several
+    /// limits counts once per limit. Above that, the key that was kept first is dropped, and the store is asked about it again.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         Self { capacity: keys.max(1), ..self }

@@ -176,8 +176,8 @@ impl Fields {
     }
 
     /// The same, where clients do not see the limit of this name: no field describes it, and no problem names it. It denies as
-    /// before, with its `Retry-After`.
-    /// Where it denies, the other fields describe limits that have something left: a client has to go by `Retry-After`.
+    /// before, with its `Retry-After`. The other fields of such a denial describe limits that have something left, so a client has
+    /// to go by `Retry-After`.
     ///
     /// ```
     /// use ratelimit_tower::Fields;

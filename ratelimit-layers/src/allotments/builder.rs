@@ -50,7 +50,8 @@ impl<C: Clock> AllotmentsBuilder<C> {
     }
 
     /// The most slots: 65,536 unless it is set, at least 1. Each combination of limits and keys that requests ask about has
-    /// one, and keeps its keys, of at most 1,024 bytes together. Above that, an older one is dropped. What it has left is given back; a draw in flight is forfeited.
+    /// one, and keeps its keys, of at most 1,024 bytes together. Above that, an older one is dropped. What it has left is given
+    /// back; a draw in flight is forfeited.
     #[must_use]
     pub fn capacity(self, slots: usize) -> Self {
         Self { capacity: slots.max(1), ..self }

@@ -14,12 +14,12 @@
 -- The state is the TAT rounded up to a whole tick; the `surplus`, the units by which that is too much, here
 -- 333,334 · 3 - 1,000,000 = 2; and the `timestamp` at which the state was written.
 --
--- The file is no script by itself: each section after a line `---` is pasted into scripts that read the state,
--- write it and answer. They set `now`, the `capacity` and all charges in units of work, and `at`, the moment to
--- decide at: `now`, unless a section moves it. `level` finds what is `used` at that moment; `move` makes the state
--- in which `after` units are used, and `expires`, when that state stops mattering; `terms` lists what the record of a
--- charge keeps; `give` reduces a `charge` made at the time `made` to what a refund may return; `carry` keeps what another limit wrote beyond this one's burst. README.md beside
--- this file has the whole contract. gcra.rs and work.rs in ratelimit-core are the same algorithm in Rust, with the same
+-- The file is no script by itself: each section after a line `---` is pasted into scripts that read the state, write it and
+-- answer. They set `now`, the `capacity` and all charges in units of work, and `at`, the moment to decide at: `now`, unless a
+-- section moves it. `level` finds what is `used` at that moment; `move` makes the state in which `after` units are used, and
+-- `expires`, when that state stops mattering; `terms` lists what the record of a charge keeps; `give` reduces a `charge` made
+-- at the time `made` to what a refund may return; `carry` keeps what another limit wrote beyond this one's burst. README.md
+-- beside this file has the whole contract. gcra/step.rs in ratelimit-core is the same algorithm in Rust, with the same
 -- names in the same order.
 
 --- fresh
