@@ -47,14 +47,15 @@ pub(crate) fn with_windows(costs: &LimitCosts, limits: &Limits<Policy>) -> Limit
     })
 }
 
-/// A limit like this one, of another name and policy, that denies.
+/// A limit like this one, of another name and policy, that denies. A shadow limit requires no identifiers.
 pub(crate) fn with_policy(
     limit: &Limit<Policy>,
     name: &str,
     policy: Policy,
 ) -> Result<Limit<Policy>, ConfigError> {
     let other = Limit::new(name, policy)?.by(limit.identifier_names())?;
-    Ok(if limit.is_required() { other.required() } else { other })
+    let requires = limit.is_required() && !limit.is_shadow();
+    Ok(if requires { other.required() } else { other })
 }
 
 /// The windows of a policy, each alone. Policies of other kinds are a single one.

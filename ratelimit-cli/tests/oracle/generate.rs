@@ -1,5 +1,5 @@
 //! Logs, traces and policies, drawn from a seed. Times repeat, local times repeat an hour later in another zone, a lease
-//! ends when the next request comes, and lines are out of order.
+//! ends when the next request comes, and lines are out of order, some by more than a log is sorted.
 
 use std::fmt::Write as _;
 
@@ -49,16 +49,31 @@ pub(crate) fn limits(draw: &mut Draw) -> Vec<Limit> {
     for _ in 0..2 + draw.below(4) {
         let place = usize::try_from(draw.below(names.len() as u64)).expect("few");
         let algorithm = draw.one_of(&ALGORITHMS);
-        let may_attempt =
-            !["sliding-counter", "bucketed-window", "concurrency"].contains(&algorithm);
+        let may_attempt = !["bucketed-window", "concurrency"].contains(&algorithm);
+        let may_owe = ["gcra", "token-bucket", "fixed-window"].contains(&algorithm);
+        let attempts = may_attempt && draw.below(4) == 0;
+        let first = draw.below(4);
+        let periods = PERIODS.iter().cycle().skip(usize::try_from(first).expect("few"));
+        let further = if algorithm == "bucketed-window" { draw.below(3) } else { 0 };
+        let further: Vec<_> =
+            periods.skip(1).take(usize::try_from(further).expect("few")).collect();
+        let period = PERIODS[usize::try_from(first).expect("few")];
+        let shortest = further.iter().map(|period| **period).chain([period]);
         limits.push(Limit {
             name: names.swap_remove(place).to_owned(),
             identifiers: draw.one_of(&IDENTIFIERS).to_vec(),
             algorithm,
             count: 1 + draw.below(9),
-            period: draw.one_of(&PERIODS),
+            windows: further.iter().map(|period| (1 + draw.below(15), **period)).collect(),
+            bucket: match shortest.min_by_key(|(_, us)| *us).expect("one") {
+                ("10s", _) => ("2s", 2_000_000),
+                shortest => shortest,
+            },
+            period,
             burst: 1 + draw.below(9),
-            attempts: may_attempt && draw.below(4) == 0,
+            debt: if may_owe && !attempts && draw.below(2) == 0 { 1 + draw.below(15) } else { 0 },
+            attempts,
+            required: draw.below(12) == 0,
             shadow: draw.below(4) == 0,
         });
     }
@@ -70,7 +85,11 @@ pub(crate) fn changed(limits: &[Limit], draw: &mut Draw) -> Vec<Limit> {
     let change = |limit: &Limit| Limit {
         count: 1 + draw.below(9),
         burst: 1 + draw.below(9),
-        period: draw.one_of(&PERIODS),
+        period: match limit.algorithm {
+            "bucketed-window" => limit.period,
+            _ => draw.one_of(&PERIODS),
+        },
+        debt: if limit.debt > 0 { 1 + draw.below(15) } else { 0 },
         ..limit.clone()
     };
     limits.iter().rev().map(change).collect()
@@ -120,11 +139,17 @@ pub(crate) fn access_log(draw: &mut Draw) -> String {
         write!(line, " {}.000", draw.below(4)).expect("a text");
         lines.push((at, line));
     }
-    // A server writes a line when it has answered: some come later, by less than five minutes.
+    // A server writes a line when it has answered: some come later, and few more than five minutes later.
     for place in 0..lines.len() - 4 {
         let other = place + usize::try_from(draw.below(4)).expect("few");
         if draw.below(3) == 0 && lines[other].0.abs_diff(lines[place].0) < 200 {
             lines.swap(place, other);
+        }
+        if draw.below(20) == 0 {
+            let wait = draw.one_of(&[299, 300, 301, 900]);
+            let (at, line) = lines.remove(place);
+            let later = lines[place..].iter().take_while(|(later, _)| *later < at + wait).count();
+            lines.insert(place + later, (at, line));
         }
     }
     lines.into_iter().map(|(_, line)| line + "\n").collect()
@@ -138,12 +163,14 @@ struct Traced {
     cost: Option<u64>,
     under: Option<(String, u64)>,
     op: &'static str,
+    took: Option<u64>,
 }
 
 /// Requests at repeated times, of which some lie before the one that they follow.
 fn traced(limits: &[Limit], draw: &mut Draw) -> Vec<Traced> {
     let mut at = 1_792_893_600_000_000_u64;
     let mut traced = Vec::new();
+    let has_others = draw.below(3) > 0;
     for _ in 0..220 {
         at += match draw.below(10) {
             0..=2 => 0,
@@ -165,11 +192,16 @@ fn traced(limits: &[Limit], draw: &mut Draw) -> Vec<Traced> {
             named,
             cost: (draw.below(3) == 0).then(|| draw.below(5)),
             under: (draw.below(4) == 0).then(|| (limit.name.clone(), draw.below(6))),
-            op: match draw.below(20) {
-                0 => "peek",
-                1 => "reset",
+            op: match draw.below(40) {
+                0..=1 => "peek",
+                2..=3 => "reset",
+                4..=7 if has_others => "refund",
+                8..=10 if has_others => "force",
+                11 if has_others => "steal",
                 _ => "acquire",
             },
+            // The next request may come when it is over.
+            took: (draw.below(3) > 0).then(|| draw.below(20) * 100_000),
         });
     }
     traced
@@ -188,6 +220,7 @@ pub(crate) fn jsonl(limits: &[Limit], draw: &mut Draw) -> String {
                 format!(",\"cost\":{{\"{limit}\":{under},\"*\":{}}}", cost.unwrap_or(1))
             }
         };
+        line += &request.took.map_or(String::new(), |took| format!(",\"duration_us\":{took}"));
         line + &format!(",\"op\":\"{}\"}}\n", request.op)
     };
     traced(limits, draw).into_iter().map(line).collect()
@@ -197,7 +230,8 @@ pub(crate) fn csv(limits: &[Limit], draw: &mut Draw) -> String {
     // The columns of costs stand on both sides of the plain one.
     let (first, others) = limits.split_first().expect("limits");
     let others: String = others.iter().map(|limit| format!(",cost:{}", limit.name)).collect();
-    let header = format!("op,cost:{},ip,path,at_us,user,cost,key{others}\n", first.name);
+    let header =
+        format!("op,cost:{},ip,path,at_us,user,cost,duration_us,key{others}\n", first.name);
     let text = |number: Option<u64>| number.map_or(String::new(), |number| number.to_string());
     let line = |request: Traced| {
         let of = |name: &str| {
@@ -211,13 +245,14 @@ pub(crate) fn csv(limits: &[Limit], draw: &mut Draw) -> String {
         let op = if request.op == "acquire" { "" } else { request.op };
         let key = request.key.map_or(String::new(), |key| format!("k{key}"));
         format!(
-            "{op},{},{},{},{},{},{},{key}{costs}\n",
+            "{op},{},{},{},{},{},{},{},{key}{costs}\n",
             under(first),
             of("ip"),
             of("path"),
             request.at,
             of("user"),
-            text(request.cost)
+            text(request.cost),
+            text(request.took)
         )
     };
     header + &traced(limits, draw).into_iter().map(line).collect::<String>()

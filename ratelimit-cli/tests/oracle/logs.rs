@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::limits::{Limit, Over};
+
 /// A request of a log.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) at: u64,
     /// The identifiers, `key` for a bare one.
@@ -13,7 +15,51 @@ pub(crate) struct Request {
     /// By limit, `*` for the others.
     pub(crate) costs: BTreeMap<String, u64>,
     pub(crate) op: String,
-    pub(crate) ends: Option<u64>,
+    /// How long it took.
+    pub(crate) took: Option<u64>,
+    /// The place of its line in the file, from 1.
+    pub(crate) line: usize,
+    pub(crate) over: Option<Over>,
+}
+
+/// What a log has.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// In the order in which they are decided.
+    pub(crate) requests: Vec<Request>,
+    /// The places of lines that are no requests.
+    pub(crate) bad: Vec<usize>,
+    /// How many lines came after a later one, and how many others too late to be sorted in.
+    pub(crate) behind: usize,
+    pub(crate) late: usize,
+    pub(crate) is_trace: bool,
+}
+
+impl Log {
+    /// Leaves out the requests that these limits cannot decide.
+    pub(crate) fn of(mut self, limits: &[Limit]) -> Self {
+        let is_known = |name: &String| name == "*" || limits.iter().any(|one| one.name == *name);
+        let is_whole = |request: &Request| {
+            let required = limits.iter().filter(|limit| limit.required && !limit.shadow);
+            request.costs.keys().all(is_known)
+                && required.clone().all(|limit| request.key(&limit.identifiers).is_some())
+        };
+        let (whole, bad): (Vec<_>, Vec<_>) = self.requests.into_iter().partition(is_whole);
+        self.bad.extend(bad.iter().map(|request| request.line));
+        self.bad.sort_unstable();
+        self.requests = whole;
+        for (place, request) in self.requests.iter_mut().enumerate() {
+            request.line = place;
+        }
+        for place in 0..self.requests.len() {
+            let (at, took) = (self.requests[place].at, self.requests[place].took);
+            let later = self.requests.iter().skip(place + 1);
+            let over = took.and_then(|took| later.clone().find(|later| later.at >= at + took));
+            let over = over.zip(took).map(|(later, took)| Over { line: later.line, at: at + took });
+            self.requests[place].over = over;
+        }
+        self
+    }
 }
 
 impl Request {
@@ -36,11 +82,43 @@ fn between<'t>(text: &'t str, from: &str, to: &str) -> &'t str {
     &rest[..rest.find(to).expect(to)]
 }
 
-/// An access log, in the order of its times.
-pub(crate) fn access_log(text: &str) -> Vec<Request> {
-    let mut requests: Vec<_> = text.lines().map(access_line).collect();
-    requests.sort_by_key(|request| request.at);
-    requests
+/// An access log, in the order of its times. A line waits until one comes that is more than five minutes later, and is
+/// decided before the later ones that wait.
+pub(crate) fn access_log(text: &str) -> Log {
+    let (mut log, mut waiting, mut latest) = (Log::default(), Vec::<Request>::new(), 0);
+    for (place, line) in text.lines().enumerate() {
+        let request = Request { line: place + 1, ..access_line(line) };
+        let is_late = log.requests.iter().any(|decided| decided.at > request.at);
+        log.late += usize::from(is_late);
+        log.behind += usize::from(request.at < latest && !is_late);
+        latest = latest.max(request.at);
+        waiting.push(request);
+        waiting.sort_by_key(|request| request.at);
+        let due = waiting.iter().take_while(|request| latest - request.at > 300_000_000).count();
+        log.requests.extend(waiting.drain(..due));
+    }
+    log.requests.extend(waiting);
+    log
+}
+
+/// A trace, in the order of its lines, of which those without a request are bad.
+fn trace(requests: impl Iterator<Item = (usize, Option<Request>)>) -> Log {
+    let (mut log, mut latest) = (Log { is_trace: true, ..Log::default() }, 0);
+    for (line, request) in requests {
+        match request {
+            Some(request) => {
+                log.behind += usize::from(request.at < latest);
+                latest = latest.max(request.at);
+                log.requests.push(Request { line, ..request });
+            }
+            None => log.bad.push(line),
+        }
+    }
+    log
+}
+
+fn is_op(op: &str) -> bool {
+    ["acquire", "peek", "refund", "force", "reset"].contains(&op)
 }
 
 fn access_line(line: &str) -> Request {
@@ -55,9 +133,8 @@ fn access_line(line: &str) -> Request {
     let target = between(line, "\"", "\"").split(' ').nth(1).expect("a target");
     caller.insert("path".to_owned(), target.split('?').next().expect("a path").to_owned());
     let took = line.rsplit(' ').next().filter(|last| last.contains('.') && !last.contains('"'));
-    let ends =
-        took.map(|took| at + took.replace('.', "").parse::<u64>().expect("milliseconds") * 1_000);
-    Request { at, caller, costs: BTreeMap::new(), op: "acquire".to_owned(), ends }
+    let took = took.map(|took| took.replace('.', "").parse::<u64>().expect("milliseconds") * 1_000);
+    Request { at, caller, op: "acquire".to_owned(), took, ..Request::default() }
 }
 
 /// The microseconds of `29/Mar/2026:02:30:00 +0200`, by counting days.
@@ -76,8 +153,8 @@ fn moment(text: &str) -> u64 {
     u64::try_from(utc).expect("after 1970") * 1_000_000
 }
 
-/// A trace of JSON lines, in their order.
-pub(crate) fn jsonl(text: &str) -> Vec<Request> {
+/// A trace of JSON lines.
+pub(crate) fn jsonl(text: &str) -> Log {
     let request = |line: &str| {
         let line: Value = serde_json::from_str(line).expect("JSON");
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
@@ -95,24 +172,18 @@ pub(crate) fn jsonl(text: &str) -> Vec<Request> {
         };
         let at = number(&line["at_us"]);
         let op = line["op"].as_str().unwrap_or("acquire").to_owned();
-        Request { at, caller, costs, op, ends: line["duration_us"].as_u64().map(|us| at + us) }
+        let took = line["duration_us"].as_u64();
+        is_op(&op).then(|| Request { at, caller, costs, op, took, ..Request::default() })
     };
-    text.lines().map(request).collect()
+    trace((1..).zip(text.lines().map(request)))
 }
 
-/// A trace of plain cells under a header, in the order of its lines.
-pub(crate) fn csv(text: &str) -> Vec<Request> {
+/// A trace of plain cells under a header.
+pub(crate) fn csv(text: &str) -> Log {
     let mut lines = text.lines();
     let header: Vec<_> = lines.next().expect("a header").split(',').collect();
     let request = |line: &str| {
-        let mut request = Request {
-            at: 0,
-            caller: BTreeMap::new(),
-            costs: BTreeMap::new(),
-            op: "acquire".to_owned(),
-            ends: None,
-        };
-        let mut took = None;
+        let mut request = Request { op: "acquire".to_owned(), ..Request::default() };
         for (column, cell) in
             header.iter().zip(line.split(',')).filter(|(_, cell)| !cell.is_empty())
         {
@@ -120,7 +191,7 @@ pub(crate) fn csv(text: &str) -> Vec<Request> {
             match *column {
                 "at_us" => request.at = number(),
                 "op" => request.op = cell.to_owned(),
-                "duration_us" => took = Some(number()),
+                "duration_us" => request.took = Some(number()),
                 "cost" => drop(request.costs.insert("*".to_owned(), number())),
                 column => match column.strip_prefix("cost:") {
                     Some(limit) => drop(request.costs.insert(limit.to_owned(), number())),
@@ -128,8 +199,7 @@ pub(crate) fn csv(text: &str) -> Vec<Request> {
                 },
             }
         }
-        request.ends = took.map(|took| request.at + took);
-        request
+        is_op(&request.op).then_some(request)
     };
-    lines.map(request).collect()
+    trace((2..).zip(lines.map(request)))
 }

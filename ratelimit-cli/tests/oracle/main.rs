@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 use generate::Draw;
 use limits::Limit;
-use logs::Request;
+use logs::Log;
 use replay::Decided;
 
 /// A policy and a log in a folder of their own.
@@ -32,17 +32,13 @@ struct Case {
     about: String,
     limits: Vec<Limit>,
     other: Vec<Limit>,
-    requests: Vec<Request>,
+    log: Log,
     /// What the callers of each limit need.
     needs: Vec<Vec<u64>>,
 }
 
 impl Case {
-    fn of(
-        seed: u64,
-        log: fn(&[Limit], &mut Draw) -> String,
-        read: fn(&str) -> Vec<Request>,
-    ) -> Self {
+    fn of(seed: u64, log: fn(&[Limit], &mut Draw) -> String, read: fn(&str) -> Log) -> Self {
         let mut draw = Draw(seed);
         let limits = generate::limits(&mut draw);
         let other = generate::changed(&limits, &mut draw);
@@ -56,26 +52,31 @@ impl Case {
             fs::write(folder.path().join(name), text).expect("writes");
         }
         let about = format!("seed {seed}:\n{}", generate::toml(&limits));
-        let requests = read(&log);
-        let needs = limits.iter().map(|limit| replay::needs(limit, &requests)).collect();
-        Self { folder, about, limits, other, requests, needs }
+        let log = read(&log).of(&limits);
+        let needs = limits.iter().map(|limit| replay::needs(limit, &log.requests)).collect();
+        Self { folder, about, limits, other, log, needs }
     }
 
     fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What the tool prints on standard output.
+    /// What the tool prints on standard output. On standard error it names the first bad lines.
     fn run(&self, arguments: &[&str]) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ratelimit"));
         let ran = command.current_dir(self.path()).args(arguments).output().expect("runs");
         let error = String::from_utf8_lossy(&ran.stderr);
         assert!(ran.status.success(), "{arguments:?}: {error}\n{}", self.about);
+        let place = |line: &str| line.strip_prefix("line ")?.split(':').next()?.parse().ok();
+        let mut named: Vec<usize> = error.lines().filter_map(place).collect();
+        named.sort_unstable();
+        let is_bad = named.iter().all(|line| self.log.bad.contains(line));
+        assert!(is_bad && named.len() == self.log.bad.len().min(20), "{error}\n{}", self.about);
         String::from_utf8(ran.stdout).expect("text")
     }
 
     fn check(&self) {
-        let decided = replay::replayed(&self.limits, &self.requests);
+        let decided = replay::replayed(&self.limits, &self.log.requests);
         let options =
             ["--policy", "policy.toml", "--decisions", "out.jsonl", "--report", "out.html"];
         let data = self
@@ -109,10 +110,19 @@ impl Case {
         let denied = requests().filter(|one| !one.allowed).count();
         let others = decided.len() - requests().count();
         let totals = ["requests", "admitted", "denied", "other_operations", "bad_lines"];
-        let due = [requests().count(), requests().count() - denied, denied, others, 0];
+        let bad = self.log.bad.len();
+        let due = [requests().count(), requests().count() - denied, denied, others, bad];
         assert_eq!(totals.map(|field| &data[field]), due.map(|n| json!(n)).each_ref(), "{about}");
         let at = || decided.iter().map(|one| one.request.at);
         assert_eq!(data["span_us"], json!([at().min(), at().max()]), "{about}");
+        let notes = data["notes"].to_string();
+        let Log { is_trace, behind, late, .. } = &self.log;
+        let said = if *is_trace { "of a trace came after" } else { "came after a later one and" };
+        for (lines, said) in [(late, "came more than 5 minutes"), (behind, said)] {
+            let due = format!("{lines} line{} {said}", if *lines == 1 { "" } else { "s" });
+            assert_eq!(notes.contains(said), *lines > 0, "{said}: {notes}\n{about}");
+            assert!(*lines == 0 || notes.contains(&due), "{due}: {notes}\n{about}");
+        }
 
         for (place, (limit, needs)) in self.limits.iter().zip(&self.needs).enumerate() {
             let found = &data["limits"][place];
@@ -198,7 +208,7 @@ impl Case {
             );
             let enough = match (limit.is_bucket(), needs.first()) {
                 (true, Some(enough)) => format!("<code>burst = {enough}</code>"),
-                (false, Some(enough)) => format!("&quot;{enough}/"),
+                (false, Some(enough)) => format!("&quot;{}/", limit.with_capacity(*enough).count),
                 (_, None) => String::new(),
             };
             for due in [&start, &from, &alone, &enough] {
@@ -254,7 +264,7 @@ impl Case {
     }
 
     fn check_comparison(&self, found: &Value, decided: &[Decided]) {
-        let other = replay::replayed(&self.other, &self.requests);
+        let other = replay::replayed(&self.other, &self.log.requests);
         let (mut both, mut only) = (0, [0, 0]);
         let mut callers: BTreeMap<(String, String), [u64; 2]> = BTreeMap::new();
         for (this, other) in
@@ -317,7 +327,7 @@ impl Case {
             callers => limit.with_capacity(needs.get(callers / 4).copied().unwrap_or(1)),
         };
         let proposed: Vec<_> = self.limits.iter().zip(&self.needs).map(propose).collect();
-        let together = replay::replayed(&proposed, &self.requests);
+        let together = replay::replayed(&proposed, &self.log.requests);
         let limits = self.limits.iter().zip(&self.needs);
         for (((limit, needs), proposed), row) in limits.zip(&proposed).zip(&rows) {
             let denied =
@@ -336,12 +346,8 @@ impl Case {
             } else {
                 policy.split('/').next().and_then(|head| head.rsplit(' ').next())
             };
-            assert_eq!(
-                capacity,
-                Some(&*proposed.capacity().to_string()),
-                "{policy}\n{needs:?}\n{}",
-                self.about
-            );
+            let due = if limit.is_bucket() { proposed.burst } else { proposed.count };
+            assert_eq!(capacity, Some(&*due.to_string()), "{policy}\n{needs:?}\n{}", self.about);
             let found = [&row["callers_denied"], &row["callers_denied_together"]];
             let due = [denied(proposed), replay::callers(limit, &together)[0]];
             assert_eq!(found, due.map(|n| json!(n)).each_ref(), "{policy}\n{}", self.about);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::limits::{Answer, Charge, Limit};
+use crate::limits::{Answer, Asked, Charge, Limit};
 use crate::logs::Request;
 
 /// What each limit charged to each key.
@@ -34,7 +34,14 @@ impl Decided {
 /// Decides all requests, one after the other.
 pub(crate) fn replayed(limits: &[Limit], requests: &[Request]) -> Vec<Decided> {
     let mut histories = Histories::new();
-    requests.iter().map(|request| decided(limits, request, &mut histories)).collect()
+    let mut decide = |request: &Request| {
+        for limit in limits.iter().filter(|limit| limit.algorithm == "concurrency") {
+            let of_it = histories.iter_mut().filter(|((name, _), _)| *name == limit.name);
+            of_it.for_each(|(_, history)| limit.end(history, request.line));
+        }
+        decided(limits, request, &mut histories)
+    };
+    requests.iter().map(&mut decide).collect()
 }
 
 fn decided(limits: &[Limit], request: &Request, histories: &mut Histories) -> Decided {
@@ -47,18 +54,14 @@ fn decided(limits: &[Limit], request: &Request, histories: &mut Histories) -> De
         let history = histories.entry(at(limit)).or_default();
         limit.fits(history, request.at, request.cost(&limit.name))
     };
-    let is_reset = request.op == "reset";
-    let denied = !is_reset && enforced.iter().filter(|limit| !fits(limit)).count() > 0;
+    let is_asked = ["acquire", "peek"].contains(&&*request.op);
+    let denied = is_asked && enforced.iter().filter(|limit| !fits(limit)).count() > 0;
     let mut answer = |limit: &Limit, denied: bool| {
         let history = histories.entry(at(limit)).or_default();
-        let cost = request.cost(&limit.name);
-        if is_reset {
-            history.clear();
-            return (limit.name.clone(), limit.decide(history, (request.at, 0, None), false));
-        }
+        let (op, cost, over) = (&*request.op, request.cost(&limit.name), request.over);
         let before = history.clone();
-        let answer = limit.decide(history, (request.at, cost, request.ends), denied);
-        if request.op == "peek" {
+        let answer = limit.decide(history, Asked { op, at: request.at, cost, over }, denied);
+        if op == "peek" {
             *history = before;
         }
         (limit.name.clone(), answer)
@@ -66,16 +69,19 @@ fn decided(limits: &[Limit], request: &Request, histories: &mut Histories) -> De
     let enforced: Vec<_> = enforced.into_iter().map(|limit| answer(limit, denied)).collect();
     // A shadow limit is asked alone, of what the others admit.
     let asked = shadow.into_iter().filter(|_| !denied);
-    let shadow = asked.map(|limit| {
-        let (name, mut decided) = answer(limit, false);
-        decided.allowed |= is_reset;
-        (name, decided)
-    });
+    let shadow = asked.map(|limit| answer(limit, false));
     Decided { request: request.clone(), allowed: !denied, shadow: shadow.collect(), enforced }
 }
 
 /// The line of the decisions file, without the caller and the cost.
 pub(crate) fn line(decided: &Decided, limits: &[Limit]) -> Value {
+    let account = |line: &mut Value, [owed, forgiven]: [u64; 2]| {
+        for (name, number) in [("owed", owed), ("forgiven", forgiven)] {
+            if number > 0 {
+                line[name] = json!(number);
+            }
+        }
+    };
     let told = |answer: &Answer| {
         json!({
             "allowed": answer.allowed, "limit": answer.limit, "remaining": answer.remaining,
@@ -85,6 +91,7 @@ pub(crate) fn line(decided: &Decided, limits: &[Limit]) -> Value {
     let named = |(name, answer): &(String, Answer)| {
         let mut told = told(answer);
         told["name"] = json!(name);
+        account(&mut told, [answer.owed, answer.forgiven]);
         told
     };
     let answers = || decided.enforced.iter().map(|(_, answer)| answer);
@@ -97,6 +104,8 @@ pub(crate) fn line(decided: &Decided, limits: &[Limit]) -> Value {
     let retries: Option<Vec<_>> = answers().map(|answer| answer.retry_after).collect();
     line["retry_after_us"] = json!(retries.map(|retries| retries.into_iter().max().unwrap_or(0)));
     line["reset_after_us"] = json!(answers().map(|answer| answer.reset_after).max().unwrap_or(0));
+    let most = |of: fn(&Answer) -> u64| answers().map(of).max().unwrap_or(0);
+    account(&mut line, [most(|answer| answer.owed), most(|answer| answer.forgiven)]);
     if limits.len() > 1 {
         line["limits"] = decided.enforced.iter().map(named).collect();
     }
@@ -114,26 +123,49 @@ pub(crate) fn needs(limit: &Limit, requests: &[Request]) -> Vec<u64> {
         by_key.entry(key).or_default().push(request.clone());
     }
     by_key.retain(|_, of_key| of_key.iter().any(|request| request.op == "acquire"));
-    let mut needs: Vec<_> = by_key
-        .values()
-        .map(|of_key| {
-            let denies = |capacity: u64| {
-                let alone = Limit { shadow: false, ..limit.with_capacity(capacity) };
-                let is_denied = |one: &Decided| !one.allowed && one.request.op == "acquire";
-                replayed(&[alone], of_key).iter().any(is_denied)
-            };
-            // What a capacity admits, a larger one admits.
-            let (mut no, mut yes) =
-                (0, of_key.iter().map(|request| request.cost(&limit.name)).sum::<u64>().max(1));
-            while yes - no > 1 {
-                let middle = no.midpoint(yes);
-                if denies(middle) { no = middle } else { yes = middle }
-            }
-            yes
-        })
-        .collect();
+    let mut needs: Vec<_> = by_key.values().map(|of_key| need(limit, of_key)).collect();
     needs.sort_unstable_by(|a, b| b.cmp(a));
     needs
+}
+
+/// The smallest capacity with which the limit alone denies the requests of this caller nothing.
+fn need(limit: &Limit, requests: &[Request]) -> u64 {
+    let is_enough: Box<dyn Fn(u64) -> bool> = if requests.iter().any(|one| one.op == "force") {
+        // Forced charges count in full: what was used at most of each window without a bound must fit.
+        let used = |wide: Limit| alone(&wide, requests).map(|(_, used)| used).max().unwrap_or(1);
+        let used: Vec<_> = limit.unbounded().into_iter().map(used).collect();
+        Box::new(move |capacity| {
+            let larger = limit.with_capacity(capacity);
+            let room = if limit.is_bucket() { vec![capacity] } else { larger.counts() };
+            room.iter().zip(&used).all(|(room, used)| used <= room)
+        })
+    } else {
+        Box::new(|capacity| {
+            alone(&limit.with_capacity(capacity), requests).all(|(is_admitted, _)| is_admitted)
+        })
+    };
+    // What a capacity admits, a larger one admits.
+    let costs: u64 = requests.iter().map(|request| request.cost(&limit.name)).sum();
+    let (mut no, mut yes) = (0, costs.max(1) * limit.capacity());
+    while yes - no > 1 {
+        let middle = no.midpoint(yes);
+        if is_enough(middle) { yes = middle } else { no = middle }
+    }
+    yes
+}
+
+/// Of each request to be admitted that one caller makes of one limit: whether it is, and what is used then.
+fn alone(limit: &Limit, requests: &[Request]) -> impl Iterator<Item = (bool, u64)> {
+    let mut history = Vec::new();
+    requests.iter().filter_map(move |request| {
+        limit.end(&mut history, request.line);
+        let (op, cost, over) = (&*request.op, request.cost(&limit.name), request.over);
+        if op == "peek" {
+            return None;
+        }
+        let (fits, _) = limit.charge(&mut history, Asked { op, at: request.at, cost, over }, false);
+        (op == "acquire").then(|| (fits, limit.used_at(&history, request.at)))
+    })
 }
 
 /// The answers of a limit to requests, each with its time.
