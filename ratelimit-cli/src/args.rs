@@ -221,7 +221,7 @@ pub(crate) struct CallerArgs {
     pub(crate) store: String,
 
     /// The prefix of every key in Redis.
-    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    #[arg(long, value_name = "PREFIX", default_value = "rl", value_parser = prefix)]
     pub(crate) prefix: String,
 
     /// The file with the secret of a store that hides identifiers; or set `RATELIMIT_SECRET`.
@@ -265,7 +265,7 @@ pub(crate) struct ScanArgs {
     pub(crate) store: String,
 
     /// The prefix of every key in Redis.
-    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    #[arg(long, value_name = "PREFIX", default_value = "rl", value_parser = prefix)]
     pub(crate) prefix: String,
 
     /// Stop after this many keys.
@@ -307,6 +307,13 @@ pub(crate) struct HealArgs {
     /// List the states, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+/// A prefix that leaves the tag of a key to the store, which refuses all others.
+fn prefix(text: &str) -> Result<String, String> {
+    let is_plain = !text.contains(['{', '}']) && !text.chars().any(char::is_control);
+    let refused = || "it contains braces or control characters; choose one without".to_owned();
+    is_plain.then(|| text.to_owned()).ok_or_else(refused)
 }
 
 /// A cost, and the limit under which it is one.

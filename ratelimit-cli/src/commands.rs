@@ -1,12 +1,23 @@
 //! One file per command.
 
+#[cfg(feature = "_servers")]
+use std::borrow::Cow;
+#[cfg(feature = "_servers")]
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
+
+#[cfg(feature = "_servers")]
+use ratelimit_core::{Limit, Limits, Policy};
+#[cfg(feature = "_servers")]
+use ratelimit_redis::RedisError;
 
 #[cfg(feature = "_servers")]
 use crate::args::CallerArgs;
 use crate::args::Command;
 use crate::failure::Failure;
+#[cfg(feature = "_servers")]
+use crate::store::{Remote, in_each_mode};
 #[cfg(feature = "_servers")]
 use crate::text::quoted;
 
@@ -23,6 +34,10 @@ mod reset;
 mod suggest;
 #[cfg(feature = "_servers")]
 mod top;
+
+/// How many names of states a note shows.
+#[cfg(feature = "_servers")]
+const SHOWN_NAMES: usize = 5;
 
 /// Runs a command and returns its exit code.
 pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
@@ -55,6 +70,45 @@ fn not_stored(args: &CallerArgs, limits: &[&str], verb: &str) -> String {
         "nothing {verb} stored for this caller under the prefix {prefix} in {limits}; the service may name its limit or \
          identifier otherwise, use another prefix (--prefix), or hide identifiers by a secret (--secret-file)"
     )
+}
+
+/// That states were found which no limit of the policy has, and why that may be; none if there are none.
+#[cfg(feature = "_servers")]
+fn unknown_states(names: &BTreeSet<String>, what: &str) -> Option<String> {
+    let mut names = names.iter().map(|name| quoted(name, 60));
+    let mut shown: Vec<_> = names.by_ref().take(SHOWN_NAMES).collect();
+    shown.extend(Some(names.count()).filter(|more| *more > 0).map(|more| format!("{more} more")));
+    (!shown.is_empty()).then(|| {
+        format!(
+            "{what} stored under {}, which no limit of the policy is; if the service names a limit otherwise, or gives it another \
+             algorithm or window, take the service's policy",
+            shown.join(", ")
+        )
+    })
+}
+
+/// Of the names of states, those that no limit of the policy has.
+#[cfg(feature = "_servers")]
+fn unknown_names(limits: &Limits<Policy>, names: Vec<String>) -> impl Iterator<Item = String> {
+    let is_known = |name: &String| limits.iter().any(|limit| limit.state_name() == name);
+    names.into_iter().filter(move |name| !is_known(name))
+}
+
+/// The names of states of these callers that no limit of the policy has.
+#[cfg(feature = "_servers")]
+async fn unknown_of(
+    store: &Remote,
+    keyed: &[(&Limit<Policy>, Cow<'_, str>)],
+    limits: &Limits<Policy>,
+) -> Result<BTreeSet<String>, RedisError> {
+    let callers: BTreeSet<_> = keyed.iter().map(|(_, key)| key).collect();
+    let mut unknown = BTreeSet::new();
+    for caller in callers {
+        let names =
+            in_each_mode!(store, store => store.state_names(&store.shared_key(caller)).await);
+        unknown.extend(unknown_names(limits, names?));
+    }
+    Ok(unknown)
 }
 
 /// Writes to standard output, which may be closed, and returns the exit code of success.

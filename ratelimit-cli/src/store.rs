@@ -26,16 +26,23 @@ const SECRET: &str = "RATELIMIT_SECRET";
 
 /// The secret in a file, or else in the environment. On the command line, other users could read it.
 pub(crate) fn secret(file: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
-    let Some(path) = file else {
-        return Ok(env::var_os(SECRET).map(OsString::into_encoded_bytes));
+    let (place, secret) = match file {
+        None => (SECRET.to_owned(), env::var_os(SECRET).map(OsString::into_encoded_bytes)),
+        Some(path) => {
+            let place = format!("--secret-file {}", path.display());
+            let secret = fs::read(path).map_err(|error| {
+                Failure::input(format!("{place}: cannot be read: {error}; name a file"))
+            })?;
+            // Editors end a file with a line break, which is not part of the secret.
+            let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
+            (place, Some(secret.strip_suffix(b"\r").unwrap_or(secret).to_vec()))
+        }
     };
-    let secret = fs::read(path).map_err(|error| {
-        let path = path.display();
-        Failure::input(format!("--secret-file {path}: cannot be read: {error}; name a file"))
-    })?;
-    // Editors end a file with a line break, which is not part of the secret.
-    let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
-    Ok(Some(secret.strip_suffix(b"\r").unwrap_or(secret).to_vec()))
+    if secret.as_ref().is_some_and(Vec::is_empty) {
+        let remedy = "write the secret of the service, or leave it out if the service has none";
+        return Err(Failure::input(format!("{place}: is empty; {remedy}")));
+    }
+    Ok(secret)
 }
 
 /// The most keys in a memory store: a bound that no realistic log reaches. At some hundred bytes per key, the machine runs

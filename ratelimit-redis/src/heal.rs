@@ -1,5 +1,6 @@
 //! [`RedisStore::heal`]: frees the keys whose states are from the future.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ratelimit_core::{Algorithm, ErrorKind, Limits, StoreError};
@@ -43,6 +44,9 @@ pub struct Healed {
     pub keys: u64,
     /// How many of them hold what no limit wrote, or could not be changed for all that others charge.
     pub skipped: u64,
+    /// The [state names](ratelimit_core::Limit::state_name) of limits that have states there and are not among those that
+    /// were asked for. Their states stay as they are.
+    pub unknown: BTreeSet<String>,
     /// Whether there may be more keys than were looked at.
     pub is_cut: bool,
 }
@@ -99,6 +103,11 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         while let Some(keys) = scan.next().await? {
             healed.keys += keys.len() as u64;
             for keys in keys.chunks(AT_ONCE) {
+                for names in all(keys.iter().map(|key| self.state_names(key))).await {
+                    let is_known =
+                        |name: &String| limits.iter().any(|one| one.state_name() == name);
+                    healed.unknown.extend(names?.into_iter().filter(|name| !is_known(name)));
+                }
                 let found = keys.iter().map(|key| self.heal_key(limits, key, options.dry_run));
                 for (key, found) in keys.iter().zip(all(found).await) {
                     let named = |(position, ahead_us): (usize, u64)| {

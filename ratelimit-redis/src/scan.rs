@@ -9,7 +9,7 @@ use crate::connection::slot::{self, Range};
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::Result;
 use crate::key::StoredKey;
-use crate::mode::Mode;
+use crate::mode::{Lua, Mode};
 use crate::store::RedisStore;
 
 /// How many identifiers to try in search of one per master.
@@ -114,6 +114,39 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
             under_way: None,
             is_cut: false,
         }
+    }
+}
+
+impl<M: Mode, C: Connection> RedisStore<M, C> {
+    /// The [state names](ratelimit_core::Limit::state_name) of the limits that have a state in a key of a
+    /// [`scan`](Self::scan), whichever policy wrote them. Empty for a key without states.
+    ///
+    /// # Errors
+    /// As of every command.
+    pub async fn state_names(&self, key: &str) -> Result<Vec<String>> {
+        let own = self.inner.keys.limit_of(key).filter(|_| self.read_key(key) != StoredKey::Other);
+        match own {
+            Some("") if M::NAME == Lua::NAME => {}
+            Some(name) if !name.is_empty() => {
+                let name = name.split(['+', '!']).next().unwrap_or_default();
+                return Ok(vec![name.to_owned()]);
+            }
+            _ => return Ok(Vec::new()),
+        }
+        let words = ["HGETALL", key].map(Argument::Text);
+        let sent = self.inner.connection.send(key, &words, self.inner.deadline()).await;
+        let fields = match sent {
+            Err(error) if error.is_wrong_type() => return Ok(Vec::new()),
+            reply => reply?,
+        };
+        let names = fields.strings().unwrap_or_default().into_iter().step_by(2);
+        Ok(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+    }
+
+    /// The key on the server that the limits of an identifier share.
+    #[must_use]
+    pub fn shared_key(&self, identifier: &str) -> String {
+        self.inner.keys.shared(identifier)
     }
 }
 

@@ -3,10 +3,12 @@
 use std::fmt::Write as _;
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Decision, Limit, LimitCosts, Policy, RateLimiter};
+use ratelimit_core::{
+    Algorithm, Decision, Limit, LimitCosts, Limits, Policy, RateLimiter, Refusal,
+};
 
 use crate::args::CheckArgs;
-use crate::caller::{Caller, joined_names};
+use crate::caller::{Caller, joined_names, wanted};
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::InputEntry;
@@ -28,6 +30,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         None => costs.others(*cost),
     });
     let entry = InputEntry { caller, costs, op, ..InputEntry::default() };
+    validate(args, &entry, &limits)?;
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());
         let store = url.open(&args.caller.prefix, secret, &limits).await?;
@@ -59,6 +62,30 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     };
     super::print(out)?;
     Ok(if verdict.allowed() { 0 } else { DENIED })
+}
+
+/// Refuses what no store can decide, and names the argument.
+fn validate(args: &CheckArgs, entry: &InputEntry, limits: &Limits<Policy>) -> Result<(), Failure> {
+    let limiter = RateLimiter::new(limits.clone(), store::memory());
+    let request = limiter.request(&entry.caller).costs(&entry.costs);
+    request.validate().map_err(|refusal| {
+        Failure::input(match refusal {
+            Refusal::UnknownLimit { .. } => format!("--cost: {refusal}"),
+            Refusal::NoLimitApplies { .. } => {
+                let caller = entry.caller.display();
+                format!("KEY: to {caller} only shadow limits apply. {}", wanted(limits))
+            }
+            refusal => format!("KEY: {refusal}"),
+        })
+    })?;
+    let keeps = limits.iter().filter(|limit| limit.key_for(&entry.caller).is_some());
+    let bytes = args.metadata.len();
+    match keeps.filter_map(|limit| limit.algorithm().metadata_bytes()).min() {
+        Some(most) if bytes > most => Err(Failure::input(format!(
+            "--metadata: {bytes} bytes are more than the {most} that a limit keeps; shorten them"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Costs, for people: `1`, or `812 for input, 1 for others`.

@@ -65,6 +65,7 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
             "{skipped} skipped, which no limit of the policy wrote or others kept changing"
         ));
     }
+    notes.extend(super::unknown_states(&healed.unknown, "states were left as they are:"));
     if healed.is_cut {
         notes.push(format!(
             "there are more keys than the {} that were looked at; raise --max-keys",
@@ -83,7 +84,7 @@ fn lines(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
     };
     let totals = json!({
         "states": healed.states.len(), "dry_run": args.dry_run, "keys": healed.keys,
-        "skipped": healed.skipped, "max_keys_reached": healed.is_cut,
+        "skipped": healed.skipped, "unknown": healed.unknown, "max_keys_reached": healed.is_cut,
     });
     json_lines(healed.states.iter().map(line).chain([totals]))
 }

@@ -1,5 +1,6 @@
 //! `ratelimit reset`: forgets a caller.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use ratelimit_core::store::Op;
@@ -28,7 +29,7 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
     let caller = Caller::from_args(&args.keys, &limits)?;
     let keyed = caller.keys(&limits);
     let mut told = Found { caller: &caller, reset: Vec::new(), absent: Vec::new() };
-    store::block_on(async {
+    let unknown = store::block_on(async {
         let (store, failed) = store::of_caller(args, "reset", &limits).await?;
         for (limit, key) in &keyed {
             let state = in_each_mode!(&store, store => store.state(limit, key).await);
@@ -36,12 +37,13 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
             let names = if is_stored { &mut told.reset } else { &mut told.absent };
             names.push(limit.name());
         }
-        store::apply_to(&store, &keyed, Op::Reset, 1).await.map(drop).map_err(failed)
+        let _ = store::apply_to(&store, &keyed, Op::Reset, 1).await.map_err(&failed)?;
+        super::unknown_of(&store, &keyed, &limits).await.map_err(failed)
     })?;
-    super::print(if args.json { json_line(&told) } else { text(args, &told) })
+    super::print(if args.json { json_line(&told) } else { text(args, &told, &unknown) })
 }
 
-fn text(args: &CallerArgs, told: &Found<'_>) -> String {
+fn text(args: &CallerArgs, told: &Found<'_>, unknown: &BTreeSet<String>) -> String {
     let Found { caller, reset, absent } = told;
     let mut text = format!("{}: ", caller.display());
     // Writing into memory cannot fail.
@@ -51,6 +53,10 @@ fn text(args: &CallerArgs, told: &Found<'_>) -> String {
     };
     if !absent.is_empty() {
         let _ = writeln!(text, "note: {}", super::not_stored(args, absent, "was"));
+    }
+    if let Some(note) = super::unknown_states(unknown, "of this caller more is stored, and stays:")
+    {
+        let _ = writeln!(text, "note: {note}");
     }
     text
 }

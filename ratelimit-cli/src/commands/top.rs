@@ -1,6 +1,6 @@
 //! `ratelimit top`: who is limited now.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use futures_util::future::join_all;
 use ratelimit_core::store::Op;
@@ -8,6 +8,7 @@ use ratelimit_core::{Decision, ErrorKind, Limit, Limits, Policy, Store, StoreErr
 use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
+use super::{unknown_names, unknown_states};
 use crate::args::TopArgs;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
@@ -29,6 +30,8 @@ struct ScanResult {
     hidden: u64,
     /// How many callers have a state that no limit wrote.
     skipped: u64,
+    /// The names of states that no limit of the policy has.
+    unknown: BTreeSet<String>,
     /// Whether there may be more keys than were looked at.
     is_cut: bool,
     /// What kept the scan from a part of the keys.
@@ -101,6 +104,17 @@ where
                 StoredKey::Other => {}
             }
         }
+        for keys in keys.chunks(AT_ONCE) {
+            for names in join_all(keys.iter().map(|key| store.state_names(key))).await {
+                match names.map_err(failed) {
+                    Ok(names) => found.unknown.extend(unknown_names(limits, names)),
+                    Err(failure) => {
+                        found.failed.get_or_insert(failure);
+                        break 'scan;
+                    }
+                }
+            }
+        }
         for callers in fresh.chunks(AT_ONCE) {
             let asked = callers.iter().map(|caller| peek(args, store, limits, caller));
             for limited in join_all(asked).await {
@@ -163,6 +177,7 @@ fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
             "{skipped} skipped, with a state that no limit of the policy wrote; inspect names it"
         ));
     }
+    notes.extend(unknown_states(&found.unknown, "states were not looked at:"));
     if found.keys == 0 {
         let prefix = quoted(&args.scan.prefix, 60);
         notes.push(format!(
@@ -237,7 +252,7 @@ fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String 
     };
     let totals = json!({
         "limited": found.limited.len(), "callers": found.callers.len(), "keys": found.keys,
-        "hidden_keys": found.hidden, "skipped": found.skipped, "max_keys_reached": found.is_cut,
+        "hidden_keys": found.hidden, "skipped": found.skipped, "unknown": found.unknown, "max_keys_reached": found.is_cut,
         "error": found.failed.as_ref().map(Failure::to_string),
     });
     json_lines(found.limited.iter().take(args.most).map(line).chain([totals]))

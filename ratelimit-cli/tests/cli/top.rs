@@ -1,6 +1,6 @@
 //! `top` on real servers, and the options of a store's keys.
 
-use crate::common::{BUCKET, Ran, Scene, write_gcra};
+use crate::common::{BUCKET, Ran, Scene, limit, write_gcra};
 use ratelimit_servers::{RedisCluster, RedisServer};
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
             charge(&scene, &url, &["--prefix", mode]);
             let lines = top(&scene, &url, &["--prefix", mode, "--count", "1", "--pause", "1us"]);
             assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"], "{url}: {lines:?}");
-            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "skipped": 0, "max_keys_reached": false, "error": null });
+            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "skipped": 0, "unknown": [], "max_keys_reached": false, "error": null });
             assert_eq!(lines[3], totals, "{url}");
             let wait = lines[0]["retry_after_us"].as_u64().expect("a wait");
             assert!((3_000_000_000..=3_600_000_000).contains(&wait), "{wait}");
@@ -161,17 +161,110 @@ fn a_caller_that_a_state_from_the_future_locks_is_freed_by_heal() {
 }
 
 #[test]
-fn a_store_in_memory_and_a_missing_secret_are_refused() {
-    let scene = scene();
-    let (memory, redis) = (["--store", "memory"], ["--store", "redis://localhost:1"]);
-    for (command, more, says) in [
-        (&["top"][..], &memory[..], "redis://host:port"),
-        (&["inspect", "alice"], &memory, "redis://host:port"),
-        (&["reset", "alice"], &memory, "redis://host:port"),
-        (&["reset", "alice"], &[], "--store"),
-        (&["check", "k", "--secret-file", "none"], &redis, "--secret-file none"),
+fn states_of_limits_that_the_policy_lacks_are_named() {
+    let server = RedisServer::start().expect("a server");
+    let policy = |bucket: &str, log: &str| {
+        let log = limit("log", "key", &format!("sliding-log 9/{log}"), "");
+        BUCKET.replace("1/s", "1/h").replace("\"bucket\"", bucket)
+            + &log.replace("key = [\"key\"]\n", "")
+    };
+    let scene = Scene::new(&policy("\"bucket\"", "d"));
+    let url = |mode: &str| format!("{}?mode={mode}", server.url());
+    for mode in ["lua", "cas"] {
+        charge(&scene, &url(mode), &["--prefix", mode]);
+    }
+    for (bucket, log, unknown) in [
+        ("\"bucket\"", "d", &[][..]),
+        ("\"buckt\"", "d", &["bucket/gcra"]),
+        ("\"bucket\"", "h", &["log/sliding-log/1d"]),
+        ("\"buckt\"", "h", &["bucket/gcra", "log/sliding-log/1d"]),
     ] {
-        scene.command(command[0], &[&command[1..], more].concat()).exits(2).says(&[says]);
+        scene.write("policy.toml", policy(bucket, log));
+        for mode in ["lua", "cas"] {
+            let run = |command: &[&str], more: &[&str]| {
+                let on = ["--store", &url(mode), "--prefix", mode];
+                scene.command(command[0], &[&command[1..], &on, more].concat()).exits(0)
+            };
+            // Of one caller only what lies in one key is found.
+            let shared: Vec<_> = unknown.iter().filter(|name| name.starts_with("bucket")).collect();
+            let of_caller = if mode == "lua" { shared } else { Vec::new() };
+            for (command, found) in [
+                (&["top"][..], unknown.iter().collect()),
+                (&["heal"], unknown.iter().collect()),
+                (&["inspect", "carol"], of_caller),
+            ] {
+                let ran = run(command, &[]);
+                for name in unknown {
+                    let is_said = ran.out.contains(&format!("\"{name}\""));
+                    assert_eq!(is_said, found.contains(&name), "{bucket}/{log} {mode}: {ran:?}");
+                }
+                let says = ran.out.contains("no limit of the policy is; if the service");
+                assert_eq!(says, !found.is_empty(), "{bucket}/{log} {mode}: {ran:?}");
+                if command.len() == 1 {
+                    let lines = run(command, &["--json"]).json();
+                    assert_eq!(
+                        lines.last().expect("totals")["unknown"],
+                        json!(unknown),
+                        "{lines:?}"
+                    );
+                }
+            }
+        }
+    }
+    // What is reset leaves the others' as they are, and says so.
+    let of_carol = ["carol", "--store", &url("lua"), "--prefix", "lua"];
+    scene.command("reset", &of_carol).says(&["\"bucket/gcra\"", "stays"]);
+    scene.write("policy.toml", policy("\"bucket\"", "d"));
+    scene.command("reset", &of_carol).says(&["full capacity again in bucket, log\n"]).lacks("note");
+}
+
+#[test]
+fn each_error_of_an_argument_names_it_and_the_remedy() {
+    let limits = [("per-ip", "ip", ""), ("per-user", "user", "required = true")];
+    let limits = limits.map(|(name, key, more)| limit(name, key, "window-log 2/h", more));
+    let scene = Scene::new(&limits.concat());
+    scene.write("trial.toml", limit("trial", "path", "gcra 2/h", "shadow = true") + &limits[0]);
+    scene.write("empty", "\n");
+    let (long, of_caller) = ("x".repeat(257), &["check", "inspect", "reset"][..]);
+    let of_store = &["check", "inspect", "reset", "top", "heal"][..];
+    // Which commands, in place of what they need, and what the error names.
+    let rows: &[(&[&str], &[(&str, &str)], [&str; 2])] = &[
+        (of_store, &[("--policy", "none.toml")], ["none.toml", "name a TOML file"]),
+        (of_store, &[("--store", "redi://h")], ["--store ", "accepted are redis://"]),
+        (&of_store[1..], &[("--store", "memory")], ["--store memory", "such as redis://host:port"]),
+        (of_store, &[("--prefix", "a{b}")], ["--prefix", "choose one without"]),
+        (of_caller, &[("--secret-file", "none")], ["--secret-file none", "name a file"]),
+        (of_caller, &[("--secret-file", "empty")], ["--secret-file empty", "leave it out if"]),
+        (of_caller, &[("KEY", "ipp=a")], ["\"ipp\"", "per-ip needs ip"]),
+        (of_caller, &[("KEY", "alice")], ["\"alice\" is a bare key", "such as ip=alice"]),
+        (&["check"], &[("KEY", "ip=a")], ["KEY: limit \"per-user\"", "add the missing identifier"]),
+        (
+            &["check"],
+            &[("--policy", "trial.toml"), ("KEY", "path=/")],
+            ["KEY: to path=/ only shadow limits apply", "per-ip needs ip"],
+        ),
+        (&["check"], &[("--cost", "per-pi=3")], ["--cost: ", "did you mean \"per-ip\"?"]),
+        (&["check"], &[("--cost", "per-ip=x")], ["--cost", "such as 5 or input=812"]),
+        (&["check"], &[("--metadata", &long)], ["--metadata: 257 bytes", "shorten them"]),
+        (&["top"], &[("--count", "0")], ["--count", "1..=10000"]),
+    ];
+    for (commands, given, says) in rows {
+        for command in *commands {
+            // The port is closed: nothing is asked of a server.
+            let needs = [("--policy", "policy.toml"), ("--store", "redis://127.0.0.1:1")];
+            let needs =
+                needs.into_iter().filter(|(name, _)| given.iter().all(|one| one.0 != *name));
+            let has_key = given.iter().any(|one| one.0 == "KEY") || !of_caller.contains(command);
+            let mut arguments = vec![*command];
+            arguments.extend(if has_key { &[][..] } else { &["ip=a", "user=b"] });
+            for (name, value) in needs.chain(given.iter().copied()) {
+                arguments.extend(Some(name).filter(|name| *name != "KEY"));
+                arguments.push(value);
+            }
+            let ran = scene.run(&arguments).exits(2).says(says);
+            assert!(ran.err.starts_with("error: "), "{ran:?}");
+            assert!(says[0].starts_with("--store") || !ran.err.contains("--store"), "{ran:?}");
+        }
     }
 }
 
