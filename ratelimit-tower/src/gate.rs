@@ -255,23 +255,26 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         let closes = verdict.source() == Source::Fallback
             && denied().any(|decided| decided.configured().outage() == Some(OnOutage::Closed));
         let fields = &self.config.fields;
+        // The longest of the waits; none if that is never, or not known. A limit that counts attempts may have let this one pass,
+        // and be full of it.
+        let longest_us = limiter.named(verdict).try_fold(None, |longest_us, decided| {
+            let wait_us = Some(decided.retry_after_us?);
+            let limit = decided.configured();
+            let is_closed = closes && limit.outage() == Some(OnOutage::Closed);
+            let is_busy = !decided.allowed && !is_closed && limit.algorithm().has_leases();
+            Some(longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { wait_us }))
+        });
+        let longest_us = longest_us.flatten().filter(|wait_us| *wait_us > 0);
         let (reason, wait_us, told) = if closes {
-            (Reason::ReducedCapacity, verdict.summary().retry_after_us, None)
+            (Reason::ReducedCapacity, longest_us, None)
         } else {
-            // The longest of the waits; none if that is never, or not known.
-            let longest_us = denied().try_fold(None, |longest_us, decided| {
-                let wait_us = Some(decided.retry_after_us?);
-                let is_busy = decided.configured().algorithm().has_leases();
-                Some(longest_us.max(if is_busy { self.busy_wait_us(&decided) } else { wait_us }))
-            });
-            let longest_us = longest_us.flatten();
             // All of a window's quota comes back at its end, to all of its callers.
             let is_end = |decided: NamedDecision<'_, A>| {
                 decided.retry_after_us == longest_us
                     && longest_us == Some(decided.reset_after_us)
                     && !decided.configured().algorithm().has_leases()
             };
-            let is_end = denied().any(is_end);
+            let is_end = limiter.named(verdict).any(is_end);
             let wait_us = longest_us.map(|us| if is_end { fields.jittered(us) } else { us });
             let is_abnormal = denied().any(|decided| fields.is_abnormal(decided.name()));
             let reason = if is_abnormal { Reason::AbnormalUsage } else { Reason::QuotaExceeded };

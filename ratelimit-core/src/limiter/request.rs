@@ -341,7 +341,8 @@ macro_rules! with_batch {
                         is_away |= verdict.source() == Source::Fallback;
                         shadow.push((position, *verdict.summary()));
                     }
-                    Err(error) if error.kind().is_outage() => break,
+                    // What does not ask the store takes no time.
+                    Err(error) if error.kind().is_outage() && !is_away => break,
                     Err(_) => {}
                 }
             }
