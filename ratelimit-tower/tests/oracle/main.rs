@@ -4,15 +4,17 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod model;
+mod outage;
 mod setup;
 mod system;
+mod underway;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use http_body_util::BodyExt;
+use axum::body::Bytes;
 use proptest::prelude::*;
-use ratelimit_core::{Clock, Policy, RateLimiter, Timestamp};
+use ratelimit_core::{Policy, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{WaitError, Waiter};
 use serde_json::Value;
@@ -20,11 +22,11 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
-use tower::ServiceExt;
 
 use model::{Answer, Model, Waited};
-use setup::{Ask, LimitSpec, Mode, Presence, Setup};
-use system::System;
+use setup::{Ask, Go, Setup, Step};
+use system::{Head, Passing, System, Underway};
+use underway::Settled;
 
 /// The fields that are compared: those that are expected, and that no other of these is there.
 const FIELDS: [&str; 9] = [
@@ -57,23 +59,19 @@ impl Keys {
     }
 }
 
-/// Sends the request, and compares what comes back.
-async fn compare(
+/// Compares the answer to a request, and the body of a rejection.
+fn compare_answer(
     setup: &Setup,
-    system: &System,
-    keys: &mut Keys,
-    ask: &Ask,
+    head: &Head,
+    body: impl FnOnce() -> Bytes,
     due: &Answer,
 ) -> Result<(), TestCaseError> {
-    let response = system.service.clone().oneshot(system.request(ask)).await.unwrap();
-    let (parts, body) = response.into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
     let rejected = due.problem.is_some();
     let status = if rejected && setup.grpc { 200 } else { due.status };
-    prop_assert_eq!(parts.status.as_u16(), status);
+    prop_assert_eq!(head.status().as_u16(), status);
 
     let field =
-        |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        |name: &str| head.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
     let told: Vec<_> = FIELDS.iter().filter_map(|name| Some((*name, field(name)?))).collect();
     let mut expected = due.fields.clone();
     expected.sort_by_key(|(name, _)| FIELDS.iter().position(|field| field == name));
@@ -91,12 +89,13 @@ async fn compare(
             402 => Code::PermissionDenied,
             _ => Code::InvalidArgument,
         };
-        let said = Status::from_header_map(&parts.headers).unwrap();
+        let said = Status::from_header_map(head.headers()).unwrap();
         prop_assert_eq!(said.code(), code);
         let wait = said.get_details_retry_info().and_then(|info| info.retry_delay);
-        prop_assert_eq!(wait, due.retry_after_us.map(Duration::from_micros));
+        let told_us = due.retry_after_us.filter(|_| due.status == 429);
+        prop_assert_eq!(wait, told_us.map(Duration::from_micros));
     } else if let Some(kind) = due.problem {
-        let problem: Value = serde_json::from_slice(&body).unwrap();
+        let problem: Value = serde_json::from_slice(&body()).unwrap();
         let kind = match kind {
             "blank" => "about:blank".to_owned(),
             kind => format!("{PROBLEMS}{kind}"),
@@ -107,25 +106,151 @@ async fn compare(
             problem.get("violated-policies").cloned().unwrap_or_else(|| Value::from([""; 0]));
         prop_assert_eq!(violated, Value::from(due.violated.clone()));
     }
-
-    prop_assert_eq!(system.take_seen(), due.seen.clone());
-
-    let asked = system.take_asked();
-    let expected: Vec<_> = due.asked.iter().map(|(limit, _, cost)| (&**limit, *cost)).collect();
-    let names: Vec<_> = asked.iter().map(|(limit, _, cost)| (&**limit, *cost)).collect();
-    prop_assert_eq!(names, expected);
-    for ((limit, key, _), (_, whose, _)) in asked.iter().zip(&due.asked) {
-        prop_assert!(keys.belongs(limit, key, whose), "{} {} {:?}", limit, key, whose);
-    }
     Ok(())
 }
 
-/// The time of a store, which passes with that of the runtime.
-struct Passing(Instant);
+/// A layer and its model, to which the same happens.
+struct Both<'a> {
+    setup: &'a Setup,
+    model: Model<'a>,
+    system: System,
+    keys: Keys,
+    /// With what is due to them.
+    underway: Vec<(Underway, Answer)>,
+}
 
-impl Clock for Passing {
-    fn now(&self) -> Timestamp {
-        Timestamp::ZERO + self.0.elapsed()
+impl Both<'_> {
+    async fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Ask(ask) => {
+                self.passes(ask.after_ms).await?;
+                self.system.away(ask.away);
+                let asked = self.ask(ask);
+                self.system.away(false);
+                asked
+            }
+            Step::Go(_, _) if self.underway.is_empty() => Ok(()),
+            Step::Go(nth, go) => self.go(nth.index(self.underway.len()), *go),
+        }
+    }
+
+    /// The time until the next request passes, and begins with what the store is charged that it has missed.
+    async fn passes(&mut self, ms: u64) -> Result<(), TestCaseError> {
+        let mut due = self.model.recover();
+        self.model.passes(ms);
+        self.system.passes(ms).await;
+        let mut forced = self.system.take_forced();
+        // In which order is not said.
+        due.sort_by_key(|(limit, whose, cost)| (limit.clone(), *cost, whose.clone()));
+        forced.sort_by_key(|(limit, key, cost)| (limit.clone(), *cost, key.clone()));
+        let charges = |(limit, _, cost): &(String, _, u64)| (limit.clone(), *cost);
+        let sums: Vec<_> = due.iter().map(charges).collect();
+        prop_assert_eq!(
+            forced.iter().map(|one| (one.0.clone(), one.2)).collect::<Vec<_>>(),
+            sums.clone()
+        );
+        // Of two alike, the order of the keys tells nothing.
+        let is_alone = |nth: &usize| sums.iter().filter(|sum| **sum == sums[*nth]).count() == 1;
+        for nth in (0..due.len()).filter(is_alone) {
+            let ((limit, key, _), (_, whose, _)) = (&forced[nth], &due[nth]);
+            prop_assert!(self.keys.belongs(limit, key, whose), "{} {} {:?}", limit, key, whose);
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, ask: &Ask) -> Result<(), TestCaseError> {
+        let due = self.model.answer(ask);
+        let (mut underway, head) = self.system.ask(ask);
+        prop_assert_eq!(self.system.take_seen(), due.seen.clone());
+        let asked = self.system.take_asked();
+        self.compare_charges(asked, &due.asked)?;
+        if due.problem.is_some() {
+            let head = head.ok_or_else(|| TestCaseError::fail("it is not rejected"))?;
+            return compare_answer(self.setup, &head, || underway.collected(), &due);
+        }
+        let nth = self.underway.len();
+        self.underway.push((underway, due));
+        if !ask.handler.waits {
+            let (settled, stays) = self.model.go(nth, Go::On);
+            self.compare_head(nth, head)?;
+            self.compare_gone(nth, &settled, stays)?;
+        }
+        // While the store is away, no time passes until a request is over.
+        if self.setup.fallback.is_some() && self.underway.len() > nth {
+            self.go(nth, Go::Through)?;
+        }
+        Ok(())
+    }
+
+    fn go(&mut self, nth: usize, go: Go) -> Result<(), TestCaseError> {
+        let (settled, stays) = self.model.go(nth, go);
+        match go {
+            Go::Off => self.underway[nth].0.leaves(),
+            Go::On => {
+                let head = self.underway[nth].0.goes_on();
+                self.compare_head(nth, head)?;
+            }
+            Go::Through => {
+                while !self.underway[nth].0.is_over() {
+                    let head = self.underway[nth].0.goes_on();
+                    self.compare_head(nth, head)?;
+                }
+            }
+        }
+        self.compare_gone(nth, &settled, stays)
+    }
+
+    fn compare_head(&self, nth: usize, head: Option<Head>) -> Result<(), TestCaseError> {
+        let due = &self.underway[nth].1;
+        head.map_or(Ok(()), |head| compare_answer(self.setup, &head, Bytes::new, due))
+    }
+
+    /// Compares what is settled because a request has gone on.
+    fn compare_gone(
+        &mut self,
+        nth: usize,
+        due: &[Settled],
+        stays: bool,
+    ) -> Result<(), TestCaseError> {
+        if !stays {
+            drop(self.underway.remove(nth));
+        }
+        let (settled, forgiven): (Vec<_>, Vec<_>) = self.system.take_settled().into_iter().unzip();
+        let charges: Vec<_> = due
+            .iter()
+            .map(|(limit, whose, cost, _)| (limit.clone(), whose.clone(), *cost))
+            .collect();
+        self.compare_charges(settled, &charges)?;
+        prop_assert_eq!(forgiven, due.iter().map(|one| one.3).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    fn compare_charges(
+        &mut self,
+        made: Vec<(String, String, u64)>,
+        due: &[(String, Vec<String>, u64)],
+    ) -> Result<(), TestCaseError> {
+        let expected: Vec<_> = due.iter().map(|(limit, _, cost)| (&**limit, *cost)).collect();
+        let names: Vec<_> = made.iter().map(|(limit, _, cost)| (&**limit, *cost)).collect();
+        prop_assert_eq!(names, expected);
+        for ((limit, key, _), (_, whose, _)) in made.iter().zip(due) {
+            prop_assert!(self.keys.belongs(limit, key, whose), "{} {} {:?}", limit, key, whose);
+        }
+        Ok(())
+    }
+
+    /// Compares what is counted of each limit.
+    async fn compare_left(&mut self) -> Result<(), TestCaseError> {
+        self.passes(0).await?;
+        for (limit, whose, left, owed) in self.model.left() {
+            let Some(key) = self.keys.keys.get(&(limit.name.to_owned(), whose)) else { continue };
+            prop_assert_eq!(self.system.left(limit, key), (left, owed), "{}", limit.name);
+        }
+        let due = self.model.without_store.iter();
+        let due: Vec<_> =
+            due.map(|((name, choice), of)| ((*name).to_owned(), *choice, *of)).collect();
+        prop_assert_eq!(self.system.without_store(), due);
+        Ok(())
     }
 }
 
@@ -144,31 +269,32 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn a_layer_answers_and_charges_as_the_model_does((setup, asks) in setup::play()) {
+    fn a_layer_answers_and_charges_as_the_model_does((setup, steps) in setup::play()) {
         runtime().block_on(async {
-            let (system, mut keys) = (System::new(&setup), Keys::default());
-            let mut model = Model::new(&setup);
-            for (nth, ask) in asks.iter().enumerate() {
-                let due = model.answer(ask);
-                system.pass(ask);
-                let compared = compare(&setup, &system, &mut keys, ask, &due).await;
-                compared.map_err(|error| TestCaseError::fail(format!("request {nth}: {error}")))?;
+            let (model, system) = (Model::new(&setup), System::new(&setup));
+            let (keys, underway) = (Keys::default(), Vec::new());
+            let mut both = Both { setup: &setup, model, system, keys, underway };
+            for (nth, step) in steps.iter().enumerate() {
+                let compared = both.step(step).await;
+                compared.map_err(|error| TestCaseError::fail(format!("step {nth}: {error}")))?;
             }
-            Ok::<(), TestCaseError>(())
+            both.compare_left().await
         })?;
     }
 
     #[test]
-    fn a_waiter_admits_when_the_model_does((mut setup, asks) in setup::play()) {
-        setup.header = None;
+    fn a_waiter_admits_when_the_model_does((mut setup, asks) in setup::waits()) {
+        (setup.header, setup.fallback) = (None, None);
         // A limit of all callers applies to each.
         setup.limits[0].by = &["ip"];
+        setup.limits.retain(|limit| !limit.by.is_empty());
         setup.limits.iter_mut().for_each(|limit| (limit.required, limit.shadow) = (false, false));
         runtime().block_on(async {
-            let store = MemoryStore::builder().clock(Passing(Instant::now())).build();
-            let limits = system::limits(setup.limits.iter().filter(|limit| !limit.by.is_empty()));
-            let waiter = Waiter::<_, Policy>::new(RateLimiter::new(limits, store));
-            setup.limits.retain(|limit| !limit.by.is_empty());
+            let store = MemoryStore::builder().clock(Passing::new()).build();
+            let waiter = Waiter::<_, Policy>::new(RateLimiter::new(
+                system::limits(setup.limits.iter()),
+                store,
+            ));
             let mut model = Model::new(&setup);
             for ask in &asks {
                 tokio::time::advance(Duration::from_millis(ask.after_ms)).await;
@@ -177,42 +303,12 @@ proptest! {
                 let admitted = waiter.until_n_allowed(&caller(ask)[..], ask.cost, patience).await;
                 let passed_us = u64::try_from(start.elapsed().as_micros()).unwrap();
                 let waited = match admitted {
-                    // Timers are rounded up to milliseconds.
                     Ok(_) => Waited::Admitted { after_us: passed_us },
                     Err(WaitError::TooLong { .. }) => Waited::TooLong,
                     Err(WaitError::Never { .. }) => Waited::Never,
                     Err(error) => return Err(TestCaseError::fail(error.to_string())),
                 };
                 prop_assert_eq!(waited, due);
-            }
-            Ok(())
-        })?;
-    }
-
-    #[test]
-    fn a_layer_answers_as_the_limits_choose_while_the_store_is_away((mut setup, asks) in setup::play()) {
-        setup.header = None;
-        setup.user = Presence::Optional;
-        setup.limits.iter_mut().for_each(|limit| (limit.required, limit.shadow) = (false, false));
-        setup.limits.push(LimitSpec { name: "all", by: &[], ..setup.limits[0].clone() });
-        (setup.mode, setup.grpc) = (Mode::Awaited, false);
-        runtime().block_on(async {
-            let system = System::new(&setup);
-            let service = system.with_fallback(&setup);
-            let mut model = Model::new(&setup);
-            for ask in &asks {
-                let (status, denied) = model.in_outage(ask);
-                let status = if status == 200 { ask.handler.status } else { status };
-                let due = (status, denied);
-                system.pass(&Ask { away: true, ..ask.clone() });
-                tokio::time::advance(Duration::from_millis(ask.after_ms)).await;
-                let response = service.clone().oneshot(system.request(ask)).await.unwrap();
-                let status = response.status().as_u16();
-                let body = response.into_body().collect().await.unwrap().to_bytes();
-                let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
-                let denied = problem["violated-policies"].as_array().cloned().unwrap_or_default();
-                let denied: Vec<_> = denied.iter().map(|name| name.as_str().unwrap().to_owned()).collect();
-                prop_assert_eq!((status, denied), due);
             }
             Ok(())
         })?;

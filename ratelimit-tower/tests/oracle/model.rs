@@ -1,11 +1,16 @@
 //! The model: what a layer answers and charges, computed from the configuration and the requests alone. It is written after the guide
-//! and not after the code, and knows no store: a limit is a number per key.
+//! and not after the code. It knows no store, and one limit at a time: for each key it has the state of a limit, which the algorithm's
+//! step changes, or how many places are held.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use ratelimit_core::OnOutage;
+use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::store::Reservation;
+use ratelimit_core::{Algorithm as _, Decision, OnOutage, Timestamp};
 
-use crate::setup::{Ask, Charged, Kind, LimitSpec, Mode, Net, Plan, Presence, Setup, Shown};
+use crate::outage::{Breaker, Pending};
+use crate::setup::{Ask, Busy, LimitSpec, Mode, Net, Plan, Presence, Setup, Shown};
+use crate::underway::Underway;
 
 /// What a layer should answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,30 +36,68 @@ pub(crate) enum Waited {
     Never,
 }
 
+/// Who has a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Keeper {
+    Store,
+    /// This node, while the store is away.
+    Node,
+}
+
+pub(crate) type Key = (Keeper, &'static str, Vec<String>);
+
+/// A limit that applies: whose it is, and the cost.
+pub(crate) type Applies<'a> = (&'a LimitSpec, Vec<String>, u64);
+
 /// What one limit says of a request.
-struct Said<'a> {
-    limit: &'a LimitSpec,
-    whose: Vec<String>,
-    cost: u64,
-    fits: bool,
-    remaining: u64,
-    /// Never, if there is none.
-    retry_us: Option<u64>,
-    more_us: u64,
-    reset_us: u64,
+pub(crate) struct Said<'a> {
+    pub(crate) limit: &'a LimitSpec,
+    pub(crate) whose: Vec<String>,
+    pub(crate) decision: Decision,
+    /// Where it is charged, if anywhere, and what a reservation of it is.
+    pub(crate) charged: Option<(Keeper, Reservation)>,
+    /// It holds places of which it does not know when they are free.
+    is_busy: bool,
 }
 
 pub(crate) struct Model<'a> {
-    setup: &'a Setup,
-    now_us: u64,
-    /// The time at which a bucket is full, or a window's number and its count.
-    buckets: HashMap<(String, Vec<String>), u64>,
-    windows: HashMap<(String, Vec<String>), (u64, u64)>,
+    pub(crate) setup: &'a Setup,
+    pub(crate) now_us: u64,
+    pub(crate) states: HashMap<Key, PolicyState>,
+    pub(crate) held: HashMap<Key, u64>,
+    pub(crate) underway: Vec<Underway<'a>>,
+    /// For how long requests hold their places, once one has ended.
+    pub(crate) hold_us: Option<u64>,
+    pub(crate) breaker: Breaker,
+    /// Whether the store has answered since it was last charged what it had missed.
+    pub(crate) answered: bool,
+    pub(crate) pending: Pending<'a>,
+    /// How many requests each limit has allowed, denied and spared by its choice, without the store.
+    pub(crate) without_store: BTreeMap<(&'static str, u8), [u64; 3]>,
 }
 
 impl<'a> Model<'a> {
     pub(crate) fn new(setup: &'a Setup) -> Self {
-        Self { setup, now_us: 0, buckets: HashMap::new(), windows: HashMap::new() }
+        Self {
+            setup,
+            now_us: 0,
+            states: HashMap::new(),
+            held: HashMap::new(),
+            underway: Vec::new(),
+            hold_us: None,
+            breaker: Breaker::default(),
+            answered: false,
+            pending: Pending::default(),
+            without_store: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::from_us(self.now_us).expect("in this century")
+    }
+
+    pub(crate) fn passes(&mut self, ms: u64) {
+        self.now_us += ms * 1_000;
     }
 
     /// The client's address as a limit counts it.
@@ -103,94 +146,99 @@ impl<'a> Model<'a> {
         if matches!(self.setup.mode, Mode::Reserving(_)) { cost.max(1) } else { cost }
     }
 
-    /// How much is used of a limit, in units of time for a bucket.
-    fn used(&self, limit: &LimitSpec, whose: &[String]) -> u64 {
-        let key = (limit.name.to_owned(), whose.to_vec());
-        match limit.kind {
-            Kind::Bucket { .. } => {
-                self.buckets.get(&key).map_or(0, |full| full.saturating_sub(self.now_us))
-            }
-            Kind::Window { length_us, .. } => match self.windows.get(&key) {
-                Some((number, count)) if *number == self.now_us / length_us => *count,
-                _ => 0,
-            },
-        }
-    }
-
-    fn set_used(&mut self, limit: &LimitSpec, whose: &[String], used: u64) {
-        let key = (limit.name.to_owned(), whose.to_vec());
-        match limit.kind {
-            Kind::Bucket { .. } => self.buckets.insert(key, self.now_us + used).map(|_| ()),
-            Kind::Window { length_us, .. } => {
-                self.windows.insert(key, (self.now_us / length_us, used)).map(|_| ())
-            }
-        };
-    }
-
-    /// What a cost uses, and what there is in all.
-    fn sizes(limit: &LimitSpec, cost: u64) -> (u64, u64) {
-        match limit.kind {
-            Kind::Bucket { every_us, burst } => (cost * every_us, burst * every_us),
-            Kind::Window { limit, .. } => (cost, limit),
-        }
-    }
-
-    /// What the limit says, with this much used.
-    fn says(
+    /// What a limit says, and what it leaves.
+    fn stepped(
         &self,
-        limit: &'a LimitSpec,
-        whose: Vec<String>,
-        cost: u64,
-        used: u64,
-        fits: bool,
-    ) -> Said<'a> {
-        let (asked, all) = Self::sizes(limit, cost);
-        let remaining = match limit.kind {
-            Kind::Bucket { every_us, .. } => all.saturating_sub(used) / every_us,
-            Kind::Window { .. } => all.saturating_sub(used),
-        };
-        let until_end_us = match limit.kind {
-            Kind::Bucket { .. } => used,
-            Kind::Window { .. } if used == 0 => 0,
-            Kind::Window { length_us, .. } => length_us - self.now_us % length_us,
-        };
-        let until = |needed: u64| match limit.kind {
-            Kind::Bucket { .. } => (used + needed).saturating_sub(all),
-            Kind::Window { .. } => until_end_us,
-        };
-        let one_more = Self::sizes(limit, remaining + 1).0;
-        let more_us = if one_more > all { 0 } else { until(one_more) };
-        let retry_us = if fits { Some(0) } else { (asked <= all).then(|| until(asked)) };
-        Said { limit, whose, cost, fits, remaining, retry_us, more_us, reset_us: until_end_us }
+        key: &Key,
+        (limit, _, cost): &Applies<'a>,
+    ) -> (Decision, Option<PolicyState>) {
+        let policy = self.policy(key.0, limit);
+        if !limit.kind.is_leases() {
+            let state = self.states.get(key);
+            let step = policy.step(state, self.now(), *cost);
+            return (step.decision, step.write.after(state).cloned());
+        }
+        let (places, held) = (policy.capacity(), self.held(key));
+        let allowed = held + cost <= places;
+        let held = if allowed { held + cost } else { held };
+        (self.busy(*cost, (places, held), allowed), None)
     }
 
-    /// Asks these limits: all are charged, or none.
-    fn ask_all(&mut self, limits: Vec<(&'a LimitSpec, Vec<String>, u64)>) -> Vec<Said<'a>> {
-        let fits = |(limit, whose, cost): &(&LimitSpec, Vec<String>, u64)| {
-            let (asked, all) = Self::sizes(limit, *cost);
-            asked == 0 || self.used(limit, whose) + asked <= all
+    fn held(&self, key: &Key) -> u64 {
+        self.held.get(key).copied().unwrap_or_default()
+    }
+
+    /// What a limit of so many places says, of which so many are held. When the next is free depends on the holders.
+    fn busy(&self, cost: u64, (places, held): (u64, u64), allowed: bool) -> Decision {
+        let wait_us = match self.setup.fields.busy {
+            Busy::Untold => None,
+            Busy::Hint { ms } => Some(ms * 1_000),
+            Busy::Estimated => self.hold_us.map(|us| (us * cost.max(1)).div_ceil(places)),
         };
-        let each: Vec<_> = limits.iter().map(fits).collect();
-        let all_fit = each.iter().all(|fits| *fits);
-        let said = limits.into_iter().zip(each).map(|((limit, whose, cost), fits)| {
-            let mut used = self.used(limit, &whose);
-            let asked = Self::sizes(limit, cost).0;
-            if all_fit && asked > 0 {
-                used += asked;
-                self.set_used(limit, &whose, used);
+        let is_never = cost > places;
+        Decision {
+            allowed,
+            cost,
+            limit: places,
+            remaining: places - held,
+            retry_after_us: if allowed { Some(0) } else { wait_us.filter(|_| !is_never) },
+            replenish_after_us: if held > 0 { wait_us.unwrap_or_default() } else { 0 },
+            reset_after_us: if held > 0 { wait_us.unwrap_or_default() } else { 0 },
+        }
+    }
+
+    /// Asks these limits: all are charged, or none but those that count attempts.
+    pub(crate) fn ask_all(
+        &mut self,
+        keeper: Keeper,
+        limits: Vec<Applies<'a>>,
+        denied_elsewhere: bool,
+    ) -> Vec<Said<'a>> {
+        let key = |(limit, whose, _): &Applies<'a>| (keeper, limit.name, whose.clone());
+        let stepped: Vec<_> = limits.iter().map(|one| self.stepped(&key(one), one)).collect();
+        let all_fit = !denied_elsewhere && stepped.iter().all(|(decision, _)| decision.allowed);
+        let said = limits.into_iter().zip(stepped).map(|(one, (mut decision, after))| {
+            let (key, now) = (key(&one), self.now());
+            let (limit, whose, cost) = one;
+            let policy = self.policy(keeper, limit);
+            let before = self.states.get(&key).cloned();
+            let counts_attempts = policy.charges_denials();
+            let charged = limit.kind.is_leases() || policy.reservation_us().is_some();
+            let charged =
+                charged.then(|| (keeper, policy.record(before.as_ref(), now, cost, None)));
+            if !all_fit && decision.allowed {
+                if counts_attempts {
+                    decision.retry_after_us = policy.wait_us(after.as_ref(), now, cost);
+                } else if limit.kind.is_leases() {
+                    decision = self.busy(cost, (policy.capacity(), self.held(&key)), true);
+                } else {
+                    decision = policy.step(before.as_ref(), now, 0).decision;
+                    decision.cost = cost;
+                }
             }
-            self.says(limit, whose, cost, used, fits)
+            if all_fit && limit.kind.is_leases() {
+                *self.held.entry(key).or_default() += cost;
+            } else if all_fit || counts_attempts {
+                self.set(key, after);
+            }
+            let is_busy = limit.kind.is_leases() && decision.remaining < decision.limit;
+            Said { limit, whose, decision, charged: charged.filter(|_| all_fit), is_busy }
         });
         said.collect()
     }
 
+    pub(crate) fn set(&mut self, key: Key, state: Option<PolicyState>) {
+        match state {
+            Some(state) => _ = self.states.insert(key, state),
+            None => _ = self.states.remove(&key),
+        }
+    }
+
     /// The next request.
     pub(crate) fn answer(&mut self, ask: &Ask) -> Answer {
-        self.now_us += ask.after_ms * 1_000;
         let setup = self.setup;
-        let ok = |answer: Answer| Answer { status: ask.handler.status, ..answer };
         if setup.mode == Mode::Choosing && ask.plan == Plan::Exempt {
-            return ok(Answer::default());
+            return self.admit(ask, Answer::default(), None);
         }
         let about_blank = |status| Answer { status, problem: Some("blank"), ..Answer::default() };
         if setup.mode == Mode::Choosing && ask.plan == Plan::Refused {
@@ -212,123 +260,116 @@ impl<'a> Model<'a> {
         if enforced.iter().any(lacks) || none_applies {
             return about_blank(400);
         }
-        if ask.away && !apply.is_empty() {
+        let mut asked = Vec::new();
+        let mut is_away = false;
+        let said = if apply.is_empty() {
+            Vec::new()
+        } else if setup.fallback.is_some() {
+            self.ask_fallback(apply, ask.away, &mut is_away, &mut asked)
+        } else if ask.away {
             if setup.admits_outage {
-                return ok(Answer::default());
+                return self.admit(ask, Answer::default(), None);
             }
             let violated = apply.iter().filter_map(|(limit, ..)| shown(limit)).collect();
             let problem = Some("temporary-reduced-capacity");
             return Answer { status: 503, problem, violated, ..Answer::default() };
-        }
-        let said = self.ask_all(apply);
-        let allowed = said.iter().all(|said| said.fits);
-        let mut asked: Vec<_> = said.iter().map(Said::asked).collect();
-        let mut charged_in_shadow = Vec::new();
-        if allowed && !ask.away {
-            for one in shadow_apply {
-                let said = self.ask_all(vec![one]);
-                asked.extend(said.iter().map(Said::asked));
-                charged_in_shadow.extend(said.into_iter().filter(|said| said.fits));
+        } else {
+            let said = self.ask_all(Keeper::Store, apply, false);
+            asked.extend(said.iter().map(Said::asked));
+            said
+        };
+        let allowed = said.iter().all(|said| said.decision.allowed);
+        let mut in_shadow = Vec::new();
+        for one in shadow_apply.into_iter().filter(|_| allowed) {
+            if setup.fallback.is_some() {
+                in_shadow.push(self.ask_fallback(vec![one], ask.away, &mut is_away, &mut asked));
+            } else if !ask.away {
+                in_shadow.push(self.ask_all(Keeper::Store, vec![one], false));
+                asked.extend(in_shadow.iter().flatten().last().map(Said::asked));
             }
         }
         let fields =
             if allowed && setup.fields.only_denials { Vec::new() } else { fields(setup, &said) };
-        let seen = said.iter().map(|said| (said.limit.name.to_owned(), said.remaining));
+        let seen = said.iter().map(|said| (said.limit.name.to_owned(), said.decision.remaining));
         let seen = if allowed { seen.collect() } else { Vec::new() };
         let answer = Answer { fields, seen, asked, ..Answer::default() };
         if allowed {
-            if let Mode::Reserving(charged) = setup.mode {
-                for said in said.iter().chain(&charged_in_shadow) {
-                    self.settle(said, charged, ask);
-                }
-            }
-            return ok(answer);
+            let all = said.into_iter().chain(in_shadow.into_iter().flatten()).collect();
+            return self.admit(ask, answer, Some(all));
         }
-        let denied = || said.iter().filter(|said| !said.fits);
-        let never = denied().any(|said| said.retry_us.is_none());
-        let longest_us = denied().filter_map(|said| said.retry_us).max();
-        let is_abnormal = denied().any(|said| said.limit.abnormal);
-        Answer {
-            status: 429,
-            retry_after_us: longest_us.filter(|_| !never),
-            problem: Some(if is_abnormal { "abnormal-usage-detected" } else { "quota-exceeded" }),
+        let denied = || said.iter().filter(|said| !said.decision.allowed);
+        let is_never = |said: &Said<'_>| {
+            said.decision.retry_after_us.is_none()
+                && (!said.limit.kind.is_leases() || said.decision.cost > said.decision.limit)
+        };
+        let never = denied().any(is_never);
+        // One that counts attempts may have let the last one pass.
+        let longest_us = said.iter().filter_map(|said| said.decision.retry_after_us).max();
+        let answer = Answer {
+            retry_after_us: longest_us.filter(|us| *us > 0 && !never),
             violated: denied().filter_map(|said| shown(said.limit)).collect(),
             ..answer
+        };
+        let closes = |said: &Said<'_>| said.limit.on_outage == OnOutage::Closed;
+        if is_away && denied().any(closes) {
+            let problem = Some("temporary-reduced-capacity");
+            return Answer { status: 503, problem, fields: Vec::new(), ..answer };
         }
+        let is_abnormal = denied().any(|said| said.limit.abnormal);
+        let problem = if is_abnormal { "abnormal-usage-detected" } else { "quota-exceeded" };
+        Answer { status: 429, problem: Some(problem), ..answer }
     }
 
     /// A client waits until its limits admit it, for as long as it has patience. Returns when it goes on, in microseconds from now,
     /// or why it does not.
     pub(crate) fn wait(&mut self, ask: &Ask) -> Waited {
-        self.now_us += ask.after_ms * 1_000;
+        self.passes(ask.after_ms);
         let with_key = |limit: &'a LimitSpec| Some((limit, self.whose(limit, ask)?, ask.cost));
-        let limits = self.setup.limits.iter().filter(|limit| !limit.shadow);
-        let apply: Vec<_> = limits.filter_map(with_key).collect();
-        let said = self.ask_all(apply.clone());
-        let mut wait_us = 0;
-        for denied in said.iter().filter(|said| !said.fits) {
-            let Some(retry_us) = denied.retry_us else { return Waited::Never };
-            wait_us = retry_us.max(wait_us);
+        let apply: Vec<_> = self.setup.limits.iter().filter_map(with_key).collect();
+        if apply.iter().any(|(limit, _, cost)| limit.kind.policy().capacity() < *cost) {
+            return Waited::Never;
         }
+        let said = self.ask_all(Keeper::Store, apply.clone(), false);
+        let waits_us = said.iter().filter_map(|said| said.decision.retry_after_us);
+        let wait_us = waits_us.max().unwrap_or_default();
         if wait_us > ask.patience_ms * 1_000 {
             return Waited::TooLong;
         }
+        // Timers are rounded up to milliseconds.
+        let after_us = wait_us.next_multiple_of(1_000);
         if wait_us > 0 {
-            self.now_us += wait_us;
-            let admitted = self.ask_all(apply).iter().all(|said| said.fits);
-            assert!(admitted, "the model waits for too short");
+            self.now_us += after_us;
+            let admitted = self.ask_all(Keeper::Store, apply, false);
+            assert!(admitted.iter().all(|said| said.decision.allowed), "it waits for too short");
         }
-        Waited::Admitted { after_us: wait_us }
+        Waited::Admitted { after_us }
     }
 
-    /// What a layer answers while the store is away and a fallback decides: the status, and the limits that deny.
-    pub(crate) fn in_outage(&mut self, ask: &Ask) -> (u16, Vec<String>) {
-        self.now_us += ask.after_ms * 1_000;
-        let with_key =
-            |limit: &'a LimitSpec| Some((limit, self.whose(limit, ask)?, self.cost(limit, ask)));
-        let limits = self.setup.limits.iter().filter(|limit| !limit.shadow);
-        let apply: Vec<_> = limits.filter_map(with_key).collect();
-        let refuses = |(limit, whose, cost): &&(&LimitSpec, Vec<String>, u64)| {
-            let (asked, all) = Self::sizes(limit, *cost);
-            match limit.on_outage {
-                OnOutage::Open => false,
-                OnOutage::Closed => true,
-                OnOutage::Local => asked > 0 && self.used(limit, whose) + asked > all,
-            }
+    /// How much of each limit is left in the store, and owed, for each caller that it knows.
+    pub(crate) fn left(&self) -> Vec<(&'a LimitSpec, Vec<String>, u64, u64)> {
+        let limits = self.setup.limits.iter();
+        let of = |limit: &'a LimitSpec| {
+            let keys = self.states.keys().chain(self.held.keys());
+            let keys =
+                keys.filter(|(keeper, name, _)| *keeper == Keeper::Store && *name == limit.name);
+            keys.map(move |key| {
+                let (policy, state) = (limit.kind.policy(), self.states.get(key));
+                let left = policy.step(state, self.now(), 0).decision.remaining;
+                let left = left - self.held(key);
+                (limit, key.2.clone(), left, policy.owed(state, self.now()))
+            })
         };
-        let denied: Vec<_> = apply.iter().filter(refuses).collect();
-        let is_closed = denied.iter().any(|one| one.0.on_outage == OnOutage::Closed);
-        let names = denied.iter().filter_map(|one| shown(one.0)).collect();
-        if !denied.is_empty() {
-            return (if is_closed { 503 } else { 429 }, names);
-        }
-        let is_local = |one: &(&LimitSpec, _, _)| one.0.on_outage == OnOutage::Local;
-        self.ask_all(apply.into_iter().filter(is_local).collect());
-        (200, names)
-    }
-
-    /// The response has ended: the request costs this under the limit.
-    fn settle(&mut self, said: &Said<'_>, charged: Charged, ask: &Ask) {
-        let handler = &ask.handler;
-        let by_response = match charged {
-            _ if handler.status == 304 => Some(0),
-            Charged::Estimate => None,
-            Charged::Bytes => Some(handler.bytes),
-            Charged::Status => Some(u64::from(handler.status / 100)),
-        };
-        let own =
-            handler.metered_of.filter(|(name, _)| *name == said.limit.name).map(|(_, cost)| cost);
-        let cost = own.or(handler.metered).or(by_response).unwrap_or(said.cost);
-        let used = self.used(said.limit, &said.whose);
-        let (reserved, all) = Self::sizes(said.limit, said.cost);
-        let (real, _) = Self::sizes(said.limit, cost);
-        self.set_used(said.limit, &said.whose, (used - reserved + real).min(all));
+        limits.flat_map(of).collect()
     }
 }
 
 impl Said<'_> {
-    fn asked(&self) -> (String, Vec<String>, u64) {
-        (self.limit.name.to_owned(), self.whose.clone(), self.cost)
+    pub(crate) fn new<'a>((limit, whose, _): Applies<'a>, decision: Decision) -> Said<'a> {
+        Said { limit, whose, decision, charged: None, is_busy: false }
+    }
+
+    pub(crate) fn asked(&self) -> (String, Vec<String>, u64) {
+        (self.limit.name.to_owned(), self.whose.clone(), self.decision.cost)
     }
 }
 
@@ -348,39 +389,33 @@ fn fields(setup: &Setup, said: &[Said<'_>]) -> Vec<(&'static str, String)> {
     let mut fields = Vec::new();
     if setup.fields.draft && !visible.is_empty() {
         let policy = visible.iter().map(|(name, said)| {
-            let (capacity, window_us) = match said.limit.kind {
-                Kind::Bucket { every_us, burst } => (burst, burst * every_us),
-                Kind::Window { limit, length_us } => (limit, length_us),
-            };
-            let unit = said.limit.unit.map_or(String::new(), |unit| format!(";qu=\"{unit}\""));
-            let window = if window_us < 1_000_000 {
-                String::new()
-            } else {
-                format!(";w={}", seconds(window_us))
-            };
-            format!("\"{name}\";q={capacity}{unit}{window}")
+            let own = said.limit.kind.is_leases().then_some("concurrent-requests");
+            let unit = said.limit.unit.or(own);
+            let unit = unit.map_or(String::new(), |unit| format!(";qu=\"{unit}\""));
+            let window_ms = said.limit.kind.window_ms().filter(|ms| *ms >= 1_000);
+            let window = window_ms.map_or(String::new(), |ms| format!(";w={}", ms.div_ceil(1_000)));
+            format!("\"{name}\";q={}{unit}{window}", said.decision.limit)
         });
         let limit = visible.iter().map(|(name, said)| {
-            let more = if said.more_us == 0 {
-                String::new()
-            } else {
-                format!(";t={}", seconds(said.more_us))
+            let Decision { remaining, replenish_after_us: more_us, .. } = said.decision;
+            let more = match more_us {
+                0 => String::new(),
+                more_us => format!(";t={}", seconds(more_us)),
             };
-            format!("\"{name}\";r={}{more}", said.remaining)
+            format!("\"{name}\";r={remaining}{more}")
         });
         fields.push(("ratelimit-policy", policy.collect::<Vec<_>>().join(", ")));
         fields.push(("ratelimit", limit.collect::<Vec<_>>().join(", ")));
     }
-    let capacity = |said: &Said<'_>| match said.limit.kind {
-        Kind::Bucket { burst, .. } => burst,
-        Kind::Window { limit, .. } => limit,
-    };
     if setup.fields.older
-        && let Some((_, least)) = visible.iter().min_by_key(|(_, said)| said.remaining)
+        && let Some((_, least)) = visible.iter().min_by_key(|(_, said)| said.decision.remaining)
     {
-        fields.push(("x-ratelimit-limit", capacity(least).to_string()));
-        fields.push(("x-ratelimit-remaining", least.remaining.to_string()));
-        fields.push(("x-ratelimit-reset", seconds(least.reset_us).to_string()));
+        let Decision { limit, remaining, reset_after_us: reset_us, .. } = least.decision;
+        fields.push(("x-ratelimit-limit", limit.to_string()));
+        fields.push(("x-ratelimit-remaining", remaining.to_string()));
+        if !least.is_busy || reset_us > 0 {
+            fields.push(("x-ratelimit-reset", seconds(reset_us).to_string()));
+        }
     }
     for (provided, names) in [
         (
@@ -391,8 +426,8 @@ fn fields(setup: &Setup, said: &[Said<'_>]) -> Vec<(&'static str, String)> {
     ] {
         let mut of_name = visible.iter().filter(|(name, _)| name == provided);
         if let (true, Some((_, said))) = (setup.fields.models, of_name.next()) {
-            fields.push((names[0], capacity(said).to_string()));
-            fields.push((names[1], said.remaining.to_string()));
+            fields.push((names[0], said.decision.limit.to_string()));
+            fields.push((names[1], said.decision.remaining.to_string()));
         }
     }
     fields

@@ -1,8 +1,10 @@
 //! What is generated: a layer, and the requests to it.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::OnOutage;
+use ratelimit_core::{OnOutage, Policy};
 
 /// A limit.
 #[derive(Clone, Debug)]
@@ -20,10 +22,54 @@ pub(crate) struct LimitSpec {
     pub(crate) unit: Option<&'static str>,
 }
 
+/// An algorithm and its numbers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
-    Bucket { every_us: u64, burst: u64 },
-    Window { limit: u64, length_us: u64 },
+pub(crate) struct Kind {
+    pub(crate) algorithm: &'static str,
+    /// In the time: 1 of a bucket, the places of leases.
+    pub(crate) count: u64,
+    pub(crate) each_ms: u64,
+    /// Of a bucket.
+    pub(crate) burst: Option<u64>,
+    pub(crate) debt: u64,
+    pub(crate) attempts: bool,
+}
+
+impl Kind {
+    pub(crate) fn policy(self) -> Policy {
+        let Self { algorithm, count, each_ms, burst, debt, attempts } = self;
+        let burst = burst.map_or(String::new(), |burst| format!(" burst {burst}"));
+        let debt = if debt > 0 { format!(" debt {debt}") } else { String::new() };
+        let attempts = if attempts { " count attempts" } else { "" };
+        let words = format!("{algorithm} {count}/{each_ms}ms{burst}{debt}{attempts}");
+        words.parse().expect(&words)
+    }
+
+    /// Whether it limits how many are underway at once.
+    pub(crate) fn is_leases(self) -> bool {
+        self.algorithm == "concurrency"
+    }
+
+    /// In which time all of it is admitted, if in any.
+    pub(crate) fn window_ms(self) -> Option<u64> {
+        (!self.is_leases()).then(|| self.each_ms * self.burst.unwrap_or(1))
+    }
+}
+
+/// What a denial for want of a place says about the wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Busy {
+    Untold,
+    Hint { ms: u64 },
+    Estimated,
+}
+
+/// What decides while the store is away.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outages {
+    pub(crate) failures: u32,
+    pub(crate) nodes: u64,
+    pub(crate) charges: bool,
 }
 
 /// What clients see of a limit.
@@ -43,7 +89,7 @@ pub(crate) enum Mode {
     Reserving(Charged),
 }
 
-/// What a response costs; 304 is free.
+/// What a response costs; 304 is free, and 500 by choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Charged {
     Estimate,
@@ -88,6 +134,7 @@ pub(crate) struct FieldChoice {
     pub(crate) older: bool,
     pub(crate) models: bool,
     pub(crate) only_denials: bool,
+    pub(crate) busy: Busy,
 }
 
 /// A layer.
@@ -98,6 +145,9 @@ pub(crate) struct Setup {
     pub(crate) user: Presence,
     pub(crate) fields: FieldChoice,
     pub(crate) mode: Mode,
+    pub(crate) frees_500: bool,
+    /// A fallback around the store, or else whether requests are admitted that the store cannot decide.
+    pub(crate) fallback: Option<Outages>,
     pub(crate) admits_outage: bool,
     pub(crate) grpc: bool,
 }
@@ -137,10 +187,57 @@ pub(crate) struct Hop {
 /// What the service does with a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Handler {
-    pub(crate) status: u16,
-    pub(crate) bytes: u64,
+    /// Whether the response waits until the client goes on.
+    pub(crate) waits: bool,
+    pub(crate) outcome: Outcome,
+    pub(crate) body: Frames,
+    /// Whether it keeps what is reserved for longer than the response takes.
+    pub(crate) keeps: bool,
     pub(crate) metered: Option<u64>,
     pub(crate) metered_of: Option<(&'static str, u64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome {
+    Answers { status: u16 },
+    Fails,
+    Panics,
+}
+
+/// A body of a response.
+#[derive(Clone, Debug)]
+pub(crate) struct Frames {
+    pub(crate) bytes: VecDeque<u64>,
+    /// It breaks off after these.
+    pub(crate) breaks: bool,
+    /// It says that the last frame is the last.
+    pub(crate) tells_end: bool,
+    /// Each frame is metered.
+    pub(crate) meters: bool,
+}
+
+impl Frames {
+    pub(crate) fn is_over(&self) -> bool {
+        self.tells_end && self.bytes.is_empty() && !self.breaks
+    }
+}
+
+/// What becomes of a request that is underway.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Go {
+    /// Its next step: the response, a frame of the body, the end of what is kept.
+    On,
+    /// The client leaves.
+    Off,
+    Through,
+}
+
+/// What happens.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Ask(Box<Ask>),
+    /// One of those that are underway goes on.
+    Go(prop::sample::Index, Go),
 }
 
 /// A request.
@@ -162,13 +259,40 @@ pub(crate) struct Ask {
 const NAMES: [&str; 4] = ["burst", "requests", "money", "daily"];
 const IDENTIFIERS: [&[&str]; 5] = [&[], &["ip"], &["user"], &["ip", "user"], &["user", "ip"]];
 
-fn limits() -> impl Strategy<Value = Vec<LimitSpec>> {
-    let kind = prop_oneof![
-        (select(vec![20_000, 250_000, 1_000_000, 7_000_000, 90_000_000]), 1..5_u64)
-            .prop_map(|(every_us, burst)| Kind::Bucket { every_us, burst }),
-        (1..5_u64, select(vec![500_000, 1_000_000, 10_000_000, 3_600_000_000]))
-            .prop_map(|(limit, length_us)| Kind::Window { limit, length_us }),
-    ];
+/// Algorithms that suit a layer that reserves, or one that does not.
+fn kind(reserves: bool) -> impl Strategy<Value = Kind> {
+    let kind = |algorithm, count, each_ms, burst, (debt, attempts)| Kind {
+        algorithm,
+        count,
+        each_ms,
+        burst,
+        debt,
+        attempts,
+    };
+    let attempts = move || prop::bool::weighted(if reserves { 0.0 } else { 0.4 });
+    let debt = prop_oneof![2 => Just(0), 1 => 1..6_u64];
+    let owes = (debt, attempts())
+        .prop_map(|(debt, attempts)| if attempts { (0, true) } else { (debt, false) });
+    let owes = owes.boxed();
+    let bucket =
+        (select(vec!["gcra", "token-bucket"]), select(vec![20, 250, 1_000, 7_000, 90_000]));
+    let bucket = (bucket, 1..5_u64, owes.clone());
+    let bucket = bucket
+        .prop_map(move |((name, each_ms), burst, owes)| kind(name, 1, each_ms, Some(burst), owes));
+    let lengths = || select(vec![500, 1_000, 10_000, 3_600_000]);
+    let window = (1..5_u64, lengths(), owes);
+    let window = window
+        .prop_map(move |(count, each_ms, owes)| kind("fixed-window", count, each_ms, None, owes));
+    let others = ["first-request-window", "sliding-log", "sliding-counter", "window-log"];
+    let names = if reserves { vec!["concurrency"] } else { others.to_vec() };
+    let other = (select(names), 1..5_u64, lengths(), attempts());
+    let other = other.prop_map(move |(name, count, each_ms, attempts)| {
+        kind(name, count, each_ms.max(if reserves { 10_000 } else { 0 }), None, (0, attempts))
+    });
+    prop_oneof![bucket, window, other]
+}
+
+fn limits(reserves: bool) -> impl Strategy<Value = Vec<LimitSpec>> {
     let rare = || prop::bool::weighted(0.15);
     let shown = prop_oneof![
         6 => Just(Shown::Own),
@@ -178,8 +302,16 @@ fn limits() -> impl Strategy<Value = Vec<LimitSpec>> {
     ];
     let unit = prop::option::weighted(0.2, select(vec!["content-bytes", "tokens"]));
     let on_outage = select(vec![OnOutage::Open, OnOutage::Closed, OnOutage::Local]);
-    let limit =
-        (kind, select(IDENTIFIERS.to_vec()), rare(), rare(), on_outage, rare(), shown, unit);
+    let limit = (
+        kind(reserves),
+        select(IDENTIFIERS.to_vec()),
+        rare(),
+        rare(),
+        on_outage,
+        rare(),
+        shown,
+        unit,
+    );
     let limit = limit.prop_map(|(kind, by, required, shadow, on_outage, abnormal, shown, unit)| {
         LimitSpec { name: "", kind, by, required, shadow, on_outage, abnormal, shown, unit }
     });
@@ -202,37 +334,50 @@ fn limits() -> impl Strategy<Value = Vec<LimitSpec>> {
     })
 }
 
-pub(crate) fn setup() -> impl Strategy<Value = Setup> {
+const MODES: [Mode; 8] = [
+    Mode::Awaited,
+    Mode::Awaited,
+    Mode::Immediate,
+    Mode::Immediate,
+    Mode::Choosing,
+    Mode::Reserving(Charged::Estimate),
+    Mode::Reserving(Charged::Bytes),
+    Mode::Reserving(Charged::Status),
+];
+
+fn setup(mode: Mode) -> impl Strategy<Value = Setup> {
     let headers = vec![Header::Forwarded, Header::XForwardedFor, Header::RealIp];
     let header = prop::option::weighted(0.7, select(headers));
     let user =
         vec![Presence::Optional, Presence::Optional, Presence::Mandatory, Presence::Unauthorized];
-    let modes = vec![
-        Mode::Awaited,
-        Mode::Immediate,
-        Mode::Immediate,
-        Mode::Choosing,
-        Mode::Reserving(Charged::Estimate),
-        Mode::Reserving(Charged::Bytes),
-        Mode::Reserving(Charged::Status),
+    let busy = prop_oneof![
+        Just(Busy::Untold),
+        select(vec![1, 1_500, 60_000]).prop_map(|ms| Busy::Hint { ms }),
+        Just(Busy::Estimated),
     ];
-    let fields = (prop::bool::weighted(0.8), any::<[bool; 2]>(), prop::bool::weighted(0.2));
-    let fields = fields.prop_map(|(draft, [older, models], only_denials)| FieldChoice {
+    let fields = (prop::bool::weighted(0.8), any::<[bool; 2]>(), prop::bool::weighted(0.2), busy);
+    let fields = fields.prop_map(|(draft, [older, models], only_denials, busy)| FieldChoice {
         draft,
         older,
         models,
         only_denials,
+        busy,
     });
-    let grpc = prop::bool::weighted(0.2);
-    (limits(), header, select(user), fields, select(modes), any::<bool>(), grpc).prop_map(
-        |(limits, header, user, fields, mode, admits_outage, grpc)| Setup {
-            limits,
-            header,
-            user,
-            fields,
-            mode,
-            admits_outage,
-            grpc,
+    let outages = (1..4_u32, 1..3_u64, any::<bool>());
+    let outages =
+        outages.prop_map(|(failures, nodes, charges)| Outages { failures, nodes, charges });
+    // A fallback may have to wait.
+    let weight = if mode == Mode::Awaited { 0.8 } else { 0.4 };
+    let fallback = prop::option::weighted(weight, outages)
+        .prop_map(move |fallback| fallback.filter(|_| mode != Mode::Immediate));
+    let frees = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
+    let reserves = matches!(mode, Mode::Reserving(_));
+    (limits(reserves), header, select(user), fields, fallback, frees).prop_map(
+        move |(mut limits, header, user, fields, fallback, frees)| {
+            // Of shadow limits alone, the first that an outage leaves without a reservation hides the others.
+            limits[0].shadow &= !(reserves && fallback.is_some());
+            let (frees_500, admits_outage, grpc) = frees;
+            Setup { limits, header, user, fields, mode, frees_500, fallback, admits_outage, grpc }
         },
     )
 }
@@ -330,29 +475,40 @@ fn ask(setup: &Setup) -> impl Strategy<Value = Ask> + use<> {
     // A choice of one limit knows no cost of the others.
     let most = if setup.mode == Mode::Choosing { 1 } else { 2 };
     let costs = prop::collection::vec((select(names.clone()), 0..4_u64), 0..most);
+    let outcome = prop_oneof![
+        8 => select(vec![200, 200, 304, 404, 500]).prop_map(|status| Outcome::Answers { status }),
+        1 => Just(Outcome::Fails),
+        1 => Just(Outcome::Panics),
+    ];
+    let rare = |weight| prop::bool::weighted(weight);
+    let body = (prop::collection::vec_deque(0..4_u64, 0..3), rare(0.1), any::<bool>(), rare(0.2));
+    let body = body.prop_map(|(bytes, breaks, tells_end, meters)| Frames {
+        bytes,
+        breaks,
+        tells_end,
+        meters,
+    });
     let handler = (
-        select(vec![200, 200, 304, 404, 500]),
-        0..5_u64,
+        (rare(0.4), rare(0.15)),
+        outcome,
+        body,
         prop::option::weighted(0.3, 0..5_u64),
         prop::option::weighted(0.3, (select(names), 0..5_u64)),
     );
-    let handler = handler.prop_map(|(status, bytes, metered, metered_of)| Handler {
-        status,
-        bytes,
-        metered,
-        metered_of,
+    let handler = handler.prop_map(|((waits, keeps), outcome, body, metered, metered_of)| {
+        Handler { waits, outcome, body, keeps, metered, metered_of }
     });
     let plans =
         vec![Plan::All, Plan::All, Plan::Backwards, Plan::First, Plan::Exempt, Plan::Refused];
     (
-        select(vec![0, 0, 0, 1, 250, 999, 1_000, 5_000, 90_000]),
+        select(vec![0, 0, 0, 0, 1, 250, 999, 1_000, 5_000, 90_000, 4_000_000]),
         net(),
         prop::collection::vec(line, 0..3),
         select(vec![Some("alice"), Some("bob"), None]),
         select(vec![1, 1, 1, 2, 0, 5]),
         costs,
         select(plans),
-        prop::bool::weighted(0.05),
+        prop::bool::weighted(if setup.fallback.is_some() { 0.4 } else { 0.05 }),
         (handler, select(vec![0, 100, 1_000, 30_000, 10_000_000])),
     )
         .prop_map(
@@ -372,8 +528,19 @@ fn ask(setup: &Setup) -> impl Strategy<Value = Ask> + use<> {
 }
 
 /// A layer, and requests to it.
-pub(crate) fn play() -> impl Strategy<Value = (Setup, Vec<Ask>)> {
-    setup().prop_flat_map(|setup| {
+pub(crate) fn play() -> impl Strategy<Value = (Setup, Vec<Step>)> {
+    select(MODES.to_vec()).prop_flat_map(setup).prop_flat_map(|setup| {
+        let ask = ask(&setup).prop_map(|ask| Step::Ask(Box::new(ask)));
+        let go = prop_oneof![3 => Just(Go::On), 1 => Just(Go::Off), 2 => Just(Go::Through)];
+        let go = (any::<prop::sample::Index>(), go).prop_map(|(nth, go)| Step::Go(nth, go));
+        let steps = prop::collection::vec(prop_oneof![ask, go], 1..16);
+        (Just(setup), steps)
+    })
+}
+
+/// The same, all of which wait for their turn.
+pub(crate) fn waits() -> impl Strategy<Value = (Setup, Vec<Ask>)> {
+    setup(Mode::Awaited).prop_flat_map(|setup| {
         let asks = prop::collection::vec(ask(&setup), 1..12);
         (Just(setup), asks)
     })

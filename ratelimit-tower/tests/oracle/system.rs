@@ -1,39 +1,70 @@
 //! The layer under test, over a store that notes what it is asked.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
+use futures_util::FutureExt as _;
 use http::header::{HeaderName, HeaderValue};
 use http::{Request, Response, StatusCode};
-use ratelimit_core::store::{Batch, Op};
+use http_body::Frame;
+use http_body_util::BodyExt as _;
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    ErrorKind, LimitCosts, Limits, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError,
-    SyncStore, Verdict,
+    Clock, ErrorKind, LimitCosts, Limits, Policy, RateLimiter, Refusal, Store, StoreError,
+    SyncStore, Timestamp, Verdict,
 };
-use ratelimit_layers::Fallback;
+use ratelimit_layers::{Fallback, OnRecovery};
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    Answer, Charge, Choice, ClientAddress, Decisions, Fields, Grpc, Identify, IdentifyError, Meter,
-    ModelFields, OnStoreError, PeerAddress, ProblemJson, ProxyHeader, RateLimitLayer, Rejection,
-    Unit, XRateLimit, from_fn, header, optional, unauthorized,
+    Answer, BusyWait, Charge, Choice, ClientAddress, Decisions, Fields, Grpc, Hold, Identify,
+    IdentifyError, Meter, ModelFields, OnStoreError, PeerAddress, ProblemJson, ProxyHeader,
+    RateLimitLayer, Rejection, Unit, XRateLimit, from_fn, header, optional, unauthorized,
 };
+use tokio::sync::Notify;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::setup::{
-    Ask, Charged, Handler, Header, Kind, LimitSpec, Mode, Plan, Presence, Setup, Shown,
+    Ask, Busy, Charged, Frames, Handler, Header, LimitSpec, Mode, Outages, Outcome, Plan, Presence,
+    Setup, Shown,
 };
 
-/// A store in memory that notes each charge that it is asked for, and can be away.
+/// The time of a store, which passes with that of the runtime.
+#[derive(Clone, Copy)]
+pub(crate) struct Passing(Instant);
+
+impl Passing {
+    pub(crate) fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for Passing {
+    fn now(&self) -> Timestamp {
+        Timestamp::ZERO + self.0.elapsed()
+    }
+}
+
+/// A charge that the store is asked for: limit, key, cost.
+type Noted = (String, String, u64);
+
+/// A store in memory that notes each charge that it is asked for and each settlement that it makes, and can be away.
 struct Noting {
-    store: MemoryStore<Policy, ManualClock>,
+    store: MemoryStore<Policy, Passing>,
     away: AtomicBool,
-    asked: Mutex<Vec<(String, String, u64)>>,
+    asked: Mutex<Vec<Noted>>,
+    /// What it is charged by force.
+    forced: Mutex<Vec<Noted>>,
+    /// And how much of each is forgiven.
+    settled: Mutex<Vec<(Noted, u64)>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -65,25 +96,50 @@ impl SyncStore<Policy> for Noting {
         if self.away.load(Ordering::Relaxed) {
             return Err(Failed(ErrorKind::Unavailable));
         }
-        if batch.operation() == Op::Acquire {
-            let asked = batch.checks().iter();
-            let asked =
-                asked.map(|one| (one.limit.name().to_owned(), one.key.to_owned(), one.cost));
-            self.asked.lock().unwrap().extend(asked);
+        let verdict = self.store.apply_now(batch).map_err(|error| Failed(error.kind()))?;
+        let checks = batch.checks().iter();
+        let noted = checks.map(|one| (one.limit.name().to_owned(), one.key.to_owned(), one.cost));
+        match batch.operation() {
+            Op::Acquire => self.asked.lock().unwrap().extend(noted),
+            Op::Force => self.forced.lock().unwrap().extend(noted),
+            Op::Settle => {
+                let forgiven = (0..).map(|nth| verdict.account(nth).forgiven);
+                self.settled.lock().unwrap().extend(noted.zip(forgiven));
+            }
+            _ => {}
         }
-        self.store.apply_now(batch).map_err(|error| Failed(error.kind()))
+        Ok(verdict)
     }
 }
 
 /// What the handler has seen of the decisions.
 type Seen = Arc<Mutex<Vec<(String, u64)>>>;
 
-type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+/// Where the handler waits, and what it keeps.
+#[derive(Clone, Default)]
+struct Held(Arc<(Notify, Mutex<Option<ratelimit_tower::Held>>)>);
+
+/// The service fails.
+#[derive(Debug, thiserror::Error)]
+#[error("as it was told")]
+pub(crate) struct Broken;
+
+pub(crate) type Head = Response<()>;
+
+type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Broken>;
+
+/// A request that is underway.
+pub(crate) struct Underway {
+    held: Held,
+    call: Option<Pin<Box<dyn Future<Output = Result<Response<Body>, Broken>>>>>,
+    body: Option<Body>,
+}
 
 pub(crate) struct System {
-    clock: ManualClock,
     store: Arc<Noting>,
-    pub(crate) service: Boxed,
+    /// What [`Fallback`] knows, if there is one.
+    fallback: Option<Fallback<Arc<Noting>, Policy, Passing>>,
+    service: Boxed,
     header: Option<Header>,
     seen: Seen,
 }
@@ -105,15 +161,7 @@ const USER: HeaderName = HeaderName::from_static("x-user");
 pub(crate) fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<Policy> {
     let mut limits = Limits::builder();
     for spec in specs {
-        let words = match spec.kind {
-            Kind::Bucket { every_us, burst } => {
-                format!("gcra 1/{}ms burst {burst}", every_us / 1_000)
-            }
-            Kind::Window { limit, length_us } => {
-                format!("fixed-window {limit}/{}ms", length_us / 1_000)
-            }
-        };
-        limits = limits.limit(spec.name, &*words).by(spec.by).on_outage(spec.on_outage);
+        limits = limits.limit(spec.name, spec.kind.policy()).by(spec.by).on_outage(spec.on_outage);
         if spec.required {
             limits = limits.required();
         }
@@ -138,6 +186,11 @@ fn fields(setup: &Setup) -> Fields {
     if setup.fields.only_denials {
         fields = fields.only_on_denials();
     }
+    fields = fields.busy_wait(match setup.fields.busy {
+        Busy::Untold => BusyWait::Untold,
+        Busy::Hint { ms } => BusyWait::Hint(Duration::from_millis(ms)),
+        Busy::Estimated => BusyWait::Estimated,
+    });
     for limit in &setup.limits {
         fields = match limit.shown {
             Shown::Own => fields,
@@ -156,10 +209,40 @@ fn fields(setup: &Setup) -> Fields {
     fields
 }
 
+/// The body of a response.
+struct SentBody {
+    frames: Frames,
+    meter: Option<Meter>,
+}
+
+impl http_body::Body for SentBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Some(bytes) = self.frames.bytes.pop_front() else {
+            let broken = self.frames.breaks.then(|| Err(axum::Error::new(Broken)));
+            return Poll::Ready(broken);
+        };
+        if let (true, Some(meter)) = (self.frames.meters, &self.meter) {
+            meter.add(1);
+        }
+        Poll::Ready(Some(Ok(Frame::data(vec![b'x'; bytes.try_into().unwrap()].into()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_over()
+    }
+}
+
 /// What the generated request asks of the handler.
-async fn handle(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+async fn handle(request: Request<Body>) -> Result<Response<Body>, Broken> {
     let handler: &Handler = request.extensions().get().unwrap();
-    if let Some(meter) = request.extensions().get::<Meter>() {
+    let meter: Option<&Meter> = request.extensions().get();
+    if let Some(meter) = meter {
         if let Some(cost) = handler.metered {
             meter.set(cost);
         }
@@ -170,14 +253,28 @@ async fn handle(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let decisions: &Decisions = request.extensions().get().unwrap();
     let seen = decisions.iter().map(|(name, one)| (name.to_owned(), one.remaining)).collect();
     *request.extensions().get::<Seen>().unwrap().lock().unwrap() = seen;
-    let body = "x".repeat(usize::try_from(handler.bytes).unwrap());
-    Ok(Response::builder().status(handler.status).body(Body::from(body)).unwrap())
+    let Held(held) = request.extensions().get().unwrap();
+    if let (true, Some(hold)) = (handler.keeps, request.extensions().get::<Hold>()) {
+        *held.1.lock().unwrap() = Some(hold.keep());
+    }
+    if handler.waits {
+        held.0.notified().await;
+    }
+    let body = SentBody { frames: handler.body.clone(), meter: meter.cloned() };
+    match handler.outcome {
+        Outcome::Answers { status } => {
+            Ok(Response::builder().status(status).body(Body::new(body)).unwrap())
+        }
+        Outcome::Fails => Err(Broken),
+        // Without the message of a panic.
+        Outcome::Panics => resume_unwind(Box::new(())),
+    }
 }
 
 fn boxed<B, S>(service: S) -> Boxed
 where
     B: http_body::Body<Data = axum::body::Bytes, Error = axum::Error> + Send + 'static,
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible, Future: Send>,
+    S: Service<Request<Body>, Response = Response<B>, Error = Broken, Future: Send>,
     S: Clone + Send + Sync + 'static,
 {
     BoxCloneSyncService::new(service.map_response(|response: Response<B>| response.map(Body::new)))
@@ -215,57 +312,98 @@ fn configured<S: Store<Policy>>(
     layer.on_store_error(admits)
 }
 
+/// A layer over this store, around the handler.
+fn layered<S: Store<Policy> + 'static>(
+    setup: &Setup,
+    store: &Arc<S>,
+) -> RateLimitLayer<Arc<S>, Policy, InFormat> {
+    let limiter = |limits| Arc::new(RateLimiter::new(limits, store.clone()));
+    let all = limiter(limits(setup.limits.iter()));
+    let layer = if setup.mode == Mode::Choosing {
+        let backwards = limiter(limits(setup.limits.iter().rev()));
+        let first = limiter(limits(setup.limits.iter().take(1)));
+        RateLimitLayer::choosing(move |request| match request.extensions.get().unwrap() {
+            Plan::All => Choice::Limited(all.clone()),
+            Plan::Backwards => Choice::Limited(backwards.clone()),
+            Plan::First => Choice::Limited(first.clone()),
+            Plan::Exempt => Choice::Exempt,
+            Plan::Refused => Choice::Refused(unpaid()),
+        })
+    } else {
+        RateLimitLayer::new(all)
+    };
+    configured(setup, layer)
+}
+
+/// Awaits the store, and reserves if the setup says so.
+fn awaited<S: Store<Policy> + 'static>(
+    setup: &Setup,
+    layer: RateLimitLayer<S, Policy, InFormat>,
+) -> Boxed {
+    let Mode::Reserving(charged) = setup.mode else {
+        return boxed(layer.layer(service_fn(handle)));
+    };
+    let charge = match charged {
+        Charged::Estimate => Charge::estimate(),
+        Charged::Bytes => Charge::body_bytes(),
+        Charged::Status => Charge::by_status(|status| u64::from(status.as_u16() / 100)),
+    };
+    let frees_500 = setup.frees_500;
+    let charge = charge.free(move |status| status == 304 || (status == 500 && frees_500));
+    boxed(layer.reserve(charge).layer(service_fn(handle)))
+}
+
 impl System {
     pub(crate) fn new(setup: &Setup) -> Self {
-        let clock = ManualClock::default();
-        let store = MemoryStore::builder().clock(clock.clone()).build();
-        let store =
-            Arc::new(Noting { store, away: AtomicBool::new(false), asked: Mutex::default() });
-        let limiter = |limits| Arc::new(RateLimiter::new(limits, store.clone()));
-        let all = limiter(limits(setup.limits.iter()));
-        let layer = if setup.mode == Mode::Choosing {
-            let backwards = limiter(limits(setup.limits.iter().rev()));
-            let first = limiter(limits(setup.limits.iter().take(1)));
-            RateLimitLayer::choosing(move |request| match request.extensions.get().unwrap() {
-                Plan::All => Choice::Limited(all.clone()),
-                Plan::Backwards => Choice::Limited(backwards.clone()),
-                Plan::First => Choice::Limited(first.clone()),
-                Plan::Exempt => Choice::Exempt,
-                Plan::Refused => Choice::Refused(unpaid()),
-            })
-        } else {
-            RateLimitLayer::new(all)
-        };
-        let layer = configured(setup, layer);
-        let service = match setup.mode {
-            Mode::Immediate => boxed(layer.immediate().layer(service_fn(handle))),
-            Mode::Awaited | Mode::Choosing => boxed(layer.layer(service_fn(handle))),
-            Mode::Reserving(charged) => {
-                let charge = match charged {
-                    Charged::Estimate => Charge::estimate(),
-                    Charged::Bytes => Charge::body_bytes(),
-                    Charged::Status => Charge::by_status(|status| u64::from(status.as_u16() / 100)),
-                };
-                let layer = layer.reserve(charge.free(|status| status == 304));
-                boxed(layer.layer(service_fn(handle)))
+        let clock = Passing::new();
+        let store = Arc::new(Noting {
+            store: MemoryStore::builder().clock(clock).build(),
+            away: AtomicBool::new(false),
+            asked: Mutex::default(),
+            forced: Mutex::default(),
+            settled: Mutex::default(),
+        });
+        let fallback = setup.fallback.map(|Outages { failures, nodes, charges }| {
+            let recovers = if charges { OnRecovery::Charge } else { OnRecovery::Forget };
+            let settings = Fallback::builder().failures(failures).on_recovery(recovers);
+            let settings = settings.nodes(nodes.try_into().unwrap()).at_least_one().clock(clock);
+            settings.build(store.clone(), &limits(setup.limits.iter())).unwrap()
+        });
+        let service = match &fallback {
+            Some(fallback) => awaited(setup, layered(setup, &Arc::new(fallback.clone()))),
+            None if setup.mode == Mode::Immediate => {
+                boxed(layered(setup, &store).immediate().layer(service_fn(handle)))
             }
+            None => awaited(setup, layered(setup, &store)),
         };
-        Self { clock, store, service, header: setup.header, seen: Seen::default() }
+        Self { store, fallback, service, header: setup.header, seen: Seen::default() }
     }
 
-    /// The same layer over a fallback around the store.
-    pub(crate) fn with_fallback(&self, setup: &Setup) -> Boxed {
-        let limits = limits(setup.limits.iter());
-        let settings = Fallback::builder().nodes(NonZeroU64::MIN).clock(self.clock.clone());
-        let store = settings.build(self.store.clone(), &limits).unwrap();
-        let layer = RateLimitLayer::new(RateLimiter::new(limits, store));
-        boxed(configured(setup, layer).layer(service_fn(handle)))
+    /// The time until the next request passes.
+    pub(crate) async fn passes(&self, ms: u64) {
+        // Tasks that renew and charge run in between.
+        for _ in 0..4 {
+            yield_now().await;
+        }
+        if ms > 0 {
+            sleep(Duration::from_millis(ms)).await;
+        }
     }
 
-    /// The time until the request passes, and the store is away or comes back.
-    pub(crate) fn pass(&self, ask: &Ask) {
-        self.clock.advance(Duration::from_millis(ask.after_ms));
-        self.store.away.store(ask.away, Ordering::Relaxed);
+    /// The store is away or comes back.
+    pub(crate) fn away(&self, away: bool) {
+        self.store.away.store(away, Ordering::Relaxed);
+    }
+
+    /// Sends a request, which waits for nothing but its handler.
+    pub(crate) fn ask(&self, ask: &Ask) -> (Underway, Option<Head>) {
+        let held = Held::default();
+        let mut request = self.request(ask);
+        request.extensions_mut().insert(held.clone());
+        let call = Box::pin(self.service.clone().oneshot(request));
+        let mut underway = Underway { held, call: Some(call), body: None };
+        let head = underway.call();
+        (underway, head)
     }
 
     pub(crate) fn request(&self, ask: &Ask) -> Request<Body> {
@@ -295,9 +433,86 @@ impl System {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
 
-    /// What the store was asked to charge since the last call: limit, key, cost.
-    pub(crate) fn take_asked(&self) -> Vec<(String, String, u64)> {
+    /// What the store was asked to charge since the last call.
+    pub(crate) fn take_asked(&self) -> Vec<Noted> {
         std::mem::take(&mut self.store.asked.lock().unwrap())
+    }
+
+    /// What the store was charged by force since the last call.
+    pub(crate) fn take_forced(&self) -> Vec<Noted> {
+        std::mem::take(&mut self.store.forced.lock().unwrap())
+    }
+
+    /// What the store has settled since the last call, and how much of that is forgiven.
+    pub(crate) fn take_settled(&self) -> Vec<(Noted, u64)> {
+        std::mem::take(&mut self.store.settled.lock().unwrap())
+    }
+
+    /// How many requests each limit has allowed, denied and spared by its choice, without the store.
+    pub(crate) fn without_store(&self) -> Vec<(String, u8, [u64; 3])> {
+        let counts = self.fallback.iter().flat_map(Fallback::outage_counts);
+        let counts = counts.map(|count| {
+            let outcomes = [count.allowed, count.denied, count.spared];
+            (count.limit.into(), count.choice as u8, outcomes)
+        });
+        counts.collect()
+    }
+
+    /// What is left of a limit in the store, and owed.
+    pub(crate) fn left(&self, limit: &LimitSpec, key: &str) -> (u64, u64) {
+        let limits = limits(std::iter::once(limit));
+        let check = Check { limit: limits.iter().next().unwrap(), key, cost: 0 };
+        let verdict = self.store.store.apply_now(&Batch::one(&check).op(Op::Peek)).unwrap();
+        (verdict.remaining(), verdict.owed())
+    }
+}
+
+impl Underway {
+    /// The service goes on, if it was called. Returns the head of its response.
+    fn call(&mut self) -> Option<Head> {
+        let call = self.call.as_mut()?;
+        let polled = catch_unwind(AssertUnwindSafe(|| call.as_mut().now_or_never()));
+        let answered = match polled {
+            Ok(None) => return None,
+            Ok(Some(answered)) => answered.ok(),
+            Err(_) => None,
+        };
+        self.call = None;
+        let (parts, body) = answered?.into_parts();
+        self.body = Some(body);
+        Some(Response::from_parts(parts, ()))
+    }
+
+    /// The next step: the response, whose head is returned, or a frame.
+    pub(crate) fn goes_on(&mut self) -> Option<Head> {
+        self.held.0.0.notify_one();
+        if self.call.is_some() {
+            return self.call();
+        }
+        let frame = self
+            .body
+            .as_mut()
+            .and_then(|body| body.frame().now_or_never().expect("it waits for nothing"));
+        if !frame.is_some_and(|frame| frame.is_ok()) {
+            self.body = None;
+        }
+        None
+    }
+
+    /// The rest of the body.
+    pub(crate) fn collected(&mut self) -> Bytes {
+        let body = self.body.take().unwrap();
+        body.collect().now_or_never().expect("it waits for nothing").unwrap().to_bytes()
+    }
+
+    /// Whether the response is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.call.is_none() && self.body.is_none()
+    }
+
+    /// The client leaves.
+    pub(crate) fn leaves(&mut self) {
+        (self.call, self.body) = (None, None);
     }
 }
 
