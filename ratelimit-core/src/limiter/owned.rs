@@ -149,7 +149,7 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 ///   changed it. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
 ///   [Committing](Self::commit) 0 gives all of it back.
 ///
-/// Dropping never waits. In a runtime, a store that decides without waiting has settled when the value is dropped. Otherwise
+/// Dropping never waits. On its runtime, a store that decides without waiting has settled when the value is dropped. Otherwise
 /// dropping spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
@@ -399,10 +399,10 @@ impl Drop for Settlement {
         };
         let (costs, charged) = (std::mem::take(&mut self.costs), std::mem::take(&mut self.charged));
         let mut settling = (self.settle)(costs, charged, self.granted);
-        // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
-        // store while this thread panics already would end the process.
-        if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {
-            let _context = runtime.enter();
+        // A store that need not be waited for settles at once, so that the next request finds the capacity. Elsewhere that runtime
+        // may have ended, where timers panic; a panic of the store while this thread panics already would end the process.
+        let is_there = Handle::try_current().is_ok_and(|current| current.id() == runtime.id());
+        if self.granted && is_there && !std::thread::panicking() {
             let mut context = Context::from_waker(Waker::noop());
             if settling.as_mut().poll(&mut context).is_ready() {
                 return;
