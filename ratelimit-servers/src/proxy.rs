@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::port::{Port, release};
 use crate::{DEADLINE, on_free_ports, wait_until};
-use faults::Faults;
+use faults::{Faults, Hold};
 use link::ProxyLink;
 
 /// A TCP proxy in front of one server of this machine that injects faults on request. It begins without faults,
@@ -89,6 +89,28 @@ impl FaultProxy {
         self.faults.change(|state| state.hangs = on);
     }
 
+    /// Holds back each request whose bytes contain the pattern, and what follows it on its connection, until another hold or
+    /// [`release`](Self::release). Replies pass. The empty pattern is in all.
+    pub fn hold_requests(&self, pattern: &str) {
+        self.faults.change(|state| state.hold = Hold::requests(pattern));
+    }
+
+    /// Holds back the replies to requests whose bytes contain the pattern, and those beside them on their connection, until
+    /// another hold or [`release`](Self::release). Requests pass.
+    pub fn hold_replies(&self, pattern: &str) {
+        self.faults.change(|state| state.hold = Hold::replies(pattern));
+    }
+
+    /// Ends a hold: what was held back passes.
+    pub fn release(&self) {
+        self.faults.change(|state| state.hold = Hold::default());
+    }
+
+    /// Whether the last hold holds something back.
+    pub fn is_holding(&self) -> bool {
+        self.faults.state().hold.holds_some
+    }
+
     /// Makes the open connections half-open for good: nothing passes on them any more, as after a firewall has
     /// forgotten them. New connections work.
     pub fn silence(&self) {
@@ -124,6 +146,7 @@ impl FaultProxy {
         self.swallow_matching("", 0);
         self.cut_matching("", 0);
         self.hang(false);
+        self.release();
         self.delay(Duration::ZERO..Duration::ZERO);
         self.refuse(false);
     }
@@ -133,6 +156,7 @@ impl Drop for FaultProxy {
     fn drop(&mut self) {
         let listener = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         stop_listening(self.port.number(), &self.faults, listener);
+        self.release();
         self.faults.change(|state| (state.hangs, state.audible_from) = (false, 0));
         self.faults.cut_all();
     }

@@ -18,6 +18,7 @@ pub(super) struct FaultState {
     pub(super) swallow: CountedFault,
     pub(super) cut: CountedFault,
     pub(super) hangs: bool,
+    pub(super) hold: Hold,
     /// The connections with a lower number are silent.
     pub(super) audible_from: usize,
     pub(super) delay: Range<Duration>,
@@ -35,12 +36,24 @@ pub(super) struct CountedFault {
     pub(super) done: usize,
 }
 
+/// What is held back: nothing by default.
+#[derive(Debug, Default)]
+pub(super) struct Hold {
+    requests: Option<Vec<u8>>,
+    /// To requests that contain this.
+    replies: Option<Vec<u8>>,
+    /// Whether something waits for the end of this hold.
+    pub(super) holds_some: bool,
+}
+
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Passes,
     /// The request passes, and its reply does not.
     ReplySwallowed,
+    /// The request passes, and its reply waits for the end of a hold.
+    ReplyHeld,
     Cut,
 }
 
@@ -51,12 +64,29 @@ impl CountedFault {
 
     /// Whether the fault happens to this request.
     fn takes(&mut self, request: &[u8]) -> bool {
-        let pattern = &self.pattern[..];
-        let matches =
-            || pattern.is_empty() || request.windows(pattern.len()).any(|part| part == pattern);
-        let takes = self.left > 0 && matches();
+        let takes = self.left > 0 && contains(request, &self.pattern);
         self.left -= usize::from(takes);
         takes
+    }
+}
+
+impl Hold {
+    pub(super) fn requests(pattern: &str) -> Self {
+        Self { requests: Some(pattern.as_bytes().to_vec()), ..Self::default() }
+    }
+
+    pub(super) fn replies(pattern: &str) -> Self {
+        Self { replies: Some(pattern.as_bytes().to_vec()), ..Self::default() }
+    }
+
+    /// Whether it holds back these requests, and what comes after them.
+    fn holds_requests(&self, bytes: &[u8]) -> bool {
+        self.requests.as_ref().is_some_and(|pattern| contains(bytes, pattern))
+    }
+
+    /// Whether it holds back the reply to this request.
+    fn holds_reply(&self, request: &[u8]) -> bool {
+        self.replies.as_ref().is_some_and(|pattern| contains(request, pattern))
     }
 }
 
@@ -74,6 +104,8 @@ impl Faults {
             Fate::Cut
         } else if state.swallow.takes(request) {
             Fate::ReplySwallowed
+        } else if state.hold.holds_reply(request) {
+            Fate::ReplyHeld
         } else {
             Fate::Passes
         }
@@ -95,6 +127,25 @@ impl Faults {
         }
     }
 
+    /// Waits for the end of a hold of these requests, or for that of their connection.
+    pub(super) fn wait_while_requests_are_held(&self, id: usize, bytes: &[u8]) {
+        self.wait_while_held(id, |hold| hold.holds_requests(bytes));
+    }
+
+    /// Waits for the end of a hold of replies, or for that of their connection.
+    pub(super) fn wait_while_replies_are_held(&self, id: usize) {
+        self.wait_while_held(id, |hold| hold.replies.is_some());
+    }
+
+    fn wait_while_held(&self, id: usize, holds: impl Fn(&Hold) -> bool) {
+        let is_held = |state: &mut FaultState| {
+            let is_held = state.open.contains_key(&id) && holds(&state.hold);
+            state.hold.holds_some |= is_held;
+            is_held
+        };
+        drop(self.changed.wait_while(self.state(), is_held));
+    }
+
     /// Registers an accepted connection under a new number.
     pub(super) fn accepted_one(&self, client: TcpStream) -> usize {
         let mut state = self.state();
@@ -112,18 +163,25 @@ impl Faults {
     }
 
     pub(super) fn cut_one(&self, id: usize) {
-        if let Some(ends) = self.state().open.remove(&id) {
-            shut(&ends);
-        }
+        self.change(|state| {
+            if let Some(ends) = state.open.remove(&id) {
+                shut(&ends);
+            }
+        });
     }
 
     pub(super) fn cut_all(&self) {
-        self.state().open.drain().for_each(|(_, ends)| shut(&ends));
+        self.change(|state| state.open.drain().for_each(|(_, ends)| shut(&ends)));
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the bytes contain a pattern; the empty one is in all.
+fn contains(bytes: &[u8], pattern: &[u8]) -> bool {
+    pattern.is_empty() || bytes.windows(pattern.len()).any(|part| part == pattern)
 }
 
 fn shut(ends: &[TcpStream]) {

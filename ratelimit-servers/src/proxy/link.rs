@@ -72,6 +72,11 @@ impl ProxyLink {
                 break;
             }
             read.extend_from_slice(&chunk[..length]);
+            if !answers {
+                self.faults.wait_while_requests_are_held(self.id, &read);
+            } else if self.talk().due.contains(&Fate::ReplyHeld) {
+                self.faults.wait_while_replies_are_held(self.id);
+            }
             let (passes, then_cut) = self.sort(&mut read, answers);
             if to.write_all(&passes).is_err() {
                 break;

@@ -130,6 +130,33 @@ fn a_hanging_proxy_passes_nothing_and_hides_the_end_of_the_server() {
     through(&proxy);
 }
 
+/// What is held back passes when it is released, and never once its connection is cut.
+#[test]
+fn a_hold_lets_one_direction_pass_and_begins_at_what_matches() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    proxy.hold_requests("INCR");
+    assert_eq!(ask(&mut stream, PING, 7), b"+PONG\r\n");
+    assert!(!proxy.is_holding());
+    stream.write_all(INCR).expect("sent");
+    is_silent(&mut stream);
+    assert!(proxy.is_holding());
+    assert_eq!(counted(&server), "(nil)");
+    proxy.hold_replies("INCR");
+    is_silent(&mut stream);
+    assert!(proxy.is_holding());
+    assert_eq!(counted(&server), "1");
+    proxy.release();
+    assert!(!proxy.is_holding());
+    assert_eq!(ask(&mut stream, b"", 4), b":1\r\n");
+    proxy.hold_requests("");
+    stream.write_all(INCR).expect("sent");
+    is_silent(&mut stream);
+    proxy.cut_all();
+    proxy.release();
+    assert_eq!(rest(&mut stream), b"");
+    assert_eq!(counted(&server), "1");
+}
+
 #[test]
 fn refuse_affects_new_connections_only_and_cut_all_open_ones_only() {
     let (_server, proxy, mut stream) = behind_a_proxy();
