@@ -20,6 +20,8 @@ mod weekend_budget;
 mod across_slots;
 mod agreement;
 mod cas;
+mod dropped;
+mod ends;
 mod faulty_rounds;
 mod flights;
 mod flights_loom;
