@@ -57,11 +57,6 @@ impl Deadline {
         self.at.checked_sub(self.given * 3 / 4).unwrap_or(self.at)
     }
 
-    /// When half of the time that was given at first is over.
-    pub(crate) fn half_time(self) -> Instant {
-        self.at.checked_sub(self.given / 2).unwrap_or(self.at)
-    }
-
     /// An earlier deadline that leaves half of the remaining time for later commands.
     pub(crate) fn half(self) -> Self {
         Self { at: self.at - self.remaining() / 2, ..self }
@@ -98,7 +93,6 @@ mod tests {
         assert_eq!(deadline.half().remaining(), GIVEN * 3 / 8);
         assert_eq!(deadline.extended().remaining(), GIVEN * 13 / 16);
         assert_eq!(deadline.to_charge().remaining(), GIVEN / 2);
-        assert_eq!(deadline.half_time(), Instant::now() + GIVEN / 4);
         assert_eq!(deadline.to_give_back(), deadline);
         tokio::time::advance(GIVEN).await;
         assert!(deadline.is_over() && deadline.half().is_over());

@@ -136,6 +136,7 @@ compile_error!("ratelimit-redis needs a client: switch on the feature `redis` or
 
 mod apply;
 mod builder;
+mod calls;
 mod cas_mode;
 mod client;
 mod codec;
@@ -145,7 +146,6 @@ mod cross_slot;
 mod deadline;
 mod error;
 mod flat;
-mod flights;
 mod heal;
 mod health;
 mod key;
@@ -156,10 +156,10 @@ mod native;
 mod program;
 mod reservation;
 mod rounds;
+mod runtime;
 mod scan;
 mod script;
 mod scripts;
-mod shared_runtime;
 mod store;
 mod turns;
 mod url;

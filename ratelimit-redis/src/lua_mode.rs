@@ -1,8 +1,8 @@
 //! The Lua mode: one script per batch, run where the states are.
 //!
 //! [`call`] collects the keys and twins of a batch. [`flat_call`] serves almost all requests: a script of
-//! the twins' sections answers the states that it read, and Rust derives the verdict. [`rider`] lets such
-//! requests ride together, and [`sender`] sends them. [`driver_call`] serves all others.
+//! the twins' sections answers the states that it read, and Rust derives the verdict. [`merge`] lets such
+//! requests share calls, and [`sender`] sends them. [`driver_call`] serves all others.
 
 use ratelimit_core::Verdict;
 use ratelimit_core::store::{Batch, Op, Snapshot};
@@ -18,7 +18,7 @@ pub(crate) mod answer;
 pub(crate) mod call;
 pub(crate) mod driver_call;
 mod flat_call;
-mod rider;
+mod merge;
 mod sender;
 pub(crate) mod states;
 
@@ -48,7 +48,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             refuse_unsupported(batch)?;
         }
         let call = Call::of(&self.inner, batch, deadline)?;
-        match call.apply_riding(left.as_deref_mut()).await? {
+        match call.apply_merged(left.as_deref_mut()).await? {
             Some(verdict) => Ok(verdict),
             // Rare and large: unboxed, it would enlarge every request's future.
             None => Box::pin(call.apply_driver(left)).await,

@@ -10,18 +10,17 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, EntryStore, Now, Reservation, Snapshot, decide};
 use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Store, Timestamp, Verdict};
-use tokio::runtime::Handle;
 
+use crate::calls::SharedCalls;
 use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
-use crate::flights::Queues;
 use crate::key::Keys;
 use crate::mode::{KeepsReservations, Lua, Mode};
 use crate::reservation;
+use crate::runtime::StoreRuntime;
 use crate::script::Script;
 use crate::scripts::Scripts;
-use crate::shared_runtime::SharedRuntime;
 use crate::turns::Turns;
 
 /// What the store does with a batch whose keys lie in several slots of a cluster, and so on several
@@ -68,19 +67,12 @@ pub(crate) struct Inner<C> {
     /// Used by the compare-and-set mode.
     pub(crate) turns: Turns,
     /// Used by the Lua mode; `None` if it does not merge.
-    pub(crate) queues: Option<Queues>,
-    /// The runtime that was given; `None` for those of the callers.
-    given: Option<SharedRuntime>,
+    pub(crate) calls: Option<SharedCalls>,
+    /// Where they are sent.
+    pub(crate) runtime: Arc<StoreRuntime>,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     pub(crate) lacks_ifeq: AtomicBool,
-}
-
-impl<C> Inner<C> {
-    /// The runtime from which flights are sent, if one was given and its threads run tasks.
-    pub(crate) fn given_runtime(&self) -> Option<Handle> {
-        self.given.as_ref().and_then(SharedRuntime::unless_overdue)
-    }
 }
 
 impl<C: Connection> Inner<C> {
@@ -312,11 +304,11 @@ impl<M, C: Connection> RedisStore<M, C> {
         cross_slot: CrossSlot,
         deadline: Duration,
         merges: bool,
-        runtime: Option<Handle>,
+        runtime: Arc<StoreRuntime>,
     ) -> Self {
         let inner = Inner {
-            queues: merges.then(|| Queues::new(connection.is_cluster(), deadline)),
-            given: runtime.map(|given| SharedRuntime::new(Some(given), deadline)),
+            calls: merges.then(|| SharedCalls::new(connection.is_cluster())),
+            runtime,
             peer: Peer::new(Arc::clone(connection.address())),
             connection,
             keys,

@@ -3,7 +3,7 @@
 //! Callers never connect themselves. They read the [`ConnectionState`] that the connector publishes and wait for a
 //! change as long as they like; giving up does not affect the connector. A caller that finds no
 //! connection starts the connector. It ends when it has connected, or when its link is dropped. One that runs on a
-//! [`Home`] which callers have left is replaced.
+//! [`Home`] which the store has left is replaced.
 //!
 //! ```text
 //!            connected                    the connection has ended
@@ -29,7 +29,7 @@ use super::lookup::first;
 use super::node::{Endpoint, Node};
 use super::watchdog::Watchdog;
 use crate::error::{RedisError, Result};
-use crate::shared_runtime::Home;
+use crate::runtime::Home;
 
 /// How long an attempt may take, including the name's look-up and the login.
 const ATTEMPT: Duration = Duration::from_secs(3);
@@ -89,9 +89,9 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Whether a request may be sent on it, as far as the caller knows without waiting.
-    pub(super) fn is_usable(&self) -> bool {
-        !self.watchdog.is_silent() && self.home.is_driven()
+    /// Whether a request may be sent on it by a store that lives there.
+    pub(super) fn is_usable(&self, home: &Arc<Home>) -> bool {
+        !self.watchdog.is_silent() && Arc::ptr_eq(&self.home, home)
     }
 }
 
@@ -115,7 +115,7 @@ impl Link {
         let mut starts = false;
         self.work.send_if_modified(|work| {
             let is_up = matches!(work.state, ConnectionState::Up(_));
-            starts = !is_up && !work.is_done_on(home) && !home.is_left();
+            starts = !is_up && !work.is_done_on(home);
             if starts {
                 work.connector = Some(Arc::clone(home));
             }
@@ -222,7 +222,7 @@ async fn run(connector: Connector, endpoint: Endpoint, work: watch::Receiver<Wor
             return;
         }
         let attempt = timeout(ATTEMPT, attempt(&endpoint)).await;
-        let attempt = attempt.unwrap_or_else(|_| Err(no_answer(&endpoint, ATTEMPT)));
+        let attempt = attempt.unwrap_or_else(|_| Err(no_answer(&endpoint, ATTEMPT, "")));
         let is_up = attempt.is_ok();
         let goes_on = connector.publish(|link, work| match attempt {
             Ok(node) => {
@@ -246,10 +246,10 @@ async fn run(connector: Connector, endpoint: Endpoint, work: watch::Receiver<Wor
 }
 
 /// The error when a server did not complete the connection within this time.
-pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
+pub(super) fn no_answer(endpoint: &Endpoint, within: Duration, remedy: &str) -> RedisError {
     let hint =
         if endpoint.settings.tls.is_some() { "; does it speak TLS on this port?" } else { "" };
-    endpoint.peer.unreachable(format!("no connection within {within:?}{hint}"))
+    endpoint.peer.unreachable(format!("no connection within {within:?}{hint}{remedy}"))
 }
 
 /// Connects to one of the server's addresses, or to its Unix socket.
@@ -279,23 +279,24 @@ mod tests {
     use super::*;
     use crate::client::Client;
     use crate::connection::node::Settings;
-    use crate::shared_runtime::SharedRuntime;
+    use crate::runtime::StoreRuntime;
 
     #[tokio::test]
     async fn a_connector_that_panics_leaves_its_work_to_another() {
-        let home = SharedRuntime::new(None, ATTEMPT).home();
+        let runtime = StoreRuntime::default();
+        let home = runtime.home().expect("here");
         let link = Link::new(Endpoint::new("127.0.0.1", 1, &Arc::new(Settings::default())));
-        link.connect(&home);
-        let at_work = |link: &Link| link.work.borrow().is_done_on(&home);
+        link.connect(home);
+        let at_work = |link: &Link| link.work.borrow().is_done_on(home);
         assert!(at_work(&link));
-        let connector = Connector { link: Arc::downgrade(&link), home: Arc::clone(&home) };
+        let connector = Connector { link: Arc::downgrade(&link), home: Arc::clone(home) };
         let panics = tokio::spawn(async move {
             let _connector = connector;
             panic!("as a client might");
         });
         assert!(panics.await.is_err_and(|error| error.is_panic()));
         assert!(!at_work(&link));
-        link.connect(&home);
+        link.connect(home);
         assert!(at_work(&link));
     }
 

@@ -13,6 +13,7 @@ use super::request::{Commands, Request};
 use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
+use crate::runtime::Home;
 
 /// One server, shared by all callers.
 ///
@@ -113,10 +114,17 @@ impl Link {
         answer
     }
 
+    /// The runtime on which the store lives.
+    fn home(&self) -> Result<&Arc<Home>> {
+        let home = self.endpoint.settings.runtime.home();
+        home.map_err(|reason| self.endpoint.peer.unreachable(reason))
+    }
+
     /// The current connection, or the next one.
     async fn live(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>> {
+        let home = self.home()?;
         match self.up() {
-            Some(live) if live.is_usable() => Ok(live),
+            Some(live) if live.is_usable(home) => Ok(live),
             // Rare and large: unboxed, it would enlarge every request's future.
             _ => Box::pin(self.connected(deadline)).await,
         }
@@ -126,48 +134,30 @@ impl Link {
     async fn connected(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>> {
         let mut states = self.work.subscribe();
         loop {
-            let home = self.endpoint.settings.runtime.home();
-            if let Some(live) = self.up() {
-                self.leave_if_useless(&live);
+            let home = self.home()?;
+            if let Some(live) = self.up().filter(|live| !live.is_usable(home)) {
+                let reason = "the connection has gone silent, or the store has left its runtime";
+                self.leave(&live, &self.endpoint.peer.unreachable(reason));
             }
-            self.connect(&home);
+            self.connect(home);
             let now = Instant::now();
-            let (error, until, is_up) = match &states.borrow_and_update().state {
-                ConnectionState::Up(live) if live.is_usable() => return Ok(Arc::clone(live)),
-                ConnectionState::Up(_) => (None, deadline.at(), true),
-                ConnectionState::Unknown => (None, deadline.at(), false),
+            let (error, until) = match &states.borrow_and_update().state {
+                ConnectionState::Up(live) if live.is_usable(home) => return Ok(Arc::clone(live)),
+                ConnectionState::Up(_) | ConnectionState::Unknown => (None, deadline.at()),
                 ConnectionState::Down(down) => {
                     let (error, until) = down.last_error(now);
-                    (Some(error.clone()), until.min(deadline.at()), false)
-                }
-            };
-            let news = async {
-                if is_up {
-                    home.beats().await;
-                } else {
-                    home.while_driven(states.changed()).await;
+                    (Some(error.clone()), until.min(deadline.at()))
                 }
             };
             if until <= now {
                 // A caller that repeats its request in a loop must not starve the connector.
                 tokio::task::yield_now().await;
-            } else if timeout_at(until, news).await.is_ok() {
+            } else if timeout_at(until, states.changed()).await.is_ok() {
                 continue;
             }
-            return Err(error.unwrap_or_else(|| no_answer(&self.endpoint, deadline.given())));
+            let silence = || no_answer(&self.endpoint, deadline.given(), home.remedy());
+            return Err(error.unwrap_or_else(silence));
         }
-    }
-
-    /// Drops a connection that has gone silent, or whose runtime was left.
-    fn leave_if_useless(&self, live: &Arc<Live>) {
-        let reason = if live.watchdog.is_silent() {
-            "the connection has gone silent"
-        } else if live.home.is_left() {
-            "the runtime of the connection has ended or stands still"
-        } else {
-            return;
-        };
-        self.leave(live, &self.endpoint.peer.unreachable(reason));
     }
 
     /// Checks once per connection whether the node accepts requests, if [`Settings`](super::node::Settings) say so.
@@ -189,7 +179,7 @@ impl Link {
                 return Ok(());
             }
             Ok(Err(error)) => error.of_a_lookup(),
-            Err(_) => no_answer(&self.endpoint, deadline.given()),
+            Err(_) => no_answer(&self.endpoint, deadline.given(), ""),
         };
         self.leave(live, &error);
         Err(error)

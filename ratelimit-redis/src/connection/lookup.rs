@@ -16,7 +16,7 @@ use super::link::Link;
 use super::peer::Peer;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
-use crate::shared_runtime::{Home, SharedRuntime};
+use crate::runtime::{Home, StoreRuntime};
 
 /// The minimum interval between look-ups: during an outage every request would start one. After a slow
 /// look-up the pause is twice its duration, so that new callers do not spend their time on it, up to the longest.
@@ -32,7 +32,7 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 pub(crate) struct Lookup {
     /// The servers that are asked, for messages.
     pub(crate) peer: Peer,
-    runtime: Arc<SharedRuntime>,
+    runtime: Arc<StoreRuntime>,
     look: Box<Look>,
     state: Arc<Mutex<LookupState>>,
     /// How many look-ups have ended, whatever the result.
@@ -57,7 +57,7 @@ struct LookupState {
 impl Lookup {
     pub(crate) fn new<F>(
         peer: Peer,
-        runtime: &Arc<SharedRuntime>,
+        runtime: &Arc<StoreRuntime>,
         look: impl Fn(u64, Option<&Arc<Link>>) -> F + Send + Sync + 'static,
     ) -> Self
     where
@@ -94,29 +94,30 @@ impl Lookup {
     pub(crate) fn begin_if_due(&self) -> bool {
         let is_due = self.is_due();
         if is_due {
-            self.begin(None);
+            // A request says it if there is no runtime.
+            let _ = self.begin(None);
         }
         is_due
     }
 
-    /// Starts a look-up, unless one is running or has just ended. Returns where one runs now.
-    fn begin(&self, doubted: Option<&Arc<Link>>) -> Option<Arc<Home>> {
-        let home = self.runtime.home();
+    /// Starts a look-up, unless one is running or has just ended. Returns whether one runs now.
+    fn begin(&self, doubted: Option<&Arc<Link>>) -> Result<bool> {
+        let home = self.runtime.home().map_err(|reason| self.peer.no_server(reason))?;
         let mut state = self.state();
         match &state.running {
-            Some((at, _)) if Arc::ptr_eq(at, &home) => return Some(home),
+            Some((at, _)) if Arc::ptr_eq(at, home) => return Ok(true),
             // It may never go on, and would then learn what is long over.
             Some((_, task)) => {
                 task.iter().for_each(AbortHandle::abort);
             }
-            None if Instant::now() < state.rest_until => return None,
+            None if Instant::now() < state.rest_until => return Ok(false),
             None => {}
         }
-        state.running = Some((Arc::clone(&home), None));
+        state.running = Some((Arc::clone(home), None));
         drop(state);
         let running = Running {
             state: Arc::clone(&self.state),
-            home: Arc::clone(&home),
+            home: Arc::clone(home),
             rounds: self.rounds.clone(),
             begun: Instant::now(),
             came_to: None,
@@ -131,11 +132,11 @@ impl Lookup {
             running.end(came_to);
         });
         if let Some((at, of)) = &mut self.state().running
-            && Arc::ptr_eq(at, &home)
+            && Arc::ptr_eq(at, home)
         {
             *of = Some(task);
         }
-        Some(home)
+        Ok(true)
     }
 
     /// Waits for a look-up that ends after round `seen`; starts one if necessary.
@@ -150,18 +151,17 @@ impl Lookup {
             return Ok(());
         }
         let ended = async {
-            while *rounds.borrow_and_update() == seen {
-                let Some(home) = self.begin(doubted) else { return };
-                home.while_driven(rounds.changed()).await;
+            while *rounds.borrow_and_update() == seen && self.begin(doubted)? {
+                let _ = rounds.changed().await;
             }
+            self.state().last.clone()
         };
-        let is_late = timeout_at(deadline.at(), ended).await.is_err();
-        if is_late {
+        timeout_at(deadline.at(), ended).await.unwrap_or_else(|_| {
             let given = deadline.given();
-            let reason = format!("no server said within {given:?} which one is in charge");
-            return Err(self.peer.no_server(reason));
-        }
-        self.state().last.clone()
+            let remedy = self.runtime.home().map_or("", |home| home.remedy());
+            let reason = format!("no server said within {given:?} which one is in charge{remedy}");
+            Err(self.peer.no_server(reason))
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, LookupState> {
@@ -260,7 +260,7 @@ mod tests {
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let runtime = SharedRuntime::new(None, Duration::from_secs(1));
+        let runtime = StoreRuntime::default();
         Lookup::new(Peer::new("h:1"), &Arc::new(runtime), move |_, _| look())
     }
 

@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-
 use super::link::Link;
 use super::node::{Endpoint, Settings};
 use super::peer::Peer;
@@ -15,7 +13,7 @@ use super::{Argument, Connection, Reply};
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
-use crate::shared_runtime::SharedRuntime;
+use crate::runtime::StoreRuntime;
 use crate::url::{Kind, RedisUrl};
 
 /// A connection to a server, to the master that Sentinels name, or to a cluster. All callers and clones share
@@ -52,7 +50,7 @@ impl RedisConnection {
     /// # Errors
     /// The URL is invalid, or files for encryption cannot be read.
     pub fn lazy(url: &str, deadline: Duration) -> Result<Self> {
-        Self::at(&RedisUrl::parse(url)?, None, deadline, None)
+        Self::at(&RedisUrl::parse(url)?, None, deadline, Arc::default())
     }
 
     /// The same with this client, or else with the one in the URL, on this runtime.
@@ -60,7 +58,7 @@ impl RedisConnection {
         url: &RedisUrl,
         client: Option<Client>,
         limit: Duration,
-        runtime: Option<Handle>,
+        runtime: Arc<StoreRuntime>,
     ) -> Result<Self> {
         #[cfg(feature = "tls")]
         let tls = url.tls().map(super::tls::Tls::new).transpose()?;
@@ -76,7 +74,7 @@ impl RedisConnection {
             asks_first: url.kind == Kind::Cluster && client.name() == "fred",
             tls,
             limit,
-            runtime: Arc::new(SharedRuntime::new(runtime, limit)),
+            runtime,
             ..Settings::default()
         };
         let shared = Arc::new(settings.clone());

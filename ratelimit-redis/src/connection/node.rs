@@ -16,7 +16,7 @@ use super::request::Commands;
 use super::tls::Tls;
 use crate::client::Client;
 use crate::error::{RedisError, Result};
-use crate::shared_runtime::SharedRuntime;
+use crate::runtime::StoreRuntime;
 
 #[cfg(feature = "fred")]
 pub(super) mod fred;
@@ -44,7 +44,7 @@ pub(crate) struct Settings {
     /// A connection that owes replies and gives none for so long is replaced.
     pub(crate) limit: Duration,
     /// Where the connections live.
-    pub(crate) runtime: Arc<SharedRuntime>,
+    pub(crate) runtime: Arc<StoreRuntime>,
     /// Whether one of the servers has accepted all of this once.
     pub(crate) has_served: Arc<AtomicBool>,
 }

@@ -46,7 +46,7 @@
 //! deciding.
 //!
 //! The script reads a group's states when its turn comes. So requests that share a state, but not all limits, go in one
-//! flight and see each other's charges. A store's newest script decides all kinds of requests that the store has met, up to
+//! call and see each other's charges. A store's newest script decides all kinds of requests that the store has met, up to
 //! 16, so the number of texts grows with the kinds and not with their sets.
 
 use std::fmt::Write as _;

@@ -6,10 +6,6 @@
 #[path = "../common/mod.rs"]
 #[macro_use]
 mod common;
-/// Of the store, for [`flights_loom`].
-#[allow(dead_code, unreachable_pub, reason = "of the store")]
-#[path = "../../src/deadline.rs"]
-mod deadline;
 #[allow(dead_code, unreachable_pub, reason = "of an example, which runs by itself")]
 #[path = "../../examples/own_twin.rs"]
 mod own_twin;
@@ -19,12 +15,11 @@ mod weekend_budget;
 
 mod across_slots;
 mod agreement;
+mod calls;
 mod cas;
 mod dropped;
 mod ends;
 mod faulty_rounds;
-mod flights;
-mod flights_loom;
 mod foreign;
 mod given_clients;
 mod heal;
@@ -36,4 +31,5 @@ mod permissions;
 mod refusals;
 mod repeats;
 mod requests;
+mod runtimes;
 mod scripts;

@@ -92,7 +92,7 @@ async fn a_request_that_is_kept_at_any_await_costs_no_other_anything(client: Cli
     stopped_at_each_await(client, "future kept", 1, |asked| kept.borrow_mut().push(asked)).await;
 }
 
-/// What begins a task of the store on a runtime: a connection, a connector, or flights.
+/// What begins a task of the store on a runtime: a connection, a connector, or calls.
 type Begins = fn(&Runtime, &RedisStore, &FaultProxy);
 
 fn connects_on(runtime: &Runtime, store: &RedisStore, _: &FaultProxy) {
@@ -108,8 +108,8 @@ fn begins_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
     proxy.hang(false);
 }
 
-/// Begins requests on this runtime: two in flight, and some that wait for them.
-fn flies_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
+/// Begins requests on this runtime: two that are out, and some that wait for them.
+fn calls_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
     connects_on(runtime, store, proxy);
     proxy.hang(true);
     runtime.block_on(async {
@@ -123,7 +123,7 @@ fn flies_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
 }
 
 /// A task of the store begins on a runtime that then stands still, or ends. The traffic comes from another runtime, and
-/// notices after half of its deadline that the first one stands still.
+/// the store moves to a thread of its own, unless the traffic's was named.
 async fn begun_elsewhere(
     client: Client,
     name: &'static str,
@@ -152,14 +152,14 @@ async fn begun_elsewhere(
     }
 }
 
-async fn what_begins_on_a_runtime_that_stops_is_replaced_or_overtaken(client: Client) {
+async fn what_begins_on_a_runtime_that_stops_begins_anew(client: Client) {
     let server = server();
     let rows: [(_, _, Begins); 4] = [
         ("runtime of a connection", None, connects_on),
         ("runtime of the connector", None, begins_on),
         // With and without its connection on the same runtime.
-        ("runtime of a flight", Some(Handle::current()), flies_on),
-        ("runtime of all", None, flies_on),
+        ("runtime of requests that wait", Some(Handle::current()), calls_on),
+        ("runtime of all", None, calls_on),
     ];
     for (name, shares, begins) in rows {
         begun_elsewhere(client, name, ("redis:", server.port()), shares, begins).await;
@@ -178,6 +178,6 @@ async fn a_look_up_on_a_stopped_runtime_starts_again(client: Client) {
 with_each_client! {
     a_request_that_is_dropped_at_any_await_costs_no_other_anything,
     a_request_that_is_kept_at_any_await_costs_no_other_anything,
-    what_begins_on_a_runtime_that_stops_is_replaced_or_overtaken,
+    what_begins_on_a_runtime_that_stops_begins_anew,
     a_look_up_on_a_stopped_runtime_starts_again,
 }
