@@ -19,7 +19,7 @@ fn shared(words: &str, nodes: u64) -> Result<Policy, ratelimit_core::ConfigError
 }
 
 #[test]
-fn a_share_divides_bursts_and_counts_rounded_down_and_rates_exactly() {
+fn a_share_divides_bursts_counts_and_debts_rounded_down_and_rates_exactly() {
     for (limit, nodes, share) in [
         ("gcra 10/s burst 20", 4, "gcra 5/2s burst 5"),
         ("gcra 10/s burst 20", 5, "gcra 2/s burst 4"),
@@ -35,6 +35,9 @@ fn a_share_divides_bursts_and_counts_rounded_down_and_rates_exactly() {
             "bucketed-window bucket 1s rates 1/1s, 5/10s",
         ),
         ("concurrency 20/30s", 3, "concurrency 6/30s"),
+        ("gcra 10/s burst 20 debt 31", 4, "gcra 5/2s burst 5 debt 7"),
+        ("token-bucket 10/s burst 20 debt 4", 2, "token-bucket 5/s burst 10 debt 2"),
+        ("fixed-window 10/s debt 7", 3, "fixed-window 3/s debt 2"),
     ] {
         assert_eq!(shared(limit, nodes), Ok(policy(share)), "{limit} among {nodes}");
     }
