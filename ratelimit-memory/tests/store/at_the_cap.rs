@@ -69,7 +69,8 @@ fn entries_that_an_algorithm_did_not_announce_are_counted() {
 #[test]
 fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
     for words in MIXED {
-        let (store, clock): (Memory, _) = store(|builder| builder.capacity(1).reservations(1_000));
+        let (store, clock): (Memory, _) =
+            store(|builder| builder.capacity(1).reservations(100_000));
         let limits =
             [limit("own", "gcra 1/m burst 900"), limit("l", words), limit("m", "gcra 9/s")];
         let mut pure = PureStore::new();
@@ -89,14 +90,15 @@ fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
                 new.chain(others).chain((set % 3 == 0).then(|| (0, "own".into()))).collect()
             })
             .collect();
-        let (mut allowed, mut denied) = (0, 0);
+        let (mut allowed, mut denied, mut settled) = (0, 0, vec![0; sets.len()]);
         for turn in 0..2_000 {
             let (set, cost) = (below(sets.len()), below(3) as u64);
             let ops = [Op::Peek, Op::Refund, Op::Force, Op::Adopt, Op::Renew, Op::Extend];
             let settles = [Op::Settle; 4];
             let op = *ops.iter().chain(&settles).nth(below(16)).unwrap_or(&Op::Acquire);
             let has_id = op.needs_id() || op != Op::Adopt && below(4) == 0;
-            let id = has_id.then(|| ReservationId::new(set as u128));
+            // What has been settled is not reserved again under its id.
+            let id = has_id.then(|| ReservationId::new((settled[set] * sets.len() + set) as u128));
             let (mut checks, mut sums) = (Vec::new(), Vec::<Check<'_, Policy>>::new());
             for (limit, key) in &sets[set] {
                 let check = Check { limit: &limits[*limit], key, cost };
@@ -125,6 +127,7 @@ fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
                 continue;
             }
             let got = store.apply_now(&batch(&checks));
+            let pure_settles = due.is_ok();
             let due = due.map(|due| {
                 *if due.allowed() { &mut allowed } else { &mut denied } += 1;
                 let of = |check: &Check<'_, Policy>| {
@@ -139,6 +142,7 @@ fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
                 due.ok(),
                 "{words}, turn {turn}: {op} of {cost} each under {id:?}: {sums:?}"
             );
+            settled[set] += usize::from(op == Op::Settle && pure_settles);
             pure = next;
             clock.advance(Duration::from_micros([0, 700, 100_000, 3_000_000][below(4)]));
         }

@@ -138,6 +138,25 @@ fn several_callers_are_decided_as_one_by_one() {
     }
 }
 
+/// The identifiers of a caller may be parts of one text, such as a path and its beginning.
+#[test]
+fn identifiers_that_are_parts_of_one_text_count_as_copies_of_them_do() {
+    const TEXT: &str = "acme/al";
+    let parts = || (0..=TEXT.len()).flat_map(|end| (0..=end).map(move |begin| &TEXT[begin..end]));
+    for words in [["gcra 9/h"; 2], ["gcra 9/h", "fixed-window 9/h"], ["sliding-log 9/h"; 2]] {
+        let all = ["tenant", "user"].map(|name| (name, words[usize::from(name == "user")]));
+        let all = all.map(|(name, words)| limit(name, words).by([name]).expect("a plain name"));
+        let limiter = || RateLimiter::new(Limits::new(all.clone()).expect("two"), store(|b| b).0);
+        let (of_parts, of_copies) = (limiter(), limiter());
+        for (tenant, user) in parts().flat_map(|one| parts().map(move |other| (one, other))) {
+            let decided = of_parts.check_now(&[("tenant", tenant), ("user", user)]);
+            let due =
+                of_copies.check_now(&[("tenant", tenant.to_owned()), ("user", user.to_owned())]);
+            assert_eq!(decided, due, "{words:?}: {tenant:?}, {user:?}");
+        }
+    }
+}
+
 #[test]
 fn the_closure_may_call_the_limiter_again() {
     let (limiter, _clock) = limiter([limit("one", "gcra 4/h")], |builder| builder);

@@ -67,8 +67,12 @@ type Limiter = Arc<RateLimiter<Slow>>;
 type Reservation = OwnedReservation<Slow, Policy, &'static str>;
 
 fn slow(words: &str) -> (Limiter, ManualClock) {
+    slow_of(&[("l", words)])
+}
+
+fn slow_of(rows: &[(&str, &str)]) -> (Limiter, ManualClock) {
     let (store, clock) = store(|builder| builder);
-    let limits = Limits::new([limit("l", words)]).expect("limits");
+    let limits = Limits::new(rows.iter().map(|(name, words)| limit(name, words))).expect("limits");
     (Arc::new(RateLimiter::new(limits, Slow { store, lost: 0.into(), late: 0.into() })), clock)
 }
 
@@ -78,7 +82,7 @@ async fn left(limiter: &Limiter) -> u64 {
 
 async fn reserve<S: Store<Policy> + 'static>(
     limiter: &Arc<RateLimiter<S>>,
-    estimate: u64,
+    estimate: impl Into<LimitCosts>,
 ) -> OwnedReservation<S, Policy, &'static str> {
     match limiter.reserve_owned("alice", estimate).await.expect("decides") {
         Reserved::Granted(reservation) => reservation,
@@ -205,6 +209,22 @@ async fn a_reservation_that_is_extended_or_renewed_lives_for_another_hour() {
     }
 }
 
+/// A window's charge comes back in that window only, and a renewal moves none.
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_window_has_counted_does_not_come_back_after_a_renewal() {
+    let (limiter, clock) = slow("fixed-window 100/30m");
+    for renews in [false, true] {
+        let held = reserve(&limiter, 10).await;
+        clock.advance(Duration::from_secs(1_800));
+        let _ = reserve(&limiter, 5).await.commit(5).await.expect("settles");
+        if renews {
+            assert!(held.renew().await.expect("it lives").allowed());
+        }
+        let _ = held.commit(0).await.expect("it lives");
+        assert_eq!(left(&limiter).await, 95, "renewed: {renews}");
+    }
+}
+
 /// What was too little is charged, once, and what was too much stays charged.
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_comes_too_late_charges_what_is_missing_and_says_so() {
@@ -239,6 +259,27 @@ async fn a_settlement_that_comes_too_late_charges_what_is_missing_and_says_so() 
     let (limiter, clock) = slow(LEASES);
     held_for_long(&limiter, &clock).await.commit(90).await.expect_err("it is late");
     assert_eq!(left(&limiter).await, 100);
+}
+
+/// Limits differ in what was estimated and in what is missing.
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_comes_too_late_charges_what_is_missing_of_each_limit() {
+    let costs = |[others, own]: [u64; 2]| LimitCosts::from(others).of("own", own);
+    let all = [[10, 40], [40, 10], [20, 20]];
+    for (estimate, cost) in all.iter().flat_map(|one| all.map(|other| (*one, other))) {
+        for order in [["l", "own"], ["own", "l"]] {
+            let (limiter, clock) = slow_of(&order.map(|name| (name, WINDOW)));
+            let held = reserve(&limiter, costs(estimate)).await;
+            clock.advance(Duration::from_secs(3_660));
+            held.commit(costs(cost)).await.expect_err("it is late");
+            let verdict = limiter.peek("alice", 0).await.expect("decides");
+            let charged = order.map(|name| {
+                100 - limiter.named(&verdict).by_name(name).expect("it applies").remaining
+            });
+            let due = order.map(|name| costs(estimate).get(name).max(costs(cost).get(name)));
+            assert_eq!(charged, due, "{order:?}: {estimate:?}, settled at {cost:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
