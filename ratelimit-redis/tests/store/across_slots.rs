@@ -136,18 +136,30 @@ async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {
     }
 }
 
+/// Whatever mode is chosen after that.
 #[tokio::test]
 async fn a_strict_store_refuses_batches_across_slots() {
-    let (server, limit) = (server(), seldom());
+    let (server, limit) = (server(), attempts());
     let connection = meddled(&server).await.clustered();
-    let builder = RedisStore::builder().cross_slot(CrossSlot::Refuse);
-    let store = builder.clone().over(connection.clone()).expect("a prefix");
+    let strict = RedisStore::builder().cross_slot(CrossSlot::Refuse);
     let both = [(&limit, "acme/1.2.3.4", 1), (&limit, "acme/alice", 1)];
-    let refused = apply(&store, &both, Op::Acquire, None).await;
-    fails(refused, ErrorKind::CrossSlot, "Builder::tag");
+    let built = |builder: Builder| -> [Arc<dyn DynStore<Policy>>; 3] {
+        let (cas, multi) = (builder.clone().cas(), builder.clone().multi());
+        [
+            Arc::new(over(builder, connection.clone())),
+            Arc::new(over(cas, connection.clone())),
+            Arc::new(over(multi, connection.clone())),
+        ]
+    };
+    for store in built(strict.clone()) {
+        let refused = apply(&store, &both, Op::Acquire, None).await;
+        fails(refused, ErrorKind::CrossSlot, "Builder::tag");
+    }
     // All identifiers of a tenant can share a slot.
-    let store = builder.tag(Tag::UpTo('/')).over(connection).expect("a prefix");
-    let _ = apply(&store, &both, Op::Acquire, None).await.expect("one slot");
+    for store in built(strict.tag(Tag::UpTo('/'))) {
+        let _ = apply(&store, &both, Op::Acquire, None).await.expect("one slot");
+        tell(&server, &["FLUSHALL"]);
+    }
 }
 
 /// One client takes the user's last place between the question and the charge. Another charges the

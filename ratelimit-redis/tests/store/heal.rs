@@ -147,19 +147,26 @@ async fn a_state_from_the_future_of_each_algorithm_alone_is_reported_and_cut_in_
     heals_one!(store.in_mode::<Cas>(), stack.clone());
 }
 
-/// In any mode, of one limit alone.
+/// In any mode, of a limit beside another, whose state was there first or comes last.
 macro_rules! reports_the_newest {
     ($store:expr, $limit:expr) => {{
         let (store, limit) = ($store, $limit);
-        for (cost, time) in [(1, Now::Store), (7, at(now_us() + HOUR_US / 2))] {
-            let charge = [(&limit, "alice", cost)];
-            let charged = apply_at(&store, &charge, Op::Acquire, None, time).await;
-            assert!(charged.expect("it answers").allowed(), "{}", limit.name());
+        let beside = Limit::new("beside", *limit.algorithm()).expect("a name");
+        let (in_time, late) = ((&beside, 1, 0), (&limit, 7, HOUR_US / 2));
+        for charges in [[in_time, (&limit, 1, 0), late], [(&limit, 1, 0), late, in_time]] {
+            for (charged, cost, ahead_us) in charges {
+                let time = if ahead_us == 0 { Now::Store } else { at(now_us() + ahead_us) };
+                let charge = [(charged, "alice", cost)];
+                let decided = apply_at(&store, &charge, Op::Acquire, None, time).await;
+                assert!(decided.expect("it answers").allowed(), "{}", limit.name());
+            }
+            let found = told(&store.health().await);
+            let says = "are from the future, by up to 1";
+            assert!(found.contains(says), "{}: {found}", limit.name());
+            let both = [(&limit, "alice", 1), (&beside, "alice", 1)];
+            let reset = apply_at(&store, &both, Op::Reset, None, Now::Store).await;
+            assert!(reset.expect("it answers").allowed(), "{}", limit.name());
         }
-        let found = told(&store.health().await);
-        assert!(found.contains("are from the future, by up to 1"), "{}: {found}", limit.name());
-        let reset = apply_at(&store, &[(&limit, "alice", 1)], Op::Reset, None, Now::Store).await;
-        assert!(reset.expect("it answers").allowed(), "{}", limit.name());
     }};
 }
 
