@@ -379,6 +379,24 @@ proptest! {
     }
 }
 
+/// Other processes find most of the smaller limit, however much is left of the larger.
+#[tokio::test(start_paused = true)]
+async fn of_several_limits_the_one_with_the_least_left_bounds_a_draw() {
+    for (divisor, order) in [(2, [0, 1]), (2, [1, 0]), (8, [0, 1]), (8, [1, 0])] {
+        let clock = ManualClock::new(BEGIN);
+        let all = [limit("small", "fixed-window 80/d"), limit("large", "fixed-window 9000/d")];
+        let limits = order.map(|place: usize| all[place].clone());
+        let store = greedy(&clock).divisor(divisor).build(Fake::new(&clock));
+        for nth in 1..=40 {
+            let before = store.store().left(&all[0], "alice");
+            assert!(ask_all(&store, &limits, "alice", 1).await.allowed());
+            let drawn = before - store.store().left(&all[0], "alice");
+            assert!(drawn <= (before / divisor).max(1), "{divisor}, {order:?}, {nth}: {drawn}");
+        }
+        assert!(store.counts().draws > 2);
+    }
+}
+
 /// A reload to other numbers ends what was drawn under the old ones, before the store is asked under the new ones.
 #[tokio::test(start_paused = true)]
 async fn after_a_reload_the_answers_are_those_of_the_store() {

@@ -215,6 +215,23 @@ fn an_answer_counts_no_longer_than_the_maximum_age_and_not_after_the_clock_has_g
     clock.advance(Duration::from_micros(1));
     assert!(check(&store, &limit, 1).allowed());
 
+    // Of several states the oldest counts, wherever its limit stands.
+    for order in [[0, 1], [1, 0]] {
+        let clock = ManualClock::new(BEGIN);
+        let settings = DenialCache::builder().max_age(Duration::from_millis(500));
+        let store: Cached = settings.clock(clock.clone()).build(Fake::new(&clock));
+        let all = [three(), self::limit("many", "gcra 90/h burst 90")];
+        let checks = order.map(|place: usize| Check { limit: &all[place], key: "alice", cost: 1 });
+        let batch = Batch::new(&checks).expect("distinct");
+        exhaust(&store, &all[0]);
+        assert_eq!(apply(&store, &batch).source(), Source::Store);
+        clock.advance(Duration::from_millis(400));
+        assert!(check(&store, &all[1], 1).allowed());
+        assert_eq!(apply(&store, &batch).source(), Source::Cache);
+        clock.advance(Duration::from_millis(200));
+        assert_eq!(apply(&store, &batch).source(), Source::Store, "{order:?}");
+    }
+
     for back_us in [1, 5_000_000] {
         let (store, clock) = cached();
         exhaust(&store, &limit);

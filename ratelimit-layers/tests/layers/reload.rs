@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{Limits, ManualClock, Policy};
+use ratelimit_core::{Limits, ManualClock, Policy, RateLimiter};
 use ratelimit_layers::{Fallback, Part, PolicyChanges, Reload, ReloadError};
 
 use crate::common::{BEGIN, Memory, memory};
@@ -46,6 +46,24 @@ fn a_limit_that_keeps_its_name_keeps_its_states() {
     let changes = reload.read(&policy(&[("other", 5)])).expect("a policy");
     assert_eq!(changes.to_string(), "added other; removed burst");
     assert!(reload.limiter().check_now("alice").expect("decides").allowed());
+}
+
+/// Whether a caller may be without a limit is a choice of the service, and no part of the policy.
+#[test]
+fn what_a_limiter_admits_without_a_limit_outlives_a_replacement_and_holds_in_each_part() {
+    let document = |burst| policy(&[("burst", burst)]) + "key = ['ip']\n";
+    for allows in [false, true] {
+        let store = Arc::new(memory(&ManualClock::new(BEGIN)));
+        let limiter = RateLimiter::new(limits(&document(5)), store);
+        let reload = Reload::over(if allows { limiter.allow_unlimited() } else { limiter });
+        let part = reload.part(["burst"]).expect("it is there");
+        for burst in [5, 9] {
+            reload.read(&document(burst)).expect("a policy");
+            for limiter in [reload.limiter(), part.limiter()] {
+                assert_eq!(limiter.check_now("a bare key").is_ok(), allows, "burst {burst}");
+            }
+        }
+    }
 }
 
 #[test]
