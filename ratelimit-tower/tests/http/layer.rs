@@ -273,6 +273,23 @@ async fn nested_layers_are_all_told_and_a_denial_by_the_one_that_denied() {
 }
 
 #[tokio::test]
+async fn of_nested_layers_the_older_fields_are_those_of_the_one_with_the_least_left() {
+    let all = [(5, 1), (5, 4), (9, 1), (9, 7)];
+    for (inner, outer) in all.iter().flat_map(|one| all.map(|other| (*one, other))) {
+        let named = |name, (burst, cost): (u64, u64)| {
+            let fields = Fields::new().x_ratelimit(XRateLimit::Seconds);
+            layer(&[(name, &format!("gcra 6/m burst {burst}"), "ip")]).cost(cost).fields(fields)
+        };
+        let app = hello().layer(named("inner", inner)).layer(named("outer", outer));
+        let told = send(&app, request("/")).await;
+        let told = ["limit", "remaining"].map(|name| told.field(&format!("x-ratelimit-{name}")));
+        // The first of equal ones is the inner.
+        let (burst, cost) = [inner, outer].into_iter().min_by_key(|(b, c)| b - c).unwrap();
+        assert_eq!(told, [burst, burst - cost].map(|n| n.to_string()), "{inner:?} in {outer:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_policy_field_is_that_of_the_window_which_the_decision_tells() {
     let clock = ManualClock::default();
     let limits = limits(&[("steps", "bucketed-window bucket 1s rates 2/1s, 3/10s", "ip")]);

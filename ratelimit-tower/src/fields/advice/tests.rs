@@ -54,6 +54,14 @@ fn retry_after_is_seconds_or_a_date_and_goes_before_the_limits() {
         assert_eq!(wait(malformed), Some(Duration::from_secs(7)), "{malformed}");
     }
     assert_eq!(advice(&[("ratelimit", r#""b";r=1;t=90"#)]).wait(), None);
+    // Of several that are exhausted the longest counts, wherever it stands.
+    let items = [r#""a";r=0;t=5"#, r#""b";r=0;t=8"#, r#""c";r=1;t=90"#, r#""d";r=0"#];
+    for nth in 0..items.len() {
+        let mut items = items;
+        items.rotate_left(nth);
+        let told = advice(&[("ratelimit", &items.join(", "))]);
+        assert_eq!(told.wait(), Some(Duration::from_secs(8)), "{items:?}");
+    }
 }
 
 #[test]
