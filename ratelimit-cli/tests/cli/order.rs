@@ -128,6 +128,16 @@ fn a_request_holds_its_place_for_as_long_as_it_took() {
     let allowed: Vec<_> =
         decided.lines().map(|line| line.contains("cost\":1,\"allowed\":true")).collect();
     assert_eq!(allowed, due);
+    // Also beside leases of the same requests that last longer and deny none.
+    let wide = limit("wide", "ip", "concurrency 900/60s", "");
+    for policy in [jobs_limit.clone() + &wide, wide + &jobs_limit] {
+        scene.write("policy.toml", policy);
+        scene.replay(&["--decisions", "out.jsonl", "trace"]).exits(0);
+        let decided = scene.read("out.jsonl");
+        let allowed = decided.lines().map(|line| line.contains("cost\":1,\"allowed\":true"));
+        assert_eq!(allowed.collect::<Vec<_>>(), due);
+    }
+    scene.write("policy.toml", limit("log", "ip", "sliding-log 900/s", "") + &jobs_limit);
 
     // The same in a log, in whole seconds.
     let (mut named, mut plain) = (String::new(), String::new());

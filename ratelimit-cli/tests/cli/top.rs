@@ -306,3 +306,23 @@ fn what_was_found_is_kept_when_a_server_stalls() {
         "{totals}"
     );
 }
+
+#[test]
+fn each_of_two_limits_that_deny_a_caller_is_listed_with_its_own_wait() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let server = RedisServer::start().expect("a server");
+    let all = [("short", "gcra 3/3h"), ("long", "gcra 3/300d")];
+    let all = all.map(|(name, words)| limit(name, "ip", words, ""));
+    for order in [[0, 1], [1, 0]] {
+        let scene = Scene::new(&order.map(|place: usize| all[place].clone()).concat());
+        let prefix = format!("order-{}", order[0]);
+        let on = ["ip=a", "--cost", "3", "--store", &server.url(), "--prefix", &prefix];
+        scene.command("check", &on).exits(0);
+        let lines = top(&scene, &server.url(), &["--prefix", &prefix]);
+        let waits = ["short", "long"].map(|name| {
+            let line = lines.iter().find(|line| line["name"] == name).expect(name);
+            line["retry_after_us"].as_u64().expect("a wait").div_ceil(HOUR_US)
+        });
+        assert_eq!(waits, [1, 2_400], "{lines:?}");
+    }
+}
