@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::Stack;
 use ratelimit_core::store::Reservation;
+use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Codec, LuaProgram, MultiProgram};
 use ratelimit_testkit::{
     AlgorithmHarness, Capability, Harness, Instance, Property, PureStore, Scope, try_same,
@@ -286,4 +287,72 @@ fn reservations_are_kept_as_the_pure_step_keeps_them() {
             })?;
         }
     });
+}
+
+/// In either order, after one window or two, and with a debt that the windows between have paid.
+#[tokio::test]
+async fn a_settlement_after_a_change_gives_back_what_no_window_of_either_limit_has_paid() {
+    const WINDOW_US: u64 = 600_000_000;
+    let server = server();
+    let store = plain(&server).await;
+    let begin_us = now_us() / WINDOW_US * WINDOW_US;
+    let of = |rate: u64| limit("l", &format!("fixed-window {rate}/10m debt 90"));
+    for (before, after) in [(10, 4), (4, 10), (7, 7)].map(|(one, other)| (of(one), of(other))) {
+        for (mode, store) in &in_every_mode(&store)[..2] {
+            for windows in 0..3 {
+                let memory = MemoryStore::<Policy>::new();
+                let later = at(begin_us + windows * WINDOW_US + 2);
+                let requests = [
+                    (&before, Op::Acquire, before.algorithm().capacity(), Some(7), at(begin_us)),
+                    (&before, Op::Force, 40, None, at(begin_us + 1)),
+                    (&after, Op::Force, 1, None, later),
+                    (&after, Op::Settle, 0, Some(7), later),
+                    (&after, Op::Peek, 1, None, later),
+                ];
+                for (limit, op, cost, id, now) in requests {
+                    let asked = [(limit, "alice", cost)];
+                    let due = apply_at(&memory, &asked, op, id, now).await.expect("decides");
+                    let told = apply_at(store, &asked, op, id, now).await.expect("decides");
+                    assert_eq!(told, due, "{mode}: {op} after {windows} windows of {before:?}");
+                }
+                tell(&server, &["FLUSHALL"]);
+            }
+        }
+    }
+}
+
+/// Whatever is written last, by any path, and in a later window.
+#[tokio::test]
+async fn a_key_lives_as_long_as_what_it_keeps_longest() {
+    const TEN_DAYS_US: u64 = 10 * 86_400_000_000;
+    let server = server();
+    let store = plain(&server).await;
+    let [long, short, daily] = [
+        ("long", "first-request-window 9/10d"),
+        ("short", "first-request-window 9/s"),
+        ("daily", "fixed-window 9/10d"),
+    ]
+    .map(|(name, words)| limit(name, &format!("{words} count attempts")));
+    let end_us = now_us().next_multiple_of(TEN_DAYS_US);
+    for (place, (mode, store)) in in_every_mode(&store).iter().enumerate() {
+        for op in [Op::Acquire, Op::Force].into_iter().take(if place == 2 { 1 } else { 2 }) {
+            for charges in [
+                [(&long, Op::Acquire, Now::Store), (&short, op, Now::Store)],
+                [(&daily, Op::Acquire, at(end_us - 1_000)), (&daily, op, at(end_us))],
+            ] {
+                for (limit, op, now) in charges {
+                    let decided = apply_at(store, &[(limit, "alice", 1)], op, None, now).await;
+                    assert!(decided.expect("decides").allowed());
+                }
+                let lives = keys(&server).into_iter().map(|key| number(&server, &["PTTL", &key]));
+                let most_ms = lives.max().expect("a key");
+                assert!(
+                    most_ms > 9 * 86_400_000,
+                    "{mode}, {op}: {} {most_ms}",
+                    charges[1].0.name()
+                );
+                tell(&server, &["FLUSHALL"]);
+            }
+        }
+    }
 }
