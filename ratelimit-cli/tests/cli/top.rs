@@ -218,6 +218,9 @@ fn states_of_limits_that_the_policy_lacks_are_named() {
     scene.command("reset", &of_carol).says(&["full capacity again in bucket, log\n"]).lacks("note");
 }
 
+/// Which commands, in place of what they need, and what the error names.
+type Row<'r> = (&'r [&'r str], &'r [(&'r str, &'r str)], [&'r str; 2]);
+
 #[test]
 fn each_error_of_an_argument_names_it_and_the_remedy() {
     let limits = [("per-ip", "ip", ""), ("per-user", "user", "required = true")];
@@ -227,8 +230,7 @@ fn each_error_of_an_argument_names_it_and_the_remedy() {
     scene.write("empty", "\n");
     let (long, of_caller) = ("x".repeat(257), &["check", "inspect", "reset"][..]);
     let of_store = &["check", "inspect", "reset", "top", "heal"][..];
-    // Which commands, in place of what they need, and what the error names.
-    let rows: &[(&[&str], &[(&str, &str)], [&str; 2])] = &[
+    let rows: &[Row<'_>] = &[
         (of_store, &[("--policy", "none.toml")], ["none.toml", "name a TOML file"]),
         (of_store, &[("--store", "redi://h")], ["--store ", "accepted are redis://"]),
         (&of_store[1..], &[("--store", "memory")], ["--store memory", "such as redis://host:port"]),
