@@ -153,6 +153,11 @@ impl Keyspace {
             ("HGET", [field]) => {
                 Ok(self.hash(key)?.get(field).cloned().map_or(Reply::Nil, Reply::Text))
             }
+            ("HMGET", fields) => {
+                let hash = self.hash(key)?;
+                let value = |field| hash.get(field).cloned().map_or(Reply::Nil, Reply::Text);
+                Ok(Reply::Array(fields.iter().map(value).collect()))
+            }
             ("HSET", pairs) if !pairs.is_empty() && pairs.len().is_multiple_of(2) => {
                 let hash = self.hash(key)?;
                 let set = |pair: &[Bytes]| hash.insert(pair[0].clone(), pair[1].clone()).is_none();
@@ -168,7 +173,9 @@ impl Keyspace {
                 Ok(integer(fields.iter().filter(|field| hash.remove(*field).is_some()).count()))
             }
             (_, rest) if name.starts_with('Z') => self.of_sorted(name, key, rest),
-            _ => self.of_list(name, key, rest),
+            _ if name.starts_with(['L', 'R']) => self.of_list(name, key, rest),
+            // A script would take an error for a key of another type, and leave the batch to the driver.
+            _ => unreachable!("the model lacks the command {name}"),
         }
     }
 
