@@ -36,7 +36,7 @@ const MOST_WAITING: usize = 65_536;
 pub(crate) struct Calls {
     pub(crate) limit: Arc<CallLimit>,
     /// Made when the first request waits.
-    waiting: OnceLock<mpsc::Sender<Waiting>>,
+    waiting: OnceLock<mpsc::Sender<Box<Waiting>>>,
 }
 
 impl Calls {
@@ -50,8 +50,8 @@ impl Calls {
     /// not if there is no room, or if the task has ended.
     pub(crate) fn wait(
         &self,
-        request: Waiting,
-        start: impl FnOnce(mpsc::Receiver<Waiting>),
+        request: Box<Waiting>,
+        start: impl FnOnce(mpsc::Receiver<Box<Waiting>>),
     ) -> bool {
         let waiting = self.waiting.get_or_init(|| {
             let (sender, receiver) = mpsc::channel(MOST_WAITING);

@@ -59,24 +59,26 @@ impl CallLimit {
     /// Lets a call out at once.
     pub(super) fn try_acquire(self: &Arc<Self>, deadline: Deadline) -> Option<Permit> {
         self.permits.try_acquire().ok()?.forget();
-        Some(self.permit(deadline, false))
+        Some(self.permit(deadline))
     }
 
     /// Lets a call out, at the latest when a quarter of this deadline is over.
     pub(crate) async fn acquire(self: &Arc<Self>, deadline: Deadline) -> Permit {
-        if let Some(permit) = self.try_acquire(deadline) {
-            return permit;
-        }
         match timeout_at(deadline.quarter_time(), self.permits.acquire()).await {
             Ok(Ok(permit)) => permit.forget(),
             _ => _ = self.replaced.fetch_add(1, Ordering::Relaxed),
         }
-        self.permit(deadline, true)
+        self.permit(deadline)
     }
 
-    fn permit(self: &Arc<Self>, deadline: Deadline, has_waited: bool) -> Permit {
+    /// How many more calls may be let out at once.
+    pub(crate) fn free(&self) -> usize {
+        self.permits.available_permits()
+    }
+
+    fn permit(self: &Arc<Self>, deadline: Deadline) -> Permit {
         let (limit, patience) = (Arc::clone(self), deadline.given() / 4);
-        Permit { limit, begun: Instant::now(), patience, has_waited, has_landed: false }
+        Permit { limit, begun: Instant::now(), patience, is_shared: false, has_landed: false }
     }
 
     fn way(&self) -> MutexGuard<'_, Way> {
@@ -91,12 +93,17 @@ pub(crate) struct Permit {
     begun: Instant,
     /// After so long, another call may have replaced it.
     patience: Duration,
-    /// Whether it waited for another call.
-    has_waited: bool,
+    /// Whether it carries several requests because no more calls may be out.
+    is_shared: bool,
     has_landed: bool,
 }
 
 impl Permit {
+    /// The call carries so many requests.
+    pub(crate) fn carries(&mut self, requests: usize) {
+        self.is_shared = requests > 1 && self.limit.free() == 0;
+    }
+
     /// The server has answered: the call says how long the way is.
     pub(crate) const fn landed(&mut self) {
         self.has_landed = true;
@@ -107,7 +114,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let took = self.begun.elapsed();
         let let_out = if self.has_landed {
-            self.limit.way().landed(self.begun, took, self.has_waited)
+            self.limit.way().landed(self.begun, took, self.is_shared)
         } else {
             1
         };
@@ -122,19 +129,20 @@ impl Drop for Permit {
 impl Way {
     /// Notes how long a call took. Returns how many calls its end lets out: one, unless the server has more to do than it
     /// should, or less.
-    fn landed(&mut self, begun: Instant, took: Duration, has_waited: bool) -> usize {
+    fn landed(&mut self, begun: Instant, took: Duration, is_shared: bool) -> usize {
         let now = begun + took;
         if now.saturating_duration_since(self.since) >= COUNTS {
             self.quickest = [Duration::MAX, self.quickest[0]];
             self.since = now;
         }
         self.quickest[0] = self.quickest[0].min(took);
-        if !has_waited || begun < self.changed {
+        if !is_shared || begun < self.changed {
             return 1;
         }
         let quickest = self.quickest[0].min(self.quickest[1]);
         // In parts of a call's time, without a division.
-        let (waits, one) = ((took - quickest).as_nanos() * self.most as u128, took.as_nanos());
+        let (waits, one) =
+            (took.saturating_sub(quickest).as_nanos() * self.most as u128, took.as_nanos());
         let more = match waits {
             _ if waits * 2 < one * FEW_WAIT => self.most / 2,
             _ if waits < one * FEW_WAIT => 1,

@@ -94,42 +94,38 @@ pub(crate) struct Group {
 
 impl Load {
     /// Adds a request, unless its caller no longer wants it, or too little of its time is left: a call ends by the earliest
-    /// deadline of its requests, so each of them knows in time whether it was charged.
-    ///
-    /// # Errors
-    /// There is no room for it. An empty call has room for every request.
-    pub(crate) fn add(&mut self, request: Waiting, now: Instant) -> Result<(), Waiting> {
-        let Waiting { limits, keys, costs, deadline, answer } = request;
-        if answer.is_unwanted() {
-            return Ok(());
+    /// deadline of its requests, so each of them knows in time whether it was charged. Returns a request for which there is no
+    /// room. An empty call has room for every request.
+    pub(crate) fn add(&mut self, request: Box<Waiting>, now: Instant) -> Option<Box<Waiting>> {
+        let deadline = request.deadline;
+        if request.answer.is_unwanted() {
+            return None;
         }
         if deadline.remaining_at(now) <= deadline.given() / 4 {
-            answer.send(Outcome::TooLate);
-            return Ok(());
+            request.answer.send(Outcome::TooLate);
+            return None;
         }
-        let again =
-            |limits, keys, costs, answer| Err(Waiting { limits, keys, costs, deadline, answer });
         if self.requests >= MOST_REQUESTS {
-            return again(limits, keys, costs, answer);
+            return Some(request);
         }
-        let known = self.limits.iter().position(|known| *known == limits);
+        let known = self.limits.iter().position(|known| *known == request.limits);
         let state = |check: &TwinCheck<'_>| {
-            self.hasher.hash_one((&keys[check.shape.key - 1], &check.field))
+            self.hasher.hash_one((&request.keys[check.shape.key - 1], &check.field))
         };
-        let states: SmallVec<[u64; FEW]> = limits.0.iter().map(state).collect();
+        let states: SmallVec<[u64; FEW]> = request.limits.0.iter().map(state).collect();
         // Requests that share a state are decided in the order in which they came.
         let last = states.iter().filter_map(|state| self.last_of(*state)).max();
         let is_same = |place: &usize| {
             let group = &self.groups[*place];
-            Some(group.limits) == known && group.keys == keys
+            Some(group.limits) == known && group.keys == request.keys
         };
-        let place = if let Some(place) = last.filter(is_same) {
-            place
-        } else {
-            let all = (self.keys + keys.len(), self.states + states.len());
-            if self.requests > 0 && (all.0 > MOST_KEYS || all.1 > MOST_STATES) {
-                return again(limits, keys, costs, answer);
-            }
+        let same = last.filter(is_same);
+        let all = (self.keys + request.keys.len(), self.states + states.len());
+        if same.is_none() && self.requests > 0 && (all.0 > MOST_KEYS || all.1 > MOST_STATES) {
+            return Some(request);
+        }
+        let Waiting { limits, keys, costs, answer, .. } = *request;
+        let place = same.unwrap_or_else(|| {
             (self.keys, self.states) = all;
             let limits = known.unwrap_or_else(|| {
                 self.limits.push(limits);
@@ -137,13 +133,13 @@ impl Load {
             });
             let (costs, answers) = (SmallVec::new(), SmallVec::new());
             self.open(Group { limits, keys, states, costs, answers })
-        };
+        });
         self.requests += 1;
         let earliest = |known: Deadline| if known.at() <= deadline.at() { known } else { deadline };
         self.deadline = Some(self.deadline.map_or(deadline, earliest));
         self.groups[place].costs.push(costs);
         self.groups[place].answers.push(answer);
-        Ok(())
+        None
     }
 
     /// Adds a group, and returns its place.
@@ -161,6 +157,11 @@ impl Load {
 
     fn last_of(&self, state: u64) -> Option<usize> {
         self.last.find(state, |(hash, _)| *hash == state).map(|(_, place)| *place)
+    }
+
+    /// How many requests it carries.
+    pub(crate) const fn requests(&self) -> usize {
+        self.requests
     }
 
     /// From here on, its requests may be charged.

@@ -74,13 +74,13 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         let (caller, mut outcome) = oneshot::channel();
         // Where the task may stand still, the caller watches the clock. Others need no timer: the task does.
         let is_sent = (!home.is_here()).then(|| Arc::new(AtomicBool::new(false)));
-        let request = Waiting {
+        let request = Box::new(Waiting {
             limits: LimitSet(self.twins.iter().map(TwinCheck::to_owned).collect()),
             keys: self.keys.clone(),
             costs: self.batch.checks().iter().map(|check| check.cost).collect(),
             deadline: self.deadline,
             answer: Answer::new(caller, is_sent.clone()),
-        };
+        });
         let start = |waiting| {
             let run = sender::run(Arc::downgrade(self.inner), Arc::clone(&calls.limit), waiting);
             drop(home.spawn(run));

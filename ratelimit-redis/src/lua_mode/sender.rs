@@ -27,7 +27,7 @@ use crate::store::{Inner, evalsha};
 pub(super) async fn run<C: Connection>(
     inner: Weak<Inner<C>>,
     limit: Arc<CallLimit>,
-    mut waiting: mpsc::Receiver<Waiting>,
+    mut waiting: mpsc::Receiver<Box<Waiting>>,
 ) {
     let mut left = None;
     loop {
@@ -35,11 +35,15 @@ pub(super) async fn run<C: Connection>(
         let Some(first) = next else { return };
         let mut permit = limit.acquire(first.deadline).await;
         let (mut load, mut next, now) = (Load::default(), Some(first), Instant::now());
+        // As many calls as may be out share what waits.
+        let mut share = (1 + waiting.len()).div_ceil(1 + limit.free());
         while let Some(request) = next {
-            left = load.add(request, now).err();
-            next = if left.is_some() { None } else { waiting.try_recv().ok() };
+            left = load.add(request, now);
+            share -= 1;
+            next = if left.is_some() || share == 0 { None } else { waiting.try_recv().ok() };
         }
         let (Some(deadline), Some(inner)) = (load.deadline, inner.upgrade()) else { continue };
+        permit.carries(load.requests());
         load.depart();
         tokio::spawn(async move {
             if inner.send(load, deadline).await {

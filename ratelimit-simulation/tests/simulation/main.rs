@@ -9,6 +9,7 @@ mod fleet;
 mod servers;
 #[path = "../../../ratelimit-layers/tests/layers/simulation/shared.rs"]
 mod shared;
+mod way;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
