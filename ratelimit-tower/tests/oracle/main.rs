@@ -163,7 +163,7 @@ impl Both<'_> {
         let (mut underway, head) = self.system.ask(ask);
         prop_assert_eq!(self.system.take_seen(), due.seen.clone());
         let asked = self.system.take_asked();
-        self.compare_charges(asked, &due.asked)?;
+        self.compare_charges(&asked, &due.asked)?;
         if due.problem.is_some() {
             let head = head.ok_or_else(|| TestCaseError::fail("it is not rejected"))?;
             return compare_answer(self.setup, &head, || underway.collected(), &due);
@@ -220,14 +220,14 @@ impl Both<'_> {
             .iter()
             .map(|(limit, whose, cost, _)| (limit.clone(), whose.clone(), *cost))
             .collect();
-        self.compare_charges(settled, &charges)?;
+        self.compare_charges(&settled, &charges)?;
         prop_assert_eq!(forgiven, due.iter().map(|one| one.3).collect::<Vec<_>>());
         Ok(())
     }
 
     fn compare_charges(
         &mut self,
-        made: Vec<(String, String, u64)>,
+        made: &[(String, String, u64)],
         due: &[(String, Vec<String>, u64)],
     ) -> Result<(), TestCaseError> {
         let expected: Vec<_> = due.iter().map(|(limit, _, cost)| (&**limit, *cost)).collect();

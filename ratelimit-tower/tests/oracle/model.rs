@@ -330,8 +330,8 @@ impl<'a> Model<'a> {
             return Waited::Never;
         }
         let said = self.ask_all(Keeper::Store, apply.clone(), false);
-        let waits_us = said.iter().filter_map(|said| said.decision.retry_after_us);
-        let wait_us = waits_us.max().unwrap_or_default();
+        let waits = said.iter().filter_map(|said| said.decision.retry_after_us);
+        let wait_us = waits.max().unwrap_or_default();
         if wait_us > ask.patience_ms * 1_000 {
             return Waited::TooLong;
         }
@@ -363,9 +363,9 @@ impl<'a> Model<'a> {
     }
 }
 
-impl Said<'_> {
-    pub(crate) fn new<'a>((limit, whose, _): Applies<'a>, decision: Decision) -> Said<'a> {
-        Said { limit, whose, decision, charged: None, is_busy: false }
+impl<'a> Said<'a> {
+    pub(crate) fn new((limit, whose, _): Applies<'a>, decision: Decision) -> Self {
+        Self { limit, whose, decision, charged: None, is_busy: false }
     }
 
     pub(crate) fn asked(&self) -> (String, Vec<String>, u64) {

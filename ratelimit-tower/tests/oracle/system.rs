@@ -128,10 +128,12 @@ pub(crate) type Head = Response<()>;
 
 type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Broken>;
 
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Broken>>>>;
+
 /// A request that is underway.
 pub(crate) struct Underway {
     held: Held,
-    call: Option<Pin<Box<dyn Future<Output = Result<Response<Body>, Broken>>>>>,
+    call: Option<Answering>,
     body: Option<Body>,
 }
 
@@ -397,11 +399,11 @@ impl System {
 
     /// Sends a request, which waits for nothing but its handler.
     pub(crate) fn ask(&self, ask: &Ask) -> (Underway, Option<Head>) {
-        let held = Held::default();
+        let to_keep = Held::default();
         let mut request = self.request(ask);
-        request.extensions_mut().insert(held.clone());
-        let call = Box::pin(self.service.clone().oneshot(request));
-        let mut underway = Underway { held, call: Some(call), body: None };
+        request.extensions_mut().insert(to_keep.clone());
+        let answer = Box::pin(self.service.clone().oneshot(request));
+        let mut underway = Underway { held: to_keep, call: Some(answer), body: None };
         let head = underway.call();
         (underway, head)
     }
@@ -493,7 +495,7 @@ impl Underway {
             .body
             .as_mut()
             .and_then(|body| body.frame().now_or_never().expect("it waits for nothing"));
-        if !frame.is_some_and(|frame| frame.is_ok()) {
+        if frame.is_none_or(|frame| frame.is_err()) {
             self.body = None;
         }
         None
