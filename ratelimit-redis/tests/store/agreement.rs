@@ -321,16 +321,18 @@ async fn a_settlement_after_a_change_gives_back_what_no_window_of_either_limit_h
     }
 }
 
-/// Whatever is written last, by any path, and in a later window.
+/// Whatever is written last, by any path, in a later window, and in a later bucket of the same one.
 #[tokio::test]
 async fn a_key_lives_as_long_as_what_it_keeps_longest() {
     const TEN_DAYS_US: u64 = 10 * 86_400_000_000;
     let server = server();
     let store = plain(&server).await;
-    let [long, short, daily] = [
+    let [long, short, daily, parted] = [
         ("long", "first-request-window 9/10d"),
         ("short", "first-request-window 9/s"),
         ("daily", "fixed-window 9/10d"),
+        // Its older part still counts, so the key stays.
+        ("parted", "bucketed-window bucket 5d rates 9/10d"),
     ]
     .map(|(name, words)| limit(name, &format!("{words} count attempts")));
     let end_us = now_us().next_multiple_of(TEN_DAYS_US);
@@ -339,6 +341,7 @@ async fn a_key_lives_as_long_as_what_it_keeps_longest() {
             for charges in [
                 [(&long, Op::Acquire, Now::Store), (&short, op, Now::Store)],
                 [(&daily, Op::Acquire, at(end_us - 1_000)), (&daily, op, at(end_us))],
+                [(&parted, Op::Acquire, at(end_us - 1_000)), (&parted, op, at(end_us))],
             ] {
                 for (limit, op, now) in charges {
                     let decided = apply_at(store, &[(limit, "alice", 1)], op, None, now).await;
