@@ -14,16 +14,23 @@ const ID: ReservationId = ReservationId::new(3);
 /// The checks of a long batch: more than any store has a path of its own for.
 const LONG: usize = 20;
 
+/// In this time one of nine units an hour flows back.
+const ONE_FLOWS_BACK_US: u64 = 400_000_000;
+
 impl Scope {
-    /// Long batches of each operation, on limits of this scope that the store can keep; of reservations, also batches that differ
-    /// in nothing but which limit has which key.
+    /// Long batches of each operation, on limits of this scope that the store can keep, and one over several keys that one limit
+    /// denies. Of reservations, also batches that differ in nothing but which limit has which key, and a settlement after a part of
+    /// the charge has flowed back.
     pub(crate) fn seldom(self, able: Able) -> Vec<Trace<Policy>> {
         let mut policies = self.at_rate(rate(9, 3_600_000_000), 9);
         policies.retain(|policy| able.can_keep(policy));
+        let several_keys = able.can(Capability::SeveralKeys);
         if self != Self::Reservations {
             let ops = [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Adopt, Op::Reset];
             let ops = ops.into_iter().filter(|op| able.can_do(*op)).map(|op| (op, None));
-            return vec![long(&policies, ops)];
+            let mut traces = vec![long(&policies, ops)];
+            traces.extend(Some(denied_by_one(&policies)).filter(|_| several_keys));
+            return traces;
         }
         policies.retain(|policy| policy.reservation_us().is_some());
         let under = |ops: [Op; 3]| ops.map(|op| (op, Some(ID))).into_iter();
@@ -32,7 +39,10 @@ impl Scope {
         policies.retain(|policy| !policy.has_leases());
         let Some(first) = policies.first() else { return traces };
         traces.push(long(&policies, under([Op::Acquire, Op::Extend, Op::Settle])));
-        if able.can(Capability::SeveralKeys) {
+        if able.can(Capability::Force) {
+            traces.push(extended_late(&policies));
+        }
+        if several_keys {
             let crossed = [[(0, "a"), (0, "b"), (1, "c")], [(0, "a"), (0, "c"), (1, "b")]];
             let requests = crossed.map(|asks| request(0, (Op::Acquire, Some(ID)), asks));
             traces.push(trace(&[*first; 2], requests));
@@ -49,6 +59,33 @@ fn long(
     let policies: Vec<_> = policies.iter().copied().cycle().take(LONG).collect();
     let asks = || (0..LONG).map(|limit| (limit, "a"));
     trace(&policies, ops.zip(0..).map(|(op, n)| request(n, op, asks())))
+}
+
+/// Each of three keys has limits that count attempts after limits that count admissions. The last limit denies the batch: whatever
+/// counts attempts is charged, in its position, and nothing else.
+fn denied_by_one(policies: &[Policy]) -> Trace<Policy> {
+    let ask = |limit: usize, cost| Ask { limit, key: ["a", "b", "c"][limit % 3].to_owned(), cost };
+    let last = policies.len().saturating_sub(1);
+    let all = (0..policies.len()).map(|limit| ask(limit, 1)).collect();
+    let requests = [vec![ask(last, 9)], all];
+    trace(policies, requests.map(|asks| TraceRequest { at: AT, op: Op::Acquire, asks, id: None }))
+}
+
+/// A reservation is extended after a part of it has flowed back, and another caller has charged: its settlement gives back what
+/// still counts, and no unit twice.
+fn extended_late(policies: &[Policy]) -> Trace<Policy> {
+    let requests = [
+        (0, Op::Acquire, Some(ID), 3),
+        (ONE_FLOWS_BACK_US, Op::Force, None, 4),
+        (2 * ONE_FLOWS_BACK_US, Op::Extend, Some(ID), 5),
+        (2 * ONE_FLOWS_BACK_US, Op::Settle, Some(ID), 0),
+    ];
+    let requests = requests.map(|(after_us, op, id, cost)| {
+        let ask = |limit| Ask { limit, key: "a".to_owned(), cost };
+        let asks = (0..policies.len()).map(ask).collect();
+        TraceRequest { at: AT.saturating_add_us(after_us), op, asks, id }
+    });
+    trace(policies, requests)
 }
 
 fn trace(policies: &[Policy], requests: impl IntoIterator<Item = TraceRequest>) -> Trace<Policy> {

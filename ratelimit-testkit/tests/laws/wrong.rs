@@ -38,6 +38,8 @@ pub(crate) enum Flaw {
     ForgivesInSilence,
     /// An extension that is repeated after a lost answer charges again what it has added.
     ExtendsAgain,
+    /// A settlement gives back the whole cost of an extended reservation, also the part that had flowed back before.
+    ReturnsWhatFlowedBack,
     /// All limits of a batch are charged the cost of its first.
     ChargesTheFirstCost,
     /// A batch that one limit denies has already been charged to the limits before it.
@@ -358,6 +360,9 @@ impl WrongStore {
         match (self.flaw, batch.operation()) {
             (Some(Flaw::ChargesAgain), Op::Acquire) => return None,
             (Some(Flaw::ExtendsAgain), Op::Extend) => reservation.cost = 0,
+            (Some(Flaw::ReturnsWhatFlowedBack), Op::Settle) => {
+                reservation.counts = reservation.cost;
+            }
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 if let Some(PolicyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state)
                 {

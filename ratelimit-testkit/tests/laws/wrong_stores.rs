@@ -52,6 +52,7 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ReadsTheClockFirst, ManyTasks, &[GCRA, FIRST, LOG, LIST, LEASES, DRAINED]),
     (Flaw::ForgetsDebt, Agrees, &[FIXED]),
     (Flaw::ExtendsAgain, Agrees, &[GCRA, FIXED, Reservations]),
+    (Flaw::ReturnsWhatFlowedBack, Agrees, &[Reservations]),
     (Flaw::ChargesTheFirstCost, Agrees, &[Mixed]),
     (Flaw::ChargesTheFirstFew(16), Agrees, &[Mixed, Reservations]),
     (Flaw::ForgivesInSilence, Agrees, &[GCRA, FIXED]),
