@@ -6,6 +6,7 @@
 //! thread drives it, the store starts a thread of its own and stays there.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::{io, thread};
 
@@ -40,6 +41,8 @@ pub(crate) struct Home {
     kind: HomeKind,
     /// Heard by a task of the runtime, which ends with it.
     ends: watch::Sender<()>,
+    /// Whether another task of the store has ended with it.
+    is_ending: AtomicBool,
     /// Ends the store's own thread when it is dropped.
     _thread: Option<oneshot::Sender<()>>,
 }
@@ -101,7 +104,7 @@ impl Home {
     fn on(runtime: Handle, kind: HomeKind, thread: Option<oneshot::Sender<()>>) -> Self {
         let (ends, mut heard) = watch::channel(());
         drop(runtime.spawn(async move { heard.changed().await }));
-        Self { runtime, kind, ends, _thread: thread }
+        Self { runtime, kind, ends, is_ending: AtomicBool::new(false), _thread: thread }
     }
 
     /// On a thread that ends when the home is dropped.
@@ -128,7 +131,12 @@ impl Home {
     }
 
     fn has_ended(&self) -> bool {
-        self.ends.is_closed()
+        self.ends.is_closed() || self.is_ending.load(Ordering::Acquire)
+    }
+
+    /// Notes that a task of the store has ended with it: a runtime ends its tasks one after the other.
+    pub(crate) fn ends(&self) {
+        self.is_ending.store(true, Ordering::Release);
     }
 
     /// Whether the store moved here.

@@ -45,8 +45,10 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 }
                 return verdict;
             }
-            // Rare: unboxed, it would enlarge every request's future.
-            let Some(outcome) = self.wait(home, &calls).await? else { continue };
+            let Some(outcome) = self.wait(home, &calls).await? else {
+                home.ends();
+                continue;
+            };
             let (outcome, place) = match outcome {
                 Outcome::Sent(outcome, place) => (outcome, place),
                 Outcome::Lost => {

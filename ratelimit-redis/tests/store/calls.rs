@@ -186,8 +186,8 @@ fn decides_in_order(wrong: Option<Wrong>, cases: u32) -> Result<(), String> {
                 let verdict = task.await.expect("no panic").map_err(|error| lost(&error))?;
                 prop_assert_eq!(told(&verdict), due);
             }
-            // None of those that wait waits for another: there is a call for each that was out, and one for all of them.
-            prop_assert!(wrong.is_some() || gated.calls() == OUT.len() + 1);
+            // None of those that wait waits for another: there are no more calls than may be out.
+            prop_assert!(wrong.is_some() || gated.calls() <= 2 * OUT.len());
             for limit in limits {
                 for key in ["alice", "bob"] {
                     let left = peek(&pure, limit, key).await;
@@ -583,8 +583,11 @@ async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) 
             }
         }
         assert_eq!(lost > 0, executes.is_some(), "{key}: {decided} decided");
-        let charged = decided + if executes == Some(true) { lost } else { 0 };
-        assert_eq!(peek(&store, &shared, key).await, 40 - charged, "{key}: {lost} lost");
+        // They ride in two calls, since two may be out. The second has reached the server, or has not.
+        let charged = 40 - peek(&store, &shared, key).await;
+        let least = decided + u64::from(executes == Some(true));
+        let due = least..=if executes.is_none() { decided } else { decided + lost };
+        assert!(due.contains(&charged), "{key}: {decided} decided, {lost} lost, {charged} charged");
     }
 }
 

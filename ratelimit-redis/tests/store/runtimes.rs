@@ -50,6 +50,13 @@ async fn threads_that_block_now_and_then_are_served(client: Client) {
     assert_eq!(peek(&store, &limit, "a").await, 1_000 - 16 * 20);
 }
 
+/// So many turns of a runtime that each task runs until it waits.
+async fn turns() {
+    for _ in 0..10 * WAIT {
+        yield_now().await;
+    }
+}
+
 /// So many requests on this runtime, for three keys.
 fn begin(on: &Runtime, store: &RedisStore, limit: &Limit<Policy>, requests: usize) -> Vec<Asked> {
     let ask = |n: usize| {
@@ -108,7 +115,9 @@ async fn what_waits_on_a_runtime_that_ends_is_sent_anew(client: Client) {
         runs(&first, before, 1 + calls).await;
     }
     asked.extend(begin(&others, &store, &limit, WAIT));
-    first.shutdown_background();
+    // Its one thread runs them in turn: then all of them wait.
+    others.spawn(turns()).await.expect("no panic");
+    aside(move || drop(first)).await;
     proxy.hang(false);
     assert_eq!(left(&store, &limit, "other").await, 999);
     are_accounted_for(&store, &limit, asked).await;
@@ -126,11 +135,7 @@ async fn a_runtime_that_stands_still_holds_no_other_back(client: Client) {
         still.block_on(left(&its_store, &its_limit, "warm"));
         proxy.hang(true);
         let asked = begin(&still, &its_store, &its_limit, WAIT + 2);
-        still.block_on(async {
-            for _ in 0..10 * WAIT {
-                yield_now().await;
-            }
-        });
+        still.block_on(turns());
         proxy.hang(false);
         (still, asked, proxy)
     };
