@@ -35,7 +35,8 @@ pub use hold::{Held, Hold};
 /// | the handler panicked | as above |
 /// | the inner service failed | nothing, if a 500 is free |
 ///
-/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost. A [`Hold`] keeps it
+/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds as many places as the request costs, for that time:
+/// beside a budget, give it the cost 1, as by `LimitCosts::from(1).of("tokens", estimate)`. A [`Hold`] keeps it
 /// for longer, while an upgraded connection lives, such as a WebSocket's. Without one, the response 101 gives the place back.
 ///
 /// # Renewal

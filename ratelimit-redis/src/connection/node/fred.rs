@@ -263,10 +263,8 @@ fn connection() -> ConnectionConfig {
         internal_command_timeout: Duration::ZERO,
         max_command_attempts: 1,
         tcp: TcpConfig {
-            // The client writes each script separately, whatever waits behind it: with Nagle's algorithm
-            // the scripts of concurrent callers share a segment. A single caller's next script never
-            // waits, since the reply to the previous one has acknowledged it.
-            nodelay: Some(false),
+            // With Nagle's algorithm a script waits for the replies to those before it: over a long way, twice as long.
+            nodelay: Some(true),
             keepalive: Some(super::keepalive()),
             #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
             user_timeout: Some(super::USER_TIMEOUT),
