@@ -19,7 +19,7 @@ use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::identifiers::Identifiers;
-use crate::limit::Limits;
+use crate::limit::{Limit, Limits};
 use crate::reservation::{Reservation, ReservationId};
 use crate::store_traits::{Store, StoreError};
 
@@ -239,14 +239,22 @@ where
     }
 
     /// Grows the reservation to this total, if what is added fits: a stream that is longer than its estimate asks before it
-    /// goes on. Then it lives for another hour. After a denial the reservation is what it was. A lease beside it is not renewed,
-    /// and one that has ended is left out: [`renew`](Self::renew) tells.
+    /// goes on. Then it lives for another hour. After a denial the reservation is what it was. A lease beside it keeps its
+    /// places and is not renewed, and one that has ended is left out: [`renew`](Self::renew) tells.
     ///
     /// # Errors
     /// What the store could not do; the reservation has expired, or has [no record](Self#without-a-record). After an error
     /// the settlement is at the cost before.
     pub async fn extend(&mut self, total: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
-        let total = total.into();
+        let mut total = total.into();
+        let has_leases = |limit: &&Limit<A>| limit.algorithm().has_leases();
+        if !self.limits().iter().all(|limit| has_leases(&limit)) {
+            for name in self.limits().iter().filter(has_leases).map(Limit::name) {
+                if total.parts().0.all(|(named, _)| named != name) {
+                    total.set(name, self.settlement.charged.get(name));
+                }
+            }
+        }
         let verdict = self.charge.request().costs(&total).extend().await?;
         if verdict.allowed() {
             self.settlement.charged = total.clone().max(&self.settlement.charged);

@@ -8,7 +8,7 @@ use ratelimit_core::{
     StoreError as _, Verdict,
 };
 use ratelimit_layers::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
-use tokio::time::{Instant, advance};
+use tokio::time::{Instant, advance, sleep};
 
 use crate::common::{
     BEGIN, Fake, FakeError, ID, Mode, NODES, PAUSE, UNAVAILABLE, ask_all, checks, fallback, limit,
@@ -286,6 +286,28 @@ async fn a_reservation_settles_where_it_was_made() {
             let little = Check { cost: 1, ..much };
             assert!(store.apply(&Batch::one(&little).id(ID)).await.expect("decides").allowed());
             assert_eq!(store.store().left(&limits[0], "carol"), 59);
+        }
+    }
+}
+
+/// Whatever the caller was told without the store.
+#[tokio::test(start_paused = true)]
+async fn an_estimate_whose_answer_was_lost_is_taken_back() {
+    for choice in [OnOutage::Closed, OnOutage::Open, OnOutage::Local] {
+        for away in [Duration::ZERO, Duration::from_secs(5)] {
+            let limits = [burst(choice)];
+            let store = layered(&limits);
+            let checks = checks(&limits, "alice", 10);
+            let reserve = Batch::one(&checks[0]).id(ID).settled_once();
+            store.store().set(Mode::Hangs);
+            store.store().once(Mode::ChargesAndHangs);
+            let verdict = store.apply(&reserve).await.expect("decides");
+            assert_eq!(verdict.allowed(), choice != OnOutage::Closed);
+            assert_eq!(store.store().left(&limits[0], "alice"), 50, "{choice:?}");
+            sleep(away).await;
+            store.store().set(Mode::Answers);
+            sleep(Duration::from_secs(4)).await;
+            assert_eq!(store.store().left(&limits[0], "alice"), 60, "{choice:?}, {away:?}");
         }
     }
 }

@@ -160,6 +160,15 @@ async fn an_extension_only_grows_and_the_cost_of_an_unknown_name_settles_the_res
     assert_eq!(lease.extend(3).await.expect_err("a lease").kind(), ErrorKind::Unsupported);
     drop(lease);
     assert_eq!(left_at_the_end(&limiter).await, 100);
+    // Beside what grows, a lease keeps its places, unless it is named.
+    let (limiter, _) = slow_of(&[("tokens", WINDOW), ("streams", "concurrency 2/1h")]);
+    let mut stream = reserve(&limiter, LimitCosts::from(1).of("tokens", 10)).await;
+    let verdict = stream.extend(30).await.expect("extends");
+    let left: Vec<_> = verdict.decisions().iter().map(|decision| decision.remaining).collect();
+    assert_eq!((verdict.allowed(), left), (true, vec![70, 1]));
+    let named = LimitCosts::from(40).of("streams", 2);
+    let error = stream.extend(named).await.expect_err("a lease");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
 
 #[tokio::test(start_paused = true)]
