@@ -134,7 +134,7 @@ impl<M: Mode> Builder<M> {
     /// [thread of its own](Self::own_thread) and stays there. A store [over](Self::over) a client of your own leaves
     /// connections to that client.
     ///
-    /// A runtime that you set must live as long as the store, and run: if you drive a `current_thread` runtime only now and
+    /// A runtime that you set must run: if you drive a `current_thread` runtime only now and
     /// then, or block all threads of a runtime, requests from elsewhere are `Unavailable`.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {

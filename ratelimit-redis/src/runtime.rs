@@ -68,7 +68,7 @@ impl StoreRuntime {
     /// The runtime on which the store lives now, for a caller here.
     ///
     /// # Errors
-    /// The runtime that was named has ended, or the system starts no thread.
+    /// The system starts no thread.
     pub(crate) fn home(&self) -> Result<&Arc<Home>, String> {
         if let Some(own) = self.own.get() {
             return Ok(own);
@@ -82,11 +82,7 @@ impl StoreRuntime {
                 .first
                 .get_or_init(|| Arc::new(Home::on(Handle::current(), HomeKind::OfCaller, None))),
         };
-        match (first.serves_here(), first.kind) {
-            (true, _) => Ok(first),
-            (false, HomeKind::Named) => Err(NAMED_HAS_ENDED.to_owned()),
-            (false, _) => self.own_thread(),
-        }
+        if first.serves_here() { Ok(first) } else { self.own_thread() }
     }
 
     fn own_thread(&self) -> Result<&Arc<Home>, String> {
@@ -96,9 +92,6 @@ impl StoreRuntime {
         Ok(self.own.get_or_init(|| Arc::new(home)))
     }
 }
-
-const NAMED_HAS_ENDED: &str = "the runtime that Builder::runtime names has ended; name one that lives as long as the \
-                               store, or none";
 
 impl Home {
     fn on(runtime: Handle, kind: HomeKind, thread: Option<oneshot::Sender<()>>) -> Self {
