@@ -102,7 +102,7 @@ use outage::Outage;
 /// - **Unknown outcomes.** A request that was sent and got no answer may have been charged by the store, and is decided
 ///   once more without it. Each such request costs the caller at most its own cost in the store, and
 ///   [`OutageCount::undetermined`] counts it. Their number is bounded by the calls in flight when the breaker opens, and one
-///   probe per pause. It never admits more. An estimate of [`reserve_owned`](ratelimit_core::RateLimiter::reserve_owned), or of an
+///   probe per pause. It never admits more. An estimate of `reserve_owned`, or of an
 ///   HTTP layer, is taken back from the store within ten seconds, if the store is there by then.
 ///
 /// # Operations other than a check
