@@ -394,7 +394,8 @@ end
 local function keep(check)
   if not writes(check) or check.write ~= 'put' then return end
   check.life = call('PTTL', check.key)
-  if check.life < state_ttl_ms(check.expires) and may0 and not may0('PEXPIRE', check.key, '1') then
+  -- Redis 7.0 reads the time anew for each PTTL: by the write, a life that just sufficed may be too short.
+  if check.life < state_ttl_ms(check.expires) + 100 and may0 and not may0('PEXPIRE', check.key, '1') then
     -- The server says why.
     call('PEXPIRE', check.key, '1')
   end
