@@ -213,6 +213,8 @@ pub mod algorithm {
 /// What a [`Store`] is asked, and what it decides with: a batch of checks, an operation, and [`decide`](store::decide).
 pub mod store {
     pub use crate::batch::{Batch, Check, CompactStates, States, decide, decide_compact};
+    #[cfg(feature = "tokio")]
+    pub use crate::limiter::repeat_settlement;
     pub use crate::op::{Now, Op};
     pub use crate::reservation::{Reservation, ReservationGroup};
     #[cfg(feature = "dyn")]

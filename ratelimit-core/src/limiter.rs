@@ -38,7 +38,7 @@ mod request;
 pub use lease::{Lease, Leased};
 pub use named::{NamedDecision, NamedDecisions};
 #[cfg(feature = "tokio")]
-pub use owned::{OwnedReservation, ReserveError, Reserved};
+pub use owned::{OwnedReservation, ReserveError, Reserved, repeat_settlement};
 pub use request::{LimitCosts, Request};
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*

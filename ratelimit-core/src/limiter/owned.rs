@@ -346,35 +346,51 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     /// Settles it for no caller that could receive an error.
     async fn settled(self: Arc<Self>, costs: LimitCosts, charged: LimitCosts, granted: bool) {
         // Under its id, a further attempt changes nothing if the first arrived. After the last one, the reservation expires.
-        let (mut begin, mut pause, mut unknown) = (None, FIRST_PAUSE, 0);
-        loop {
-            let sent = begin.is_some();
-            let Err(error) = self.settle(&costs, &charged).await else { return };
-            let is_again = match error.kind() {
-                kind if kind.is_outage() => true,
-                // The request that it cancels may come later, as by another connection.
-                ErrorKind::Ended if !granted => {
-                    unknown += 1;
-                    if unknown > MOST_UNKNOWN {
-                        return;
-                    }
-                    true
-                }
-                _ => false,
-            };
-            // A store that takes long to fail is asked twice.
-            let is_late = begin.get_or_insert_with(Instant::now).elapsed() >= PATIENCE && sent;
-            if is_late || !is_again {
-                if let Some(report) = self.report.get() {
-                    report(&error);
-                }
-                return;
-            }
-            // In a task, and not while the value is dropped.
-            yield_now().await;
-            sleep(pause).await;
-            pause = (pause * 2).min(LAST_PAUSE);
+        let settled = repeat_settlement(granted, || self.settle(&costs, &charged)).await;
+        if let (Err(error), Some(report)) = (settled, self.report.get()) {
+            report(&error);
         }
+    }
+}
+
+/// Sends a settlement for which no caller waits, again after pauses that grow to a second, until the store has answered or [ten
+/// seconds](Reservation::REPEAT_US) have passed. For layers that settle by themselves; a settlement has an id, so that sending it
+/// again changes nothing. `granted` is whether the store has answered the request that it settles: otherwise that may come later,
+/// and a store that does not know it is asked a few times more.
+///
+/// It needs a tokio runtime with its time driver enabled, unless the first attempt succeeds.
+///
+/// # Errors
+/// Of the last attempt.
+pub async fn repeat_settlement<T, E: StoreError, F: Future<Output = Result<T, E>>>(
+    granted: bool,
+    mut attempt: impl FnMut() -> F,
+) -> Result<(), E> {
+    let (mut begin, mut pause, mut unknown) = (None, FIRST_PAUSE, 0);
+    loop {
+        let sent = begin.is_some();
+        let Err(error) = attempt().await else { return Ok(()) };
+        let is_again = match error.kind() {
+            kind if kind.is_outage() => true,
+            // The request that it cancels may come later, as by another connection.
+            ErrorKind::Ended if !granted => {
+                unknown += 1;
+                if unknown > MOST_UNKNOWN {
+                    return Ok(());
+                }
+                true
+            }
+            _ => false,
+        };
+        // A store that takes long to fail is asked twice.
+        let is_late = begin.get_or_insert_with(Instant::now).elapsed() >= PATIENCE && sent;
+        if is_late || !is_again {
+            return Err(error);
+        }
+        // In a task, and not while the value is dropped.
+        yield_now().await;
+        sleep(pause).await;
+        pause = (pause * 2).min(LAST_PAUSE);
     }
 }
 
