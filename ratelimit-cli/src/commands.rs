@@ -87,13 +87,6 @@ fn unknown_states(names: &BTreeSet<String>, what: &str) -> Option<String> {
     })
 }
 
-/// Of the names of states, those that no limit of the policy has.
-#[cfg(feature = "_servers")]
-fn unknown_names(limits: &Limits<Policy>, names: Vec<String>) -> impl Iterator<Item = String> {
-    let is_known = |name: &String| limits.iter().any(|limit| limit.state_name() == name);
-    names.into_iter().filter(move |name| !is_known(name))
-}
-
 /// The names of states of these callers that no limit of the policy has.
 #[cfg(feature = "_servers")]
 async fn unknown_of(
@@ -104,9 +97,8 @@ async fn unknown_of(
     let callers: BTreeSet<_> = keyed.iter().map(|(_, key)| key).collect();
     let mut unknown = BTreeSet::new();
     for caller in callers {
-        let names =
-            in_each_mode!(store, store => store.state_names(&store.shared_key(caller)).await);
-        unknown.extend(unknown_names(limits, names?));
+        let names = in_each_mode!(store, store => store.unknown_states(limits, &store.shared_key(caller)).await);
+        unknown.extend(names?);
     }
     Ok(unknown)
 }

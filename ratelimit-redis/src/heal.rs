@@ -103,10 +103,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         while let Some(keys) = scan.next().await? {
             healed.keys += keys.len() as u64;
             for keys in keys.chunks(AT_ONCE) {
-                for names in all(keys.iter().map(|key| self.state_names(key))).await {
-                    let is_known =
-                        |name: &String| limits.iter().any(|one| one.state_name() == name);
-                    healed.unknown.extend(names?.into_iter().filter(|name| !is_known(name)));
+                for names in all(keys.iter().map(|key| self.unknown_states(limits, key))).await {
+                    healed.unknown.extend(names?);
                 }
                 let found = keys.iter().map(|key| self.heal_key(limits, key, options.dry_run));
                 for (key, found) in keys.iter().zip(all(found).await) {

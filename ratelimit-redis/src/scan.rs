@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::vec;
 
+use ratelimit_core::{Algorithm, Limits};
+
 use crate::connection::slot::{self, Range};
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::Result;
@@ -118,12 +120,23 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// The [state names](ratelimit_core::Limit::state_name) of the limits that have a state in a key of a
-    /// [`scan`](Self::scan), whichever policy wrote them. Empty for a key without states.
+    /// The [state names](ratelimit_core::Limit::state_name) of limits that have a state in a key of a [`scan`](Self::scan) and
+    /// are not among these: of another policy, or of one that has changed. Empty for a key without states.
     ///
     /// # Errors
     /// As of every command.
-    pub async fn state_names(&self, key: &str) -> Result<Vec<String>> {
+    pub async fn unknown_states<A: Algorithm>(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+    ) -> Result<Vec<String>> {
+        let mut names = self.state_names(key).await?;
+        names.retain(|name| !limits.iter().any(|limit| limit.state_name() == name));
+        Ok(names)
+    }
+
+    /// The names of all states in a key, whichever policy wrote them.
+    async fn state_names(&self, key: &str) -> Result<Vec<String>> {
         let own = self.inner.keys.limit_of(key).filter(|_| self.read_key(key) != StoredKey::Other);
         match own {
             Some("") if M::NAME == Lua::NAME => {}

@@ -8,7 +8,7 @@ use ratelimit_core::{Decision, ErrorKind, Limit, Limits, Policy, Store, StoreErr
 use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
-use super::{unknown_names, unknown_states};
+use super::unknown_states;
 use crate::args::TopArgs;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
@@ -105,9 +105,9 @@ where
             }
         }
         for keys in keys.chunks(AT_ONCE) {
-            for names in join_all(keys.iter().map(|key| store.state_names(key))).await {
+            for names in join_all(keys.iter().map(|key| store.unknown_states(limits, key))).await {
                 match names.map_err(failed) {
-                    Ok(names) => found.unknown.extend(unknown_names(limits, names)),
+                    Ok(names) => found.unknown.extend(names),
                     Err(failure) => {
                         found.failed.get_or_insert(failure);
                         break 'scan;
