@@ -38,20 +38,14 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub(crate) struct Home {
     runtime: Handle,
-    kind: HomeKind,
+    /// Whether the user named it.
+    is_named: bool,
     /// Heard by a task of the runtime, which ends with it.
     ends: watch::Sender<()>,
     /// Whether another task of the store has ended with it.
     is_ending: AtomicBool,
-    /// Ends the store's own thread when it is dropped.
-    _thread: Option<oneshot::Sender<()>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HomeKind {
-    OfCaller,
-    Named,
-    OwnThread,
+    /// Ends the store's own thread when it is dropped; `None` on any other runtime.
+    thread: Option<oneshot::Sender<()>>,
 }
 
 impl Default for StoreRuntime {
@@ -73,15 +67,15 @@ impl StoreRuntime {
         if let Some(own) = self.own.get() {
             return Ok(own);
         }
-        let first = match &self.place {
+        let named = match &self.place {
             Place::OwnThread => return self.own_thread(),
-            Place::Named(runtime) => self
-                .first
-                .get_or_init(|| Arc::new(Home::on(runtime.clone(), HomeKind::Named, None))),
-            Place::Caller => self
-                .first
-                .get_or_init(|| Arc::new(Home::on(Handle::current(), HomeKind::OfCaller, None))),
+            Place::Named(runtime) => Some(runtime),
+            Place::Caller => None,
         };
+        let first = self.first.get_or_init(|| {
+            let runtime = named.map_or_else(Handle::current, Handle::clone);
+            Arc::new(Home::on(runtime, named.is_some(), None))
+        });
         if first.serves_here() { Ok(first) } else { self.own_thread() }
     }
 
@@ -94,10 +88,10 @@ impl StoreRuntime {
 }
 
 impl Home {
-    fn on(runtime: Handle, kind: HomeKind, thread: Option<oneshot::Sender<()>>) -> Self {
+    fn on(runtime: Handle, is_named: bool, thread: Option<oneshot::Sender<()>>) -> Self {
         let (ends, mut heard) = watch::channel(());
         drop(runtime.spawn(async move { heard.changed().await }));
-        Self { runtime, kind, ends, is_ending: AtomicBool::new(false), _thread: thread }
+        Self { runtime, is_named, ends, is_ending: AtomicBool::new(false), thread }
     }
 
     /// On a thread that ends when the home is dropped.
@@ -113,13 +107,13 @@ impl Home {
         };
         thread::Builder::new().name("ratelimit-redis".into()).spawn(run)?;
         let handle = starts.recv().map_err(io::Error::other)??;
-        Ok(Self::on(handle, HomeKind::OwnThread, Some(stop)))
+        Ok(Self::on(handle, false, Some(stop)))
     }
 
-    /// Whether what a caller of this thread waits for goes on here.
+    /// Whether what a caller of this thread waits for goes on here, where the first requests came from.
     fn serves_here(&self) -> bool {
-        let of_one_thread = || self.runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
-        let stops = self.kind == HomeKind::OfCaller && of_one_thread() && !self.is_here();
+        let of_one_thread = self.runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+        let stops = of_one_thread && !self.is_named && !self.is_here();
         !stops && !self.has_ended()
     }
 
@@ -134,7 +128,7 @@ impl Home {
 
     /// Whether the store moved here.
     pub(crate) fn is_own_thread(&self) -> bool {
-        self.kind == HomeKind::OwnThread
+        self.thread.is_some()
     }
 
     /// Whether the caller runs on it.
@@ -148,13 +142,12 @@ impl Home {
 
     /// What to do about a runtime that runs no tasks, for a message to a caller whose time is over.
     pub(crate) fn remedy(&self) -> &'static str {
-        match self.kind {
-            _ if self.is_here() => "",
-            HomeKind::Named => "; does the runtime that Builder::runtime names run?",
-            HomeKind::OfCaller => {
-                "; do all threads of the store's runtime wait? Builder::own_thread gives it one of its own"
-            }
-            HomeKind::OwnThread => "",
+        if self.is_here() || self.is_own_thread() {
+            ""
+        } else if self.is_named {
+            "; does the runtime that Builder::runtime names run?"
+        } else {
+            "; do all threads of the store's runtime wait? Builder::own_thread gives it one of its own"
         }
     }
 }

@@ -16,9 +16,9 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Waits for the caller's turn at all of these keys, first come, first served, for a quarter of the time at most:
-    /// another runtime may need half of it to take over the connection. By then the caller whose turn it is may be a future that is
-    /// kept and no longer polled: this caller goes without a turn, and later ones form another queue.
+    /// Waits for the caller's turn at all of these keys, first come, first served, for a quarter of the time at most.
+    /// By then the caller whose turn it is may be a future that is kept and no longer polled: this caller goes without a turn,
+    /// and later ones form another queue.
     pub(crate) async fn take(&self, mut keys: Vec<Arc<str>>, deadline: Deadline) -> Vec<Taken<'_>> {
         // One global order, so no two callers wait for each other.
         keys.sort_unstable();

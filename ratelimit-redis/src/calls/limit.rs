@@ -122,7 +122,7 @@ impl Drop for Permit {
         let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
         let is_replaced =
             took >= self.patience && self.limit.replaced.fetch_update(set, get, one_fewer).is_ok();
-        self.limit.permits.add_permits(let_out - usize::from(is_replaced && let_out > 0));
+        self.limit.permits.add_permits(let_out.saturating_sub(usize::from(is_replaced)));
     }
 }
 

@@ -36,16 +36,15 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let home = self.inner.runtime.home();
             let home = home.map_err(|reason| self.inner.peer.unreachable(reason))?;
             let calls = shared.of(home, &self.keys[0]);
-            if home.is_here()
-                && let Some(mut permit) = calls.begin_alone(self.deadline)
-            {
+            let is_here = home.is_here();
+            if is_here && let Some(mut permit) = calls.begin_alone(self.deadline) {
                 let verdict = alone(left).await;
                 if verdict.is_ok() {
                     permit.landed();
                 }
                 return verdict;
             }
-            let Some(outcome) = self.wait(home, &calls).await? else {
+            let Some(outcome) = self.wait(home, is_here, &calls).await? else {
                 home.ends();
                 continue;
             };
@@ -72,10 +71,10 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     }
 
     /// Waits for a call with others. `None` if it was not sent, because the task that would have sent it has ended.
-    async fn wait(&self, home: &Arc<Home>, calls: &Arc<Calls>) -> Result<Option<Outcome>> {
+    async fn wait(&self, home: &Home, is_here: bool, calls: &Calls) -> Result<Option<Outcome>> {
         let (caller, mut outcome) = oneshot::channel();
         // Where the task may stand still, the caller watches the clock. Others need no timer: the task does.
-        let is_sent = (!home.is_here()).then(|| Arc::new(AtomicBool::new(false)));
+        let is_sent = (!is_here).then(|| Arc::new(AtomicBool::new(false)));
         let request = Box::new(Waiting {
             limits: LimitSet(self.twins.iter().map(TwinCheck::to_owned).collect()),
             keys: self.keys.clone(),
