@@ -1,5 +1,5 @@
-//! What ends something × what is under way × where it is then × how that ends, through a proxy that holds it back. The answers and
-//! what is charged at last are those of a model that does the same in that order.
+//! Each operation that ends something beside each request under way: a proxy holds that request at each place, and then releases,
+//! drops or cuts it. A model does the same in that order; the answers and the final charges equal the model's.
 
 use ratelimit_testkit::PureStore;
 
@@ -8,7 +8,7 @@ use crate::common::prelude::*;
 /// A request: its operation, its cost, and under which id.
 type Asked = (Op, u64, Option<u128>);
 
-/// Of a reservation that was made before, and of one that is under way.
+/// The ids of a reservation that was made before, and of one whose request is under way.
 const MADE: Option<u128> = Some(7);
 const NEW: Option<u128> = Some(8);
 

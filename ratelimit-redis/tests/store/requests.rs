@@ -1,5 +1,5 @@
 //! Whole requests in every mode, with every option of a store, and what then lies on the server; requests of two limiters in one
-//! flight.
+//! call.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -180,7 +180,7 @@ fn twice(name: &str, policy: impl Fn(u64) -> String) -> Twice {
 }
 
 #[tokio::test]
-async fn requests_of_one_flight_are_decided_each_by_its_own_numbers() {
+async fn requests_of_one_call_are_decided_each_by_its_own_numbers() {
     let server = server();
     let store = plain(&server).await;
     let days = Calendar::now();

@@ -175,7 +175,7 @@ impl Both<'_> {
             self.compare_head(nth, head)?;
             self.compare_gone(nth, &settled, stays)?;
         }
-        // While the store is away, no time passes until a request is over.
+        // Behind a fallback, each request ends before the next one begins.
         if self.setup.fallback.is_some() && self.underway.len() > nth {
             self.go(nth, Go::Through)?;
         }

@@ -40,7 +40,7 @@ pub(crate) enum Waited {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keeper {
     Store,
-    /// This node, while the store is away.
+    /// The fallback of this node keeps it, for as long as the store is unreachable.
     Node,
 }
 

@@ -1,4 +1,4 @@
-//! The part of the model that is about a store which is away: a fallback decides by the choice of each limit.
+//! The model of an outage: while the store is unreachable, a fallback decides by the choice of each limit.
 
 use ratelimit_core::algorithm::Share as _;
 use ratelimit_core::{Algorithm as _, Decision, OnOutage, Policy};

@@ -64,7 +64,7 @@ pub(crate) enum Busy {
     Estimated,
 }
 
-/// What decides while the store is away.
+/// The fallback that decides while the store is unreachable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outages {
     pub(crate) failures: u32,
@@ -89,7 +89,7 @@ pub(crate) enum Mode {
     Reserving(Charged),
 }
 
-/// What a response costs; 304 is free, and 500 by choice.
+/// How the layer charges a response: 304 costs nothing, 500 by choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Charged {
     Estimate,

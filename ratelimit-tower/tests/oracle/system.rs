@@ -392,7 +392,7 @@ impl System {
         }
     }
 
-    /// The store is away or comes back.
+    /// Makes the store unreachable, or reachable again.
     pub(crate) fn away(&self, away: bool) {
         self.store.away.store(away, Ordering::Relaxed);
     }
