@@ -39,7 +39,7 @@ use crate::store::{KeepsState, RedisStore, SingleSlot, cut, evalsha, ttl_ms};
 use crate::turns::Taken;
 
 static COMPARE_AND_SET: LazyLock<Script> =
-    LazyLock::new(|| Script::from_text(include_str!("lua/compare_and_set.lua")));
+    LazyLock::new(|| Script::new(&[include_str!("lua/compare_and_set.lua")], &[]));
 
 /// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;

@@ -145,7 +145,6 @@ mod connection;
 mod cross_slot;
 mod deadline;
 mod error;
-mod flat;
 mod heal;
 mod health;
 mod key;

@@ -1,6 +1,6 @@
 //! The Lua mode: one script per batch, run where the states are.
 //!
-//! [`call`] collects the keys and twins of a batch. [`flat_call`] serves almost all requests: a script of
+//! [`call`] collects the keys and twins of a batch. [`decide_call`] serves almost all requests: a script of
 //! the twins' sections answers the states that it read, and Rust derives the verdict. [`merge`] lets such
 //! requests share calls, and [`sender`] sends them. [`driver_call`] serves all others.
 
@@ -16,8 +16,8 @@ use crate::store::{RedisStore, SingleSlot, refuse_unsupported};
 
 pub(crate) mod answer;
 pub(crate) mod call;
+mod decide_call;
 pub(crate) mod driver_call;
-mod flat_call;
 mod merge;
 mod sender;
 pub(crate) mod states;

@@ -1,5 +1,6 @@
 //! [`LuaProgram`]: what an algorithm needs to run on the server.
 
+use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 
 use ratelimit_core::Algorithm;
@@ -81,6 +82,29 @@ impl Twin {
     }
 }
 
+/// One twin of a check.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TwinCheck<'a> {
+    /// The check's position in the batch.
+    pub(crate) position: usize,
+    pub(crate) twin: Twin,
+    /// The name of its field.
+    pub(crate) field: Cow<'a, str>,
+    /// The position of its key, from 1.
+    pub(crate) key: usize,
+    /// The position of its reservation's key; 0 for none.
+    pub(crate) reservation: usize,
+    pub(crate) life_us: u64,
+}
+
+impl TwinCheck<'_> {
+    /// The same for longer than the batch is there.
+    pub(crate) fn to_owned(&self) -> TwinCheck<'static> {
+        let Self { position, twin, field, key, reservation, life_us } = self.clone();
+        TwinCheck { position, twin, field: field.into_owned().into(), key, reservation, life_us }
+    }
+}
+
 /// An algorithm in Lua.
 #[derive(Debug)]
 pub struct Program {
@@ -92,7 +116,7 @@ pub struct Program {
     pub(crate) source: &'static str,
     pub(crate) keeps: Keeps,
     /// The names of the numbers of a state of a few numbers, as they are stored; empty for any other.
-    state: &'static [&'static str],
+    pub(crate) state: &'static [&'static str],
     /// The names of a limit's numbers, in the order in which its [`Twin`] has them.
     pub(crate) parameters: &'static [&'static str],
 }
@@ -167,142 +191,6 @@ impl Program {
         lines.next();
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
-
-    /// The section that charges an attempt which does not fit. By default it leaves the limit full.
-    pub(crate) fn fill(&self) -> String {
-        match self.section("fill") {
-            none if none.is_empty() => "after = used > capacity and used or capacity\n".to_owned(),
-            some => some,
-        }
-    }
-
-    /// How many bytes a stored state has.
-    pub(crate) fn packed_bytes(&self) -> usize {
-        self.name.len() + 1 + PACKED_BYTES * (self.state.len() + 1)
-    }
-
-    /// The format of a stored state, for `struct`: the name, the numbers, and until when the key is kept.
-    fn packed_format(&self) -> String {
-        let numbers = format!("I{PACKED_BYTES}").repeat(self.state.len() + 1);
-        format!("<c{}{numbers}", self.name.len() + 1)
-    }
-
-    /// Declares the state's numbers and reads them from `seen`, or sets those of a fresh state. `kept` is set to the time in
-    /// milliseconds until which the key is kept, and stays 0 if that is not known. `unknown` runs if `seen` is no state of this
-    /// algorithm.
-    pub(crate) fn parsing(&self, seen: &str, kept: &str, unknown: &str) -> String {
-        let (names, fresh) = (self.state.join(", "), self.section("fresh"));
-        let read = self.reading(seen, kept, unknown);
-        format!("local {names}\nif {seen} then\n{read}else\n{fresh}end\n")
-    }
-
-    /// Runs `unknown` if `seen` exists and is no state of this algorithm.
-    pub(crate) fn refusing(&self, seen: &str, unknown: &str) -> String {
-        let (names, read) = (self.state.join(", "), self.reading(seen, "_", unknown));
-        format!("if {seen} then\nlocal {names}, _\n{read}end\n")
-    }
-
-    /// Sets the state's numbers from `seen`.
-    fn reading(&self, seen: &str, kept: &str, unknown: &str) -> String {
-        let names = self.state.join(", ");
-        let mut valid: Vec<_> = self.state.iter().map(|name| format!("{name} < 2^53")).collect();
-        let own = self.section("valid");
-        if !own.is_empty() {
-            valid.push(own.trim().to_owned());
-        }
-        format!(
-            "local name0\n\
-             if #{seen} == {bytes} then name0, {names}, {kept} = unpack0('{format}', {seen}) end\n\
-             if not (name0 == '{name} ' and {valid}) then\n\
-             {unknown}\n\
-             end\n",
-            bytes = self.packed_bytes(),
-            format = self.packed_format(),
-            name = self.name,
-            valid = valid.join(" and "),
-        )
-    }
-
-    /// An expression for the state as it is stored, under a key that is kept until then.
-    pub(crate) fn written(&self, kept: &str) -> String {
-        let (format, names) = (self.packed_format(), self.state.join(", "));
-        format!("pack0('{format}', '{} ', {names}, {kept})", self.name)
-    }
-
-    /// An expression for the algorithm's table, for the driver.
-    pub(crate) fn chunk(&self) -> String {
-        if !self.is_of_numbers() {
-            return format!("(function()\n{}end)()", self.source);
-        }
-        let Self { state, parameters, .. } = *self;
-        let quoted: Vec<_> = ["capacity", "cost_unit"]
-            .iter()
-            .chain(parameters)
-            .map(|name| format!("'{name}'"))
-            .collect();
-        let limits: Vec<_> =
-            ["capacity"].iter().chain(parameters).map(|name| format!("limit.{name}")).collect();
-        let (give, mark) = (self.section("give"), self.section("mark"));
-        let terms = self.section("terms");
-        let removed = "if gone then return true, 'remove', nil, nil, at end\n";
-        format!(
-            "of_numbers({{ {quoted} }},\n\
-             function(seen)\n\
-             local {names}, kept0\n\
-             {read}\
-             return {mark}\n\
-             end,\n\
-             function(limit, seen, operation, charge, made, reservation)\n\
-             local {parameters} = {limits}\n\
-             local cost_unit = limit.cost_unit\n\
-             local kept0\n\
-             {parsed}\
-             local at = now\n\
-             {level}\
-             local after, expires = used + charge\n\
-             if operation == 'give' or operation == 'undo' or operation == 'left' then\n\
-             {give}\
-             if operation == 'left' then return floor((used > charge and charge or used) / cost_unit) end\n\
-             after = used > charge and used - charge or 0\n\
-             elseif operation == 'fill' and after > capacity then\n\
-             {fill}\
-             elseif operation == 'force' then\n\
-             if after > {most} then after = used > {most} and used or {most} end\n\
-             elseif charge > 0 and after > capacity then\n\
-             return false, nil, nil, nil, at\n\
-             end\n\
-             if after == used then return true, nil, nil, nil, at end\n\
-             local gone = after == 0\n\
-             {ends}\
-             {move_}\
-             if operation ~= 'acquire' then\n\
-             {carry}\
-             end\n\
-             {removed}\
-             kept0 = kept_ms(state_ttl_ms(expires))\n\
-             return true, 'put', {written}, expires, at, {terms}\n\
-             end, {settles}, {keeps_terms})",
-            quoted = quoted.join(", "),
-            names = state.join(", "),
-            read = self.reading("seen", "kept0", "error(CORRUPT)"),
-            mark = if mark.is_empty() { "nil" } else { mark.trim() },
-            parameters = [&["capacity"], parameters].concat().join(", "),
-            limits = limits.join(", "),
-            parsed = self.parsing("seen", "kept0", "error(CORRUPT)"),
-            level = self.section("level"),
-            give = if give.is_empty() { "charge = 0\n" } else { &give },
-            fill = self.fill(),
-            most = if parameters.contains(&"most") { "most" } else { "capacity" },
-            carry = self.section("carry"),
-            ends = if self.section("carry").is_empty() { removed } else { "" },
-            move_ = self.section("move"),
-            written = self.written("kept0"),
-            settles = !give.is_empty() && mark.is_empty(),
-            terms =
-                if terms.is_empty() { "nil".to_owned() } else { format!("{{ {} }}", terms.trim()) },
-            keeps_terms = !terms.is_empty(),
-        )
-    }
 }
 
 /// How the server stores a state.
@@ -317,7 +205,7 @@ pub enum Keeps {
 }
 
 /// The bytes of a packed number, the lowest first. The highest is below 32, so none looks like text.
-const PACKED_BYTES: usize = 7;
+pub(crate) const PACKED_BYTES: usize = 7;
 
 /// A packed number, which is below 2^53.
 fn unpacked(bytes: [u8; PACKED_BYTES]) -> Option<u64> {

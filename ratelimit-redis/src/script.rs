@@ -1,4 +1,9 @@
-//! [`Script`]: a text that the server runs, and the hash by which it is called.
+//! [`Script`]: a text that the server runs, made from the `.lua` files of this crate and of an algorithm.
+//!
+//! A template has marks such as `--[[level]]`, in whose places stands what a program has for them. What lies between
+//! `--[[each]]` and `--[[end]]` stands once for each program.
+
+use crate::program::{PACKED_BYTES, Program};
 
 /// A text without comments, and its SHA-1 in hexadecimal, which `EVALSHA` takes.
 #[derive(Debug)]
@@ -8,11 +13,88 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// The script of this text, stripped of comments.
-    pub(crate) fn from_text(text: &str) -> Self {
-        let text = without_comments(text);
+    /// The script of these templates, one after the other, with these programs in it.
+    pub(crate) fn new(templates: &[&str], programs: &[&'static Program]) -> Self {
+        let all: String = templates.iter().map(|template| with_each(template, programs)).collect();
+        let text = without_comments(&all);
         let sha = sha1_smol::Sha1::from(&text).digest().to_string();
         Self { text, sha }
+    }
+}
+
+/// The letters by which a request names the programs of a script, in their order.
+pub(crate) const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
+
+/// A template with these programs in it.
+fn with_each(template: &str, programs: &[&'static Program]) -> String {
+    let (before, rest) = template.split_once("--[[each]]").unwrap_or((template, ""));
+    let (each, after) = rest.split_once("--[[end]]").unwrap_or_default();
+    let common = |text| with_marks(text, |_| include_str!("lua/sweep.lua").to_owned());
+    let programs = programs.iter().enumerate();
+    let each: String = programs.map(|(place, program)| of_program(each, program, place)).collect();
+    [common(before), each, common(after)].concat()
+}
+
+/// A template with this program's texts in the places of its marks.
+fn of_program(template: &str, program: &'static Program, place: usize) -> String {
+    with_marks(template, |mark| text_of(program, mark, place))
+}
+
+/// A text with others in the places of its marks.
+fn with_marks(text: &str, text_of: impl Fn(&str) -> String) -> String {
+    let mut pieces = text.split("--[[");
+    let mut all = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (mark, rest) = piece.split_once("]]").unwrap_or((piece, ""));
+        all.push_str(text_of(mark).trim_end());
+        all.push_str(rest);
+    }
+    all
+}
+
+/// What a program has for a mark. Any that is not named here is a section of its source.
+fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
+    let section = |name: &str| program.section(name);
+    let has = |name: &str| !section(name).trim().is_empty();
+    let list = |words: &mut dyn Iterator<Item = String>| words.collect::<Vec<_>>().join(", ");
+    let parameters = ["capacity"].iter().chain(program.parameters);
+    let numbers = program.state.len() + 1;
+    match mark {
+        "if" => if place == 0 { "if" } else { "elseif" }.to_owned(),
+        "letter" => LETTERS.get(place).map(u8::to_string).unwrap_or_default(),
+        "name" => program.name.to_owned(),
+        "twin" if program.is_of_numbers() => {
+            of_program(include_str!("lua/twin.lua"), program, place)
+        }
+        "twin" => program.source.to_owned(),
+        "state" => program.state.join(", "),
+        // As it is stored: the name, the numbers, and until when the key is kept.
+        "bytes" => (program.name.len() + 1 + PACKED_BYTES * numbers).to_string(),
+        "format" => {
+            format!("<c{}{}", program.name.len() + 1, format!("I{PACKED_BYTES}").repeat(numbers))
+        }
+        "count" => parameters.count().to_string(),
+        "parameters" => list(&mut parameters.map(|name| (*name).to_owned())),
+        "limits" => list(&mut parameters.map(|name| format!("limit.{name}"))),
+        "arguments" => {
+            list(&mut (0..parameters.count()).map(|n| format!("args0[limit0 + {n}] + 0")))
+        }
+        "names" => list(&mut parameters.map(|name| format!("'{name}'"))),
+        "most" if program.parameters.contains(&"most") => "most".to_owned(),
+        "most" => "capacity".to_owned(),
+        "valid" => {
+            let own = Some(section(mark)).filter(|own| !own.is_empty());
+            let all = program.state.iter().map(|name| format!("{name} < 2^53")).chain(own);
+            all.collect::<Vec<_>>().join(" and ")
+        }
+        "fill" if !has(mark) => "after = used > capacity and used or capacity".to_owned(),
+        "give" if !has(mark) => "charge = 0".to_owned(),
+        "mark" | "terms" if !has(mark) => "nil".to_owned(),
+        "terms" => format!("{{ {} }}", section(mark).trim()),
+        "carries" => has("carry").to_string(),
+        "settles" => (has("give") && !has("mark")).to_string(),
+        "keeps_terms" => has("terms").to_string(),
+        _ => section(mark),
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
-use crate::flat::{Shape, TwinCheck};
+use crate::program::TwinCheck;
 
 /// The most keys in a call: the server needs a quarter of a millisecond for them.
 const MOST_KEYS: usize = 64;
@@ -110,7 +110,7 @@ impl Load {
         }
         let known = self.limits.iter().position(|known| *known == request.limits);
         let state = |check: &TwinCheck<'_>| {
-            self.hasher.hash_one((&request.keys[check.shape.key - 1], &check.field))
+            self.hasher.hash_one((&request.keys[check.key - 1], &check.field))
         };
         let states: SmallVec<[u64; FEW]> = request.limits.0.iter().map(state).collect();
         // Requests that share a state are decided in the order in which they came.
@@ -172,14 +172,9 @@ impl Load {
 }
 
 impl LimitSet {
-    /// The shapes of its checks.
-    pub(crate) fn shapes(&self) -> impl Iterator<Item = Shape> {
-        self.0.iter().map(|check| check.shape)
-    }
-
     /// Whether its Lua may fail, after others were written.
     pub(crate) fn can_fail(&self) -> bool {
-        self.0.iter().any(|check| !check.shape.program.is_built_in())
+        self.0.iter().any(|check| !check.twin.program.is_built_in())
     }
 }
 

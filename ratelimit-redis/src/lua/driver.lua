@@ -2,7 +2,7 @@
 -- has written nothing. What the decision means, `decide` in ratelimit-core derives from what the script read.
 --
 --     KEYS: the keys of the batch, each once.
---     ARGV: a given time and the padding in ms, if it has one; the operation ('settle-once' for an id that was drawn for one
+--     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one
 --           charge); the caller's metadata; the text that ends a reservation (its group; empty for one check). Then per
 --           check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt is charged (0 if
 --           only admitted requests are charged); the index in KEYS of the reservation under the batch's id (0 without an id);
@@ -26,6 +26,8 @@
 -- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's error, if something was
 -- written before it; or RLTIME with a time of the server at which nothing is decided.
 
+-- The twins of the request, by name.
+local algorithms = {}
 local operation, metadata, group = ARGV[first0], ARGV[first0 + 1], ARGV[first0 + 2]
 -- Whether the settled reservation is forgotten early: its id was drawn for one charge.
 local once = operation == 'settle-once'
@@ -52,6 +54,7 @@ local RESERVED = ' ?'
 local checks, next_arg = {}, first0 + 3
 while ARGV[next_arg] do
   local name, place, field, cost, attempt, reservation_place, life_us, given = unpack(ARGV, next_arg, next_arg + 7)
+  algorithms[name] = algorithms[name] or twin_of(name)
   local algorithm, limit = algorithms[name], {}
   next_arg = next_arg + 8
   for _, parameter in ipairs(algorithm.parameters) do
@@ -336,7 +339,7 @@ end
 
 local line = looks and '=' or denied and '0' or '1'
 local function answer()
-  local words = { time0, '\n', line }
+  local words = { time0, line }
   if reserves or operation == 'undo' or operation == 'heal' then
     for _, check in ipairs(checks) do words[#words + 1] = ' ' .. check.note end
   end

@@ -103,5 +103,16 @@ local function of_numbers(parameters, look, run, settles, keeps_terms)
   return twin
 end
 
--- The algorithms of this script, by name.
-local algorithms = {}
+-- Removes the fields of a key that have ended.
+local function sweep(key, fields, life_ms, ttl_ms)
+  --[[sweep]]
+end
+
+-- The twin of this name. It is made for a request that has it.
+local function twin_of(name)
+  --[[each]]
+  --[[if]] name == '--[[name]]' then
+    --[[twin]]
+  --[[end]]
+  end
+end

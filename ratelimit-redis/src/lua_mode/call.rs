@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 use crate::connection::{Connection, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
-use crate::flat::{Role, Shape, TwinCheck};
 use crate::key::Keys;
-use crate::program::{Keeps, LuaProgram, Program, Twin};
+use crate::program::{Keeps, LuaProgram, Program, Twin, TwinCheck};
 use crate::reservation;
+use crate::scripts::Texts;
 use crate::store::Inner;
 
 /// A batch that scripts decide, with all that they are called with.
@@ -47,7 +47,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             fingerprint: group.as_ref().map_or(0, |group| group.fingerprint),
             group: reservation::group_text(group.as_ref()),
         };
-        for (position, &Check { limit, key, cost }) in batch.checks().iter().enumerate() {
+        for (position, &Check { limit, key, .. }) in batch.checks().iter().enumerate() {
             let reservation_key = |id| keys.of_reservation(limit.state_name(), id, key);
             let reservation =
                 batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
@@ -56,13 +56,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
                 let key = call.index(key_of(keys, limit, &twin, key));
                 let life_us = limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
                 let field = field_of(limit, &twin);
-                let role = match (cost, twin.attempts) {
-                    (0, _) => Role::Look,
-                    (_, true) => Role::Attempt,
-                    (_, false) => Role::Charge,
-                };
-                let shape = Shape { program: twin.program, role, key };
-                call.twins.push(TwinCheck { position, twin, field, shape, reservation, life_us });
+                call.twins.push(TwinCheck { position, twin, field, key, reservation, life_us });
             }
         }
         Ok(call)
@@ -71,9 +65,9 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
     /// Keeps the twins whose states lie under keys like this one, and asks about this key instead.
     pub(super) fn narrow_to(&mut self, key: &str) {
         let lies_there = |own: &str| self.inner.keys.lie_alike(own, key);
-        self.twins.retain(|twin| lies_there(&self.keys[twin.shape.key - 1]));
+        self.twins.retain(|twin| lies_there(&self.keys[twin.key - 1]));
         for twin in &mut self.twins {
-            twin.shape.key = 1;
+            twin.key = 1;
         }
         self.keys = SmallVec::from_iter([key.to_owned()]);
     }
@@ -116,8 +110,16 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
         self.of_code(code, message).unwrap_or(error)
     }
 
-    /// The error for a program whose name belongs to another one or is not allowed in scripts.
-    pub(super) fn misnamed(&self, program: &Program) -> RedisError {
+    /// The scripts that know its programs.
+    ///
+    /// # Errors
+    /// A program whose name belongs to another one or is not allowed in scripts.
+    pub(super) fn texts(&self) -> Result<Arc<Texts>> {
+        let programs = self.twins.iter().map(|check| check.twin.program);
+        self.inner.scripts.of(programs).map_err(|program| self.misnamed(program))
+    }
+
+    fn misnamed(&self, program: &Program) -> RedisError {
         let twin = self.twins.iter().find(|twin| std::ptr::eq(twin.twin.program, program));
         let limit = twin.map_or("", |twin| self.check(twin).limit.name());
         if !program.has_plain_name() {

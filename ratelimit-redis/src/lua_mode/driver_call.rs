@@ -1,16 +1,15 @@
-//! Calls the driver (`driver.lua`), which runs what no [flat script](super::flat_call) does.
+//! Calls the driver (`driver.lua`), which runs what no [flat script](super::decide_call) does.
 
 use ratelimit_core::store::{Batch, Op, Snapshot, decide};
 use ratelimit_core::{Timestamp, Verdict};
 
 use super::answer::{Seen, of_one, state, stored};
 use super::call::Call;
-use super::flat_call::given;
+use super::decide_call::push_time;
 use crate::codec::take_sized;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::error::Result;
-use crate::flat::TwinCheck;
-use crate::program::{LuaProgram, Twin};
+use crate::program::{LuaProgram, Twin, TwinCheck};
 use crate::store::{cut, evalsha};
 
 /// What the driver answered.
@@ -77,14 +76,11 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         operation: &str,
         given_each: &[Argument<'_>],
     ) -> Result<DriverAnswer> {
-        let given = given(self.batch.time());
-        let programs = self.twins.iter().map(|check| check.twin.program);
-        let script = self.inner.scripts.driver(programs.collect(), given.is_some());
-        let script = script.map_err(|program| self.misnamed(program))?;
-        let mut words = self.arguments(operation, given, given_each);
+        let texts = self.texts()?;
+        let mut words = self.arguments(operation, given_each);
         let answer = self
             .inner
-            .eval(&self.keys[0], &script, &mut words, TryAgain::Wait, self.deadline)
+            .eval(&self.keys[0], &texts.driver, &mut words, TryAgain::Wait, self.deadline)
             .await;
         let answer = answer.map_err(|error| self.explain(error))?;
         let parsed = of_one(self.batch.time(), &answer).map(|(now, line, seen)| {
@@ -131,11 +127,10 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     fn arguments<'w>(
         &'w self,
         operation: &'w str,
-        given_time: Option<[u64; 2]>,
         given_each: &[Argument<'w>],
     ) -> Vec<Argument<'w>> {
         let mut words = evalsha(self.keys.iter().map(String::as_str));
-        words.extend(given_time.iter().flatten().copied().map(Argument::Number));
+        push_time(&mut words, self.batch.time());
         words.extend([
             Argument::Text(operation),
             Argument::Bytes(self.metadata()),
@@ -145,7 +140,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let Twin { program, parameters, capacity, unit, attempts, .. } = &check.twin;
             words.extend([
                 Argument::Text(program.name),
-                Argument::Number(check.shape.key as u64),
+                Argument::Number(check.key as u64),
                 Argument::Text(&check.field),
                 Argument::Number(self.check(check).cost),
                 Argument::Number(if *attempts { *capacity } else { 0 }),
@@ -154,7 +149,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 given_each.get(place).copied().unwrap_or(Argument::Text("")),
             ]);
             if program.is_of_numbers() {
-                words.extend([capacity * unit, *unit].map(Argument::Number));
+                words.extend([*unit, capacity * unit].map(Argument::Number));
             }
             words.extend(parameters.iter().map(|number| Argument::Number(*number)));
         }

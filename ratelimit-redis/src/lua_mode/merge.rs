@@ -17,8 +17,7 @@ use crate::calls::{
 };
 use crate::connection::{Connection, Reply};
 use crate::error::{RedisError, Result};
-use crate::flat::{MOST_CHECKS, Role, TwinCheck};
-use crate::program::LuaProgram;
+use crate::program::{LuaProgram, TwinCheck};
 use crate::runtime::Home;
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
@@ -28,7 +27,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         &self,
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>> {
-        let alone = |left| Box::pin(self.apply_flat(left));
+        let alone = |left| Box::pin(self.apply_decide(left));
         let Some(shared) = self.inner.calls.as_ref().filter(|_| self.merges()) else {
             return alone(left).await;
         };
@@ -170,15 +169,14 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     fn merges(&self) -> bool {
         let is_plain = self.batch.operation() == Op::Acquire
             && self.batch.time() == Now::Store
-            && self.batch.is_plain()
-            && self.twins.len() <= MOST_CHECKS;
+            && self.batch.is_plain();
         let fits = |check: &TwinCheck<'_>| {
             let twin = &check.twin;
             twin.program.is_of_numbers()
                 && !twin.attempts
                 && self.check(check).cost <= twin.capacity
         };
-        let charges = |check: &TwinCheck<'_>| check.shape.role != Role::Look;
+        let charges = |check: &TwinCheck<'_>| self.check(check).cost > 0;
         is_plain && self.twins.iter().all(fits) && self.twins.iter().any(charges)
     }
 }

@@ -9,18 +9,20 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use ratelimit_core::Timestamp;
+use ratelimit_core::store::Now;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::answer::{first_line, time};
-use super::flat_call::push_check;
+use super::decide_call::{push_part, push_time};
 use crate::calls::{CallLimit, Charged, Costs, Group, GroupOutcome, LimitSet, Load, Waiting};
 use crate::codec::take_sized;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
-use crate::flat::{MOST_KINDS, Role};
+use crate::program::TwinCheck;
+use crate::scripts::Shape;
 use crate::store::{Inner, evalsha};
 
 /// Takes requests from the channel, and sends all that wait in one call as soon as one may be out.
@@ -67,29 +69,22 @@ struct ScriptPart<'l> {
 }
 
 impl ScriptPart<'_> {
-    /// Adds the arguments of its groups.
-    fn add<'w>(&'w self, kind: usize, words: &mut Vec<Argument<'w>>) {
+    /// Adds the arguments of its groups, whose limits have this shape.
+    fn push<'w>(&'w self, shape: &'w Shape, words: &mut Vec<Argument<'w>>) {
+        let checks = &self.limits.0;
         let first = &self.groups[0].costs[0];
         let is_like_first = |group: &&Group| is_single(group) && group.costs[0] == *first;
         let single = self.groups.iter().take_while(is_like_first).count();
-        let counts = [kind, single, self.groups.len()];
-        words.extend(counts.map(|count| Argument::Number(count as u64)));
-        for check in &self.limits.0 {
-            let cost = first[check.position];
-            push_check(words, check, cost);
-        }
-        let charged = || self.limits.0.iter().filter(|check| check.shape.role != Role::Look);
+        let cost = |check: &TwinCheck<'_>| first[check.position];
+        push_part(words, shape, checks, Some([single, self.groups.len()]), cost);
         for group in &self.groups[single..] {
             // Requests of the same costs, one after the other.
             let runs = || group.costs.chunk_by(|one, next| one == next);
             words.push(Argument::Number(runs().count() as u64));
             for run in runs() {
-                let costs = &run[0];
+                let charge = |check: &TwinCheck<'_>| run[0][check.position] * check.twin.unit;
                 words.push(Argument::Number(run.len() as u64));
-                words.extend(
-                    charged()
-                        .map(|check| Argument::Number(costs[check.position] * check.twin.unit)),
-                );
+                words.extend(checks.iter().map(|check| Argument::Number(charge(check))));
             }
         }
     }
@@ -121,14 +116,8 @@ fn scripts(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> 
         // Single requests of one cost share its arguments; no two of these groups share a state.
         part.groups.sort_by_key(|group| (!is_single(group), group.costs[0][0]));
         // Code of others may fail, after groups before it were written.
-        let joins = |call: &&mut Vec<ScriptPart<'_>>| {
-            let mut kinds: Vec<*const LimitSet> =
-                call.iter().chain([&part]).map(|s| std::ptr::from_ref(s.limits)).collect();
-            kinds.sort_unstable();
-            kinds.dedup();
-            let can_fail = part.limits.can_fail() || call[0].limits.can_fail();
-            !can_fail && kinds.len() <= MOST_KINDS
-        };
+        let joins =
+            |call: &&mut Vec<ScriptPart<'_>>| !part.limits.can_fail() && !call[0].limits.can_fail();
         match calls.last_mut().filter(joins) {
             Some(call) => call.push(part),
             None => calls.push(vec![part]),
@@ -166,17 +155,18 @@ impl<C: Connection> Inner<C> {
 
     /// What the script answers. `None` if there is no such script, with nothing sent.
     async fn call(&self, call: &[ScriptPart<'_>], deadline: Deadline) -> Result<Option<Vec<u8>>> {
-        let kinds: Vec<Vec<_>> = call.iter().map(|part| part.limits.shapes().collect()).collect();
-        let kinds: Vec<&[_]> = kinds.iter().map(Vec::as_slice).collect();
-        let deciding = self.scripts.deciding(&kinds, false);
-        let Ok(Some((script, kinds))) = deciding else { return Ok(None) };
+        let programs = call.iter().flat_map(|part| &part.limits.0).map(|check| check.twin.program);
+        let Ok(texts) = self.scripts.of(programs) else { return Ok(None) };
+        let shapes = call.iter().map(|part| texts.shape(&part.limits.0));
+        let Some(shapes) = shapes.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let groups = call.iter().flat_map(|part| &part.groups);
         let keys: Vec<_> = groups.flat_map(|group| &group.keys).collect();
         let mut words = evalsha(keys.iter().map(|key| key.as_str()));
-        for (part, kind) in call.iter().zip(kinds) {
-            part.add(kind, &mut words);
+        push_time(&mut words, Now::Store);
+        for (part, shape) in call.iter().zip(&shapes) {
+            part.push(shape, &mut words);
         }
-        self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await.map(Some)
+        self.eval(keys[0], &texts.decide, &mut words, TryAgain::Return, deadline).await.map(Some)
     }
 
     /// Tells the callers of each group what the script answered. What cannot be read fails for itself and all after it.
