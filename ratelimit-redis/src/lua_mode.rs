@@ -1,7 +1,7 @@
 //! The Lua mode: one script per batch, run where the states are.
 //!
-//! [`call`] collects the keys and twins of a batch. [`decide_call`] serves almost all requests: a script of
-//! the twins' sections answers the states that it read, and Rust derives the verdict. [`merge`] lets such
+//! [`call`] collects the keys and twins of a batch. [`decide_call`] serves almost all requests: a script
+//! with the twins' sections answers the states that it read, and Rust derives the verdict. [`merge`] lets such
 //! requests share calls, and [`sender`] sends them. [`driver_call`] serves all others.
 
 use ratelimit_core::Verdict;

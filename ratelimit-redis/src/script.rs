@@ -1,7 +1,7 @@
 //! [`Script`]: a text that the server runs, made from the `.lua` files of this crate and of an algorithm.
 //!
-//! A template has marks such as `--[[level]]`, in whose places stands what a program has for them. What lies between
-//! `--[[each]]` and `--[[end]]` stands once for each program.
+//! A template has marks such as `--[[level]]`, in whose places stands what a program has for them.
+//! What lies between `--[[each]]` and `--[[end]]` stands once for each program.
 
 use crate::program::{PACKED_BYTES, Program};
 
@@ -27,26 +27,21 @@ pub(crate) const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
 
 /// A template with these programs in it.
 fn with_each(template: &str, programs: &[&'static Program]) -> String {
-    let (before, rest) = template.split_once("--[[each]]").unwrap_or((template, ""));
+    let template = template.replace("--[[sweep]]", include_str!("lua/sweep.lua"));
+    let (before, rest) = template.split_once("--[[each]]").unwrap_or((&template, ""));
     let (each, after) = rest.split_once("--[[end]]").unwrap_or_default();
-    let common = |text| with_marks(text, |_| include_str!("lua/sweep.lua").to_owned());
     let programs = programs.iter().enumerate();
     let each: String = programs.map(|(place, program)| of_program(each, program, place)).collect();
-    [common(before), each, common(after)].concat()
+    [before, &each, after].concat()
 }
 
 /// A template with this program's texts in the places of its marks.
 fn of_program(template: &str, program: &'static Program, place: usize) -> String {
-    with_marks(template, |mark| text_of(program, mark, place))
-}
-
-/// A text with others in the places of its marks.
-fn with_marks(text: &str, text_of: impl Fn(&str) -> String) -> String {
-    let mut pieces = text.split("--[[");
+    let mut pieces = template.split("--[[");
     let mut all = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let (mark, rest) = piece.split_once("]]").unwrap_or((piece, ""));
-        all.push_str(text_of(mark).trim_end());
+        all.push_str(text_of(program, mark, place).trim_end());
         all.push_str(rest);
     }
     all

@@ -1,11 +1,14 @@
 //! The scripts of a store: the same ones in every process, whatever its limits are.
 //!
-//! A server keeps every text that it has seen. So one text decides all that is decided by a few numbers (`decide.lua`), one
-//! all else (`driver.lua`), and both know all built-in algorithms. Programs of users make two texts more for each set of them
-//! that a request has: their Lua may fail, and then it fails for themselves only.
+//! A server keeps every text that it has seen. So one text decides all that is decided by a few
+//! numbers (`decide.lua`), one all else (`driver.lua`), and both know all built-in algorithms.
+//! Programs of users make two texts more for each set of them that a request has: their Lua may fail,
+//! and then it fails for themselves only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use smallvec::SmallVec;
 
 use crate::program::{BUILT_IN, Program, Twin, TwinCheck};
 use crate::script::{LETTERS, Script};
@@ -53,8 +56,8 @@ impl Texts {
         }
     }
 
-    /// The letters of these checks' programs: capital ones for those that charge denied requests too. `None` if `decide`
-    /// does not know them all.
+    /// The letters of these checks' programs: capital ones for those that charge denied requests too.
+    /// `None` if `decide` does not know them all.
     pub(crate) fn shape(&self, checks: &[TwinCheck<'_>]) -> Option<Shape> {
         let letter_of = |Twin { program, attempts, .. }: &Twin| {
             let place = self.lettered.iter().position(|known| known.name == program.name)?;
@@ -66,7 +69,7 @@ impl Texts {
 }
 
 /// The algorithms of a request's checks, as `decide.lua` reads them.
-pub(crate) type Shape = smallvec::SmallVec<[u8; 16]>;
+pub(crate) type Shape = SmallVec<[u8; 16]>;
 
 impl Scripts {
     /// The scripts that know these programs.

@@ -102,7 +102,7 @@ impl Template {
     }
 }
 
-/// Whether two replies mean the same decision, whatever its time. Texts agree by what a flat script says of its first group;
+/// Whether two replies mean the same decision, whatever its time. Texts agree by what a script says of its first group;
 /// numbers, and lists by their first number, by whether it is negative, 0 or positive. Later numbers are waits, and
 /// results of PEXPIRE.
 fn is_like(recorded: &Value, replayed: &Value) -> bool {
@@ -123,7 +123,7 @@ fn is_like(recorded: &Value, replayed: &Value) -> bool {
     }
 }
 
-/// What a flat script decided: the line of its first group.
+/// What a script decided: the line of its first group.
 fn sign(text: &[u8]) -> Option<&[u8]> {
     text.split(|byte| *byte == b'\n').nth(1)
 }

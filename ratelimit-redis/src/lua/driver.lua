@@ -2,8 +2,8 @@
 -- has written nothing. What the decision means, `decide` in ratelimit-core derives from what the script read.
 --
 --     KEYS: the keys of the batch, each once.
---     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one
---           charge); the caller's metadata; the text that ends a reservation (its group; empty for one check). Then per
+--     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one charge);
+--           the caller's metadata; the text that ends a reservation (its group; empty for one check). Then per
 --           check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt is charged (0 if
 --           only admitted requests are charged); the index in KEYS of the reservation under the batch's id (0 without an id);
 --           its life in µs; what the operation needs besides ('adopt': the limit's number); and the algorithm's parameters.
@@ -19,7 +19,7 @@
 --
 -- 'heal' sets each state to a full limit as of now if it still is as given. Answers 1 or 0 for each check.
 --
--- The reply is as that of a flat script: the time; a line; and the states that the script read, then the reservations under
+-- The reply is as that of decide.lua: the time; a line; and the states that the script read, then the reservations under
 -- the id, each as its length, a colon and its bytes. The line begins with 1 if all checks admit, 0 if not,
 -- and = if the script only looked, or refused for what it read.
 --

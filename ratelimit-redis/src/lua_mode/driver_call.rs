@@ -1,4 +1,4 @@
-//! Calls the driver (`driver.lua`), which runs what no [flat script](super::decide_call) does.
+//! Calls the driver (`driver.lua`), which runs what [`decide.lua`](super::decide_call) does not.
 
 use ratelimit_core::store::{Batch, Op, Snapshot, decide};
 use ratelimit_core::{Timestamp, Verdict};

@@ -21,8 +21,8 @@ use crate::program::{LuaProgram, TwinCheck};
 use crate::runtime::Home;
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
-    /// Decides a batch by a flat script, together with others that wait for a call. Returns `None`, with nothing written,
-    /// for a batch that no flat script decides.
+    /// Decides a batch by `decide.lua`, together with others that wait for a call. Returns `None`, with
+    /// nothing written, for a batch that it does not decide.
     pub(super) async fn apply_merged(
         &self,
         left: Option<&mut Option<Snapshot<A::State>>>,
