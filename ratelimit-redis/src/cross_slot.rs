@@ -216,7 +216,7 @@ where
                 Err(error) => Err(error),
             }
         });
-        self.all_of_lookups(trying).await
+        all_of_lookups(&self.parts, trying).await
     }
 }
 
@@ -227,30 +227,33 @@ impl<A: Algorithm, M, C> Across<'_, A, M, C> {
         futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
     ) -> Result<Vec<T>> {
         match self.whole.operation() {
-            Op::Peek => self.all_of_lookups(futures).await,
+            Op::Peek => all_of_lookups(&self.parts, futures).await,
             _ => all_of_requests(futures).await,
         }
     }
+}
 
-    /// Runs read-only requests concurrently. Nothing is charged, whatever fails. Of several refusals the error is that of the
-    /// first check, as on one server.
-    async fn all_of_lookups<T>(
-        &self,
-        futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
-    ) -> Result<Vec<T>> {
-        let answers = all(futures).await;
-        let place = |error: &&RedisError| match error {
-            RedisError::Refused(refusal) => {
-                let mut checks = self.whole.checks().iter();
-                checks.position(|check| refusal.limit() == Some(check.limit.name()))
-            }
-            _ => None,
-        };
-        let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
-        match errors.min_by_key(place) {
-            Some(error) => Err(error.clone().of_a_lookup()),
-            None => Ok(answers.into_iter().flatten().collect()),
+/// Runs read-only requests concurrently, one for each part. Nothing is charged, whatever fails. Of
+/// several refusals the error is that of the first check, as on one server.
+async fn all_of_lookups<A: Algorithm, T>(
+    parts: &[InSlot<'_, A>],
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
+) -> Result<Vec<T>> {
+    let answers = all(futures).await;
+    // A refusal names a limit, of which another part may have an earlier check.
+    let place = |(part, error): &(&InSlot<'_, A>, &RedisError)| match error {
+        RedisError::Refused(refusal) => {
+            let mut checks = part.checks.iter().zip(&part.positions);
+            let refused = checks.find(|(check, _)| refusal.limit() == Some(check.limit.name()));
+            refused.map(|(_, position)| *position)
         }
+        _ => None,
+    };
+    let answered = parts.iter().zip(&answers);
+    let errors = answered.filter_map(|(part, answer)| Some((part, answer.as_ref().err()?)));
+    match errors.min_by_key(place) {
+        Some((_, error)) => Err(error.clone().of_a_lookup()),
+        None => Ok(answers.into_iter().flatten().collect()),
     }
 }
 

@@ -10,7 +10,7 @@
 use ratelimit_core::store::Op;
 use ratelimit_core::{Refusal, Verdict};
 
-use super::{Across, InSlot, join, worst};
+use super::{Across, InSlot, all_of_lookups, join, worst};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection};
 use crate::deadline::Deadline;
@@ -45,7 +45,7 @@ impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
                 }
                 let extended = self.in_waves().await?;
                 let shown = parts.iter().map(|part| self.untouched(part));
-                let mut verdicts = self.all_of_lookups(shown).await?;
+                let mut verdicts = all_of_lookups(&parts, shown).await?;
                 verdicts.push(extended);
                 parts.push(InSlot::of_all(&self.parts));
                 Ok(join(&parts, &verdicts))
@@ -63,7 +63,7 @@ impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
         let slots = slots.collect::<Result<Vec<_>>>()?;
         if whole.operation() == Op::Peek {
             let peeking = slots.iter().map(|slot| decide_in(slot, "peek"));
-            return self.joined(&slots, &self.all_of_lookups(peeking).await?);
+            return self.joined(&slots, &all_of_lookups(&self.parts, peeking).await?);
         }
         let reserve = if whole.operation() == Op::Extend { "grow" } else { "reserve" };
         // An attempt counts once, so there is no second round.
@@ -76,7 +76,7 @@ impl<A: LuaProgram, C: Connection> Across<'_, A, Lua, C> {
         let mut denied: Option<Vec<_>> = None;
         loop {
             let asking = slots.iter().map(|slot| decide_in(slot, "ask"));
-            let asked = self.all_of_lookups(asking).await;
+            let asked = all_of_lookups(&self.parts, asking).await;
             let asked = asked.map_err(|error| rounds.explain(error).after(charged))?;
             if !asked.iter().all(|slot| slot.verdict.allowed()) {
                 let denied = self.charge_attempts(self.joined(&slots, &asked)?).await;
