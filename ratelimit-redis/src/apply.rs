@@ -100,7 +100,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         multi_mode::refuse_unsupported(batch)?;
         let deadline = self.inner.deadline();
         match split(self, batch, deadline)? {
-            None => self.outcomes(batch, deadline).await.map(multi_mode::verdict),
+            None => Ok(self.decided(batch, deadline).await?.verdict),
             Some(across) => Box::pin(across.apply()).await,
         }
     }

@@ -105,7 +105,7 @@ pub enum RedisError {
     #[error(
         "limit {limit:?}: a transaction charges whatever it reads, and cannot decide this; use \
          the Lua mode, or count = \"attempts\" with one of fixed-window, first-request-window, \
-         window-log, bucketed-window and sliding-log"
+         window-log and sliding-log"
     )]
     NotNative {
         /// The limit's name.

@@ -173,7 +173,7 @@ pub use heal::{HealOptions, Healed, HealedState};
 pub use health::{Finding, Health, Server, Severity};
 pub use key::{StoredKey, Tag};
 pub use mode::{Cas, Lua, Mode, Multi};
-pub use native::{Entry, EntryStorage, MultiProgram, Native, Windows};
+pub use native::{Entry, EntryStorage, MultiProgram, Native};
 pub use program::{Keeps, LuaProgram, Program, Stored, Twin};
 pub use scan::Scan;
 pub use store::{CrossSlot, RedisStore};

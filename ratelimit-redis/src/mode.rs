@@ -44,10 +44,11 @@ pub enum Cas {}
 /// # }
 /// ```
 ///
-/// A decision takes two round trips: one reads the entries, one charges. If other clients charged in
-/// between and the limit is exceeded, a third one takes the excess back. A charge that arrives more than
-/// a second late is made again; a bucketed window or a sliding log then counts it twice. An algorithm
-/// that a transaction cannot decide does not compile:
+/// A decision takes two round trips: one reads the entries, one charges. No limit admits more than it
+/// may. If other clients charge or reset in between, an attempt may count once more than elsewhere, for a
+/// window at most. A charge more than a second after its read is
+/// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate), unless it is denied. An algorithm that a
+/// transaction cannot decide does not compile:
 ///
 /// ```compile_fail,E0277
 /// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};
@@ -94,7 +95,7 @@ impl Mode for Cas {
 impl Mode for Multi {
     const NAME: &'static str = "multi";
     const COMMANDS: &'static str = "+multi +exec +ping +select +time +del +pexpire \
-        +hincrby +hdel +hgetall +zadd +zrem +zrange +rpush +rpushx +lrem +lrange";
+        +hincrby +hdel +hgetall +zadd +zrem +zremrangebyrank +zrange +rpush +lrem +lrange";
     const OLDEST: u32 = 7;
 }
 

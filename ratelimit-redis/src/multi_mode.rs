@@ -1,63 +1,51 @@
 //! The mode of native commands: one transaction (MULTI/EXEC) per batch, without scripting.
 //!
 //! A transaction cannot branch, so it charges whatever it reads.
-//! [`Attempts`](ratelimit_core::Attempts) mean exactly that, and only they run here.
+//! [`Attempts`](ratelimit_core::Attempts) mean exactly that, and only they run here. Each is stored as in
+//! the well-known patterns: a counter, a list, or a sorted set.
 //!
 //! 1. Read the entries of the batch and the server's time, which becomes the request's time. A peek, and
 //!    an attempt that changes nothing, end here.
 //! 2. Step in Rust, as the memory store does. In one transaction, read everything again, charge the
 //!    result by native commands that add to whatever is stored by now, and read the time.
-//! 3. Step again on the entries just before the charge, for the decision. If other clients charged
-//!    first, take the excess back.
+//! 3. An attempt that did not fit at first is denied. For any other, step again on the entries just
+//!    before the charge, for the decision.
 //!
-//! A charge counts from the request's time and is decided as of that time, however late it arrives.
-//! Expired entries stay for one more second, so all entries that counted at that time are still there.
-//! The transaction's own time shows whether the charge arrived within that second. If not, or if more is
-//! due than was charged, the request starts again at the transaction's time, a bounded number of times.
+//! Nothing that was admitted is taken off, whatever other clients charge or reset meanwhile, so no limit
+//! admits more than it may. Nor is anything taken back: attempts that come between may count although
+//! they do not fit, for a window at most.
 //!
-//! A charge of another client that counts from a later time but arrived earlier counts as simultaneous
-//! in a sliding window; otherwise it belongs to a later window. So ordering the charges by their times
-//! explains every decision.
+//! A charge counts from the request's time and is decided as of that time. Expired entries stay for one
+//! more second, so all entries that counted at that time are still there. The transaction's own time
+//! shows whether it came within that second. If not, its admission is in doubt.
 //!
-//! Between a charge and its correction other clients see too much charged, never too little. A reset in between forgets the
-//! charge, and the correction then lowers what is charged after it: the window admits so much more.
-//!
-//! A sliding log takes nothing back, because another client may already have made room for the charge. Nor does it take back
-//! the rest of an entry that another attempt or a reset has removed meanwhile: yet another attempt may have made room for that
-//! rest. So more counts than was charged, for a window at most. An amount taken back from a counter is stored beside its
-//! count: see `stored.rs`.
+//! A charge of another client that counts from a later time but arrived earlier counts as simultaneous.
+//! So ordering the charges by their times explains every admission.
 
-use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Limit, Limits, Refusal, Timestamp, Verdict};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelimit_core::algorithm::Write;
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
+use ratelimit_core::{Limit, Limits, Refusal, ReservationId, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::mode::Multi;
-use crate::native::{MultiProgram, Native};
-use crate::rounds::Rounds;
-use crate::store::{Inner, KeepsState, RedisStore};
+use crate::native::{Entry, EntryStorage, MultiProgram, Native, as_of};
+use crate::store::{Inner, KeepsState, RedisStore, cut, ttl_ms};
 
-mod pending;
 mod stored;
 
-use pending::{CheckOutcome, PendingCheck};
-use stored::{CommandWords, StoredEntries, command};
+use stored::{CommandWords, StoredEntry, command, counted, removal, stored_entries, with};
 
-/// How many times a charge is corrected before the batch fails as contended.
-const ATTEMPTS: usize = 32;
+/// How long expired entries stay stored. A charge that comes no later than this is decided as of the
+/// time of its request.
+const LATENESS_US: u64 = 1_000_000;
 
-/// Joins the outcomes. In a denied batch, each check that would have admitted reports how long to wait.
-pub(crate) fn verdict(outcomes: Vec<CheckOutcome>) -> Verdict {
-    let all_allowed = outcomes.iter().all(|outcome| outcome.decision.allowed);
-    let decisions = outcomes.into_iter().map(|CheckOutcome { mut decision, denied_wait_us }| {
-        if !all_allowed {
-            decision.retry_after_us = denied_wait_us;
-        }
-        decision
-    });
-    Verdict::several(decisions.collect())
-}
+/// How often a state from the future is looked at again, if others charge it meanwhile.
+const HEALS: usize = 32;
 
 impl<C: Connection> RedisStore<Multi, C> {
     /// Checks that a transaction can decide all of these limits.
@@ -76,51 +64,19 @@ impl<C: Connection> RedisStore<Multi, C> {
         Some(self.inner.keys.of_multi(limit.state_name(), native.storage.name(), key))
     }
 
-    /// Runs a batch whose keys all lie on one server. Returns the outcome of each check.
-    pub(crate) async fn outcomes<A: MultiProgram>(
-        &self,
-        batch: &Batch<'_, A>,
+    /// Decides a batch whose keys all lie on one server.
+    pub(crate) async fn decided<'b, A: MultiProgram>(
+        &'b self,
+        batch: &'b Batch<'b, A>,
         deadline: Deadline,
-    ) -> Result<Vec<CheckOutcome>> {
+    ) -> Result<MultiRequest<'b, A, C>> {
         let mut request = MultiRequest::of(&self.inner, batch, deadline)?;
-        if batch.operation() == Op::Reset {
-            let delete = |check: &PendingCheck<'_, A>| command(["DEL", &check.key]);
-            let commands: Vec<_> = request.checks.iter().map(delete).collect();
-            request.send(&commands, deadline).await?;
-            return Ok(request.checks.iter().map(PendingCheck::full).collect());
+        if batch.operation() != Op::Reset {
+            request.now = request.read().await.map_err(RedisError::of_a_lookup)?;
         }
-        let mut now = request.read().await.map_err(RedisError::of_a_lookup)?;
-        if batch.operation() == Op::Peek {
-            return Ok(request.checks.iter().map(|check| check.peeked(now)).collect());
-        }
-        request.deadline = deadline.to_charge();
-        let mut rounds = Rounds::new(ATTEMPTS, request.deadline, &self.inner.peer);
-        loop {
-            let charged = request.checks.iter().any(PendingCheck::is_charged);
-            let exec = request.charge(now).await.map_err(|error| error.after(charged))?;
-            let left = request.checks.iter_mut().flat_map(|check| check.judge(now, exec));
-            let left: Vec<_> = left.collect();
-            if !left.is_empty() {
-                // The decision stands. If this fails, more stays charged than the limit has room for.
-                let _ = request.send(&left, deadline.to_give_back()).await;
-            }
-            let outcomes: Option<Vec<_>> =
-                request.checks.iter().map(|check| check.outcome).collect();
-            if let Some(outcomes) = outcomes {
-                return Ok(outcomes);
-            }
-            if !rounds.another() {
-                break;
-            }
-            now = exec;
-        }
-        let undo: Vec<_> = request.checks.iter_mut().flat_map(PendingCheck::undo).collect();
-        if !undo.is_empty() {
-            let undone = request.send(&undo, deadline.to_give_back()).await;
-            undone.map_err(RedisError::in_part)?;
-        }
-        let stays = request.checks.iter().any(PendingCheck::stays_charged);
-        Err(rounds.contended().after(stays))
+        request.verdict = decide(batch, request.now, &mut request)?;
+        request.charge().await?;
+        Ok(request)
     }
 }
 
@@ -135,7 +91,7 @@ impl<A: MultiProgram, C: Connection> KeepsState<A> for RedisStore<Multi, C> {
         let batch = Batch::one(&check).op(Op::Peek).now(Now::At(Timestamp::ZERO));
         let mut request = MultiRequest::of(&self.inner, &batch, deadline)?;
         request.read().await?;
-        Ok(limit.algorithm().state(&request.checks[0].found.entries()))
+        Ok(request.checks.swap_remove(0).state)
     }
 
     async fn heal_key(
@@ -154,53 +110,163 @@ impl<A: MultiProgram, C: Connection> KeepsState<A> for RedisStore<Multi, C> {
         key.clone_into(&mut request.checks[0].key);
         let mut longest_us = 0;
         // A charge in flight may bring back the entry that it was made in.
-        for _ in 0..ATTEMPTS {
+        for _ in 0..HEALS {
             let now = request.read().await?;
-            let (ahead_us, commands) = request.checks[0].healing(now);
+            let check = &request.checks[0];
+            let (ahead_us, write) =
+                cut(limit.algorithm(), check.state.as_ref(), now).unwrap_or((0, Write::Keep));
             longest_us = ahead_us.max(longest_us);
             if ahead_us == 0 || dry_run {
                 let healed = (longest_us > 0).then_some((position, longest_us));
                 return Ok(Vec::from_iter(healed));
             }
-            request.send(&commands, request.deadline).await?;
+            let full = match write {
+                Write::Put { state, expires } => {
+                    limit.algorithm().newest(&state).zip(Some(expires))
+                }
+                Write::Keep | Write::Remove => None,
+            };
+            let charging = full.map(|(entry, expires)| check.charging(&entry, expires, now));
+            let removing = [command(["DEL", key])].into_iter();
+            let commands: Vec<_> = removing.chain(charging.unwrap_or_default()).collect();
+            request.send(&commands).await?;
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
+        Err(RedisError::Contended { attempts: HEALS })
+    }
+}
+
+/// One check of a batch.
+struct MultiCheck<'b, A: MultiProgram> {
+    check: &'b Check<'b, A>,
+    key: String,
+    native: Native,
+    time: Now,
+    found: Vec<StoredEntry>,
+    /// The state that is these entries.
+    state: Option<A::State>,
+    /// What the decision requires.
+    write: Write<A::State>,
+}
+
+impl<A: MultiProgram> MultiCheck<'_, A> {
+    fn reading(&self) -> CommandWords {
+        match self.native.storage {
+            EntryStorage::Counters => command(["HGETALL", &self.key]),
+            EntryStorage::List => command(["LRANGE", &self.key, "0", "-1"]),
+            EntryStorage::SortedSet => command(["ZRANGE", &self.key, "0", "-1"]),
+        }
+    }
+
+    /// What leads from the state that was read to this one; `None` if nothing has to be added.
+    fn added(&self, after: &A::State) -> Option<Entry> {
+        let algorithm = self.check.limit.algorithm();
+        let mut entry = algorithm.newest(after)?;
+        let before = self.state.as_ref().and_then(|before| algorithm.newest(before));
+        // In a list, each request is an entry of its own.
+        let before = before.filter(|before| {
+            self.native.storage != EntryStorage::List && before.since == entry.since
+        });
+        let there = before.map_or(0, |before| before.charged.cost);
+        entry.charged.cost = entry.charged.cost.checked_sub(there).filter(|cost| *cost > 0)?;
+        Some(entry)
+    }
+
+    /// The commands that add an entry to a state which stops mattering at `expires`.
+    fn charging(&self, entry: &Entry, expires: Timestamp, now: Timestamp) -> Vec<CommandWords> {
+        let late_us = if self.time == Now::Store { LATENESS_US } else { 0 };
+        let at = now.max(entry.since).as_us().saturating_sub(late_us);
+        let oldest = self.native.oldest(&counted(&self.found), Timestamp::saturating_from_us(at));
+        let past = self.found.iter().filter(|stored| stored.entry.since < oldest);
+        let mut commands: Vec<_> =
+            past.map(|stored| removal(self.native.storage, &self.key, &stored.text)).collect();
+        let since = entry.since.as_us().to_string();
+        let element = || StoredEntry::text_of(entry, ReservationId::random());
+        match self.native.storage {
+            EntryStorage::Counters => {
+                let cost = entry.charged.cost.to_string();
+                commands.push(command(["HINCRBY", &self.key, &since, &cost]));
+            }
+            EntryStorage::List => commands.push(with(command(["RPUSH", &self.key]), element())),
+            EntryStorage::SortedSet => {
+                commands.push(with(command(["ZADD", &self.key, &since]), element()));
+                // As many newer charges leave no room for an older one.
+                let older = format!("-{}", self.check.limit.algorithm().capacity() + 1);
+                commands.push(command(["ZREMRANGEBYRANK", &self.key, "0", &older]));
+            }
+        }
+        let ttl_ms = (ttl_ms(expires, now, self.time) + late_us / 1_000).to_string();
+        // NX for a key without a time to live, GT for one with a shorter one.
+        commands.extend(["NX", "GT"].map(|only| command(["PEXPIRE", &self.key, &ttl_ms, only])));
+        commands
     }
 }
 
 /// A batch on its way, whose keys all lie on one server.
-struct MultiRequest<'b, A, C> {
+pub(crate) struct MultiRequest<'b, A: MultiProgram, C> {
     inner: &'b Inner<C>,
     batch: &'b Batch<'b, A>,
-    checks: Vec<PendingCheck<'b, A>>,
+    checks: Vec<MultiCheck<'b, A>>,
     deadline: Deadline,
+    now: Timestamp,
+    pub(crate) verdict: Verdict,
+}
+
+impl<A: MultiProgram, C> States<A::State> for MultiRequest<'_, A, C> {
+    fn get(&self, position: usize) -> Option<&A::State> {
+        self.checks[position].state.as_ref()
+    }
+
+    fn put(&mut self, position: usize, write: Write<A::State>) {
+        self.checks[position].write = write;
+    }
+
+    // No batch with an id comes here.
+    fn reservation(&self, _: usize) -> Option<Reservation> {
+        None
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
+    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
 impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
     /// A batch before anything was read.
     fn of(inner: &'b Inner<C>, batch: &'b Batch<'b, A>, deadline: Deadline) -> Result<Self> {
-        let pending = |check: &'b Check<'b, A>| {
+        let before = |check: &'b Check<'b, A>| {
             let native = native(check.limit)?;
-            let key =
-                inner.keys.of_multi(check.limit.state_name(), native.storage.name(), check.key);
-            Ok(PendingCheck::new(check, key, native))
+            let storage = native.storage.name();
+            let key = inner.keys.of_multi(check.limit.state_name(), storage, check.key);
+            let (time, found, state, write) = (batch.time(), Vec::new(), None, Write::Keep);
+            Ok(MultiCheck { check, key, native, time, found, state, write })
         };
-        let checks = batch.checks().iter().map(pending).collect::<Result<Vec<_>>>()?;
-        Ok(Self { inner, batch, checks, deadline })
+        let checks = batch.checks().iter().map(before).collect::<Result<Vec<_>>>()?;
+        let (now, verdict) = (Timestamp::ZERO, Verdict::several(Vec::new()));
+        Ok(Self { inner, batch, checks, deadline, now, verdict })
     }
 
-    /// Reads the entries of each check, and the time.
+    /// The verdict if another slot denies the whole batch.
+    pub(crate) fn denied_elsewhere(mut self) -> Result<Verdict> {
+        Ok(decide(&self.batch.denied_elsewhere(), self.now, &mut self)?)
+    }
+
+    /// Reads the states, and the time.
     async fn read(&mut self) -> Result<Timestamp> {
-        let mut commands: Vec<_> = self.checks.iter().map(PendingCheck::reading).collect();
+        let mut commands: Vec<_> = self.checks.iter().map(MultiCheck::reading).collect();
         if self.batch.time() == Now::Store {
             commands.push(command(["TIME"]));
         }
-        let replies = match self.send(&commands, self.deadline).await {
+        let replies = match self.send(&commands).await {
             Err(error) => return Err(self.wrong_type(error).await),
             Ok(replies) => replies,
         };
-        for (place, reply) in replies.iter().enumerate().take(self.checks.len()) {
-            self.checks[place].found = self.found(place, reply).await?;
+        for place in 0..self.checks.len() {
+            let found = self.found(place, replies.get(place)).await?;
+            let check = &mut self.checks[place];
+            check.state = check.check.limit.algorithm().state(&counted(&found));
+            check.found = found;
         }
         self.time(&replies)
     }
@@ -223,7 +289,7 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
             return error;
         }
         for pending in &self.checks {
-            let reading = self.send(&[pending.reading()], self.deadline).await;
+            let reading = self.send(&[pending.reading()]).await;
             if reading.is_err_and(|error| error.is_wrong_type()) {
                 return RedisError::corrupt(pending.check.limit, &pending.key, WRONG_TYPE);
             }
@@ -231,55 +297,76 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
         error
     }
 
-    /// Parses the entries of a check in a reply. A value that no limit wrote is removed unless the batch only reads, so
-    /// the limit recovers and the error is reported once.
-    async fn found(&self, place: usize, reply: &Reply) -> Result<StoredEntries> {
-        let pending = &self.checks[place];
-        if !matches!(reply, Reply::Array(_)) {
-            return Err(self.inner.peer.unexpected(reply));
-        }
-        if let Some(found) = StoredEntries::of(pending.storage, reply) {
+    /// Parses the entries of a check in a reply. A value that no limit wrote is removed unless the batch
+    /// only reads, so the limit recovers and the error is reported once.
+    async fn found(&self, place: usize, reply: Option<&Reply>) -> Result<Vec<StoredEntry>> {
+        let check = &self.checks[place];
+        let Some(reply @ Reply::Array(_)) = reply else {
+            return Err(self.inner.peer.unexpected(reply.unwrap_or(&Reply::Nil)));
+        };
+        if let Some(found) = stored_entries(check.native.storage, reply) {
             return Ok(found);
         }
         let mut detail = LEFT;
         if self.batch.operation() != Op::Peek {
-            self.send(&[command(["DEL", &pending.key])], self.deadline).await?;
+            self.send(&[command(["DEL", &check.key])]).await?;
             detail = REMOVED;
         }
-        Err(RedisError::corrupt(pending.check.limit, &pending.key, detail))
+        Err(RedisError::corrupt(check.check.limit, &check.key, detail))
     }
 
-    /// Reads the entries and charges what is due. Returns the transaction's time.
-    async fn charge(&mut self, now: Timestamp) -> Result<Timestamp> {
-        let mut all = Vec::new();
-        // The places of the checks that are charged, and the indexes among the replies of their entries.
-        let mut readings = Vec::with_capacity(self.checks.len());
-        for (place, pending) in self.checks.iter_mut().enumerate() {
-            let (commands, reading) = pending.commands(self.batch, now);
-            readings.extend(reading.map(|reading| (place, all.len() + reading)));
-            all.extend(commands);
+    /// Charges what the decision requires, and decides once more on the states just before.
+    async fn charge(&mut self) -> Result<()> {
+        let mut commands = Vec::new();
+        // The places of the checks that admit so far, from when their charges count, and the places of the
+        // entries before these among the replies.
+        let mut again = Vec::with_capacity(self.checks.len());
+        let checks = self.checks.iter().zip(self.verdict.decisions()).enumerate();
+        for (place, (check, decision)) in checks {
+            match &check.write {
+                Write::Keep => {}
+                Write::Remove => commands.push(command(["DEL", &check.key])),
+                Write::Put { state, expires } => {
+                    let Some(entry) = check.added(state) else { continue };
+                    if decision.allowed {
+                        again.push((place, entry.since, commands.len()));
+                        commands.push(check.reading());
+                    }
+                    commands.extend(check.charging(&entry, *expires, self.now));
+                }
+            }
         }
-        if all.is_empty() {
-            return Ok(now);
+        if commands.is_empty() {
+            return Ok(());
         }
         if self.batch.time() == Now::Store {
-            all.push(command(["TIME"]));
+            commands.push(command(["TIME"]));
         }
-        let replies = self.send(&all, self.deadline).await?;
-        for (place, reading) in readings {
-            let reply = replies.get(reading).unwrap_or(&Reply::Nil);
-            // This check and the others are charged by now.
-            let found = self.found(place, reply).await;
-            self.checks[place].found = found.map_err(RedisError::in_part)?;
+        let replies = self.send(&commands).await?;
+        if again.is_empty() {
+            return Ok(());
         }
-        self.time(&replies).map_err(RedisError::in_part)
+        let charged = self.time(&replies).map_err(RedisError::in_part)?;
+        if charged.saturating_us_since(self.now) > LATENESS_US {
+            let address = Arc::clone(self.inner.peer.address());
+            let deadline = Duration::from_micros(LATENESS_US);
+            return Err(RedisError::TimedOut { address, deadline });
+        }
+        for (place, since, reading) in again {
+            let found = self.found(place, replies.get(reading)).await;
+            let before = as_of(since, counted(&found.map_err(RedisError::in_part)?));
+            let check = &mut self.checks[place];
+            check.state = check.check.limit.algorithm().state(&before);
+        }
+        self.verdict = decide(self.batch, self.now, self)?;
+        Ok(())
     }
 
-    async fn send(&self, commands: &[CommandWords], deadline: Deadline) -> Result<Vec<Reply>> {
+    async fn send(&self, commands: &[CommandWords]) -> Result<Vec<Reply>> {
         let commands: Vec<Vec<Argument<'_>>> =
             commands.iter().map(|c| c.iter().map(|word| Argument::Bytes(word)).collect()).collect();
         // All keys lie in the slot of the first.
-        self.inner.connection.transaction(&self.checks[0].key, &commands, deadline).await
+        self.inner.connection.transaction(&self.checks[0].key, &commands, self.deadline).await
     }
 }
 

@@ -42,8 +42,8 @@ pub enum Capability {
     /// such as the oracle, may lack it. Its states are compared by peeks.
     States,
     /// Reading its own clock once the key is locked, and showing nothing before it is decided. A transaction that sets times to
-    /// live reads the clock before, and may decide a request at a time before the state's; one that charges first shows other
-    /// clients what it then takes back.
+    /// live reads the clock before, and may decide a request at a time before the state's; one that charges first leaves what
+    /// did not fit.
     TimesInOrder,
     /// Limits of this algorithm.
     Algorithm(AlgorithmKind),
@@ -61,6 +61,7 @@ impl Capability {
         Self::TimesInOrder,
         Self::Algorithm(AlgorithmKind::Gcra),
         Self::Algorithm(AlgorithmKind::TokenBucket),
+        Self::Algorithm(AlgorithmKind::BucketedWindow),
         Self::Algorithm(AlgorithmKind::SlidingCounter),
         Self::Algorithm(AlgorithmKind::Concurrency),
     ];

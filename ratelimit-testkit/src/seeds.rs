@@ -110,13 +110,8 @@ impl AlgorithmKind {
 
     /// The algorithms that support increment-first charging: an attempt is charged before the stored state is
     /// read, as in a transaction that cannot branch.
-    pub const INCREMENT_FIRST: [Self; 5] = [
-        Self::FixedWindow,
-        Self::FirstRequestWindow,
-        Self::WindowLog,
-        Self::BucketedWindow,
-        Self::SlidingLog,
-    ];
+    pub const INCREMENT_FIRST: [Self; 4] =
+        [Self::FixedWindow, Self::FirstRequestWindow, Self::WindowLog, Self::SlidingLog];
 
     /// The algorithms whose charges can be reserved and settled later.
     pub const RESERVATIONS: [Self; 4] =

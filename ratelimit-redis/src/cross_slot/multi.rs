@@ -3,20 +3,24 @@
 
 use ratelimit_core::Verdict;
 
-use super::{Across, InSlot, in_order};
+use super::{Across, join};
 use crate::connection::Connection;
 use crate::error::Result;
 use crate::mode::Multi;
-use crate::multi_mode::verdict;
 use crate::native::MultiProgram;
 
 impl<A: MultiProgram, C: Connection> Across<'_, A, Multi, C> {
     /// Runs the batch.
     pub(crate) async fn apply(&self) -> Result<Verdict> {
-        let of_part = async |part: &InSlot<'_, A>| {
-            self.store.outcomes(&part.batch(self.whole)?, self.deadline).await
-        };
-        let outcomes = self.all_of(self.parts.iter().map(of_part)).await?;
-        Ok(verdict(in_order(&self.parts, outcomes)))
+        let Self { store, whole, parts, deadline } = self;
+        let batches = parts.iter().map(|part| part.batch(whole)).collect::<Result<Vec<_>>>()?;
+        let deciding = batches.iter().map(|batch| store.decided(batch, *deadline));
+        let decided = self.all_of(deciding).await?;
+        let is_denied = !decided.iter().all(|slot| slot.verdict.allowed());
+        let verdicts = decided.into_iter().map(|slot| match slot.verdict.allowed() {
+            true if is_denied => slot.denied_elsewhere(),
+            _ => Ok(slot.verdict),
+        });
+        Ok(join(parts, &verdicts.collect::<Result<Vec<_>>>()?))
     }
 }

@@ -1,15 +1,14 @@
-//! Reads and changes the entries under a key.
+//! Reads the entries under a key.
 //!
 //! | stored in | a field or an element |
 //! |---|---|
-//! | a hash of counters | `SINCE`, and the cost charged since then; `SINCE<LEFT@RAW`: of its first `RAW` only `LEFT` count |
+//! | a hash of counters | `SINCE`, and the cost charged since then |
 //! | a list, a sorted set | `SINCE COST ID TIMESTAMP METADATA`; the metadata may be any bytes |
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{MAX_INTEGER, WindowEntry};
+use ratelimit_core::{ReservationId, Timestamp};
 
 use crate::codec::number;
 use crate::connection::Reply;
@@ -18,105 +17,46 @@ use crate::native::{Entry, EntryStorage};
 pub(super) type CommandWords = Vec<Vec<u8>>;
 
 /// More than concurrent charges can add up to: no limit counts so far.
-const MOST_COUNTED: i64 = 1 << 62;
+const MOST_COUNTED: u64 = 1 << 62;
 
 /// An entry as it is stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct StoredEntry {
-    /// A counter's field name, or an element.
+    /// A counter's field, or an element.
     pub(super) text: Vec<u8>,
-    /// The part of it that counts.
     pub(super) entry: Entry,
-    /// A counter's stored value.
-    pub(super) raw: u64,
-    /// A counter's cuts, each in a field of its own.
-    pub(super) cuts: Vec<Cut>,
 }
 
-/// Displaces cost from a counter: of its first `raw`, only `left` counts, plus everything charged later.
-/// An attempt that did not fit took the place of the rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
-    pub(super) since: Timestamp,
-    pub(super) left: u64,
-    pub(super) raw: u64,
+/// Parses a reply: the entries under a key, oldest first; `None` if it contains a value that no limit
+/// wrote.
+pub(super) fn stored_entries(storage: EntryStorage, reply: &Reply) -> Option<Vec<StoredEntry>> {
+    let strings = reply.strings()?;
+    if storage != EntryStorage::Counters {
+        return strings.into_iter().map(StoredEntry::element).collect();
+    }
+    let mut counters: Vec<_> =
+        strings.chunks(2).map(StoredEntry::counter).collect::<Option<_>>()?;
+    counters.sort_unstable_by_key(|stored| stored.entry.since);
+    Some(counters)
 }
 
-impl Cut {
-    /// The field name of the cut.
-    pub(super) fn field(&self) -> Vec<u8> {
-        format!("{}<{}@{}", self.since.as_us(), self.left, self.raw).into_bytes()
-    }
-
-    fn of(since: Timestamp, text: &[u8]) -> Option<Self> {
-        let mut numbers = text.splitn(2, |byte| *byte == b'@');
-        let (left, raw) = (number(numbers.next()?)?, number(numbers.next()?)?);
-        Some(Self { since, left, raw })
-    }
-
-    /// The part of a counter's value that counts.
-    fn counted(&self, raw: u64) -> u64 {
-        let later = raw.saturating_sub(self.raw);
-        self.left.saturating_add(later).min(raw)
-    }
-}
-
-/// The entries under a key, oldest first.
-#[derive(Clone, Debug, Default)]
-pub(super) struct StoredEntries(pub(super) Vec<StoredEntry>);
-
-impl StoredEntries {
-    /// Parses a reply; `None` if it contains a value that no limit wrote.
-    pub(super) fn of(storage: EntryStorage, reply: &Reply) -> Option<Self> {
-        let strings = reply.strings()?;
-        match storage {
-            EntryStorage::Counters => Self::counters(&strings),
-            EntryStorage::List | EntryStorage::SortedSet => {
-                strings.into_iter().map(StoredEntry::element).collect::<Option<_>>().map(Self)
-            }
-        }
-    }
-
-    fn counters(strings: &[&[u8]]) -> Option<Self> {
-        let mut counters: BTreeMap<Timestamp, (i64, Vec<Cut>)> = BTreeMap::new();
-        for pair in strings.chunks(2) {
-            let [field, count] = pair else { return None };
-            let count: i64 = std::str::from_utf8(count).ok()?.parse().ok()?;
-            let mut parts = field.splitn(2, |byte| *byte == b'<');
-            let since = Timestamp::from_us(number(parts.next()?)?)?;
-            let counter = counters.entry(since).or_default();
-            match parts.next() {
-                Some(cut) => counter.1.push(Cut::of(since, cut)?),
-                None if count > MOST_COUNTED => return None,
-                None => counter.0 = count,
-            }
-        }
-        let stored = counters.into_iter();
-        Some(Self(
-            stored.map(|(since, (raw, cuts))| StoredEntry::counter(since, raw, cuts)).collect(),
-        ))
-    }
-
-    /// The entries that count or did count.
-    pub(super) fn entries(&self) -> Vec<Entry> {
-        // A counter at zero or below remains where all charges were taken back; below zero, its charge
-        // is yet to come.
-        let counts = |entry: &&Entry| entry.charged.cost > 0;
-        self.0.iter().map(|stored| &stored.entry).filter(counts).cloned().collect()
-    }
+/// The entries that count or did count.
+pub(super) fn counted(stored: &[StoredEntry]) -> Vec<Entry> {
+    stored.iter().map(|stored| stored.entry.clone()).collect()
 }
 
 impl StoredEntry {
-    fn counter(since: Timestamp, raw: i64, cuts: Vec<Cut>) -> Self {
-        let text = since.as_us().to_string().into_bytes();
-        let raw = u64::try_from(raw).unwrap_or(0);
-        let counted = cuts.iter().map(|cut| cut.counted(raw)).min();
-        let entry = Entry::plain(since, counted.unwrap_or(raw).min(MAX_INTEGER));
-        Self { text, entry, raw, cuts }
+    /// The counter of this field and value; `None` if it is none.
+    fn counter(pair: &[&[u8]]) -> Option<Self> {
+        let [field, count] = pair else { return None };
+        let since = Timestamp::from_us(number(field)?)?;
+        let count = number(count).filter(|count| (1..=MOST_COUNTED).contains(count))?;
+        let entry = Entry::plain(since, count.min(MAX_INTEGER));
+        Some(Self { text: field.to_vec(), entry })
     }
 
     /// The element of this text; `None` if it is none.
-    pub(super) fn element(text: &[u8]) -> Option<Self> {
+    fn element(text: &[u8]) -> Option<Self> {
         let mut parts = text.splitn(5, |byte| *byte == b' ');
         let since = Timestamp::from_us(number(parts.next()?)?)?;
         let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
@@ -124,29 +64,14 @@ impl StoredEntry {
         let timestamp = Timestamp::from_us(number(parts.next()?)?)?;
         let metadata: Arc<[u8]> = parts.next()?.into();
         let entry = Entry { since, charged: WindowEntry { timestamp, cost, metadata } };
-        Some(Self { text: text.to_vec(), entry, raw: 0, cuts: Vec::new() })
+        Some(Self { text: text.to_vec(), entry })
     }
 
-    /// The text of an element.
-    pub(super) fn text_of(entry: &Entry, id: &str) -> Vec<u8> {
+    /// The text of an element, which its id makes unlike any other.
+    pub(super) fn text_of(entry: &Entry, id: ReservationId) -> Vec<u8> {
         let WindowEntry { timestamp, cost, metadata } = &entry.charged;
         let numbers = format!("{} {cost} {id} {} ", entry.since.as_us(), timestamp.as_us());
         [numbers.as_bytes(), &**metadata].concat()
-    }
-
-    /// An element of the same charge with this cost; `None` for zero.
-    pub(super) fn part(&self, cost: u64) -> Option<Self> {
-        let id = self.text.splitn(5, |byte| *byte == b' ').nth(2).filter(|_| cost > 0)?;
-        let id = std::str::from_utf8(id).ok()?;
-        let charged = WindowEntry { cost, ..self.entry.charged.clone() };
-        let entry = Entry { charged, ..self.entry.clone() };
-        Some(Self { text: Self::text_of(&entry, id), entry, ..self.clone() })
-    }
-
-    /// All fields of a counter, or the element.
-    pub(super) fn fields(&self) -> Vec<Vec<u8>> {
-        let cuts = self.cuts.iter().map(Cut::field);
-        std::iter::once(self.text.clone()).chain(cuts).collect()
     }
 }
 
@@ -171,12 +96,6 @@ pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> CommandW
     with(removal, text.to_vec())
 }
 
-/// The command that adds a member to a sorted set.
-pub(super) fn addition(key: &str, stored: &StoredEntry) -> CommandWords {
-    let since = stored.entry.since.as_us().to_string();
-    with(command(["ZADD", key, &since]), stored.text.clone())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,27 +103,16 @@ mod tests {
     fn found(pairs: &[(&str, &str)]) -> Option<Vec<(u64, u64)>> {
         let text = |text: &str| Reply::Text(text.into());
         let items = pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
-        let found = StoredEntries::of(EntryStorage::Counters, &Reply::Array(items))?.entries();
-        Some(found.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect())
+        let found = stored_entries(EntryStorage::Counters, &Reply::Array(items))?;
+        Some(
+            counted(&found).iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect(),
+        )
     }
 
     #[test]
-    fn a_cut_removes_earlier_charges_of_a_counter_and_keeps_later_ones() {
-        for (raw, cuts, counts) in [
-            ("9", &[][..], 9),
-            ("9", &["7<5@9"], 5),
-            // Charged after the cut, or taken back.
-            ("12", &["7<5@9"], 8),
-            ("7", &["7<5@9"], 5),
-            ("4", &["7<5@9"], 4),
-            ("9", &["7<5@9", "7<3@8", "7<9@9"], 4),
-        ] {
-            let cuts = cuts.iter().map(|cut| (*cut, "1"));
-            let fields: Vec<_> = [("7", raw), ("12", "1")].into_iter().chain(cuts).collect();
-            assert_eq!(found(&fields), Some(vec![(7, counts), (12, 1)]), "{fields:?}");
-        }
-        assert_eq!(found(&[("7", "0"), ("8", "-3"), ("9", "4"), ("9<0@4", "1")]), Some(vec![]));
-        assert_eq!(found(&[("9<0@4", "1")]), Some(vec![]));
+    fn counters_are_read_oldest_first_and_count_no_more_than_any_limit() {
+        let fields = [("12", "1"), ("7", "9"), ("11", "4611686018427387904")];
+        assert_eq!(found(&fields), Some(vec![(7, 9), (11, MAX_INTEGER), (12, 1)]));
     }
 
     #[test]
@@ -213,11 +121,9 @@ mod tests {
             ("x", "1"),
             ("7", "x"),
             ("-7", "1"),
+            ("7", "0"),
+            ("7", "-1"),
             ("7", "9223372036854775807"),
-            ("7<", "1"),
-            ("7<5", "1"),
-            ("7<5@", "1"),
-            ("7<x@9", "1"),
             ("4503599627370496", "1"),
         ] {
             assert_eq!(found(&[(field, count)]), None, "{field} {count}");

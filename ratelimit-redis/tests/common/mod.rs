@@ -44,8 +44,8 @@ use prelude::*;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The algorithms that a transaction can decide, if they count attempts.
-pub(crate) const NATIVE: [&str; 5] =
-    ["fixed-window", "first-request-window", "window-log", "bucketed-window", "sliding-log"];
+pub(crate) const NATIVE: [&str; 4] =
+    ["fixed-window", "first-request-window", "window-log", "sliding-log"];
 
 /// The text of a policy of so many in ten years: nothing refills while a test runs, and no window ends.
 fn slow(name: &str, count: u64) -> String {

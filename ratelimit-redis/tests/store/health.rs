@@ -207,7 +207,7 @@ with_each_client! {
 const TRIED: [&str; 3] = [
     "eval evalsha time get set del unlink hget hset hdel pttl pexpire zadd zrange rpush lindex",
     "evalsha time get set del",
-    "multi exec time del pexpire hincrby hgetall zadd zrange rpush lrange",
+    "multi exec time del pexpire hincrby hgetall zadd zremrangebyrank zrange rpush lrange",
 ];
 
 #[tokio::test]

@@ -48,7 +48,7 @@ async fn a_permission_that_is_missing_for_a_while_leaves_no_key_for_ever_in_any_
         let on = Permitting::start().await;
         for (mode, store) in in_every_mode(&on.store) {
             let limits = if mode == Multi::NAME { native(9) } else { every(9) };
-            // A transaction that is late by the store's clock is charged again, and in a sliding window both charges stay.
+            // A transaction that is late by the store's clock would be in doubt.
             let now = if mode == Multi::NAME { at(now_us()) } else { Now::Store };
             let left = async |limit, key| {
                 let verdict = apply_at(&store, &[(limit, key, 1)], Op::Acquire, None, now).await;

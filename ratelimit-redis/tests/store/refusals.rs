@@ -164,7 +164,7 @@ async fn a_limit_that_no_transaction_can_decide_is_refused_by_name() {
     let limits = Limits::new([seldom()]).expect("limits");
     let message = "limit \"seldom\": a transaction charges whatever it reads, and cannot decide \
                 this; use the Lua mode, or count = \"attempts\" with one of fixed-window, \
-                first-request-window, window-log, bucketed-window and sliding-log";
+                first-request-window, window-log and sliding-log";
     fails(RedisStore::<Multi>::supports(&limits), ErrorKind::Unsupported, message);
     let error = RateLimiter::new(limits, store.clone()).check("a").await.expect_err("gcra");
     assert_eq!(error.to_string(), message);

@@ -227,10 +227,8 @@ async fn requests_of_one_call_are_decided_each_by_its_own_numbers() {
 async fn a_transaction_gives_each_key_a_life_once_the_one_before_has_ended() {
     let server = server();
     let store = plain(&server).await.in_mode::<Multi>();
-    let live = NATIVE.map(|name| {
-        let numbers = if name == "bucketed-window" { "bucket 10ms rates 3/50ms" } else { "3/50ms" };
-        (limit(name, &format!("{name} {numbers} count attempts")), &store, &server)
-    });
+    let live =
+        NATIVE.map(|name| (limit(name, &format!("{name} 3/50ms count attempts")), &store, &server));
     let lives = live.iter().map(|(limit, store, server)| async move {
         for life in 0..3 {
             // By the server's clock the limit recovers while no request charges it.
