@@ -12,9 +12,9 @@ use crate::connection::{IntoConnection, RedisConnection};
 use crate::deadline::LONGEST;
 use crate::error::Result;
 use crate::key::{Keys, Tag};
-use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::mode::{Cas, Lua, Multi};
 use crate::runtime::{Place, StoreRuntime};
-use crate::store::{CrossSlot, RedisStore};
+use crate::store::{CrossSlot, Mode, RedisStore};
 use crate::url::RedisUrl;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);

@@ -19,14 +19,13 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use futures_util::future::join;
 use ratelimit_core::algorithm::Write;
-use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
-use ratelimit_core::{Algorithm, Limit, Limits, Timestamp, Verdict};
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, Snapshot, States, decide};
+use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
 
-use crate::codec::Codec;
+use crate::codec::{Codec, newest_us};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, slot};
 use crate::deadline::Deadline;
@@ -35,18 +34,18 @@ use crate::mode::Cas;
 use crate::reservation;
 use crate::rounds::Rounds;
 use crate::script::Script;
-use crate::store::{KeepsState, RedisStore, SingleSlot, cut, evalsha, ttl_ms};
+use crate::store::{Mode, NewestAt, RedisStore, StatesAt, TimesIn, evalsha, ttl_ms};
 use crate::turns::Taken;
+
+mod in_slot;
+
+use in_slot::CasInSlot;
 
 static COMPARE_AND_SET: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[include_str!("lua/compare_and_set.lua")], &[]));
 
 /// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;
-
-/// The longest first pause before another attempt. Each next pause is twice as long, up to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LAST_PAUSE: Duration = Duration::from_millis(16);
 
 /// A key, the value that was read, and the change to make.
 #[derive(Clone)]
@@ -86,18 +85,9 @@ pub(crate) struct BatchAttempts {
     pub(crate) rounds: Rounds,
     /// What the last attempt read and could not write.
     read: Option<Vec<Option<Vec<u8>>>>,
-    pause: Duration,
 }
 
 impl BatchAttempts {
-    /// Pauses for a random time, so that callers which collided do not collide again.
-    pub(crate) async fn pause(&mut self) {
-        let pause = self.pause.mul_f64(fastrand::f64()).min(self.rounds.remaining());
-        self.pause = (self.pause * 2).min(LAST_PAUSE);
-        tokio::time::sleep(pause).await;
-        self.rounds.begin();
-    }
-
     /// Starts another attempt on these values.
     ///
     /// # Errors
@@ -173,9 +163,19 @@ impl<S: Codec> States<S> for Reads<S> {
     }
 }
 
-impl<A: Algorithm<State: Codec>, C: Connection> SingleSlot<A> for RedisStore<Cas, C> {
-    async fn apply_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<Verdict> {
-        let request = self.request(batch.time(), deadline);
+impl<A: Algorithm<State: Codec>> Mode<A> for Cas {
+    type InSlot<'s, C: Connection>
+        = CasInSlot<'s, A, C>
+    where
+        A: 's;
+
+    async fn decide<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &'s Batch<'s, A>,
+        deadline: Deadline,
+        _left: Option<&'s mut Option<Snapshot<A::State>>>,
+    ) -> Result<Verdict> {
+        let request = store.request(batch.time(), deadline);
         let writes = batch.operation() != Op::Peek;
         let turn = if writes { request.turn(batch).await } else { Vec::new() };
         let mut attempts = request.attempts(&turn);
@@ -190,51 +190,66 @@ impl<A: Algorithm<State: Codec>, C: Connection> SingleSlot<A> for RedisStore<Cas
             if written.map_err(|error| attempts.rounds.explain(error))? {
                 return Ok(verdict);
             }
-            attempts.pause().await;
+            attempts.rounds.pause().await;
         }
     }
 
-    async fn try_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<()> {
-        self.request(batch.time(), deadline).decided(batch, false, false).await.map(drop)
+    async fn would_decide<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &'s Batch<'s, A>,
+        deadline: Deadline,
+        prepares: bool,
+    ) -> Result<CasInSlot<'s, A, C>> {
+        CasInSlot::of(store.request(batch.time(), deadline), batch, prepares).await
     }
-}
 
-impl<A: Algorithm<State: Codec>, C: Connection> KeepsState<A> for RedisStore<Cas, C> {
-    async fn state_within(
-        &self,
+    async fn take_turns<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Vec<Taken<'s>> {
+        store.request(batch.time(), deadline).turn(batch).await
+    }
+
+    fn keys_of<C: Connection>(
+        store: &RedisStore<Self, C>,
         limit: &Limit<A>,
+        identifier: &str,
+    ) -> Vec<String> {
+        vec![store.key(limit, identifier)]
+    }
+
+    async fn read_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limits: &[&Limit<A>],
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<A::State>> {
-        let request = self.request(Now::Store, deadline);
-        request.found(limit, self.key(limit, key), false).await.map(|(_, state)| state)
+    ) -> Result<StatesAt<A::State>> {
+        let request = store.request(Now::Store, deadline);
+        // A key has the state of one limit.
+        let (slot, state) = request.found(limits[0], key.to_owned(), false).await?;
+        let now = request.now(key).await?;
+        Ok(StatesAt { now, states: vec![state], read: Vec::from_iter(slot.read) })
     }
 
-    async fn heal_key(
-        &self,
-        limits: &Limits<A>,
+    async fn replace_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        _limits: &[&Limit<A>],
         key: &str,
-        dry_run: bool,
-    ) -> Result<Vec<(usize, u64)>> {
-        let lies_there = |limit: &Limit<A>| self.inner.keys.lie_alike(&self.key(limit, ""), key);
-        let Some(position) = limits.iter().position(lies_there) else { return Ok(Vec::new()) };
-        let limit = &limits.as_slice()[position];
-        let request = self.request(Now::Store, self.inner.deadline());
-        let mut attempts = request.attempts(&[]);
-        loop {
-            let (mut slot, decoded) = request.found(limit, key.to_owned(), false).await?;
-            let now = request.now(key).await?;
-            let Some((ahead_us, write)) = cut(limit.algorithm(), decoded.as_ref(), now) else {
-                return Ok(Vec::new());
-            };
-            slot.change = write.map(|state| state.encode());
-            let slots = [slot];
-            attempts.next(&slots)?;
-            if dry_run || request.write(&slots, now).await? {
-                return Ok(vec![(position, ahead_us)]);
-            }
-            attempts.pause().await;
-        }
+        mut states: StatesAt<A::State>,
+        mut full: Vec<Option<Write<A::State>>>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let Some(write) = full.swap_remove(0) else { return Ok(()) };
+        let change = write.map(|state| state.encode());
+        let slot = CasValue { key: key.to_owned(), read: states.read.pop(), change };
+        store.request(Now::Store, deadline).write(&[slot], states.now).await.map(drop)
+    }
+
+    fn newest_at(limit: &str) -> Option<NewestAt> {
+        let is_state = limit.ends_with('!') && !limit.contains('+');
+        let times: TimesIn = |read| read.iter().filter_map(|state| newest_us(state)).collect();
+        is_state.then_some(NewestAt { command: "GET", arguments: &[], times })
     }
 }
 
@@ -258,17 +273,22 @@ pub(crate) struct CasRequest<'s, C> {
     deadline: Deadline,
 }
 
-impl<C: Connection> CasRequest<'_, C> {
+impl<'s, C: Connection> CasRequest<'s, C> {
     /// The attempts at a batch whose callers took these turns.
     pub(crate) fn attempts(&self, turn: &[Taken<'_>]) -> BatchAttempts {
         let has_waited = turn.iter().any(|taken| taken.has_waited);
         let peer = &self.store.inner.peer;
         let rounds = Rounds::new(ATTEMPTS, self.deadline, peer).after_others(has_waited);
-        BatchAttempts { rounds, read: None, pause: FIRST_PAUSE }
+        BatchAttempts { rounds, read: None }
+    }
+
+    /// The same by another deadline.
+    fn until(&self, deadline: Deadline) -> Self {
+        Self { deadline, ..*self }
     }
 
     /// Waits until no other caller of this store works on the keys of a batch, or a quarter of the time is over.
-    pub(crate) async fn turn<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Vec<Taken<'_>> {
+    async fn turn<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Vec<Taken<'s>> {
         let keys = batch.checks().iter().map(|check| self.store.key(check.limit, check.key).into());
         self.store.inner.turns.take(keys.collect(), self.deadline).await
     }

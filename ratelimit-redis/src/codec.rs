@@ -1,5 +1,6 @@
 //! [`Codec`]: a state as bytes, for the compare-and-set mode.
 
+use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{
     BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
     PolicyState, SlidingCounterState, SlidingLogState, WindowLogState,
@@ -10,7 +11,6 @@ mod stack;
 mod window_log;
 
 pub(crate) use numbers::{Numbers, parsed};
-pub(crate) use stack::parts as stack_parts;
 
 /// A state that can be stored as bytes.
 ///
@@ -41,10 +41,10 @@ pub trait Codec: Sized {
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// A built-in state is text: the algorithm's name and its [`Numbers`]; in a window log, metadata as well. One of the numbers says
-/// when the newest charge was made.
+/// A built-in state is text: the algorithm's name and its [`Numbers`]; in a window log, metadata as
+/// well. Each row says when the newest charge of a state was made.
 macro_rules! built_in {
-    ($($variant:ident of $state:ty as $name:literal, newest $newest:ident),+ $(,)?) => {
+    ($($variant:ident of $state:ty as $name:literal, newest $newest:expr),+ $(,)?) => {
         $(
             impl Codec for $state {
                 fn encode(&self) -> Vec<u8> {
@@ -75,7 +75,12 @@ macro_rules! built_in {
         /// not built in.
         pub(crate) fn newest_of(name: &str, numbers: &[u64]) -> Option<u64> {
             match name {
-                $( $name => $newest(numbers).copied(), )+
+                $( $name => {
+                    let newest: fn($state) -> Option<Timestamp> = $newest;
+                    // In a script's buckets, a total stands before them.
+                    let state = Numbers::of(numbers).or_else(|| Numbers::of(numbers.get(1..)?));
+                    newest(state?).map(Timestamp::as_us)
+                } )+
                 _ => None,
             }
         }
@@ -84,26 +89,30 @@ macro_rules! built_in {
 
 // `PolicyState` has a variant for each algorithm, so the compiler asks for its row.
 built_in!(
-    Gcra of GcraState as "gcra", newest third,
-    FixedWindow of FixedWindowState as "fixed-window", newest first,
-    FirstRequestWindow of FirstRequestState as "first-request-window", newest first,
-    BucketedWindow of BucketedWindowState as "bucketed-window", newest of_last_pair,
-    SlidingCounter of SlidingCounterState as "sliding-counter", newest first,
-    SlidingLog of SlidingLogState as "sliding-log", newest of_last_pair,
-    Concurrency of ConcurrencyState as "concurrency", newest of_last_pair,
+    Gcra of GcraState as "gcra", newest |state| Some(state.timestamp),
+    FixedWindow of FixedWindowState as "fixed-window", newest |state| Some(state.start),
+    FirstRequestWindow of FirstRequestState as "first-request-window",
+        newest |state| Some(state.start),
+    BucketedWindow of BucketedWindowState as "bucketed-window",
+        newest |state| Some(state.buckets.last()?.start),
+    SlidingCounter of SlidingCounterState as "sliding-counter", newest |state| Some(state.start),
+    SlidingLog of SlidingLogState as "sliding-log",
+        newest |state| Some(state.entries.last()?.timestamp),
+    Concurrency of ConcurrencyState as "concurrency",
+        newest |state| Some(state.entries.last()?.timestamp),
 );
 
-fn first(numbers: &[u64]) -> Option<&u64> {
-    numbers.first()
-}
-
-fn third(numbers: &[u64]) -> Option<&u64> {
-    numbers.get(2)
-}
-
-/// Of pairs of a time and a count, oldest first.
-fn of_last_pair(numbers: &[u64]) -> Option<&u64> {
-    numbers.iter().rev().nth(1)
+/// When the newest charge was made of an encoded state; `None` for an algorithm that is not built
+/// in.
+pub(crate) fn newest_us(state: &[u8]) -> Option<u64> {
+    if let Some(states) = stack::parts(state) {
+        return states.into_iter().flatten().filter_map(|(_, state)| newest_us(state)).max();
+    }
+    if let Some(log) = WindowLogState::decode(state) {
+        return Some(log.entries.last().map_or(log.start, |entry| entry.timestamp).as_us());
+    }
+    let name = state.split(|byte| *byte == b' ').next()?;
+    newest_of(std::str::from_utf8(name).ok()?, &parsed(state.get(name.len() + 1..)?)?)
 }
 
 pub(crate) fn number(digits: &[u8]) -> Option<u64> {
@@ -111,7 +120,7 @@ pub(crate) fn number(digits: &[u8]) -> Option<u64> {
 }
 
 /// The number before this byte, and the rest after it.
-fn number_before(bytes: &[u8], end: u8) -> Option<(u64, &[u8])> {
+pub(crate) fn number_before(bytes: &[u8], end: u8) -> Option<(u64, &[u8])> {
     let place = bytes.iter().position(|byte| *byte == end)?;
     Some((number(&bytes[..place])?, &bytes[place + 1..]))
 }
@@ -129,7 +138,6 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use ratelimit_core::Timestamp;
     use ratelimit_core::algorithm::{LogEntry, StackState, StackedState, WindowEntry};
 
     fn timestamps() -> impl Strategy<Value = Timestamp> {

@@ -1,8 +1,15 @@
 //! The cross-slot protocol: decides a batch whose keys lie in several slots of a cluster, and so on several
 //! servers.
 //!
-//! [`split`] sorts the checks by slot. An acquire or an extension is all or nothing, so it takes two waves: [`lua`] and
-//! [`cas`] say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
+//! [`split`] sorts the checks by slot. An acquire or an extension is all or nothing, so it takes two
+//! waves:
+//!
+//! 1. Ask every slot. If one denies, that is the verdict, and nothing has been written but attempts.
+//! 2. Charge every slot. If one denies or has changed by now, another client came in between: the
+//!    store takes back what the others charged and starts again, a bounded number of times.
+//!
+//! Asking first costs an admitted request one round trip more than charging at once and returning the
+//! excess. In return a denied request writes nothing and blocks no capacity meanwhile. In every other
 //! operation [each](Across::each) slot does its part.
 
 use std::collections::BTreeSet;
@@ -17,24 +24,23 @@ use crate::concurrent::all;
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
-use crate::mode::Mode;
 use crate::reservation;
-use crate::store::{CrossSlot, RedisStore, SingleSlot, refuse_unsupported};
+use crate::rounds::Rounds;
+use crate::store::{CrossSlot, InSlot, Mode, RedisStore, refuse_unsupported};
 
-mod cas;
-mod lua;
-mod multi;
+/// How many rounds a batch gets when other clients interfere.
+const ROUNDS: usize = 32;
 
 /// A batch whose keys lie in several slots, so that no single server decides it.
 pub(crate) struct Across<'b, A, M, C> {
     store: &'b RedisStore<M, C>,
     whole: &'b Batch<'b, A>,
-    parts: Vec<InSlot<'b, A>>,
+    parts: Vec<Part<'b, A>>,
     deadline: Deadline,
 }
 
 /// The checks of a batch whose keys lie in one slot.
-struct InSlot<'a, A> {
+struct Part<'a, A> {
     checks: Vec<Check<'a, A>>,
     /// Their positions in the batch.
     positions: Vec<usize>,
@@ -53,7 +59,7 @@ pub(crate) fn split<'b, A: Algorithm, M, C: Connection>(
         return Ok(None);
     }
     let group = reservation::group(&inner.keys, whole);
-    let mut parts: Vec<(u16, InSlot<'b, A>)> = Vec::new();
+    let mut parts: Vec<(u16, Part<'b, A>)> = Vec::new();
     for (position, check) in checks.iter().enumerate() {
         let slot = slot::of(&inner.keys.shared(check.key));
         if let Some((_, part)) = parts.iter_mut().find(|(of, _)| *of == slot) {
@@ -61,7 +67,7 @@ pub(crate) fn split<'b, A: Algorithm, M, C: Connection>(
             part.positions.push(position);
         } else {
             let group = group.clone();
-            let part = InSlot { checks: vec![*check], positions: vec![position], group };
+            let part = Part { checks: vec![*check], positions: vec![position], group };
             parts.push((slot, part));
         }
     }
@@ -69,7 +75,7 @@ pub(crate) fn split<'b, A: Algorithm, M, C: Connection>(
     match &parts[..] {
         [_] => Ok(None),
         [one, other, ..] if inner.cross_slot == CrossSlot::Refuse => {
-            let key = |part: &InSlot<'_, A>| inner.keys.shared(part.checks[0].key);
+            let key = |part: &Part<'_, A>| inner.keys.shared(part.checks[0].key);
             Err(RedisError::CrossSlot { first: key(one), other: key(other) })
         }
         _ => Ok(Some(Across { store, whole, parts, deadline })),
@@ -99,7 +105,7 @@ pub(crate) fn server_of<A: Algorithm, M, C: Connection>(
     Some(hasher.finish())
 }
 
-impl<'a, A: Algorithm> InSlot<'a, A> {
+impl<'a, A: Algorithm> Part<'a, A> {
     /// The batch reduced to these checks.
     fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>> {
         // A subset of distinct checks is distinct.
@@ -128,12 +134,116 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     }
 }
 
-impl<A: Algorithm, M: Mode, C: Connection> Across<'_, A, M, C>
-where
-    RedisStore<M, C>: SingleSlot<A>,
-{
+impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
+    /// Runs the batch.
+    pub(crate) async fn apply(mut self) -> Result<Verdict> {
+        match self.whole.operation() {
+            Op::Acquire | Op::Peek => self.in_waves().await,
+            Op::Extend => {
+                let mut known = self.knows_id().await?.into_iter();
+                let parts = std::mem::take(&mut self.parts).into_iter();
+                let (known, mut parts) = parts.partition(|_| known.next().unwrap_or_default());
+                self.parts = known;
+                if let (Some(id), []) = (self.whole.reservation_id(), &self.parts[..]) {
+                    return Err(Refusal::UnknownReservation { id }.into());
+                }
+                let extended = self.in_waves().await?;
+                let shown = parts.iter().map(|part| self.untouched(part));
+                let mut verdicts = all_of_lookups(&parts, shown).await?;
+                verdicts.push(extended);
+                parts.push(Part::of_all(&self.parts));
+                Ok(join(&parts, &verdicts))
+            }
+            _ => self.each().await,
+        }
+    }
+
+    /// Asks every slot, and then charges every slot.
+    async fn in_waves(&self) -> Result<Verdict> {
+        let Self { store, whole, parts, deadline } = self;
+        let is_peek = whole.operation() == Op::Peek;
+        let asking = if is_peek { *deadline } else { deadline.to_charge() };
+        let batches = parts.iter().map(|part| part.batch(whole)).collect::<Result<Vec<_>>>()?;
+        let ask = || batches.iter().map(|batch| M::would_decide(store, batch, asking, true));
+        if is_peek {
+            return self.joined(&mut all_of_lookups(&self.parts, ask()).await?);
+        }
+        let turn = M::take_turns(store, whole, asking).await;
+        let has_waited = turn.iter().any(|taken| taken.has_waited);
+        let rounds = Rounds::new(ROUNDS, asking, &store.inner.peer);
+        let mut rounds = rounds.after_others(has_waited);
+        let counts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
+        let counts_attempts = whole.checks().iter().any(counts);
+        // Whether a charge of an earlier round may remain.
+        let mut charged = false;
+        // The verdict of the last round, if a slot denied in it.
+        let mut denied = None;
+        // What the last round decided on, if others changed it meanwhile.
+        let mut before: Option<Vec<_>> = None;
+        let mut may_charge = rounds.may_charge();
+        loop {
+            let asked = all_of_lookups(&self.parts, ask()).await;
+            let mut slots = asked.map_err(|error| rounds.explain(error).after(charged))?;
+            if !slots.iter().all(|slot| slot.verdict().allowed()) {
+                // Charging the attempts takes the turn itself.
+                drop(turn);
+                let denied = self.charge_attempts(self.joined(&mut slots)?).await;
+                return denied.map_err(|error| error.after(charged));
+            }
+            if let Some(before) = before.take() {
+                let mut both = slots.iter().zip(&before);
+                may_charge = if both.any(|(slot, before)| slot.has_changed_since(before)) {
+                    rounds.another()
+                } else {
+                    rounds.another_after_expiry(2 * whole.checks().len())
+                };
+            }
+            if !may_charge {
+                return denied.ok_or_else(|| rounds.contended().after(charged));
+            }
+            let made = all(slots.iter_mut().map(InSlot::charge)).await;
+            if made.iter().all(|made| matches!(made, Ok(true))) {
+                return self.joined(&mut slots);
+            }
+            rounds.begin();
+            let back = deadline.to_give_back();
+            let done = slots.iter_mut().zip(&made).filter(|(_, made)| made.is_ok());
+            let undone = all(done.map(|(slot, _)| slot.take_back(back))).await;
+            charged |= undone.iter().flatten().any(|undone| !undone);
+            if let Some(error) = worst(&made) {
+                let error = rounds.explain(error);
+                return Err(error.after(charged || undone.iter().any(Result::is_err)));
+            }
+            if let Some(error) = worst(&undone) {
+                return Err(error.in_part());
+            }
+            let is_denied = slots.iter().any(|slot| !slot.verdict().allowed());
+            denied = is_denied.then(|| self.joined(&mut slots)).transpose()?;
+            // An attempt counts once: if it stays charged, there is no other round.
+            if (charged && counts_attempts) || (is_denied && !rounds.another()) {
+                return denied.ok_or_else(|| rounds.contended().after(charged));
+            }
+            may_charge = rounds.is_in_time();
+            if !is_denied {
+                before = Some(slots);
+                rounds.pause().await;
+            }
+        }
+    }
+
+    /// The verdict of what each slot decides. If one denies, those that allow report what they
+    /// decide in a denied batch.
+    fn joined(&self, slots: &mut [M::InSlot<'_, C>]) -> Result<Verdict> {
+        let is_denied = !slots.iter().all(|slot| slot.verdict().allowed());
+        let verdicts = slots.iter_mut().map(|slot| match slot.verdict() {
+            verdict if is_denied && verdict.allowed() => slot.denied(),
+            verdict => Ok(verdict.clone()),
+        });
+        Ok(join(&self.parts, &verdicts.collect::<Result<Vec<_>>>()?))
+    }
+
     /// Runs each slot's part independently: for every operation except an all-or-nothing acquire.
-    pub(crate) async fn each(&self) -> Result<Verdict> {
+    async fn each(&self) -> Result<Verdict> {
         let Self { store, whole, parts, deadline } = self;
         let settles = whole.operation().needs_id();
         if !settles {
@@ -146,7 +256,7 @@ where
             Some(id) => {
                 let known = self.knows_id().await?;
                 // As on one server, no lease of a renewal may have ended.
-                let has_lease = |part: &InSlot<'_, A>| {
+                let has_lease = |part: &Part<'_, A>| {
                     part.checks.iter().any(|check| check.limit.algorithm().has_leases())
                 };
                 let lease_has_ended = whole.operation() == Op::Renew
@@ -157,21 +267,21 @@ where
                 known
             }
         };
-        let of_part = async |(part, known): (&InSlot<'_, A>, &bool)| {
+        let of_part = async |(part, known): (&Part<'_, A>, &bool)| {
             if !known {
                 return self.untouched(part).await;
             }
-            store.apply_in_slot(&part.batch(whole)?, *deadline).await
+            M::decide(store, &part.batch(whole)?, *deadline, None).await
         };
         let verdicts = self.all_of(parts.iter().zip(&known).map(of_part)).await?;
         Ok(join(parts, &verdicts))
     }
 
     /// The decisions that the checks of a part show if nothing is done.
-    async fn untouched(&self, part: &InSlot<'_, A>) -> Result<Verdict> {
+    async fn untouched(&self, part: &Part<'_, A>) -> Result<Verdict> {
         let free: Vec<_> = part.checks.iter().map(|check| Check { cost: 0, ..*check }).collect();
         let batch = Batch::new(&free)?.op(Op::Peek).now(self.whole.time());
-        let shown = self.store.apply_in_slot(&batch, self.deadline).await?;
+        let shown = M::decide(self.store, &batch, self.deadline, None).await?;
         let decisions = shown.decisions().iter().zip(&part.checks);
         let decisions =
             decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
@@ -187,7 +297,7 @@ where
         }
         let charging = parts.iter().map(async |part| {
             let batch = part.batch(self.whole)?.denied_elsewhere();
-            self.store.apply_in_slot(&batch, self.deadline).await
+            M::decide(self.store, &batch, self.deadline, None).await
         });
         let charged = all_of_requests(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
@@ -203,15 +313,15 @@ where
     async fn knows_id(&self) -> Result<Vec<bool>> {
         let trying = self.parts.iter().map(async |part| {
             let part = part.batch(self.whole)?;
-            match self.store.try_in_slot(&part, self.deadline).await {
-                Ok(()) => Ok(true),
+            match M::would_decide(self.store, &part, self.deadline, false).await {
+                Ok(_) => Ok(true),
                 // As on one server: an error only if no slot has a reservation.
                 Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
                 // A read-only question does not remove a corrupt value, and the batch fails as long as the
                 // value is there. Running the part in this slot removes the value and is refused. If the
                 // value has disappeared meanwhile, the part is done as requested, and under an id not twice.
                 Err(RedisError::Corrupt { .. }) if self.whole.operation() != Op::Peek => {
-                    self.store.apply_in_slot(&part, self.deadline).await.map(|_| true)
+                    M::decide(self.store, &part, self.deadline, None).await.map(|_| true)
                 }
                 Err(error) => Err(error),
             }
@@ -233,15 +343,15 @@ impl<A: Algorithm, M, C> Across<'_, A, M, C> {
     }
 }
 
-/// Runs read-only requests concurrently, one for each part. Nothing is charged, whatever fails. Of
-/// several refusals the error is that of the first check, as on one server.
+/// Runs read-only requests of these parts concurrently. Nothing is charged, whatever fails. Of several
+/// refusals the error is that of the first check, as on one server.
 async fn all_of_lookups<A: Algorithm, T>(
-    parts: &[InSlot<'_, A>],
+    parts: &[Part<'_, A>],
     futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,
 ) -> Result<Vec<T>> {
     let answers = all(futures).await;
     // A refusal names a limit, of which another part may have an earlier check.
-    let place = |(part, error): &(&InSlot<'_, A>, &RedisError)| match error {
+    let place = |(part, error): &(&Part<'_, A>, &RedisError)| match error {
         RedisError::Refused(refusal) => {
             let mut checks = part.checks.iter().zip(&part.positions);
             let refused = checks.find(|(check, _)| refusal.limit() == Some(check.limit.name()));
@@ -259,7 +369,7 @@ async fn all_of_lookups<A: Algorithm, T>(
 
 /// What the parts have for each of their checks, in the order of the batch.
 fn in_order<A, T>(
-    parts: &[InSlot<'_, A>],
+    parts: &[Part<'_, A>],
     of_parts: impl IntoIterator<Item = impl IntoIterator<Item = T>>,
 ) -> Vec<T> {
     let of_parts = parts.iter().zip(of_parts);
@@ -270,7 +380,7 @@ fn in_order<A, T>(
 }
 
 /// Joins the verdicts of the parts into the batch's.
-fn join<A>(parts: &[InSlot<'_, A>], verdicts: &[Verdict]) -> Verdict {
+fn join<A>(parts: &[Part<'_, A>], verdicts: &[Verdict]) -> Verdict {
     let decided = verdicts.iter().map(|verdict| {
         let decisions = verdict.decisions().iter().enumerate();
         decisions.map(|(nth, decision)| (*decision, verdict.account(nth)))

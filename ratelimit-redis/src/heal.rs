@@ -3,16 +3,18 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, ErrorKind, Limits, StoreError};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Limits, StoreError};
 
 use crate::concurrent::all;
 use crate::connection::Connection;
-use crate::error::Result;
-use crate::mode::Mode;
-use crate::store::{KeepsState, RedisStore};
+use crate::error::{RedisError, Result};
+use crate::store::{Mode, RedisStore, cut};
 
 /// How many keys are looked at concurrently.
 const AT_ONCE: usize = 32;
+
+/// How often a key is looked at again, if others change it meanwhile.
+const HEALS: usize = 32;
 
 /// How [`RedisStore::heal`] looks through the keys of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +65,7 @@ pub struct HealedState {
     pub ahead_us: u64,
 }
 
-impl<M: Mode, C: Connection> RedisStore<M, C> {
+impl<M, C: Connection> RedisStore<M, C> {
     /// Looks through the keys of the store for states of these limits that are from the future of their server's
     /// clock, and cuts each to a full limit as of now: nothing is left, and it recovers as from empty.
     ///
@@ -96,7 +98,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         options: HealOptions,
     ) -> Result<Healed>
     where
-        Self: KeepsState<A>,
+        M: Mode<A>,
     {
         let mut healed = Healed::default();
         let mut scan = self.scan(options.max_keys, options.count, options.pause).await?;
@@ -129,5 +131,48 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         }
         healed.is_cut = scan.is_cut();
         Ok(healed)
+    }
+
+    /// Cuts the states of these limits under a key that are from the future, or only finds them:
+    /// the position of each limit that has one, and by how much longer the state would hold its key
+    /// than a full limit.
+    async fn heal_key<A: Algorithm>(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+        dry_run: bool,
+    ) -> Result<Vec<(usize, u64)>>
+    where
+        M: Mode<A>,
+    {
+        let lies_there = |(_, limit): &(usize, &Limit<A>)| {
+            let keys = M::keys_of(self, limit, "");
+            keys.iter().any(|own| self.inner.keys.lie_alike(own, key))
+        };
+        let (positions, limits): (Vec<_>, Vec<_>) =
+            limits.iter().enumerate().filter(lies_there).unzip();
+        if limits.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut longest_us = vec![0; limits.len()];
+        // What others change meanwhile is looked at again.
+        for _ in 0..HEALS {
+            let deadline = self.inner.deadline();
+            let states = M::read_at(self, &limits, key, deadline).await?;
+            let cuts = limits.iter().zip(&states.states).zip(&mut longest_us);
+            let full: Vec<_> = cuts
+                .map(|((limit, state), longest_us)| {
+                    let (ahead_us, full) = cut(limit.algorithm(), state.as_ref(), states.now)?;
+                    *longest_us = ahead_us.max(*longest_us);
+                    Some(full)
+                })
+                .collect();
+            if dry_run || full.iter().all(Option::is_none) {
+                let found = positions.into_iter().zip(longest_us);
+                return Ok(found.filter(|(_, ahead_us)| *ahead_us > 0).collect());
+            }
+            M::replace_at(self, &limits, key, states, full, deadline).await?;
+        }
+        Err(RedisError::Contended { attempts: HEALS })
     }
 }

@@ -5,14 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{
-    Algorithm, Attempts, FixedWindow, Gcra, Limit, ReservationId, SlidingLog, Store, WindowLog,
-};
+use ratelimit_core::{Algorithm, Limit, Policy, ReservationId, Store};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::{RedisError, Result, is_denied};
-use crate::mode::{Cas, Lua, Mode, Multi};
-use crate::store::RedisStore;
+use crate::store::{Mode, RedisStore};
 
 mod clock;
 
@@ -111,10 +108,7 @@ const TRIED: u32 = 7;
 /// The permissions that a cluster needs besides those of a mode.
 const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
-impl<M: Mode, C: Connection> RedisStore<M, C>
-where
-    Self: Trial,
-{
+impl<M: Mode, C: Connection> RedisStore<M, C> {
     /// Checks every server that stores keys: whether it can do what the mode needs, whether it keeps
     /// what it stores, whether its clock is within a second of the program's, and whether some of its states, a hundred
     /// at most, are from its future: [`heal`](Self::heal) frees those. Call it at start; it decides a few requests on
@@ -138,76 +132,28 @@ where
     }
 }
 
-/// What a mode can be tried by.
-pub trait Trial {
+impl<M: Mode, C: Connection> RedisStore<M, C> {
     /// A test decision: one operation of every kind that the mode has. It decides for this identifier and leaves nothing
     /// behind.
-    #[doc(hidden)]
-    fn trial(&self, identifier: &str) -> impl Future<Output = Result<()>> + Send;
-}
-
-impl<C: Connection> Trial for RedisStore<Lua, C> {
     async fn trial(&self, identifier: &str) -> Result<()> {
-        let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
-        let id = ReservationId::random();
-        let reservation = self.reservation_key(&gcra, identifier, id);
-        self.tried(&gcra, identifier, Some((id, reservation))).await?;
-        let log = limit("health-log", SlidingLog::new("1000/s".parse()?)?)?;
-        self.tried(&log, identifier, None).await?;
-        let list = limit("health-list", WindowLog::new("1000/s".parse()?)?)?;
-        self.tried(&list, identifier, None).await
-    }
-}
-
-impl<C: Connection> Trial for RedisStore<Cas, C> {
-    async fn trial(&self, identifier: &str) -> Result<()> {
-        let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
-        self.tried(&gcra, identifier, None).await?;
-        // An id makes the mode use a script.
-        let id = ReservationId::random();
-        let reservation = self.reservation_key(&gcra, identifier, id);
-        self.tried(&gcra, identifier, Some((id, reservation))).await
-    }
-}
-
-impl<C: Connection> Trial for RedisStore<Multi, C> {
-    async fn trial(&self, identifier: &str) -> Result<()> {
-        let counter = Attempts::new(FixedWindow::new("1000/s".parse()?)?);
-        self.tried(&limit("health", counter)?, identifier, None).await?;
-        let log = Attempts::new(SlidingLog::new("1000/s".parse()?)?);
-        self.tried(&limit("health-log", log)?, identifier, None).await?;
-        let list = Attempts::new(WindowLog::new("1000/s".parse()?)?);
-        self.tried(&limit("health-list", list)?, identifier, None).await
-    }
-}
-
-fn limit<A: Algorithm>(name: &str, algorithm: A) -> Result<Limit<A>> {
-    Ok(Limit::new(name, algorithm)?)
-}
-
-impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// Charges a limit, as a reservation if there is an id, and undoes it.
-    async fn tried<A: Algorithm>(
-        &self,
-        limit: &Limit<A>,
-        identifier: &str,
-        reservation: Option<(ReservationId, String)>,
-    ) -> Result<()>
-    where
-        Self: Store<A, Error = RedisError>,
-    {
-        let check = Check { limit, key: identifier, cost: 1 };
-        let batch = Batch::one(&check);
-        if let Some((id, key)) = reservation {
-            let _ = self.apply(&batch.id(id)).await?;
-            let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;
-            // The record of the settlement would stay for an hour.
-            let deadline = self.inner.deadline();
-            self.inner.connection.send(&key, &["DEL", &key].map(Argument::Text), deadline).await?;
-        } else {
+        for (name, limit) in M::TRIALS {
+            let limit = Limit::new(name, limit.parse::<Policy>()?)?;
+            let check = Check { limit: &limit, key: identifier, cost: 1 };
+            let batch = Batch::one(&check);
             let _ = self.apply(&batch).await?;
+            if !limit.algorithm().charges_denials() && limit.algorithm().reservation_us().is_some()
+            {
+                let id = ReservationId::random();
+                let _ = self.apply(&batch.id(id)).await?;
+                let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;
+                // The record of the settlement would stay for an hour.
+                let key = self.reservation_key(&limit, identifier, id);
+                let (words, deadline) = (["DEL", &key].map(Argument::Text), self.inner.deadline());
+                self.inner.connection.send(&key, &words, deadline).await?;
+            }
+            let _ = self.apply(&batch.op(Op::Reset)).await?;
         }
-        self.apply(&batch.op(Op::Reset)).await.map(drop)
+        Ok(())
     }
 
     /// Checks what the servers report about themselves, and about their cluster.

@@ -1,38 +1,99 @@
 //! The Lua mode: one script per batch, run where the states are.
 //!
-//! [`call`] collects the keys and twins of a batch. [`decide_call`] serves almost all requests: a script
-//! with the twins' sections answers the states that it read, and Rust derives the verdict. [`merge`] lets such
-//! requests share calls, and [`sender`] sends them. [`driver_call`] serves all others.
+//! [`call`] collects the keys and twins of a batch. [`decide_call`] serves almost all requests: a
+//! script of the twins' sections answers the states that it read, and Rust derives the verdict.
+//! [`merge`] lets such requests share calls, and [`sender`] sends them. [`driver_call`] serves all
+//! others. [`in_slot`] is a part of a batch across slots.
 
-use ratelimit_core::Verdict;
+use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Op, Snapshot};
+use ratelimit_core::{Limit, Verdict};
 
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::mode::Lua;
 use crate::program::LuaProgram;
-use crate::store::{RedisStore, SingleSlot, refuse_unsupported};
+use crate::store::{Mode, NewestAt, RedisStore, StatesAt, refuse_unsupported};
 
-pub(crate) mod answer;
-pub(crate) mod call;
+mod answer;
+mod call;
 mod decide_call;
-pub(crate) mod driver_call;
+mod driver_call;
+mod in_slot;
 mod merge;
 mod sender;
-pub(crate) mod states;
+mod states;
 
-use call::Call;
+use call::{Call, key_of};
+use in_slot::LuaInSlot;
 
-impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
-    async fn apply_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<Verdict> {
-        self.apply_in_one_slot(batch, deadline, None).await
+impl<A: LuaProgram> Mode<A> for Lua {
+    type InSlot<'s, C: Connection>
+        = LuaInSlot<'s, A, C>
+    where
+        A: 's;
+
+    // Not `async`, as `Store::apply` is not.
+    fn decide<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &'s Batch<'s, A>,
+        deadline: Deadline,
+        left: Option<&'s mut Option<Snapshot<A::State>>>,
+    ) -> impl Future<Output = Result<Verdict>> + Send {
+        store.apply_in_one_slot(batch, deadline, left)
     }
 
-    async fn try_in_slot(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<()> {
-        let call = Call::of(&self.inner, batch, deadline)?;
-        let answer = call.run("peek", &[]).await?;
-        call.would_decide(batch, &answer).map(drop)
+    async fn would_decide<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &'s Batch<'s, A>,
+        deadline: Deadline,
+        prepares: bool,
+    ) -> Result<LuaInSlot<'s, A, C>> {
+        LuaInSlot::of(Call::of(&store.inner, batch, deadline)?, prepares).await
+    }
+
+    async fn read<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limit: &Limit<A>,
+        identifier: &str,
+        deadline: Deadline,
+    ) -> Result<Option<A::State>> {
+        store.stored_state(limit, identifier, deadline).await
+    }
+
+    fn keys_of<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limit: &Limit<A>,
+        identifier: &str,
+    ) -> Vec<String> {
+        let twins = limit.algorithm().twins();
+        twins.iter().map(|twin| key_of(&store.inner.keys, limit, twin, identifier)).collect()
+    }
+
+    async fn read_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limits: &[&Limit<A>],
+        key: &str,
+        deadline: Deadline,
+    ) -> Result<StatesAt<A::State>> {
+        store.states_at(limits, key, deadline).await
+    }
+
+    async fn replace_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limits: &[&Limit<A>],
+        key: &str,
+        states: StatesAt<A::State>,
+        full: Vec<Option<Write<A::State>>>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let replaces = full.iter().map(Option::is_some).collect();
+        store.fill_at(limits, key, (states.read, replaces), deadline).await
+    }
+
+    fn newest_at(limit: &str) -> Option<NewestAt> {
+        states::newest_at(limit)
     }
 }
 

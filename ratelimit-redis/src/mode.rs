@@ -44,11 +44,11 @@ pub enum Cas {}
 /// # }
 /// ```
 ///
-/// A decision takes two round trips: one reads the entries, one charges. No limit admits more than it
-/// may. If other clients charge or reset in between, an attempt may count once more than elsewhere, for a
-/// window at most. A charge more than a second after its read is
-/// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate), unless it is denied. An algorithm that a
-/// transaction cannot decide does not compile:
+/// A decision takes two round trips: one reads the entries, one charges. No limit admits more than
+/// it may. If other clients charge or reset in between, an attempt may count once more than
+/// elsewhere, for a window at most. A charge more than a second after its read is
+/// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate), unless it is denied. An algorithm
+/// that a transaction cannot decide does not compile:
 ///
 /// ```compile_fail,E0277
 /// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};
@@ -63,60 +63,81 @@ pub enum Cas {}
 #[derive(Clone, Copy, Debug)]
 pub enum Multi {}
 
-/// [`Lua`], [`Cas`] or [`Multi`].
-pub trait Mode: sealed::Sealed {
-    /// The mode's name in a store's URL.
-    const NAME: &'static str;
-    /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides access to the
-    /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
-    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info +scan` and, on a
-    /// cluster, `+cluster|info`; [`RedisStore::heal`](crate::RedisStore::heal) needs `+scan`. The client
-    /// `fred` asks for `CLIENT ID` and `INFO` when it connects, and of a cluster for `CLUSTER INFO`; it does without them, but
-    /// unless the user has `+client|id +info +cluster|info`, the server notes each refusal in its `ACL LOG`.
-    const COMMANDS: &'static str;
-    /// The oldest Redis major version that has all of them.
-    const OLDEST: u32;
-}
-
-impl Mode for Lua {
+impl Sealed for Lua {
     const NAME: &'static str = "lua";
     const COMMANDS: &'static str = "+eval +evalsha +ping +select +time +get +set +del \
         +unlink +hget +hmget +hset +hdel +hlen +hgetall +pttl +pexpire +zadd +zrem +zrange +zcard +zcount +zremrangebyrank +rpush \
         +rpushx +lindex +llen +lrange +lset +ltrim";
     const OLDEST: u32 = 5;
+    const MARK: &'static str = "";
+    const SHARES_A_HASH: bool = true;
+    const TRIALS: &'static [(&'static str, &'static str)] = &[
+        ("health", "gcra 1000/s"),
+        ("health-log", "sliding-log 1000/s"),
+        ("health-list", "window-log 1000/s"),
+    ];
 }
 
-impl Mode for Cas {
+impl Sealed for Cas {
     const NAME: &'static str = "cas";
     const COMMANDS: &'static str = "+eval +evalsha +multi +exec +ping +select +time +get +set +del";
     const OLDEST: u32 = 5;
+    const MARK: &'static str = "!";
+    const SHARES_A_HASH: bool = false;
+    const TRIALS: &'static [(&'static str, &'static str)] = &[("health", "gcra 1000/s")];
 }
 
-impl Mode for Multi {
+impl Sealed for Multi {
     const NAME: &'static str = "multi";
     const COMMANDS: &'static str = "+multi +exec +ping +select +time +del +pexpire \
         +hincrby +hdel +hgetall +zadd +zrem +zremrangebyrank +zrange +rpush +lrem +lrange";
     const OLDEST: u32 = 7;
+    const MARK: &'static str = "+";
+    const SHARES_A_HASH: bool = false;
+    const TRIALS: &'static [(&'static str, &'static str)] = &[
+        ("health", "fixed-window 1000/s count attempts"),
+        ("health-log", "sliding-log 1000/s count attempts"),
+        ("health-list", "window-log 1000/s count attempts"),
+    ];
 }
 
-/// A mode that keeps reservations.
-pub trait KeepsReservations: Mode {
-    /// What follows a limit's state name in the keys of its reservations, so that no two modes share one.
-    #[doc(hidden)]
-    const MARK: &'static str;
+/// What users read of a mode by its own name.
+macro_rules! named {
+    ($($mode:ident),+) => { $(
+        impl $mode {
+            /// The mode's name in a store's URL.
+            pub const NAME: &'static str = <Self as Sealed>::NAME;
+            /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides
+            /// access to the keys (`~rl:*` for the prefix `rl`). A cluster also needs
+            /// `+cluster|slots +asking`; [`RedisStore::health`](crate::RedisStore::health) also
+            /// needs `+info +scan` and, on a cluster, `+cluster|info`;
+            /// [`RedisStore::heal`](crate::RedisStore::heal) needs `+scan`. The client `fred` asks
+            /// for `CLIENT ID` and `INFO` when it connects, and of a cluster for `CLUSTER INFO`; it
+            /// does without them, but unless the user has `+client|id +info +cluster|info`, the
+            /// server notes each refusal in its `ACL LOG`.
+            pub const COMMANDS: &'static str = <Self as Sealed>::COMMANDS;
+            /// The oldest Redis major version that has all of them.
+            pub const OLDEST: u32 = <Self as Sealed>::OLDEST;
+        }
+    )+ };
 }
 
-impl KeepsReservations for Lua {
-    const MARK: &'static str = "";
-}
+named!(Lua, Cas, Multi);
 
-impl KeepsReservations for Cas {
-    const MARK: &'static str = "!";
-}
+pub(crate) use sealed::Sealed;
 
 mod sealed {
-    pub trait Sealed: Sync {}
-    impl Sealed for super::Multi {}
-    impl Sealed for super::Lua {}
-    impl Sealed for super::Cas {}
+    /// A mode of this crate, whatever it decides.
+    pub trait Sealed: Send + Sync + 'static {
+        const NAME: &'static str;
+        const COMMANDS: &'static str;
+        const OLDEST: u32;
+        /// What follows a limit's state name in the keys of its reservations, so that no two modes
+        /// share one.
+        const MARK: &'static str;
+        /// Whether limits of an identifier share a hash.
+        const SHARES_A_HASH: bool;
+        /// Names and texts of limits that need, together, all that the mode needs.
+        const TRIALS: &'static [(&'static str, &'static str)];
+    }
 }

@@ -1,8 +1,8 @@
 //! The mode of native commands: one transaction (MULTI/EXEC) per batch, without scripting.
 //!
 //! A transaction cannot branch, so it charges whatever it reads.
-//! [`Attempts`](ratelimit_core::Attempts) mean exactly that, and only they run here. Each is stored as in
-//! the well-known patterns: a counter, a list, or a sorted set.
+//! [`Attempts`](ratelimit_core::Attempts) mean exactly that, and only they run here. Each is stored
+//! as in the well-known patterns: a counter, a list, or a sorted set.
 //!
 //! 1. Read the entries of the batch and the server's time, which becomes the request's time. A peek, and
 //!    an attempt that changes nothing, end here.
@@ -11,16 +11,16 @@
 //! 3. An attempt that did not fit at first is denied. For any other, step again on the entries just
 //!    before the charge, for the decision.
 //!
-//! Nothing that was admitted is taken off, whatever other clients charge or reset meanwhile, so no limit
-//! admits more than it may. Nor is anything taken back: attempts that come between may count although
-//! they do not fit, for a window at most.
+//! Nothing that was admitted is taken off, whatever other clients charge or reset meanwhile, so no
+//! limit admits more than it may. Nor is anything taken back: attempts that come between may count
+//! although they do not fit, for a window at most.
 //!
-//! A charge counts from the request's time and is decided as of that time. Expired entries stay for one
-//! more second, so all entries that counted at that time are still there. The transaction's own time
-//! shows whether it came within that second. If not, its admission is in doubt.
+//! A charge counts from the request's time and is decided as of that time. Expired entries stay for
+//! one more second, so all entries that counted at that time are still there. The transaction's own
+//! time shows whether it came within that second. If not, its admission is in doubt.
 //!
-//! A charge of another client that counts from a later time but arrived earlier counts as simultaneous.
-//! So ordering the charges by their times explains every admission.
+//! A charge of another client that counts from a later time but arrived earlier counts as
+//! simultaneous. So ordering the charges by their times explains every admission.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,19 +33,16 @@ use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::mode::Multi;
-use crate::native::{Entry, EntryStorage, MultiProgram, Native, as_of};
-use crate::store::{Inner, KeepsState, RedisStore, cut, ttl_ms};
+use crate::native::{Entry, EntryStorage, MultiProgram, Native};
+use crate::store::{InSlot, Inner, Mode, NewestAt, RedisStore, StatesAt, TimesIn, ttl_ms};
 
 mod stored;
 
-use stored::{CommandWords, StoredEntry, command, counted, removal, stored_entries, with};
+use stored::{Found, Words, command, counter, element, element_of, parsed, reading, removal};
 
-/// How long expired entries stay stored. A charge that comes no later than this is decided as of the
-/// time of its request.
+/// How long expired entries stay stored. A charge that comes no later than this is decided as of
+/// the time of its request.
 const LATENESS_US: u64 = 1_000_000;
-
-/// How often a state from the future is looked at again, if others charge it meanwhile.
-const HEALS: usize = 32;
 
 impl<C: Connection> RedisStore<Multi, C> {
     /// Checks that a transaction can decide all of these limits.
@@ -63,75 +60,87 @@ impl<C: Connection> RedisStore<Multi, C> {
         let native = limit.algorithm().native()?;
         Some(self.inner.keys.of_multi(limit.state_name(), native.storage.name(), key))
     }
+}
 
-    /// Decides a batch whose keys all lie on one server.
-    pub(crate) async fn decided<'b, A: MultiProgram>(
-        &'b self,
-        batch: &'b Batch<'b, A>,
+impl<A: MultiProgram> Mode<A> for Multi {
+    type InSlot<'s, C: Connection>
+        = MultiRequest<'s, A, C>
+    where
+        A: 's;
+
+    async fn would_decide<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &'s Batch<'s, A>,
         deadline: Deadline,
-    ) -> Result<MultiRequest<'b, A, C>> {
-        let mut request = MultiRequest::of(&self.inner, batch, deadline)?;
+        _prepares: bool,
+    ) -> Result<MultiRequest<'s, A, C>> {
+        let mut request = MultiRequest::of(&store.inner, batch, deadline)?;
         if batch.operation() != Op::Reset {
             request.now = request.read().await.map_err(RedisError::of_a_lookup)?;
         }
         request.verdict = decide(batch, request.now, &mut request)?;
-        request.charge().await?;
         Ok(request)
     }
-}
 
-impl<A: MultiProgram, C: Connection> KeepsState<A> for RedisStore<Multi, C> {
-    async fn state_within(
-        &self,
+    fn keys_of<C: Connection>(
+        store: &RedisStore<Self, C>,
         limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> Result<Option<A::State>> {
-        let check = Check { limit, key, cost: 0 };
-        let batch = Batch::one(&check).op(Op::Peek).now(Now::At(Timestamp::ZERO));
-        let mut request = MultiRequest::of(&self.inner, &batch, deadline)?;
-        request.read().await?;
-        Ok(request.checks.swap_remove(0).state)
+        identifier: &str,
+    ) -> Vec<String> {
+        Vec::from_iter(store.key(limit, identifier))
     }
 
-    async fn heal_key(
-        &self,
-        limits: &Limits<A>,
+    async fn read_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limits: &[&Limit<A>],
         key: &str,
-        dry_run: bool,
-    ) -> Result<Vec<(usize, u64)>> {
-        let lies_there = |own: String| self.inner.keys.lie_alike(&own, key);
-        let position = limits.iter().position(|limit| self.key(limit, "").is_some_and(lies_there));
-        let Some(position) = position else { return Ok(Vec::new()) };
-        let limit = &limits.as_slice()[position];
-        let check = Check { limit, key: "", cost: 0 };
+        deadline: Deadline,
+    ) -> Result<StatesAt<A::State>> {
+        // A key has the state of one limit.
+        let check = Check { limit: limits[0], key: "", cost: 0 };
         let batch = Batch::one(&check).op(Op::Peek);
-        let mut request = MultiRequest::of(&self.inner, &batch, self.inner.deadline())?;
+        let mut request = MultiRequest::of(&store.inner, &batch, deadline)?;
         key.clone_into(&mut request.checks[0].key);
-        let mut longest_us = 0;
-        // A charge in flight may bring back the entry that it was made in.
-        for _ in 0..HEALS {
-            let now = request.read().await?;
-            let check = &request.checks[0];
-            let (ahead_us, write) =
-                cut(limit.algorithm(), check.state.as_ref(), now).unwrap_or((0, Write::Keep));
-            longest_us = ahead_us.max(longest_us);
-            if ahead_us == 0 || dry_run {
-                let healed = (longest_us > 0).then_some((position, longest_us));
-                return Ok(Vec::from_iter(healed));
-            }
-            let full = match write {
-                Write::Put { state, expires } => {
-                    limit.algorithm().newest(&state).zip(Some(expires))
-                }
-                Write::Keep | Write::Remove => None,
-            };
-            let charging = full.map(|(entry, expires)| check.charging(&entry, expires, now));
-            let removing = [command(["DEL", key])].into_iter();
-            let commands: Vec<_> = removing.chain(charging.unwrap_or_default()).collect();
-            request.send(&commands).await?;
+        let now = request.read().await?;
+        Ok(StatesAt { now, states: vec![request.checks.swap_remove(0).state], read: Vec::new() })
+    }
+
+    /// Whatever it has become: what others charge meanwhile counts from its future, and is read
+    /// again.
+    async fn replace_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limits: &[&Limit<A>],
+        key: &str,
+        states: StatesAt<A::State>,
+        mut full: Vec<Option<Write<A::State>>>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let check = Check { limit: limits[0], key: "", cost: 0 };
+        let batch = Batch::one(&check);
+        let mut request = MultiRequest::of(&store.inner, &batch, deadline)?;
+        key.clone_into(&mut request.checks[0].key);
+        let mut commands = vec![command([&"DEL", &key])];
+        if let Some(Write::Put { state, expires }) = full.swap_remove(0)
+            && let Some(entry) = check.limit.algorithm().newest(&state)
+        {
+            commands.extend(request.checks[0].charging(&entry, expires, (states.now, Now::Store)));
         }
-        Err(RedisError::Contended { attempts: HEALS })
+        request.send(&commands).await.map(drop)
+    }
+
+    fn newest_at(limit: &str) -> Option<NewestAt> {
+        const LAST: &[&str] = &["-1", "-1"];
+        let in_hash: TimesIn =
+            |pairs| pairs.chunks(2).filter_map(counter).map(|(_, it)| it.since.as_us()).collect();
+        let in_element: TimesIn =
+            |items| items.iter().filter_map(element).map(|(_, it)| it.since.as_us()).collect();
+        let (command, arguments, times) = match limit.split_once('+')?.1 {
+            "counters" => ("HGETALL", &[][..], in_hash),
+            "list" => ("LRANGE", LAST, in_element),
+            "sorted-set" => ("ZRANGE", LAST, in_element),
+            _ => return None,
+        };
+        Some(NewestAt { command, arguments, times })
     }
 }
 
@@ -140,8 +149,7 @@ struct MultiCheck<'b, A: MultiProgram> {
     check: &'b Check<'b, A>,
     key: String,
     native: Native,
-    time: Now,
-    found: Vec<StoredEntry>,
+    found: Found,
     /// The state that is these entries.
     state: Option<A::State>,
     /// What the decision requires.
@@ -149,66 +157,60 @@ struct MultiCheck<'b, A: MultiProgram> {
 }
 
 impl<A: MultiProgram> MultiCheck<'_, A> {
-    fn reading(&self) -> CommandWords {
-        match self.native.storage {
-            EntryStorage::Counters => command(["HGETALL", &self.key]),
-            EntryStorage::List => command(["LRANGE", &self.key, "0", "-1"]),
-            EntryStorage::SortedSet => command(["ZRANGE", &self.key, "0", "-1"]),
-        }
-    }
-
     /// What leads from the state that was read to this one; `None` if nothing has to be added.
     fn added(&self, after: &A::State) -> Option<Entry> {
         let algorithm = self.check.limit.algorithm();
         let mut entry = algorithm.newest(after)?;
         let before = self.state.as_ref().and_then(|before| algorithm.newest(before));
         // In a list, each request is an entry of its own.
-        let before = before.filter(|before| {
-            self.native.storage != EntryStorage::List && before.since == entry.since
-        });
-        let there = before.map_or(0, |before| before.charged.cost);
+        let grows = self.native.storage != EntryStorage::List;
+        let there = before.filter(|before| grows && before.since == entry.since);
+        let there = there.map_or(0, |before| before.charged.cost);
         entry.charged.cost = entry.charged.cost.checked_sub(there).filter(|cost| *cost > 0)?;
         Some(entry)
     }
 
     /// The commands that add an entry to a state which stops mattering at `expires`.
-    fn charging(&self, entry: &Entry, expires: Timestamp, now: Timestamp) -> Vec<CommandWords> {
-        let late_us = if self.time == Now::Store { LATENESS_US } else { 0 };
+    fn charging(
+        &self,
+        entry: &Entry,
+        expires: Timestamp,
+        (now, time): (Timestamp, Now),
+    ) -> Vec<Words> {
+        let Self { check, key, native, found, .. } = self;
+        let late_us = if time == Now::Store { LATENESS_US } else { 0 };
         let at = now.max(entry.since).as_us().saturating_sub(late_us);
-        let oldest = self.native.oldest(&counted(&self.found), Timestamp::saturating_from_us(at));
-        let past = self.found.iter().filter(|stored| stored.entry.since < oldest);
+        let oldest = native.oldest(&found.1, Timestamp::saturating_from_us(at));
+        let past = found.0.iter().zip(&found.1).filter(|(_, entry)| entry.since < oldest);
         let mut commands: Vec<_> =
-            past.map(|stored| removal(self.native.storage, &self.key, &stored.text)).collect();
-        let since = entry.since.as_us().to_string();
-        let element = || StoredEntry::text_of(entry, ReservationId::random());
-        match self.native.storage {
-            EntryStorage::Counters => {
-                let cost = entry.charged.cost.to_string();
-                commands.push(command(["HINCRBY", &self.key, &since, &cost]));
-            }
-            EntryStorage::List => commands.push(with(command(["RPUSH", &self.key]), element())),
+            past.map(|(text, _)| removal(native.storage, key, text)).collect();
+        let (since, cost) = (entry.since.as_us().to_string(), entry.charged.cost.to_string());
+        let element = || element_of(entry, ReservationId::random());
+        match native.storage {
+            EntryStorage::Counters => commands.push(command([&"HINCRBY", key, &since, &cost])),
+            EntryStorage::List => commands.push(command([&"RPUSH", key, &element()])),
             EntryStorage::SortedSet => {
-                commands.push(with(command(["ZADD", &self.key, &since]), element()));
+                commands.push(command([&"ZADD", key, &since, &element()]));
                 // As many newer charges leave no room for an older one.
-                let older = format!("-{}", self.check.limit.algorithm().capacity() + 1);
-                commands.push(command(["ZREMRANGEBYRANK", &self.key, "0", &older]));
+                let older = format!("-{}", check.limit.algorithm().capacity() + 1);
+                commands.push(command([&"ZREMRANGEBYRANK", key, &"0", &older]));
             }
         }
-        let ttl_ms = (ttl_ms(expires, now, self.time) + late_us / 1_000).to_string();
+        let ttl_ms = (ttl_ms(expires, now, time) + late_us / 1_000).to_string();
         // NX for a key without a time to live, GT for one with a shorter one.
-        commands.extend(["NX", "GT"].map(|only| command(["PEXPIRE", &self.key, &ttl_ms, only])));
+        commands.extend(["NX", "GT"].map(|only| command([&"PEXPIRE", key, &ttl_ms, &only])));
         commands
     }
 }
 
 /// A batch on its way, whose keys all lie on one server.
-pub(crate) struct MultiRequest<'b, A: MultiProgram, C> {
+pub struct MultiRequest<'b, A: MultiProgram, C> {
     inner: &'b Inner<C>,
     batch: &'b Batch<'b, A>,
     checks: Vec<MultiCheck<'b, A>>,
     deadline: Deadline,
     now: Timestamp,
-    pub(crate) verdict: Verdict,
+    verdict: Verdict,
 }
 
 impl<A: MultiProgram, C> States<A::State> for MultiRequest<'_, A, C> {
@@ -234,135 +236,86 @@ impl<A: MultiProgram, C> States<A::State> for MultiRequest<'_, A, C> {
 
 impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
     /// A batch before anything was read.
+    ///
+    /// # Errors
+    /// No transaction can decide a limit, or the operation.
     fn of(inner: &'b Inner<C>, batch: &'b Batch<'b, A>, deadline: Deadline) -> Result<Self> {
         let before = |check: &'b Check<'b, A>| {
-            let native = native(check.limit)?;
+            let (native, limit) = (native(check.limit)?, || check.limit.name().into());
+            if batch.reservation_id().is_some() {
+                return Err(Refusal::CannotReserve { limit: limit() }.into());
+            }
+            if !matches!(batch.operation(), Op::Acquire | Op::Peek | Op::Reset) {
+                return Err(RedisError::NoOperation { limit: limit(), op: batch.operation() });
+            }
             let storage = native.storage.name();
             let key = inner.keys.of_multi(check.limit.state_name(), storage, check.key);
-            let (time, found, state, write) = (batch.time(), Vec::new(), None, Write::Keep);
-            Ok(MultiCheck { check, key, native, time, found, state, write })
+            let (found, state, write) = (Found::default(), None, Write::Keep);
+            Ok(MultiCheck { check, key, native, found, state, write })
         };
         let checks = batch.checks().iter().map(before).collect::<Result<Vec<_>>>()?;
         let (now, verdict) = (Timestamp::ZERO, Verdict::several(Vec::new()));
         Ok(Self { inner, batch, checks, deadline, now, verdict })
     }
 
-    /// The verdict if another slot denies the whole batch.
-    pub(crate) fn denied_elsewhere(mut self) -> Result<Verdict> {
-        Ok(decide(&self.batch.denied_elsewhere(), self.now, &mut self)?)
-    }
-
     /// Reads the states, and the time.
     async fn read(&mut self) -> Result<Timestamp> {
-        let mut commands: Vec<_> = self.checks.iter().map(MultiCheck::reading).collect();
-        if self.batch.time() == Now::Store {
-            commands.push(command(["TIME"]));
-        }
-        let replies = match self.send(&commands).await {
-            Err(error) => return Err(self.wrong_type(error).await),
-            Ok(replies) => replies,
+        let reading = self.checks.iter().map(|check| reading(check.native.storage, &check.key));
+        let (replies, now) = match self.send_timed(reading.collect()).await {
+            Err(error) if error.is_wrong_type() => return Err(self.wrong_type(error).await),
+            sent => sent?,
         };
         for place in 0..self.checks.len() {
             let found = self.found(place, replies.get(place)).await?;
             let check = &mut self.checks[place];
-            check.state = check.check.limit.algorithm().state(&counted(&found));
+            check.state = check.check.limit.algorithm().state(&found.1);
             check.found = found;
         }
-        self.time(&replies)
+        Ok(now)
     }
 
-    /// The time of the transaction, from its last command, unless a time was given.
-    fn time(&self, replies: &[Reply]) -> Result<Timestamp> {
-        if let Now::At(now) = self.batch.time() {
-            return Ok(now);
-        }
-        let reply = replies.last().unwrap_or(&Reply::Nil);
-        match self.inner.time(reply)? {
-            Timestamp::MAX => Err(Refusal::EndOfTime { now_us: Timestamp::MAX.as_us() }.into()),
-            now => Ok(now),
-        }
-    }
-
-    /// Names the key that has another type; otherwise returns the error unchanged.
+    /// Names the key that has another type.
     async fn wrong_type(&self, error: RedisError) -> RedisError {
-        if !error.is_wrong_type() {
-            return error;
-        }
-        for pending in &self.checks {
-            let reading = self.send(&[pending.reading()]).await;
-            if reading.is_err_and(|error| error.is_wrong_type()) {
-                return RedisError::corrupt(pending.check.limit, &pending.key, WRONG_TYPE);
+        for MultiCheck { check, key, native, .. } in &self.checks {
+            let read = self.send(&[reading(native.storage, key)]).await;
+            if read.is_err_and(|error| error.is_wrong_type()) {
+                return RedisError::corrupt(check.limit, key, WRONG_TYPE);
             }
         }
         error
     }
 
-    /// Parses the entries of a check in a reply. A value that no limit wrote is removed unless the batch
-    /// only reads, so the limit recovers and the error is reported once.
-    async fn found(&self, place: usize, reply: Option<&Reply>) -> Result<Vec<StoredEntry>> {
+    /// Parses the entries of a check in a reply. A value that no limit wrote is removed unless the
+    /// batch only reads, so the limit recovers and the error is reported once.
+    async fn found(&self, place: usize, reply: Option<&Reply>) -> Result<Found> {
         let check = &self.checks[place];
         let Some(reply @ Reply::Array(_)) = reply else {
             return Err(self.inner.peer.unexpected(reply.unwrap_or(&Reply::Nil)));
         };
-        if let Some(found) = stored_entries(check.native.storage, reply) {
+        if let Some(found) = parsed(check.native.storage, reply) {
             return Ok(found);
         }
-        let mut detail = LEFT;
-        if self.batch.operation() != Op::Peek {
-            self.send(&[command(["DEL", &check.key])]).await?;
-            detail = REMOVED;
+        let removes = self.batch.operation() != Op::Peek;
+        if removes {
+            self.send(&[command([&"DEL", &check.key])]).await?;
         }
+        let detail = if removes { REMOVED } else { LEFT };
         Err(RedisError::corrupt(check.check.limit, &check.key, detail))
     }
 
-    /// Charges what the decision requires, and decides once more on the states just before.
-    async fn charge(&mut self) -> Result<()> {
-        let mut commands = Vec::new();
-        // The places of the checks that admit so far, from when their charges count, and the places of the
-        // entries before these among the replies.
-        let mut again = Vec::with_capacity(self.checks.len());
-        let checks = self.checks.iter().zip(self.verdict.decisions()).enumerate();
-        for (place, (check, decision)) in checks {
-            match &check.write {
-                Write::Keep => {}
-                Write::Remove => commands.push(command(["DEL", &check.key])),
-                Write::Put { state, expires } => {
-                    let Some(entry) = check.added(state) else { continue };
-                    if decision.allowed {
-                        again.push((place, entry.since, commands.len()));
-                        commands.push(check.reading());
-                    }
-                    commands.extend(check.charging(&entry, *expires, self.now));
-                }
-            }
+    /// Sends these commands. Returns the replies, and the time of the transaction unless one was
+    /// given.
+    async fn send_timed(&self, mut commands: Vec<Words>) -> Result<(Vec<Reply>, Timestamp)> {
+        if let Now::At(now) = self.batch.time() {
+            return Ok((self.send(&commands).await?, now));
         }
-        if commands.is_empty() {
-            return Ok(());
-        }
-        if self.batch.time() == Now::Store {
-            commands.push(command(["TIME"]));
-        }
+        commands.push(command([&"TIME"]));
         let replies = self.send(&commands).await?;
-        if again.is_empty() {
-            return Ok(());
-        }
-        let charged = self.time(&replies).map_err(RedisError::in_part)?;
-        if charged.saturating_us_since(self.now) > LATENESS_US {
-            let address = Arc::clone(self.inner.peer.address());
-            let deadline = Duration::from_micros(LATENESS_US);
-            return Err(RedisError::TimedOut { address, deadline });
-        }
-        for (place, since, reading) in again {
-            let found = self.found(place, replies.get(reading)).await;
-            let before = as_of(since, counted(&found.map_err(RedisError::in_part)?));
-            let check = &mut self.checks[place];
-            check.state = check.check.limit.algorithm().state(&before);
-        }
-        self.verdict = decide(self.batch, self.now, self)?;
-        Ok(())
+        let now = self.inner.time(replies.last().unwrap_or(&Reply::Nil))?;
+        Ok((replies, now))
     }
 
-    async fn send(&self, commands: &[CommandWords]) -> Result<Vec<Reply>> {
+    async fn send(&self, commands: &[Words]) -> Result<Vec<Reply>> {
         let commands: Vec<Vec<Argument<'_>>> =
             commands.iter().map(|c| c.iter().map(|word| Argument::Bytes(word)).collect()).collect();
         // All keys lie in the slot of the first.
@@ -370,22 +323,64 @@ impl<'b, A: MultiProgram, C: Connection> MultiRequest<'b, A, C> {
     }
 }
 
+impl<A: MultiProgram, C: Connection> InSlot for MultiRequest<'_, A, C> {
+    fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    fn denied(&mut self) -> Result<Verdict> {
+        Ok(decide(&self.batch.denied_elsewhere(), self.now, self)?)
+    }
+
+    /// Charges what the decision requires, and decides once more on the states just before.
+    async fn charge(&mut self) -> Result<bool> {
+        let mut commands = Vec::new();
+        // The places of the checks that admit so far, from when their charges count, and the places
+        // of the entries before these among the replies.
+        let mut again = Vec::with_capacity(self.checks.len());
+        let checks = self.checks.iter().zip(self.verdict.decisions()).enumerate();
+        for (place, (check, decision)) in checks {
+            match &check.write {
+                Write::Keep => {}
+                Write::Remove => commands.push(command([&"DEL", &check.key])),
+                Write::Put { state, expires } => {
+                    let Some(entry) = check.added(state) else { continue };
+                    if decision.allowed {
+                        again.push((place, entry.since, commands.len()));
+                        commands.push(reading(check.native.storage, &check.key));
+                    }
+                    commands.extend(check.charging(
+                        &entry,
+                        *expires,
+                        (self.now, self.batch.time()),
+                    ));
+                }
+            }
+        }
+        if commands.is_empty() {
+            return Ok(self.verdict.allowed());
+        }
+        let (replies, charged) = self.send_timed(commands).await?;
+        if charged.saturating_us_since(self.now) > LATENESS_US && !again.is_empty() {
+            let address = Arc::clone(self.inner.peer.address());
+            let deadline = Duration::from_micros(LATENESS_US);
+            return Err(RedisError::TimedOut { address, deadline });
+        }
+        for (place, since, reading) in again {
+            let found = self.found(place, replies.get(reading)).await;
+            let before = found.map_err(RedisError::in_part)?.1.into_iter();
+            // Later ones count as if they had come then.
+            let before: Vec<_> =
+                before.map(|it| Entry { since: it.since.min(since), ..it }).collect();
+            let check = &mut self.checks[place];
+            check.state = check.check.limit.algorithm().state(&before);
+        }
+        self.verdict = decide(self.batch, self.now, self)?;
+        Ok(self.verdict.allowed())
+    }
+}
+
 fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native> {
     let native = limit.algorithm().native();
     native.ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
-}
-
-/// Refuses what a transaction cannot decide: a limit, an operation, or an id.
-pub(crate) fn refuse_unsupported<A: MultiProgram>(batch: &Batch<'_, A>) -> Result<()> {
-    for check in batch.checks() {
-        native(check.limit)?;
-        let limit = || check.limit.name().into();
-        if batch.reservation_id().is_some() {
-            return Err(Refusal::CannotReserve { limit: limit() }.into());
-        }
-        if !matches!(batch.operation(), Op::Acquire | Op::Peek | Op::Reset) {
-            return Err(RedisError::NoOperation { limit: limit(), op: batch.operation() });
-        }
-    }
-    Ok(())
 }

@@ -26,7 +26,8 @@ pub trait MultiProgram: Algorithm {
     /// The state of these entries, oldest first; `None` if there are none.
     fn state(&self, entries: &[Entry]) -> Option<Self::State>;
 
-    /// The newest entry of a state, with all that counts from the same time. In a list, the last charge.
+    /// The newest entry of a state, with all that counts from the same time. In a list, the last
+    /// charge.
     fn newest(&self, state: &Self::State) -> Option<Entry>;
 }
 
@@ -55,8 +56,8 @@ pub enum EntryStorage {
     Counters,
     /// A list of the charges in windows: RPUSH and PEXPIRE.
     List,
-    /// A sorted set of charges, each of which counts until it is a window old: ZADD and PEXPIRE. It keeps
-    /// the newest, as many as the limit's capacity.
+    /// A sorted set of charges, each of which counts until it is a window old: ZADD and PEXPIRE. It
+    /// keeps the newest, as many as the limit's capacity.
     SortedSet,
 }
 
@@ -72,8 +73,8 @@ impl EntryStorage {
 }
 
 impl Native {
-    /// The time from which the oldest of these entries counts that still counts at `at`. Entries of a
-    /// window count as long as its first one.
+    /// The time from which the oldest of these entries counts that still counts at `at`. Entries of
+    /// a window count as long as its first one.
     pub(crate) fn oldest(self, entries: &[Entry], at: Timestamp) -> Timestamp {
         let counts = |since: &Timestamp| since.as_us() + self.window_us > at.as_us();
         let since = match self.storage {
@@ -110,12 +111,6 @@ fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Ent
     Some((start, entries.iter().filter(|entry| entry.since >= start).collect()))
 }
 
-/// These entries as a charge sees them that counts from `at`: later ones count as if they had come then.
-pub(crate) fn as_of(at: Timestamp, mut entries: Vec<Entry>) -> Vec<Entry> {
-    entries.iter_mut().for_each(|entry| entry.since = entry.since.min(at));
-    entries
-}
-
 /// A count per window, of which no more counts than the limit.
 macro_rules! counted {
     ($($algorithm:ident of $state:ident),+) => { $(
@@ -128,8 +123,8 @@ macro_rules! counted {
             fn state(&self, entries: &[Entry]) -> Option<$state> {
                 let window_us = self.algorithm().window_us();
                 let (start, window) = last_window(entries, window_us)?;
-                let (count, ends_us) = (sum(window).min(self.capacity()), start.as_us() + window_us);
-                Some($state { start, count, ends_us })
+                let count = sum(window).min(self.capacity());
+                Some($state { start, count, ends_us: start.as_us() + window_us })
             }
 
             fn newest(&self, state: &$state) -> Option<Entry> {
@@ -162,8 +157,8 @@ impl MultiProgram for Attempts<SlidingLog> {
         Some(Native { storage: EntryStorage::SortedSet, window_us: self.algorithm().window_us() })
     }
 
-    /// One log entry per moment, for all its requests. Where newer ones leave no room for an older one,
-    /// it counts no more.
+    /// One log entry per moment, for all its requests. Where newer ones leave no room for an older
+    /// one, it counts no more.
     fn state(&self, entries: &[Entry]) -> Option<SlidingLogState> {
         let mut room = self.capacity();
         let moments = entries.chunk_by(|a, b| a.since == b.since).rev();

@@ -8,6 +8,10 @@ use crate::connection::Peer;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
+/// The longest first pause before another round. Each next pause is twice as long, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(16);
+
 /// Bounds how often a decision starts again because other clients changed its keys.
 pub(crate) struct Rounds {
     begun: usize,
@@ -22,13 +26,24 @@ pub(crate) struct Rounds {
     has_waited: bool,
     /// The rounds that an expired state caused, without another client's write.
     expiries: usize,
+    pause: Duration,
 }
 
 impl Rounds {
     /// Allows `most` rounds, the first included.
     pub(crate) fn new(most: usize, deadline: Deadline, peer: &Peer) -> Self {
         let (began, longest, peer) = (Instant::now(), Duration::ZERO, peer.clone());
-        Self { begun: 1, most, deadline, peer, began, longest, has_waited: false, expiries: 0 }
+        Self {
+            begun: 1,
+            most,
+            deadline,
+            peer,
+            began,
+            longest,
+            has_waited: false,
+            expiries: 0,
+            pause: FIRST_PAUSE,
+        }
     }
 
     /// Whether other callers of this store had to go first.
@@ -40,6 +55,14 @@ impl Rounds {
     pub(crate) fn begin(&mut self) {
         self.longest = self.longest.max(self.began.elapsed());
         self.began = Instant::now();
+    }
+
+    /// Pauses for a random time, so that callers which collided do not collide again.
+    pub(crate) async fn pause(&mut self) {
+        let pause = self.pause.mul_f64(fastrand::f64()).min(self.remaining());
+        self.pause = (self.pause * 2).min(LAST_PAUSE);
+        tokio::time::sleep(pause).await;
+        self.begin();
     }
 
     /// Whether another exchange ends by the deadline, even if it takes half as long again as the longest so far. Otherwise its charge

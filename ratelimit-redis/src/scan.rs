@@ -11,8 +11,7 @@ use crate::connection::slot::{self, Range};
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::Result;
 use crate::key::StoredKey;
-use crate::mode::{Lua, Mode};
-use crate::store::RedisStore;
+use crate::store::{Inner, Mode, RedisStore};
 
 /// How many identifiers to try in search of one per master.
 const TRIES: u32 = 200_000;
@@ -22,8 +21,8 @@ const START: &str = "0";
 
 /// The keys of a store, step by step, from one server after the other: [`RedisStore::scan`].
 #[derive(Debug)]
-pub struct Scan<'s, M: Mode, C: Connection> {
-    store: &'s RedisStore<M, C>,
+pub struct Scan<'s, C> {
+    inner: &'s Inner<C>,
     pattern: String,
     /// How many keys may still come.
     left: u64,
@@ -36,7 +35,7 @@ pub struct Scan<'s, M: Mode, C: Connection> {
     is_cut: bool,
 }
 
-impl<M: Mode, C: Connection> Scan<'_, M, C> {
+impl<C: Connection> Scan<'_, C> {
     /// The keys of the next step, of which there may be none; `None` at the end.
     ///
     /// # Errors
@@ -64,7 +63,7 @@ impl<M: Mode, C: Connection> Scan<'_, M, C> {
             Argument::Text("COUNT"),
             Argument::Number(self.count),
         ];
-        let inner = &self.store.inner;
+        let inner = self.inner;
         let via = inner.keys.shared(&identifier);
         let reply = inner.connection.send(&via, &words, inner.deadline()).await?;
         let (next, mut keys) = keys(&reply).ok_or_else(|| inner.peer.unexpected(&reply))?;
@@ -85,7 +84,7 @@ impl<M: Mode, C: Connection> Scan<'_, M, C> {
     }
 }
 
-impl<M: Mode, C: Connection> RedisStore<M, C> {
+impl<M, C: Connection> RedisStore<M, C> {
     /// Steps through the keys of the store: at most `most` keys. In a step a server looks at about `count` of its
     /// keys; between two steps is a pause, in which it serves other clients.
     ///
@@ -93,7 +92,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     ///
     /// # Errors
     /// As of every command.
-    pub async fn scan(&self, most: u64, count: u64, pause: Duration) -> Result<Scan<'_, M, C>> {
+    pub async fn scan(&self, most: u64, count: u64, pause: Duration) -> Result<Scan<'_, C>> {
         let identifiers = self.one_of_each().await?.into_iter().map(|(_, of_one)| of_one).collect();
         Ok(self.scan_servers_of(identifiers, most, count, pause))
     }
@@ -105,9 +104,9 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         most: u64,
         count: u64,
         pause: Duration,
-    ) -> Scan<'_, M, C> {
+    ) -> Scan<'_, C> {
         Scan {
-            store: self,
+            inner: &self.inner,
             pattern: self.inner.keys.pattern(),
             left: most,
             count,
@@ -119,7 +118,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     }
 }
 
-impl<M: Mode, C: Connection> RedisStore<M, C> {
+impl<M, C: Connection> RedisStore<M, C> {
     /// The [state names](ratelimit_core::Limit::state_name) of limits that have a state in a key of a [`scan`](Self::scan) and
     /// are not among these: of another policy, or of one that has changed. Empty for a key without states.
     ///
@@ -129,17 +128,21 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         &self,
         limits: &Limits<A>,
         key: &str,
-    ) -> Result<Vec<String>> {
-        let mut names = self.state_names(key).await?;
+    ) -> Result<Vec<String>>
+    where
+        M: Mode<A>,
+    {
+        let mut names = self.state_names(key, M::SHARES_A_HASH).await?;
         names.retain(|name| !limits.iter().any(|limit| limit.state_name() == name));
         Ok(names)
     }
 
-    /// The names of all states in a key, whichever policy wrote them.
-    async fn state_names(&self, key: &str) -> Result<Vec<String>> {
+    /// The names of all states in a key, whichever policy wrote them. If limits `share_a_hash`, it
+    /// has a field for each.
+    async fn state_names(&self, key: &str, share_a_hash: bool) -> Result<Vec<String>> {
         let own = self.inner.keys.limit_of(key).filter(|_| self.read_key(key) != StoredKey::Other);
         match own {
-            Some("") if M::NAME == Lua::NAME => {}
+            Some("") if share_a_hash => {}
             Some(name) if !name.is_empty() => {
                 let name = name.split(['+', '!']).next().unwrap_or_default();
                 return Ok(vec![name.to_owned()]);

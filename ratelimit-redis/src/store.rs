@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, EntryStore, Now, Reservation, Snapshot, decide};
-use ratelimit_core::{Algorithm, Limit, Limits, ReservationId, Store, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, Limit, Policy, ReservationId, Store, Timestamp, Verdict};
 
 use crate::calls::SharedCalls;
 use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::key::Keys;
-use crate::mode::{KeepsReservations, Lua, Mode};
+use crate::mode::{Lua, Sealed};
 use crate::reservation;
 use crate::runtime::StoreRuntime;
 use crate::script::Script;
 use crate::scripts::Scripts;
-use crate::turns::Turns;
+use crate::turns::{Taken, Turns};
 
 /// What the store does with a batch whose keys lie in several slots of a cluster, and so on several
 /// servers. A batch within one slot, or on a single server, is one script whatever you choose.
@@ -73,6 +73,15 @@ pub(crate) struct Inner<C> {
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     pub(crate) lacks_ifeq: AtomicBool,
+}
+
+impl<C: fmt::Debug> fmt::Debug for Inner<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner")
+            .field("connection", &self.connection)
+            .field("prefix", &self.keys.prefix)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<C: Connection> Inner<C> {
@@ -159,67 +168,202 @@ pub(crate) fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<A
     words
 }
 
-/// How a mode with reservations decides a batch whose keys all lie on one server.
-pub(crate) trait SingleSlot<A: Algorithm>: Sync {
-    /// Runs the batch.
-    fn apply_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Verdict>> + Send;
+/// A mode that decides limits of this algorithm: [`Lua`], [`Cas`](crate::Cas) or
+/// [`Multi`](crate::Multi). All modes decide alike; each keeps its own states.
+///
+/// ```
+/// use ratelimit_core::{Limit, Policy, Store};
+/// use ratelimit_core::store::{Batch, Check, Op};
+/// use ratelimit_redis::{Mode, RedisError, RedisStore};
+///
+/// async fn reset<M: Mode<Policy>>(
+///     store: &RedisStore<M>,
+///     limit: &Limit<Policy>,
+///     key: &str,
+/// ) -> Result<bool, RedisError> {
+///     let was_there = store.state(limit, key).await?.is_some();
+///     let check = Check { limit, key, cost: 0 };
+///     let _ = store.apply(&Batch::one(&check).op(Op::Reset)).await?;
+///     Ok(was_there)
+/// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = ratelimit_servers::RedisServer::start()?;
+/// # let store = RedisStore::connect(&server.url()).await?;
+/// # let limit = Limit::new("login", "fixed-window 5/m count attempts".parse()?)?;
+/// # let check = Check { limit: &limit, key: "alice", cost: 1 };
+/// # let _ = store.apply(&Batch::one(&check)).await?;
+/// assert!(reset(&store, &limit, "alice").await?);
+/// assert!(!reset(&store.in_mode::<ratelimit_redis::Multi>(), &limit, "alice").await?);
+/// # Ok(())
+/// # }
+/// ```
+pub trait Mode<A: Algorithm = Policy>: Sealed + Sized {
+    /// A part of a batch on one server.
+    #[doc(hidden)]
+    type InSlot<'s, C: Connection>: InSlot
+    where
+        A: 's;
 
-    /// Checks whether that would be refused, and writes nothing.
-    fn try_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
+    /// Decides a batch whose keys all lie on one server, and notes the states that it left where
+    /// that is asked for and known.
+    #[doc(hidden)]
+    #[must_use]
+    fn decide<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &'s Batch<'s, A>,
+        deadline: Deadline,
+        _left: Option<&'s mut Option<Snapshot<A::State>>>,
+    ) -> impl Future<Output = Result<Verdict>> + Send {
+        async move {
+            let mut slot = Self::would_decide(store, batch, deadline, true).await?;
+            slot.charge().await?;
+            Ok(slot.verdict().clone())
+        }
+    }
+
+    /// What it would decide. If it `prepares` a charge, a value that no limit wrote is removed;
+    /// otherwise nothing is written.
+    #[doc(hidden)]
+    fn would_decide<'s, C: Connection>(
+        store: &'s RedisStore<Self, C>,
+        batch: &'s Batch<'s, A>,
+        deadline: Deadline,
+        prepares: bool,
+    ) -> impl Future<Output = Result<Self::InSlot<'s, C>>> + Send;
+
+    /// Waits until no other caller of this store works on the keys of a batch, in a mode in which
+    /// they would disturb each other.
+    #[doc(hidden)]
+    #[must_use]
+    fn take_turns<'s, C: Connection>(
+        _store: &'s RedisStore<Self, C>,
+        _batch: &Batch<'_, A>,
+        _deadline: Deadline,
+    ) -> impl Future<Output = Vec<Taken<'s>>> + Send {
+        std::future::ready(Vec::new())
+    }
+
+    /// The keys under which a limit has a state, or parts of it, for an identifier.
+    #[doc(hidden)]
+    fn keys_of<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limit: &Limit<A>,
+        identifier: &str,
+    ) -> Vec<String>;
+
+    /// The stored state of a limit for an identifier.
+    #[doc(hidden)]
+    fn read<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limit: &Limit<A>,
+        identifier: &str,
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<Option<A::State>>> + Send {
+        async move {
+            let key = Self::keys_of(store, limit, identifier).pop().unwrap_or_default();
+            let mut states = Self::read_at(store, &[limit], &key, deadline).await?.states;
+            Ok(states.pop().flatten())
+        }
+    }
+
+    /// The states that these limits have under this key.
+    #[doc(hidden)]
+    fn read_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limits: &[&Limit<A>],
+        key: &str,
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<StatesAt<A::State>>> + Send;
+
+    /// Replaces the states of some of these limits by a full one, unless they have changed
+    /// meanwhile.
+    #[doc(hidden)]
+    fn replace_at<C: Connection>(
+        store: &RedisStore<Self, C>,
+        limits: &[&Limit<A>],
+        key: &str,
+        states: StatesAt<A::State>,
+        full: Vec<Option<Write<A::State>>>,
         deadline: Deadline,
     ) -> impl Future<Output = Result<()>> + Send;
+
+    /// How to read when the newest charges of built-in states were made under a key, by what that
+    /// says about its limit; `None` if the mode keeps no state there.
+    #[doc(hidden)]
+    fn newest_at(limit: &str) -> Option<NewestAt>;
 }
 
-/// A mode that keeps the states of this algorithm.
-pub trait KeepsState<A: Algorithm> {
-    /// The stored state of a limit for a key.
-    #[doc(hidden)]
-    fn state_within(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Option<A::State>>> + Send;
+/// What a mode decides about a part of a batch, before the whole is decided.
+pub trait InSlot: Send {
+    /// The verdict, so far.
+    fn verdict(&self) -> &Verdict;
 
-    /// Cuts the states of these limits under a key that are from the future, or only finds them: the position of each
-    /// limit that has one, and by how much longer the state would hold its key than a full limit.
-    #[doc(hidden)]
-    fn heal_key(
-        &self,
-        limits: &Limits<A>,
-        key: &str,
-        dry_run: bool,
-    ) -> impl Future<Output = Result<Vec<(usize, u64)>>> + Send;
+    /// The verdict if another part denies.
+    fn denied(&mut self) -> Result<Verdict>;
+
+    /// Whether others have changed its states since. One that has expired was not changed by
+    /// others.
+    fn has_changed_since(&self, _before: &Self) -> bool {
+        true
+    }
+
+    /// Charges the part. Returns whether all of it is charged; otherwise others came first.
+    fn charge(&mut self) -> impl Future<Output = Result<bool>> + Send;
+
+    /// Takes back what it has charged, where the mode can. Returns whether nothing is charged any
+    /// more.
+    fn take_back(&mut self, _deadline: Deadline) -> impl Future<Output = Result<bool>> + Send {
+        std::future::ready(Ok(false))
+    }
 }
 
-impl<M: Mode, C: Connection> RedisStore<M, C> {
+/// The states of limits under a key, as of a moment.
+#[derive(Debug)]
+pub struct StatesAt<S> {
+    pub(crate) now: Timestamp,
+    /// In the order of the limits.
+    pub(crate) states: Vec<Option<S>>,
+    /// What was read, by which the mode sees that nothing has changed.
+    pub(crate) read: Vec<Vec<u8>>,
+}
+
+/// How to read when charges were made.
+#[derive(Debug)]
+pub struct NewestAt {
+    /// The command, and its arguments after the key.
+    pub(crate) command: &'static str,
+    pub(crate) arguments: &'static [&'static str],
+    pub(crate) times: TimesIn,
+}
+
+/// The times in the strings of a reply.
+pub(crate) type TimesIn = fn(&[&[u8]]) -> Vec<u64>;
+
+impl<M, C: Connection> RedisStore<M, C> {
     /// The stored state of a limit for a key.
     ///
     /// # Errors
     /// The server does not answer, no limit wrote the value, or the mode cannot decide the limit.
     pub async fn state<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> Result<Option<A::State>>
     where
-        Self: KeepsState<A>,
+        M: Mode<A>,
     {
-        self.state_within(limit, key, self.inner.deadline()).await
+        M::read(self, limit, key, self.inner.deadline()).await
     }
-}
 
-impl<M: KeepsReservations, C: Connection> RedisStore<M, C> {
-    /// The key on the server of a limit's reservation for a caller's key under an id.
+    /// The key on the server of a limit's reservation for a caller's key under an id. In the mode
+    /// of transactions there is none.
     #[must_use]
     pub fn reservation_key<A: Algorithm>(
         &self,
         limit: &Limit<A>,
         key: &str,
         id: ReservationId,
-    ) -> String {
+    ) -> String
+    where
+        M: Mode<A>,
+    {
         self.inner.keys.of_reservation(&format!("{}{}", limit.state_name(), M::MARK), id, key)
     }
 
@@ -232,7 +376,10 @@ impl<M: KeepsReservations, C: Connection> RedisStore<M, C> {
         limit: &Limit<A>,
         key: &str,
         id: ReservationId,
-    ) -> Result<Option<Reservation>> {
+    ) -> Result<Option<Reservation>>
+    where
+        M: Mode<A>,
+    {
         let key = self.reservation_key(limit, key, id);
         let Some(bytes) = self.inner.get(limit, &key, self.inner.deadline()).await? else {
             return Ok(None);
@@ -242,13 +389,13 @@ impl<M: KeepsReservations, C: Connection> RedisStore<M, C> {
     }
 }
 
-impl<A: KeepsEntries, M: Mode, C: Connection> EntryStore<A> for RedisStore<M, C>
+impl<A: KeepsEntries, M: Mode<A>, C: Connection> EntryStore<A> for RedisStore<M, C>
 where
-    Self: KeepsState<A> + Store<A, Error = RedisError>,
+    Self: Store<A, Error = RedisError>,
 {
     async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
         let deadline = self.inner.deadline();
-        let state = self.state_within(limit, key, deadline).await?;
+        let state = M::read(self, limit, key, deadline).await?;
         let Some(state) = state else { return Ok(Vec::new()) };
         let now = self.inner.now(&self.inner.keys.shared(key), now, deadline).await?;
         Ok(limit.algorithm().entries_of(&state, now).to_vec())
@@ -289,11 +436,8 @@ impl<M, C> Clone for RedisStore<M, C> {
 
 impl<M: Mode, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore")
-            .field("mode", &M::NAME)
-            .field("connection", &self.inner.connection)
-            .field("prefix", &self.inner.keys.prefix)
-            .finish_non_exhaustive()
+        let inner = &self.inner;
+        f.debug_struct("RedisStore").field("mode", &M::NAME).field("inner", inner).finish()
     }
 }
 

@@ -47,7 +47,7 @@ impl Turns {
 }
 
 /// A turn at a key, or a place in its queue. Dropping it passes the turn on.
-pub(crate) struct Taken<'t> {
+pub struct Taken<'t> {
     turns: &'t Turns,
     key: Arc<str>,
     guard: Option<OwnedMutexGuard<()>>,

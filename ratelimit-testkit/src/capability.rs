@@ -41,9 +41,9 @@ pub enum Capability {
     /// Reporting stored states: [`Harness::state`]. Only a store with a different representation of its states,
     /// such as the oracle, may lack it. Its states are compared by peeks.
     States,
-    /// Reading its own clock once the key is locked, and showing nothing before it is decided. A transaction that sets times to
-    /// live reads the clock before, and may decide a request at a time before the state's; one that charges first leaves what
-    /// did not fit.
+    /// Reading its own clock once the key is locked, and showing nothing before it is decided. A
+    /// transaction that sets times to live reads the clock before, and may decide a request at a
+    /// time before the state's; one that charges first leaves what did not fit.
     TimesInOrder,
     /// Limits of this algorithm.
     Algorithm(AlgorithmKind),

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use ratelimit_core::{Policy, Store};
-use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisStore};
+use ratelimit_redis::{Cas, Lua, Multi, RedisStore};
 
 use crate::keys::CallerKey;
 use crate::measure::{Fallible, median};

@@ -76,10 +76,7 @@ async fn scan<M: Mode>(
     limits: &Limits<Policy>,
     interrupt: &Interrupt,
     store: &RedisStore<M>,
-) -> Result<ScanResult, Failure>
-where
-    RedisStore<M>: Store<Policy, Error = RedisError>,
-{
+) -> Result<ScanResult, Failure> {
     let failed = |error| Failure::store(&may_scan(redis, &args.scan.prefix), &error);
     let mut found = ScanResult::default();
     let mut scan = store.scan(args.scan.max_keys, args.count, args.pause).await.map_err(failed)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{Limit, Limits, Policy, Store, Verdict};
-use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl, Tag};
+use ratelimit_redis::{Cas, Lua, Multi, RedisError, RedisStore, RedisUrl, Tag};
 
 use crate::args::CallerArgs;
 use crate::failure::Failure;

@@ -3,19 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::WindowLogState;
 use ratelimit_core::store::Now;
 use ratelimit_core::{Clock, SystemClock, Timestamp};
 
-use super::{Health, Severity, Trial};
-use crate::codec::{Codec, newest_of, number, stack_parts};
+use super::{Health, Severity};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection};
 use crate::error::{RedisError, Result};
-use crate::lua_mode::states::score_us;
-use crate::mode::{Cas, Lua, Mode, Multi};
-use crate::program::Stored;
-use crate::store::RedisStore;
+use crate::store::{Mode, NewestAt, RedisStore};
 
 /// How far a server's clock may be from the program's, and a state ahead of the server's clock, in microseconds.
 const MOST_APART_US: u64 = 1_000_000;
@@ -27,28 +22,7 @@ const LATEST_US: u64 = 4_102_444_800_000_000;
 const SAMPLED: u64 = 100;
 const STEPS: usize = 10;
 
-/// The number that a text begins with.
-fn leading_number(text: &[u8]) -> Option<u64> {
-    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
-    number(&text[..end])
-}
-
-/// When the newest charge of a built-in state was made: of one in a field of a hash, or as [`Codec`] encodes it.
-fn newest_us(stored: &[u8]) -> Option<u64> {
-    if let Some(states) = stack_parts(stored) {
-        return states.into_iter().flatten().filter_map(|(_, state)| newest_us(state)).max();
-    }
-    if let Some(log) = WindowLogState::decode(stored) {
-        return Some(log.entries.last().map_or(log.start, |entry| entry.timestamp).as_us());
-    }
-    let Stored::Numbers(name, numbers) = Stored::from_field(stored)? else { return None };
-    newest_of(&name, &numbers)
-}
-
-impl<M: Mode, C: Connection> RedisStore<M, C>
-where
-    Self: Trial,
-{
+impl<M: Mode, C: Connection> RedisStore<M, C> {
     /// Compares the clock of the server that keeps this identifier with the program's, and with a sample of states.
     pub(super) async fn look_at_clock(
         &self,
@@ -100,29 +74,12 @@ where
     /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if the key holds no state
     /// of the mode, or one of an algorithm that is not built in.
     async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
-        const NONE: &[&str] = &[];
-        const LAST: &[&str] = &["-1", "-1"];
-        const SCORED: &[&str] = &["-1", "-1", "WITHSCORES"];
-        let Some(part) = self.inner.keys.limit_of(key) else { return Ok(None) };
-        let score = |item: &[u8]| score_us(std::str::from_utf8(item).ok()?);
-        // The command, which items of its reply say when (the first of them, and the step to the next), and how.
-        let (command, more, first, step, newest): (_, _, _, _, fn(&[u8]) -> _) =
-            match (M::NAME, part.split_once('+')) {
-                (Lua::NAME, None) if part.is_empty() => ("HGETALL", NONE, 1, 2, newest_us),
-                (Lua::NAME, None) if !part.contains(['#', '!']) => ("ZRANGE", SCORED, 1, 2, score),
-                (Lua::NAME, Some((_, ""))) | (Multi::NAME, Some((_, "list"))) => {
-                    ("LRANGE", LAST, 0, 1, leading_number)
-                }
-                (Cas::NAME, None) if part.ends_with('!') => ("GET", NONE, 0, 1, newest_us),
-                (Multi::NAME, Some((_, "sorted-set"))) => ("ZRANGE", LAST, 0, 1, leading_number),
-                (Multi::NAME, Some((_, "counters"))) => ("HGETALL", NONE, 0, 2, leading_number),
-                _ => return Ok(None),
-            };
-        let words = [&[command, key], more].concat();
+        let newest = self.inner.keys.limit_of(key).and_then(M::newest_at);
+        let Some(NewestAt { command, arguments, times }) = newest else { return Ok(None) };
+        let words = [&[command, key], arguments].concat();
         let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
         let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;
-        let items = reply.strings().unwrap_or_default().into_iter();
-        Ok(items.skip(first).step_by(step).filter_map(newest).max())
+        Ok(times(&reply.strings().unwrap_or_default()).into_iter().max())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::codec::take_sized;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::error::Result;
 use crate::program::{LuaProgram, Twin, TwinCheck};
-use crate::store::{cut, evalsha};
+use crate::store::{StatesAt, evalsha};
 
 /// What the driver answered.
 pub(crate) struct DriverAnswer {
@@ -92,26 +92,26 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         parsed.ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer)))
     }
 
-    /// Finds the states from the future in an answer about the twins at one key.
-    pub(super) fn ahead<'s>(&self, answer: &'s DriverAnswer) -> Option<Ahead<'s>> {
-        let (mut rest, mut found, mut texts) = (&answer.seen[..], Vec::new(), Vec::new());
+    /// The states in an answer about the twins at one key, and what each twin stored there.
+    pub(super) fn states_in(&self, answer: &DriverAnswer) -> Option<StatesAt<A::State>> {
+        let mut states = Vec::new();
+        states.resize_with(self.batch.checks().len(), || None);
+        let (mut rest, mut read) = (&answer.seen[..], Vec::with_capacity(self.twins.len()));
         for here in self.twins.chunk_by(|one, next| one.position == next.position) {
             let position = here[0].position;
             let algorithm = self.batch.checks()[position].limit.algorithm();
+            let twins = algorithm.twins();
             // Those of a limit's twins that lie under another key count as new.
-            let mut stored = vec![None; algorithm.twins().len()];
+            let mut stored = vec![None; twins.len()];
             for check in here {
                 let text = take_sized(&mut rest)?;
-                texts.push(text);
-                let place =
-                    algorithm.twins().iter().position(|twin| twin.place == check.twin.place)?;
+                let place = twins.iter().position(|twin| twin.place == check.twin.place)?;
                 stored[place] = self::stored(&check.twin, text).ok()?;
+                read.push(text.to_vec());
             }
-            let state = state(algorithm, &stored).ok()?;
-            let cut = cut(algorithm, state.as_ref(), answer.now);
-            found.extend(cut.map(|(ahead_us, _)| (position, ahead_us)));
+            states[position] = state(algorithm, &stored).ok()?;
         }
-        Some((found, texts))
+        Some(StatesAt { now: answer.now, states, read })
     }
 
     /// The name of an operation in the driver.
@@ -164,7 +164,3 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         if charges && is_stored() { self.batch.metadata_given() } else { &[] }
     }
 }
-
-/// What looking for states from the future finds: the position of each limit that has one, with by how much it is ahead; and
-/// what each twin stored.
-pub(super) type Ahead<'a> = (Vec<(usize, u64)>, Vec<&'a [u8]>);

@@ -1,20 +1,18 @@
 //! Look-ups: the stored states and reservations of a limit, and its keys on the server. And what is done to states from the
 //! future.
 
+use ratelimit_core::Limit;
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Limit, Limits};
 
 use super::answer::{self, NoState};
 use super::call::{Call, field_of, key_of};
+use crate::codec::{newest_of, number_before};
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::mode::Lua;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
-use crate::store::{KeepsState, RedisStore};
-
-/// How often a state from the future is looked at again, if it changes meanwhile.
-const HEALS: usize = 4;
+use crate::store::{NewestAt, RedisStore, StatesAt, TimesIn};
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
@@ -64,69 +62,101 @@ impl<C: Connection> RedisStore<Lua, C> {
         };
         found.map_err(|_| RedisError::corrupt(limit, &key, LEFT))
     }
-}
 
-impl<A: LuaProgram, C: Connection> KeepsState<A> for RedisStore<Lua, C> {
-    async fn state_within(
+    /// The stored state of a limit for an identifier.
+    pub(super) async fn stored_state<A: LuaProgram>(
         &self,
         limit: &Limit<A>,
-        key: &str,
+        identifier: &str,
         deadline: Deadline,
     ) -> Result<Option<A::State>> {
         let twins = limit.algorithm().twins();
         let mut found = Vec::with_capacity(twins.len());
         for twin in &twins {
-            found.push(self.stored(limit, twin, key, deadline).await?);
+            found.push(self.stored(limit, twin, identifier, deadline).await?);
         }
-        let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, key), LEFT);
+        let corrupt = |_| RedisError::corrupt(limit, &self.key(limit, identifier), LEFT);
         answer::state(limit.algorithm(), &found).map_err(corrupt)
     }
 
-    async fn heal_key(
+    /// The states of these limits under a key, and what each of their twins stored there. Those of
+    /// a limit's twins that lie under another key count as new.
+    pub(super) async fn states_at<A: LuaProgram>(
         &self,
-        limits: &Limits<A>,
+        limits: &[&Limit<A>],
         key: &str,
-        dry_run: bool,
-    ) -> Result<Vec<(usize, u64)>> {
-        let full = limits.iter().map(|limit| (limit, limit.algorithm().capacity()));
-        let checks: Vec<_> = full.map(|(limit, cost)| Check { limit, key: "", cost }).collect();
+        deadline: Deadline,
+    ) -> Result<StatesAt<A::State>> {
+        let checks = full_checks(limits);
         let batch = Batch::new(&checks)?.op(Op::Peek);
-        let mut call = Call::of(&self.inner, &batch, self.inner.deadline())?;
+        let mut call = Call::of(&self.inner, &batch, deadline)?;
         call.narrow_to(key);
-        let mut healed = Vec::new();
-        for _ in 0..HEALS {
-            if call.twins.is_empty() {
-                return Ok(healed);
-            }
-            call.deadline = self.inner.deadline();
-            let answer = call.run("peek", &[]).await?;
-            let ahead = call.ahead(&answer);
-            let (found, texts) = ahead
-                .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer.seen.clone())))?;
-            if dry_run {
-                return Ok(found);
-            }
-            let is_found = |position| found.iter().any(|(found, _)| *found == position);
-            let mut texts = texts.into_iter();
-            let mut given = Vec::new();
-            call.twins.retain(|check| {
-                let text = texts.next().unwrap_or_default();
-                let heals = is_found(check.position) && !text.is_empty();
-                given.extend(heals.then_some(Argument::Bytes(text)));
-                heals
-            });
-            if call.twins.is_empty() {
-                return Ok(healed);
-            }
-            let cut = call.run("heal", &given).await?;
-            // What others changed meanwhile is looked at again.
-            let mut is_cut = cut.notes.iter().map(|note| note == "1");
-            call.twins.retain(|_| !is_cut.next().unwrap_or_default());
-            let is_left = |position| call.twins.iter().any(|check| check.position == position);
-            healed.extend(found.into_iter().filter(|(position, _)| !is_left(*position)));
-        }
-        Err(RedisError::Contended { attempts: HEALS })
+        let answer = call.run("peek", &[]).await?;
+        let states = call.states_in(&answer);
+        states.ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer.seen)))
     }
+
+    /// Fills the states of some of these limits under a key, each twin's if it still is as read.
+    pub(super) async fn fill_at<A: LuaProgram>(
+        &self,
+        limits: &[&Limit<A>],
+        key: &str,
+        (read, fills): (Vec<Vec<u8>>, Vec<bool>),
+        deadline: Deadline,
+    ) -> Result<()> {
+        let checks = full_checks(limits);
+        let batch = Batch::new(&checks)?.op(Op::Peek);
+        let mut call = Call::of(&self.inner, &batch, deadline)?;
+        call.narrow_to(key);
+        let mut texts = read.iter();
+        let mut given = Vec::new();
+        call.twins.retain(|check| {
+            let text = texts.next().filter(|text| fills[check.position] && !text.is_empty());
+            given.extend(text.map(|text| Argument::Bytes(text)));
+            text.is_some()
+        });
+        if !call.twins.is_empty() {
+            call.run("heal", &given).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks at each limit's capacity: all entries of a long state matter to them.
+fn full_checks<'a, A: LuaProgram>(limits: &[&'a Limit<A>]) -> Vec<Check<'a, A>> {
+    let full = limits.iter().map(|limit| (*limit, limit.algorithm().capacity()));
+    full.map(|(limit, cost)| Check { limit, key: "", cost }).collect()
+}
+
+/// How to read when the newest charges of states were made under a key, by what that says about its
+/// limit.
+pub(super) fn newest_at(limit: &str) -> Option<NewestAt> {
+    const LAST: &[&str] = &["-1", "-1"];
+    const SCORED: &[&str] = &["-1", "-1", "WITHSCORES"];
+    let in_hash: TimesIn = |fields| fields.iter().skip(1).step_by(2).filter_map(in_field).collect();
+    let in_list: TimesIn = |items| items.iter().filter_map(in_element).collect();
+    let in_sorted_set: TimesIn = |items| items.iter().skip(1).filter_map(in_score).collect();
+    let (command, arguments, times) = match limit.split_once('+') {
+        None if limit.is_empty() => ("HGETALL", &[][..], in_hash),
+        None if !limit.contains(['#', '!']) => ("ZRANGE", SCORED, in_sorted_set),
+        Some((_, "")) => ("LRANGE", LAST, in_list),
+        _ => return None,
+    };
+    Some(NewestAt { command, arguments, times })
+}
+
+fn in_field(field: &&[u8]) -> Option<u64> {
+    let Stored::Numbers(name, numbers) = Stored::from_field(field)? else { return None };
+    newest_of(&name, &numbers)
+}
+
+/// An element begins with its time.
+fn in_element(element: &&[u8]) -> Option<u64> {
+    Some(number_before(element, b' ')?.0)
+}
+
+fn in_score(score: &&[u8]) -> Option<u64> {
+    score_us(std::str::from_utf8(score).ok()?)
 }
 
 /// Members and scores of a reply that alternates them or, in RESP3, pairs them.
@@ -141,7 +171,7 @@ fn members(reply: &Reply) -> Option<Vec<(String, u64)>> {
 }
 
 /// Parses a score. Servers write large ones as `1.7e+15`.
-pub(crate) fn score_us(text: &str) -> Option<u64> {
+fn score_us(text: &str) -> Option<u64> {
     if let Ok(number) = text.parse() {
         return Some(number);
     }

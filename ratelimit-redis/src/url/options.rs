@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::parts::{decoded, is_name};
 use crate::client::Client;
-use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::mode::{Cas, Lua, Multi};
 
 /// The certificate files, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

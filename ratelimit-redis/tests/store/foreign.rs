@@ -230,16 +230,9 @@ async fn across_slots_a_question_leaves_a_foreign_value_and_the_operation_remove
         let both = [(limit, "a", 1), (limit, "b", 1)];
         place.spoil(&server, "nonsense");
         corrupt(store, &both, (Op::Peek, None), LEFT).await;
-        if limit.algorithm().charges_denials() {
-            // Each slot charges an attempt on its own.
-            let error = apply(store, &both, Op::Acquire, None).await;
-            fails(error, ErrorKind::Indeterminate, REMOVED);
-            let _ = apply(store, &both, Op::Acquire, None).await.expect("healed");
-        } else {
-            corrupt(store, &both, (Op::Acquire, None), REMOVED).await;
-            let healed = apply(store, &both, Op::Acquire, None).await.expect("healed");
-            assert_eq!(healed.remaining(), 2);
-        }
+        corrupt(store, &both, (Op::Acquire, None), REMOVED).await;
+        let healed = apply(store, &both, Op::Acquire, None).await.expect("healed");
+        assert_eq!(healed.remaining(), 2);
     }
     let (limit, id) = (limit("jobs", "gcra 3/h"), ReservationId::new(7));
     let in_lua = ["a", "b"].map(|key| store.reservation_key(&limit, key, id));

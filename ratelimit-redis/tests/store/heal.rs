@@ -57,38 +57,34 @@ async fn is_full<S: Store<Policy, Error = RedisError>>(store: &S, limits: &Limit
     }
 }
 
-/// In any mode, whose stores share no trait that says so.
-macro_rules! heals {
-    ($store:expr, $limits:expr) => {{
-        let (store, limits) = ($store, $limits);
-        let heal = async |options| store.heal(&limits, options).await.expect("it answers");
-        let peek = async || apply(&store, &limits, "in time", (Op::Peek, 0, Now::Store)).await;
-        assert!(store.health().await.findings().is_empty());
-        for key in CALLERS {
-            let _ = apply(&store, &limits, key, (Op::Acquire, 7, later(24))).await;
-        }
-        let _ = apply(&store, &limits, "in time", (Op::Acquire, 7, Now::Store)).await;
-        let in_time = peek().await;
-        let (health, says) = (store.health().await, "from the future, by up to 8");
-        assert!(health.is_ready() && told(&health).contains(says), "{}", told(&health));
+async fn heals<M: Mode>(store: RedisStore<M>, limits: Limits<Policy>) {
+    let heal = async |options| store.heal(&limits, options).await.expect("it answers");
+    let peek = async || apply(&store, &limits, "in time", (Op::Peek, 0, Now::Store)).await;
+    assert!(store.health().await.findings().is_empty());
+    for key in CALLERS {
+        let _ = apply(&store, &limits, key, (Op::Acquire, 7, later(24))).await;
+    }
+    let _ = apply(&store, &limits, "in time", (Op::Acquire, 7, Now::Store)).await;
+    let in_time = peek().await;
+    let (health, says) = (store.health().await, "from the future, by up to 8");
+    assert!(health.is_ready() && told(&health).contains(says), "{}", told(&health));
 
-        let due = CALLERS.len() * limits.as_slice().len();
-        let found = heal(DRY).await;
-        assert_eq!((found.states.len(), found.skipped, found.is_cut), (due, 0, false), "{found:?}");
-        assert!(found.states.iter().all(|state| state.ahead_us > HOUR_US * 22), "{found:?}");
-        // The dry run has changed nothing, and a scan that is cut says so.
-        let some = heal(HealOptions { max_keys: 1, count: 1, ..DRY }).await;
-        assert!(some.is_cut && some.keys == 1 && some.states.len() < due, "{some:?}");
-        let healed = heal(HealOptions { dry_run: false, ..DRY }).await;
-        assert_eq!(healed.states.len(), due, "{healed:?}");
-        is_full(&store, &limits).await;
-        assert_eq!(heal(DRY).await.states, []);
-        assert!(store.health().await.findings().is_empty());
-        // What holds its key no longer than a full limit is left alone.
-        for (before, after) in in_time.iter().zip(peek().await) {
-            assert!(after.remaining >= before.remaining && after.remaining < 10, "{after:?}");
-        }
-    }};
+    let due = CALLERS.len() * limits.as_slice().len();
+    let found = heal(DRY).await;
+    assert_eq!((found.states.len(), found.skipped, found.is_cut), (due, 0, false), "{found:?}");
+    assert!(found.states.iter().all(|state| state.ahead_us > HOUR_US * 22), "{found:?}");
+    // The dry run has changed nothing, and a scan that is cut says so.
+    let some = heal(HealOptions { max_keys: 1, count: 1, ..DRY }).await;
+    assert!(some.is_cut && some.keys == 1 && some.states.len() < due, "{some:?}");
+    let healed = heal(HealOptions { dry_run: false, ..DRY }).await;
+    assert_eq!(healed.states.len(), due, "{healed:?}");
+    is_full(&store, &limits).await;
+    assert_eq!(heal(DRY).await.states, []);
+    assert!(store.health().await.findings().is_empty());
+    // What holds its key no longer than a full limit is left alone.
+    for (before, after) in in_time.iter().zip(peek().await) {
+        assert!(after.remaining >= before.remaining && after.remaining < 10, "{after:?}");
+    }
 }
 
 #[tokio::test]
@@ -97,33 +93,33 @@ async fn states_from_the_future_are_reported_and_cut_to_a_full_limit_in_every_mo
     let secret = RedisStore::builder().hide_identifiers("hidden");
     for (url, builder) in [(server.url(), RedisStore::builder()), (cluster.url(), secret)] {
         let store = builder.connect(&url).await.expect("it is up");
-        heals!(store.clone(), every());
-        heals!(store.in_mode::<Cas>(), every());
-        heals!(store.in_mode::<Multi>(), limits(&NATIVE, " count attempts"));
+        heals(store.clone(), every()).await;
+        heals(store.in_mode::<Cas>(), every()).await;
+        heals(store.in_mode::<Multi>(), limits(&NATIVE, " count attempts")).await;
     }
 }
 
-/// In any mode, of one limit alone.
-macro_rules! heals_one {
-    ($store:expr, $limit:expr) => {{
-        let (store, limit) = ($store, $limit);
-        let heal = async |limits: &Limits<_>| store.heal(limits, HealOptions::default()).await;
-        let case = limit.name().to_owned();
-        let limits = Limits::new([limit.clone()]).expect("one");
-        let charged = apply_at(&store, &[(&limit, "alice", 7)], Op::Acquire, None, later(24)).await;
-        assert!(charged.expect("it answers").allowed(), "{case}");
-        let found = told(&store.health().await);
-        let says = "states that were sampled are from the future, by up to 8";
-        assert!(found.contains(says), "{case}: {found}");
-        let state = store.state(&limit, "alice").await.expect("it answers").expect("charged");
-        let now = Timestamp::saturating_from_us(now_us());
-        let locked_us = limit.algorithm().step(Some(&state), now, 10).decision.retry_after_us;
-        assert!(locked_us > Some(HOUR_US * 22), "{case}: {locked_us:?}");
-        assert!(!heal(&limits).await.expect("it answers").states.is_empty(), "{case}");
-        assert!(store.health().await.findings().is_empty(), "{case}");
-        let reset = apply_at(&store, &[(&limit, "alice", 1)], Op::Reset, None, Now::Store).await;
-        assert!(reset.expect("it answers").allowed(), "{case}");
-    }};
+/// Of one limit alone.
+async fn heals_one<A: Algorithm + Clone, M: Mode + Mode<A>>(
+    store: RedisStore<M>,
+    limit: &Limit<A>,
+) {
+    let heal = async |limits: &Limits<_>| store.heal(limits, HealOptions::default()).await;
+    let case = limit.name().to_owned();
+    let limits = Limits::new([limit.clone()]).expect("one");
+    let charged = apply_at(&store, &[(limit, "alice", 7)], Op::Acquire, None, later(24)).await;
+    assert!(charged.expect("it answers").allowed(), "{case}");
+    let found = told(&store.health().await);
+    let says = "states that were sampled are from the future, by up to 8";
+    assert!(found.contains(says), "{case}: {found}");
+    let state = store.state(limit, "alice").await.expect("it answers").expect("charged");
+    let now = Timestamp::saturating_from_us(now_us());
+    let locked_us = limit.algorithm().step(Some(&state), now, 10).decision.retry_after_us;
+    assert!(locked_us > Some(HOUR_US * 22), "{case}: {locked_us:?}");
+    assert!(!heal(&limits).await.expect("it answers").states.is_empty(), "{case}");
+    assert!(store.health().await.findings().is_empty(), "{case}");
+    let reset = apply_at(&store, &[(limit, "alice", 1)], Op::Reset, None, Now::Store).await;
+    assert!(reset.expect("it answers").allowed(), "{case}");
 }
 
 /// A state alone: among others, one that is not looked at would not show.
@@ -132,42 +128,39 @@ async fn a_state_from_the_future_of_each_algorithm_alone_is_reported_and_cut_in_
     let server = server();
     let store = plain(&server).await;
     for limit in &every() {
-        heals_one!(store.clone(), limit.clone());
-        heals_one!(store.in_mode::<Cas>(), limit.clone());
+        heals_one(store.clone(), limit).await;
+        heals_one(store.in_mode::<Cas>(), limit).await;
     }
     for limit in &limits(&NATIVE, " count attempts") {
-        heals_one!(store.clone(), limit.clone());
-        heals_one!(store.in_mode::<Cas>(), limit.clone());
-        heals_one!(store.in_mode::<Multi>(), limit.clone());
+        heals_one(store.clone(), limit).await;
+        heals_one(store.in_mode::<Cas>(), limit).await;
+        heals_one(store.in_mode::<Multi>(), limit).await;
     }
     let all = every();
     let parts = all.iter().map(|limit| *limit.algorithm());
     let stack = named("stack", Stack::new(parts).expect("a stack"));
-    heals_one!(store.clone(), stack.clone());
-    heals_one!(store.in_mode::<Cas>(), stack.clone());
+    heals_one(store.clone(), &stack).await;
+    heals_one(store.in_mode::<Cas>(), &stack).await;
 }
 
-/// In any mode, of a limit beside another, whose state was there first or comes last.
-macro_rules! reports_the_newest {
-    ($store:expr, $limit:expr) => {{
-        let (store, limit) = ($store, $limit);
-        let beside = Limit::new("beside", *limit.algorithm()).expect("a name");
-        let (in_time, late) = ((&beside, 1, 0), (&limit, 7, HOUR_US / 2));
-        for charges in [[in_time, (&limit, 1, 0), late], [(&limit, 1, 0), late, in_time]] {
-            for (charged, cost, ahead_us) in charges {
-                let time = if ahead_us == 0 { Now::Store } else { at(now_us() + ahead_us) };
-                let charge = [(charged, "alice", cost)];
-                let decided = apply_at(&store, &charge, Op::Acquire, None, time).await;
-                assert!(decided.expect("it answers").allowed(), "{}", limit.name());
-            }
-            let found = told(&store.health().await);
-            let says = "are from the future, by up to 1";
-            assert!(found.contains(says), "{}: {found}", limit.name());
-            let both = [(&limit, "alice", 1), (&beside, "alice", 1)];
-            let reset = apply_at(&store, &both, Op::Reset, None, Now::Store).await;
-            assert!(reset.expect("it answers").allowed(), "{}", limit.name());
+/// Of a limit beside another, whose state was there first or comes last.
+async fn reports_the_newest<M: Mode>(store: RedisStore<M>, limit: &Limit<Policy>) {
+    let beside = Limit::new("beside", *limit.algorithm()).expect("a name");
+    let (in_time, late) = ((&beside, 1, 0), (limit, 7, HOUR_US / 2));
+    for charges in [[in_time, (limit, 1, 0), late], [(limit, 1, 0), late, in_time]] {
+        for (charged, cost, ahead_us) in charges {
+            let time = if ahead_us == 0 { Now::Store } else { at(now_us() + ahead_us) };
+            let charge = [(charged, "alice", cost)];
+            let decided = apply_at(&store, &charge, Op::Acquire, None, time).await;
+            assert!(decided.expect("it answers").allowed(), "{}", limit.name());
         }
-    }};
+        let found = told(&store.health().await);
+        let says = "are from the future, by up to 1";
+        assert!(found.contains(says), "{}: {found}", limit.name());
+        let both = [(limit, "alice", 1), (&beside, "alice", 1)];
+        let reset = apply_at(&store, &both, Op::Reset, None, Now::Store).await;
+        assert!(reset.expect("it answers").allowed(), "{}", limit.name());
+    }
 }
 
 /// Of a state that keeps the time of each charge or of the last one, beside a charge in time.
@@ -176,13 +169,13 @@ async fn a_charge_from_the_future_is_reported_beside_one_in_time_in_every_mode()
     let server = server();
     let store = plain(&server).await;
     for limit in &limits(&["gcra", "token-bucket", "bucketed-window", "concurrency"], "") {
-        reports_the_newest!(store.clone(), limit.clone());
-        reports_the_newest!(store.in_mode::<Cas>(), limit.clone());
+        reports_the_newest(store.clone(), limit).await;
+        reports_the_newest(store.in_mode::<Cas>(), limit).await;
     }
     for limit in &limits(&["sliding-log"], " count attempts") {
-        reports_the_newest!(store.clone(), limit.clone());
-        reports_the_newest!(store.in_mode::<Cas>(), limit.clone());
-        reports_the_newest!(store.in_mode::<Multi>(), limit.clone());
+        reports_the_newest(store.clone(), limit).await;
+        reports_the_newest(store.in_mode::<Cas>(), limit).await;
+        reports_the_newest(store.in_mode::<Multi>(), limit).await;
     }
 }
 

@@ -253,25 +253,45 @@ async fn a_charge_that_comes_between_counts_and_an_attempt_above_the_limit_is_de
     }
 }
 
-/// It did not fit when it was read.
+/// It did not fit when it was read, and less of it is charged than it costs.
 #[tokio::test]
 async fn a_reset_between_admits_no_attempt_that_did_not_fit_and_forgives_nothing_later() {
     let server = server();
-    for limit in all("1s") {
-        let quiet = plain(&server).await.in_mode::<Multi>();
-        assert!(acquire(&quiet, &limit, LIMIT - 1, 10_000).await.allowed());
+    let quiet = plain(&server).await.in_mode::<Multi>();
+    for (limit, again) in all("1s").iter().flat_map(|limit| [(limit, 0), (limit, LIMIT)]) {
+        assert!(acquire(&quiet, limit, LIMIT - 1, 10_000).await.allowed());
         let other = limit.clone();
-        let verdict = decided_after(&server, &limit, (2, 10_000), move |quick| {
+        let verdict = decided_after(&server, limit, (2, 10_000), move |quick| {
             let other = other.clone();
             async move {
                 let one = [(&other, "a", 1)];
                 let _ = apply(&quick, &one, Op::Reset, None).await.expect("decides");
-                assert!(acquire(&quick, &other, LIMIT, 10_000).await.allowed());
+                assert!(acquire(&quick, &other, again, 10_000).await.allowed());
             }
         });
-        assert!(!verdict.await.allowed(), "{}", limit.name());
-        assert!(!acquire(&quiet, &limit, 1, 10_001).await.allowed(), "{}", limit.name());
+        assert!(!verdict.await.allowed(), "{}, then {again}", limit.name());
+        let left = acquire(&quiet, limit, 0, 10_001).await.remaining();
+        assert_eq!(left, (LIMIT - again).saturating_sub(1), "{}, then {again}", limit.name());
         tell(&server, &["FLUSHALL"]);
+    }
+}
+
+#[tokio::test]
+async fn denied_attempts_leave_no_more_than_the_limit_counts() {
+    let server = server();
+    let store = plain(&server).await.in_mode::<Multi>();
+    for limit in all("1s") {
+        for us in 0..3 * LIMIT {
+            let allowed = acquire(&store, &limit, 1, us).await.allowed();
+            assert_eq!(allowed, us < LIMIT, "{} at {us}", limit.name());
+        }
+        let key = store.key(&limit, "a").expect("native");
+        let most = match limit.name() {
+            "window-log" => number(&server, &["LLEN", &key]),
+            "sliding-log" => number(&server, &["ZCARD", &key]),
+            _ => number(&server, &["HLEN", &key]) * i64::try_from(LIMIT).expect("few"),
+        };
+        assert_eq!(most, i64::try_from(LIMIT).expect("few"), "{}", limit.name());
     }
 }
 

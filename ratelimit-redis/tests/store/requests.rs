@@ -132,10 +132,7 @@ macro_rules! harness {
 /// A store that knows its options.
 struct Kept<M: Mode>(Opened<M>);
 
-impl<M: Mode> Store<Policy> for Kept<M>
-where
-    RedisStore<M>: Store<Policy, Error = RedisError>,
-{
+impl<M: Mode> Store<Policy> for Kept<M> {
     type Error = RedisError;
 
     fn apply(
