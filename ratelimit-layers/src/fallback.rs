@@ -27,14 +27,14 @@ use tokio::time::{Instant, timeout};
 mod breaker;
 mod builder;
 mod cancel;
-pub(crate) mod counts;
+mod counts;
 mod error;
 mod journal;
 mod known_ids;
 mod outage;
 
+use crate::observed::BreakerState;
 use crate::{LocalAlgorithm, OnDrop, lock};
-pub use breaker::BreakerState;
 use breaker::Breakers;
 pub use builder::{Builder, OnRecovery};
 pub use counts::OutageCount;
@@ -178,10 +178,11 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
         self.inner.breakers.state()
     }
 
-    /// How many circuit breakers are open or half-open. There is one per server that the store [tells](Store::server_of).
+    /// How many circuit breakers are open or half-open. There is one per server that the store [tells](Store::server_of), and
+    /// per combination of servers.
     #[must_use]
-    pub fn servers_away(&self) -> usize {
-        self.inner.breakers.away()
+    pub fn open_breakers(&self) -> usize {
+        self.inner.breakers.not_closed()
     }
 
     /// How many decisions were made without the store, by limit and choice; none that are zero.

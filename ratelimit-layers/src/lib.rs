@@ -178,8 +178,8 @@ mod traced;
 pub use self::metrics::Metrics;
 pub use allotments::{AllotmentCounts, Allotments, AllotmentsBuilder};
 pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
-pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
-pub use observed::Observed;
+pub use fallback::{Builder, Fallback, FallbackError, OnRecovery, OutageCount};
+pub use observed::{BreakerState, Observed};
 #[cfg(feature = "reload")]
 pub use reload::{Part, PolicyChanges, Reload, ReloadError, Watch};
 pub use top_denied::{Denied, TopDenied};

@@ -1,6 +1,7 @@
 //! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/metrics.md` of this crate lists the names and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
@@ -9,35 +10,14 @@ use metrics::{Counter, Histogram, counter, gauge, histogram};
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{Algorithm, ErrorKind, OnOutage, Source, Store, StoreError as _, Verdict};
 
-use crate::fallback::BreakerState;
-use crate::fallback::counts::OutageOutcome;
 use crate::lock;
-use crate::observed::{Observed, Observer};
+use crate::observed::{BreakerState, LimitOutcome, Observed, Observer};
 use crate::pace::Pace;
 
-const OUTCOMES: usize = OutageOutcome::ShadowDenied as usize + 1;
+const OUTCOMES: usize = LimitOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
 const OPS: usize = Op::Adopt as usize + 1;
-
-/// A circuit breaker of this store has turned; `furthest` from closed is now one in this state.
-pub(crate) fn breaker(store: &str, furthest: BreakerState, to: BreakerState) {
-    let store = store.to_owned();
-    gauge!("ratelimit_breaker_state", "store" => store.clone()).set(furthest as u32);
-    let transitions = "ratelimit_breaker_transitions_total";
-    counter!(transitions, "store" => store, "to" => to.to_string()).increment(1);
-}
-
-/// A limit was decided without this store.
-pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: OutageOutcome) {
-    counter!(
-        "ratelimit_outage_decisions_total",
-        "store" => store.to_owned(),
-        "limit" => limit.to_owned(),
-        "choice" => choice.name(),
-        "outcome" => outcome.name(),
-    )
-    .increment(1);
-}
+const CHOICES: usize = OnOutage::NAMES.len();
 
 /// A store over any other that reports its decisions to the crate `metrics`: by limit and outcome, with their latency and
 /// source.
@@ -77,8 +57,14 @@ pub struct Recorded {
     counts_due: Pace,
 }
 
-/// The counters of one limit: by source, then by outcome.
-type LimitCounters = [[OnceLock<Counter>; OUTCOMES]; SOURCES];
+/// The counters of one limit.
+#[derive(Default)]
+struct LimitCounters {
+    /// By source, then by outcome.
+    decisions: [[OnceLock<Counter>; OUTCOMES]; SOURCES],
+    /// By choice, then by outcome.
+    outage: [[OnceLock<Counter>; OUTCOMES]; CHOICES],
+}
 
 impl<S> Metrics<S> {
     /// Reports the decisions of this store, under the name `store`.
@@ -90,14 +76,7 @@ impl<S> Metrics<S> {
     /// Reports the decisions of this store under this name, the label `store`, which distinguishes several in one process.
     #[must_use]
     pub fn named(store: S, name: &str) -> Self {
-        let recorded = Recorded {
-            name: name.into(),
-            by_limit: DashMap::new(),
-            durations: Default::default(),
-            counted: Mutex::default(),
-            counts_due: Pace::new(),
-        };
-        Self::around(store, recorded)
+        Self::around(store, Recorded::new(name))
     }
 
     /// Records what the stores within this one count of their own work, now: before a program ends, or when an exporter asks
@@ -111,6 +90,22 @@ impl<S> Metrics<S> {
 }
 
 impl Recorded {
+    pub(crate) fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            by_limit: DashMap::new(),
+            durations: Default::default(),
+            counted: Mutex::default(),
+            counts_due: Pace::new(),
+        }
+    }
+
+    /// The counters of the limit of this name.
+    fn counters(&self, limit: &str) -> impl Deref<Target = LimitCounters> {
+        let known = self.by_limit.get(limit);
+        known.unwrap_or_else(|| self.by_limit.entry(limit.into()).or_default().downgrade())
+    }
+
     fn record_counts<A: Algorithm>(&self, store: &impl Store<A>) {
         // Two stores of one type count together.
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
@@ -189,22 +184,56 @@ impl Observer for Recorded {
             return;
         }
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
-            let outcome = OutageOutcome::of(check.limit, decision, verdict.allowed());
+            let outcome = LimitOutcome::of(check.limit, decision, verdict.allowed());
             let limit = check.limit.name();
-            let known = self.by_limit.get(limit);
-            let new = || self.by_limit.entry(limit.into()).or_default().downgrade();
-            let counters = known.unwrap_or_else(new);
-            let counter = counters[source as usize][outcome as usize].get_or_init(|| {
+            let counters = self.counters(limit);
+            let counter = counters.decisions[source as usize][outcome as usize].get_or_init(|| {
                 counter!(
                     "ratelimit_decisions_total",
                     "store" => String::from(&*self.name),
                     "limit" => limit.to_owned(),
-                    "outcome" => outcome.name(),
+                    "outcome" => outcome_name(outcome),
                     "source" => source.name(),
                 )
             });
             counter.increment(1);
         }
+    }
+
+    fn breaker_changed(&self, store: &str, to: BreakerState, (furthest, _): (BreakerState, usize)) {
+        let store = store.to_owned();
+        gauge!("ratelimit_breaker_state", "store" => store.clone()).set(furthest as u32);
+        let transitions = "ratelimit_breaker_transitions_total";
+        counter!(transitions, "store" => store, "to" => to.to_string()).increment(1);
+    }
+
+    fn decided_without_store(
+        &self,
+        store: &str,
+        limit: &str,
+        choice: OnOutage,
+        outcome: LimitOutcome,
+    ) {
+        let counters = self.counters(limit);
+        let counter = counters.outage[choice as usize][outcome as usize].get_or_init(|| {
+            counter!(
+                "ratelimit_outage_decisions_total",
+                "store" => store.to_owned(),
+                "limit" => limit.to_owned(),
+                "choice" => choice.name(),
+                "outcome" => outcome_name(outcome),
+            )
+        });
+        counter.increment(1);
+    }
+}
+
+const fn outcome_name(outcome: LimitOutcome) -> &'static str {
+    match outcome {
+        LimitOutcome::Allowed => "allowed",
+        LimitOutcome::Denied => "denied",
+        LimitOutcome::Spared => "spared",
+        LimitOutcome::ShadowDenied => "shadow-denied",
     }
 }
 

@@ -1,12 +1,14 @@
-//! [`Observed`]: wraps a store and observes its decisions, without changing them.
+//! [`Observed`]: wraps a store and observes its decisions, without changing them. [`Observer`]: what hears of them, and of
+//! what a [`Fallback`](crate::Fallback) reports.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 
 use derive_where::derive_where;
 use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, Check, EntryStore, SnapshotStore, WithSnapshot};
-use ratelimit_core::{Algorithm, Limit, Store, SyncStore, Verdict};
+use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, Store, SyncStore, Verdict};
 
 /// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied). Decisions
 /// are those of the store.
@@ -17,16 +19,23 @@ pub struct Observed<S, O> {
     pub(crate) observer: O,
 }
 
-/// Watches requests.
+/// Watches requests, and what a [`Fallback`](crate::Fallback) reports beside them.
 pub trait Observer: Send + Sync {
     /// What belongs to a request from its begin to its end.
-    type Begun: Send + Sync;
+    type Begun: Send + Sync
+    where
+        Self: Sized;
 
     /// A request begins.
-    fn begin<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Self::Begun;
+    fn begin<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Self::Begun
+    where
+        Self: Sized;
 
     /// Runs a part of the request: a call of the store, or a poll of its future.
-    fn within<R>(begun: &Self::Begun, part: impl FnOnce() -> R) -> R {
+    fn within<R>(begun: &Self::Begun, part: impl FnOnce() -> R) -> R
+    where
+        Self: Sized,
+    {
         let _ = begun;
         part()
     }
@@ -38,7 +47,82 @@ pub trait Observer: Send + Sync {
         batch: &Batch<'_, A>,
         begun: &Self::Begun,
         said: Result<&Verdict, &S::Error>,
-    );
+    ) where
+        Self: Sized;
+
+    /// A circuit breaker of the store of this name changes to this state. Of all its breakers, one per server, one is now
+    /// `furthest` from closed, and so many are not closed.
+    fn breaker_changed(
+        &self,
+        store: &str,
+        to: BreakerState,
+        (furthest, not_closed): (BreakerState, usize),
+    ) {
+        let _ = (store, to, furthest, not_closed);
+    }
+
+    /// A limit was decided without the store of this name, by this choice.
+    fn decided_without_store(
+        &self,
+        store: &str,
+        limit: &str,
+        choice: OnOutage,
+        outcome: LimitOutcome,
+    ) {
+        let _ = (store, limit, choice, outcome);
+    }
+}
+
+/// The state of the circuit breaker of a [`Fallback`](crate::Fallback): where a store has several servers, and so several
+/// breakers, the one that is furthest from closed.
+///
+/// As a number, it is the value of the gauge `ratelimit_breaker_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BreakerState {
+    /// The store is asked.
+    Closed = 0,
+    /// One call, the probe, asks the store; all others are decided without it.
+    HalfOpen = 1,
+    /// The store is not asked.
+    Open = 2,
+}
+
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "closed",
+            Self::HalfOpen => "half-open",
+            Self::Open => "open",
+        })
+    }
+}
+
+/// What a limit did with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitOutcome {
+    /// It allowed the request, as all limits of the batch did.
+    Allowed,
+    /// It denied the request.
+    Denied,
+    /// It would have allowed the request, which another limit of the batch denied.
+    Spared,
+    /// It would have denied the request, and is a shadow limit.
+    ShadowDenied,
+}
+
+impl LimitOutcome {
+    pub(crate) fn of<A: Algorithm>(
+        limit: &Limit<A>,
+        decision: &Decision,
+        all_allowed: bool,
+    ) -> Self {
+        match (decision.allowed, all_allowed) {
+            (true, true) => Self::Allowed,
+            (true, false) => Self::Spared,
+            (false, _) if limit.is_shadow() => Self::ShadowDenied,
+            (false, _) => Self::Denied,
+        }
+    }
 }
 
 impl<S, O> Observed<S, O> {

@@ -158,17 +158,21 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
                 let changes = PolicyChanges::between(before.limits(), &limits);
                 if !changes.is_empty() {
                     self.shared.limiter.store(Arc::new(before.with_limits(limits)));
-                    #[cfg(feature = "tracing")]
-                    tracing::info!(%changes, "the policy is replaced");
                 }
                 state.last_error = None;
+                drop(state);
+                #[cfg(feature = "tracing")]
+                if !changes.is_empty() {
+                    tracing::info!(%changes, "the policy is replaced");
+                }
                 Ok(changes)
             }
             Err(error) => {
-                #[cfg(feature = "tracing")]
-                tracing::error!(%error, "the policy is not replaced: the one in force stays");
                 let error = Arc::new(error);
                 state.last_error = Some(Arc::clone(&error));
+                drop(state);
+                #[cfg(feature = "tracing")]
+                tracing::error!(%error, "the policy is not replaced: the one in force stays");
                 Err(error)
             }
         }

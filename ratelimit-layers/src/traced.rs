@@ -8,27 +8,8 @@ use ratelimit_core::{Algorithm, Store, StoreError as _, Verdict};
 use tracing::field::Empty;
 use tracing::{Span, debug_span, info, warn};
 
-use crate::fallback::BreakerState;
-use crate::observed::{Observed, Observer};
+use crate::observed::{BreakerState, Observed, Observer};
 use crate::pace::Pace;
-
-/// A circuit breaker of this store is now in this state, and so many of its breakers, one per server, are not closed.
-pub(crate) fn breaker(store: &str, state: BreakerState, away: usize) {
-    match state {
-        BreakerState::Open => {
-            warn!(
-                store,
-                away, "the circuit breaker is open: requests are decided without the store"
-            );
-        }
-        BreakerState::HalfOpen => {
-            info!(store, away, "the circuit breaker is half-open: one call probes the store");
-        }
-        BreakerState::Closed => {
-            info!(store, away, "the circuit breaker is closed: the store decides");
-        }
-    }
-}
 
 /// A store over any other that traces its decisions by the crate `tracing`.
 ///
@@ -54,13 +35,22 @@ pub struct Spans {
     warns: Pace,
     /// Errors that no event has told of.
     untold: AtomicU64,
+    /// When a line about each state of a circuit breaker is due: a store that fails again and again fills no log.
+    changes: [Pace; 3],
+}
+
+impl Spans {
+    pub(crate) fn new() -> Self {
+        let changes = std::array::from_fn(|_| Pace::new());
+        Self { warns: Pace::new(), untold: AtomicU64::new(0), changes }
+    }
 }
 
 impl<S> Traced<S> {
     /// Traces the decisions of this store.
     #[must_use]
     pub fn new(store: S) -> Self {
-        Self::around(store, Spans { warns: Pace::new(), untold: AtomicU64::new(0) })
+        Self::around(store, Spans::new())
     }
 }
 
@@ -115,6 +105,26 @@ impl Observer for Spans {
                     let kind = error.kind();
                     span.in_scope(|| warn!(?kind, %error, requests, "the request was not decided"));
                 }
+            }
+        }
+    }
+
+    fn breaker_changed(&self, store: &str, to: BreakerState, (_, away): (BreakerState, usize)) {
+        if !self.changes[to as usize].is_due(Instant::now()) {
+            return;
+        }
+        match to {
+            BreakerState::Open => {
+                warn!(
+                    store,
+                    away, "the circuit breaker is open: requests are decided without the store"
+                );
+            }
+            BreakerState::HalfOpen => {
+                info!(store, away, "the circuit breaker is half-open: one call probes the store");
+            }
+            BreakerState::Closed => {
+                info!(store, away, "the circuit breaker is closed: the store decides");
             }
         }
     }

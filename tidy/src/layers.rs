@@ -6,6 +6,8 @@ use crate::{File, assert_none, files, read, words};
 const CORE: (&str, &str) =
     ("ratelimit-core/src/", "Inside core each file imports only from those before it:");
 const REDIS: (&str, &str) = ("ratelimit-redis/src/", "each module uses only those before it:");
+const LAYERS: (&str, &str) =
+    ("ratelimit-layers/src/", "Inside layers each file uses only those before it:");
 const ALGORITHMS: &str = "ratelimit-core/src/algorithms/";
 
 /// The modules of a crate, in order. A folder's files stand where its module does, unless the folder, with a slash, has a
@@ -14,6 +16,26 @@ struct Layers {
     /// The folder of the crate's sources.
     root: &'static str,
     order: Vec<String>,
+    /// What the root file defines itself, for all modules.
+    common: Vec<String>,
+}
+
+/// The files of a crate's root.
+const ROOTS: [&str; 2] = ["lib.rs", "main.rs"];
+
+/// The modules of this crate that a line uses.
+fn uses(line: &str) -> impl Iterator<Item = &str> {
+    line.split("crate::").skip(1).flat_map(|rest| {
+        let all = rest.strip_prefix('{').unwrap_or(rest.split(',').next().unwrap_or_default());
+        all.split(',').filter_map(|one| words(one).next())
+    })
+}
+
+/// What a line of a root file defines, unless it is a module.
+fn definition(line: &str) -> Option<String> {
+    let line = line.strip_prefix("pub ").unwrap_or(line);
+    let line = ["fn ", "struct ", "trait "].iter().find_map(|kind| line.strip_prefix(kind))?;
+    words(line).next().map(str::to_owned)
 }
 
 impl Layers {
@@ -21,7 +43,9 @@ impl Layers {
         let text = read("ARCHITECTURE.md");
         let (_, rest) = text.split_once(after).expect("ARCHITECTURE.md lists the modules");
         let names = rest.split('.').next().unwrap_or_default().split('`').skip(1).step_by(2);
-        Self { root, order: names.map(str::to_owned).collect() }
+        let common = ROOTS.map(|name| File::new(name, &read(&format!("{root}{name}"))));
+        let common = common.iter().flat_map(|file| file.code().filter_map(|(_, l)| definition(l)));
+        Self { root, order: names.map(str::to_owned).collect(), common: common.collect() }
     }
 
     /// The place of a file or a module, by its path below the root.
@@ -42,7 +66,7 @@ impl Layers {
         };
         let mut found = Vec::new();
         for (number, line) in file.code() {
-            for used in line.split("crate::").skip(1).filter_map(|rest| words(rest).next()) {
+            for used in uses(line).filter(|used| !self.common.iter().any(|own| own == used)) {
                 if self.position(used).is_none_or(|used| used > own) {
                     found.push(format!("{path}:{number}: `{used}` is no layer before its own"));
                 }
@@ -79,10 +103,10 @@ fn siblings(algorithms: &[File]) -> impl Iterator<Item = String> {
 
 #[test]
 fn the_arrows_between_modules_point_one_way() {
-    for layers in [CORE, REDIS].map(Layers::listed) {
-        let files = files(layers.root, &["rs"]);
-        let lib = format!("{}lib.rs", layers.root);
-        assert_none(files.iter().filter(|f| f.path != lib).flat_map(|file| layers.upward(file)));
+    for layers in [CORE, REDIS, LAYERS].map(Layers::listed) {
+        let mut files = files(layers.root, &["rs"]);
+        files.retain(|file| !ROOTS.contains(&file.path.trim_start_matches(layers.root)));
+        assert_none(files.iter().flat_map(|file| layers.upward(file)));
         let modules = layers.order.iter().map(|layer| format!("{}{layer}", layers.root));
         let missing = modules.filter(|path| !files.iter().any(|f| f.path.starts_with(path)));
         assert_none(missing.map(|path| format!("ARCHITECTURE.md: {path} is no module")));
@@ -99,7 +123,7 @@ fn no_algorithm_knows_another() {
 #[test]
 fn each_rule_finds_what_breaks_it() {
     let core = |name: &str, text: &str| File::new(&format!("{}{name}", CORE.0), text);
-    let [layers, redis] = [CORE, REDIS].map(Layers::listed);
+    let [layers, redis, around] = [CORE, REDIS, LAYERS].map(Layers::listed);
     let upward = |name: &str, text: &str| layers.upward(&core(name, text)).len();
     assert_eq!(upward("algorithms.rs", "use crate::limit::Limit;"), 1);
     assert_eq!(upward("algorithms/gcra.rs", "use crate::policy::Policy;"), 1);
@@ -108,6 +132,14 @@ fn each_rule_finds_what_breaks_it() {
     assert_eq!(upward("limit.rs", "mod tests {\n    use crate::store_traits::Store;\n}"), 0);
     let file = File::new(&format!("{}url/options.rs", REDIS.0), "use crate::store::RedisStore;");
     assert_eq!(redis.upward(&file).len(), 1);
+    for (text, due) in [
+        ("use crate::{LocalAlgorithm, OnDrop, lock};", 0),
+        ("use crate::{lock, fallback};", 1),
+        ("use crate::fallback::{Fallback, lock};", 1),
+    ] {
+        let file = File::new(&format!("{}metrics.rs", LAYERS.0), text);
+        assert_eq!(around.upward(&file).len(), due, "{text}");
+    }
 
     let gcra = || core("algorithms/gcra.rs", "pub struct Gcra {");
     let uses = |name: &str, text: &str| siblings(&[gcra(), core(name, text)]).count();

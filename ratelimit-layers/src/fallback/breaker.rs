@@ -8,42 +8,22 @@
 //! [`Breakers`] has one for each number that the store [gives](ratelimit_core::Store::server_of) its servers, so that a server
 //! that is down takes away only its own keys.
 
-use std::fmt;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use derive_where::derive_where;
 use tokio::time::Instant;
 
-use crate::lock;
+use crate::observed::{BreakerState, Observer};
+use crate::{OnDrop, lock};
 
 /// The most servers, and combinations of them, that have a breaker of their own: a cluster has at most a thousand nodes.
 const MOST_SERVERS: usize = 1_024;
-
-/// The state of the circuit breaker of a [`Fallback`](crate::Fallback): where a store has several servers, and so several
-/// breakers, the one that is furthest from closed.
-///
-/// As a number, it is the value of the gauge `ratelimit_breaker_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BreakerState {
-    /// The store is asked.
-    Closed = 0,
-    /// One call, the probe, asks the store; all others are decided without it.
-    HalfOpen = 1,
-    /// The store is not asked.
-    Open = 2,
-}
-
-impl fmt::Display for BreakerState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Closed => "closed",
-            Self::HalfOpen => "half-open",
-            Self::Open => "open",
-        })
-    }
-}
+/// The most changes that wait for their report, while an observer takes its time. Above that, the oldest is dropped.
+const MOST_UNREPORTED: usize = 1_024;
 
 /// The breakers of a store: one for the whole store, and one per server of a store that has several.
 #[derive(Debug)]
@@ -55,7 +35,7 @@ pub(super) struct Breakers {
 }
 
 /// What the breakers of a store share.
-#[derive(Debug)]
+#[derive_where(Debug)]
 struct SharedBreakers {
     /// How many consecutive failures open one.
     most_failures: u32,
@@ -64,22 +44,32 @@ struct SharedBreakers {
     /// How long a probe may take.
     probe_time: Duration,
     /// The name of the store, which tells several in one process apart.
-    #[allow(dead_code, reason = "nothing is reported without a feature")]
     name: Box<str>,
-    /// How many are half-open, and how many are open. Locked after a breaker's state.
-    away: Mutex<[usize; 2]>,
+    #[derive_where(skip)]
+    observers: Vec<Box<dyn Observer>>,
+    /// Locked after a breaker's state, and never while an observer runs.
+    changes: Mutex<Changes>,
     /// How often one has closed.
     closings: AtomicU64,
-    /// When a line about each state is due: a store that fails again and again fills no log.
-    #[cfg(feature = "tracing")]
-    paces: [crate::pace::Pace; 3],
+}
+
+/// How many breakers are half-open, and how many are open.
+type NotClosed = [usize; 2];
+
+#[derive(Debug, Default)]
+struct Changes {
+    not_closed: NotClosed,
+    /// In their order, each with the numbers of then.
+    unreported: VecDeque<(BreakerState, NotClosed)>,
+    /// Whether a thread reports. It reports all that others add meanwhile, so that the last report is the state of now.
+    is_reporting: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Breaker {
     shared: Arc<SharedBreakers>,
-    /// And from when on a call may probe, unless it is closed. So it is beside another probe as well: a caller may keep a
-    /// future and not poll it.
+    /// When open or half-open: the time from which a call may probe. A half-open breaker sets it too, because the probing caller
+    /// may stop polling its future.
     state: Mutex<(BreakerState, Option<Instant>)>,
     /// Grows, under the lock, with each change of the state, and is even while it is closed. The outcome of a call from before
     /// a change says nothing about the store of now.
@@ -98,18 +88,23 @@ pub(super) struct CallPermit {
 
 impl Breakers {
     /// The breakers of the store of this name.
-    pub(super) fn new(failures: u32, pause: Duration, probe_time: Duration, name: &str) -> Self {
+    pub(super) fn new(
+        failures: u32,
+        [pause, probe_time]: [Duration; 2],
+        name: &str,
+        observers: Vec<Box<dyn Observer>>,
+    ) -> Self {
         let shared = Arc::new(SharedBreakers {
             most_failures: failures,
             pause,
             probe_time,
             name: name.into(),
-            away: Mutex::default(),
+            observers,
+            changes: Mutex::default(),
             closings: AtomicU64::new(0),
-            #[cfg(feature = "tracing")]
-            paces: std::array::from_fn(|_| crate::pace::Pace::new()),
         });
-        shared.report(BreakerState::Closed, BreakerState::Closed);
+        shared.note_change(BreakerState::Closed, BreakerState::Closed);
+        shared.report();
         let common = Arc::new(Breaker::new(&shared));
         Self { shared, common, by_server: DashMap::new() }
     }
@@ -134,21 +129,21 @@ impl Breakers {
 
     /// The state that is furthest from closed.
     pub(super) fn state(&self) -> BreakerState {
-        furthest(*lock(&self.shared.away))
+        furthest(lock(&self.shared.changes).not_closed)
     }
 
     /// How many are not closed.
-    pub(super) fn away(&self) -> usize {
-        lock(&self.shared.away).iter().sum()
+    pub(super) fn not_closed(&self) -> usize {
+        lock(&self.shared.changes).not_closed.iter().sum()
     }
 
     pub(super) fn pause(&self) -> Duration {
         self.shared.pause
     }
 
-    #[cfg(feature = "metrics")]
-    pub(super) fn name(&self) -> &str {
-        &self.shared.name
+    /// Tells each observer what this does, by the name of the store.
+    pub(super) fn tell(&self, what: impl Fn(&dyn Observer, &str)) {
+        self.shared.observers.iter().for_each(|observer| what(&**observer, &self.shared.name));
     }
 
     /// How often one of them has closed: as long as this is the same, servers that were away still are.
@@ -157,7 +152,7 @@ impl Breakers {
     }
 }
 
-const fn furthest([half_open, open]: [usize; 2]) -> BreakerState {
+const fn furthest([half_open, open]: NotClosed) -> BreakerState {
     match (half_open, open) {
         (0, 0) => BreakerState::Closed,
         (_, 0) => BreakerState::HalfOpen,
@@ -166,23 +161,41 @@ const fn furthest([half_open, open]: [usize; 2]) -> BreakerState {
 }
 
 impl SharedBreakers {
-    /// A breaker turns from one state to another.
-    fn report(&self, from: BreakerState, to: BreakerState) {
-        let mut away = lock(&self.away);
+    /// Notes that a breaker changes from one state to another, for the next report.
+    fn note_change(&self, from: BreakerState, to: BreakerState) {
+        let mut changes = lock(&self.changes);
+        let Changes { not_closed, unreported, .. } = &mut *changes;
         for (state, is_new) in [(from, false), (to, true)] {
-            if let Some(count) = (state as usize).checked_sub(1).and_then(|at| away.get_mut(at)) {
+            if let Some(count) =
+                (state as usize).checked_sub(1).and_then(|at| not_closed.get_mut(at))
+            {
                 *count = if is_new { *count + 1 } else { count.saturating_sub(1) };
             }
         }
         if to == BreakerState::Closed {
             self.closings.fetch_add(1, Ordering::SeqCst);
         }
-        // Under the lock, so that what is reported last is the state of now.
-        #[cfg(feature = "metrics")]
-        crate::metrics::breaker(&self.name, furthest(*away), to);
-        #[cfg(feature = "tracing")]
-        if self.paces[to as usize].is_due(std::time::Instant::now()) {
-            crate::traced::breaker(&self.name, to, away.iter().sum());
+        if unreported.len() == MOST_UNREPORTED {
+            unreported.pop_front();
+        }
+        unreported.push_back((to, *not_closed));
+    }
+
+    /// Reports all changes, unless another thread does. Observers are code of others: no lock is held while they run, so one may
+    /// ask the fallback.
+    fn report(&self) {
+        let next = || {
+            let mut changes = lock(&self.changes);
+            let change = if changes.is_reporting { None } else { changes.unreported.pop_front() };
+            changes.is_reporting |= change.is_some();
+            change
+        };
+        while let Some((to, not_closed)) = next() {
+            let _ends = OnDrop(|| lock(&self.changes).is_reporting = false);
+            for observer in &self.observers {
+                let all = (furthest(not_closed), not_closed.iter().sum());
+                observer.breaker_changed(&self.name, to, all);
+            }
         }
     }
 }
@@ -219,19 +232,25 @@ impl Breaker {
             if !left.is_zero() {
                 return Err(if away == BreakerState::Open { left } else { self.shared.pause });
             }
-            self.turn(&mut state, BreakerState::HalfOpen, self.shared.probe_time);
+            self.set_state(&mut state, BreakerState::HalfOpen, self.shared.probe_time);
         }
         drop(state);
+        self.shared.report();
         let generation = self.generation.load(Ordering::Acquire);
         Ok(CallPermit { breaker: self, generation })
     }
 
-    /// Changes the state. If it is not closed then, a call may probe in so long.
-    fn turn(&self, state: &mut (BreakerState, Option<Instant>), to: BreakerState, wait: Duration) {
+    /// Changes the state. If it is not closed then, a call may probe in so long. The caller reports it when it has released the lock.
+    fn set_state(
+        &self,
+        state: &mut (BreakerState, Option<Instant>),
+        to: BreakerState,
+        wait: Duration,
+    ) {
         let from = std::mem::replace(state, (to, Instant::now().checked_add(wait))).0;
         let odd = (self.generation.load(Ordering::Acquire) + 1) | 1;
         self.generation.store(odd + u64::from(to == BreakerState::Closed), Ordering::Release);
-        self.shared.report(from, to);
+        self.shared.note_change(from, to);
     }
 }
 
@@ -240,40 +259,47 @@ impl CallPermit {
         !self.generation.is_multiple_of(2)
     }
 
-    /// Changes the state, as [`Breaker::turn`] does, if it is still that in which the call was admitted and `turns` says so.
-    fn turn_if(&self, turns: impl FnOnce(&Breaker) -> bool, to: BreakerState, wait: Duration) {
+    /// Changes the state, as [`Breaker::set_state`] does, if it is still that in which the call was admitted and `changes` says so.
+    fn set_state_if(
+        &self,
+        changes: impl FnOnce(&Breaker) -> bool,
+        to: BreakerState,
+        wait: Duration,
+    ) {
         let mut state = lock(&self.breaker.state);
         let is_current = self.generation == self.breaker.generation.load(Ordering::Acquire);
-        if is_current && turns(&self.breaker) {
-            self.breaker.turn(&mut state, to, wait);
+        if is_current && changes(&self.breaker) {
+            self.breaker.set_state(&mut state, to, wait);
         }
+        drop(state);
+        self.breaker.shared.report();
     }
 
     /// The store answered.
     pub(super) fn answered(self) {
         if self.is_probe() || self.breaker.failures.load(Ordering::Relaxed) > 0 {
-            let turns = |breaker: &Breaker| {
+            let changes = |breaker: &Breaker| {
                 breaker.failures.store(0, Ordering::Relaxed);
                 self.is_probe()
             };
-            self.turn_if(turns, BreakerState::Closed, Duration::ZERO);
+            self.set_state_if(changes, BreakerState::Closed, Duration::ZERO);
         }
     }
 
     /// The store was not asked after all. The next call probes in place of this one.
     pub(super) fn not_sent(self) {
         if self.is_probe() {
-            self.turn_if(|_| true, BreakerState::Open, Duration::ZERO);
+            self.set_state_if(|_| true, BreakerState::Open, Duration::ZERO);
         }
     }
 
     /// The store did not answer, or could not decide.
     pub(super) fn failed(self) {
-        let turns = |breaker: &Breaker| {
+        let changes = |breaker: &Breaker| {
             let failures = breaker.failures.fetch_add(1, Ordering::Relaxed) + 1;
             self.is_probe() || failures >= breaker.shared.most_failures
         };
-        self.turn_if(turns, BreakerState::Open, self.breaker.shared.pause);
+        self.set_state_if(changes, BreakerState::Open, self.breaker.shared.pause);
     }
 }
 
@@ -281,22 +307,27 @@ impl Drop for CallPermit {
     fn drop(&mut self) {
         // A probe that was told how it ended has changed the state.
         if self.is_probe() {
-            self.turn_if(|_| true, BreakerState::Open, self.breaker.shared.pause);
+            self.set_state_if(|_| true, BreakerState::Open, self.breaker.shared.pause);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::OnceLock;
+
+    use ratelimit_core::store::Batch;
+    use ratelimit_core::{Algorithm, Store, Verdict};
     use tokio::time::advance;
+
+    use super::*;
 
     const PAUSE: Duration = Duration::from_secs(1);
     const PROBE_TIME: Duration = Duration::from_millis(100);
 
     /// Those of a store, which open after one failure.
     fn breakers() -> Breakers {
-        Breakers::new(1, PAUSE, PROBE_TIME, "test")
+        Breakers::new(1, [PAUSE, PROBE_TIME], "test", Vec::new())
     }
 
     fn fail(breaker: &Arc<Breaker>) {
@@ -349,7 +380,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_server_has_a_breaker_and_the_worst_state_is_told() {
         let breakers = breakers();
-        let told = |due| assert_eq!((breakers.state(), breakers.away()), due);
+        let told = |due| assert_eq!((breakers.state(), breakers.not_closed()), due);
         fail(&breakers.of(Some(1)));
         assert!(breakers.of(Some(1)).admit().is_err());
         for other in [None, Some(2)] {
@@ -366,6 +397,59 @@ mod tests {
         told((BreakerState::Open, 1));
     }
 
+    /// A breaker's new state, the state furthest from closed, and how many are not closed.
+    type Change = (BreakerState, BreakerState, usize);
+
+    /// Hears of changes, and meanwhile lets another breaker open.
+    #[derive(Default)]
+    struct Heard(Arc<(OnceLock<Breakers>, Mutex<Vec<Change>>)>);
+
+    impl Observer for Heard {
+        type Begun = ();
+
+        fn begin<A: Algorithm>(&self, _: &Batch<'_, A>) {}
+
+        fn end<A: Algorithm, S: Store<A>>(
+            &self,
+            _: &S,
+            _: &Batch<'_, A>,
+            (): &(),
+            _: Result<&Verdict, &S::Error>,
+        ) {
+        }
+
+        fn breaker_changed(&self, _: &str, to: BreakerState, all: (BreakerState, usize)) {
+            let (breakers, heard) = &*self.0;
+            if to == BreakerState::Open
+                && let Some(breakers) = breakers.get()
+                && breakers.not_closed() == 1
+            {
+                fail(&breakers.of(Some(2)));
+            }
+            lock(heard).push((to, all.0, all.1));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_observer_may_use_the_breakers_and_hears_of_each_change_in_order() {
+        let heard = Heard::default();
+        let both = Arc::clone(&heard.0);
+        let new = Breakers::new(1, [PAUSE, PROBE_TIME], "test", vec![Box::new(heard)]);
+        let breakers = both.0.get_or_init(|| new);
+        fail(&breakers.of(Some(1)));
+        advance(PAUSE).await;
+        breakers.of(Some(1)).admit().expect("the probe").answered();
+        let (closed, open) = (BreakerState::Closed, BreakerState::Open);
+        let due = [
+            (closed, closed, 0),
+            (open, open, 1),
+            (open, open, 2),
+            (BreakerState::HalfOpen, open, 2),
+            (closed, open, 1),
+        ];
+        assert_eq!(*lock(&both.1), due);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_breaker_with_a_call_in_flight_stays_and_learns_how_the_call_ends() {
         let breakers = breakers();
@@ -374,11 +458,11 @@ mod tests {
             breakers.of(Some(server)).admit().expect("closed").answered();
         }
         call.failed();
-        assert_eq!(breakers.away(), 1);
+        assert_eq!(breakers.not_closed(), 1);
         assert!(breakers.of(Some(0)).admit().is_err(), "it is open");
         advance(PAUSE).await;
         breakers.of(Some(0)).admit().expect("the probe").answered();
-        assert_eq!((breakers.state(), breakers.away()), (BreakerState::Closed, 0));
+        assert_eq!((breakers.state(), breakers.not_closed()), (BreakerState::Closed, 0));
     }
 
     #[tokio::test(start_paused = true)]

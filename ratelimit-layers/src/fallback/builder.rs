@@ -14,6 +14,7 @@ use super::journal::Journal;
 use super::known_ids::KnownIds;
 use super::outage::Outage;
 use super::{Fallback, SharedFallback};
+use crate::observed::Observer;
 
 /// Longer than any caller waits for an answer.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(3_600);
@@ -42,6 +43,17 @@ pub struct Builder<C = PreciseClock> {
     on_recovery: OnRecovery,
     name: Box<str>,
     clock: C,
+}
+
+/// Those who hear of a fallback with this name: metrics and logs, by feature.
+#[allow(clippy::vec_init_then_push, unused_mut, unused_variables, reason = "each is of a feature")]
+fn observers(name: &str) -> Vec<Box<dyn Observer>> {
+    let mut observers: Vec<Box<dyn Observer>> = Vec::new();
+    #[cfg(feature = "metrics")]
+    observers.push(Box::new(crate::metrics::Recorded::new(name)));
+    #[cfg(feature = "tracing")]
+    observers.push(Box::new(crate::traced::Spans::new()));
+    observers
 }
 
 impl Fallback<()> {
@@ -158,7 +170,7 @@ impl<C: Clock> Builder<C> {
         let (ids, counts) = (KnownIds::new(capacity), OutageCounts::default());
         let outage = Outage { local, nodes, at_least_one, ids, counts, journal };
         outage.validate(limits)?;
-        let breakers = Breakers::new(failures, pause, deadline, &name);
+        let breakers = Breakers::new(failures, [pause, deadline], &name, observers(&name));
         let charging = Mutex::default();
         let inner = SharedFallback { store, deadline, breakers, outage, charging };
         Ok(Fallback { inner: Arc::new(inner) })

@@ -2,9 +2,10 @@
 
 use std::sync::Mutex;
 
-use ratelimit_core::{Algorithm, Decision, Limit, OnOutage};
+use ratelimit_core::OnOutage;
 
 use crate::lock;
+use crate::observed::LimitOutcome;
 
 /// How many requests a limit decided without the store, by one choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,42 +25,6 @@ pub struct OutageCount {
     pub undetermined: u64,
 }
 
-/// What a limit did with a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OutageOutcome {
-    Allowed,
-    Denied,
-    /// It would have allowed the request, which another limit of the batch denied.
-    Spared,
-    /// It would have denied the request, and is a shadow limit.
-    ShadowDenied,
-}
-
-impl OutageOutcome {
-    pub(crate) fn of<A: Algorithm>(
-        limit: &Limit<A>,
-        decision: &Decision,
-        all_allowed: bool,
-    ) -> Self {
-        match (decision.allowed, all_allowed) {
-            (true, true) => Self::Allowed,
-            (true, false) => Self::Spared,
-            (false, _) if limit.is_shadow() => Self::ShadowDenied,
-            (false, _) => Self::Denied,
-        }
-    }
-
-    #[cfg(feature = "metrics")]
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Denied => "denied",
-            Self::Spared => "spared",
-            Self::ShadowDenied => "shadow-denied",
-        }
-    }
-}
-
 /// The counts of all limits that were ever decided without the store, ordered by limit and choice.
 #[derive(Debug, Default)]
 pub(super) struct OutageCounts(Mutex<Vec<OutageCount>>);
@@ -69,7 +34,7 @@ impl OutageCounts {
         &self,
         limit: &str,
         choice: OnOutage,
-        outcome: OutageOutcome,
+        outcome: LimitOutcome,
         undetermined: bool,
     ) {
         let mut all = lock(&self.0);
@@ -84,9 +49,9 @@ impl OutageCounts {
         });
         let count = &mut all[at];
         *match outcome {
-            OutageOutcome::Allowed => &mut count.allowed,
-            OutageOutcome::Denied | OutageOutcome::ShadowDenied => &mut count.denied,
-            OutageOutcome::Spared => &mut count.spared,
+            LimitOutcome::Allowed => &mut count.allowed,
+            LimitOutcome::Denied | LimitOutcome::ShadowDenied => &mut count.denied,
+            LimitOutcome::Spared => &mut count.spared,
         } += 1;
         count.undetermined += u64::from(undetermined);
     }

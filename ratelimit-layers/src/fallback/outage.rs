@@ -12,11 +12,12 @@ use ratelimit_core::{
 use ratelimit_memory::{MemoryError, MemoryStore};
 
 use super::breaker::Breakers;
-use super::counts::{OutageCounts, OutageOutcome};
+use super::counts::OutageCounts;
 use super::error::FallbackError;
 use super::journal::Journal;
 use super::known_ids::{KnownBy, KnownIds, Noted};
 use crate::OnDrop;
+use crate::observed::LimitOutcome;
 
 #[derive(Debug)]
 pub(super) struct Outage<A: InMemory, C> {
@@ -142,10 +143,11 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 batch.checks().iter().zip(&choices).zip(verdict.decisions())
             {
                 let limit = check.limit.name();
-                let outcome = OutageOutcome::of(check.limit, decision, verdict.allowed());
+                let outcome = LimitOutcome::of(check.limit, decision, verdict.allowed());
                 self.counts.count(limit, *choice, outcome, undetermined);
-                #[cfg(feature = "metrics")]
-                crate::metrics::outage(breakers.name(), limit, *choice, outcome);
+                breakers.tell(|observer, store| {
+                    observer.decided_without_store(store, limit, *choice, outcome);
+                });
             }
         }
         // What the store may have charged is not charged once more.

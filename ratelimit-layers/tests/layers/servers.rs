@@ -84,7 +84,7 @@ async fn a_server_that_is_away_takes_away_its_own_keys_only() {
         let store = fallback(Fallback::builder(), Several::new(3, &clock), &clock, &all);
         store.store().0[1].set(mode);
         assert_eq!(decided(&store, &limit, &["1"; 20]).await, 0);
-        assert_eq!((store.breaker(), store.servers_away()), (BreakerState::Open, 1), "{mode:?}");
+        assert_eq!((store.breaker(), store.open_breakers()), (BreakerState::Open, 1), "{mode:?}");
         assert_eq!(store.store().0[1].calls(), 5);
         let healthy = ["0", "2", "0a", "2b"].repeat(50);
         assert_eq!(decided(&store, &limit, &healthy).await, 200, "{mode:?}");
@@ -101,7 +101,7 @@ async fn a_server_that_is_away_takes_away_its_own_keys_only() {
             }
             assert_eq!(decided, due, "{mode:?} across {other}");
         }
-        assert_eq!(store.servers_away(), 2, "the server, and with another one");
+        assert_eq!(store.open_breakers(), 2, "the server, and with another one");
 
         // Streams of healthy servers settle meanwhile, and those of the other when it is back.
         let settle = async |key: &str, cost: u64, op: Op| {
@@ -164,7 +164,7 @@ async fn a_recovery_waits_for_no_other_server() {
             assert_eq!(ask(&store, &limit, &key, 3).await.source(), Source::Fallback);
         }
     }
-    assert_eq!((store.servers_away(), store.pending_charges()), (2, 20));
+    assert_eq!((store.open_breakers(), store.pending_charges()), (2, 20));
     // Answers of a healthy server start no end of attempts: what is left waits for servers that are away.
     for server in &store.store().0 {
         server.calls();
@@ -179,14 +179,14 @@ async fn a_recovery_waits_for_no_other_server() {
     advance(PAUSE).await;
     assert_eq!(ask(&store, &limit, "2", 1).await.source(), Source::Store);
     sleep(Duration::from_millis(1)).await;
-    assert_eq!((store.servers_away(), store.pending_charges()), (1, 10));
+    assert_eq!((store.open_breakers(), store.pending_charges()), (1, 10));
     assert_eq!(store.store().0[2].left(&limit, "27"), 297);
 
     store.store().0[1].set(Mode::Answers);
     advance(PAUSE).await;
     assert_eq!(ask(&store, &limit, "1", 1).await.source(), Source::Store);
     sleep(Duration::from_millis(1)).await;
-    assert_eq!((store.servers_away(), store.pending_charges()), (0, 0));
+    assert_eq!((store.open_breakers(), store.pending_charges()), (0, 0));
     assert_eq!(store.store().0[1].left(&limit, "17"), 297);
 }
 
@@ -227,7 +227,7 @@ async fn a_cluster_that_loses_a_master_decides_the_keys_of_the_others() {
         let said = timeout(Duration::from_secs(60), ask(&store, &limit, key, 1)).await;
         assert_eq!(said.expect("in time").source(), Source::Fallback);
     }
-    assert_eq!((store.breaker(), store.servers_away()), (BreakerState::Open, 1));
+    assert_eq!((store.breaker(), store.open_breakers()), (BreakerState::Open, 1));
     for key in &healthy {
         assert_eq!(ask(&store, &limit, key, 1).await.source(), Source::Store, "{key}");
     }

@@ -34,7 +34,7 @@ pub(crate) async fn run(network: &std::sync::Arc<Network>, away: usize) -> [usiz
         assert_eq!(source == Source::Fallback, is_away, "{caller}");
         counts[usize::from(!is_away)] += 1;
     }
-    assert_eq!(limiter.store().servers_away(), 1);
+    assert_eq!(limiter.store().open_breakers(), 1);
     counts
 }
 
