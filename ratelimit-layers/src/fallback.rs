@@ -423,7 +423,7 @@ impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 's
         if outage.choice(limit)? != OnOutage::Local {
             return Err(away);
         }
-        let entries = outage.local.entries(&outage.share_of(limit)?, key, now).await;
+        let entries = outage.local.entries(&outage.share_of(limit)?.limit, key, now).await;
         entries.map_err(FallbackError::Local)
     }
 }

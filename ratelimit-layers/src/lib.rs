@@ -192,9 +192,9 @@ pub trait KeptAlgorithm: Algorithm + Clone + PartialEq + 'static {}
 impl<A: Algorithm + Clone + PartialEq + 'static> KeptAlgorithm for A {}
 
 /// An algorithm that decides by a node's share in memory.
-pub trait LocalAlgorithm: InMemory + Share + Clone + 'static {}
+pub trait LocalAlgorithm: InMemory + Share + Clone + PartialEq + 'static {}
 
-impl<A: InMemory + Share + Clone + 'static> LocalAlgorithm for A {}
+impl<A: InMemory + Share + Clone + PartialEq + 'static> LocalAlgorithm for A {}
 
 /// Locks, also after a panic of a thread that held the lock: no critical section here leaves a state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

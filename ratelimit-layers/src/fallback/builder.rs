@@ -4,7 +4,6 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{InMemory, Share};
 use ratelimit_core::{Clock, ConfigError, Limits};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
@@ -12,8 +11,9 @@ use super::breaker::Breakers;
 use super::counts::OutageCounts;
 use super::journal::Journal;
 use super::known_ids::KnownIds;
-use super::outage::Outage;
+use super::outage::{Outage, no_shares};
 use super::{Fallback, SharedFallback};
+use crate::LocalAlgorithm;
 use crate::observed::Observer;
 
 /// Longer than any caller waits for an answer.
@@ -161,14 +161,15 @@ impl<C: Clock> Builder<C> {
     /// nothing, unless each node admits [at least one](Self::at_least_one). The error names the limit.
     pub fn build<S, A>(self, store: S, limits: &Limits<A>) -> Result<Fallback<S, A, C>, ConfigError>
     where
-        A: InMemory + Share + Clone,
+        A: LocalAlgorithm,
     {
         let Self { deadline, failures, pause, nodes, at_least_one, .. } = self;
         let Self { capacity, on_recovery, name, clock, .. } = self;
         let local = MemoryStore::builder().capacity(capacity).clock(clock).build();
         let journal = (on_recovery == OnRecovery::Charge).then(|| Journal::new(capacity));
         let (ids, counts) = (KnownIds::new(capacity), OutageCounts::default());
-        let outage = Outage { local, nodes, at_least_one, ids, counts, journal };
+        let shares = no_shares();
+        let outage = Outage { local, shares, nodes, at_least_one, ids, counts, journal };
         outage.validate(limits)?;
         let breakers = Breakers::new(failures, [pause, deadline], &name, observers(&name));
         let charging = Mutex::default();

@@ -1,9 +1,10 @@
 //! [`Outage`]: decisions without the store, by the choice of each limit.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{InMemory, Share};
+use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
     Clock, ConfigError, Decision, ErrorKind, Limit, Limits, OnOutage, Source, StoreError,
@@ -16,12 +17,18 @@ use super::counts::OutageCounts;
 use super::error::FallbackError;
 use super::journal::Journal;
 use super::known_ids::{KnownBy, KnownIds, Noted};
-use crate::OnDrop;
+use crate::bounded::BoundedMap;
 use crate::observed::LimitOutcome;
+use crate::{LocalAlgorithm, OnDrop};
+
+/// The most limits whose shares are kept. More than a service has, so that only limits that are gone make room for new ones.
+const MOST_SHARES: usize = 1_024;
 
 #[derive(Debug)]
 pub(super) struct Outage<A: InMemory, C> {
     pub(super) local: MemoryStore<A, C>,
+    /// By the limit's fingerprint, so that a request computes none. They are of these `nodes`.
+    pub(super) shares: BoundedMap<Arc<LocalShare<A>>>,
     /// How many nodes share each local limit, if that was said.
     pub(super) nodes: Option<NonZeroU64>,
     /// Whether a node admits at least one of a limit that is smaller than their number.
@@ -32,8 +39,22 @@ pub(super) struct Outage<A: InMemory, C> {
     pub(super) journal: Option<Journal<A>>,
 }
 
+/// A limit, and this node's share of it. Limits of one fingerprint may have other numbers.
+#[derive(Debug)]
+pub(super) struct LocalShare<A> {
+    of: Limit<A>,
+    pub(super) limit: Limit<A>,
+}
+
+pub(super) fn no_shares<A>() -> BoundedMap<Arc<LocalShare<A>>> {
+    BoundedMap::new(MOST_SHARES)
+}
+
 /// The share of one of as many nodes as can share a limit, which are fewer than these.
-fn share_of_fewer<A: Share>(limit: &Limit<A>, nodes: NonZeroU64) -> Result<Limit<A>, ConfigError> {
+fn share_of_fewer<A: LocalAlgorithm>(
+    limit: &Limit<A>,
+    nodes: NonZeroU64,
+) -> Result<Limit<A>, ConfigError> {
     let (mut share, mut fits, mut too_many) = (limit.share(NonZeroU64::MIN)?, 1, nodes.get());
     while let Some(half) = NonZeroU64::new(fits + (too_many - fits) / 2)
         && half.get() > fits
@@ -46,7 +67,7 @@ fn share_of_fewer<A: Share>(limit: &Limit<A>, nodes: NonZeroU64) -> Result<Limit
     Ok(share)
 }
 
-impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
+impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
     /// What a limit says about outages, if this node can keep it.
     pub(super) fn choice(&self, limit: &Limit<A>) -> Result<OnOutage, ConfigError> {
         let undeclared = "it does not declare what happens while its store is unreachable, and there is no default; give it \
@@ -66,12 +87,22 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     }
 
     /// This node's share of a limit.
-    pub(super) fn share_of(&self, limit: &Limit<A>) -> Result<Limit<A>, ConfigError> {
-        let nodes = self.nodes(limit)?;
-        match limit.share(nodes) {
-            Err(_) if self.at_least_one => share_of_fewer(limit, nodes),
-            share => share,
+    pub(super) fn share_of(&self, limit: &Limit<A>) -> Result<Arc<LocalShare<A>>, ConfigError> {
+        let place = u128::from(limit.fingerprint());
+        let known = self.shares.values.get(&place).map(|known| Arc::clone(&known));
+        if let Some(known) = known.filter(|known| known.of == *limit) {
+            return Ok(known);
         }
+        let nodes = self.nodes(limit)?;
+        let share = match limit.share(nodes) {
+            Err(_) if self.at_least_one => share_of_fewer(limit, nodes)?,
+            share => share?,
+        };
+        let share = Arc::new(LocalShare { of: limit.clone(), limit: share });
+        if self.shares.values.insert(place, Arc::clone(&share)).is_none() {
+            self.shares.make_room(place, |_| false);
+        }
+        Ok(share)
     }
 
     /// Checks that every limit has a choice that this node can keep.
@@ -168,8 +199,10 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         let checks = batch.checks();
         let local = || (0..checks.len()).filter(|at| choices[*at] == OnOutage::Local);
         let shares = local().map(|at| self.share_of(checks[at].limit));
-        let shares: Vec<Limit<A>> = shares.collect::<Result<_, _>>()?;
-        let local_checks = local().zip(&shares).map(|(at, limit)| Check { limit, ..checks[at] });
+        let shares: Vec<_> = shares.collect::<Result<_, _>>()?;
+        let local_checks = local().zip(&shares);
+        let local_checks =
+            local_checks.map(|(at, share)| Check { limit: &share.limit, ..checks[at] });
         let local_checks: Vec<_> = local_checks.collect();
         let locally = if local_checks.is_empty() {
             Verdict::several(Vec::new())
@@ -232,9 +265,33 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     /// How much of a key's local charges still counts.
     pub(super) fn counts_still(&self, limit: &Limit<A>, key: &str, now: Now) -> u64 {
         let Ok(share) = self.share_of(limit) else { return 0 };
-        let check = Check { limit: &share, key, cost: 0 };
+        let check = Check { limit: &share.limit, key, cost: 0 };
         let peek = Batch::one(&check).op(Op::Peek).now(now);
         let left = self.local.apply_now(&peek).map(|verdict| verdict.remaining());
-        left.map_or(0, |left| share.algorithm().capacity().saturating_sub(left))
+        left.map_or(0, |left| share.limit.algorithm().capacity().saturating_sub(left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratelimit_core::Policy;
+
+    use super::*;
+    use crate::Fallback;
+
+    #[test]
+    fn the_shares_of_limits_that_come_and_go_are_bounded() {
+        let limit = |n: usize| {
+            let policy: Policy = "gcra 60/m burst 60".parse().expect("a policy");
+            Limit::new(&format!("l{n}"), policy).expect("a name").on_outage(OnOutage::Local)
+        };
+        let limits = Limits::new([limit(0)]).expect("one");
+        let settings = Fallback::builder().nodes(NonZeroU64::MIN);
+        let fallback = settings.build(MemoryStore::<Policy>::new(), &limits).expect("a choice");
+        let outage = &fallback.inner.outage;
+        for n in 0..MOST_SHARES + 9 {
+            let _ = outage.share_of(&limit(n)).expect("a share");
+        }
+        assert_eq!(outage.shares.values.len(), MOST_SHARES);
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn layered_with(
     (fallback(settings(Fallback::builder()), Fake::new(&clock), &clock, all), clock)
 }
 
-fn layered(limits: &[Limit<Policy>]) -> Layered {
+pub(crate) fn layered(limits: &[Limit<Policy>]) -> Layered {
     layered_with(limits, |settings| settings).0
 }
 
@@ -390,6 +390,21 @@ async fn limits_without_a_choice_or_a_share_are_refused_by_name() {
         store.apply(&Batch::one(&check)).await.expect_err("no choice");
     assert_eq!((error.kind(), store.store().calls()), (ErrorKind::Config, 0));
     assert!(error.to_string().contains("silent") && error.to_string().contains("on_outage"));
+}
+
+/// A policy may be replaced during an outage, and two limiters may have limits of one name.
+#[tokio::test(start_paused = true)]
+async fn a_share_is_that_of_the_limit_which_the_request_has() {
+    let numbers = [30, 60, 15, 30].map(|count| {
+        let share = limit("l", &format!("fixed-window {count}/h")).on_outage(OnOutage::Local);
+        (share, count / 3)
+    });
+    let store = layered(std::slice::from_ref(&numbers[0].0));
+    for (limit, due) in &numbers {
+        let all = std::slice::from_ref(limit);
+        down(&store, all).await;
+        assert_eq!(ask_all(&store, all, &due.to_string(), 1).await.limit(), *due);
+    }
 }
 
 /// Of limits that are smaller than the number of nodes, each node admits one where that is chosen; of others, its share.

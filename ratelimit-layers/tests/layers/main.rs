@@ -2,6 +2,7 @@
 #![cfg(all(unix, feature = "metrics", feature = "reload", feature = "tracing"))]
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod allocations;
 mod allotments;
 mod cache;
 mod changed_numbers;
