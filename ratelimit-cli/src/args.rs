@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::input::{FormatArg, UnitArg};
 use crate::suggest::DeniedShare;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
@@ -179,29 +180,6 @@ pub(crate) struct SuggestArgs {
     /// One line of JSON per limit instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// A unit of time, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum UnitArg {
-    /// Microseconds, as `%D` of Apache.
-    Us = 1,
-    /// Milliseconds.
-    Ms = 1_000,
-    /// Seconds, as `%T` of Apache.
-    S = 1_000_000,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FormatArg {
-    /// Decided by the first line of a known format.
-    Auto,
-    /// An access log in Common or Combined format.
-    Combined,
-    /// A trace, one JSON object per line.
-    Jsonl,
-    /// A trace as CSV with a header.
-    Csv,
 }
 
 /// A caller, and where its states are.

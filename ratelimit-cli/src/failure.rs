@@ -5,7 +5,8 @@ use std::path::Path;
 
 use ratelimit_core::{ErrorKind, StoreError};
 
-use crate::interrupt;
+/// The exit code after an interrupt, as in shells.
+pub(crate) const EXIT_CODE_INTERRUPTED: u8 = 130;
 
 /// Why the tool stops.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +53,7 @@ impl Failure {
             Self::Input(_) => 2,
             Self::Store(_) => 3,
             Self::BrokenPipe => 0,
-            Self::Interrupted => interrupt::EXIT_CODE,
+            Self::Interrupted => EXIT_CODE_INTERRUPTED,
         }
     }
 }

@@ -8,6 +8,7 @@ use same_file::Handle;
 
 use crate::args::ReplayArgs;
 use crate::failure::Failure;
+use crate::input::is_dash;
 use crate::replay::Decisions;
 
 /// The size of the output buffer.
@@ -48,11 +49,6 @@ pub(crate) fn outputs(args: &ReplayArgs) -> Result<(Option<Decisions>, Option<Fi
     let out = BufWriter::with_capacity(BUFFER_BYTES, out);
     let decisions = args.decisions.as_ref().map(|_| Decisions { name: path.to_owned(), out });
     Ok((decisions, report))
-}
-
-/// Whether a path stands for standard input or output.
-pub(crate) fn is_dash(path: &Path) -> bool {
-    path.as_os_str() == "-"
 }
 
 /// Empties a file. Pipes and terminals have no contents to remove.

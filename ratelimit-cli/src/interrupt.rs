@@ -6,10 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::failure::Failure;
-
-/// The exit code after an interrupt, as in shells.
-pub(crate) const EXIT_CODE: u8 = 130;
+use crate::failure::{EXIT_CODE_INTERRUPTED, Failure};
 
 /// Whether the user wants the tool to stop.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +17,8 @@ impl Interrupt {
     pub(crate) fn catch() -> Result<Self, Failure> {
         let this = Self::default();
         for signal in [SIGINT, SIGTERM] {
-            flag::register_conditional_shutdown(signal, EXIT_CODE.into(), Arc::clone(&this.0))
+            let code = EXIT_CODE_INTERRUPTED.into();
+            flag::register_conditional_shutdown(signal, code, Arc::clone(&this.0))
                 .and_then(|_| flag::register(signal, Arc::clone(&this.0)))
                 .map_err(|error| Failure::input(format!("signals cannot be caught: {error}")))?;
         }

@@ -11,7 +11,7 @@ use toml::Spanned;
 use toml::de::{DeTable, ValueDeserializer};
 
 use crate::failure::Failure;
-use crate::files::is_dash;
+use crate::input::is_dash;
 use crate::text::printable;
 
 /// The most characters of a line that an error shows.

@@ -9,11 +9,10 @@ use indicatif::ProgressBar;
 use ratelimit_core::store::Op;
 use ratelimit_core::{Policy, Store};
 
-use crate::args::FormatArg;
 use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
-use crate::input::{BadLine, NAMED_BAD_LINES};
+use crate::input::{BadLine, FormatArg, NAMED_BAD_LINES};
 use crate::interrupt::Interrupt;
 use crate::suggest::Needs;
 use crate::tally::{Decided, Tally};
@@ -65,7 +64,8 @@ impl<S: Store<Policy>> Replay<'_, S> {
         let (started, mut comparison) = (Instant::now(), Comparison::default());
         let mut ended = self.decide_all(&mut comparison).await;
         let Self { mut this, other, needs, requests, decisions } = self;
-        let needs = needs.iter().flat_map(|judge| Needs::of(this.limiter.limits(), &judge.tally));
+        let needs =
+            needs.iter().flat_map(|judge| Needs::of(this.limiter.limits(), judge.tally.nearness()));
         for (counts, needs) in this.tally.limits.iter_mut().zip(needs) {
             counts.needs = Some(needs);
         }

@@ -6,7 +6,7 @@ use ratelimit_core::{Algorithm as _, Limit, Policy};
 use crate::caller::joined_names;
 use crate::compare::{Comparison, Differing};
 use crate::suggest::setting;
-use crate::summary::{WARNING, by_limit, shown_caller, totals};
+use crate::summary::{Report, WARNING, by_limit, shown_caller, totals};
 use crate::table::TextTable;
 use crate::tally::{LimitTally, Offender, Tally};
 use crate::text::{count, duration, plural, printable, share, time};
@@ -23,19 +23,6 @@ const CALLERS: usize = 100;
 const NAME_CHARS: usize = 80;
 /// The number of paths that are shown of a caller.
 const PATHS: usize = 3;
-
-/// What the page shows.
-pub(crate) struct Report<'r> {
-    /// What was replayed, against which policy.
-    pub(crate) title: String,
-    /// What the reader must know before trusting the rest.
-    pub(crate) notes: Vec<String>,
-    pub(crate) tally: &'r Tally,
-    /// The name and the result of the policy to compare with.
-    pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
-    /// How long it took, on which store.
-    pub(crate) speed: String,
-}
 
 /// The page. It answers in this order: what would have happened, who is hurt, is each limit right, when, and what would
 /// another policy change.

@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, HashMap};
 use ratelimit_core::{Algorithm, ConfigError, Limit, LimitCosts, Limits, Policy};
 
 use crate::nearness::Nearness;
-use crate::tally::Tally;
 use crate::text::decimal;
 
 /// These limits without a bound, to observe what callers use: one for each window of each. The first has the limit's name.
@@ -77,14 +76,16 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// What the callers of each limit needed, from what they used of the limits without a bound.
-    pub(crate) fn of(limits: &Limits<Policy>, unbounded: &Tally) -> Vec<Self> {
-        let mut used = unbounded.limits.iter();
+    /// What the callers of each limit needed, from what they used of each limit without a bound.
+    pub(crate) fn of<'n>(
+        limits: &Limits<Policy>,
+        mut used: impl Iterator<Item = Option<&'n Nearness>>,
+    ) -> Vec<Self> {
         let needs = |limit: &Limit<Policy>| {
             let policy = *limit.algorithm();
             let mut needs: HashMap<&str, u64> = HashMap::new();
             for (window, used) in windows(&policy).iter().zip(&mut used) {
-                for (key, used) in used.nearness.iter().flat_map(Nearness::used) {
+                for (key, used) in used.into_iter().flat_map(Nearness::used) {
                     // The smallest capacity of the policy that gives this window, in its ratio, room for that.
                     let need = u128::from(used.saturating_sub(1)) * u128::from(policy.capacity());
                     let need = u64::try_from(need / u128::from(window.capacity()) + 1);
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
     use crate::caller::Caller;
     use crate::input::InputEntry;
-    use crate::tally::Decided;
+    use crate::tally::{Decided, Tally};
 
     #[test]
     fn a_share_is_exact() {
@@ -278,7 +279,7 @@ mod tests {
                 tally.count(&Decided::new(&limiter, &entry, &verdict));
                 log.push((key, at, cost, op));
             }
-            let needs = &Needs::of(&limits, &tally)[0];
+            let needs = &Needs::of(&limits, tally.nearness())[0];
             assert_eq!(needs.denied(policy), denied(policy, &log), "{words}");
             for most in [0, 1, 5, 20] {
                 let found = needs.smallest(most).expect(words);

@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use crate::caller::joined_names;
 use crate::compare::Comparison;
-use crate::report::Report;
 use crate::table::TextTable;
 use crate::tally::{Denials, Tally};
 use crate::text::{count, duration, printable, share, time};
@@ -16,6 +15,19 @@ pub(crate) const NAME_CHARS: usize = 48;
 
 /// How a note begins that goes to standard error, before everything else.
 pub(crate) const WARNING: &str = "WARNING: ";
+
+/// What a terminal and the page show.
+pub(crate) struct Report<'r> {
+    /// What was replayed, against which policy.
+    pub(crate) title: String,
+    /// What the reader must know before trusting the rest.
+    pub(crate) notes: Vec<String>,
+    pub(crate) tally: &'r Tally,
+    /// The name and the result of the policy to compare with.
+    pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
+    /// How long it took, on which store.
+    pub(crate) speed: String,
+}
 
 /// The summary of a replay for a terminal.
 pub(crate) fn text(report: &Report<'_>) -> String {

@@ -206,6 +206,11 @@ impl Tally {
         self.requests - self.denied
     }
 
+    /// How near the callers of each limit came, if that is asked for.
+    pub(crate) fn nearness(&self) -> impl Iterator<Item = Option<&Nearness>> {
+        self.limits.iter().map(|limit| limit.nearness.as_ref())
+    }
+
     /// Counts one decision.
     pub(crate) fn count(&mut self, decided: &Decided<'_>) {
         let (entry, allowed) = (decided.entry, decided.verdict.allowed());

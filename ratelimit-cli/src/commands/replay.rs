@@ -10,14 +10,13 @@ use ratelimit_core::{Limits, Policy, RateLimiter};
 use crate::args::ReplayArgs;
 use crate::decision_line::json_line;
 use crate::failure::Failure;
-use crate::files::{self, is_dash};
+use crate::input::is_dash;
 use crate::interrupt::Interrupt;
 use crate::nearness::MAX_CALLERS;
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
-use crate::report::Report;
 use crate::store::{self, StoreUrl};
-use crate::summary::{self, WARNING};
-use crate::{policy, report, suggest, text};
+use crate::summary::{self, Report, WARNING};
+use crate::{files, policy, report, suggest, text};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     check_dashes(args)?;

@@ -11,7 +11,7 @@ use crate::args::SuggestArgs;
 use crate::caller::wanted;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
-use crate::files::is_dash;
+use crate::input::is_dash;
 use crate::interrupt::Interrupt;
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::suggest::{Needs, setting, unbounded, with_policy};
@@ -49,7 +49,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
                 wanted(&limits)
             )));
         }
-        let needs = limits.iter().zip(Needs::of(&limits, &first.tally));
+        let needs = limits.iter().zip(Needs::of(&limits, first.tally.nearness()));
         let rows = needs.map(|(limit, needs)| {
             let proposed = needs.smallest(args.target.of(needs.callers()));
             Row { limit, needs, proposed, denied_together: 0 }

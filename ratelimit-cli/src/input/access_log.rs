@@ -8,15 +8,26 @@
 //! request took: `%D` or `%T` of Apache, `$request_time` of nginx.
 
 use chrono::DateTime;
+use clap::ValueEnum;
 use ratelimit_core::Timestamp;
 use ratelimit_core::store::Op;
 
-use super::{BadLine, InputEntry};
-use crate::args::UnitArg;
+use super::entry::{BadLine, InputEntry};
 use crate::caller::{Caller, Named};
 use crate::text::{decimal, quoted};
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
+
+/// A unit of time, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnitArg {
+    /// Microseconds, as `%D` of Apache.
+    Us = 1,
+    /// Milliseconds.
+    Ms = 1_000,
+    /// Seconds, as `%T` of Apache.
+    S = 1_000_000,
+}
 
 /// Reads an access log.
 pub(crate) struct AccessLog {

@@ -6,7 +6,7 @@
 
 use csv_core::{ReadRecordResult, Reader};
 
-use super::{BadLine, InputEntry, op, timestamp, whole_number};
+use super::entry::{BadLine, InputEntry, op, timestamp, whole_number};
 use crate::caller::BARE_NAME;
 use crate::text::quoted;
 

@@ -1,10 +1,12 @@
 //! [`Detector`]: finds the format of an input from the first line that parses in one, so that a broken line
 //! before it affects nothing else.
 
-use super::access_log::AccessLog;
+use super::access_log::{AccessLog, UnitArg};
 use super::csv::{self, Csv};
-use super::{BadLine, Line, NAMED_BAD_LINES, Parser, TOO_LONG, jsonl};
-use crate::args::{FormatArg, UnitArg};
+use super::entry::{BadLine, NAMED_BAD_LINES, TOO_LONG};
+use super::jsonl;
+use super::lines::Line;
+use super::parser::{FormatArg, Parser};
 
 /// The number of lines after which the format counts as unknown.
 pub(crate) const LINES: u64 = 1_000;

@@ -8,7 +8,7 @@ use ratelimit_core::store::Op;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{BadLine, InputEntry, OTHERS, op, timestamp, whole_number};
+use super::entry::{BadLine, InputEntry, OTHERS, op, timestamp, whole_number};
 use crate::caller::{Caller, Named};
 use crate::text::{printable, quoted};
 

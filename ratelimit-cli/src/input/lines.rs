@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use super::InputSource;
+use super::source::InputSource;
 
 /// The longest accepted line, in bytes. A longer one is a bad line.
 const MAX_LINE_BYTES: usize = 1 << 20;

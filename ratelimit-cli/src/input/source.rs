@@ -11,8 +11,12 @@ use flate2::bufread::MultiGzDecoder;
 use indicatif::ProgressBar;
 
 use crate::failure::Failure;
-use crate::files::is_dash;
 use crate::interrupt::Interrupt;
+
+/// Whether a path stands for standard input or output.
+pub(crate) fn is_dash(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
 
 const CHUNK_BYTES: usize = 128 * 1024;
 /// The most chunks in the queue: enough to keep both threads busy, and little memory.

@@ -13,9 +13,11 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Limit, Limits, Policy, Timestamp};
 
 use super::Trouble;
-use crate::args::{FormatArg, LogArgs};
+use crate::args::LogArgs;
 use crate::failure::Failure;
-use crate::input::{DETECTED_LINES, Detector, InputEntry, InputSource, Lines, Parser, TOO_LONG};
+use crate::input::{
+    DETECTED_LINES, Detector, FormatArg, InputEntry, InputSource, Lines, Parser, TOO_LONG,
+};
 use crate::interrupt::Interrupt;
 use crate::text::{count, plural, printable};
 

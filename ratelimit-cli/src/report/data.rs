@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use ratelimit_core::Algorithm as _;
 use serde_json::{Value, json};
 
-use super::{CALLERS, PATHS, Report};
+use super::{CALLERS, PATHS};
 use crate::compare::{Comparison, Differing};
 use crate::nearness::Nearness;
+use crate::summary::Report;
 use crate::tally::{LimitTally, Offender, Tally};
 
 /// The JSON, safe within a `script` element.
