@@ -33,3 +33,4 @@ mod repeats;
 mod requests;
 mod runtimes;
 mod scripts;
+mod stored_forms;

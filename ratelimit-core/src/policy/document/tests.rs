@@ -42,6 +42,44 @@ fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
     assert_eq!(b.algorithm().capacity(), 20);
 }
 
+/// What the limits of release 0.1 are: their state names, under which stores keep their states, and all that is not a default.
+const RELEASED: &str = "\
+burst/gcra: gcra 10/s burst 20 debt 5, by ip user, required, outage open
+tokens/gcra: token-bucket 7/5m burst 9 count attempts, shadow, outage closed
+daily/fixed-window/1d: fixed-window 1000/d debt 100, by user, outage local
+first/first-request-window/1h: first-request-window 5/h
+log/window-log/90s: window-log 5/90s
+buckets/bucketed-window/250ms/10s: bucketed-window bucket 250ms rates 100/1s, 500/10s
+counter/sliding-counter/1m: sliding-counter 100/m
+exact/sliding-log/1s: sliding-log 3/s count attempts
+jobs/concurrency/30s: concurrency 20/30s";
+
+#[test]
+fn the_documents_of_a_release_mean_what_they_meant() {
+    let text = include_str!("released-0.1.toml");
+    let limits = read(text).expect("a policy");
+    let json = serde_json::from_str::<Limits<Policy>>(include_str!("released-0.1.json"));
+    assert_eq!(json.expect("a policy"), limits);
+    let told = limits.iter().map(|limit| {
+        let policy = limit.algorithm().to_string();
+        assert_eq!(policy.parse::<Policy>().as_ref(), Ok(limit.algorithm()));
+        let names: Vec<_> = limit.identifier_names().collect();
+        let by = if names.is_empty() { String::new() } else { format!(", by {}", names.join(" ")) };
+        let required = if limit.is_required() { ", required" } else { "" };
+        let shadow = if limit.is_shadow() { ", shadow" } else { "" };
+        let outage = limit.outage().map_or(String::new(), |to| format!(", outage {}", to.name()));
+        format!("{}: {policy}{by}{required}{shadow}{outage}", limit.state_name())
+    });
+    assert_eq!(told.collect::<Vec<_>>().join("\n"), RELEASED);
+    // It has all that this version reads, or the next release adds a file.
+    for field in FIELDS {
+        assert!(text.contains(&format!("\n{field} = ")), "{field}");
+    }
+    for name in Policy::NAMES {
+        assert!(text.contains(&format!("\"{name}\"")), "{name}");
+    }
+}
+
 #[test]
 fn a_document_may_name_its_schema() {
     let limit = "[[limit]]\nname = 'a'\nalgorithm = 'gcra'\nrate = '1/s'";
