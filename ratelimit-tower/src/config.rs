@@ -15,6 +15,7 @@ use crate::log::Log;
 
 /// The limits for one request, which a [chooser](crate::RateLimitLayer::choosing) returns.
 #[derive_where(Debug)]
+#[non_exhaustive]
 pub enum Choice<S, A> {
     /// These limits apply.
     Limited(#[derive_where(skip)] Arc<RateLimiter<S, A>>),

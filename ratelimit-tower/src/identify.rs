@@ -107,6 +107,7 @@ pub type Identified = Result<Option<Identifier>, IdentifyError>;
 
 /// What [`Identify::identify`] returns.
 #[derive_where(Debug)]
+#[non_exhaustive]
 pub enum Identification {
     /// The identifier is known.
     Now(Identified),

@@ -9,7 +9,7 @@
 //! | [`Decisions`] | what the limits decided, for handlers |
 //! | [`Fields`], [`ModelFields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | header fields and rejections |
 //! | [`Grpc`] (feature `grpc`) | rejections for clients of tonic |
-//! | [`Reserving`], [`Charge`], [`Meter`], [`Hold`], [`CostEstimates`] | costs that are known after the response |
+//! | [`Reserving`], [`Charge`], [`Meter`], [`Hold`], [`CostEstimates`], [`Settlements`] | costs that are known after the response |
 //! | [`Waiter`], [`WaitLayer`] | waiting instead of refusing; clients of other services |
 //! | [`Advice`] | reading another service's header fields, as a client |
 //!
@@ -165,7 +165,9 @@ pub use mode::{Awaited, Immediate};
 pub use mode::{Grant, LayerMode};
 pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 #[cfg(feature = "tokio")]
-pub use reservation::{Charge, CostEstimates, Held, Hold, Meter, Reserving, SettledBody};
+pub use reservation::{
+    Charge, CostEstimates, Held, Hold, Meter, Reserving, SettledBody, Settlements,
+};
 pub use service::{RateLimitService, ResponseFuture};
 #[cfg(feature = "tokio")]
 pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};

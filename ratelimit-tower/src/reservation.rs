@@ -69,7 +69,7 @@ pub use hold::{Held, Hold};
 #[derive(Clone, Debug)]
 pub struct Reserving {
     charge: Charge,
-    settlements: TaskTracker,
+    settlements: Settlements,
     /// Whether the log says that a connection was upgraded without a [`Hold`].
     said_unheld: Arc<AtomicBool>,
 }
@@ -78,19 +78,42 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// A layer that reserves this layer's cost when a request arrives, and settles it by the response. See [`Reserving`].
     #[must_use]
     pub fn reserve(self, charge: Charge) -> RateLimitLayer<S, A, R, Reserving> {
-        let settlements = TaskTracker::new();
+        let settlements = Settlements(TaskTracker::new());
         // A closed tracker still counts; an open one would make waiting endless.
-        settlements.close();
+        settlements.0.close();
         self.with_mode(Reserving { charge, settlements, said_unheld: Arc::default() }, true)
     }
 }
 
 impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
-    /// The reservations of this layer and its clones that are not settled yet: `len` is the number of requests and settlements in
-    /// flight, and a test or a shutdown waits for them by `wait`.
+    /// The reservations of this layer and its clones that are not settled yet.
     #[must_use]
-    pub const fn settlements(&self) -> &TaskTracker {
-        &self.mode.settlements
+    pub fn settlements(&self) -> Settlements {
+        self.mode.settlements.clone()
+    }
+}
+
+/// The reservations of a layer and its clones that are not settled yet: requests in flight, and settlements. See
+/// [`RateLimitLayer::settlements`].
+#[derive(Clone, Debug)]
+pub struct Settlements(TaskTracker);
+
+impl Settlements {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Waits until there is none, in a test or at shutdown. It waits for open bodies too, so give it a time limit.
+    pub async fn wait(&self) {
+        self.0.wait().await;
     }
 }
 

@@ -8,20 +8,56 @@ use std::task::{Context, Poll, ready};
 use derive_where::derive_where;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
-use ratelimit_core::Store;
 use ratelimit_core::algorithm::Quota;
+use ratelimit_core::{Policy, Store};
 use tower_service::Service;
 
 use crate::caller::Values;
 use crate::fields::AnswerFields;
 use crate::gate::{Admitted, Gate};
 use crate::mode::{Awaited, Grant, LayerMode};
-use crate::rejection::{Answer, Rejection};
+use crate::rejection::{Answer, ProblemJson, Rejection};
 use crate::{BoxFuture, take_ready};
 
 /// A service behind limits. See [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// A struct names the layer and the service by the store, and by what else is not the default:
+///
+/// ```
+/// use http::{Response, StatusCode};
+/// use ratelimit_core::Policy;
+/// use ratelimit_memory::MemoryStore;
+/// use ratelimit_tower::{RateLimitLayer, RateLimitService, Rejection};
+///
+/// struct Api<Svc> {
+///     limits: RateLimitLayer<MemoryStore>,
+///     service: RateLimitService<Svc, MemoryStore>,
+/// }
+///
+/// type Plain = fn(&Rejection) -> Response<String>;
+///
+/// struct PlainApi<Svc> {
+///     limits: RateLimitLayer<MemoryStore, Policy, Plain>,
+///     service: RateLimitService<Svc, MemoryStore, Policy, Plain>,
+/// }
+///
+/// # use ratelimit_core::{Gcra, Limits, RateLimiter};
+/// # use tower_layer::Layer;
+/// # fn example(limiter: RateLimiter<MemoryStore>) {
+/// let plain: Plain = |rejection| {
+///     let mut response = Response::new("come back later".to_owned());
+///     *response.status_mut() = rejection.status;
+///     response
+/// };
+/// let limits = RateLimitLayer::new(limiter);
+/// let api = Api { service: limits.layer("a service"), limits };
+/// let limits = api.limits.clone().answer(plain);
+/// let plain_api = PlainApi { service: limits.layer("a service"), limits };
+/// # let (_, _) = (api.service, plain_api.service);
+/// # }
+/// ```
 #[derive_where(Clone, Debug; Svc)]
-pub struct RateLimitService<Svc, S, A, R, M = Awaited> {
+pub struct RateLimitService<Svc, S, A = Policy, R = ProblemJson, M = Awaited> {
     pub(crate) inner: Svc,
     #[derive_where(skip(Debug))]
     pub(crate) shared: Arc<Shared<S, A, R, M>>,

@@ -38,7 +38,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
         let counted = Counted {
             sources: caller.sources.clone(),
             values: caller.values.clone(),
-            _token: self.settlements.token(),
+            _token: self.settlements.0.token(),
         };
         let reserved = limiter.reserve_owned(counted, costs.max(&LimitCosts::from(1))).await;
         let decided = match &reserved {

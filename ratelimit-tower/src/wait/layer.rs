@@ -135,6 +135,7 @@ pub struct WaitService<Svc, S, F, Res, A = Policy> {
 
 /// The error of a [`WaitService`].
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WaitServiceError<E, W> {
     /// The request was not sent.
     #[error(transparent)]
