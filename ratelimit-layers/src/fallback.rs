@@ -36,7 +36,7 @@ mod outage;
 use crate::observed::BreakerState;
 use crate::{LocalAlgorithm, OnDrop, lock};
 use breaker::Breakers;
-pub use builder::{Builder, OnRecovery};
+pub use builder::{FallbackBuilder, OnRecovery};
 pub use counts::OutageCount;
 pub use error::FallbackError;
 use known_ids::KnownBy;
@@ -67,11 +67,11 @@ use outage::Outage;
 ///
 /// # While the store is unreachable
 ///
-/// A call fails if it takes longer than the [deadline](Builder::deadline) or ends with an error of the kinds
+/// A call fails if it takes longer than the [deadline](FallbackBuilder::deadline) or ends with an error of the kinds
 /// [`Unavailable`](ratelimit_core::ErrorKind::Unavailable) and [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). Errors of all
-/// other kinds come from a store that works, and are returned as they are. After [some consecutive failures](Builder::failures) a
+/// other kinds come from a store that works, and are returned as they are. After [some consecutive failures](FallbackBuilder::failures) a
 /// *circuit breaker* (Nygard, "Release It!", 2007) opens, and the store is not asked any more. After a
-/// [pause](Builder::probe_after) one call at a time, the probe, tries the store again; the first that is answered closes the
+/// [pause](FallbackBuilder::probe_after) one call at a time, the probe, tries the store again; the first that is answered closes the
 /// breaker. Each server that the store [tells](Store::server_of), such as each master of a cluster, has a breaker of its own: while
 /// one is away, the store decides the keys of all others. The keys of several masters in one batch have one together.
 ///
@@ -79,7 +79,7 @@ use outage::Outage;
 ///
 /// - [`OnOutage::Closed`]: the request is denied. Its `retry_after` is the time until the next probe.
 /// - [`OnOutage::Local`]: a bounded limiter in memory decides by this node's share of the limit. It keeps no more than
-///   [so many keys](Builder::capacity).
+///   [so many keys](FallbackBuilder::capacity).
 /// - [`OnOutage::Open`]: the request is allowed.
 ///
 /// A batch is denied if one of its limits is closed, else decided by its local limits, and allowed if all are open. Each of
@@ -97,7 +97,7 @@ use outage::Outage;
 ///   forced charge ([`Op::Force`]) per key and limit, one after the other. The first answer of the store starts this, whether
 ///   the breaker opened before or not. Until its charge arrives, a key has what the store knows of it. The charge is lost if
 ///   the store fails after it was sent, for requests whose outcome in the store is unknown, if the algorithm has no forced
-///   charges, for requests with an id, above [so many keys or bytes](Builder::capacity), and when the process ends. It never
+///   charges, for requests with an id, above [so many keys or bytes](FallbackBuilder::capacity), and when the process ends. It never
 ///   charges more than was admitted, and never twice. What does not count any more makes way for new keys.
 /// - **Unknown outcomes.** A request that was sent and got no answer may have been charged by the store, and is decided
 ///   once more without it. Each such request costs the caller at most its own cost in the store, and
@@ -193,12 +193,12 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
 }
 
 impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
-    /// Checks that these limits can be decided without the store, as [`Builder::build`] does: for limits of another limiter
+    /// Checks that these limits can be decided without the store, as [`FallbackBuilder::build`] does: for limits of another limiter
     /// over this store, and for those that replace them. A request whose limits declare no outage behaviour is always an
     /// error, whether there is an outage or not.
     ///
     /// # Errors
-    /// As [`Builder::build`].
+    /// As [`FallbackBuilder::build`].
     pub fn validate(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
         self.inner.outage.validate(limits)
     }

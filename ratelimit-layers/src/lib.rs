@@ -22,7 +22,7 @@
 //!
 //! | type | feature | for |
 //! |---|---|---|
-//! | [`Fallback`], [`Builder`] | | making decisions while the store is unreachable |
+//! | [`Fallback`], [`FallbackBuilder`] | | making decisions while the store is unreachable |
 //! | [`Allotments`], [`AllotmentsBuilder`] | | serving busy keys from budget that the store has charged in advance |
 //! | [`DenialCache`], [`DenialCacheBuilder`] | | rejecting requests that cannot be admitted, without calling the store |
 //! | [`TopDenied`] | | the callers that are denied most often |
@@ -178,7 +178,7 @@ mod traced;
 pub use self::metrics::Metrics;
 pub use allotments::{AllotmentCounts, Allotments, AllotmentsBuilder};
 pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
-pub use fallback::{Builder, Fallback, FallbackError, OnRecovery, OutageCount};
+pub use fallback::{Fallback, FallbackBuilder, FallbackError, OnRecovery, OutageCount};
 pub use observed::{BreakerState, Observed};
 #[cfg(feature = "reload")]
 pub use reload::{Part, PolicyChanges, Reload, ReloadError, Watch};

@@ -265,6 +265,7 @@ impl fmt::Display for PolicyChanges {
 pub enum ReloadError {
     /// The file cannot be read.
     #[error("the policy {path:?} cannot be read: {error}")]
+    #[non_exhaustive]
     File {
         /// The file.
         path: PathBuf,
@@ -273,11 +274,12 @@ pub enum ReloadError {
     },
     /// The document is no policy.
     #[error("{}{error}", path.as_ref().map_or_else(String::new, |path| format!("the policy {}: ", path.display())))]
+    #[non_exhaustive]
     Document {
         /// The file, if it is from one.
         path: Option<PathBuf>,
         /// What is wrong, with the line.
-        error: Box<toml::de::Error>,
+        error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The limits are not valid here.
     #[error(transparent)]

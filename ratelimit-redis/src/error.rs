@@ -67,6 +67,7 @@ pub enum RedisError {
     /// request was a peek, and the next request starts the limit fresh. A key of a wrong type must be
     /// removed by hand. Nothing was charged.
     #[error("the key {key:?} contains a value that limit {limit:?} did not write ({detail})")]
+    #[non_exhaustive]
     Corrupt {
         /// The limit's name.
         limit: String,
@@ -80,6 +81,7 @@ pub enum RedisError {
     #[error(
         "in {attempts} attempts, other requests for the same key came first; send the request again"
     )]
+    #[non_exhaustive]
     Contended {
         /// How many attempts were made.
         attempts: usize,
@@ -90,6 +92,7 @@ pub enum RedisError {
         "the keys {first:?} and {other:?} lie in different slots of the cluster; keep them together by a \
          tag (Builder::tag), or allow batches in two waves (CrossSlot::Reserve)"
     )]
+    #[non_exhaustive]
     CrossSlot {
         /// A key of the batch.
         first: String,
@@ -129,6 +132,7 @@ pub enum RedisError {
         "limit {limit:?}: the script on Redis at {address} decided otherwise than the algorithm does; its twin in \
          Lua is wrong, or another program stores states under the same keys"
     )]
+    #[non_exhaustive]
     Disagrees {
         /// The limit's name.
         limit: String,

@@ -45,6 +45,7 @@ pub enum Tag {
 
 /// What a key on the server tells: [`RedisStore::read_key`](crate::RedisStore::read_key).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StoredKey {
     /// It has states of this identifier.
     Identifier(String),

@@ -27,6 +27,7 @@ use crate::turns::{Taken, Turns};
 /// servers. A batch within one slot, or on a single server, is one script whatever you choose.
 /// [`Tag`](crate::Tag) keeps identifiers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CrossSlot {
     /// Decides in two waves; the calls of a wave run concurrently. The first wave asks every server, and
     /// nothing is written if one denies. The second wave charges every server. If one denies now, because

@@ -33,7 +33,7 @@ pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
     });
     let caller = |key: &str| match in_each_mode!(&store, store => store.read_key(key)) {
         StoredKey::Identifier(name) => Some(name),
-        StoredKey::Hidden | StoredKey::Other => None,
+        _ => None,
     };
     let out = if scan.json { lines(args, &healed, caller) } else { table(args, &healed, caller) };
     super::print(out)

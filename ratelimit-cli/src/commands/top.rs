@@ -98,7 +98,7 @@ async fn scan<M: Mode>(
                     fresh.extend(found.callers.insert(name.clone()).then_some(name));
                 }
                 StoredKey::Hidden => found.hidden += 1,
-                StoredKey::Other => {}
+                _ => {}
             }
         }
         for keys in keys.chunks(AT_ONCE) {

@@ -1,4 +1,4 @@
-//! [`Builder`]: the settings of a [`Fallback`].
+//! [`FallbackBuilder`]: the settings of a [`Fallback`].
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
@@ -23,6 +23,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 
 /// What becomes of the requests that were admitted locally during an outage, when the store is back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnRecovery {
     /// They are charged to the store as far as they still count: see [`Fallback`].
     Charge,
@@ -33,7 +34,7 @@ pub enum OnRecovery {
 
 /// The settings of a [`Fallback`] that is to be built: what [`Fallback::builder`] returns.
 #[derive(Clone, Debug)]
-pub struct Builder<C = PreciseClock> {
+pub struct FallbackBuilder<C = PreciseClock> {
     deadline: Duration,
     failures: u32,
     pause: Duration,
@@ -59,8 +60,8 @@ fn observers(name: &str) -> Vec<Box<dyn Observer>> {
 impl Fallback<()> {
     /// The settings of a fallback around a store.
     #[must_use]
-    pub fn builder() -> Builder {
-        Builder {
+    pub fn builder() -> FallbackBuilder {
+        FallbackBuilder {
             deadline: Duration::from_millis(100),
             failures: 5,
             pause: Duration::from_secs(1),
@@ -74,7 +75,7 @@ impl Fallback<()> {
     }
 }
 
-impl<C: Clock> Builder<C> {
+impl<C: Clock> FallbackBuilder<C> {
     /// How long the store may take for a decision: 100 ms unless it is set, at least 1 ms, at most an hour. What takes longer is decided
     /// without the store, and counts as a failure.
     ///
@@ -138,10 +139,10 @@ impl<C: Clock> Builder<C> {
     /// Sets the clock of the local limits, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test. Deadlines and
     /// the circuit breaker use tokio's time.
     #[must_use]
-    pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
+    pub fn clock<D: Clock>(self, clock: D) -> FallbackBuilder<D> {
         let Self { deadline, failures, pause, nodes, at_least_one, .. } = self;
         let Self { capacity, on_recovery, name, .. } = self;
-        Builder {
+        FallbackBuilder {
             deadline,
             failures,
             pause,

@@ -18,6 +18,7 @@ pub enum FallbackError<E> {
         "the store did not answer within {deadline:?} and may have done what it was asked; look at the store, or raise \
          the deadline"
     )]
+    #[non_exhaustive]
     TimedOut {
         /// The deadline of each call.
         deadline: Duration,
@@ -27,6 +28,7 @@ pub enum FallbackError<E> {
         "the store is unreachable and its circuit breaker open, and only the store can do this {op}; repeat it in \
          {retry_after:?}"
     )]
+    #[non_exhaustive]
     BreakerOpen {
         /// The operation.
         op: Op,
@@ -35,7 +37,7 @@ pub enum FallbackError<E> {
     },
     /// The store is unreachable, and the limits in memory have no room.
     #[error(
-        "the store is unreachable, and the local limits cannot decide: {0}; see Builder::capacity of the fallback"
+        "the store is unreachable, and the local limits cannot decide: {0}; see FallbackBuilder::capacity"
     )]
     Local(MemoryError),
     /// The store is unreachable, and there is no room for another id.
@@ -43,6 +45,7 @@ pub enum FallbackError<E> {
         "the store is unreachable, and {most} ids are in use without it, which is the most; raise the fallback's \
          capacity"
     )]
+    #[non_exhaustive]
     Ids {
         /// The most ids that may be in use.
         most: usize,

@@ -16,7 +16,7 @@ use ratelimit_core::{
     Clock, ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store,
     StoreError, Verdict,
 };
-use ratelimit_layers::{Allotments, Builder, DenialCache, Fallback};
+use ratelimit_layers::{Allotments, DenialCache, Fallback, FallbackBuilder};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -239,7 +239,7 @@ pub(crate) fn left<S: Store<Policy>>(store: &S, limit: &Limit<Policy>, key: &str
 
 /// A fallback on one of three nodes.
 pub(crate) fn fallback<S, C: Clock + Clone>(
-    settings: Builder,
+    settings: FallbackBuilder,
     store: S,
     clock: &C,
     all: &[Limit<Policy>],

@@ -7,7 +7,9 @@ use ratelimit_core::{
     ErrorKind, Limit, ManualClock, OnOutage, Policy, RateLimiter, ReservationId, Store,
     StoreError as _, Verdict,
 };
-use ratelimit_layers::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
+use ratelimit_layers::{
+    BreakerState, Fallback, FallbackBuilder, FallbackError, OnRecovery, OutageCount,
+};
 use tokio::time::{Instant, advance, sleep};
 
 use crate::common::{
@@ -22,7 +24,7 @@ pub(crate) type Layered = Fallback<Fake, Policy, ManualClock>;
 /// A fallback with these settings for these limits, on one of three nodes, and the clock of both its stores.
 pub(crate) fn layered_with(
     all: &[Limit<Policy>],
-    settings: impl FnOnce(Builder) -> Builder,
+    settings: impl FnOnce(FallbackBuilder) -> FallbackBuilder,
 ) -> (Layered, ManualClock) {
     let clock = ManualClock::new(BEGIN);
     (fallback(settings(Fallback::builder()), Fake::new(&clock), &clock, all), clock)
@@ -323,7 +325,7 @@ async fn ids_without_the_store_are_bounded() {
         assert!(store.apply(&reserve(id)).await.expect("decides").allowed());
     }
     let full = store.apply(&reserve(3)).await.expect_err("full");
-    assert!(matches!(full, FallbackError::Ids { most: 2 }), "{full}");
+    assert!(matches!(full, FallbackError::Ids { most: 2, .. }), "{full}");
     let drawn = store.apply(&reserve(3).settled_once()).await.expect("decides");
     assert!(drawn.allowed() && drawn.is_unrecorded());
     // An hour later both are forgotten; an id that was drawn, soon after its settlement.
@@ -377,7 +379,7 @@ async fn limits_without_a_choice_or_a_share_are_refused_by_name() {
         (burst(OnOutage::Local), None, "nodes(n)"),
         (small, Some(NODES), "share"),
     ] {
-        let settings = count.into_iter().fold(Fallback::builder(), Builder::nodes);
+        let settings = count.into_iter().fold(Fallback::builder(), FallbackBuilder::nodes);
         let built = settings.build(Fake::new(&clock), &limits(std::slice::from_ref(&refused)));
         let error = built.expect_err("refused");
         assert_eq!(error.limit(), Some(refused.name()));
